@@ -1,0 +1,13 @@
+"""pytest --nbval: what a kernel sees, and how long it may be silent."""
+
+import os
+
+os.environ |= {"PFL_HEADLESS": "1", "PFL_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # kernels inherit it
+os.environ.pop("MPLBACKEND", None)  # figures are shown in the notebook
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.output_timeout = (
+            600  # nbval takes 5 s between two outputs of a cell for a dead kernel; ours train silently
+        )

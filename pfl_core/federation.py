@@ -1,0 +1,234 @@
+"""Federation: the pool on the device, train/val/test indices of every client, and seeded batch plans."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "val", "test")
+PLANS = ("wrap", "drop", "fresh")
+
+
+def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """The generator of one purpose: a pure function of (seed, purpose, ids), so that no draw depends on any other."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *ids])
+
+
+class Federation:
+    """K clients over one pool of samples.
+
+    x (n, ...) uint8 images (scaled to [0, 1], then (x - mean) / std per channel), integer tokens, or float features as they are; y (n,) labels;
+    train, val, test: one int array of pool indices a client (val may be left out); classes: C, by default max(y) + 1.
+    Raises ValueError for indices out of range, a client without training samples, or a test sample that is also trained on.
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray | Tensor,
+        y: np.ndarray | Tensor,
+        train: Sequence[np.ndarray],
+        val: Sequence[np.ndarray] | None = None,
+        test: Sequence[np.ndarray] | None = None,
+        *,
+        classes: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        holdout: float = 0.0,
+        seed: int = 0,
+        name: str = "own",
+    ):
+        self.name, self.seed, self.dtype, self.device = name, seed, dtype, torch.device(device)
+        self.x_raw, self.y_raw = np.asarray(x), np.asarray(y).astype(np.int64)
+        k = len(train)
+        lists = {"train": train, "val": val or [[]] * k, "test": test or [[]] * k}
+        self.index = {s: [np.asarray(i, dtype=np.int64).reshape(-1) for i in v] for s, v in lists.items()}
+        self._check()
+        self.classes = int(classes or self.y_raw.max() + 1)
+        self.K = k
+        self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
+        self.label_counts = torch.tensor(self.counts("train"), device=self.device)
+        self.index["holdout"], self.index["fit"] = self._hold_out(holdout)
+        self.mean, self.std = mean, std
+        self.x, self.y = torch.as_tensor(self.x_raw).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
+        if self.x.is_floating_point():
+            self.x = self.x.to(dtype)
+        self.is_image = self.x.dtype == torch.uint8
+        if self.is_image:
+            if self.x.dim() == 3:
+                self.x = self.x[:, None]
+            elif self.x.dim() == 4 and self.x.shape[-1] in (1, 3):
+                self.x = self.x.permute(0, 3, 1, 2).contiguous()
+            as_column = lambda v, d: torch.tensor(v or [d], dtype=dtype, device=self.device).reshape(-1, 1, 1)  # noqa: E731
+            self._scale = 1 / (255 * as_column(std, 1.0))
+            self._shift = -as_column(mean, 0.0) / as_column(std, 1.0)
+
+    def _check(self) -> None:
+        k, n = len(self.index["train"]), len(self.y_raw)
+        if len(self.x_raw) != n:
+            raise ValueError(f"x has {len(self.x_raw)} samples and y has {n}; they must be equally long")
+        for s, lists in self.index.items():
+            if len(lists) != k:
+                raise ValueError(
+                    f"{s} has index lists for {len(lists)} clients and train for {k}; give one list a client"
+                )
+            for i, idx in enumerate(lists):
+                if len(idx) and not (0 <= idx.min() and idx.max() < n):
+                    raise ValueError(f"{s} indices of client {i} reach {idx.min()}..{idx.max()}; allowed: 0..{n - 1}")
+        empty = [i for i, idx in enumerate(self.index["train"]) if not len(idx)]
+        if k == 0 or empty:
+            raise ValueError(
+                f"clients without training samples: {empty or 'all'}; give each at least one, or fewer clients"
+            )
+        trained = np.zeros(n, bool)
+        trained[np.concatenate(self.index["train"])] = True
+        for s in ("val", "test"):
+            for i, idx in enumerate(self.index[s]):
+                if trained[idx].any():
+                    raise ValueError(
+                        f"{int(trained[idx].sum())} {s} samples of client {i} are trained on; {s} must be disjoint from train"
+                    )
+
+    def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        # A fixed part of each client's train that SGD never sees (FedFomo's validation); at least one sample stays on either side.
+        held, rest = [], []
+        for k, idx in enumerate(self.index["train"]):
+            perm = rng(self.seed, "holdout", k).permutation(idx)
+            m = min(max(1, round(share * len(idx))), len(idx) - 1) if share else 0
+            held.append(np.sort(perm[:m]))
+            rest.append(np.sort(perm[m:]) if m else idx)
+        return held, rest
+
+    def counts(self, split: str = "train") -> np.ndarray:
+        """Labels per client, (K, C) int64."""
+        c = getattr(self, "classes", int(self.y_raw.max() + 1))
+        return np.stack([np.bincount(self.y_raw[i], minlength=c) for i in self.index[split]])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as a model sees it."""
+        return tuple(self.x.shape[1:])
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of samples, labels and all index lists."""
+        h = hashlib.sha256()
+        for a in (self.x_raw, self.y_raw, *(i for s in SPLITS for i in self.index[s])):
+            h.update(str((a.shape, a.dtype)).encode() + np.ascontiguousarray(a).tobytes())
+        return h.hexdigest()
+
+    def batch(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples `idx` (...,) as model inputs (..., *input_shape), and labels (...,)."""
+        flat = idx.reshape(-1)
+        x = self.x.index_select(0, flat)
+        if self.is_image:
+            x = x.to(self.dtype).mul_(self._scale).add_(self._shift)
+        return x.reshape(*idx.shape, *x.shape[1:]), self.y.index_select(0, flat).reshape(idx.shape)
+
+    def sample(self, k: int, round: int, split: str, stream: str, fraction: float) -> np.ndarray:
+        """The samples that client k trains on in one phase: "train" leaves the held-out share out; a random `fraction` of them."""
+        idx = self.index["fit" if split == "train" else split][k]
+        if fraction < 1:
+            m = max(1, round_half_up(fraction * len(idx)))
+            idx = np.sort(rng(self.seed, f"{stream}/subset", round, k).permutation(idx)[:m])
+        return idx
+
+    def plan(
+        self,
+        k: int,
+        round: int,
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+        kind: str = "wrap",
+        shuffle: bool = True,
+        stream: str = "local",
+        batches: int = 1,
+        split: str = "train",
+        fraction: float = 1.0,
+    ) -> np.ndarray:
+        """Pool indices (T, batches, B) of client k's local steps; steps > 0 replaces epochs.
+
+        "wrap": ceil(n/B) batches an epoch, the last filled from the start of the permutation; "drop": floor(n/B); "fresh": each batch a new
+        draw. n < B: one batch of the client's samples in turn. With `batches` > 1 a step takes that many consecutive batches.
+        """
+        idx = self.sample(k, round, split, stream, fraction)
+        g, n = rng(self.seed, stream, round, k), len(idx)
+        per_epoch = max(1, (n // batch if kind == "drop" else -(-n // batch)) // batches)
+        total = steps or epochs * per_epoch
+        if kind == "fresh":
+            draws = [g.permutation(n)[:batch] if shuffle else np.arange(min(n, batch)) for _ in range(total * batches)]
+            return idx[np.stack([np.resize(d, batch) for d in draws])].reshape(total, batches, batch)
+        need, out = per_epoch * batches * batch, []
+        for _ in range(-(-total // per_epoch)):
+            out.append(np.resize(g.permutation(n) if shuffle else np.arange(n), need))
+        return idx[np.concatenate(out)].reshape(-1, batches, batch)[:total]
+
+    def save(self, path: str | Path) -> None:
+        """Write the partition (index lists and the hash of the data it belongs to) as npz."""
+        flat = {f"{s}_{k}": i for s in SPLITS for k, i in enumerate(self.index[s])}
+        np.savez_compressed(path, clients=self.K, name=self.name, hash=self.hash, **flat)
+
+    @classmethod
+    def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
+        """The partition saved at `path` over the same x, y; ValueError if they are not the arrays it was made for."""
+        with np.load(path, allow_pickle=False) as z:
+            k, digest, name = int(z["clients"]), str(z["hash"]), str(z["name"])
+            lists = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
+        fed = cls(x, y, **lists, **{"name": name} | kw)
+        if fed.hash != digest:
+            raise ValueError(
+                f"{path} was made for other data (hash {digest[:12]}..., these have {fed.hash[:12]}...); load the data it names: {name}"
+            )
+        return fed
+
+    @classmethod
+    def from_pfllib(cls, folder: str | Path, **kw) -> Federation:
+        """A data set as PFLlib writes it: train/<k>.npz and test/<k>.npz, each with `data` = {"x", "y"} (a pickled dict) or arrays x and y.
+
+        Files that need unpickling are refused unless `trusted=True`: only say so for files that you made yourself.
+        """
+        trusted = kw.pop("trusted", False)
+        folder = Path(folder)
+        ids = sorted(int(p.stem) for p in (folder / "train").glob("*.npz"))
+        if ids != list(range(len(ids))) or not ids:
+            raise ValueError(
+                f"{folder} holds train files {ids}; expected train/0.npz, 1.npz, ... and test/ likewise, as PFLlib writes them"
+            )
+        xs, ys, lists, at = [], [], {"train": [], "test": []}, 0
+        for s in lists:
+            for i in ids:
+                x, y = _pfllib_arrays(folder / s / f"{i}.npz", trusted)
+                xs.append(x)
+                ys.append(y)
+                lists[s].append(np.arange(at, at + len(y)))
+                at += len(y)
+        return cls(np.concatenate(xs), np.concatenate(ys), **lists, **{"name": folder.name} | kw)
+
+
+def round_half_up(v: float) -> int:
+    """Nearest integer, halves upwards (Python's own rounds them to even)."""
+    return int(v + 0.5)
+
+
+def _pfllib_arrays(path: Path, trusted: bool) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path, allow_pickle=trusted) as z:
+        if {"x", "y"} <= set(z.files):
+            data = z
+        elif not trusted:
+            raise ValueError(
+                f"{path} holds a pickled dict; pass trusted=True if you made it yourself, else save arrays x and y in it"
+            )
+        else:
+            data = z["data"].item()
+        x, y = np.asarray(data["x"]), np.asarray(data["y"])
+    return (x.astype(np.float32) if x.dtype == np.float64 else x), y

@@ -1,0 +1,297 @@
+"""The contract of a method: hooks with FedAvg as their defaults; a method overrides the one or two in which it differs.
+
+Letters: K clients, S sampled this round (`sel` (S,) int64), B batch, C classes. Params is {name: tensor}, stacked over clients unless it
+says ONE client. `start` and `end` are read-only; a State changes only through `stacked.put` or by assigning a new server entry in `upload`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfl_core import models
+from pfl_core.federation import rng
+from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
+
+METHODS: dict[str, type[Method]] = {}
+
+
+class Batch(NamedTuple):
+    """ONE client's full batch: x (B, ...), y (B,) int64, noise (B, *method.noise) uniform in [0, 1) or None."""
+
+    x: Tensor
+    y: Tensor
+    noise: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """What a custom step may know: t (local step, from 0), lr, memory (whatever it returned at t - 1; empty at t = 0)."""
+
+    t: int
+    lr: float
+    memory: Params
+
+
+@dataclass
+class State:
+    """A federation between two rounds: what the server averages, what each client keeps (K, *shape), the method's own; dicts of tensors."""
+
+    server: Params
+    clients: Params
+    extra: dict[str, Any] = field(default_factory=dict)
+    round: int = 0
+
+
+class Context(Protocol):
+    """One round as a method sees it; the engine provides it."""
+
+    sel: Tensor
+    round: int
+    state: State
+
+    def train(self, loss: Callable, start: Params, **how: Any) -> Params:
+        """Local training of all S clients; see `engine.Context.train`."""
+
+    def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
+        """Sums of `fn` over each client's samples; see `engine.Context.measure`."""
+
+
+class Task:
+    """What methods may know of model and clients: sizes, names, the initial model, and `apply`.
+
+    n (K,) train sizes; label_counts (K, C); names of `parameters`, `buffers`, `head`, `bn`; `layers` {layer: names} by module;
+    buffers_policy "local" | "average" | "reset"; rounds, lr, epochs, holdout, seed of the experiment; device and dtype of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        n: Tensor,
+        label_counts: Tensor,
+        *,
+        head_depth: int = 1,
+        head_by: str = "block",
+        buffers: str = "local",
+        rounds: int = 1,
+        lr: float = 0.01,
+        epochs: int = 1,
+        holdout: float = 0.0,
+        seed: int = 0,
+        heads: Params | None = None,
+    ):
+        self.model, self.n, self.label_counts = model, n, label_counts
+        self.K, self.C = label_counts.shape
+        self.rounds, self.lr, self.epochs, self.holdout, self.seed = rounds, lr, epochs, holdout, seed
+        self.buffers_policy = buffers
+        self.parameters = tuple(name for name, _ in model.named_parameters())
+        self.buffers = tuple(models.buffers(model))
+        self.names = self.parameters + self.buffers
+        self.head = frozenset(models.head(model, head_depth, head_by))
+        self.bn = frozenset(models.bn(model))
+        self.layers = models.layers(model, "module")
+        self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
+        self.own_heads = heads or {}
+        first = next(iter(self.initial.values()))
+        self.device, self.dtype = first.device, first.dtype
+        self._local = threading.local()
+
+    @contextmanager
+    def seeded(self, purpose: str):
+        """Within it, torch's CPU generator draws by (seed, purpose): for initial weights of a method's own modules; restored afterwards."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng(self.seed, purpose).integers(2**62)))
+            yield
+
+    def layers_by(self, by: str) -> dict[str, list[str]]:
+        """{layer: parameter names} by "module", "child", "tensor" or "block", in forward order."""
+        return models.layers(self.model, by)
+
+    def start(self) -> Params:
+        """The initial models {name: (K, *shape)}: one common model (stride 0), or with heads of the clients' own."""
+        return expand(self.initial, self.K) | self.own_heads
+
+    def apply(self, p: Params, x: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client's model p on x (B, ...)."""
+        return self._module(p)(x)
+
+    def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
+        """Input of the last linear layer, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
+        return self._module(p, training).features(x)
+
+    def classify(self, p: Params, z: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client's last linear layer on features z (B, F)."""
+        return F.linear(z, p["fc.weight"], p["fc.bias"])
+
+    @contextmanager
+    def mode(self, training: bool):
+        """Within it, this thread's `apply` runs in training (or evaluation) mode."""
+        before = getattr(self._local, "training", False)
+        self._local.training = training
+        try:
+            yield
+        finally:
+            self._local.training = before
+
+    def _module(self, p: Params, training: bool | None = None) -> nn.Module:
+        # A module of this thread's own into which p is hung: as functional_call does, without its cost per call.
+        if training is None:
+            training = getattr(self._local, "training", False)
+        both = self._local.__dict__.setdefault("modules", {})
+        if training not in both:
+            module = copy.deepcopy(self.model).train(training)
+            owners = [(name, *_slot(module, name)) for name in self.names]
+            both[training] = module, owners
+        module, owners = both[training]
+        for name, slots, key in owners:
+            slots[key] = p[name]
+        return module
+
+
+def _slot(module: nn.Module, name: str) -> tuple[dict, str]:
+    path, _, key = name.rpartition(".")
+    holder = module.get_submodule(path)
+    return (holder._parameters if key in holder._parameters else holder._buffers), key
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """Federated averaging, hook by hook. Subclasses register under `name` on creation; a second class of that name is refused."""
+
+    name: ClassVar[str] = ""
+    revision: ClassVar[int] = 1  # raised when a method's numbers change
+    leaks_test: ClassVar[bool] = False  # True allows reading test data while training; printed with its rows
+    noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's uniform noise in Batch, if the loss needs any
+    task: ClassVar[Task]
+
+    def __init_subclass__(cls, **kw: Any):
+        super().__init_subclass__(**kw)
+        known = METHODS.get(cls.name)
+        if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"method name {cls.name!r} is taken by {known.__module__}.{known.__qualname__}; choose another `name`"
+            )
+        if cls.name and "name" in cls.__dict__:
+            METHODS[cls.name] = cls
+
+    def bind(self, task: Task) -> Method:
+        """This method with its hyper-parameters, for one task."""
+        bound = copy.copy(self)
+        object.__setattr__(bound, "task", task)
+        bound.check()
+        return bound
+
+    def check(self) -> None:
+        """Raise ValueError for hyper-parameters that do not fit the task; called before anything is trained."""
+
+    # -- state -----------------------------------------------------------------------------------------------------------
+    def is_shared(self, name: str) -> bool:
+        """Whether the server averages parameter `name`; the rest stays with the client."""
+        return True
+
+    def is_clipped(self, name: str) -> bool:
+        """Whether the experiment's gradient clipping counts parameter `name`."""
+        return True
+
+    def shared(self) -> list[str]:
+        """Names that travel: `is_shared`, and buffers only where the policy is to average them."""
+        t = self.task
+        return [n for n in t.names if self.is_shared(n) and (n not in t.buffers or t.buffers_policy == "average")]
+
+    def init(self) -> State:
+        """The state before round 0."""
+        start, shared = self.task.start(), set(self.shared())
+        reset = set(self.task.buffers) - shared if self.task.buffers_policy == "reset" else set()
+        kept = own(select(start, lambda n: n not in shared and n not in reset))
+        return State({n: start[n][0].clone() for n in start if n in shared}, kept)
+
+    def download(self, state: State, sel: Tensor) -> Params:
+        """ONLY what the server sends to `sel`, {name: (S, *shape)}."""
+        return expand(state.server, len(sel))
+
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
+        """What clients `sel` start a round from: what they keep, what they were sent, and buffers that the policy resets."""
+        p = take(state.clients, sel) | (self.download(state, sel) if sent is None else sent)
+        reset = {n: self.task.initial[n] for n in self.task.buffers if n not in p}
+        return p | expand(reset, len(sel))
+
+    # -- a round ---------------------------------------------------------------------------------------------------------
+    def logits(self, p: Params, x: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client."""
+        return self.task.apply(p, x)
+
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
+        """Training objective of ONE client on one full batch, a mean over it."""
+        return F.cross_entropy(self.logits(p, batch.x), batch.y)
+
+    def local(self, c: Context, start: Params) -> Params:
+        """Local training of the S clients from `start`; what it returns goes back to `clients` by name, the rest to `upload`."""
+        return c.train(self.loss, start)
+
+    def upload(self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor) -> State:
+        """The server's step on `end` {name: (S, *shape)} (names that clients keep are not in it); weight (S,) = n_k."""
+        state.server |= weighted_mean(select(end, state.server), weight)
+        return state
+
+    # -- what is served --------------------------------------------------------------------------------------------------
+    def serve(self, p: Params) -> Params:
+        """The personal models {name: (S, *shape)} inside clients' dicts p, as `begin` or `local` gives them."""
+        return p
+
+    def personal(self, state: State, c: Context) -> Params:
+        """The personal models of c.sel as served before local training; may call c.train."""
+        return self.serve(self.begin(state, c.sel))
+
+    def adopt(self, state: State, k: int) -> State:
+        """A state of k new clients, the server as it is; the new clients keep what `init` gives a client."""
+        fresh = self.init().clients
+        return State(
+            state.server, {n: v[:1].repeat(k, *[1] * (v.dim() - 1)) for n, v in fresh.items()}, state.extra, state.round
+        )
+
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
+        """Scalars moved this round (server to clients, clients to server), summed over the S participants."""
+        return tuple(
+            len(sel) * scalars(select(p, lambda n, p=p: p[n].is_floating_point())) if p else 0 for p in (down, up)
+        )
+
+
+def list_methods() -> dict[str, str]:
+    """{key: the first sentence of its docstring} of every registered method."""
+    return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(METHODS.items())}
+
+
+def make_method(name: str, **hyper: Any) -> Method:
+    """The method registered as `name` with hyper-parameters `hyper`; ValueError names the nearest method or the allowed arguments."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, 1)
+        raise ValueError(
+            f"unknown method {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+            + f" Known: {', '.join(sorted(METHODS))}"
+        )
+    allowed = {f.name: f for f in dataclasses.fields(METHODS[name])}
+    for key in hyper:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, 1)
+            raise ValueError(
+                f"method {name!r} has no hyper-parameter {key!r}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+                + f" Allowed: {', '.join(allowed) or 'none'}"
+            )
+    return METHODS[name](**hyper)
+
+
+def head_models(model_fn: Callable[[int], nn.Module], head: list[str], k: int) -> Params:
+    """Heads of the clients' own, {name: (k, *shape)}: those of k models drawn with seeds 0..k-1 by `model_fn(seed)`."""
+    drawn = [dict(model_fn(i).state_dict()) for i in range(k)]
+    return {n: torch.stack([d[n] for d in drawn]) for n in head}

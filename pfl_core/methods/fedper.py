@@ -1,0 +1,35 @@
+"""FedPer: the head stays on the client, the base is averaged.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818, Algorithm 1.
+
+    (W_B, W_Pj) <- SGD on both jointly, e epochs          `local`
+    W_B         <- sum_j gamma_j W_B,j, gamma_j = n_j/n   `upload`; W_Pj never leaves client j
+
+K_P counts personalization layers from the output: the classifier, then basic blocks (Sec. 4.3). It is the experiment's `head_depth`
+with head_by="block". K_P = 0 is FedAvg, K_P = all is Local.
+
+Differs from the paper
+1. BatchNorm statistics of the base: with buffers="average" they are averaged like the base (the papers' preset; the paper is silent).
+2. Fine-tuning (App. A.3): the frozen base runs with its BatchNorm in evaluation mode; the paper does not say.
+"""
+
+from dataclasses import dataclass
+
+from pfl_core.methods.base import Method
+
+
+@dataclass(frozen=True, eq=False)
+class FedPer(Method):
+    """Personal head, shared base, trained jointly (Arivazhagan et al., 2019)."""
+
+    name = "fedper"
+    finetune_epochs: int = 0  # head-only epochs before the joint ones (App. A.3 uses 1); 0 is FedPer
+
+    def is_shared(self, name):
+        return name not in self.task.head
+
+    def local(self, c, start):
+        if self.finetune_epochs:
+            head = [n for n in self.task.parameters if n in self.task.head]
+            start = c.train(self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune", bn="eval")
+        return c.train(self.loss, start)

@@ -1,0 +1,453 @@
+"""The papers' networks as plain nn.Module, and the names of their layers, heads and BatchNorm tensors.
+
+A network is a table of units in forward order, in which FedPer counts; `build(name, input_shape, classes)` makes one.
+What is asked about it (`layers`, `head`, `bn`, `buffers`) is read from any nn.Module; `register_model` adds your own.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Shape = Sequence[int]
+Units = dict[str, dict[str, nn.Module]]
+BY = ("module", "child", "tensor", "block")
+STEMS = ("imagenet", "cifar")
+
+
+class Net(nn.Module):
+    """A chain of modules in named units whose last module is the nn.Linear `fc`: forward(x) = fc(features(x)).
+
+    units: {unit: {module name: module}} in forward order; "layer1.0" lies in a container `layer1`; a module without
+    parameters may come again. No dropout, no in-place ReLU: one call serves many clients under torch.func.vmap.
+    Raises ValueError if the last module is not `fc`, an nn.Linear.
+    """
+
+    def __init__(self, units: Units):
+        super().__init__()
+        for parts in units.values():
+            for path, module in parts.items():
+                *parents, name = path.split(".")
+                home: nn.Module = self
+                for p in parents:
+                    if p not in home._modules:
+                        home.add_module(p, nn.Sequential())
+                    home = home.get_submodule(p)
+                home.add_module(name, module)
+        self._units = {unit: tuple(parts) for unit, parts in units.items()}
+        self._chain = [path for parts in self._units.values() for path in parts]
+        if not self._chain or self._chain[-1] != "fc" or not isinstance(self.fc, nn.Linear):
+            raise ValueError(f"a Net ends in an nn.Linear named fc, got {self._chain[-1:]}; add it as the last unit")
+
+    def blocks(self) -> dict[str, tuple[str, ...]]:
+        """{unit: names of its modules} in forward order."""
+        return dict(self._units)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input of `fc`, (B, F), of a batch x (B, *input_shape)."""
+        for path in self._chain[:-1]:
+            x = self.get_submodule(path)(x)
+        return x
+
+    def activations(self, x: Tensor) -> dict[str, Tensor]:
+        """{unit: its output (B, ...)} after activation and pooling; that of `fc` is the logits (B, C)."""
+        out = {}
+        for unit, paths in self._units.items():
+            for path in paths:
+                x = self.get_submodule(path)(x)
+            out[unit] = x
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
+
+
+class Mean(nn.Module):
+    """Mean over the dimensions `dims`: global average pooling of (B, C, h, w), bag of words of (B, T, d)."""
+
+    def __init__(self, *dims: int):
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.dims)
+
+
+class Tokens(nn.Embedding):
+    """nn.Embedding for tokens of any integer dtype; TypeError for floats."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            raise TypeError(f"tokens must be integers, got {x.dtype}; images need another model than fasttext")
+        return super().forward(x.long())
+
+
+class LinearTo(nn.Linear):
+    """One Linear from the flattened input (B, ...) to (B, *shape)."""
+
+    def __init__(self, inputs: int, shape: Sequence[int]):
+        super().__init__(inputs, prod(shape))
+        self.shape = tuple(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)).unflatten(1, self.shape)
+
+
+# The networks: fn(input_shape, classes, **options) -> nn.Module
+
+
+def lenet(input_shape: Shape, classes: int, kernels: int = 16, bn: bool = False) -> nn.Module:
+    """pFedHN's LeNet: two 5x5 convolutions (kernels, 2 kernels), fc 120, 84, C; bn adds BatchNorm (pFedLA)."""
+    return _convnet("lenet", input_shape, classes, (kernels, 2 * kernels), (120, 84), bn=bn)
+
+
+def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Module:
+    """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C; kernel 5 from 76x76, else 3 (padded)."""
+    kernel = (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
+    if kernel not in (3, 5):
+        raise ValueError(f"lenet4 has kernel=5 (for 105x105 images) or kernel=3 (padded, for 28x28), got {kernel}")
+    return _convnet("lenet4", input_shape, classes, (16, 32, 64, 128), (120, 84), kernel, padding=int(kernel == 3))
+
+
+def mlp(input_shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
+    """pFedHN's MNIST network: fc hidden, C; any input shape, flattened."""
+    return _convnet("mlp", input_shape, classes, (), (hidden,))
+
+
+def cnn(input_shape: Shape, classes: int) -> nn.Module:
+    """The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C."""
+    return _convnet("cnn", input_shape, classes, (32, 64), (512,))
+
+
+def cnn_bn(input_shape: Shape, classes: int) -> nn.Module:
+    """FedAGHN's CNN: `cnn` with BatchNorm after each convolution."""
+    return _convnet("cnn_bn", input_shape, classes, (32, 64), (512,), bn=True)
+
+
+def resnet18(input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0) -> nn.Module:
+    """torchvision's ResNet-18 (FedAGHN, FLAYER); stem "cifar": 3x3, stride 1, no max pool; width scales channels."""
+    return _resnet("resnet18", input_shape, classes, (2, 2, 2, 2), stem, width)
+
+
+def resnet34(input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0) -> nn.Module:
+    """torchvision's ResNet-34 (FedPer), 16 residual blocks; stem and width as in resnet18."""
+    return _resnet("resnet34", input_shape, classes, (3, 4, 6, 3), stem, width)
+
+
+def mobilenet(
+    input_shape: Shape, classes: int, blocks: int = 11, width: float = 1.0, stem: str | None = None
+) -> nn.Module:
+    """MobileNet-v1 of 11 (FedPer) or 13 blocks; stem stride 1 ("cifar", default up to 32x32) or 2 ("imagenet")."""
+    c, *size = _image("mobilenet", input_shape)
+    stem = stem or ("cifar" if min(size) <= 32 else "imagenet")
+    _check_options("mobilenet", stem, width)
+    if blocks < 8:
+        raise ValueError(f"mobilenet has at least 8 blocks (11 in FedPer, 13 in the original), got blocks={blocks}")
+    out = [64, 128, 128, 256, 256, *[512] * (blocks - 7), 1024, 1024]
+    a, *out = [max(1, round(width * n)) for n in (32, *out)]
+    conv = nn.Conv2d(c, a, 3, 1 if stem == "cifar" else 2, 1, bias=False)
+    units: Units = {"stem": {"conv1": conv, "bn1": nn.BatchNorm2d(a), "relu": nn.ReLU()}}
+    for i, b in enumerate(out, 1):
+        stride = 2 if i in (2, 4, 6, blocks - 1) else 1
+        units[f"block{i}"] = {f"block{i}": _separable(a, b, stride)}
+        a = b
+    units[f"block{blocks}"]["avgpool"] = Mean(2, 3)
+    return Net({**units, "fc": {"fc": nn.Linear(a, classes)}})
+
+
+def fasttext(input_shape: Shape, classes: int, vocab: int = 98_635, dim: int = 32) -> nn.Module:
+    """FLAYER's fastText for tokens (B, T), 0 = padding: embedding, mean over all T positions, fc dim, C."""
+    if len(input_shape) != 1:
+        raise ValueError(f"fasttext takes texts, input_shape (length,), got {tuple(input_shape)}; use an image model")
+    embedding = {"embedding": Tokens(vocab, dim, padding_idx=0), "mean": Mean(1)}
+    return Net({"embedding": embedding, "fc1": {"fc1": nn.Linear(dim, dim)}, "fc": {"fc": nn.Linear(dim, classes)}})
+
+
+def _convnet(
+    name: str,
+    input_shape: Shape,
+    classes: int,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    kernel: int = 5,
+    padding: int = 0,
+    bn: bool = False,
+) -> Net:
+    """Units conv (BatchNorm) ReLU pool2 for each of `channels`, then fc ReLU for each of `hidden`, then fc."""
+    units: Units = {}
+    relu, pool, least = nn.ReLU(), nn.MaxPool2d(2), 1
+    c, *size = _image(name, input_shape) if channels else (prod(input_shape),)
+    for i, out in enumerate(channels, 1):
+        norm = {f"bn{i}": nn.BatchNorm2d(out)} if bn else {}
+        units[f"conv{i}"] = {f"conv{i}": nn.Conv2d(c, out, kernel, padding=padding), **norm, "relu": relu, "pool": pool}
+        c, size = out, [(s + 2 * padding - kernel + 1) // 2 for s in size]
+        least = 2 * least + kernel - 1 - 2 * padding
+    if min(size, default=1) < 1:
+        raise ValueError(
+            f"{name} needs {least}x{least} pixels or more, got {tuple(input_shape)}; use mlp or larger images"
+        )
+    inputs = c * prod(size)
+    for i, out in enumerate(hidden, 1):
+        flatten = {"flatten": nn.Flatten()} if i == 1 else {}
+        units[f"fc{i}"] = {**flatten, f"fc{i}": nn.Linear(inputs, out), "relu": relu}
+        inputs = out
+    return Net({**units, "fc": {"fc": nn.Linear(inputs, classes)}})
+
+
+def _resnet(name: str, input_shape: Shape, classes: int, depths: Sequence[int], stem: str, width: float) -> Net:
+    """torchvision's blocks, made and initialised in its order: the same names and, from one seed, the same weights."""
+    from torchvision.models.resnet import BasicBlock  # here alone: the import takes seconds
+
+    c, *_ = _image(name, input_shape)
+    _check_options(name, stem, width)
+    w = [max(1, round(width * n)) for n in (64, 128, 256, 512)]
+    kernel, stride, padding = (3, 1, 1) if stem == "cifar" else (7, 2, 3)
+    conv = nn.Conv2d(c, w[0], kernel, stride, padding, bias=False)
+    units: Units = {"stem": {"conv1": conv, "bn1": nn.BatchNorm2d(w[0]), "relu": nn.ReLU()}}
+    if stem == "imagenet":
+        units["stem"]["maxpool"] = nn.MaxPool2d(3, 2, 1)
+    for i, depth in enumerate(depths):
+        for j in range(depth):
+            if i and j == 0:
+                down = nn.Sequential(nn.Conv2d(w[i - 1], w[i], 1, 2, bias=False), nn.BatchNorm2d(w[i]))
+                block = BasicBlock(w[i - 1], w[i], 2, down)
+            else:
+                block = BasicBlock(w[i], w[i])
+            units[f"layer{i + 1}.{j}"] = {f"layer{i + 1}.{j}": block}
+    units[f"layer4.{depths[-1] - 1}"]["avgpool"] = Mean(2, 3)
+    net = Net({**units, "fc": {"fc": nn.Linear(w[3], classes)}})
+    for m in net.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(m, nn.ReLU):
+            m.inplace = False
+    return net
+
+
+def _separable(a: int, b: int, stride: int) -> nn.Sequential:
+    """Depthwise 3x3, BatchNorm, ReLU, pointwise 1x1, BatchNorm, ReLU: a to b channels."""
+    dw, pw = nn.Conv2d(a, a, 3, stride, 1, groups=a, bias=False), nn.Conv2d(a, b, 1, bias=False)
+    bn1, bn2 = nn.BatchNorm2d(a), nn.BatchNorm2d(b)
+    return nn.Sequential(OrderedDict(dw=dw, bn1=bn1, relu1=nn.ReLU(), pw=pw, bn2=bn2, relu2=nn.ReLU()))
+
+
+def _image(name: str, input_shape: Shape) -> Shape:
+    if len(input_shape) != 3:
+        raise ValueError(f"{name} takes (channels, height, width), got {tuple(input_shape)}; use fasttext for texts")
+    return input_shape
+
+
+def _check_options(name: str, stem: str, width: float) -> None:
+    if stem not in STEMS:
+        raise ValueError(f"{name}: stem is one of {STEMS}, got {stem!r}")
+    if not width > 0:
+        raise ValueError(f"{name}: width multiplies the channels and must be > 0, got {width}")
+
+
+def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object) -> nn.Module:
+    """FedPer's linear base (Sec. 4.4): the last `depth` blocks of the network `of`, all below them one linear layer."""
+    return linear_base(build(of, input_shape, classes, torch.initial_seed() % 2**31, **options), depth, input_shape, torch.initial_seed())
+
+
+# The registry
+
+_OURS = {fn.__name__: fn for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)}
+_MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {n: (fn, fn.__doc__) for n, fn in _OURS.items()}
+
+
+def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> None:
+    """Make fn(input_shape, classes, **options) -> nn.Module known to `build`; doc: one line, by default fn's first.
+
+    A name of yours may be registered again (a notebook cell runs twice), a network of the papers not: ValueError.
+    """
+    if name in _OURS:
+        raise ValueError(f"{name!r} is a network of the papers; register yours under another name")
+    _MODELS[name] = fn, doc or (inspect.getdoc(fn) or "").partition("\n")[0]
+
+
+def list_models() -> dict[str, str]:
+    """{name: one line} of every model that `build` knows."""
+    return {name: doc for name, (_, doc) in _MODELS.items()}
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError, naming the nearest, unless `build` knows the model."""
+    if name not in _MODELS:
+        near = difflib.get_close_matches(str(name), _MODELS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ValueError(f"unknown model {name!r}{hint} known: {', '.join(_MODELS)}; add your own with register_model")
+
+
+def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object) -> nn.Module:
+    """A new model on the CPU, its weights a function of `seed` alone; torch's global generators stay as they were.
+
+    input_shape: (channels, height, width), or (length,) for tokens; classes: C outputs; options: the model's own.
+    Raises ValueError for an unknown name or option and for shapes the network cannot take.
+    """
+    check_name(name)
+    fn, _ = _MODELS[name]
+    if not input_shape or min(input_shape) < 1 or classes < 1:
+        raise ValueError(f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}")
+    try:
+        inspect.signature(fn).bind(input_shape, classes, **options)
+    except TypeError as e:
+        raise ValueError(f"{name}: {e}; its signature is {name}{inspect.signature(fn)}") from None
+    with _seeded(seed):
+        model = fn(tuple(input_shape), classes, **options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {type(model).__name__}")
+    return model
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # The CPU generator itself, because torch.manual_seed would reseed the accelerators too.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+# What the methods ask about a model
+
+
+def layers(model: nn.Module, by: str = "module") -> dict[str, list[str]]:
+    """{layer: names of its trainable parameters} in forward order; every trainable parameter is in exactly one layer.
+
+    by: "module" (convolution, BatchNorm, Linear, Embedding; pFedLA, FedAGHN), "child" (each top-level child; FLAYER),
+    "tensor" (FLAYER's masks), or "block" (FedPer: stem, residual or separable block, fc; read from the class's
+    blocks() -> {unit: names of its modules}, and "child" where there is none).
+    Raises ValueError for another `by`, or if blocks() leaves a parameter out.
+    """
+    key = _layer_of(model, by)
+    out: dict[str, list[str]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            out.setdefault(key(name), []).append(name)
+    return out
+
+
+def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
+    """Names of the trainable parameters of the last `depth` layers, and after them of their BatchNorm buffers.
+
+    depth: K_P of FedPer, Sec. 4.3; 0 is no head (FedAvg), all layers the whole model (Local); beyond: ValueError.
+    """
+    parts = layers(model, by)
+    if not 0 <= depth <= len(parts):
+        raise ValueError(f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of this model")
+    names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
+    # Counted by tensor, statistics follow their module, even if only its bias is in the head.
+    key = _layer_of(model, "module" if by == "tensor" else by)
+    inside, params = {key(n) for n in names}, {n for n, _ in model.named_parameters()}
+    return names + [n for n in bn(model) if n not in params and key(n) in inside]
+
+
+def bn(model: nn.Module) -> list[str]:
+    """Weight, bias, running_mean, running_var, num_batches_tracked of every BatchNorm, by module type (FedBN)."""
+    norms = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    return [name for n, m in norms for name in m.state_dict(prefix=n + "." if n else "")]
+
+
+def buffers(model: nn.Module) -> list[str]:
+    """Names of all buffers."""
+    return [n for n, _ in model.named_buffers()]
+
+
+def features(model: nn.Module, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The input of the last layer `fc`, (B, F), of a batch x (B, *input_shape); at `params` {name: (*shape)}, if given.
+
+    Raises ValueError for a model whose last layer is not an nn.Linear named fc.
+    """
+    last = list(dict(model.named_parameters()))[-1:]
+    if not isinstance(getattr(model, "fc", None), nn.Linear) or not last or not last[0].startswith("fc."):
+        kind = type(model).__name__
+        raise ValueError(f"features are the input of a last nn.Linear named fc; {kind} ends in {last}: rename that")
+    return _at(model, _features, x, params)
+
+
+def activations(model: Net, x: Tensor, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """{unit: its output (B, ...)} of a Net, after activation and pooling; at `params` {name: (*shape)}, if given."""
+    return _at(model, Net.activations, x, params)
+
+
+def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int = 0) -> Net:
+    """FedPer's linear base (Sec. 4.4): the units below the last `head_depth` are one Linear of the flat image, `base`.
+
+    Its output has the shape of the input of the first unit kept (depth 1: the pooled features), without an activation.
+    The units kept are copies of the model's, under their names; the weights of `base` are a function of `seed` alone.
+    Raises ValueError for a model that is not a Net, another input than images, or head_depth outside 1..units-1.
+    """
+    if not isinstance(model, Net) or len(input_shape) != 3:
+        got = f"{type(model).__name__} and {tuple(input_shape)}"
+        raise ValueError(f"linear_base takes a Net and an image shape (channels, height, width), got {got}")
+    units = list(model.blocks().items())
+    if not 1 <= head_depth < len(units):
+        raise ValueError(f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both remain")
+    kept = units[len(units) - head_depth :]
+    net = copy.deepcopy(model)
+    with torch.no_grad():
+        outputs = net.eval().activations(torch.zeros(1, *input_shape).to(net.fc.weight))
+    with _seeded(seed):
+        base = LinearTo(prod(input_shape), outputs[units[-head_depth - 1][0]].shape[1:]).to(net.fc.weight)
+    parts = {unit: {path: net.get_submodule(path) for path in paths} for unit, paths in kept}
+    return Net({"base": {"base": base}, **parts}).train(model.training)
+
+
+def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
+    """Parameter or buffer name -> layer."""
+    if by not in BY:
+        raise ValueError(f"layers are counted by one of {BY}, got {by!r}")
+    # On the class: a user's module may have a child called blocks.
+    own = getattr(type(model), "blocks", None) if by == "block" else None
+    if own is None:
+        cut = {"module": lambda n: n.rpartition(".")[0] or n, "tensor": lambda n: n}
+        return cut.get(by, lambda n: n.partition(".")[0])
+    unit = {path: u for u, paths in own(model).items() for path in paths}
+
+    def find(name: str) -> str:
+        path = name
+        while path not in unit:
+            if not path:
+                raise ValueError(f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a unit")
+            path = path.rpartition(".")[0]
+        return unit[path]
+
+    return find
+
+
+class _At(nn.Module):
+    """Lets functional_call run another function of a model than its forward."""
+
+    def __init__(self, model: nn.Module, call: Callable):
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, x: Tensor):
+        return self.call(self.model, x)
+
+
+def _at(model: nn.Module, call: Callable, x: Tensor, params: Mapping[str, Tensor] | None):
+    if params is None:
+        return call(model, x)
+    return functional_call(_At(model, call), {f"model.{n}": v for n, v in params.items()}, (x,))
+
+
+def _features(model: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(model, Net):
+        return model.features(x)
+    caught: list[Tensor] = []
+    hook = model.fc.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    try:
+        model(x)
+    finally:
+        hook.remove()
+    return caught[-1]

@@ -1,0 +1,200 @@
+"""The only round loop: sample, download, local training, upload, evaluate, checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_core.engine import Engine
+from pfl_core.federation import Federation, rng
+from pfl_core.methods.base import Method, State
+from pfl_core.stacked import Params, own, select
+
+CHECKPOINT_EVERY = 60.0  # seconds
+
+
+class Diverged(FloatingPointError):
+    """Parameters became NaN or infinite; says where."""
+
+
+@dataclass
+class History:
+    """What was measured: one entry a recorded round; per-client sums are (K,) float64 arrays.
+
+    evals[(when, split)] holds {"correct", "loss"} as lists of (K,) arrays, in step with `rounds`; traffic and time are cumulative.
+    """
+
+    rounds: list[int] = field(default_factory=list)
+    evals: dict[str, list[Tensor]] = field(default_factory=dict)
+    download: list[float] = field(default_factory=list)
+    upload: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def add(self, key: str, value: np.ndarray) -> None:
+        """Append one (K,) array under "when/split/metric"."""
+        self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
+
+
+def sample(cfg: Any, k: int, round: int) -> Tensor:
+    """Participants of a round, sorted ids (S,): the same for every method of one seed."""
+    s = max(1, int(cfg.participation * k + 0.5))
+    return torch.as_tensor(np.sort(rng(cfg.seed, "participants", round).permutation(k)[:s]))
+
+
+def evaluate_at(cfg: Any, round: int) -> bool:
+    """Whether a round is evaluated: 0, e, 2e, ..., and always the last."""
+    return round % cfg.eval_every == 0 or round == cfg.rounds
+
+
+def simulate(
+    method: Method,
+    fed: Federation,
+    cfg: Any,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    state: State | None = None,
+    checkpoint: Path | None = None,
+    on_round: Callable[[int, History], bool | None] | None = None,
+) -> tuple[State, History, Params, Params]:
+    """Run cfg.rounds rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
+
+    cfg: fields of an Experiment (rounds, participation, eval_every, eval_after, seed and the training fields of `Engine`). `checkpoint` is
+    a file written at most once a minute and resumed from if it is there. `on_round(round, history)` is told of each round; True stops
+    after writing the checkpoint. Raises Diverged when parameters stop being finite, Interrupted when stopped.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    engine = Engine(method, fed, cfg, executor, workers)
+    try:
+        with torch.no_grad():
+            return _loop(engine, cfg, state or method.init(), checkpoint, on_round)
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+def _loop(engine: Engine, cfg: Any, state: State, checkpoint: Path | None, on_round: Callable | None):
+    method, fed = engine.method, engine.fed
+    everyone = torch.arange(fed.K, device=fed.device)
+    history, moved, spent = History(), [0.0, 0.0, 0.0], 0.0
+    if checkpoint and checkpoint.exists():
+        state, history, moved, spent = _restore(checkpoint, fed.device)
+    saved = clock = time.monotonic()
+    before: Params = {}
+    after: Params = {}
+    while True:
+        r = state.round
+        sel = sample(cfg, fed.K, r).to(fed.device)
+        full, last, measured = len(sel) == fed.K, r == cfg.rounds, evaluate_at(cfg, r)
+        if measured:
+            before = method.personal(state, engine.context(state, everyone, r))
+            _record(engine, history, "before", before)
+        sent = start = end = None
+        if not last or (measured and cfg.eval_after and full):
+            sent = method.download(state, sel)
+            start = method.begin(state, sel, sent)
+            end = method.local(engine.context(state, sel, r), start)
+            _check_finite(end, method, sel, r)
+        if measured and cfg.eval_after:
+            after = _after(engine, state, sel, end, r)
+            _record(engine, history, "after", after)
+        if measured:
+            history.rounds.append(r)
+            for series, value in zip((history.download, history.upload, history.steps), moved, strict=True):
+                series.append(value)
+            history.wall.append(spent + time.monotonic() - clock)
+        stop = bool(on_round and on_round(r, history))
+        if last:
+            return state, history, before, after
+        kept = {n: v for n, v in end.items() if n in state.clients}
+        up = {n: v for n, v in end.items() if n not in kept and n in _sendable(method, end, start, sent)}
+        down_n, up_n = method.traffic(state, sel, sent, up)
+        state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+        for n, v in kept.items():
+            state.clients[n][sel] = v
+        state.round = r + 1
+        moved = [moved[0] + down_n, moved[1] + up_n, moved[2] + len(sel)]
+        if checkpoint and (stop or time.monotonic() - saved > CHECKPOINT_EVERY):
+            _save(checkpoint, state, history, moved, spent + time.monotonic() - clock)
+            saved = time.monotonic()
+        if stop:
+            raise Interrupted(f"stopped after round {r}; run it again to go on from there")
+
+
+def _sendable(method: Method, end: Params, start: Params, sent: Params) -> set[str]:
+    # Buffers that the policy resets are neither kept nor sent.
+    reset = {n for n in method.task.buffers if n in start and n not in sent}
+    return set(end) - reset
+
+
+def _after(engine: Engine, state: State, sel: Tensor, end: Params | None, r: int) -> Params:
+    # Every client's model after local training on round r's batches; who was not sampled trains a copy that is thrown away.
+    method, k = engine.method, engine.fed.K
+    if end is not None and len(sel) == k:
+        return method.serve(end)
+    others = torch.tensor([i for i in range(k) if end is None or i not in set(sel.tolist())], device=sel.device)
+    ids, ends = ([sel], [end]) if end is not None else ([], [])
+    ids.append(others)
+    ends.append(method.local(engine.context(state, others, r), method.begin(state, others)))
+    back = torch.argsort(torch.cat(ids))
+    served = [method.serve(e) for e in ends]
+    return {n: torch.cat([s[n] for s in served])[back] for n in served[0]}
+
+
+def _record(engine: Engine, history: History, when: str, models: Params) -> None:
+    for split in ("val", "test"):
+        got = engine.evaluate(models, split)
+        for metric in ("correct", "loss"):
+            history.add(f"{when}/{split}/{metric}", got[metric])
+
+
+def _check_finite(end: Params, method: Method, sel: Tensor, r: int) -> None:
+    for name, v in end.items():
+        if v.is_floating_point() and not torch.isfinite(v.sum()):
+            bad = [int(k) for k, row in zip(sel, v, strict=True) if not torch.isfinite(row).all()]
+            if bad:
+                raise Diverged(
+                    f"{method.name}: {name} of client {bad[0]} is not finite after round {r}; lower lr, or clip gradients"
+                )
+
+
+def _save(path: Path, state: State, history: History, moved: list[float], spent: float) -> None:
+    whole = {
+        "server": state.server,
+        "clients": state.clients,
+        "extra": state.extra,
+        "round": state.round,
+        "moved": moved,
+        "spent": spent,
+    }
+    whole["history"] = {**vars(history), "evals": {k: torch.stack(v) for k, v in history.evals.items()}}
+    part = path.with_suffix(".part")
+    torch.save(whole, part)
+    os.replace(part, path)
+
+
+def _restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
+    z = torch.load(path, map_location=device, weights_only=True)
+    h = z["history"]
+    history = History(**{k: list(v) for k, v in h.items() if k != "evals"})
+    history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}
+    return State(z["server"], z["clients"], z["extra"], z["round"]), history, z["moved"], z["spent"]
+
+
+def final_models(models: Params, names: tuple[str, ...]) -> Params:
+    """The entries `names` of personal models {name: (K, *shape)} in memory of their own, on the CPU."""
+    return {n: v.cpu() for n, v in own(select(models, names)).items()}

@@ -1,0 +1,111 @@
+"""Algebra on stacked parameters: {name: Tensor[K, *shape]}, the clients in the leading axis (architecture: "Stacked clients").
+
+A model that all K clients hold alike is expanded with stride 0, never copied; `put` is the one function that writes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+def expand(p: Params, k: int) -> Params:
+    """{name: (*shape)} -> {name: (k, *shape)} as a stride-0 view."""
+    return {n: v.expand(k, *v.shape) for n, v in p.items()}
+
+
+def take(p: Params, sel: Tensor) -> Params:
+    """Rows `sel` (S,) int64 of {name: (K, *shape)} as {name: (S, *shape)}; a stride-0 axis stays one."""
+    return {n: v[:1].expand(len(sel), *v.shape[1:]) if is_common(v) else v[sel] for n, v in p.items()}
+
+
+def put(p: Params, sel: Tensor, q: Params) -> None:
+    """Write the rows q {name: (S, *shape)} into p {name: (K, *shape)} at `sel` (S,), in place; every name of q must be in p."""
+    for n, v in q.items():
+        p[n][sel] = v
+
+
+def is_common(v: Tensor) -> bool:
+    """Whether all rows of (K, *shape) are one and the same memory (a stride-0 client axis)."""
+    return len(v) > 1 and v.stride(0) == 0
+
+
+def own(p: Params) -> Params:
+    """A copy of {name: (K, *shape)} in which every client has its own contiguous memory."""
+    return {n: v.clone(memory_format=torch.contiguous_format) for n, v in p.items()}
+
+
+def select(p: Params, names: Iterable[str] | Callable[[str], bool]) -> Params:
+    """The entries of p whose name is in `names`, or for which `names(name)` holds, in the order of p."""
+    keep = names if callable(names) else set(names).__contains__
+    return {n: v for n, v in p.items() if keep(n)}
+
+
+def prefixed(prefix: str, p: Params) -> Params:
+    """{name: v} -> {prefix + name: v}."""
+    return {prefix + n: v for n, v in p.items()}
+
+
+def unprefixed(prefix: str, p: Params) -> Params:
+    """The entries of p whose name begins with `prefix`, without it."""
+    return {n[len(prefix) :]: v for n, v in p.items() if n.startswith(prefix)}
+
+
+def weighted_mean(p: Params, weight: Tensor) -> Params:
+    """Mean over the client axis of {name: (S, *shape)} with weights (S,) >= 0, normalised here; integers (counters) take the maximum."""
+    w = weight / weight.sum()
+    return {n: torch.tensordot(w.to(v.dtype), v, dims=1) if v.is_floating_point() else v.amax(0) for n, v in p.items()}
+
+
+def mix(a: Tensor, p: Params) -> Params:
+    """Row s of the result is sum_k a[s, k] p[k]: (S, K) x {name: (K, *shape)} -> {name: (S, *shape)}; integers take the maximum."""
+    return {
+        n: torch.tensordot(a.to(v.dtype), v, dims=1)
+        if v.is_floating_point()
+        else v.amax(0).expand(len(a), *v.shape[1:])
+        for n, v in p.items()
+    }
+
+
+def axpy(a: float | Tensor, x: Params, y: Params) -> Params:
+    """a x + y, name by name over the names of x."""
+    return {n: y[n] + a * v for n, v in x.items()}
+
+
+def flat(p: Params) -> Tensor:
+    """{name: (K, *shape)} -> (K, D), names in their order."""
+    return torch.cat([v.reshape(len(v), -1) for v in p.values()], 1)
+
+
+def unflat(x: Tensor, like: Params) -> Params:
+    """(S, D) -> {name: (S, *shape)} with names, order and shapes of `like` {name: (K, *shape)}."""
+    sizes = [v[0].numel() for v in like.values()]
+    return {n: c.reshape(len(x), *v.shape[1:]) for (n, v), c in zip(like.items(), x.split(sizes, 1), strict=True)}
+
+
+def gram(p: Params, q: Params | None = None) -> Tensor:
+    """Inner products over all entries, in float64: (K, K), or (K, S) with q."""
+    a = flat(p).double()
+    return a @ (a if q is None else flat(q).double()).T
+
+
+def cosine(p: Params, eps: float = 1e-12) -> Tensor:
+    """Cosine similarity of the clients' parameter vectors, (K, K) float64; a zero vector has cosine 0 with all."""
+    g = gram(p)
+    norm = g.diagonal().clamp_min(0).sqrt()
+    return g / (norm[:, None] * norm[None] + eps)
+
+
+def distances(p: Params) -> Tensor:
+    """Squared Euclidean distances between clients, (K, K) float64; from centred vectors, so that near-equal models keep their digits."""
+    x = flat(p).double()
+    return torch.cdist(x - x.mean(0), x - x.mean(0), compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def scalars(p: Params) -> int:
+    """Number of scalars that one client holds in {name: (K, *shape)}."""
+    return sum(v[0].numel() for v in p.values())

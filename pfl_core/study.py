@@ -1,0 +1,170 @@
+"""One paper's notebook from the inside: its parameters checked, its sweeps, figures and rows in one place."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+import pfl_core
+from pfl_core import data, experiments, plots, presets, report
+from pfl_core.experiments import Experiment, runs_root
+from pfl_core.methods.base import METHODS
+
+PROFILES = ("smoke", "quick", "paper")
+VIEWS = ("fedavg_ft", "fedprox_ft")  # read from another method's run, at when="after"
+STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
+    "cifar10": ("digits",),
+    "cifar100": ("digits100",),
+    "mnist": ("digits",),
+    "fashion_mnist": ("digits",),
+    "emnist-digits": ("digits",),
+    "omniglot": (),
+    "tiny_imagenet": ("digits100",),
+    "ag_news": (),
+    "flickr_aes": ("raters_cifar10", "raters_digits100"),
+}
+
+
+class Study:
+    """The notebook of one paper, checked parameters first.
+
+    profile "smoke" | "quick" | "paper"; datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own;
+    recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before anything runs.
+    """
+
+    def __init__(
+        self,
+        paper: str,
+        *,
+        profile: str = "quick",
+        datasets: list[str] | None = None,
+        methods: list[str] | None = None,
+        seeds: list[int] | None = None,
+        artefacts: list[str] | None = None,
+        recompute: bool = False,
+        device: str = "auto",
+    ):
+        self.began = time.monotonic()
+        self.known = presets.ARTEFACTS[paper]
+        _one_of("profile", profile, PROFILES)
+        for name, value, legal in (
+            ("datasets", datasets, data.list_datasets()),
+            ("methods", methods, (*METHODS, *VIEWS)),
+            ("artefacts", artefacts, self.known),
+        ):
+            if not isinstance(value or [], list):
+                raise ValueError(
+                    f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
+                )
+            for v in value or []:
+                _one_of(name, v, legal)
+        if not isinstance(recompute, bool):
+            raise ValueError(
+                f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
+            )
+        if any(not isinstance(s, int) or isinstance(s, bool) or s < 0 for s in seeds or []):
+            raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+        self.paper, self.profile, self.recompute = paper, profile, recompute
+        self.device = experiments.pick_device(device)
+        self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
+        self.seeds = seeds or presets.SEEDS[profile]
+        self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
+        self.folder = runs_root() / "figures" / paper / f"{profile}-{self.label}"
+        self.collected: list[pd.DataFrame] = []
+        plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
+
+    def data(self, name: str) -> str | None:
+        """The data set that serves for the paper's `name` here: itself, a stand-in, or None (then the artefact is not run)."""
+        if not self.datasets and self.profile == "paper":
+            return name
+        wanted = self.datasets or ["digits", "digits100", "raters_digits100"]
+        return next((d for d in (name, *STAND_INS[name]) if d in wanted), None)
+
+    def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
+        """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run here."""
+        served = self.data(dataset)
+        _one_of("artefact", artefact, self.known)
+        if artefact not in self.artefacts:
+            print(f"{artefact}: not run, not among artefacts={self.artefacts}")
+            return None
+        if served is None:
+            print(f"{artefact}: not run, needs {dataset} (datasets={self.datasets or 'the embedded ones'})")
+            return None
+        fields = presets.preset(self.paper, artefact, self.profile, served)
+        return Experiment(**fields).but(
+            **changes, tags={"paper": self.paper, "artefact": artefact, "profile": self.profile}
+        )
+
+    def sweep(
+        self,
+        base: Experiment | None,
+        rows: dict[str, dict],
+        columns: dict[str, dict] | None = None,
+        seeds: int | None = None,
+    ) -> pd.DataFrame:
+        """Rows of the grid rows x columns x seeds of changes to `base`; `seeds` keeps the first few. An empty frame if base is None."""
+        if base is None:
+            return pd.DataFrame(columns=experiments.ROW_COLUMNS)
+        if self.methods:
+            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+        cells = experiments.grid(base, rows, columns, self.seeds[:seeds])
+        frame = experiments.sweep(cells, recompute=self.recompute, device=self.device)
+        self.collected.append(frame)
+        return frame
+
+    def figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "") -> None:
+        """Save a figure with its numbers below runs/ and show it; the caption names profile, data, seeds and `said`."""
+        used = ", ".join(sorted(set(frame.get("dataset", pd.Series([self.label])))))
+        seeds = frame.seed.nunique() if "seed" in frame else 1
+        plots.note(fig, f"{name}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip())
+        plots.save(fig, frame, self.folder / name)
+        plt.show(fig)
+        plt.close(fig)
+
+    def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """Save a table as CSV, Markdown and LaTeX below runs/ and return it for display."""
+        report.save_table(frame, self.folder / name)
+        return frame
+
+    def rows(self) -> pd.DataFrame:
+        """All rows swept so far, each once."""
+        kept = [f for f in self.collected if len(f)]
+        return (
+            pd.concat(kept, ignore_index=True).drop_duplicates()
+            if kept
+            else pd.DataFrame(columns=experiments.ROW_COLUMNS)
+        )
+
+    def claims(self) -> pd.DataFrame:
+        """What the paper says, the number here that decides it, and a verdict; saved as the table `claims`."""
+        return self.table("claims", report.claims(self.paper, self.rows(), self.profile))
+
+    def finish(self) -> str:
+        """Write all rows to runs/results/ and return one line on versions, device and time."""
+        out = runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        report.save_rows(self.rows(), out)
+        where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
+        runs = self.rows().run.nunique()
+        return (
+            f"{runs} runs; pfl_core {pfl_core.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}; "
+            f"{time.monotonic() - self.began:.0f} s; rows in {_short(out)}, figures in {_short(self.folder)}"
+        )
+
+
+def _short(path: Path) -> str:
+    # Below runs/, so that no notebook holds a path of somebody's computer.
+    return str(Path("runs") / path.relative_to(runs_root()))
+
+
+def _one_of(name: str, value: Any, legal: Any) -> None:
+    if value not in legal:
+        raise ValueError(f"{name}: {value!r} is unknown; known are {', '.join(map(str, legal))}")

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The one door: sets the environment up, then runs every notebook, the tests (test) or JupyterLab (lab).
+# Options: ./run_all.sh --help. Needs Python 3.11 or newer and, the first time, a network.
+set -euo pipefail
+
+here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+runner=$here/pfl_core/runner.py # standard library only until it runs something, so it checks the words before any install
+
+die() {
+    printf 'run_all.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+# usable PYTHON [MODULE]: PYTHON runs, is new enough, and has MODULE.
+usable() {
+    "$1" -c "import sys, ${2:-os}; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1
+}
+
+find_python() {
+    for name in python3.13 python3.12 python3.11 python3; do
+        if usable "$name" ensurepip; then
+            "$name" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    die "needs Python 3.11 or newer with its module venv; python3.13, python3.12, python3.11 and python3 are not" \
+        "(Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python)"
+}
+
+# What an install depends on: the Python, pyproject.toml, and where `import pfl_core` leads.
+state() {
+    "$1" -P - "$here" <<'PY'
+import hashlib, importlib.util, pathlib, sys
+spec = importlib.util.find_spec("pfl_core")
+project = pathlib.Path(sys.argv[1], "pyproject.toml").read_bytes()
+print(sys.version.split()[0], hashlib.sha256(project).hexdigest()[:16], sys.argv[1], spec and spec.origin)
+PY
+}
+
+# The environment: the active one (conda's base is nobody's environment), else .venv here.
+env=${VIRTUAL_ENV:-}
+if [ -z "$env" ] && [ "${CONDA_DEFAULT_ENV:-}" != base ]; then
+    env=${CONDA_PREFIX:-}
+fi
+if [ -n "$env" ]; then
+    usable "$env/bin/python" || die "the active environment $env has no Python 3.11 or newer: deactivate it, or activate another"
+    base=$env/bin/python
+else
+    env=$here/.venv
+    base=$env/bin/python
+    usable "$base" || base=$(find_python)
+fi
+python=$env/bin/python
+
+for word in "$@"; do
+    case $word in -h | --help) exec "$base" "$runner" --help ;; esac
+done
+extra=$("$base" -P "$runner" --check "$@") # "[test]" or nothing; a wrong word ends here with code 2
+
+if [ "$base" != "$python" ]; then
+    printf 'run_all.sh: making %s with %s\n' "$env" "$("$base" --version)"
+    "$base" -m venv --clear "$env"
+fi
+
+stamp=$env/.pfl_core-installed
+have=
+if [ -f "$stamp" ]; then have=$(cat "$stamp"); fi
+want=$(state "$python")
+if [ "$have" != "$want $extra" ] && [ "$have" != "$want [test]" ]; then
+    printf 'run_all.sh: installing into %s (the first time about four minutes)\n' "$env"
+    "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip
+    (cd -- "$here" && "$python" -m pip install --disable-pip-version-check -e ".$extra")
+    printf '%s %s\n' "$(state "$python")" "$extra" >"$stamp"
+fi
+
+exec "$python" -P "$runner" "$@"

@@ -1,0 +1,21 @@
+"""What every test finds: one thread, no window, no network, no data or runs of this computer."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+os.environ |= {"MPLBACKEND": "Agg", "PFL_HEADLESS": "1", "PFL_OFFLINE": "1"}
+torch.set_num_threads(1)  # pytest -n: one worker a core
+hypothesis.settings.register_profile("pfl", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.load_profile("pfl")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFL_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
+        patch.delenv("PFL_DEVICE", raising=False)
+        yield

@@ -1,0 +1,261 @@
+"""The engine: two executors with one contract, equal to the textbook loop, independent of threads and client order."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pfl_core import models
+from pfl_core.engine import Engine, clip_
+from pfl_core.federation import Federation
+from pfl_core.methods.base import State, Task
+from pfl_core.methods.fedavg import FedAvg
+from pfl_core.stacked import expand
+
+CFG = dict(batch=4, epochs=2, steps=0, plan="wrap", shuffle=True, lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0)
+
+
+def federation(sizes=(9, 5, 12, 1), shape=(1, 8, 8), classes=3, seed=0, **kw):
+    g = np.random.default_rng(seed)
+    n = sum(sizes)
+    x, y = g.standard_normal((n, *shape)), g.integers(0, classes, n)
+    cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
+    return Federation(x, y, cuts, classes=classes, dtype=torch.float64, seed=seed, **kw)
+
+
+def tiny(bn=False, classes=3, seed=0):
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential()
+    net.add_module("conv", torch.nn.Conv2d(1, 4, 3))
+    if bn:
+        net.add_module("norm", torch.nn.BatchNorm2d(4))
+    net.add_module("relu", torch.nn.ReLU())
+    net.add_module("flat", torch.nn.Flatten())
+    net.add_module("fc", torch.nn.Linear(144, classes))
+    return net.double()
+
+
+def engine(executor, fed=None, bn=False, workers=2, method=None, **cfg):
+    fed = fed or federation()
+    task = Task(tiny(bn), fed.n, fed.label_counts)
+    return Engine((method or FedAvg()).bind(task), fed, SimpleNamespace(**CFG | cfg), executor, workers)
+
+
+def train(executor, bn=False, sel=(0, 1, 2, 3), how=None, start=None, **cfg):
+    e = engine(executor, bn=bn, **cfg)
+    sel = torch.tensor(sel)
+    c = e.context(State({}, {}), sel, 3)
+    return c.train(e.method.loss, start or expand(e.task.initial, len(sel)), **(how or {}))
+
+
+CASES = {
+    "plain": {},
+    "momentum": dict(momentum=0.9),
+    "decay": dict(weight_decay=0.1, momentum=0.5),
+    "clip": dict(clip=0.05),
+    "drop": dict(plan="drop"),
+    "fresh": dict(plan="fresh", steps=5),
+    "in order": dict(shuffle=False),
+    "steps": dict(steps=7),
+}
+
+
+@pytest.mark.parametrize("bn", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_executors_agree(case, bn):
+    a, b = (train(x, bn=bn, **CASES[case]) for x in ("threads", "batched"))
+    assert a.keys() == b.keys()
+    for n in a:
+        torch.testing.assert_close(a[n], b[n], rtol=1e-10, atol=1e-12)
+    moved = [n for n in a if n.endswith("weight")]
+    assert all((a[n][0] != a[n][2]).any() for n in moved)
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_equals_the_textbook_loop(executor):
+    cfg = dict(momentum=0.9, weight_decay=0.01, clip=0.5)
+    got = train(executor, bn=True, **cfg)
+    fed = federation()
+    for k in range(4):
+        net = tiny(bn=True).train()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        for (idx,) in fed.plan(k, 3, batch=4, epochs=2):
+            x, y = fed.batch(torch.as_tensor(idx))
+            opt.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            opt.step()
+        for n, v in net.state_dict().items():
+            torch.testing.assert_close(got[n][k], v, rtol=1e-9, atol=1e-12)
+
+
+def test_independent_of_workers_and_company():
+    one, four = (train("threads", bn=True, workers=w, momentum=0.5) for w in (1, 4))
+    some = train("threads", bn=True, sel=(1, 3), momentum=0.5)
+    for n in one:
+        assert torch.equal(one[n], four[n])
+        assert torch.equal(one[n][[1, 3]], some[n])
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_frozen_stays_bit_for_bit(executor):
+    e = engine(executor, bn=True)
+    start = expand(e.task.initial, 4)
+    end = train(executor, bn=True, how=dict(only=["fc.weight"], bn="eval"), weight_decay=0.5, momentum=0.9)
+    for n in end:
+        assert torch.equal(end[n], start[n]) == (n != "fc.weight"), n
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_rates_by_name_and_start_untouched(executor):
+    e = engine(executor)
+    start = {n: v.clone() for n, v in expand(e.task.initial, 4).items()}
+    kept = {n: v.clone() for n, v in start.items()}
+    rates = {n: 0.1 if n.startswith("fc") else 0.0 for n in start}
+    end = train(executor, start=start, how=dict(lr=rates))
+    assert all(torch.equal(start[n], kept[n]) for n in start)
+    assert torch.equal(end["conv.weight"], start["conv.weight"]) and not torch.equal(
+        end["fc.weight"], start["fc.weight"]
+    )
+
+
+def sgd_by_hand(p, anchor, grad, s):
+    g = grad(p)
+    return p | {n: p[n] - s.lr * g[n] for n in g}, {"t": g["fc.bias"] * 0 + s.t}
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_custom_step_equals_sgd(executor):
+    a, b = train(executor, bn=True), train(executor, bn=True, how=dict(step=sgd_by_hand))
+    for n in a:
+        torch.testing.assert_close(a[n], b[n], rtol=1e-10, atol=1e-12)
+
+
+def two_batches(p, anchor, grad, s):
+    inner = p | {n: p[n] - 0.05 * g for n, g in grad(p, 0).items()}
+    counted = p.get("count", p["fc.bias"].sum() * 0) + 1
+    return p | {n: p[n] - s.lr * g for n, g in grad(inner, 1).items()} | {"count": counted}, {}
+
+
+def test_custom_step_with_batches_state_and_anchor_agrees():
+    def loss(p, anchor, batch):
+        pull = sum((p[n] - anchor[n]).square().sum() for n in ("fc.weight",))
+        return F.cross_entropy(e.task.apply(p, batch.x), batch.y) + pull
+
+    ends = []
+    for executor in ("threads", "batched"):
+        e = engine(executor, bn=True)
+        start = expand(e.task.initial, 4)
+        c = e.context(State({}, {}), torch.arange(4), 0)
+        ends.append(
+            c.train(
+                loss, start | {"count": torch.zeros(4).double()}, anchor=start, step=two_batches, batches=2, epochs=1
+            )
+        )
+    for n in ends[0]:
+        torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-10, atol=1e-12)
+    assert ends[0]["count"].tolist() == [1, 1, 1, 1]  # 3, 2, 3 and 1 batches an epoch make 1, 1, 1, 1 steps of two
+    assert ends[0]["norm.num_batches_tracked"].tolist() == [
+        1,
+        1,
+        1,
+        1,
+    ]  # statistics advance on the first batch of a step only
+
+
+class Noisy(FedAvg):
+    name = "noisy_for_test"
+    noise = (144,)
+
+    def loss(self, p, anchor, batch):
+        return F.cross_entropy(
+            F.linear(batch.x.flatten(1)[:, :1] * 0 + batch.noise, p["fc.weight"], p["fc.bias"]), batch.y
+        )
+
+
+def test_noise_is_the_same_in_both_executors():
+    ends = []
+    for executor in ("threads", "batched"):
+        e = engine(executor, method=Noisy())
+        ends.append(e.context(State({}, {}), torch.arange(4), 0).train(e.method.loss, expand(e.task.initial, 4)))
+    torch.testing.assert_close(ends[0]["fc.weight"], ends[1]["fc.weight"], rtol=1e-10, atol=1e-12)
+
+
+def test_persistent_momentum_rides_in_the_parameters():
+    whole = train("threads", momentum=0.9, plan="fresh", steps=1, how=dict(only=["fc.weight"], steps=1))
+    e = engine("threads", momentum=0.9, plan="fresh")
+    start = expand(e.task.initial, 4) | {"opt.fc.weight": torch.ones(4, 3, 144).double()}
+    for executor in ("threads", "batched"):
+        end = train(executor, momentum=0.9, plan="fresh", start=start, how=dict(only=["fc.weight"], steps=1))
+        torch.testing.assert_close(end["fc.weight"], whole["fc.weight"] - 0.1 * 0.9, rtol=1e-10, atol=1e-12)
+        assert (end["opt.fc.weight"] != 1).any() and (start["opt.fc.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_clipping_is_by_client(stacked):
+    g = [torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.tensor([[0.0], [0.0]])]
+    clip_(g, 1.0, stacked)
+    want = (
+        [[0.6, 0.8], [0.3, 0.4]]
+        if stacked
+        else [[3 / 25.25**0.5, 4 / 25.25**0.5], [0.3 / 25.25**0.5, 0.4 / 25.25**0.5]]
+    )
+    torch.testing.assert_close(g[0], torch.tensor(want), rtol=1e-5, atol=1e-6)
+
+
+def test_evaluate_counts_every_sample():
+    fed = federation(sizes=(600, 3, 700))
+    fed.index["test"] = fed.index["train"]
+    e = engine("threads", fed=fed)
+    common = expand(e.task.initial, 3)
+    apart = {n: v.clone() for n, v in common.items()}
+    a, b = e.evaluate(common, "test"), e.evaluate(apart, "test")
+    scores = tiny().eval()(fed.x)
+    right = (scores.argmax(1) == fed.y).double().split([600, 3, 700])
+    for got in (a, b):
+        np.testing.assert_array_equal(got["correct"], [float(r.sum()) for r in right])
+    np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-9)
+    assert e.evaluate(common, "val")["n"].tolist() == [0, 0, 0]
+
+
+def test_measure_sums_over_a_split():
+    e = engine("threads")
+    c = e.context(State({}, {}), torch.tensor([0, 3]), 0)
+    got = c.measure(lambda p, b: {"n": torch.tensor(len(b.y)), "x": b.x.sum()}, expand(e.task.initial, 2))
+    assert got["n"].tolist() == [9, 1]
+    torch.testing.assert_close(got["x"][1], e.fed.x[-1].sum())
+
+
+def test_refusals():
+    e = engine("threads")
+    c = e.context(State({}, {}), torch.arange(4), 0)
+    start = expand(e.task.initial, 4)
+    with pytest.raises(ValueError, match="leaks_test"):
+        c.train(e.method.loss, start, split="test")
+    with pytest.raises(ValueError, match="split 'tset' is unknown"):
+        c.measure(lambda p, b: b.y.sum(), start, split="tset")
+    with pytest.raises(ValueError, match="cannot train"):
+        c.train(e.method.loss, start, only=["nothing"])
+    with pytest.raises(ValueError, match="executor 'gpu' is unknown"):
+        engine("gpu")
+
+
+def test_resnet_trains_batched_with_batchnorm():
+    g = np.random.default_rng(0)
+    fed = Federation(
+        g.integers(0, 255, (12, 16, 16, 3)).astype(np.uint8),
+        np.arange(12) % 2,
+        [np.arange(6), np.arange(6, 12)],
+        dtype=torch.float64,
+    )
+    ends = []
+    for executor in ("threads", "batched"):
+        net = models.build("resnet18", (3, 16, 16), 2, stem="cifar", width=0.0625).double()
+        e = Engine(
+            FedAvg().bind(Task(net, fed.n, fed.label_counts)), fed, SimpleNamespace(**CFG | dict(epochs=1)), executor
+        )
+        ends.append(e.context(State({}, {}), torch.arange(2), 0).train(e.method.loss, expand(e.task.initial, 2)))
+    for n in ends[0]:
+        torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-9, atol=1e-11)

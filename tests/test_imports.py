@@ -1,0 +1,134 @@
+"""The shape of the library: imports point down only, optional packages are imported late, files stay small."""
+
+import ast
+import io
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import pfl_core
+
+PACKAGE = Path(pfl_core.__file__).parent
+# From the bottom up; modules of one line do not import each other (files of a package do).
+ORDER = [
+    "progress stacked",
+    "models partition readers",
+    "data",
+    "federation",
+    "methods",
+    "presets",
+    "engine",
+    "simulate",
+    "probes",
+    "experiments",
+    "analysis report",
+    "plots",
+    "widgets extras",
+    "__main__ __init__",
+    "runner",  # imports nothing of ours: it also runs before anything is installed
+]
+RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
+LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboard", "ipywidgets", "IPython"}
+FRAMES_ONLY = {"report", "plots"}
+LIBRARY, FILE, METHOD = 5000, 400, (5, 80)
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+METHODS = [path for path in FILES if path.parent.name == "methods" and path.stem not in ("__init__", "base")]
+
+
+def module(path: Path) -> str:
+    """The name by which `RANK` knows a file: its own, or that of its package."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names imported anywhere in a file, relative ones written out: `from . import data` is pfl_core.data."""
+    package = ["pfl_core", *path.relative_to(PACKAGE).parent.parts]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def ours(path: Path) -> set[str]:
+    """The modules of pfl_core that a file imports; the package itself counts as __init__."""
+    found = {[*name.split("."), "__init__"][1] for name in imported(path) if name.split(".")[0] == "pfl_core"}
+    return {name if name in RANK else "__init__" for name in found - {"__version__"}}
+
+
+def at_import(path: Path) -> set[str]:
+    """Top-level packages imported when the file is imported: not inside a function."""
+    body = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    names = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body += ast.iter_child_nodes(node)
+    return names
+
+
+def code_lines(source: str) -> int:
+    """Lines of code: those that hold more than blanks, comments and docstrings."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented) and ast.get_docstring(node)]
+    docs = {line for node in nodes for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in idle]
+    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - docs)
+
+
+def size(path: Path) -> int:
+    return code_lines(path.read_text(encoding="utf-8"))
+
+
+def test_every_module_has_its_place():
+    assert {module(path) for path in FILES} <= RANK.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    mine = module(path)
+    assert {name for name in ours(path) if name != mine and RANK[name] >= RANK[mine]} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_optional_packages_are_imported_late(path):
+    late = set() if module(path) in ("extras", "widgets") else LATE
+    assert at_import(path) & late == set()
+
+
+def test_report_and_plots_see_no_tensors():
+    assert [path.name for path in FILES if module(path) in FRAMES_ONLY and "torch" in at_import(path)] == []
+
+
+def test_runner_needs_nothing_before_it_runs_something():
+    assert at_import(PACKAGE / "runner.py") <= set(sys.stdlib_module_names)
+
+
+def test_sizes():
+    sizes = {str(path.relative_to(PACKAGE)): size(path) for path in FILES}
+    assert sum(sizes.values()) < LIBRARY
+    assert {name: lines for name, lines in sizes.items() if lines >= FILE} == {}
+    assert {p.name: size(p) for p in METHODS if not METHOD[0] <= size(p) <= METHOD[1]} == {}
+
+
+def test_code_lines():
+    source = (
+        '"""doc\nof two lines"""\n\nx = """a\nb"""  # one\n# two\ndef f():\n    "doc"\n    return (1,\n        2)\n'
+    )
+    assert code_lines(source) == 5
+
+
+def test_relative_imports_are_seen():
+    assert ours(PACKAGE / "experiments.py") >= {"simulate", "data"}
+    assert "methods" in ours(PACKAGE / "methods" / "fedper.py")

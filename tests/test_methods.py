@@ -1,0 +1,191 @@
+"""One suite over the whole registry: what every method must do, whatever its rule. Named exceptions are in EXCEPT, with their reason."""
+
+import copy
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_core import models
+from pfl_core.engine import Engine
+from pfl_core.federation import Federation
+from pfl_core.methods.base import METHODS, State, Task, make_method
+from pfl_core.simulate import simulate
+
+CFG = dict(batch=6, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.05, momentum=0.0, weight_decay=0.0, clip=0.0)
+CFG |= dict(rounds=3, participation=1.0, eval_every=1, eval_after=True, seed=0, holdout=0.25)
+ARGS: dict[str, dict] = {}  # hyper-parameters that a tiny federation needs
+EXCEPT: dict[tuple[str, str], str] = {}  # (method, check): why the check does not apply
+OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
+
+
+def applies(method, check):
+    if (method, check) in EXCEPT:
+        assert EXCEPT[method, check]
+        return False
+    return True
+
+
+def federation(sizes=(13, 5, 18, 2), classes=3, seed=0, dtype=torch.float64):
+    """Clients of unequal size: one smaller than a batch, one (the last) of a single class; labels can be read off the images."""
+    g = np.random.default_rng(seed)
+    y = g.integers(0, classes, 2 * sum(sizes))
+    cuts = np.split(np.arange(len(y)), np.cumsum([2 * s for s in sizes])[:-1])
+    y[cuts[-1]] = 1
+    x = g.standard_normal((len(y), 1, 16, 16)) * 0.3
+    for i, c in enumerate(y):
+        x[i, 0, 4 * c : 4 * c + 4] += 1.5
+    train, test = [c[: len(c) // 2] for c in cuts], [c[len(c) // 2 :] for c in cuts]
+    return Federation(x, y, train, None, test, classes=classes, dtype=dtype, holdout=CFG["holdout"], seed=seed)
+
+
+def setup(name, bn=True, buffers="local", fed=None, args=None, **cfg):
+    fed = fed or federation()
+    cfg = SimpleNamespace(**CFG | cfg)
+    net = models.build("lenet", (1, 16, 16), fed.classes, kernels=2, bn=bn).to(fed.dtype)
+    how = dict(buffers=buffers, rounds=cfg.rounds, lr=cfg.lr, epochs=cfg.epochs, holdout=cfg.holdout, seed=cfg.seed)
+    method = make_method(name, **ARGS.get(name, {}) | (args or {})).bind(Task(net, fed.n, fed.label_counts, **how))
+    return method, fed, cfg
+
+
+def rounds(name, n=2, executor="threads", **kw):
+    method, fed, cfg = setup(name, **kw)
+    cfg.rounds = n
+    return method, simulate(method, fed, cfg, executor=executor, workers=2)[0]
+
+
+def leaves(tree, path=""):
+    if isinstance(tree, State):
+        tree = {"server": tree.server, "clients": tree.clients, "extra": tree.extra}
+    if isinstance(tree, dict):
+        for k, v in tree.items():
+            yield from leaves(v, f"{path}/{k}")
+    else:
+        assert isinstance(tree, torch.Tensor), f"{path} is a {type(tree).__name__}; a State holds dicts of tensors only"
+        yield path, tree
+
+
+def assert_same(a, b, exact=True):
+    a, b = dict(leaves(a)), dict(leaves(b))
+    assert a.keys() == b.keys()
+    for path, v in a.items():
+        if exact:
+            assert torch.equal(v, b[path]), path
+        else:
+            torch.testing.assert_close(v, b[path], rtol=1e-9, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_documented(name):
+    doc, module = METHODS[name].__doc__, __import__(METHODS[name].__module__, fromlist=["x"]).__doc__
+    assert doc and doc.splitlines()[0].endswith((".", ")."))
+    assert "Differs from" in module and (name in ("local",) or any(w in module for w in ("arXiv", "20")))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_executors_agree(name):
+    if applies(name, "executors"):
+        (_, a), (_, b) = (rounds(name, executor=x) for x in ("threads", "batched"))
+        assert_same(a, b, exact=False)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_state_survives_a_checkpoint(name):
+    method, fed, cfg = setup(name)
+    whole = simulate(method, fed, cfg, workers=1)
+    cfg.rounds = 2
+    half, *_ = simulate(method, fed, cfg, workers=1)
+    file = io.BytesIO()
+    torch.save(vars(half), file)
+    file.seek(0)
+    cfg.rounds = 3
+    resumed = simulate(method, fed, cfg, workers=2, state=State(**torch.load(file, weights_only=True)))
+    assert_same(whole[0], resumed[0])
+    for key, series in resumed[1].evals.items():
+        assert torch.equal(whole[1].evals[key][-1], series[-1]), key
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_who_is_not_sampled_keeps_its_state(name):
+    method, fed, cfg = setup(name)
+    _, state = rounds(name, n=1)
+    before = copy.deepcopy(state)
+    cfg.participation, cfg.rounds, cfg.eval_after = 0.5, 2, False
+    from pfl_core.simulate import sample
+
+    idle = sorted(set(range(4)) - set(sample(cfg, 4, 1).tolist()))
+    after, *_ = simulate(method, fed, cfg, state=state, workers=1)
+    for n, v in after.clients.items():
+        assert torch.equal(v[idle], before.clients[n][idle]), n
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("buffers", ["local", "average", "reset"])
+def test_buffer_policies(name, buffers):
+    method, state = rounds(name, n=1, buffers=buffers)
+    for path, v in leaves(state):
+        assert not v.is_floating_point() or torch.isfinite(v).all(), path
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_one_participant_and_one_client(name):
+    method, fed, cfg = setup(name, fed=federation(sizes=(9,)))
+    state, history, *_ = simulate(method, fed, cfg, workers=1)
+    method, fed, cfg = setup(name, participation=0.25)
+    state, history, *_ = simulate(method, fed, cfg, workers=1)
+    assert history.rounds == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_evaluation_changes_nothing(name):
+    method, state = rounds(name, n=1)
+    _, fed, cfg = setup(name)
+    engine = Engine(method, fed, cfg, "threads", 1)
+    before = copy.deepcopy(state)
+    c = engine.context(state, torch.arange(4), 1)
+    with torch.no_grad():
+        first = {n: v.clone() for n, v in method.personal(state, c).items()}
+        second = method.personal(state, c)
+    assert_same(before, state)
+    assert all(torch.equal(first[n], second[n]) for n in method.task.names)
+    assert all(len(v) == 4 for v in first.values())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_local_leaves_start_alone(name):
+    method, state = rounds(name, n=1)
+    _, fed, cfg = setup(name)
+    engine = Engine(method, fed, cfg, "threads", 1)
+    before = copy.deepcopy(state)
+    with torch.no_grad():
+        start = method.begin(state, torch.arange(4))
+        kept = {n: v.clone() for n, v in start.items()}
+        method.local(engine.context(state, torch.arange(4), 1), start)
+    assert all(torch.equal(start[n], v) for n, v in kept.items())
+    assert_same(before, state)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_traffic_counts_whole_scalars(name):
+    method, fed, cfg = setup(name)
+    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    for series in (history.download, history.upload):
+        assert series[0] == 0 and all(int(v) == v for v in series)
+        assert (series[-1] == 0) == (name == "local")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_learns(name):
+    if not applies(name, "learns"):
+        return
+    # Easy data: a bar's height is the label. Chance is 33 %; who learns nothing stays there.
+    method, fed, cfg = setup(
+        name, bn=False, fed=federation(sizes=(40, 30, 36, 24), dtype=torch.float32), rounds=12, epochs=2, lr=0.1
+    )
+    cfg.eval_every = 6
+    *_, history, before, after = simulate(method, fed, cfg, workers=2)
+    n = sum(len(i) for i in fed.index["test"])
+    best = max(float(history.evals[f"{w}/test/correct"][-1].sum()) / n for w in ("before", "after"))
+    assert best > 0.6, f"{name}: {100 * best:.0f} % on data that are easy"

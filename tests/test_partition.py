@@ -1,0 +1,580 @@
+"""The splits: disjoint, repeatable, with the exact counts of the papers, and refusing what the data cannot give."""
+
+from collections import Counter
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfl_core.partition import Split, label_counts, list_partitions, partition, register_partition, total_variation
+
+SCHEMES = import_module("pfl_core.partition")._SCHEMES
+PARTS = ("train", "val", "test")
+OFFICIAL = {"iid", "pfedhn_classes", "coarse", "dirichlet_columns", "fedper_classes"}
+
+
+def make_pool(sizes, test=1 / 6, **extra):
+    """Labels in order of class, an official test part of round(test * size) samples of each, spread over the class."""
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.concatenate([np.arange(size) for size in sizes])
+    is_test = within * 7919 % np.repeat(sizes, sizes) < np.repeat(np.round(np.multiply(sizes, test)), sizes)
+    return SimpleNamespace(y=y, is_test=is_test, classes=len(sizes), extra=extra)
+
+
+def full(name):
+    """Pools of the papers' sizes."""
+    if name == "cifar10":
+        return make_pool([6000] * 10)
+    return make_pool([600] * 100, coarse=np.repeat(np.arange(20), 3000))
+
+
+def small():
+    """The size of the digits, 1,797 samples, with every column that a scheme may ask for."""
+    sizes = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    y = np.repeat(np.arange(10), sizes)
+    return make_pool(sizes, coarse=y // 2, alphabet=y, worker=np.arange(len(y)) % 15)
+
+
+def digits100():
+    return make_pool([60] * 100, coarse=np.repeat(np.arange(10), 600))
+
+
+CIFAR10, CIFAR100, DIGITS, DIGITS100 = full("cifar10"), full("cifar100"), small(), digits100()
+
+
+def counts(pool, split, part):
+    return label_counts(pool.y, getattr(split, part), pool.classes)
+
+
+def total(pool, split):
+    return sum(counts(pool, split, part) for part in PARTS)
+
+
+def everything(split):
+    return np.concatenate([idx for part in PARTS for idx in getattr(split, part)])
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for p in PARTS for x, y in zip(getattr(a, p), getattr(b, p), strict=True))
+
+
+def sizes(split, part):
+    return {len(idx) for idx in getattr(split, part)}
+
+
+def clients_for(name):
+    return 8 if name.startswith("pfedla_") else 10
+
+
+# ---------------------------------------------------------------- every scheme
+
+
+def test_every_scheme_is_listed_with_a_line():
+    lines = list_partitions()
+    agreed = (
+        "iid fedper_classes workers pfedla_noniid1 pfedla_noniid2 pfedla_target pfedla_ring shards dirichlet groups "
+    )
+    assert set(lines) == {*agreed.split(), "pfedhn_classes", "alphabets", "coarse", "dirichlet_columns"}
+    assert all(20 < len(line) < 125 for line in lines.values())
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**40))
+def test_ten_clients_of_the_digits(name, seed):
+    split = partition(name, DIGITS, 10, seed)
+    drawn = everything(split)
+    assert len(np.unique(drawn)) == len(drawn) and drawn.min() >= 0 and drawn.max() < len(DIGITS.y)
+    assert all(len(getattr(split, part)) == 10 for part in PARTS)
+    assert all(idx.dtype == np.int64 and len(idx) for part in ("train", "test") for idx in getattr(split, part))
+    assert sizes(split, "val") == {0} or 0 not in sizes(split, "val")
+    if name in OFFICIAL:
+        assert DIGITS.is_test[np.concatenate(split.test)].all()
+        assert not DIGITS.is_test[np.concatenate(split.train + split.val)].any()
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_same_seed_same_split_whatever_the_global_state(name):
+    clients = clients_for(name)
+    np.random.seed(1)
+    first = partition(name, DIGITS, clients, 3)
+    np.random.seed(2)
+    before = np.random.get_state()[1].copy()
+    assert same(first, partition(name, DIGITS, clients, 3))
+    assert np.array_equal(before, np.random.get_state()[1])
+    assert not same(first, partition(name, DIGITS, clients, 4))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_the_pool_is_not_changed_and_may_be_read_only(name):
+    pool = small()
+    for array in (pool.y, pool.is_test, *pool.extra.values()):
+        array.flags.writeable = False
+    assert same(partition(name, pool, clients_for(name), 0), partition(name, DIGITS, clients_for(name), 0))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_indices_of_a_client_are_in_random_order(name):
+    # A method that does not shuffle its batches must not see one class after the other.
+    idx = max(partition(name, DIGITS, clients_for(name), 0).train, key=len)
+    assert (np.diff(idx) < 0).mean() > 0.25
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEMES) - OFFICIAL))
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_merged_pools_are_divided_once_and_no_test_sample_is_ever_trained_on(name, seed):
+    # PFLlib-type code merges the official parts; what matters then is that a sample tested anywhere is trained nowhere.
+    split = partition(name, DIGITS, clients_for(name), seed)
+    assert not set(np.concatenate(split.test)) & set(np.concatenate(split.train + split.val))
+    assert DIGITS.is_test[np.concatenate(split.train)].any() and not DIGITS.is_test[np.concatenate(split.test)].all()
+
+
+# ---------------------------------------------------------------- IID and FedPer
+
+
+def test_iid_shares_are_equal_and_keep_the_official_test():
+    split = partition("iid", CIFAR10, 10, 0)
+    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == ({5000}, {0}, {1000})
+    assert total_variation(counts(CIFAR10, split, "train")).max() < 0.1
+    split = partition("iid", CIFAR10, 10, 0, split="70/10/20")
+    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == ({4200}, {600}, {1200})
+
+
+@pytest.mark.parametrize(("pool", "k"), [(CIFAR10, k) for k in (4, 8, 10)] + [(CIFAR100, k) for k in (40, 80, 100)])
+def test_fedper_classes_as_in_the_paper(pool, k):
+    split = partition("fedper_classes", pool, 10, 5, k=k)
+    assert (sizes(split, "train"), sizes(split, "test"), sizes(split, "val")) == ({5000}, {1000}, {0})
+    for part, size in (("train", 50_000), ("test", 10_000)):
+        table = counts(pool, split, part)
+        assert np.ptp(table[table > 0]) <= (k == 80) and table[table > 0].min() == size // 10 // k  # 62.5 at k = 80
+        assert ((table > 0).sum(1) == k).all() and ((table > 0).sum(0) == k * 10 // pool.classes).all()
+    assert len(everything(split)) == 60_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 14),
+    st.integers(1, 12),
+    st.integers(1, 14),
+    st.integers(0, 99),
+    st.lists(st.integers(90, 120), min_size=14),
+)
+def test_fedper_classes_for_any_numbers(classes, clients, k, seed, per_class):
+    pool, k = make_pool(per_class[:classes]), min(k, classes)
+    if k * clients % classes:
+        with pytest.raises(ValueError, match="multiple of"):
+            partition("fedper_classes", pool, clients, seed, k=k)
+        return
+    split = partition("fedper_classes", pool, clients, seed, k=k)
+    held = counts(pool, split, "train") > 0
+    assert (held.sum(0) == k * clients // classes).all() and (held.sum(1) == k).all()
+    assert np.array_equal(held, counts(pool, split, "test") > 0)
+    assert len(sizes(split, "train")) == len(sizes(split, "test")) == 1
+
+
+def test_workers_are_users_with_80_20():
+    worker = np.repeat(np.arange(100, 140), 160)
+    pool = SimpleNamespace(y=np.arange(6400) % 5, is_test=np.zeros(6400, bool), classes=5, extra={"worker": worker})
+    split = partition("workers", pool, 30, 0)
+    users = [{*worker[train], *worker[test]} for train, test in zip(split.train, split.test, strict=True)]
+    assert all(len(user) == 1 for user in users) and len(set.union(*users)) == 30
+    assert (sizes(split, "train"), sizes(split, "test")) == ({128}, {32})
+    pool.y = np.where(worker < 120, pool.y, pool.y % 4)  # half of the users never give the highest score
+    assert {worker[idx[0]] for idx in partition("workers", pool, 20, 0, least_per_class=4).train} == set(
+        range(100, 120)
+    )
+    with pytest.raises(ValueError, match="largest legal value is clients=20"):
+        partition("workers", pool, 30, 0, least_per_class=4)
+
+
+# ---------------------------------------------------------------- pFedLA
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+@pytest.mark.parametrize(("pool", "k", "q", "train"), [(CIFAR10, 4, 150, 105), (CIFAR100, 12, 50, 35)])
+def test_noniid1_exact_counts(pool, k, q, train, clients):
+    split = partition("pfedla_noniid1", pool, clients, 0)
+    assert sizes(split, "train") == {k * train} and sizes(split, "test") == {600 - k * train}
+    for part, size in (("train", train), ("test", q - train)):
+        table = counts(pool, split, part)
+        assert set(np.unique(table)) == {0, size} and ((table > 0).sum(1) == k).all()
+    owners = (table > 0).sum(0)
+    assert set(owners) <= {clients * k // pool.classes, -(-clients * k // pool.classes)}
+    if clients == 100:  # every class is used up
+        assert len(everything(split)) == 60_000
+
+
+def test_noniid1_scales_to_a_pool_with_a_short_class():
+    # 58,865 images, class 8 short of a thousand: the class that cannot serve 40 clients serves fewer.
+    pool = make_pool([6000, 5999, 6000, 5999, 5993, 5994, 5992, 5981, 4907, 6000])
+    table = total(pool, partition("pfedla_noniid1", pool, 100, 0))
+    assert set(np.unique(table)) == {0, 146} and ((table > 0).sum(1) == 4).all()
+    owners = (table > 0).sum(0)
+    assert owners[8] == 33 and owners[7] == 40 and owners.sum() == 400 and owners.max() == 41
+    assert set(np.unique(total(pool, partition("pfedla_noniid1", pool, 100, 0, images=580)))) == {0, 145}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(2, 12), st.integers(1, 12), st.integers(0, 10**6))
+def test_noniid1_for_any_numbers(clients, classes, k, seed):
+    pool, k = make_pool([80 + 3 * c for c in range(classes)]), min(k, classes)
+    split = partition("pfedla_noniid1", pool, clients, seed, k=k)
+    table = total(pool, split)
+    assert len(np.unique(table[table > 0])) == 1 and ((table > 0).sum(1) == k).all()
+    assert np.array_equal(counts(pool, split, "test") > 0, table > 0)
+    assert len(np.unique(counts(pool, split, "train")[table > 0])) == 1  # train and test labels in one proportion
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+@pytest.mark.parametrize(
+    ("pool", "k", "major", "minor"), [(CIFAR10, 2, (101, 43), (27, 12)), (CIFAR100, 6, (37, 16), (2, 1))]
+)
+def test_noniid2_exact_counts(pool, k, major, minor, clients):
+    split = partition("pfedla_noniid2", pool, clients, 0)
+    for part, large, little in zip(("train", "test"), major, minor, strict=True):
+        table = counts(pool, split, part)
+        assert set(np.unique(table)) == {large, little} and ((table == large).sum(1) == k).all()
+    assert (total(pool, split).sum(1) == 600).all()
+    if clients == 100:
+        assert len(everything(split)) == 60_000
+
+
+def test_noniid2_keeps_its_ratio_in_a_small_pool():
+    table = total(DIGITS, partition("pfedla_noniid2", DIGITS, 10, 0))
+    major, minor = table.max(), table.min()
+    assert set(np.unique(table)) == {major, minor} and ((table == major).sum(1) == 2).all()
+    assert abs(major / minor - 144 / 39) < 0.3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_similarity_set_ups(seed):
+    held = total(CIFAR10, partition("pfedla_target", CIFAR10, 8, seed)) > 0
+    overlap = (held[:, None] & held[None]).sum(2)
+    assert (np.diag(overlap) == 4).all() and overlap[0, 1:3].tolist() == [4, 3] and (overlap[0, 3:] <= 2).all()
+
+    i = np.arange(8)
+    expected = np.maximum(0, 4 - np.abs(i[:, None] - i))
+    expected[0, 7] = expected[7, 0] = 1  # the ring closes
+    table = total(CIFAR10, partition("pfedla_ring", CIFAR10, 8, seed))
+    assert np.array_equal(((table > 0)[:, None] & (table > 0)[None]).sum(2), expected)
+    assert set(np.unique(table)) == {0, 150}
+
+    held = total(CIFAR100, partition("pfedla_ring", CIFAR100, 8, seed)) > 0
+    assert np.array_equal((held[:, None] & held[None]).sum(2), np.maximum(0, 12 - 3 * np.abs(i[:, None] - i)))
+    held = total(CIFAR100, partition("pfedla_target", CIFAR100, 8, seed)) > 0
+    assert (held[0] & held[1:3]).sum(1).tolist() == [12, 9]
+
+
+# ---------------------------------------------------------------- FedAGHN
+
+
+@pytest.mark.parametrize(
+    ("pool", "k", "shard"), [(CIFAR10, 5, 600), (CIFAR100, 20, 150), (make_pool([550] * 200, 1 / 11), 40, 137)]
+)
+@pytest.mark.parametrize("distinct", [False, True])
+def test_shards_exact_counts(pool, k, shard, distinct):
+    table = total(pool, partition("shards", pool, 20, 1, distinct=distinct))
+    assert (table % shard == 0).all() and (table.sum(1) == k * shard).all()
+    assert (table.sum(0) == 20 * k // pool.classes * shard).all()
+    assert ((table > 0).sum(1) <= k).all() and (table.max() == shard) == distinct
+
+
+def test_cifar10_pathological_is_3000_a_client_in_shards_of_600():
+    split = partition("shards", CIFAR10, 20, 0)
+    assert [sizes(split, part) for part in PARTS] == [{2100}, {300}, {600}]
+    assert set(np.unique(total(CIFAR10, split) % 600)) == {0}
+
+
+def test_shards_that_do_not_divide_leave_spare_ones():
+    pool = make_pool([120] * 10)  # 7 clients x 3 = 21 shards, 3 a class of 40 images, 9 spare
+    table = total(pool, partition("shards", pool, 7, 0, k=3, distinct=True))
+    assert set(np.unique(table)) == {0, 40} and ((table > 0).sum(1) == 3).all()
+
+
+def test_case_study_counts():
+    split = partition("groups", CIFAR10, 20, 0)
+    table = total(CIFAR10, split)
+    assert Counter(table[0].tolist()) == {1260: 2, 60: 8} and (table.sum(1) == 3000).all()
+    assert [sizes(split, part) for part in PARTS] == [{2100}, {300}, {600}]
+    owner = np.repeat(np.arange(5), 4)
+    distance = total_variation(table)
+    assert distance[owner[:, None] == owner].max() == 0
+    assert np.allclose(distance[owner[:, None] != owner], 0.8)
+    assert (((table > 60).reshape(5, 4, 10).all(1)).sum(0) == 1).all()  # every class is dominant in one group
+
+
+def test_case_study_with_a_rest_below_one_sample_a_client():
+    table = total(DIGITS100, partition("groups", DIGITS100, 20, 0))  # 12 of 60 are IID, for 20 clients
+    assert (table.sum(1) == 20 * 12 + 60).all()
+    table = total(DIGITS, partition("groups", DIGITS, 10, 0, share=1.0))
+    assert ((table > 0).sum(1) == 2).all() and (table.sum(0) == np.bincount(DIGITS.y)).all()
+
+
+# ---------------------------------------------------------------- Dirichlet
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.2, 0.5, 5.0]))
+def test_dirichlet_least_cap_and_ratio(seed, alpha):
+    split = partition("dirichlet", CIFAR10, 20, seed, alpha=alpha)
+    table = total(CIFAR10, split)
+    assert table.sum() == 60_000 and (table.sum(0) == 6000).all()
+    assert table.sum(1).min() >= 40
+    before = np.cumsum(table, axis=1) - table
+    assert (table[before >= 3000] == 0).all()  # a client with its n / N gets nothing of later classes
+    for train, test in zip(split.train, split.test, strict=True):
+        assert len(train) == (len(train) + len(test)) * 3 // 4
+
+
+def test_dirichlet_of_fedaghn_and_of_the_training_part():
+    split = partition("dirichlet", CIFAR100, 20, 0, least=1, split="70/10/20")
+    for parts in zip(split.train, split.val, split.test, strict=True):
+        n = sum(map(len, parts))
+        assert len(parts[2]) == -(-n // 5) and len(parts[1]) == -(-(n - len(parts[2])) // 8)
+    drawn = everything(partition("dirichlet", CIFAR10, 20, 0, source="train"))
+    assert len(drawn) == 50_000 and not CIFAR10.is_test[drawn].any()
+
+
+def test_dirichlet_heterogeneity_falls_with_alpha():
+    def spread(alpha):
+        return total_variation(total(CIFAR10, partition("dirichlet", CIFAR10, 20, 0, alpha=alpha))).mean()
+
+    assert spread(0.1) > spread(0.5) + 0.1 > spread(50.0) + 0.2 and spread(50.0) < 0.15
+
+
+def test_dirichlet_least_never_above_half_the_mean():
+    pool = make_pool([40] * 10)  # 400 / 8 / 2 = 25 < 40
+    table = total(pool, partition("dirichlet", pool, 8, 0, alpha=1.0, fallback_least=None))
+    assert table.sum(1).min() >= 25
+
+
+def test_dirichlet_falls_back_after_the_cap():
+    low = total(DIGITS, partition("dirichlet", DIGITS, 20, 0, alpha=0.05)).sum(1).min()
+    assert 10 <= low < 40
+    with pytest.raises(ValueError, match=r"none of 1000 draws gave all of them 40 .*raise alpha, lower clients, least"):
+        partition("dirichlet", DIGITS, 20, 0, alpha=0.05, fallback_least=None)
+    with pytest.raises(ValueError, match="none of 1000 draws gave all of them 10 "):
+        partition("dirichlet", DIGITS, 20, 0, alpha=0.001)
+
+
+def test_dirichlet_with_all_shares_at_full_clients_is_redrawn():
+    class Forced:  # the first draw of the second class goes to client 0 alone, which is full by then
+        draws = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([0.5, 0.5])]
+
+        def dirichlet(self, alpha):
+            return self.draws.pop(0)
+
+    table = import_module("pfl_core.partition")._dirichlet_table(np.array([50, 50]), 2, 0.1, Forced())
+    assert table.tolist() == [[50, 0], [0, 50]]
+
+
+def test_500_clients_of_cifar100_come_to_an_end():
+    assert len(partition("dirichlet", CIFAR100, 500, 0).train) == 500
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0]))
+def test_dirichlet_columns(seed, novel_alpha):
+    split = partition("dirichlet_columns", CIFAR10, 100, seed, novel_alpha=novel_alpha)
+    assert (total(CIFAR10, split).sum(1) >= 20).all()
+    for part, n in (("train", 40_000), ("val", 10_000), ("test", 10_000)):  # columns sum to 1, less the rounding
+        assert n - 1000 < counts(CIFAR10, split, part).sum() <= n
+    assert total_variation(counts(CIFAR10, split, "train") + 1e-9)[np.eye(100, dtype=bool)].max() == 0
+
+
+def test_novel_clients_come_last_and_leave_the_training_shares_alone():
+    tables = [total(CIFAR10, partition("dirichlet_columns", CIFAR10, 100, 7, novel_alpha=a)) for a in (0.1, 1.0)]
+    distance = [total_variation(np.vstack([a, tables[0]]))[:100, 100:].diagonal() for a in tables]
+    assert distance[0].max() == 0 and distance[1][:90].max() < 0.2 < distance[1][90:].mean()
+    nearest = [total_variation(table)[90:, :90].min(1).mean() for table in tables]
+    assert nearest[1] > nearest[0]  # clients of other label shares are farther from the training clients
+
+
+# ---------------------------------------------------------------- pFedHN
+
+
+@pytest.mark.parametrize(
+    ("pool", "k", "clients", "used"),
+    [(CIFAR10, 2, 10, 2 / 3), (CIFAR10, 2, 50, 10 / 11), (CIFAR10, 2, 100, 20 / 21), (CIFAR10, 2, 75, 15 / 16)]
+    + [(CIFAR100, 10, 10, 1 / 2), (CIFAR100, 10, 50, 5 / 6), (CIFAR100, 10, 100, 10 / 11)],
+)
+def test_pfedhn_fractions_and_classes(pool, k, clients, used):
+    split = partition("pfedhn_classes", pool, clients, 0)
+    train = counts(pool, split, "train")
+    assert ((train > 0).sum(1) == k).all()
+    assert np.array_equal(train > 0, counts(pool, split, "test") > 0)
+    slack = 0.02 + clients * k / 10_000  # draws, and at most one image a share is lost to rounding
+    for part, n in (("train", 40_000), ("val", 10_000), ("test", 10_000)):
+        assert abs(sum(map(len, getattr(split, part))) / n - used) < slack, part
+    every = partition("pfedhn_classes", pool, clients, 0, leftover=False)
+    assert sum(map(len, every.train)) > 40_000 - clients * k
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 10), st.integers(0, 10**6), st.booleans())
+def test_pfedhn_classes_are_distinct_for_any_k(clients, k, seed, leftover):
+    pool = make_pool([200] * 10)
+    table = counts(pool, partition("pfedhn_classes", pool, clients, seed, k=k, leftover=leftover), "train")
+    assert ((table > 0).sum(1) == k).all() and np.ptp((table > 0).sum(0)) <= 1
+
+
+def test_alphabets_are_clients_and_characters_split_14_3_3():
+    characters = [3, 5, 4, 2]
+    alphabet = np.repeat(np.repeat(np.arange(4), characters), 20)
+    pool = make_pool([20] * 14, alphabet=alphabet)
+    split = partition("alphabets", pool, 4, 0)
+    for part, each in zip(PARTS, (14, 3, 3), strict=True):
+        table = counts(pool, split, part)
+        assert set(np.unique(table)) == {0, each} and (table > 0).sum(1).tolist() == characters
+    chosen = [alphabet[idx[0]] for idx in partition("alphabets", pool, 3, 0).train]
+    assert len(set(chosen)) == 3 and chosen == sorted(chosen)
+
+
+def test_coarse_clients_hold_one_coarse_class():
+    split = partition("coarse", CIFAR100, 100, 0)
+    for part, each in zip(PARTS, (80, 20, 20), strict=True):
+        table = counts(CIFAR100, split, part)
+        assert set(np.unique(table)) == {0, each}
+        assert np.array_equal(table > 0, np.arange(100)[:, None] // 5 == np.arange(100) // 5)
+    assert len(everything(split)) == 60_000
+    assert sizes(partition("coarse", DIGITS100, 10, 0, val=0), "train") == {500}
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def test_total_variation_by_hand():
+    counts = np.array([[8, 2, 0], [4, 1, 0], [0, 0, 3], [1, 1, 2]])
+    expected = np.array([[0, 0, 1, 0.55], [0, 0, 1, 0.55], [1, 1, 0, 0.5], [0.55, 0.55, 0.5, 0]])
+    assert np.allclose(total_variation(counts), expected)
+    with pytest.raises(ValueError, match=r"clients \[1\] hold no samples"):
+        total_variation([[1, 2], [0, 0]])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=3, max_size=6))
+def test_total_variation_is_a_metric(rows):
+    d = total_variation(np.array(rows))
+    assert np.allclose(d, d.T) and (np.diag(d) == 0).all() and d.max() <= 1
+    assert (d[:, :, None] <= d[:, None, :] + d.T[None] + 1e-12).all()
+
+
+def test_label_counts_by_hand():
+    table = label_counts(np.array([0, 2, 2, 1]), [np.array([0, 1, 2]), np.array([], int), np.array([3])], 4)
+    assert table.tolist() == [[1, 0, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS = [
+    ("dirichelet", {}, "unknown partition 'dirichelet'; did you mean 'dirichlet'? allowed: alphabets, "),
+    ("dirichlet", {"alhpa": 1}, "no argument 'alhpa'; did you mean 'alpha'? allowed: alpha, fallback_least, least, "),
+    ("iid", {"clients": 0}, "clients=0 must be an integer >= 1"),
+    ("iid", {"clients": 2.0}, "clients=2.0 must be an integer >= 1"),
+    ("iid", {"seed": -1}, "seed=-1 must be an integer >= 0"),
+    ("iid", {"clients": 10**9}, "clients=1000000000 is more than the pool's 1797 samples"),
+    ("iid", {"clients": 400}, "the smaller official part has 299 samples; the largest legal value is clients=299"),
+    ("iid", {"split": "70/20"}, "split='70/20' must be percent"),
+    ("iid", {"split": "a/b"}, "split='a/b' must be percent"),
+    ("dirichlet", {"alpha": 0}, "alpha=0 must be a finite number in (0, inf)"),
+    ("dirichlet", {"alpha": float("nan")}, "alpha=nan must be a finite number in (0, inf)"),
+    ("dirichlet", {"train_ratio": 1}, "train_ratio=1 must be a finite number in (0, 1)"),
+    ("dirichlet", {"source": "test"}, "source='test' must be 'all' or 'train'"),
+    ("dirichlet", {"clients": 1000}, "the largest legal value is clients=449"),
+    ("dirichlet_columns", {"alpha": -1}, "alpha=-1 must be"),
+    ("dirichlet_columns", {"novel_alpha": 0}, "novel_alpha=0 must be"),
+    ("dirichlet_columns", {"novel": 10}, "novel=10 must be an integer from 0 to 9"),
+    ("dirichlet_columns", {"clients": 90}, "the largest legal value is clients=89"),
+    ("fedper_classes", {"k": 11}, "k (classes a client)=11 must be an integer from 1 to 10"),
+    ("fedper_classes", {"k": 3, "clients": 4}, "k must be a multiple of 5, from 5 to 10"),
+    ("fedper_classes", {"clients": 100}, "the largest legal value is clients=70"),
+    ("pfedla_noniid1", {"k": 11}, "k (classes a client)=11 must be an integer from 1 to 10"),
+    ("pfedla_noniid1", {"images": 7}, "images=7 must be an integer >= 8"),
+    ("pfedla_noniid1", {"clients": 300}, "the largest legal value is clients=224"),
+    ("pfedla_noniid2", {"k": 10}, "k (classes a client)=10 must be an integer from 1 to 9"),
+    ("pfedla_noniid2", {"share": 0.1}, "raise images or share"),
+    ("pfedla_noniid2", {"clients": 100}, "the largest legal value is clients=59"),
+    ("pfedla_target", {"k": 8}, "k (classes a client)=8 must be an integer from 2 to 7"),
+    ("pfedla_target", {"clients": 2}, "must be an integer >= 3"),
+    ("pfedla_target", {"clients": 100}, "the largest legal value is clients=87"),
+    ("pfedla_ring", {"clients": 11}, "the largest legal value is clients=10"),
+    ("pfedla_ring", {"shift": 7}, "shift=7 must be an integer from 1 to 6"),
+    ("shards", {"k": 0}, "k (classes a client)=0 must be an integer from 1 to 10"),
+    ("shards", {"clients": 600}, "the largest legal value is clients=348"),
+    ("groups", {"groups": 3}, "groups=3 must divide 10 classes and 10 clients; legal: [1, 2, 5, 10]"),
+    ("groups", {"share": 0}, "share=0 must be a finite number in (0, 1]"),
+    ("groups", {"clients": 400}, "the largest legal value is clients=345"),
+    ("pfedhn_classes", {"low": 0.7}, "high=0.6 must be a finite number in [0.7, inf)"),
+    ("pfedhn_classes", {"val": 1}, "val=1 must be a finite number in [0, 1)"),
+    ("pfedhn_classes", {"clients": 100}, "the largest legal value is clients=94"),
+    ("alphabets", {"clients": 11}, "the largest legal value is clients=10"),
+    ("coarse", {"clients": 12}, "clients=12 must be 1..29 times the 5 coarse classes; nearest: [10, 15]"),
+    ("workers", {"clients": 16}, "the largest legal value is clients=15"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "args", "message"), ERRORS, ids=[f"{e[0]}-{i}" for i, e in enumerate(ERRORS)])
+def test_errors_say_what_is_legal(name, args, message):
+    with pytest.raises(ValueError) as error:
+        partition(name, DIGITS, **({"clients": 10, "seed": 0} | args))
+    assert message in str(error.value)
+
+
+LARGEST = [e for e in ERRORS if "largest legal value is" in e[2] and not e[0].startswith("dirichlet")]
+
+
+@pytest.mark.parametrize(("name", "args", "message"), LARGEST)
+def test_the_largest_legal_number_of_clients_is_legal_and_the_largest(name, args, message):
+    best, args = int(message.rsplit("=", 1)[1]), {k: v for k, v in args.items() if k != "clients"}
+    split = partition(name, DIGITS, best, 0, **args)
+    assert len(split.train) == best and len(np.unique(everything(split))) == len(everything(split))
+    with pytest.raises(ValueError):
+        partition(name, DIGITS, best + 1, 0, **args)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_an_empty_class_is_named_where_every_class_is_needed(name):
+    pool = make_pool([60, 0, 60, 60, 60, 60], alphabet=np.repeat(np.arange(5), 60), worker=np.arange(300) % 12)
+    pool.extra["coarse"] = pool.y
+    if name in ("iid", "dirichlet", "alphabets", "workers"):
+        assert len(partition(name, pool, 3, 0).train) == 3
+        return
+    args = {"groups": {"groups": 3}, "fedper_classes": {"k": 2}}.get(name, {})
+    with pytest.raises(ValueError, match=r"classes \[1\] have no samples"):
+        partition(name, pool, 3, 0, **args)
+
+
+@pytest.mark.parametrize("name", sorted(OFFICIAL))
+def test_a_pool_without_official_test_part_is_refused(name):
+    pool = SimpleNamespace(**vars(DIGITS) | {"is_test": np.zeros(len(DIGITS.y), bool)})
+    with pytest.raises(ValueError, match="official test part"):
+        partition(name, pool, 10, 0)
+
+
+@pytest.mark.parametrize(("name", "column"), [("alphabets", "alphabet"), ("coarse", "coarse"), ("workers", "worker")])
+def test_a_missing_column_is_named(name, column):
+    with pytest.raises(ValueError, match=rf"extra\['{column}'\].*this pool has: none"):
+        partition(name, CIFAR10, 10, 0)
+
+
+def test_a_scheme_of_ones_own_is_checked_too(monkeypatch):
+    monkeypatch.setattr(import_module("pfl_core.partition"), "_SCHEMES", dict(SCHEMES))
+
+    def halves(pool, clients, rng, test=5):
+        """Halves."""
+        order = np.array_split(rng.permutation(len(pool.y)), clients)
+        return Split([i[test:] for i in order], [i[:0] for i in order], [i[: test + 1 - (test == 5)] for i in order])
+
+    register_partition("halves", halves)
+    assert list_partitions()["halves"] == "Halves." and len(partition("halves", DIGITS, 2, 0).test[0]) == 5
+    with pytest.raises(ValueError, match="handed out more than once"):
+        partition("halves", DIGITS, 2, 0, test=6)
+    with pytest.raises(ValueError, match=r"clients \[0, 1\] have no train samples"):
+        partition("halves", DIGITS, 2, 0, test=10**4)
+    with pytest.raises(ValueError, match="registered already"):
+        register_partition("halves", halves)

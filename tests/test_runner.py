@@ -1,0 +1,312 @@
+"""The runner and run_all.sh, on tiny notebooks: words, parameters, failures, limits, the cleaner, the install stamp."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import psutil
+import pytest
+
+from pfl_core import runner
+
+PARAMETERS = """profile: str = "quick"  # size
+datasets: list[str] = []
+methods: list[str] = []
+seeds: list[int] = []
+artefacts: list[str] = []
+recompute: bool = False
+device: str = "auto\""""
+FIGURE = """import os, pathlib
+folder = pathlib.Path(os.environ["PFL_RUNS"], "figures", "fedper", f"{profile}-digits")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "fig2.png").write_bytes(b"png")
+print("recompute is", recompute, datasets, os.environ["PFL_HEADLESS"])"""
+
+
+def make(folder: Path, name: str, *cells: str) -> Path:
+    """A notebook of a parameters cell and `cells`."""
+    new = nbformat.v4
+    code = [new.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), *map(new.new_code_cell, cells)]
+    metadata = {"kernelspec": runner.KERNELSPEC, "language_info": {"name": "python"}}
+    path = folder / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new.new_notebook(cells=code, metadata=metadata), path)
+    return path
+
+
+def project(folder: Path) -> Path:
+    """A copy of what run_all.sh needs, with no notebooks."""
+    (folder / "pfl_core").mkdir(parents=True)
+    for name in ("run_all.sh", "pyproject.toml", "pfl_core/runner.py"):
+        shutil.copy(runner.ROOT / name, folder / name)
+    return folder
+
+
+# ---------------------------------------------------------------- the words
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("tset", "'tset'"),
+        ("--profile fast", "'fast' (choose from"),
+        ("--paper fedpr", "'fedpr'"),
+        ("--paper pfedhn", "'pfedhn'"),  # known, but it has no notebook
+        ("--data no/such/folder", "'no/such/folder' is not a folder"),
+        ("--datasets digits cifar", "'cifar'"),
+        ("--device gpu", "'gpu' is none of"),
+        ("--jobs 0", "'0' is not a number"),
+        ("--jobs two", "'two' is not a number"),
+        ("--prof quick", "unknown option --prof"),
+        ("test --jobs 2", "test takes no --jobs"),
+        ("lab --profile smoke", "lab takes no --profile"),
+    ],
+)
+def test_wrong_words_get_one_line_and_code_2(words, line, tmp_path, capsys):
+    make(tmp_path, "fedper")
+    with pytest.raises(SystemExit) as stop:
+        runner.parse(words.split(), tmp_path)
+    message = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message.startswith("run_all.sh: ") and message.count("\n") == 1 and line in message
+
+
+def test_right_words(tmp_path):
+    make(tmp_path, "fedper"), make(tmp_path, "explore"), make(tmp_path, "scratch")
+    args = runner.parse([], tmp_path)
+    assert (args.word, args.profile, args.paper, args.jobs) == (None, "quick", ["fedper", "explore"], 1)
+    words = f"--profile smoke --paper explore --data {tmp_path} --datasets digits mnist --device cuda:1 --jobs 2"
+    args = runner.parse(words.split(), tmp_path)
+    assert (args.paper, args.data, args.datasets) == (["explore"], tmp_path, ["digits", "mnist"])
+    assert (args.device, args.jobs) == ("cuda:1", 2)
+    assert runner.parse(["lab", "--data", str(tmp_path)], tmp_path).word == "lab"
+
+
+def test_every_data_set_can_be_named():
+    code = "import pfl_core; print(*pfl_core.list_datasets())"  # apart from what other tests register here
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(runner.DATASETS) == set(listed)
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"bogus": 1}, "has no parameter bogus; it has profile, datasets"),
+        ({"recompute": "no"}, "recompute must be a bool, not 'no'"),
+        ({"recompute": 1}, "recompute must be a bool"),
+        ({"seeds": (1, 2)}, r"seeds must be a list, not \(1, 2\)"),
+        ({"seeds": [np.int64(3)]}, "plain JSON values"),
+        ({"datasets": [("digits",)]}, "plain JSON values"),
+    ],
+)
+def test_parameters_that_papermill_would_change_are_refused(parameters, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        runner.check_parameters(make(tmp_path, "fedper"), parameters)
+
+
+def test_good_parameters_pass(tmp_path):
+    good = {"profile": "smoke", "recompute": True, "seeds": [0, 1], "datasets": ["digits"]}
+    runner.check_parameters(make(tmp_path, "fedper"), good)
+
+
+# ---------------------------------------------------------------- running
+
+
+def test_run_all_notebooks_with_one_that_fails(tmp_path):
+    here = project(tmp_path / "a folder")
+    make(here / "notebooks", "fedper", FIGURE)
+    make(here / "notebooks", "pfedhn", "print('before')", "raise ValueError('seven\\nlines')", "print('after')")
+    env = {k: v for k, v in os.environ.items() if k != "PFL_RUNS"}
+    command = [sys.executable, "-P", str(here / "pfl_core" / "runner.py"), "--profile", "smoke", "--jobs", "2"]
+    done = subprocess.run([*command, "--datasets", "digits"], env=env, cwd=here, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "fedper | recompute is True ['digits'] 1\n" in done.stdout
+    assert "pfedhn | before\n" in done.stdout and "after" not in done.stdout
+    head, good, bad = done.stdout.splitlines()[-3:]
+    assert head.split() == ["notebook", "status", "wall", "figures"]
+    assert good.startswith("fedper    ok ") and good.endswith("  runs/figures/fedper/smoke-digits")
+    kept = "runs/notebooks/pfedhn.smoke-digits.failed.ipynb"
+    assert bad.startswith("pfedhn    failed ") and bad.endswith(f"  cell 4: ValueError: seven; partly run: {kept}")
+    assert {p.name for p in (here / "runs/notebooks").iterdir()} == {"fedper.smoke-digits.ipynb", Path(kept).name}
+    assert nbformat.read(here / kept, as_version=4).cells[3].outputs[0].text == "before\n"
+
+
+def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
+    make(tmp_path, "fedper", "print(1)")
+    old = tmp_path / "runs" / "notebooks" / "fedper.smoke-digits.failed.ipynb"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    (row,) = runner.run(["fedper"], {"profile": "smoke"}, runner.environment(tmp_path / "runs"), notebooks=tmp_path)
+    assert row.status == "ok" and row.where == "no figures"
+    assert [p.name for p in old.parent.iterdir()] == ["fedper.smoke-digits.ipynb"]
+
+
+def test_an_unknown_parameter_fails_that_notebook_before_it_starts(tmp_path):
+    make(tmp_path, "fedper")
+    (row,) = runner.run(["fedper"], {"bogus": 1}, runner.environment(tmp_path), notebooks=tmp_path)
+    assert row.status == "failed" and "ValueError: fedper.ipynb has no parameter bogus" in row.where
+
+
+def test_the_limit_ends_notebook_and_kernel(tmp_path):
+    pid = tmp_path / "pid"
+    make(tmp_path, "fedper", f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
+    began = time.monotonic()
+    (row,) = runner.run(["fedper"], {}, runner.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=6)
+    assert time.monotonic() - began < 30
+    assert row.status == "failed" and row.where.startswith("stopped at its limit of 6 s; partly run: ")
+    assert (tmp_path / "runs/notebooks/fedper.quick-digits.failed.ipynb").exists()
+    kernel = int(pid.read_text())
+    assert not psutil.pid_exists(kernel) or psutil.Process(kernel).status() == psutil.STATUS_ZOMBIE
+
+
+def test_environment_leaves_the_backend_to_the_kernel(monkeypatch, tmp_path):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    env = runner.environment(tmp_path, tmp_path / "data")
+    assert "MPLBACKEND" not in env and env["PFL_DATA"] == str(tmp_path / "data")
+
+
+def test_nbval_waits_for_silent_cells(tmp_path):
+    item = SimpleNamespace(output_timeout=5)
+    scope = {}
+    exec((runner.NOTEBOOKS / "conftest.py").read_text(), scope)
+    scope["pytest_collection_modifyitems"]([item])
+    assert item.output_timeout > 100
+
+
+def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_path):
+    here = project(tmp_path / "my project")
+    shutil.copytree(runner.NOTEBOOKS, here / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
+    make(here / "notebooks", "fedper", "import random", "random.random() if profile == 'smoke' else 1")
+    (here / "tests").mkdir()
+    (here / "tests" / "test_one.py").write_text("def test_one():\n    assert 1 == 2\n")
+    program = [sys.executable, "-P", str(here / "pfl_core" / "runner.py")]
+    subprocess.run([*program, "clean", "--run", here / "notebooks" / "fedper.ipynb"], check=True)
+    done = subprocess.run([*program, "test"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    table = done.stdout[done.stdout.rindex("\ncheck ") :].splitlines()[2:]
+    checks = {line[:29].strip(): line[29:35].strip() for line in table[:-1]}
+    assert checks == {
+        "ruff check": "ok",
+        "ruff format": "ok",
+        "pytest": "failed",
+        "gate 1: committed notebooks": "ok",
+        "gate 2: fedper": "ok",
+        "gate 2: trained again": "failed",
+    }
+    assert "kept in runs/test-" in table[-1]
+
+
+# ---------------------------------------------------------------- the cleaner
+
+
+def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
+    new = nbformat.v4
+    path = make(tmp_path, "fedper", "x")
+    nb = nbformat.read(path, as_version=4)
+    nb.metadata |= {"widgets": {"state": {}}, "papermill": {"duration": 3.2}}
+    nb.metadata.kernelspec.name = "my-venv"
+    nb.cells[1].metadata = nbformat.from_dict({"papermill": {"duration": 1.0}, "execution": {}, "tags": ["mine"]})
+    widget = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "IntSlider()"}
+    parts = [new.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n")]
+    nb.cells[1].outputs = [*parts, new.new_output("display_data", widget), new.new_output("display_data", {"a/b": "c"})]
+    nbformat.write(nb, path)
+    ids = [cell.id for cell in nb.cells]
+    runner.clean(path)
+    once = path.read_bytes()
+    nb = nbformat.read(path, as_version=4)
+    assert nb.metadata == {"kernelspec": runner.KERNELSPEC, "language_info": {"name": "python"}}
+    assert nb.cells[1].metadata == {"tags": ["mine"]} and nb.cells[0].metadata == {"tags": ["parameters"]}
+    assert [output.get("text") for output in nb.cells[1].outputs] == ["a\nb\n", None]
+    assert [cell.id for cell in nb.cells] == ids
+    runner.clean(path)
+    assert path.read_bytes() == once and [p.name for p in tmp_path.iterdir()] == ["fedper.ipynb"]
+
+
+def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
+    path = make(tmp_path, "fedper", "import os\nprint(profile, recompute, os.environ['PFL_OFFLINE'])\nprofile")
+    monkeypatch.chdir(tmp_path)
+    assert runner.main(["clean", "--run", "fedper.ipynb"]) == 0
+    once = path.read_bytes()
+    assert runner.main(["clean", "--run", "fedper.ipynb"]) == 0
+    assert path.read_bytes() == once
+    nb = nbformat.read(path, as_version=4)
+    assert len(nb.cells) == 2 and [cell.execution_count for cell in nb.cells] == [1, 2]
+    assert nb.cells[1].outputs[0].text == "quick False 1\n"
+
+
+def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
+    path = make(tmp_path, "fedper", "1 / 0")
+    before = path.read_bytes()
+    assert runner.main(["clean", "--run", str(path)]) == 1
+    assert path.read_bytes() == before and "ZeroDivisionError" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- run_all.sh
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """run_all.sh in a folder with a space, with an active environment whose pip only writes down what it is asked."""
+    here, bin = project(tmp_path / "my project"), tmp_path / "env" / "bin"
+    bin.mkdir(parents=True)
+    note = f'if [ "$3" = install ]; then echo "$PWD: $*" >>"{tmp_path}/asked"; exit; fi'
+    (bin / "python").write_text(f'#!/bin/sh\n{note}\nexec "{sys.executable}" "$@"\n')
+    (bin / "python").chmod(0o755)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CONDA", "PFL_"))}
+
+    def call(*words: str, **more: str) -> SimpleNamespace:
+        command = ["bash", str(here / "run_all.sh"), *words]
+        active = {"VIRTUAL_ENV": str(tmp_path / "env")} | more
+        done = subprocess.run(command, env=env | active, cwd=tmp_path, capture_output=True, text=True)
+        asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, asked=asked, here=here)
+
+    return call
+
+
+def test_wrong_words_install_nothing(shell):
+    done = shell("--profile", "fast")
+    assert done.code == 2 and done.asked == [] and done.err.startswith("run_all.sh: argument --profile")
+    assert not (done.here / ".venv").exists()
+
+
+def test_help_installs_nothing(shell):
+    done = shell("--help")
+    assert done.code == 0 and done.asked == []
+    for word in ("test", "lab", "--profile", "--paper", "--data", "--datasets", "--device", "--jobs"):
+        assert word in done.out
+
+
+def test_installs_when_something_changed_only(shell):
+    done = shell()
+    assert done.code == 1 and "no notebook in" in done.err  # an empty project: everything before went well
+    assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -m pip install")
+    assert done.asked[0].endswith(" -e .")
+    assert len(shell().asked) == 1
+    make(done.here / "notebooks", "fedper", FIGURE)
+    done = shell("--paper", "fedper")
+    assert done.code == 0 and len(done.asked) == 1 and "my project/runs/figures/fedper/quick-digits" in done.out
+    with (done.here / "pyproject.toml").open("a") as f:
+        f.write("# changed\n")
+    shutil.rmtree(done.here / "notebooks")
+    assert len(shell().asked) == 2
+
+
+def test_an_active_environment_without_python_is_named(shell, tmp_path):
+    done = shell(VIRTUAL_ENV=str(tmp_path / "gone"))
+    assert done.code == 1 and "gone has no Python 3.11 or newer" in done.err and done.asked == []
+
+
+def test_bash_reads_the_scripts():
+    for script in ("run_all.sh", ".ci/run"):
+        assert os.access(runner.ROOT / script, os.X_OK)
+        subprocess.run(["bash", "-n", runner.ROOT / script], check=True)

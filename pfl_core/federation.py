@@ -24,7 +24,7 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 class Federation:
     """K clients over one pool of samples.
 
-    x (n, ...) uint8 images (scaled to [0, 1], then (x - mean) / std per channel), integer tokens, or float features as they are; y (n,) labels;
+    x (n, ...) uint8 images (scaled to [0, 1], then (x - mean) / std per channel), integer tokens, or floats as they are; y (n,) labels;
     train, val, test: one int array of pool indices a client (val may be left out); classes: C, by default max(y) + 1.
     Raises ValueError for indices out of range, a client without training samples, or a test sample that is also trained on.
     """

@@ -256,7 +256,12 @@ def _check_options(name: str, stem: str, width: float) -> None:
 
 def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object) -> nn.Module:
     """FedPer's linear base (Sec. 4.4): the last `depth` blocks of the network `of`, all below them one linear layer."""
-    return linear_base(build(of, input_shape, classes, torch.initial_seed() % 2**31, **options), depth, input_shape, torch.initial_seed())
+    return linear_base(
+        build(of, input_shape, classes, torch.initial_seed() % 2**31, **options),
+        depth,
+        input_shape,
+        torch.initial_seed(),
+    )
 
 
 # The registry

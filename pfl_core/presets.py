@@ -4,37 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
-SEEDS = {"smoke": [0], "quick": [0, 1], "paper": [0, 1, 2]}
+
+def seeds(profile: str, embedded: bool) -> list[int]:
+    """Seeds of a profile: quick takes one on the embedded data, where time is short, and two on real data."""
+    return {"smoke": [0], "quick": [0] if embedded else [0, 1], "paper": [0, 1, 2]}[profile]
+
 
 ARTEFACTS = {"fedper": [f"fig{i}" for i in range(2, 19)]}
 
 # FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30, batch 4, 80/20.
 # [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start from draws of their own (Alg. 1),
-# networks have CIFAR stems at 32x32, no momentum, no augmentation; K_P = 2 where a figure does not say.
+# networks have CIFAR stems, no momentum, no augmentation; K_P = 2 where a figure does not say.
+# quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a rate that suits them.
 _FEDPER: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
-    # Small networks, fewer and smaller batches, and a rate that suits them [C]: a run takes seconds on two cores.
-    "quick": dict(rounds=12, epochs=1, batch=16, lr=0.05, clients=10, eval_every=2, max_samples=400),
-    "smoke": dict(rounds=1, epochs=1, batch=16, lr=0.05, clients=4, max_samples=16),
+    "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=400),
+    "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, clients=10, eval_every=2, max_samples=8),
 }
-_WIDTH = {"paper": 1.0, "quick": 0.125, "smoke": 0.0625}
-_RATERS = {"paper": dict(clients=30, batch=4), "quick": dict(clients=10, batch=8), "smoke": dict(clients=4)}
+_RATERS = {"paper": dict(clients=30, batch=4), "quick": dict(batch=8), "smoke": {}}
+_NETS = {
+    "paper": dict(width=1.0, stem="cifar"),
+    "quick": dict(width=0.25, stem="imagenet"),
+    "smoke": dict(width=0.0625, stem="imagenet"),
+}
+
+
+def fedper_nets(profile: str) -> dict[str, dict[str, Any]]:
+    """FedPer's two networks at a profile, as changes to an Experiment."""
+    nets = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
+    return {name: {"model": model, "model_args": _NETS[profile]} for name, model in nets.items()}
+
+
+def linear_rows(net: dict[str, Any], depth: int = 1) -> dict[str, dict]:
+    """Rows "original" and "linear base" (Sec. 4.4): all below the last `depth` blocks of a network is one linear layer."""
+    return {"original": {}, "linear base": {"model": "linear", "model_args": {"of": net["model"], "depth": depth}}}
 
 
 def fedper(profile: str, dataset: str) -> dict[str, Any]:
-    """Fields of the Experiment that FedPer's figures vary; model and K_P are set there."""
-    raters = dataset.startswith(("raters", "flickr"))
-    fields = (
-        _FEDPER[profile]
-        | (_RATERS[profile] if raters else {})
-        | dict(buffers="average", head_init="own", head_depth=2, eval_after=False)
+    """Fields of the Experiment that FedPer's figures vary; network, k and K_P are set there."""
+    fields = dict(
+        dataset=dataset, partition="fedper_classes", buffers="average", head_init="own", head_depth=2, eval_after=False
     )
-    if profile == "quick" and dataset.startswith("cifar"):
-        fields |= dict(rounds=20, batch=32, eval_every=2)
-    scheme = (
-        dict(partition="workers", partition_args={}) if raters else dict(partition="fedper_classes", partition_args={})
-    )
-    return fields | scheme | dict(dataset=dataset, model_args={"width": _WIDTH[profile]})
+    fields |= _FEDPER[profile]
+    if dataset.startswith(("raters", "flickr")):
+        fields |= dict(partition="workers") | _RATERS[profile]
+    return fields
 
 
 def preset(paper: str, artefact: str, profile: str, dataset: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pfl_core.experiments import ROW_COLUMNS, results_folder, runs_root
+from pfl_core.runs import ROW_COLUMNS, results_folder, runs_root
 
 SELECT = ("last", "last10", "best_val", "best_test")
 
@@ -208,7 +208,7 @@ def latex(frame: pd.DataFrame) -> str:
 
 
 def publish(paper: str) -> list[Path]:
-    """Copy the rows and figures of a paper's notebook runs (profiles other than smoke) from runs/ to results/ and figures/; returns the files."""
+    """Copy rows and figures of a paper's notebook (not of smoke) from runs/ to results/ and figures/; returns the files."""
     home, done = results_folder().parent, []
     for source in sorted((runs_root() / "results").glob(f"{paper}.*.csv")):
         profile = source.name.split(".")[1].split("-")[0]

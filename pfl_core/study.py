@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-import pfl_core
-from pfl_core import data, experiments, plots, presets, report
-from pfl_core.experiments import Experiment, runs_root
+from pfl_core import data, experiments, plots, presets, report, runs
+from pfl_core.experiments import Experiment
 from pfl_core.methods.base import METHODS
+from pfl_core.version import __version__
 
 PROFILES = ("smoke", "quick", "paper")
 VIEWS = ("fedavg_ft", "fedprox_ft")  # read from another method's run, at when="after"
@@ -73,11 +73,11 @@ class Study:
         if any(not isinstance(s, int) or isinstance(s, bool) or s < 0 for s in seeds or []):
             raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
         self.paper, self.profile, self.recompute = paper, profile, recompute
-        self.device = experiments.pick_device(device)
+        self.device = runs.pick_device(device)
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
-        self.seeds = seeds or presets.SEEDS[profile]
         self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
-        self.folder = runs_root() / "figures" / paper / f"{profile}-{self.label}"
+        self.seeds = seeds or presets.seeds(profile, self.label == "digits")
+        self.folder = runs.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
 
@@ -112,11 +112,11 @@ class Study:
     ) -> pd.DataFrame:
         """Rows of the grid rows x columns x seeds of changes to `base`; `seeds` keeps the first few. An empty frame if base is None."""
         if base is None:
-            return pd.DataFrame(columns=experiments.ROW_COLUMNS)
+            return pd.DataFrame(columns=runs.ROW_COLUMNS)
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
         cells = experiments.grid(base, rows, columns, self.seeds[:seeds])
-        frame = experiments.sweep(cells, recompute=self.recompute, device=self.device)
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.device)
         self.collected.append(frame)
         return frame
 
@@ -129,6 +129,53 @@ class Study:
         plt.show(fig)
         plt.close(fig)
 
+    def curves(
+        self, name: str, rows: pd.DataFrame, said: str = "", columns: int = 3, when: str = "before"
+    ) -> pd.DataFrame | None:
+        """Figure `name`: test accuracy against the round, a panel a column, a line a row; returns the last round's numbers."""
+        return self._panels(name, rows, plots.curves, ["acc_pct"], said, columns, when)
+
+    def spread(
+        self, name: str, rows: pd.DataFrame, said: str = "", columns: int = 3, when: str = "before"
+    ) -> pd.DataFrame | None:
+        """As `curves`, with the spread over clients: band +-1 sd, thin lines worst and best client; returns the last sd."""
+        return self._panels(name, rows, plots.spread, ["acc_pct", "acc_sd", "acc_min", "acc_max"], said, columns, when)
+
+    def _panels(self, name, rows, draw, metrics, said, columns, when) -> pd.DataFrame | None:
+        if rows.empty:
+            return None
+        kept = rows[
+            (rows.split == "test") & (rows.when == when) & (rows["mean"] == "client") & rows.metric.isin(metrics)
+        ]
+        names = list(dict.fromkeys(kept.column))
+        fig, axes = plots.panels(len(names), columns)
+        for ax, c in zip(axes, names, strict=True):
+            draw(kept[kept.column == c], ax).set_title(c)
+        self.figure(name, fig, kept, said)
+        return report.summary(report.pick(rows, "last", when, metric=metrics[1] if len(metrics) > 1 else "acc_pct"))
+
+    def show_partitions(self, base: Experiment | None, columns: dict[str, dict], name: str = "partition") -> None:
+        """Figure `name`: who holds which labels of the training data, a panel for each change to `base`."""
+        if base is None:
+            return
+        fig, axes = plots.panels(len(columns))
+        frames = []
+        for ax, (label, changes) in zip(axes, columns.items(), strict=True):
+            counts = experiments.federation(base.but(**changes, seed=self.seeds[0])).counts()
+            plots.label_distribution(counts, ax).set_title(label)
+            k, c = counts.nonzero()
+            frames.append(pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]}))
+        self.figure(name, fig, pd.concat(frames).assign(dataset=base.dataset), "Area: number of training samples.")
+
+    @property
+    def raters(self) -> str:
+        """What a figure over FLICKR-AES must say when synthetic raters stand in for it."""
+        return "" if self.data("flickr_aes") == "flickr_aes" else "Synthetic raters, not FLICKR-AES."
+
+    def pick(self, paper: Any, *, quick: Any, smoke: Any = None) -> Any:
+        """The value for this notebook's profile; smoke takes quick's where it has none."""
+        return {"paper": paper, "quick": quick, "smoke": quick if smoke is None else smoke}[self.profile]
+
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV, Markdown and LaTeX below runs/ and return it for display."""
         report.save_table(frame, self.folder / name)
@@ -137,11 +184,7 @@ class Study:
     def rows(self) -> pd.DataFrame:
         """All rows swept so far, each once."""
         kept = [f for f in self.collected if len(f)]
-        return (
-            pd.concat(kept, ignore_index=True).drop_duplicates()
-            if kept
-            else pd.DataFrame(columns=experiments.ROW_COLUMNS)
-        )
+        return pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=runs.ROW_COLUMNS)
 
     def claims(self) -> pd.DataFrame:
         """What the paper says, the number here that decides it, and a verdict; saved as the table `claims`."""
@@ -149,20 +192,20 @@ class Study:
 
     def finish(self) -> str:
         """Write all rows to runs/results/ and return one line on versions, device and time."""
-        out = runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
+        out = runs.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
         out.parent.mkdir(parents=True, exist_ok=True)
         report.save_rows(self.rows(), out)
         where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
-        runs = self.rows().run.nunique()
+        count = self.rows().run.nunique()
         return (
-            f"{runs} runs; pfl_core {pfl_core.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}; "
+            f"{count} runs; pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}; "
             f"{time.monotonic() - self.began:.0f} s; rows in {_short(out)}, figures in {_short(self.folder)}"
         )
 
 
 def _short(path: Path) -> str:
     # Below runs/, so that no notebook holds a path of somebody's computer.
-    return str(Path("runs") / path.relative_to(runs_root()))
+    return str(Path("runs") / path.relative_to(runs.runs_root()))
 
 
 def _one_of(name: str, value: Any, legal: Any) -> None:

@@ -16,7 +16,9 @@ from pfl_core.simulate import simulate
 
 CFG = dict(batch=6, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.05, momentum=0.0, weight_decay=0.0, clip=0.0)
 CFG |= dict(rounds=3, participation=1.0, eval_every=1, eval_after=True, seed=0, holdout=0.25)
-ARGS: dict[str, dict] = {}  # hyper-parameters that a tiny federation needs
+ARGS: dict[str, dict] = {  # hyper-parameters that a tiny federation needs
+    "pfedhn": {"lr": 0.1}
+}
 EXCEPT: dict[tuple[str, str], str] = {}  # (method, check): why the check does not apply
 OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
 

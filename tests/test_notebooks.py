@@ -16,18 +16,7 @@ PARAMETERS = {
 }
 LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 300, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
-NOT_REPEATABLE = {
-    "sweep",
-    "run",
-    "tune",
-    "fetch",
-    "versions",
-    "interact",
-    "interactive",
-    "explore",
-    "perf_counter",
-    "time",
-}
+NOT_REPEATABLE = set("sweep run tune fetch finish versions interact interactive explore perf_counter time".split())
 ABSOLUTE = re.compile(r"(?<![\w./:>-])/(?:home|root|Users|tmp|work|private|var|opt|mnt|usr)/\w|\b[A-Z]:\\\w")
 WALL_TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:s|ms|min|seconds|minutes)\b")
 

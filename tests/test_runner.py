@@ -60,7 +60,7 @@ def project(folder: Path) -> Path:
         ("--paper pfedhn", "'pfedhn'"),  # known, but it has no notebook
         ("--data no/such/folder", "'no/such/folder' is not a folder"),
         ("--datasets digits cifar", "'cifar'"),
-        ("--device gpu", "'gpu' is none of"),
+        ("--device gpu", "'gpu' (choose from"),
         ("--jobs 0", "'0' is not a number"),
         ("--jobs two", "'two' is not a number"),
         ("--prof quick", "unknown option --prof"),
@@ -81,10 +81,10 @@ def test_right_words(tmp_path):
     make(tmp_path, "fedper"), make(tmp_path, "explore"), make(tmp_path, "scratch")
     args = runner.parse([], tmp_path)
     assert (args.word, args.profile, args.paper, args.jobs) == (None, "quick", ["fedper", "explore"], 1)
-    words = f"--profile smoke --paper explore --data {tmp_path} --datasets digits mnist --device cuda:1 --jobs 2"
+    words = f"--profile smoke --paper explore --data {tmp_path} --datasets digits mnist --device cuda --jobs 2"
     args = runner.parse(words.split(), tmp_path)
     assert (args.paper, args.data, args.datasets) == (["explore"], tmp_path, ["digits", "mnist"])
-    assert (args.device, args.jobs) == ("cuda:1", 2)
+    assert (args.device, args.jobs) == ("cuda", 2)
     assert runner.parse(["lab", "--data", str(tmp_path)], tmp_path).word == "lab"
 
 

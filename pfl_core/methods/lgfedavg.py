@@ -1,0 +1,31 @@
+"""LG-FedAvg: local representations, a global head; the lower layers stay on the client, the upper ones are averaged.
+
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020),
+Algorithm 1.
+
+    (W_l,k, W_g,k) <- SGD on both jointly          `local` (the default)
+    W_g            <- sum_k n_k W_g,k / sum_k n_k  `upload`; W_l,k never leaves client k
+
+W_g is the experiment's head: `head_depth` counts its layers from the output (authors: 2 on CIFAR-10, 3 on MNIST). All layers is FedAvg,
+0 is Local; both limits are allowed. The authors start from a model trained by FedAvg: Experiment(init_from=<that experiment>).
+From scratch with a one-layer head expect about Local: the shared head meets representations that nothing aligns.
+
+Differs from the paper
+1. The auxiliary losses on the representations (unsupervised, adversarial fairness) are left out, as in the authors' image experiments.
+2. BatchNorm statistics below the head are always the client's own; the paper's networks have none.
+
+Differs from the authors' code
+1. Weights are n_k; there the mean is uniform.
+2. There each client keeps its best model by test accuracy; here nothing is selected on test data.
+"""
+
+from pfl_core.methods.base import Method
+
+
+class LGFedAvg(Method):
+    """Personal lower layers under a shared head, trained jointly (Liang et al., 2020)."""
+
+    name = "lgfedavg"
+
+    def is_shared(self, name):
+        return name in self.task.head

@@ -1,0 +1,171 @@
+"""pFedLA and HeurpFedLA: every client has a hypernetwork on the server that weighs all clients' models, layer by layer.
+
+Ma, Zhang, Guo and Xu, "Layer-wised Model Aggregation for Personalized Federated Learning", CVPR 2022, arXiv:2205.03993, Algorithms 1 and 2.
+
+    alpha_i = HN_i(v_i; psi_i)                             `alpha`: a row of weights over the K clients for each layer   (4)
+    thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l           `download`                                                    (5), (6)
+    theta_i <- local SGD from thetabar_i                   `local` (the default); Delta_i = theta_i - thetabar_i
+    Delta v_i, Delta psi_i = (d thetabar_i)^T Delta_i      `upload`; with d/d alpha^{l,j} = <theta_j^l, Delta_i^l>       (10), (11)
+    retained: the k layers of largest alpha_i^{l,i} are    `retained`; theta_i^l itself, not sent to the client          (12)
+    Served is thetabar_i (Algorithm 1's output): when="before".
+
+Differs from the paper
+1. Eq. 10-11 give no sign. v, psi + lr J^T Delta lowers the loss and is the default (Fig. 5 and 6 show self weights that grow);
+   hn_sign="literal" subtracts, as the papers of this family print it.
+2. Not in the text, from third-party code: d_e = hidden = 100, three hidden layers, lr 5e-3 by plain SGD, one step a visit.
+3. Weights of a layer sum to 1: by softmax. hn_out="relu_norm" is third-party code: ReLU over its sum, heads drawn from U(0, 1).
+4. Heads begin at zero, so that the first aggregation is the plain mean; all clients begin with one model.
+5. A layer is a convolution, BatchNorm or linear module (by="module"); Table 3's megabytes fit that count. BatchNorm statistics are
+   never mixed: they follow the experiment's buffer policy.
+Differs from third-party code (there is none of the authors'): all participants of a round mix the same models, those of its beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_core.methods.base import Method, State
+from pfl_core.stacked import Params, flat, gram, mix, own, put, select, take
+
+SIGNS, OUT, DEPTH = ("descent", "literal"), ("softmax", "relu_norm"), 3
+
+
+@dataclass(frozen=True, eq=False)
+class PFedLA(Method):
+    """Layer-wise weights over all clients' models, from one hypernetwork a client (Ma et al., 2022)."""
+
+    name = "pfedla"
+    retain_k = 0  # layers that a client keeps as they are; HeurpFedLA
+    lr: float = 5e-3  # of embeddings and hypernetworks [third-party]; 0 is the plain mean of all clients' models
+    dim: int = 100  # d_e, size of an embedding [third-party]
+    hidden: int = 100  # width of the hypernetworks [third-party]
+    by: str = "module"  # what a layer is: "module", "block", "child" or "tensor"
+    hn_sign: str = "descent"  # or "literal"
+    hn_out: str = "softmax"  # or "relu_norm"
+
+    def check(self):
+        for field, legal in {"hn_sign": SIGNS, "hn_out": OUT}.items():
+            if getattr(self, field) not in legal:
+                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}")
+        if min(self.dim, self.hidden) < 1:
+            raise ValueError(f"{self.name}: dim={self.dim}, hidden={self.hidden}; allowed: integers >= 1")
+        if not 0 <= self.retain_k <= len(self.layers):
+            raise ValueError(
+                f"{self.name}: retain_k={self.retain_k}; allowed: 0..{len(self.layers)}, the layers by {self.by!r}"
+            )
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """{layer: names of its parameters} in forward order."""
+        return self.task.layers_by(self.by)
+
+    # -- the hypernetworks -----------------------------------------------------------------------------------------------
+    def _hypernetworks(self) -> Params:
+        # As nn.Linear draws: weights and biases within +-1 / sqrt(inputs); K of them at once.
+        t, n_layers, hn = self.task, len(self.layers), {}
+        with t.seeded("hypernetworks"):
+            hn["v"] = torch.randn(t.K, self.dim)
+            for i in range(DEPTH):
+                inputs = self.hidden if i else self.dim
+                for part, shape in {"weight": (self.hidden, inputs), "bias": (self.hidden,)}.items():
+                    hn[f"{i}.{part}"] = (2 * torch.rand(t.K, *shape) - 1) / inputs**0.5
+            shape = t.K, n_layers, t.K, self.hidden
+            hn["head.weight"] = torch.zeros(shape) if self.hn_out == "softmax" else torch.rand(shape)
+            hn["head.bias"] = torch.zeros(shape[:3])
+        return {n: v.to(t.device, t.dtype) for n, v in hn.items()}
+
+    def alpha(self, hn: Params) -> Tensor:
+        """Weights (S, L, K) of S hypernetworks {name: (S, *shape)} with their embeddings; rows over the clients sum to 1."""
+        h = hn["v"]
+        for i in range(DEPTH):
+            h = F.relu(torch.einsum("soi,si->so", hn[f"{i}.weight"], h) + hn[f"{i}.bias"])
+        z = torch.einsum("slkh,sh->slk", hn["head.weight"], h) + hn["head.bias"]
+        if self.hn_out == "softmax":
+            return z.softmax(2)
+        return z.relu() / z.relu().sum(2, keepdim=True).clamp_min(1e-12)
+
+    def retained(self, alpha: Tensor, sel: Tensor) -> Tensor:
+        """Whether client sel[s] keeps layer l: (S, L) bool, True for the retain_k largest self weights; of equal ones, the first layers."""
+        mine = alpha[torch.arange(len(sel), device=sel.device), :, sel]
+        top = mine.argsort(dim=1, descending=True, stable=True)[:, : self.retain_k]
+        return torch.zeros_like(mine, dtype=torch.bool).scatter_(1, top, True)
+
+    def _used(self, state: State, sel: Tensor) -> tuple[Tensor, Tensor]:
+        # The weights that mix, with one-hot rows for retained layers, and which layers those are.
+        alpha = self.alpha(take(state.extra["hn"], sel))
+        keep = self.retained(alpha, sel)
+        return torch.where(keep[:, :, None], F.one_hot(sel, alpha.shape[2]).to(alpha)[:, None], alpha), keep
+
+    def weights(self, state: State) -> dict[str, Tensor]:
+        """{layer: (K, K)}, the weights that mix next: row = receiving client, column = source; a retained layer's row is one-hot."""
+        sel = torch.arange(len(state.extra["hn"]["v"]), device=self.task.device)
+        alpha, _ = self._used(state, sel)
+        return dict(zip(self.layers, alpha.unbind(1), strict=True))
+
+    def embeddings(self, state: State) -> Tensor:
+        """The clients' embeddings v, (K, d_e)."""
+        return state.extra["hn"]["v"]
+
+    # -- hooks -----------------------------------------------------------------------------------------------------------
+    def init(self):
+        state = super().init()
+        state.server = select(state.server, self.task.buffers)
+        theta = own(select(self.task.start(), self.task.parameters))
+        state.extra = {"theta": theta, "hn": self._hypernetworks()}
+        return state
+
+    def download(self, state, sel):
+        # Rows of retained layers hold the client's own copy, which is not sent: see `traffic`.
+        alpha, _ = self._used(state, sel)
+        mixed = super().download(state, sel)
+        for a, names in zip(alpha.unbind(1), self.layers.values(), strict=True):
+            mixed |= mix(a, select(state.extra["theta"], names))
+        return mixed
+
+    def upload(self, state, sel, start, end, weight):
+        state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
+        theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
+        alpha, pull = torch.func.vjp(self.alpha, hn)
+        slope = torch.zeros_like(alpha)
+        for i, names in enumerate(self.layers.values()):
+            delta = {n: end[n] - start[n] for n in names}
+            # <theta_j - thetabar_i, Delta_i> in float64: models are close to each other, Delta is small.
+            mine = (flat(delta).double() * flat(select(start, names)).double()).sum(1, keepdim=True)
+            slope[:, i] = gram(delta, select(theta, names)) - mine
+        (grad,) = pull(slope.masked_fill(self.retained(alpha, sel)[:, :, None], 0))
+        rate = self.lr if self.hn_sign == "descent" else -self.lr
+        put(state.extra["hn"], sel, {n: v + rate * grad[n] for n, v in hn.items()})
+        put(theta, sel, select(end, theta))
+        return state
+
+    def traffic(self, state, sel, down, up):
+        down_n, up_n = super().traffic(state, sel, down, up)
+        _, keep = self._used(state, sel)
+        sizes = torch.tensor([sum(self.task.initial[n].numel() for n in names) for names in self.layers.values()])
+        return down_n - int((keep.cpu() * sizes).sum()), up_n
+
+    def adopt(self, state, k):
+        raise ValueError(
+            f"{self.name} weighs the clients it was trained with and cannot serve {k} new ones; use pfedhn"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HeurpFedLA(PFedLA):
+    """pFedLA in which a client keeps its k layers of largest self weight, which saves their download (Ma et al., 2022)."""
+
+    name = "heurpfedla"
+    retain_k: int = 1  # k (Tables 1, 2); 0 is pFedLA, all layers is Local
+
+
+def table3_megabytes(scalars: float) -> float:
+    """MBytes of pFedLA's Table 3 for the scalars that one client moves in a round, both directions together.
+
+    3000 bytes a scalar and 2^20 bytes a MByte give all seven cells; 600 rounds, 10 clients and 4 bytes would be 24000. True bytes are the
+    rows download_bytes and upload_bytes.
+    """
+    return scalars * 3000 / 2**20

@@ -18,7 +18,7 @@ ARTEFACTS = {"fedper": [f"fig{i}" for i in range(2, 19)]}
 # quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a rate that suits them.
 _FEDPER: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
-    "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=400),
+    "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=160),
     "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, clients=10, eval_every=2, max_samples=8),
 }
 _RATERS = {"paper": dict(clients=30, batch=4), "quick": dict(batch=8), "smoke": {}}
@@ -46,6 +46,8 @@ def fedper(profile: str, dataset: str) -> dict[str, Any]:
         dataset=dataset, partition="fedper_classes", buffers="average", head_init="own", head_depth=2, eval_after=False
     )
     fields |= _FEDPER[profile]
+    if profile == "quick" and dataset in ("cifar10", "cifar100"):
+        fields |= dict(batch=32, max_samples=320, eval_every=2)
     if dataset.startswith(("raters", "flickr")):
         fields |= dict(partition="workers") | _RATERS[profile]
     return fields

@@ -207,6 +207,12 @@ def latex(frame: pd.DataFrame) -> str:
     )
 
 
+def named_runs() -> set[str]:
+    """Ids of all runs that a row in results/ or runs/results/ names."""
+    files = [*results_folder().glob("*.csv"), *(runs_root() / "results").glob("*.csv")]
+    return {run for f in files for run in pd.read_csv(f, usecols=["run"], dtype=str).run.unique()}
+
+
 def publish(paper: str) -> list[Path]:
     """Copy rows and figures of a paper's notebook (not of smoke) from runs/ to results/ and figures/; returns the files."""
     home, done = results_folder().parent, []

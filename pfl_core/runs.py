@@ -9,6 +9,8 @@ import os
 import platform
 import shutil
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -304,12 +306,12 @@ def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
         z = json.loads((folder / "experiment.json").read_text())
         history = pd.read_csv(folder / "history.csv", keep_default_na=False)
         history["value"] = pd.to_numeric(history["value"])
-        with np.load(folder / "arrays.npz", allow_pickle=False) as a:
+        with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
             arrays = {k: a[k] for k in a.files}
         if z["meta"]["schema"] != SCHEMA or len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
             raise ValueError("schema or rounds do not fit")
         return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         _set_aside(folder, error)
         return None
 

@@ -173,7 +173,9 @@ class Study:
         return "" if self.data("flickr_aes") == "flickr_aes" else "Synthetic raters, not FLICKR-AES."
 
     def pick(self, paper: Any, *, quick: Any, smoke: Any = None) -> Any:
-        """The value for this notebook's profile; smoke takes quick's where it has none."""
+        """The value for this notebook's profile: `quick` on the embedded data only; smoke takes quick's where it has none."""
+        if self.profile == "quick" and self.label != "digits":
+            return paper
         return {"paper": paper, "quick": quick, "smoke": quick if smoke is None else smoke}[self.profile]
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
-from pfl_core.stacked import Params, prefixed, select
+from pfl_core.stacked import Params, own, prefixed, select
 
 EMBED = ("trainable", "fixed", "fixed_columns")
 SIGNS = ("descent", "literal")
@@ -176,27 +176,30 @@ class PFedHN(Method):
         if not momentum:
             return state
         share = (1 if self.hn_sign == "descent" else -1) / len(sel)
-        delta = {n: share * (start[n] - end[n]) for n in self.generated}
-        _, pull = torch.func.vjp(lambda p: self.generate(phi | p, sel, size), select(phi, momentum))
-        (grad,) = pull(delta)
+        with torch.enable_grad():
+            leaves = {n: phi[n].detach().requires_grad_() for n in momentum}
+            written = self.generate(phi | leaves, sel, size)
+            delta = [share * (start[n] - end[n]) for n in written]
+            grad = dict(
+                zip(leaves, torch.autograd.grad(list(written.values()), list(leaves.values()), delta), strict=True)
+            )
         if "v" in grad:
-            grad["v"] = len(sel) * grad["v"]
-        frozen = momentum.keys() == {"v"}  # then clients do not meet: each one's gradient is clipped alone
+            grad["v"] *= len(sel)
+        frozen = grad.keys() == {"v"}  # then clients do not meet: each one's gradient is clipped alone
         norm = grad["v"].norm(dim=1, keepdim=True) if frozen else torch.stack([g.norm() for g in grad.values()]).norm()
         scale = (self.clip / (norm + 1e-6)).clamp(max=1) if self.clip else torch.ones_like(norm)
-        new_phi, new_momentum = dict(phi), {}
+        for n in phi:
+            if n.endswith(".u") and not frozen:
+                phi[n].copy_(_power(phi[f"{n[:-1]}weight"], phi[n])[0])
         for n, g in grad.items():
-            m = momentum[n].mul(self.momentum).addcmul_(g, scale).add_(phi[n], alpha=self.weight_decay)
-            rate = self.embed_lr if n == "v" and self.embed_lr is not None else self.lr
-            new_phi[n], new_momentum[n] = phi[n].sub(m, alpha=rate), m
-            if f"{n[:-6]}u" in phi and n.endswith("weight"):
-                new_phi[f"{n[:-6]}u"], _ = _power(phi[n], phi[f"{n[:-6]}u"])
-        state.extra |= {"phi": new_phi, "momentum": new_momentum}
+            # In place: phi is large, and new memory would cost more than the arithmetic.
+            step = momentum[n].mul_(self.momentum).addcmul_(g, scale).add_(phi[n], alpha=self.weight_decay)
+            phi[n].sub_(step, alpha=self.embed_lr if n == "v" and self.embed_lr is not None else self.lr)
         return state
 
     def adopt(self, state, k):
         """k novel clients: phi is frozen, their embeddings (all alike, or drawn) are fitted by the same rounds (Sec. 5.3)."""
-        phi, fresh = state.extra["phi"], super().adopt(state, k)
+        phi, fresh = own(state.extra["phi"]), super().adopt(state, k)
         if self.embed != "trainable":
             v, trained = self._descriptors(), {}
             if len(v) != k:

@@ -129,16 +129,18 @@ class PFedLA(Method):
     def upload(self, state, sel, start, end, weight):
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
         theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
-        alpha, pull = torch.func.vjp(self.alpha, hn)
+        with torch.enable_grad():
+            alpha = self.alpha({n: v.requires_grad_() for n, v in hn.items()})
         slope = torch.zeros_like(alpha)
         for i, names in enumerate(self.layers.values()):
             delta = {n: end[n] - start[n] for n in names}
             # <theta_j - thetabar_i, Delta_i> in float64: models are close to each other, Delta is small.
             mine = (flat(delta).double() * flat(select(start, names)).double()).sum(1, keepdim=True)
             slope[:, i] = gram(delta, select(theta, names)) - mine
-        (grad,) = pull(slope.masked_fill(self.retained(alpha, sel)[:, :, None], 0))
+        slope.masked_fill_(self.retained(alpha, sel)[:, :, None], 0)
+        grads = torch.autograd.grad(alpha, list(hn.values()), slope)
         rate = self.lr if self.hn_sign == "descent" else -self.lr
-        put(state.extra["hn"], sel, {n: v + rate * grad[n] for n, v in hn.items()})
+        put(state.extra["hn"], sel, {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)})
         put(theta, sel, select(end, theta))
         return state
 

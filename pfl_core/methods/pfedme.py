@@ -43,13 +43,13 @@ class PFedMe(Method):
     score: str = "personal"  # the served model: "personal" theta, or "local" w_i, as published code does
 
     def check(self):
-        lr, low = self.task.lr, self.lam + self.decay
+        lr, pull = self.task.lr, self.lam + self.decay
         for name, fine, allowed in (
-            ("lam", 0 < self.lam * lr < 2, f"a number > 0 (0 freezes w) and < 2 / lr = {2 / lr if lr else 0:.4g}"),
+            ("lam", 0 < self.lam * lr < 2, f"0 < lam * lr < 2 (lr is {lr}; at 0 w freezes)"),
             ("inner_steps", self.inner_steps >= 1, "an integer >= 1"),
             ("decay", self.decay >= 0, "a number >= 0"),
-            ("personal_lr", 0 < self.personal_lr * low < 2, f"a number > 0 and < 2 / (lam + decay) = {2 / low:.4g}"),
-            ("beta", self.beta > 0, "a number > 0; 0 freezes the global model"),
+            ("personal_lr", 0 < self.personal_lr * pull < 2, f"0 < personal_lr * (lam + decay) < 2 (the sum: {pull})"),
+            ("beta", self.beta > 0, "a number > 0; at 0 w freezes"),
             ("score", self.score in ("personal", "local"), "'personal' or 'local'"),
         ):
             if not fine:

@@ -1,0 +1,241 @@
+"""FLAYER: heads begin between global and own by accuracy, each layer has its own rate, and only what changed most is uploaded.
+
+Chen, Yang, Ren, Li, Wang, "Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning", arXiv:2412.07062 (IJCAI
+2025), Eq. 2-9, Algorithm 1. Layers i = 1..L are the model's top-level children; the last s of them, the head, are the experiment's.
+
+    thetatilde = [theta_g; A_k theta_k + (1 - A_k) theta_g in the head]      `begin`; "flayer." holds theta_k's head and A_k  (2)
+    eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)                              `factors`, `step`                            (3), (4)
+    mask: the top UP^i = min(max(i/L, .1), 1) of |thetahat - thetatilde|     `masks`                                      (5) - (8)
+    theta_g = mean of the masked models                                      `upload`                                (9), line 11
+
+FLAYER is put around another method, `inner`, over its hooks alone: every training that inner leaves to SGD takes `step`, its upload passes
+through the masks, and the heads that the server sends are mixed before inner begins. What the server fills in for masked entries
+(`upload`) turns inner's own mean into the rule below. FedPer and FedRep send no head, and FedALA blends heads itself: nothing is mixed.
+
+Differs from the paper
+1. Line 11 averages zeros where a client sent nothing, so that layer 1 shrinks towards zero (agg="literal"). Default is the mean over
+   those who sent the entry, and the old value where nobody did, as in code.
+2. Silent there: A_k is of the model that ended the client's last round, on its training data (D_k), 0 at first; rates are taken on a
+   training's first batch and kept for it (as in code); ceil(UP^i n_i) entries are kept, of equal changes those of lower index; theta_k
+   stays unmasked on its client (as in code); what `inner` covers (Tab. 5c names methods only). All but "as in code" are ours.
+Differs from the authors' code, which mode="official" follows: head-only epoch before A_k (on test data!) is taken, rates by 0-based
+child, `middle` and last/5, masks by tensor inside each kernel
+1. The head epoch takes rates by the same rule from its first batch; the code takes those of the last training, and constants at first.
+   For the CNN both are eta/5.
+2. Who is not sampled keeps its state; there all clients begin and train their heads in every round. The same at participation 1.
+3. fix_1x1 keeps tensors whose masked unit is a single entry; the code never uploads them (ResNet's downsampling stays at its draw).
+4. Entries count as sent by the mask, not by being nonzero. Shuffling and left-out batches are the experiment's.
+Momentum, weight decay and clipping do not reach `step`: as in paper and code, it is plain SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl_core.methods.base import Context, Method, State, Step, make_method
+from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
+
+CHOICES = {
+    "mode": ("paper", "official"),
+    "agg": ("contributors", "literal"),
+    "acc_on": ("auto", "train", "val", "test"),
+    "inner": ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala"),
+}
+TINY = 1e-12  # least norm of a gradient; the code divides by zero
+
+
+@dataclass(frozen=True, eq=False)
+class Flayer(Method):
+    """Accuracy-weighted heads, layer-wise rates and masked uploads around another method (Chen et al., 2025)."""
+
+    name = "flayer"
+    mode: str = "paper"  # or "official", the released code
+    agg: str = "contributors"  # or "literal": masked entries count as zeros
+    acc_on: str = "auto"  # split of A_k: "train", "val" or "test"; auto: train, and test in mode official
+    mixing: bool = True  # the three parts (Fig. 3); all False is `inner`
+    rates: bool = True
+    masking: bool = True
+    fix_1x1: bool = True  # official: False never uploads 1x1 kernels
+    middle: float = 20.0  # official: factor on middle layers' rates; code: 20 (CNN), 1 (ResNet-18, fastText)
+    inner: str = "fedavg"  # the method inside (Tab. 5c): fedavg, ditto, fedamp, fedper, fedrep, fedala
+    inner_args: dict[str, Any] = field(default_factory=dict)  # its hyper-parameters
+
+    def check(self):
+        for key, legal in CHOICES.items():
+            if getattr(self, key) not in legal:
+                raise ValueError(f"flayer: {key} = {getattr(self, key)!r}; use one of {', '.join(legal)}")
+        if self.mode == "official" and self.inner != "fedavg":
+            raise ValueError(f"flayer: mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'")
+        if not self.middle > 0:
+            raise ValueError(f"flayer: middle = {self.middle}; allowed: a number > 0")
+
+    def bind(self, task):
+        bound, inner = super().bind(task), make_method(self.inner, **self.inner_args).bind(task)
+        object.__setattr__(bound, "method", inner)
+        for hook in ("is_shared", "is_clipped", "noise", "download", "logits", "loss", "serve"):
+            object.__setattr__(bound, hook, getattr(inner, hook))
+        return bound
+
+    @property
+    def split(self) -> str:
+        """The split that A_k is measured on."""
+        return {"paper": "train", "official": "test"}[self.mode] if self.acc_on == "auto" else self.acc_on
+
+    @property
+    def leaks_test(self) -> bool:
+        """Whether A_k reads test data."""
+        return self.mixing and self.split == "test"
+
+    def carried(self, name: str) -> str:
+        """The model's name inside a name that may have a prefix ("sent.fc.weight"); "" if it carries no parameter."""
+        plain = name if name in self.task.parameters else name.partition(".")[2]
+        return plain if plain in self.task.parameters else ""
+
+    # -- (2): where clients begin ----------------------------------------------------------------------------------------
+    def init(self):
+        state, t = self.method.init(), self.task
+        sent = self.method.download(state, torch.zeros(1, dtype=torch.int64, device=t.device))
+        heads = {self.carried(n) for n in sent} & t.head if self.mixing and self.inner != "fedala" else set()
+        if heads:
+            zero = torch.zeros(t.K, dtype=t.dtype, device=t.device)
+            state.clients |= prefixed("flayer.", own(select(t.start(), heads)) | {"acc": zero})
+        return state
+
+    def begin(self, state, sel, sent=None):
+        sent = self.download(state, sel) if sent is None else sent
+        mine, mixed = unprefixed("flayer.", take(state.clients, sel)), {}
+        for n, v in sent.items():
+            if (head := self.carried(n)) in mine:
+                mixed[n] = torch.lerp(v, mine[head], mine["acc"].view(-1, *[1] * (v.dim() - 1)))
+        return self.method.begin(state, sel, sent | mixed)
+
+    def tune_head(self, c: Context, start: Params) -> Params:
+        """Mode official: `start` after one epoch on the mixed head alone."""
+        if self.mode == "paper" or "flayer.acc" not in start:
+            return start
+        only = [n for n in unprefixed("flayer.", start) if n in start]
+        return c.train(self.loss, start, only=only, epochs=1, stream="flayer", step=self.step if self.rates else None)
+
+    def accuracy(self, c: Context, p: Params) -> Tensor:
+        """A_k (S,) in [0, 1] of the models with plain names in p; 0 for a client without samples of that split."""
+        right = lambda q, b: {"hits": (self.logits(q, b.x).argmax(1) == b.y).sum(), "n": torch.ones_like(b.y).sum()}  # noqa: E731
+        got = c.measure(right, p, self.split)
+        return got["hits"].to(self.task.dtype) / got["n"].clamp_min(1)
+
+    def personal(self, state, c):
+        start = self.begin(state, c.sel)
+        return self.serve(self.tune_head(c, start)) if "flayer.acc" in start else self.method.personal(state, c)
+
+    # -- (3), (4): the step ----------------------------------------------------------------------------------------------
+    def factors(self, g: Params) -> Params:
+        """Of ONE client: {name: its rate over eta} for gradients g {name: (*shape)}; names beyond the model's have none."""
+        layers = list(self.task.layers_by("child").values())
+        out, n = {}, len(layers)
+        for i, names in enumerate(layers, 1):
+            trained = [name for name in names if name in g]
+            if not trained:
+                continue
+            norms = torch.stack([g[name].norm() for name in trained])
+            if self.mode == "paper":
+                rate = 1 + (1 / norms.norm().clamp_min(TINY)).log1p() * i / n
+            elif i in (1, n):
+                rate = torch.ones_like(norms[0]) / (1 if i < n else 5)
+            else:
+                rate = self.middle * (1 + (1 / norms.clamp_min(TINY)).log1p().mean() * (i - 1) / (n - 1))
+            out |= dict.fromkeys(trained, rate)
+        return out
+
+    def step(self, p: Params, anchor: Params, grad: Any, ctx: Step) -> tuple[Params, Params]:
+        """One step of ONE client; the factors of the first batch are kept for the whole training."""
+        g = grad(p)
+        factors = ctx.memory or self.factors(g)
+        eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
+        return p | {n: p[n] - eta[n] * factors.get(n, 1.0) * v for n, v in g.items()}, factors
+
+    def local(self, c, start):
+        start = self.tune_head(c, start)
+        end = self.method.local(_WithStep(c, self.step) if self.rates else c, start)
+        if "flayer.acc" in start:
+            heads = select(end, unprefixed("flayer.", start))
+            acc = self.accuracy(c, end if self.mode == "paper" else start)
+            end = end | prefixed("flayer.", heads | {"acc": acc})
+        if self.masking:
+            sent = {n: self.carried(n) for n in end if n not in c.state.clients and self.carried(n)}
+            masks = self.masks({q: (end[n] - start[q]).abs() for n, q in sent.items()})
+            end = end | {f"mask.{n}": masks[q] for n, q in sent.items()}
+        return end
+
+    # -- (5) to (9): masks and the server --------------------------------------------------------------------------------
+    def masks(self, change: Params) -> Params:
+        """What is uploaded, {name: (S, *shape) bool}, for changes |after - before| {name: (S, *shape)} of parameters."""
+        out, n = {}, len(self.task.parameters)
+        if self.mode == "paper":
+            layers = list(self.task.layers_by("child").values())
+            for i, names in enumerate(layers, 1):
+                if part := select(change, names):
+                    x = flat(part)
+                    size = x.shape[1]  # ceil(UP^i n_i) in whole numbers:
+                    out |= unflat(largest(x, max(-(-i * size // len(layers)), -(-size // 10))), part)
+            return out
+        for t, name in enumerate(self.task.parameters):
+            if (v := change.get(name)) is None:
+                continue
+            unit = (
+                v.flatten(3) if v.dim() == 5 else v
+            )  # kernels of a convolution; 1-D tensors whole; others are never masked
+            size = unit.shape[-1]
+            drop = max(min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1)  # halves to even
+            if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and self.fix_1x1):
+                drop = 0
+            out[name] = largest(unit, size - drop).view_as(v)
+        return out
+
+    def upload(self, state, sel, start, end, weight):
+        masks = unprefixed("mask.", end)
+        full = {n: v for n, v in end.items() if not n.startswith("mask.")}
+        for n, m in masks.items():
+            fill = torch.zeros_like(full[n][:1])
+            if self.agg == "contributors":
+                # Filled with the mean over those who sent an entry, the others do not move inner's mean of it.
+                w = weight.to(full[n].dtype)
+                mass = torch.einsum("s,s...->...", w, m.to(w.dtype))
+                mean = torch.einsum("s,s...->...", w, full[n] * m) / mass.clamp_min(TINY)
+                fill = torch.where(mass > 0, mean, state.server.get(n, start[self.carried(n)]))
+            full[n] = torch.where(m, full[n], fill)
+        return self.method.upload(state, sel, start, full, weight)
+
+    def traffic(self, state, sel, down, up):
+        masks = unprefixed("mask.", up)
+        full = {n: v for n, v in up.items() if not n.startswith("mask.")}
+        down_n, up_n = self.method.traffic(state, sel, down, full)
+        return down_n, up_n - sum(int((~m).sum()) for m in masks.values())
+
+    def adopt(self, state: State, k: int) -> State:
+        new = self.method.adopt(state, k)
+        new.clients = super().adopt(state, k).clients | new.clients
+        return new
+
+
+class _WithStep:
+    # A round's context whose plain SGD is another step; everything else is the context's.
+    def __init__(self, context: Context, step: Any):
+        self._context, self._step = context, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def train(self, loss: Any, start: Params, **how: Any) -> Params:
+        return self._context.train(loss, start, **{"step": self._step} | how)
+
+
+def largest(x: Tensor, keep: int) -> Tensor:
+    """Mask of the `keep` largest entries along the last axis; of equal ones, those of lower index."""
+    if keep == 0:
+        return torch.zeros_like(x, dtype=torch.bool)
+    least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
+    above, equal = x > least, x == least
+    return above | equal & (equal.cumsum(-1) <= keep - above.sum(-1, keepdim=True))

@@ -1,0 +1,151 @@
+"""Local, FedAvg and FedPer: a round by hand, and the identities between them."""
+
+import pytest
+import torch
+from test_methods import assert_same, federation, leaves, setup
+
+from pfl_core import models
+from pfl_core.engine import Engine
+from pfl_core.methods.base import METHODS, Method, Task, list_methods, make_method
+from pfl_core.methods.fedavg import FedAvg
+from pfl_core.simulate import simulate
+from pfl_core.stacked import expand, weighted_mean
+
+
+def run(name, n=2, fed=None, depth=1, own_heads=False, args=None, **kw):
+    """As `rounds`, with a head `depth` blocks deep and, on request, heads of the clients' own."""
+    method, fed, cfg = setup(name, fed=fed, args=args, **kw)
+    old, cfg.rounds = method.task, n
+    heads = None
+    if own_heads:
+        names = models.head(old.model, depth)
+        heads = {k: torch.stack([old.initial[k] + 0.01 * i for i in range(fed.K)]) for k in names}
+    task = Task(old.model, fed.n, fed.label_counts, head_depth=depth, buffers=old.buffers_policy, heads=heads)
+    method = make_method(name, **args or {}).bind(task)
+    return method, simulate(method, fed, cfg, workers=2), fed, cfg
+
+
+def test_fedavg_round_by_hand():
+    method, (state, *_), fed, cfg = run("fedavg", n=1)
+    task = method.task
+    total = {n: torch.zeros_like(v) for n, v in task.initial.items() if n in task.parameters}
+    for k in range(4):
+        net = setup("fedavg")[0].task.model.train()
+        opt = torch.optim.SGD(net.parameters(), lr=cfg.lr)
+        for (idx,) in fed.plan(k, 0, batch=cfg.batch):
+            x, y = fed.batch(torch.as_tensor(idx))
+            opt.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+        for n, v in net.named_parameters():
+            total[n] += v.detach() * (13, 5, 18, 2)[k] / 38
+        for n in task.buffers:
+            torch.testing.assert_close(state.clients[n][k], net.get_buffer(n), rtol=1e-9, atol=1e-12)
+    for n, v in total.items():
+        torch.testing.assert_close(state.server[n], v, rtol=1e-9, atol=1e-12)
+
+
+def test_fedavg_of_one_client_is_local():
+    fed = federation(sizes=(11,))
+    a, b = run("fedavg", fed=fed)[1][0], run("local", fed=fed)[1][0]
+    for n, v in b.clients.items():
+        assert torch.equal(v[0], a.server[n] if n in a.server else a.clients[n][0])
+
+
+def test_local_client_ignores_others_data():
+    fed, other = federation(), federation()
+    other.x[other.index["train"][0]] += 1
+    a, b = run("local", fed=fed)[1][0], run("local", fed=other)[1][0]
+    for n, v in a.clients.items():
+        assert torch.equal(v[1:], b.clients[n][1:])
+    assert not torch.equal(a.clients["fc.weight"][0], b.clients["fc.weight"][0])
+
+
+def test_no_training_leaves_the_global_model():
+    _, (state, *_), *_ = run("fedavg", epochs=0)
+    initial = setup("fedavg")[0].task.initial
+    for n, v in state.server.items():
+        torch.testing.assert_close(v, initial[n], rtol=1e-12, atol=0)
+
+
+def test_weights_follow_sizes():
+    p = {"a": torch.tensor([[1.0], [2.0], [4.0]])}
+    assert weighted_mean(p, torch.tensor([1.0, 0.0, 3.0]))["a"].item() == pytest.approx(3.25)
+
+
+def test_after_at_round_0_is_local_training():
+    _, (_, h, *_), *_ = run("fedavg", n=1)
+    _, (_, g, *_), *_ = run("local", n=1)
+    for metric in ("correct", "loss"):
+        assert torch.equal(h.evals[f"after/test/{metric}"][0], g.evals[f"after/test/{metric}"][0])
+
+
+def test_relabelled_clients_get_the_same_average():
+    a, b = federation(), federation()
+    for s, lists in b.index.items():
+        b.index[s] = [lists[k] for k in (2, 0, 3, 1)]
+    b.n = b.n[[2, 0, 3, 1]]
+    one = dict(epochs=1, shuffle=False)  # the order of batches is drawn by client id
+    left, right = run("fedavg", fed=a, **one)[1][0], run("fedavg", fed=b, **one)[1][0]
+    for n, v in left.server.items():
+        torch.testing.assert_close(v, right.server[n], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_fedper_without_head_is_fedavg(buffers):
+    assert_same(run("fedper", depth=0, buffers=buffers)[1][0], run("fedavg", buffers=buffers)[1][0])
+
+
+def test_fedper_with_all_personal_is_local():
+    assert_same(run("fedper", depth=5)[1][0], run("local")[1][0])
+
+
+def test_server_never_sees_the_head():
+    method, (state, _, before, _), *_ = run("fedper", depth=2, own_heads=True, buffers="average")
+    head = method.task.head
+    assert not head & state.server.keys() and head == state.clients.keys()
+    for n, v in before.items():
+        alike = all(torch.equal(v[0], v[k]) for k in range(4))
+        assert alike == (n not in head), n
+
+
+def test_fedper_personal_layers_are_untouched_by_aggregation():
+    method, (state, *_), fed, cfg = run("fedper", n=1, own_heads=True)
+    engine = Engine(method, fed, cfg, "threads", 1)
+    with torch.no_grad():
+        start = method.begin(method.init(), torch.arange(4))
+        end = method.local(engine.context(method.init(), torch.arange(4), 0), start)
+    for n in state.clients:
+        assert torch.equal(state.clients[n], end[n])
+    gamma = torch.tensor([13.0, 5, 18, 2]).double() / 38
+    for n in state.server:
+        torch.testing.assert_close(state.server[n], torch.tensordot(gamma, end[n], 1), rtol=1e-12, atol=1e-14)
+
+
+def test_finetuning_trains_only_the_head():
+    method, _, fed, cfg = run("fedper", n=0, args={"finetune_epochs": 1})
+    engine = Engine(method, fed, cfg, "threads", 1)
+    cfg.epochs = 0
+    with torch.no_grad():
+        start = expand(method.task.initial, 4)
+        end = method.local(engine.context(method.init(), torch.arange(4), 0), start)
+    for n, v in end.items():
+        assert torch.equal(v, start[n]) == (n not in ("fc.weight", "fc.bias")), n
+
+
+def test_zero_rate_leaves_everything_fixed():
+    method, (state, *_), *_ = run("fedper", lr=0.0, own_heads=True, bn=False)
+    for path, v in leaves(state):
+        n = path.split("/")[-1]
+        want = method.task.start()[n]
+        torch.testing.assert_close(v, want if path.startswith("/clients") else want[0], rtol=1e-12, atol=0)
+
+
+def test_registry_refuses_a_taken_name_and_lists():
+    with pytest.raises(ValueError, match="taken by pfl_core.methods.fedavg"):
+
+        class Fake(Method):
+            name = "fedavg"
+
+    assert METHODS["fedavg"] is FedAvg
+    assert list_methods()["local"].startswith("Every client trains alone")

@@ -1,0 +1,747 @@
+"""pFedHN, pFedHN-PC, pFedLA, HeurpFedLA: the papers' counts, their chain rules by autograd, and what must not move."""
+
+import copy
+from math import prod
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_methods import CFG, assert_same, federation, rounds
+from torch import nn
+from torch.func import functional_call
+
+from pfl_core import models
+from pfl_core.engine import Engine
+from pfl_core.methods import pfedhn
+from pfl_core.methods.base import State, Task, make_method
+from pfl_core.methods.pfedla import table3_megabytes
+from pfl_core.simulate import sample, simulate
+from pfl_core.stacked import flat, select
+
+PLAIN = dict(momentum=0.0, weight_decay=0.0, clip=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():  # as in the round loop
+        yield
+
+
+def bound(name, shape=(3, 32, 32), classes=10, k=4, model="lenet", dtype=torch.float32, task=None, net=None, **hyper):
+    net = net or models.build(model, shape, classes, **hyper.pop("model_args", {}))
+    net = net.to(dtype)
+    counts = torch.arange(k * classes).reshape(k, classes)
+    return make_method(name, **hyper).bind(Task(net, counts.sum(1), counts, **task or {}))
+
+
+def small(name, args=None, bn=False, kernels=2, sizes=(13, 5, 18, 2), task=None, **cfg):
+    """A tiny float64 federation on 16x16 images with its method and configuration."""
+    fed = federation(sizes=sizes)
+    cfg = SimpleNamespace(**CFG | cfg)
+    net = models.build("lenet", (1, 16, 16), 3, kernels=kernels, bn=bn).double()
+    task = Task(net, fed.n, fed.label_counts, holdout=cfg.holdout, seed=cfg.seed, **task or {})
+    return make_method(name, **args or {}).bind(task), fed, cfg
+
+
+def everyone(k):
+    return torch.arange(k)
+
+
+def one_round(method, fed, cfg, state, sel):
+    """(start, end, next state) of one round with participants sel; the old state is left alone."""
+    state = copy.deepcopy(state)
+    engine = Engine(method, fed, cfg, "threads", 1)
+    start = method.begin(state, sel)
+    end = method.local(engine.context(state, sel, state.round), start)
+    for n in state.clients:
+        state.clients[n][sel] = end[n]
+    up = {n: v for n, v in end.items() if n not in state.clients}
+    engine.close()
+    return start, end, method.upload(state, sel, start, up, fed.n[sel].double())
+
+
+def scalars(params):
+    return sum(v.numel() for v in params.values())
+
+
+# -- pFedHN: sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, classes, size", [("pfedhn", 10, 12_271_732), ("pfedhn", 100, 13_044_382), ("pfedhn_pc", 10, 12_185_882)]
+)
+def test_size_of_the_hypernetwork(name, classes, size):
+    method = bound(name, classes=classes, k=50)
+    phi = method.init().extra["phi"]
+    assert scalars(phi) == size
+    heads = {n.removeprefix("head.0.").rpartition(".")[0] for n in phi if n.startswith("head.")}
+    assert heads == set(method.task.parameters) - ({"fc.weight", "fc.bias"} if name == "pfedhn_pc" else set())
+    assert len(heads) == (8 if name == "pfedhn_pc" else 10)
+    assert sum(phi[f"head.0.{n}.bias"].numel() for n in heads) == (
+        120_332 if name == "pfedhn_pc" else 121_182 + 85 * (classes - 10)
+    )
+
+
+@pytest.mark.parametrize("k, d", [(10, 3), (50, 13), (75, 19), (90, 23), (100, 26)])
+def test_size_of_the_embeddings(k, d):
+    method = bound("pfedhn", model="mlp", shape=(1, 4, 4), k=k)
+    assert method.embeddings(method.init()).shape == (k, d)
+    assert bound("pfedhn", model="mlp", shape=(1, 4, 4), k=k, dim=5).init().extra["phi"]["v"].shape == (k, 5)
+
+
+@pytest.mark.parametrize("n_hidden", [0, 1, 4])
+def test_depth_of_the_trunk(n_hidden):
+    phi = bound("pfedhn", model="mlp", shape=(1, 4, 4), n_hidden=n_hidden).init().extra["phi"]
+    assert sum(n.startswith("trunk") for n in phi) == 2 * (n_hidden + 1)
+
+
+@pytest.mark.parametrize("classes, sizes", [(10, (62_958, 121_182, 256_830)), (100, (70_608, 128_832, 264_480))])
+def test_three_sizes_of_networks(classes, sizes):
+    method = bound("pfedhn", classes=classes, k=75, widths=(0.25, 0.5, 1), model_args={"kernels": 32})
+    for shapes, kernels, size in zip(method.shapes, (8, 16, 32), sizes, strict=True):
+        net = models.build("lenet", (3, 32, 32), classes, kernels=kernels)
+        assert shapes == {n: tuple(p.shape) for n, p in net.named_parameters()}
+        assert sum(map(prod, shapes.values())) == size
+    state = method.init()
+    heads = {n: v for n, v in state.extra["phi"].items() if n.startswith("head.") and n.endswith(".bias")}
+    assert scalars(heads) == sum(sizes) == {10: 440_970, 100: 463_920}[classes]  # disjoint and complete
+    if classes == 10:
+        assert scalars(state.extra["phi"]) == 44_571_695
+    assert state.extra["size"].bincount().tolist() == [25, 25, 25]
+
+
+# -- pFedHN: its step ------------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """The hypernetwork as the paper draws it: embedding, trunk, heads of one client's tensors."""
+
+    def __init__(self, method, phi):
+        super().__init__()
+        self.shapes = method.shapes[0]
+        self.p = nn.ParameterDict({n.replace(".", "-"): nn.Parameter(v.clone()) for n, v in phi.items()})
+        self.depth = method.n_hidden
+
+    def linear(self, name, x):
+        name = name.replace(".", "-")
+        return F.linear(x, self.p[f"{name}-weight"], self.p[f"{name}-bias"])
+
+    def forward(self, i):
+        h = self.linear("trunk.0", self.p["v"][i])
+        for t in range(self.depth):
+            h = self.linear(f"trunk.{t + 1}", F.relu(h))
+        return {n: self.linear(f"head.0.{n}", h).reshape(s) for n, s in self.shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["pfedhn", "pfedhn_pc"])
+def test_equals_the_textbook_loop(name):
+    # One client a round, drawn as the round loop draws; torch.optim for phi, for theta (new each visit), for omega (kept).
+    local = dict(lr=0.05, momentum=0.9, weight_decay=5e-3, clip=0.2)
+    method, fed, cfg = small(name, dict(lr=0.1, clip=0.05), steps=3, plan="fresh", participation=0.25, **local)
+    cfg.rounds, cfg.eval_after = 9, False
+    first = method.init()
+    hn = Net(method, first.extra["phi"])
+    opt = torch.optim.SGD(hn.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    omega = [
+        {n: nn.Parameter(v[i].clone()) for n, v in first.clients.items() if not n.startswith("opt.")} for i in range(4)
+    ]
+    rule = dict(lr=local["lr"], momentum=local["momentum"], weight_decay=local["weight_decay"])
+    own_opt = [torch.optim.SGD(w.values(), **rule) if w else None for w in omega]
+    visited = []
+    with torch.enable_grad():
+        for r in range(cfg.rounds):
+            i = int(sample(cfg, 4, r))
+            visited.append(i)
+            theta = hn(i)
+            tilde = {n: nn.Parameter(v.detach().clone()) for n, v in theta.items()}
+            inner = torch.optim.SGD(tilde.values(), **rule)
+            for (idx,) in fed.plan(i, r, batch=cfg.batch, steps=3, kind="fresh"):
+                x, y = fed.batch(torch.as_tensor(idx))
+                for o in filter(None, (inner, own_opt[i])):
+                    o.zero_grad()
+                F.cross_entropy(functional_call(method.task.model, tilde | omega[i], (x,)), y).backward()
+                nn.utils.clip_grad_norm_(tilde.values(), local["clip"])
+                for o in filter(None, (inner, own_opt[i])):
+                    o.step()
+            opt.zero_grad()
+            delta = [theta[n].detach() - tilde[n].detach() for n in theta]
+            torch.autograd.backward(list(theta.values()), delta)
+            nn.utils.clip_grad_norm_(hn.parameters(), 0.05)
+            opt.step()
+    assert max(np.bincount(visited)) > 1  # somebody comes back to the optimiser that was kept
+    state, *_ = simulate(method, fed, cfg, workers=1)
+    for n, v in state.extra["phi"].items():
+        torch.testing.assert_close(v, hn.p[n.replace(".", "-")].detach(), rtol=1e-8, atol=1e-11, msg=n)
+    for i in range(4):
+        for n, v in omega[i].items():
+            torch.testing.assert_close(state.clients[n][i], v.detach(), rtol=1e-8, atol=1e-11)
+            if i not in visited:
+                assert torch.equal(state.clients[n][i], first.clients[n][i])
+                assert not state.clients["opt." + n][i].any()
+
+
+def test_one_local_step_is_the_chain_rule():
+    method, fed, cfg = small("pfedhn", dict(lr=0.3, **PLAIN), steps=1, plan="fresh", lr=0.05)
+    state, sel = method.init(), torch.tensor([2])
+    phi = {n: v.clone().requires_grad_() for n, v in state.extra["phi"].items()}
+    x, y = fed.batch(torch.as_tensor(fed.plan(2, 0, batch=cfg.batch, steps=1, kind="fresh")[0, 0]))
+    with torch.enable_grad():
+        theta = {n: v[0] for n, v in method.generate(phi, sel, state.extra["size"]).items()}
+        loss = F.cross_entropy(functional_call(method.task.model, theta, (x,)), y)
+        grads = dict(zip(phi, torch.autograd.grad(loss, list(phi.values())), strict=True))
+    *_, new = one_round(method, fed, cfg, state, sel)
+    for n, v in new.extra["phi"].items():
+        torch.testing.assert_close(v, state.extra["phi"][n] - 0.3 * 0.05 * grads[n], rtol=1e-9, atol=1e-15)
+
+
+def test_finite_difference():
+    method, fed, cfg = small("pfedhn", dict(lr=1.0, **PLAIN), lr=0.05)
+    state, sel = method.init(), torch.tensor([1])
+    start, end, new = one_round(method, fed, cfg, state, sel)
+    phi, size = state.extra["phi"], state.extra["size"]
+    delta = flat(start) - flat(end)
+    value = lambda phi: (flat(method.generate(phi, sel, size)) * delta).sum()  # noqa: E731
+    g = torch.Generator().manual_seed(0)
+    way = {n: torch.randn(v.shape, generator=g, dtype=v.dtype) for n, v in phi.items()}
+    eps = 1e-6
+    up, down = (value({n: v + s * eps * way[n] for n, v in phi.items()}) for s in (1, -1))
+    gradient = sum(((phi[n] - new.extra["phi"][n]) * way[n]).sum() for n in phi)
+    torch.testing.assert_close(gradient, (up - down) / (2 * eps), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("sign, lower", [("descent", True), ("literal", False)])
+def test_sign_of_the_step(sign, lower):
+    method, fed, cfg = small("pfedhn", dict(lr=1e-3, hn_sign=sign, **PLAIN), lr=0.05)
+    state, sel = method.init(), torch.tensor([0])
+    start, end, new = one_round(method, fed, cfg, state, sel)
+    far = lambda p: float((flat(p) - flat(end)).square().sum() / 2)  # noqa: E731
+    assert (far(method.download(new, sel)) < far(start)) == lower
+
+
+def test_several_participants():
+    # phi takes the mean of what each alone would do, v_i its own.
+    method, fed, cfg = small("pfedhn", dict(lr=0.2, **PLAIN))
+    state, sel = method.init(), torch.tensor([0, 2, 3])
+    alone = [one_round(method, fed, cfg, state, sel[i : i + 1])[2].extra["phi"] for i in range(3)]
+    *_, new = one_round(method, fed, cfg, state, sel)
+    old = state.extra["phi"]
+    for n, v in new.extra["phi"].items():
+        moved = sum(a[n] - old[n] for a in alone) / (1 if n == "v" else 3)
+        torch.testing.assert_close(v, old[n] + moved, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("kept", [dict(momentum=0.9), dict(weight_decay=1e-3)])
+def test_which_embeddings_move(kept):
+    for extra, all_rows in (({}, False), (kept, True)):
+        method, fed, cfg = small("pfedhn", PLAIN | extra)
+        *_, once = one_round(method, fed, cfg, method.init(), torch.tensor([1]))
+        *_, twice = one_round(method, fed, cfg, once, torch.tensor([2]))
+        moved = (method.embeddings(twice) != method.embeddings(once)).any(1).tolist()
+        assert moved == ([True] * 4 if extra == dict(weight_decay=1e-3) else [False, all_rows, True, False])
+
+
+def test_rate_of_the_embeddings():
+    method, fed, cfg = small("pfedhn", dict(embed_lr=0.0))
+    state = method.init()
+    *_, new = one_round(method, fed, cfg, state, torch.tensor([1]))
+    moved = {n for n, v in new.extra["phi"].items() if not torch.equal(v, state.extra["phi"][n])}
+    assert moved == set(state.extra["phi"]) - {"v"}
+
+
+def test_what_is_written_runs_as_a_module():
+    method, fed, _ = small("pfedhn")
+    p = method.begin(method.init(), everyone(4))
+    assert p.keys() == set(method.task.names)
+    net = copy.deepcopy(method.task.model)
+    net.load_state_dict({n: v[3] for n, v in p.items()})
+    x, _ = fed.batch(torch.arange(5))
+    torch.testing.assert_close(net(x), method.logits({n: v[3] for n, v in p.items()}, x), rtol=0, atol=0)
+
+
+# -- pFedHN-PC -------------------------------------------------------------------------------------------------------------
+
+
+def test_classifiers_stay_with_their_clients():
+    method, fed, cfg = small("pfedhn_pc", momentum=0.9)
+    state = method.init()
+    assert state.clients.keys() == {"fc.weight", "fc.bias", "opt.fc.weight", "opt.fc.bias"}
+    assert not state.server and not any("fc." in n for n in method.download(state, everyone(4)))
+    *_, new = one_round(method, fed, cfg, state, torch.tensor([1, 3]))
+    for n, v in new.clients.items():
+        assert torch.equal(v[[0, 2]], state.clients[n][[0, 2]])
+        assert not torch.equal(v[1], state.clients[n][1])
+    assert method.serve(method.begin(new, everyone(4))).keys() == set(method.task.names)
+
+
+def test_clipping_counts_the_extractor_only():
+    ends = []
+    for clip in (0.0, 1e-9):
+        method, fed, cfg = small("pfedhn_pc", steps=1, epochs=0, clip=clip)
+        start, end, _ = one_round(method, fed, cfg, method.init(), everyone(4))
+        ends.append(end)
+    assert torch.equal(ends[0]["fc.weight"], ends[1]["fc.weight"])
+    assert (
+        (ends[1]["conv1.weight"] - start["conv1.weight"]).abs().max()
+        < 1e-9
+        < (ends[0]["conv1.weight"] - start["conv1.weight"]).abs().max()
+    )
+
+
+def test_no_head_is_pfedhn():
+    states = []
+    for name in ("pfedhn", "pfedhn_pc"):
+        method, fed, cfg = small(name, dict(lr=0.1), task=dict(head_depth=0), momentum=0.5, clip=0.1)
+        states.append(simulate(method, fed, cfg, workers=1)[0])
+    assert_same(*states)
+
+
+# -- pFedHN: sizes of networks, spectral norm, descriptors, novel clients ----------------------------------------------------
+
+
+def narrow(p, shapes):
+    return {n: v[tuple(slice(s) for s in shapes[n])] for n, v in p.items()}
+
+
+def test_padding_never_moves():
+    method, fed, cfg = small("pfedhn", dict(widths=(0.5, 1)), kernels=4, momentum=0.9, weight_decay=0.1, epochs=3)
+    state = method.init()
+    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    size = state.extra["size"]
+    assert size.bincount().tolist() == [2, 2]
+    for p in (start, end, method.download(new, everyone(4))):
+        for i in (size == 0).nonzero().flatten():
+            mine = {n: v[i] for n, v in p.items()}
+            inside = narrow(mine, method.shapes[0])
+            for n, v in mine.items():
+                assert v.count_nonzero() == inside[n].count_nonzero() and (inside[n] != 0).any()
+    # The padded network and the narrow one are one function, with equal gradients; those of the padding are exactly zero.
+    i = int((size == 0).nonzero()[0])
+    mine = {n: v[i].clone().requires_grad_() for n, v in start.items()}
+    thin = {n: v.detach().clone().requires_grad_() for n, v in narrow(mine, method.shapes[0]).items()}
+    x, y = fed.batch(torch.arange(9))
+    with torch.enable_grad():
+        a = F.cross_entropy(method.task.apply(mine, x), y)
+        b = F.cross_entropy(functional_call(models.build("lenet", (1, 16, 16), 3, kernels=2).double(), thin, (x,)), y)
+        ga, gb = (
+            dict(zip(p, torch.autograd.grad(v, list(p.values())), strict=True)) for v, p in ((a, mine), (b, thin))
+        )
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    for n, g in ga.items():
+        torch.testing.assert_close(narrow({n: g}, method.shapes[0])[n], gb[n], rtol=1e-9, atol=1e-12)
+        assert g.count_nonzero() == gb[n].count_nonzero()
+
+
+def test_heads_of_other_sizes_and_true_traffic():
+    method, fed, cfg = small("pfedhn", dict(widths=(0.5, 1), **PLAIN), kernels=4)
+    state = method.init()
+    sel = (state.extra["size"] == 0).nonzero().flatten()
+    start, end, new = one_round(method, fed, cfg, state, sel)
+    for n, v in new.extra["phi"].items():
+        assert torch.equal(v, state.extra["phi"][n]) == n.startswith("head.1."), n
+    small_net, large = (sum(map(prod, s.values())) for s in method.shapes)
+    assert method.traffic(state, sel, start, end) == (2 * small_net, 2 * small_net)
+    every = method.download(state, everyone(4))
+    assert method.traffic(state, everyone(4), every, every) == (2 * small_net + 2 * large,) * 2
+
+
+def test_spectral_norm():
+    method, fed, cfg = small("pfedhn", dict(spectral_norm=True, lr=0.05), kernels=1)
+    state = method.init()
+    linears = [n[:-2] for n in state.extra["phi"] if n.endswith(".u")]
+    assert len(linears) == 4 + 10
+    for _ in range(3):
+        *_, state = one_round(method, fed, cfg, state, everyone(4))
+    phi = state.extra["phi"]
+    for name in linears:
+        w, u = phi[f"{name}.weight"], phi[f"{name}.u"]
+        for _ in range(200):
+            v = F.normalize(w.T @ u, dim=0)
+            u = F.normalize(w @ v, dim=0)
+        sure = phi | {f"{name}.u": u}
+        x = torch.eye(w.shape[1]).double()
+        for p, tolerance in ((sure, 1e-2), (phi, 0.2)):
+            top = torch.linalg.matrix_norm(pfedhn_linear(p, name, x), 2)
+            assert top <= 1 + tolerance, name
+
+
+def pfedhn_linear(phi, name, x):
+    """The effective weight of a linear layer, transposed."""
+    return pfedhn._linear(phi, name, x) - phi[f"{name}.bias"]
+
+
+def test_spectral_norm_gradient_is_torchs():
+    method, fed, _ = small("pfedhn", dict(spectral_norm=True), kernels=1)
+    phi = method.init().extra["phi"]
+    name, x = "trunk.1", torch.randn(5, 100, generator=torch.Generator().manual_seed(0)).double()
+    v = F.normalize(phi[f"{name}.weight"].T @ phi[f"{name}.u"], dim=0)
+    u = F.normalize(phi[f"{name}.weight"] @ v, dim=0)
+    layer = nn.Linear(100, 100).double()
+    layer.weight.copy_(phi[f"{name}.weight"])
+    nn.utils.parametrizations.spectral_norm(layer).eval()
+    layer.parametrizations.weight[0]._u.copy_(u)
+    layer.parametrizations.weight[0]._v.copy_(v)
+    w = phi[f"{name}.weight"].clone().requires_grad_()
+    with torch.enable_grad():
+        mine = pfedhn_linear(phi | {f"{name}.weight": w}, name, x).square().sum()
+        torchs = (layer(x) - layer.bias).square().sum()
+        a, b = torch.autograd.grad(mine, w)[0], torch.autograd.grad(torchs, layer.parametrizations.weight.original)[0]
+    torch.testing.assert_close(mine, torchs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("embed, dim", [("fixed", 1), ("fixed_columns", 0)])
+def test_fixed_descriptors(embed, dim):
+    method, fed, cfg = small("pfedhn", dict(embed=embed))
+    state = method.init()
+    v = method.embeddings(state)
+    assert v.shape == (4, 3)
+    torch.testing.assert_close(v.sum(dim), torch.ones(4 if dim else 3).double())
+    new, *_ = simulate(method, fed, cfg, workers=1)
+    assert torch.equal(method.embeddings(new), v)
+    assert not torch.equal(new.extra["phi"]["trunk.0.weight"], state.extra["phi"]["trunk.0.weight"])
+
+
+@pytest.mark.parametrize("name", ["pfedhn", "pfedhn_pc"])
+@pytest.mark.parametrize("novel", ["mean", "normal"])
+def test_novel_clients(name, novel):
+    args = dict(lr=0.05, weight_decay=0.0, novel=novel, spectral_norm=novel == "normal")
+    method, fed, cfg = small(name, args)
+    trained, *_ = simulate(method, fed, cfg, workers=1)
+    method, fed, cfg = small(name, args, sizes=(11, 7))
+    state = method.adopt(trained, 2)
+    v = method.embeddings(state)
+    assert v.shape == (2, 2) and state.round == trained.round
+    if novel == "mean":
+        assert torch.equal(v[0], v[1])
+        torch.testing.assert_close(v[0], trained.extra["phi"]["v"].mean(0))
+    phi = {n: u.clone() for n, u in trained.extra["phi"].items()}
+    *_, one = one_round(method, fed, cfg, state, torch.tensor([1]))
+    *_, both = one_round(method, fed, cfg, state, everyone(2))
+    torch.testing.assert_close(method.embeddings(one)[1], method.embeddings(both)[1], rtol=1e-12, atol=1e-14)
+    cfg.rounds = 8
+    state.round = 0
+    end, history, *_ = simulate(method, fed, cfg, state=copy.deepcopy(state), workers=1)
+    for n, u in phi.items():  # bit for bit, also in the federation that it came from
+        assert torch.equal(trained.extra["phi"][n], u)
+        assert n == "v" or torch.equal(end.extra["phi"][n], u)
+    assert (method.embeddings(end) != v).all()
+
+
+def test_novel_clients_are_fitted():
+    # Targets that the frozen phi can write: the embeddings alone must come to write them.
+    method, fed, _ = small("pfedhn", dict(lr=1.0, momentum=0.5, weight_decay=0.0))
+    source, sel = method.init(), everyone(4)
+    target = method.download(source, sel)
+    state = method.adopt(source, 4)
+    start = method.download(state, sel)
+    far = lambda p: (flat(p) - flat(target)).square().sum(1)  # noqa: E731
+    for _ in range(100):
+        state = method.upload(state, sel, method.download(state, sel), target, fed.n.double())
+    assert (far(method.download(state, sel)) < 0.1 * far(start)).all()
+
+
+def test_novel_clients_of_fixed_descriptors():
+    method, fed, cfg = small("pfedhn", dict(embed="fixed"))
+    state = method.adopt(method.init(), 4)
+    new = simulate(method, fed, cfg, state=copy.deepcopy(state), workers=1)[0]
+    assert_same({"phi": state.extra["phi"]}, {"phi": new.extra["phi"]})
+    with pytest.raises(ValueError, match="labels of 4 are known"):
+        method.adopt(method.init(), 3)
+
+
+def test_proposition_1():
+    # theta_i = W v_i, L_i = |X_i theta - y_i|^2 with X_i^T X_i = I: gradient descent ends in the top-k subspace of the ERM
+    # solutions, uncentred. W is the product of the trunk's and the head's matrix; their biases are held at zero.
+    g = torch.Generator().manual_seed(1)
+    draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    d, k, n = 6, 2, 9
+    x = torch.linalg.qr(draw(n, 12, d))[0]
+    y = torch.einsum("nmd,nd->nm", x, draw(n, d) * torch.tensor([3, 2.5, 1, 0.6, 0.3, 0.2]) + 1)
+    erm = torch.einsum("nmd,nm->nd", x, y)  # (X^T X)^-1 X^T y
+    net = nn.Sequential()
+    net.add_module("fc", nn.Linear(d, 1, bias=False))
+    method = bound("pfedhn", net=net, classes=2, k=n, dtype=torch.float64, n_hidden=0, dim=k, lr=0.02, **PLAIN)
+    state = method.init()
+    for name in ("trunk.0.bias", "head.0.fc.weight.bias"):
+        state.extra["phi"][name] = torch.zeros_like(state.extra["phi"][name])
+        del state.extra["momentum"][name]  # what has none is not trained
+    sel = everyone(n)
+    for _ in range(3000):
+        start = method.download(state, sel)
+        residual = torch.einsum("nmd,nd->nm", x, start["fc.weight"][:, 0]) - y
+        step = 2 * torch.einsum("nmd,nm->nd", x, residual)[:, None]
+        state = method.upload(state, sel, start, {"fc.weight": start["fc.weight"] - 0.5 * step}, torch.ones(n))
+    theta = method.download(state, sel)["fc.weight"][:, 0]
+    basis = torch.linalg.svd(erm.T)[0][:, :k]
+    torch.testing.assert_close(theta, erm @ basis @ basis.T, rtol=1e-5, atol=1e-6)
+    centred = torch.linalg.svd((erm - erm.mean(0)).T)[0][:, :k]
+    assert (erm @ centred @ centred.T - theta).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "hyper, message",
+    [
+        (dict(embed="none"), "trainable"),
+        (dict(hn_sign="up"), "descent, literal"),
+        (dict(novel="zero"), "mean, normal"),
+        (dict(dim=-1), "dim=-1"),
+        (dict(widths=(0.3,)), "integer"),
+        (dict(widths=(2,)), r"\(0, 1\]"),
+    ],
+)
+def test_pfedhn_refuses(hyper, message):
+    with pytest.raises(ValueError, match=message):
+        bound("pfedhn", **hyper)
+
+
+def test_sizes_need_a_network_without_batchnorm():
+    with pytest.raises(ValueError, match="BatchNorm"):
+        bound("pfedhn", widths=(0.5, 1), model_args={"bn": True})
+
+
+# -- pFedLA ----------------------------------------------------------------------------------------------------------------
+
+
+def drawn(method, state, seed=0, spread=1.0):
+    """The state with other models and heads than the symmetric start."""
+    g = torch.Generator().manual_seed(seed)
+    noise = lambda v: spread * torch.randn(v.shape, generator=g, dtype=v.dtype)  # noqa: E731
+    theta = {n: v + 0.1 * noise(v) for n, v in state.extra["theta"].items()}
+    hn = {n: v + noise(v).abs() * 0.1 if n.startswith("head") else v for n, v in state.extra["hn"].items()}
+    state.extra = {"theta": theta, "hn": hn}
+    return state
+
+
+@pytest.mark.parametrize("k, heads", [(10, 5_050), (100, 50_500)])
+def test_size_of_pfedlas_hypernetworks(k, heads):
+    hn = bound("pfedla", k=k).init().extra["hn"]
+    one = {n: v[0] for n, v in hn.items()}
+    assert scalars(select(one, [f"{i}.{p}" for i in range(3) for p in ("weight", "bias")])) == 30_300
+    assert one["head.weight"].shape == (5, k, 100) and one["v"].shape == (100,)
+    assert one["head.weight"].numel() + one["head.bias"].numel() == heads
+
+
+@pytest.mark.parametrize("bn, n_layers", [(False, 5), (True, 7)])
+def test_what_a_layer_is(bn, n_layers):
+    method = bound("pfedla", model_args={"bn": bn})
+    weights = method.weights(method.init())
+    assert list(weights) == [n for n in ("conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc") if bn or "bn" not in n]
+    assert len(weights) == n_layers
+    assert len(bound("pfedla", by="block", model_args={"bn": bn}).layers) == 5
+
+
+@pytest.mark.parametrize("out", ["softmax", "relu_norm"])
+def test_weights_are_a_simplex(out):
+    method, fed, cfg = small("pfedla", dict(hn_out=out, lr=0.5))
+    state = method.init()
+    for a in method.weights(state).values():
+        if out == "softmax":
+            assert torch.equal(a, torch.full((4, 4), 0.25).double())
+        else:
+            assert 0.2 < a.min() and a.max() < 0.3
+    end, *_ = simulate(method, fed, cfg, workers=1)
+    for a in method.weights(end).values():
+        assert (a >= 0).all() and a.std() > 0
+        torch.testing.assert_close(a.sum(1), torch.ones(4).double())
+
+
+def test_one_client_mixes_itself():
+    method, fed, cfg = small("pfedla", sizes=(9,))
+    state = drawn(method, method.init())
+    for n, v in method.download(state, everyone(1)).items():
+        assert torch.equal(v, state.extra["theta"][n])
+    *_, new = one_round(method, fed, cfg, state, everyone(1))
+    assert_same(state.extra["hn"], new.extra["hn"])
+
+
+def test_equal_models_mix_to_themselves():
+    method, fed, cfg = small("pfedla")
+    state = drawn(method, method.init())
+    state.extra["theta"] = {n: v[:1].repeat(4, *[1] * (v.dim() - 1)) for n, v in state.extra["theta"].items()}
+    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    for n, v in state.extra["theta"].items():
+        torch.testing.assert_close(start[n], v, rtol=1e-13, atol=1e-15)
+    for n, v in state.extra["hn"].items():
+        torch.testing.assert_close(new.extra["hn"][n], v, rtol=0, atol=1e-16)
+
+
+@pytest.mark.parametrize("out", ["softmax", "relu_norm"])
+@pytest.mark.parametrize("sign", ["descent", "literal"])
+def test_hypernetworks_follow_the_chain_rule(out, sign):
+    # Eq. 10-11 by autograd through one client at a time, written from the equations.
+    method, fed, cfg = small("pfedla", dict(hn_out=out, hn_sign=sign, lr=0.7), bn=True)
+    state = drawn(method, method.init())
+    sel = torch.tensor([1, 3])
+    start, end, new = one_round(method, fed, cfg, state, sel)
+    for s, i in enumerate(sel):
+        hn = {n: v[i].clone().requires_grad_() for n, v in state.extra["hn"].items()}
+        with torch.enable_grad():
+            h = hn["v"]
+            for t in range(3):
+                h = F.relu(hn[f"{t}.weight"] @ h + hn[f"{t}.bias"])
+            z = hn["head.weight"] @ h + hn["head.bias"]
+            alpha = z.softmax(1) if out == "softmax" else F.relu(z) / F.relu(z).sum(1, keepdim=True)
+            value = 0.0
+            for a, names in zip(alpha, method.layers.values(), strict=True):
+                for n in names:
+                    mixed = sum(a[j] * state.extra["theta"][n][j] for j in range(4))
+                    torch.testing.assert_close(start[n][s], mixed.detach(), rtol=1e-12, atol=1e-14)
+                    value = value + (mixed * (end[n][s] - start[n][s])).sum()
+            grads = dict(zip(hn, torch.autograd.grad(value, list(hn.values())), strict=True))
+        for n, g in grads.items():
+            moved = new.extra["hn"][n][i] - state.extra["hn"][n][i]
+            torch.testing.assert_close(moved, (0.7 if sign == "descent" else -0.7) * g, rtol=1e-8, atol=1e-14)
+        if out == "softmax":  # in closed form, on the logits
+            for row, a, names in zip(grads["head.bias"], alpha.detach(), method.layers.values(), strict=True):
+                delta, mine = (
+                    torch.cat([p[n][s].flatten() for n in names])
+                    for p in ({n: end[n] - start[n] for n in names}, start)
+                )
+                inner = (flat(select(state.extra["theta"], names)) - mine) @ delta
+                torch.testing.assert_close(row, a * inner, rtol=1e-8, atol=1e-14)
+    for n, v in new.extra["theta"].items():
+        assert torch.equal(v[sel], end[n])
+
+
+def test_pfedla_finite_difference():
+    method, fed, cfg = small("pfedla", dict(lr=1.0))
+    state = drawn(method, method.init())
+    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    g = torch.Generator().manual_seed(3)
+    hn = state.extra["hn"]
+    way = {n: torch.randn(v.shape, generator=g, dtype=v.dtype) for n, v in hn.items()}
+
+    def value(hn):
+        p = method.download(State({}, {}, state.extra | {"hn": hn}), everyone(4))
+        return sum((p[n] * (end[n] - start[n])).sum() for n in method.task.parameters)
+
+    eps = 1e-6
+    up, down = (value({n: v + s * eps * way[n] for n, v in hn.items()}) for s in (1, -1))
+    gradient = sum(((new.extra["hn"][n] - hn[n]) * way[n]).sum() for n in hn)
+    torch.testing.assert_close(gradient, (up - down) / (2 * eps), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("sign, up", [("descent", True), ("literal", False)])
+def test_sign_of_pfedlas_step(sign, up):
+    method, fed, cfg = small("pfedla", dict(lr=1e-4, hn_sign=sign))
+    state = drawn(method, method.init())
+    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    new.extra["theta"] = state.extra["theta"]
+    again = method.download(new, everyone(4))
+    for i in range(4):
+        gain = sum(((again[n][i] - start[n][i]) * (end[n][i] - start[n][i])).sum() for n in method.task.parameters)
+        assert (gain > 0) == up and gain != 0
+
+
+@pytest.mark.parametrize("sign", ["descent", "literal"])
+def test_two_clients_that_move_towards_themselves(sign):
+    method, fed, cfg = small("pfedla", dict(lr=0.1, hn_sign=sign), sizes=(9, 9))
+    state = drawn(method, method.init())
+    state.extra["hn"] = {n: torch.zeros_like(v) if n != "head.bias" else v for n, v in state.extra["hn"].items()}
+    start = method.download(state, everyone(2))
+    end = {n: v + 0.5 * (state.extra["theta"][n] - v) for n, v in start.items()}
+    before = method.weights(state)
+    after = method.weights(method.upload(copy.deepcopy(state), everyone(2), start, end, fed.n.double()))
+    for layer, a in before.items():
+        moved = after[layer].diagonal() - a.diagonal()
+        assert (moved > 0).all() if sign == "descent" else (moved < 0).all()
+
+
+def test_who_is_absent_keeps_model_and_hypernetwork():
+    method, fed, cfg = small("pfedla")
+    state = drawn(method, method.init())
+    *_, new = one_round(method, fed, cfg, state, torch.tensor([0, 2]))
+    for part in ("theta", "hn"):
+        for n, v in state.extra[part].items():
+            assert torch.equal(new.extra[part][n][[1, 3]], v[[1, 3]])
+            if part == "theta" or not n.startswith(("0.", "1.", "2.")):
+                assert not torch.equal(new.extra[part][n][[0, 2]], v[[0, 2]]), n
+
+
+def test_new_clients_are_refused():
+    method, *_ = small("pfedla")
+    with pytest.raises(ValueError, match="cannot serve 2 new ones"):
+        method.adopt(method.init(), 2)
+
+
+@pytest.mark.parametrize(
+    "name, hyper, message",
+    [
+        ("pfedla", dict(hn_sign="up"), "descent, literal"),
+        ("pfedla", dict(hn_out="max"), "softmax, relu_norm"),
+        ("pfedla", dict(dim=0), "dim=0"),
+        ("pfedla", dict(by="net"), "net"),
+        ("heurpfedla", dict(retain_k=6), r"0\.\.5"),
+        ("pfedla", dict(retain_k=1), "no hyper-parameter"),
+    ],
+)
+def test_pfedla_refuses(name, hyper, message):
+    with pytest.raises(ValueError, match=message):
+        bound(name, **hyper)
+
+
+# -- HeurpFedLA ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_nothing_retained_is_pfedla(buffers):
+    (_, a), (_, b) = (
+        rounds(name, n=3, buffers=buffers, args={"lr": 0.5} | args)
+        for name, args in (("pfedla", {}), ("heurpfedla", dict(retain_k=0)))
+    )
+    assert_same(a, b)
+
+
+def test_everything_retained_is_local():
+    (_, a), (_, b) = (rounds(n, n=3, args=args) for n, args in (("local", {}), ("heurpfedla", dict(retain_k=7))))
+    for n, v in a.clients.items():
+        assert torch.equal(v, (b.clients | b.extra["theta"])[n]), n
+
+
+def test_retained_layers():
+    method, fed, cfg = small("heurpfedla", dict(retain_k=2, lr=0.5))
+    state = drawn(method, method.init(), spread=3.0)
+    sel = torch.tensor([0, 1, 3])
+    alpha = method.alpha({n: v[sel] for n, v in state.extra["hn"].items()})
+    keep = method.retained(alpha, sel)
+    start, end, new = one_round(method, fed, cfg, state, sel)
+    used = method.weights(state)
+    for s, i in enumerate(sel.tolist()):
+        mine = alpha[s, :, i]
+        assert keep[s].sum() == 2 and mine[keep[s]].min() >= mine[~keep[s]].max()
+        for row, (layer, names) in enumerate(method.layers.items()):
+            own_row = torch.eye(4).double()[i]
+            assert torch.equal(used[layer][i], own_row) == bool(keep[s, row])
+            for n in names:
+                assert torch.equal(start[n][s], state.extra["theta"][n][i]) == bool(keep[s, row])
+            for n in ("head.weight", "head.bias"):
+                still = torch.equal(new.extra["hn"][n][i, row], state.extra["hn"][n][i, row])
+                assert still == bool(keep[s, row])
+
+
+def test_ties_keep_the_first_layers():
+    method, *_ = small("heurpfedla", dict(retain_k=2))
+    alpha = torch.full((3, 5, 4), 0.25)
+    assert method.retained(alpha, everyone(3)).tolist() == [[True, True, False, False, False]] * 3
+
+
+TABLE3 = {  # cell: (input, BatchNorm, layers in the order in which they are retained, MBytes)
+    "emnist": ((1, 28, 28), False, ("fc", "fc1"), (491.08, 488.65, 312.52)),
+    "cifar10": ((3, 32, 32), True, ("fc1", "conv2", "fc"), (693.98, 418.97, 382.25, 379.82)),
+}
+
+
+@pytest.mark.parametrize("data, k", [(d, k) for d in TABLE3 for k in range(len(TABLE3[d][3]))])
+def test_table_3(data, k):
+    shape, bn, order, reported = TABLE3[data]
+    method = bound("heurpfedla", shape=shape, k=10, retain_k=k, model_args={"bn": bn})
+    state, sel = method.init(), everyone(10)
+    for rank, layer in enumerate(order):
+        row = list(method.layers).index(layer)
+        state.extra["hn"]["head.bias"][sel, row, sel] = 3.0 - rank
+    sent = method.download(state, sel)
+    down, up = method.traffic(state, sel, sent, select(sent, method.task.parameters))
+    assert abs(table3_megabytes((down + up) / 10) - reported[k]) < 0.03
+    assert up == 10 * sum(method.task.initial[n].numel() for n in method.task.parameters)

@@ -1,0 +1,326 @@
+"""Experiments and the run store: hashed, resumed bit for bit, damaged parts set aside, nothing computed twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pfl_core import Experiment, Federation, grid, runs, simulate, sweep
+from pfl_core.experiments import federation
+from pfl_core.runs import load_result, run
+from pfl_core.simulate import Interrupted
+
+TINY = dict(
+    dataset="digits",
+    partition="dirichlet",
+    partition_args={"alpha": 1.0},
+    clients=4,
+    model="mlp",
+    model_args={"hidden": 8},
+)
+TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
+    return tmp_path / "store"
+
+
+def same(a, b):
+    assert a.arrays.keys() == b.arrays.keys()
+    for k, v in a.arrays.items():
+        np.testing.assert_array_equal(v, b.arrays[k], err_msg=k)
+    drop = a.history.metric != "train_s"
+    pd.testing.assert_frame_equal(a.history[drop], b.history[drop])
+
+
+# -- Experiment ----------------------------------------------------------------------------------------------------------
+
+
+def test_id_hashes_what_decides_the_numbers():
+    e = Experiment(**TINY)
+    assert e.id == Experiment(**TINY).id == e.but(tags={"row": "a"}).id
+    others = [
+        e.but(seed=1),
+        e.but(lr=0.2),
+        e.but(method="local"),
+        e.but(partition_args={"alpha": 2.0}),
+        e.but(init_from=e),
+    ]
+    assert len({x.id for x in (e, *others)}) == 6
+
+
+def test_plain_round_trip():
+    e = Experiment(**TINY, init_from=Experiment(**TINY, seed=3), method="fedper", method_args={"finetune_epochs": 1})
+    back = Experiment.from_plain(json.loads(json.dumps(e.plain())))
+    assert back.plain() == e.plain() and back.id == e.id
+    assert eval(repr(e), {"Experiment": Experiment}).id == e.id
+
+
+BAD = {
+    "rounds=-1": dict(rounds=-1),
+    "participation=0": dict(participation=0),
+    "participation=1.5": dict(participation=1.5),
+    "lr='0.1'": dict(lr="0.1"),
+    "lr=nan": dict(lr=float("nan")),
+    "shuffle=1": dict(shuffle=1),
+    "rounds=True": dict(rounds=True),
+    "plan='wrapped'": dict(plan="wrapped"),
+    "buffers='mean'": dict(buffers="mean"),
+    "momentum=1.0": dict(momentum=1.0),
+    "unknown method 'fedperr'; did you mean 'fedper'": dict(method="fedperr"),
+    "has no hyper-parameter 'finetune'; did you mean 'finetune_epochs'": dict(
+        method="fedper", method_args={"finetune": 1}
+    ),
+    "did you mean 'digits'": dict(dataset="digit"),
+    "unknown partition 'dirichlt'": dict(partition="dirichlt"),
+    "unknown model 'cnnn'; did you mean 'cnn'": dict(model="cnnn"),
+    "JSON": dict(model_args={"hidden": np.int64(3)}),
+    "unknown ['colour']": dict(tags={"colour": "red"}),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_refused_at_construction(words):
+    with pytest.raises(ValueError) as error:
+        Experiment(**TINY | BAD[words])
+    assert words in str(error.value)
+
+
+def test_grid_labels_and_merges():
+    cells = grid(
+        Experiment(**TINY), {"a": {"lr": 0.2}, "b": {"model_args": {"hidden": 9}}}, {"x": {"clients": 3}}, seeds=[0, 1]
+    )
+    assert [(e.tags["row"], e.tags["column"], e.seed) for e in cells] == [
+        ("a", "x", 0),
+        ("a", "x", 1),
+        ("b", "x", 0),
+        ("b", "x", 1),
+    ]
+    assert cells[0].lr == 0.2 and cells[2].model_args == {"hidden": 9} and cells[2].clients == 3
+
+
+# -- running -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_found_again(store):
+    first = run(Experiment(**TINY))
+    stamp = (store / first.id / "history.csv").stat().st_mtime_ns
+    again = run(Experiment(**TINY, tags={"paper": "x"}))
+    assert (store / first.id / "history.csv").stat().st_mtime_ns == stamp and again.rows.paper.unique().tolist() == [
+        "x"
+    ]
+    assert sorted(p.name for p in (store / first.id).iterdir()) == ["arrays.npz", "experiment.json", "history.csv"]
+    assert first.ok and first.rows.columns.tolist() == runs.ROW_COLUMNS and not first.rows.isna().any().any()
+    acc = first.clients.query("when == 'before' and split == 'test' and round == 4").acc_pct.mean()
+    row = first.rows.query(
+        "when == 'before' and split == 'test' and round == 4 and metric == 'acc_pct' and mean == 'client'"
+    )
+    assert row.value.item() == pytest.approx(acc) and "digits" in repr(first)
+
+
+@pytest.mark.parametrize("method", ["fedper", "local"])
+def test_interrupted_anywhere_it_ends_with_the_same_numbers(store, tmp_path, method):
+    e = Experiment(**TINY, method=method, participation=0.5, momentum=0.5)
+    whole = run(e, store=tmp_path / "other")
+    for stop in range(4):
+        with pytest.raises(Interrupted):
+            run(e, on_round=lambda r, h, stop=stop: r == stop)
+        assert (store / f"{e.id}.part" / "checkpoint.pt").exists()
+    same(run(e), whole)
+    assert not (store / f"{e.id}.part").exists()
+
+
+def script(body):
+    head = f"import os, signal\nfrom pfl_core import Experiment, simulate\nfrom pfl_core.runs import run\nTINY = {TINY!r}\n"
+    code = head + "simulate.CHECKPOINT_EVERY = 0.0\n" + textwrap.dedent(body)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
+
+
+def test_killed_by_the_system_it_resumes(store, tmp_path):
+    e = Experiment(**TINY | {"rounds": 5})
+    whole = run(e, store=tmp_path / "other")
+    body = (
+        "run(Experiment(**TINY | {'rounds': 5}), on_round=lambda r, h: r == 3 and os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    assert script(body).returncode == -signal.SIGKILL
+    part = store / f"{e.id}.part" / "checkpoint.pt"
+    assert torch.load(part, weights_only=True)["round"] == 3
+    same(run(e), whole)
+
+
+def test_a_killed_write_leaves_the_last_checkpoint(store, tmp_path):
+    e = Experiment(**TINY)
+    whole = run(e, store=tmp_path / "other")
+    with pytest.raises(Interrupted):
+        run(e, on_round=lambda r, h: r == 1)
+    (store / f"{e.id}.part" / "checkpoint.part").write_bytes(b"half a fi")
+    same(run(e), whole)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "empty"])
+def test_damaged_checkpoint_is_set_aside(store, tmp_path, harm, capsys):
+    e = Experiment(**TINY)
+    with pytest.raises(Interrupted):
+        run(e, on_round=lambda r, h: r == 1)
+    path = store / f"{e.id}.part" / "checkpoint.pt"
+    raw = path.read_bytes()
+    path.write_bytes(
+        {"truncate": raw[: len(raw) // 2], "flip": raw[:40] + b"\xff" * 64 + raw[104:], "empty": b""}[harm]
+    )
+    same(run(e), run(e, store=tmp_path / "other"))
+    assert "set aside" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "history.csv", "arrays.npz"])
+def test_damaged_result_is_set_aside_and_computed_again(store, name, capsys):
+    first = run(Experiment(**TINY))
+    path = store / first.id / name
+    path.write_bytes(path.read_bytes()[:30])
+    same(run(Experiment(**TINY)), first)
+    assert "set aside" in capsys.readouterr().out and (store / f"{first.id}.damaged" / name).exists()
+
+
+def test_two_processes_never_compute_the_same_run(store):
+    body = f"""
+    import time
+    note = lambda r, h: (open({str(store.parent / "who")!r}, "a").write(f"{{os.getpid()}}\\n"), time.sleep(0.2)) and None
+    run(Experiment(**TINY), on_round=note)
+    """
+    procs = []
+    for _ in range(2):
+        head = f"import os\nfrom pfl_core import Experiment\nfrom pfl_core.runs import run\nTINY = {TINY!r}\n"
+        procs.append(subprocess.Popen([sys.executable, "-c", head + textwrap.dedent(body)], env=os.environ))
+    assert [p.wait(120) for p in procs] == [0, 0]
+    assert len(set((store.parent / "who").read_text().split())) == 1
+
+
+def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
+    bad = Experiment(**TINY | {"lr": 1e30, "rounds": 3})
+    rows = sweep([bad, Experiment(**TINY)])
+    assert rows.run.unique().tolist() == [Experiment(**TINY).id]
+    kept = load_result(store / bad.id)
+    assert not kept.ok and "of client" in kept.meta["status"] and "round 0" in kept.meta["status"]
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_file_in_the_place_of_the_store(tmp_path):
+    (tmp_path / "store").write_text("")
+    with pytest.raises(OSError, match="PFL_RUNS"):
+        run(Experiment(**TINY), store=tmp_path / "store")
+
+
+def test_processes_do_not_change_numbers(store, tmp_path):
+    cells = grid(Experiment(**TINY), {"fedavg": {}, "local": {"method": "local"}}, seeds=[0, 1])
+    a, b = sweep(cells, jobs=2), sweep(cells[::-1], store=tmp_path / "other")
+    keys = ["run", "when", "split", "mean", "metric", "round"]
+    a, b = (x[x.metric != "train_s"].drop(columns="wall_s").sort_values(keys, ignore_index=True) for x in (a, b))
+    pd.testing.assert_frame_equal(a, b)
+
+
+def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
+    e = Experiment(
+        **TINY, tags={"paper": "fedper", "artefact": "fig2", "row": "fedavg", "column": "x", "profile": "quick"}
+    )
+    rows = sweep([e])
+    results = tmp_path / "results"
+    results.mkdir()
+    pd.concat([rows, rows.assign(artefact="fig3")]).to_csv(results / "fedper.quick-digits.csv", index=False)
+    monkeypatch.setattr(runs, "results_folder", lambda: results)
+    again = sweep([e.but(tags={"artefact": "fig3"})], recompute=False, store=tmp_path / "empty")
+    assert not (tmp_path / "empty" / e.id).exists() and set(again.artefact) == {"fig3"}
+    np.testing.assert_allclose(again.value, rows.value)
+
+
+def test_models_are_kept_on_request(store, tmp_path):
+    r = run(Experiment(**TINY, method="fedper", keep_models=True))
+    fed = federation(r.experiment)
+    x, y = fed.batch(torch.as_tensor(fed.index["test"][2]))
+    net = r.model(2)
+    assert (net(x).argmax(1) == y).sum() == r.arrays["before/test/correct"][-1, 2]
+    r.save(2, tmp_path / "model.pt")
+    net.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    with pytest.raises(ValueError, match="keep_models=True"):
+        run(Experiment(**TINY, method="fedper")).model(0)
+    with pytest.raises(ValueError, match="clients 0..3"):
+        r.model(4)
+
+
+def test_init_from_starts_at_another_end(store):
+    source = Experiment(**TINY, keep_models=True)
+    r = run(Experiment(**TINY | {"rounds": 0}, init_from=source))
+    np.testing.assert_array_equal(r.arrays["before/test/correct"][0], run(source).arrays["before/test/correct"][-1])
+
+
+def test_own_federation(store):
+    g = np.random.default_rng(0)
+    x, y = g.standard_normal((60, 1, 8, 8)).astype(np.float32), g.integers(0, 3, 60)
+    fed = Federation(x, y, [np.arange(20), np.arange(20, 40)], test=[np.arange(40, 50), np.arange(50, 60)])
+    r = run(Experiment(**TINY | {"dataset": "own", "clients": 2}), fed=fed)
+    assert r.ok and r.arrays["n/test"].tolist() == [10, 10]
+    with pytest.raises(ValueError, match="go together"):
+        run(Experiment(**TINY | {"dataset": "own"}))
+
+
+def test_own_method_by_name_from_a_file_outside(store, tmp_path, monkeypatch):
+    (tmp_path / "my_methods.py").write_text(
+        "from pfl_core import Method\n\nclass Mine(Method):\n"
+        '    """All but the biases are averaged."""\n    name = "mine_outside"\n'
+        "    def is_shared(self, name):\n        return not name.endswith('bias')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    e = Experiment(**TINY, method="mine_outside", plugins=("my_methods",), keep_models=True)
+    rows = sweep([e, e.but(seed=1)], jobs=2)
+    assert rows.run.nunique() == 2
+    a, b = run(e).model(0), run(e).model(1)
+    assert torch.equal(a.fc.weight, b.fc.weight) and not torch.equal(a.fc.bias, b.fc.bias)
+
+
+def test_prune_deletes_only_unnamed_finished_runs(store):
+    a, b = run(Experiment(**TINY)), run(Experiment(**TINY, seed=1))
+    (store / "0123456789abcdef.part").mkdir()
+    assert runs.prune([a.id], store) == [b.id]
+    assert (store / a.id).is_dir() and (store / "0123456789abcdef.part").is_dir()
+
+
+def test_gpu_asked_for_and_absent(store, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU"):
+        run(Experiment(**TINY), device="cuda")
+    with pytest.raises(ValueError, match="unknown"):
+        run(Experiment(**TINY), device="tpu")
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------------
+
+
+def test_evaluations_and_traffic(store):
+    e = Experiment(**TINY | {"rounds": 5, "eval_every": 2, "participation": 0.5}, method="fedper")
+    r = run(e)
+    assert r.arrays["rounds"].tolist() == [0, 2, 4, 5]
+    shared = 784 * 8 + 8  # the classifier, 8 x 10 + 10, stays
+    up = r.history.query("metric == 'upload_bytes'").value.tolist()
+    assert up == [0, 2 * 2 * 4 * shared, 4 * 2 * 4 * shared, 5 * 2 * 4 * shared]
+    assert r.history.query("metric == 'client_visits'").value.tolist() == [0, 4, 8, 10]
+
+
+def test_participants_are_the_same_for_every_method():
+    a = [simulate.sample(Experiment(**TINY, participation=0.5, method=m), 4, 3).tolist() for m in ("fedavg", "local")]
+    assert a[0] == a[1] and len(a[0]) == 2 and a[0] == sorted(a[0])
+
+
+def test_evaluation_has_no_influence(store):
+    often, seldom = (
+        run(Experiment(**TINY, participation=0.5, eval_every=n, eval_after=a)) for n, a in ((1, True), (4, False))
+    )
+    np.testing.assert_array_equal(often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1])

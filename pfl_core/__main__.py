@@ -1,4 +1,4 @@
-"""Command line: python -m pfl_core fetch NAME... | publish PAPER... | prune | datasets | methods | models | partitions."""
+"""Command line: fetch and list data sets, compare methods, publish results; `python -m pfl_core --help` lists the words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pfl_core import data, methods, models, partition, report, runs  # noqa: F401  (methods registers them)
+from pfl_core import compare, data, methods, models, pages, partition, report, runs  # noqa: F401  (methods registers them)
 from pfl_core.methods.base import list_methods
 
 LISTS = {
@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     fetch.add_argument("name", nargs="+", metavar="NAME")
     publish = words.add_parser("publish", help="copy rows and figures of a paper from runs/ to results/ and figures/")
     publish.add_argument("paper", nargs="+", metavar="PAPER")
+    table = words.add_parser("methods-table", help="run every method of the five papers on one data set, side by side")
+    table.add_argument("dataset", metavar="DATASET")
+    table.add_argument("--methods", nargs="+", default=[], metavar="NAME")
+    table.add_argument("--seeds", nargs="+", type=int, default=[0, 1], metavar="N")
+    words.add_parser("pages", help="write methods/README.md and the results section of README.md")
     words.add_parser("prune", help="delete finished runs of the store that no row in runs/results/ or results/ names")
     for name in LISTS:
         words.add_parser(name, help=f"list the {name} there are")
@@ -37,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.word == "publish":
             for paper in args.paper:
                 print(f"{paper}: {len(report.publish(paper))} files")
+        elif args.word == "methods-table":
+            print(compare.run(args.dataset, methods=args.methods, seeds=args.seeds).to_string())
+        elif args.word == "pages":
+            print(*pages.write(), sep="\n")
         elif args.word == "prune":
             print(f"{len(runs.prune(report.named_runs()))} runs deleted")
         else:

@@ -25,8 +25,9 @@ class Federation:
     """K clients over one pool of samples.
 
     x (n, ...) uint8 images (scaled to [0, 1], then (x - mean) / std per channel), integer tokens, or floats as they are; y (n,) labels;
-    train, val, test: one int array of pool indices a client (val may be left out); classes: C, by default max(y) + 1.
-    Raises ValueError for indices out of range, a client without training samples, or a test sample that is also trained on.
+    train, val, test: one int array of pool indices a client (val and test may be left out); classes: C, by default max(y) + 1;
+    mean, std: a number a channel, or one for all. Raises ValueError for labels or indices out of range, masks in place of indices, a client
+    without training samples, or a val or test sample that is also trained on.
     """
 
     def __init__(
@@ -49,16 +50,18 @@ class Federation:
         self.name, self.seed, self.dtype, self.device = name, seed, dtype, torch.device(device)
         self.x_raw, self.y_raw = np.asarray(x), np.asarray(y).astype(np.int64)
         k = len(train)
-        lists = {"train": train, "val": val or [[]] * k, "test": test or [[]] * k}
-        self.index = {s: [np.asarray(i, dtype=np.int64).reshape(-1) for i in v] for s, v in lists.items()}
+        lists = {"train": train, "val": val, "test": test}
+        lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}
+        self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
+        self.K, self.classes = k, int(classes or self.y_raw.max(initial=0) + 1)
         self._check()
-        self.classes = int(classes or self.y_raw.max() + 1)
-        self.K = k
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(self.counts("train"), device=self.device)
         self.index["holdout"], self.index["fit"] = self._hold_out(holdout)
         self.mean, self.std = mean, std
-        self.x, self.y = torch.as_tensor(self.x_raw).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
+        # torch warns of arrays that cannot be written, such as memory maps.
+        own = self.x_raw if self.x_raw.flags.writeable else self.x_raw.copy()
+        self.x, self.y = torch.as_tensor(own).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
         if self.x.is_floating_point():
             self.x = self.x.to(dtype)
         self.is_image = self.x.dtype == torch.uint8
@@ -67,14 +70,23 @@ class Federation:
                 self.x = self.x[:, None]
             elif self.x.dim() == 4 and self.x.shape[-1] in (1, 3):
                 self.x = self.x.permute(0, 3, 1, 2).contiguous()
-            as_column = lambda v, d: torch.tensor(v or [d], dtype=dtype, device=self.device).reshape(-1, 1, 1)  # noqa: E731
-            self._scale = 1 / (255 * as_column(std, 1.0))
-            self._shift = -as_column(mean, 0.0) / as_column(std, 1.0)
+            m, s = (self._per_channel(v, d) for v, d in ((mean, 0.0), (std, 1.0)))
+            self._scale, self._shift = 1 / (255 * s), -m / s
+
+    def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
+        v = [default] if values is None else [float(c) for c in values]
+        if len(v) not in (1, self.x.shape[1]):
+            raise ValueError(
+                f"mean or std has {len(v)} numbers; give one, or one for each of {self.x.shape[1]} channels"
+            )
+        return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(-1, *[1] * (self.x.dim() - 2))
 
     def _check(self) -> None:
         k, n = len(self.index["train"]), len(self.y_raw)
         if len(self.x_raw) != n:
             raise ValueError(f"x has {len(self.x_raw)} samples and y has {n}; they must be equally long")
+        if n and not (0 <= self.y_raw.min() and self.y_raw.max() < self.classes):
+            raise ValueError(f"labels reach {self.y_raw.min()}..{self.y_raw.max()}; allowed: 0..{self.classes - 1}")
         for s, lists in self.index.items():
             if len(lists) != k:
                 raise ValueError(
@@ -109,8 +121,7 @@ class Federation:
 
     def counts(self, split: str = "train") -> np.ndarray:
         """Labels per client, (K, C) int64."""
-        c = getattr(self, "classes", int(self.y_raw.max() + 1))
-        return np.stack([np.bincount(self.y_raw[i], minlength=c) for i in self.index[split]])
+        return np.stack([np.bincount(self.y_raw[i], minlength=self.classes) for i in self.index[split]])
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -156,27 +167,31 @@ class Federation:
         split: str = "train",
         fraction: float = 1.0,
     ) -> np.ndarray:
-        """Pool indices (T, batches, B) of client k's local steps; steps > 0 replaces epochs.
+        """Pool indices (T, batches, B) of client k's local steps; steps > 0 replaces epochs. ValueError if its split is empty.
 
         "wrap": ceil(n/B) batches an epoch, the last filled from the start of the permutation; "drop": floor(n/B); "fresh": each batch a new
         draw. n < B: one batch of the client's samples in turn. With `batches` > 1 a step takes that many consecutive batches.
         """
         idx = self.sample(k, round, split, stream, fraction)
         g, n = rng(self.seed, stream, round, k), len(idx)
+        if not n:
+            raise ValueError(
+                f"client {k} has no {split} samples to make batches of; give it some, or use another split"
+            )
         per_epoch = max(1, (n // batch if kind == "drop" else -(-n // batch)) // batches)
         total = steps or epochs * per_epoch
         if kind == "fresh":
-            draws = [g.permutation(n)[:batch] if shuffle else np.arange(min(n, batch)) for _ in range(total * batches)]
-            return idx[np.stack([np.resize(d, batch) for d in draws])].reshape(total, batches, batch)
-        need, out = per_epoch * batches * batch, []
-        for _ in range(-(-total // per_epoch)):
-            out.append(np.resize(g.permutation(n) if shuffle else np.arange(n), need))
-        return idx[np.concatenate(out)].reshape(-1, batches, batch)[:total]
+            need, times = batch, total * batches
+        else:
+            need, times = per_epoch * batches * batch, -(-total // per_epoch)
+        out = [np.resize(g.permutation(n) if shuffle else np.arange(n), need) for _ in range(times)]
+        return idx[np.array(out, dtype=np.int64)].reshape(-1, batches, batch)[:total]
 
     def save(self, path: str | Path) -> None:
         """Write the partition (index lists and the hash of the data it belongs to) as npz."""
         flat = {f"{s}_{k}": i for s in SPLITS for k, i in enumerate(self.index[s])}
-        np.savez_compressed(path, clients=self.K, name=self.name, hash=self.hash, **flat)
+        with open(path, "wb") as f:  # by name, numpy would add .npz where it is missing
+            np.savez_compressed(f, clients=self.K, name=self.name, hash=self.hash, **flat)
 
     @classmethod
     def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
@@ -220,10 +235,23 @@ def round_half_up(v: float) -> int:
     return int(v + 0.5)
 
 
+def _indices(v: np.ndarray, split: str, client: int) -> np.ndarray:
+    v = np.asarray(v).reshape(-1)
+    if len(v) and v.dtype.kind not in "iu":
+        raise ValueError(
+            f"{split} of client {client} holds {v.dtype} values; give integer indices (np.flatnonzero(mask))"
+        )
+    return v.astype(np.int64)
+
+
 def _pfllib_arrays(path: Path, trusted: bool) -> tuple[np.ndarray, np.ndarray]:
     with np.load(path, allow_pickle=trusted) as z:
         if {"x", "y"} <= set(z.files):
             data = z
+        elif "data" not in z.files:
+            raise ValueError(
+                f"{path} holds {', '.join(z.files) or 'nothing'}; expected arrays x and y, or `data` with both"
+            )
         elif not trusted:
             raise ValueError(
                 f"{path} holds a pickled dict; pass trusted=True if you made it yourself, else save arrays x and y in it"

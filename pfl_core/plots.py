@@ -55,7 +55,8 @@ _OWN = {
 _CB = sns.color_palette("colorblind", 10)
 # The papers' own methods and the two ends have colours of their own; baselines share the rest, told apart by dashes too.
 PALETTE = {m: _CB[_OWN[m]] if m in _OWN else _CB[(i * 3) % 10] for i, m in enumerate(LABELS)}
-DASHES = {m: "" if m in _OWN else ((4, 1.5), (1, 1), (3, 1, 1, 1))[i % 3] for i, m in enumerate(LABELS)}
+_LINES = ("", (4, 1.5), (1, 1), (3, 1, 1, 1))
+DASHES = {m: "" if m in _OWN else _LINES[1 + i % 3] for i, m in enumerate(LABELS)}
 PANEL = (3.4, 2.5)  # inches: a column's width
 
 
@@ -65,12 +66,23 @@ def label(name: str) -> str:
 
 
 def colours(names: Sequence[str]) -> dict[str, tuple]:
-    """A colour for every name: a method's own, else the colour-blind safe cycle."""
-    return {n: PALETTE.get(n, _CB[i % 10]) for i, n in enumerate(names)}
+    """A colour for every name: a method's own; others take those of the colour-blind safe cycle that no method here has."""
+    own = {n: PALETTE[n] for n in names if n in PALETTE}
+    free = [c for c in _CB if c not in own.values()] or _CB
+    rest = [n for n in names if n not in own]
+    return {n: own.get(n) or free[rest.index(n) % len(free)] for n in names}
+
+
+def dashes(names: Sequence[str]) -> dict[str, str | tuple]:
+    """A line style for every name, "" if solid: a method's own, else the next of four."""
+    rest = [n for n in names if n not in DASHES]
+    return {n: DASHES[n] if n in DASHES else _LINES[rest.index(n) % 4] for n in names}
 
 
 def panels(n: int, columns: int = 3, size: tuple[float, float] = PANEL, **kw) -> tuple[Figure, list[Axes]]:
-    """A figure of n panels in rows of `columns`, sharing the y axis; returns it and the list of axes."""
+    """A figure of n >= 1 panels in rows of `columns`, sharing the y axis; returns it and the list of axes. ValueError if n is 0."""
+    if n < 1:
+        raise ValueError(f"a figure of {n} panels: there is nothing to draw; look whether the rows for it are empty")
     columns = min(columns, n)
     rows = -(-n // columns)
     kw = {"sharey": True} | kw
@@ -87,8 +99,9 @@ def curves(rows: pd.DataFrame, ax: Axes, hue: str = "row", y: str = "Test accura
     """Mean over seeds of `value` against `round`, a line for each `hue`; the band is the range over seeds."""
     names = list(dict.fromkeys(rows[hue]))
     shown = rows.assign(**{hue: rows[hue].map(label)})
-    palette = {label(n): c for n, c in colours(names).items()}
-    sns.lineplot(shown, x="round", y="value", hue=hue, style=hue, palette=palette, errorbar=("pi", 100), ax=ax)
+    palette, lines = ({label(n): c for n, c in of(names).items()} for of in (colours, dashes))
+    how = dict(hue=hue, style=hue, palette=palette, dashes=lines, errorbar=("pi", 100))
+    sns.lineplot(shown, x="round", y="value", ax=ax, **how)
     return _axes(ax, "Communication round", y)
 
 
@@ -109,17 +122,13 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
 
 
 def bars(rows: pd.DataFrame, ax: Axes, x: str = "row", hue: str | None = None, y: str = "Test accuracy (%)") -> Axes:
-    """Mean of `value` by x (and hue); the line shows the range over seeds."""
-    order = list(dict.fromkeys(rows[x]))
-    sns.barplot(
-        rows.assign(**{x: rows[x].map(label)}),
-        x=x,
-        y="value",
-        hue=hue,
-        order=[label(o) for o in order],
-        errorbar=("pi", 100),
-        ax=ax,
-    )
+    """Mean of `value` by x (and hue), coloured by hue (else by x); the line shows the range over seeds."""
+    by = hue or x
+    shown = rows.assign(**{c: rows[c].map(label) for c in {x, by}})
+    palette = {label(n): c for n, c in colours(list(dict.fromkeys(rows[by]))).items()}
+    order = list(dict.fromkeys(shown[x]))
+    how = dict(hue=by, hue_order=list(palette), palette=palette, errorbar=("pi", 100), legend=hue is not None)
+    sns.barplot(shown, x=x, y="value", order=order, ax=ax, **how)
     return _axes(ax, "", y)
 
 

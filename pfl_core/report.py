@@ -20,24 +20,24 @@ def pick(
     """One number a run: `metric` on the test split by a named rule; adds nothing, drops all other rows.
 
     select: "last" round, mean of the "last10" evaluations, round of "best_val" (first best), or "best_test" (optimistic: test data choose).
+    Raises ValueError for another rule, and for "best_val" where a run has no validation data.
     """
     if select not in SELECT:
         raise ValueError(f"select={select!r} is unknown; use one of {', '.join(SELECT)}")
-    series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)].sort_values(
-        "round", kind="stable"
-    )
+    series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)]
+    series = series.sort_values("round", kind="stable", ignore_index=True)
     test, val = series[series.split == "test"], series[series.split == "val"]
     keys = ["run", "paper", "artefact", "row", "column"]
     if select == "last10":
         tail = test.groupby(keys, sort=False).tail(10)
-        return (
-            test.groupby(keys, sort=False).tail(1).assign(value=tail.groupby(keys, sort=False).value.mean().to_numpy())
-        )
+        means = tail.groupby(keys, sort=False).value.transform("mean")
+        return tail.assign(value=means).groupby(keys, sort=False).tail(1)
     if select == "last":
         return test.groupby(keys, sort=False).tail(1)
     chooser = val if select == "best_val" else test
-    if len(test) and not len(chooser):
-        raise ValueError("select='best_val' needs validation data, and these runs have none; use 'last'")
+    if len(blind := test[~test.run.isin(chooser.run)]):
+        names = ", ".join(dict.fromkeys(blind.row))
+        raise ValueError(f"select='best_val' needs validation data, and these rows have none: {names}; use 'last'")
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
     return test.merge(best[[*keys, "round"]], on=[*keys, "round"])
 
@@ -151,12 +151,20 @@ def claims(paper: str, rows: pd.DataFrame, profile: str) -> pd.DataFrame:
             measured, holds = c.judge(own) if len(own) else ("", None)
         except LookupError as missing:
             measured, holds = f"{missing.args[0]} was not run", None
+        if not measured:  # no cell of the artefact decides it, so neither does all([])
+            holds = None
         verdict = "not run" if holds is None else "holds" if holds else "does not hold"
         out.append(dict(says=c.says, artefact=c.needs, measured=measured, verdict=verdict, profile=profile))
     return pd.DataFrame(out)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """Rows as `save_rows` wrote them."""
+    rows = pd.read_csv(path, dtype={"run": str}, keep_default_na=False, low_memory=False)
+    return rows.assign(value=pd.to_numeric(rows.value))
 
 
 def save_rows(rows: pd.DataFrame, path: Path) -> None:
@@ -175,12 +183,8 @@ def save_table(frame: pd.DataFrame, path: Path) -> None:
 def markdown(frame: pd.DataFrame) -> str:
     """A frame as a Markdown table; a plain 0..n-1 index is left out."""
     body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    lines = [
-        list(map(str, body.columns)),
-        ["---"] * body.shape[1],
-        *([str(v).replace("|", "\\|") for v in r] for r in body.to_numpy()),
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *rest = [[str(v).replace("|", "\\|") for v in r] for r in (body.columns, *body.to_numpy())]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * body.shape[1], *rest))
 
 
 def latex(frame: pd.DataFrame) -> str:

@@ -407,6 +407,28 @@ def sweep(
     return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
 
 
+def tune(
+    e: Experiment, choices: list[dict[str, Any]], *, split: str = "val", when: str = "before", **how: Any
+) -> tuple[Experiment, pd.DataFrame]:
+    """The one of `choices` (changes to e, as for `but`) with the best validation accuracy, and the rows of all of them.
+
+    Client mean at each choice's best round, one seed. Rows carry the choice as JSON in `row`. ValueError for split "test", or without
+    validation data: choosing on test data is what this function is there to prevent.
+    """
+    if split != "val":
+        raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
+    labels = [json.dumps(c, sort_keys=True) for c in choices]
+    cells = [e.but(**c).but(tags={"row": label}) for c, label in zip(choices, labels, strict=True)]
+    rows = sweep(cells, **how)
+    seen = rows[(rows.split == split) & (rows.when == when) & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
+    if seen.empty:
+        raise ValueError(
+            f"{e.partition} leaves no validation data; tune with a partition that does (split='70/10/20', for example)"
+        )
+    best = seen.groupby("row", sort=False).value.max().idxmax()
+    return e.but(**choices[labels.index(best)]), rows
+
+
 def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:
     task = functools.partial(run, store=store, **how)
     if jobs <= 1:
@@ -428,8 +450,7 @@ def _committed_at(stamp: tuple) -> dict[str, pd.DataFrame]:
     frames = [pd.read_csv(path, dtype={"run": str}, keep_default_na=False, low_memory=False) for path, _ in stamp]
     if not frames:
         return {}
-    rows = pd.concat(frames, ignore_index=True)
-    rows["value"] = pd.to_numeric(rows["value"])
+    rows = pd.concat(frames, ignore_index=True).assign(value=lambda f: pd.to_numeric(f.value))
     # A run that several artefacts share is stored once for each; its numbers are the same.
     return {
         i: g[(g.artefact == g.artefact.iloc[0]) & (g.row == g.row.iloc[0]) & (g.column == g.column.iloc[0])]

@@ -93,11 +93,12 @@ def gram(p: Params, q: Params | None = None) -> Tensor:
     return a @ (a if q is None else flat(q).double()).T
 
 
-def cosine(p: Params, eps: float = 1e-12) -> Tensor:
+def cosine(p: Params) -> Tensor:
     """Cosine similarity of the clients' parameter vectors, (K, K) float64; a zero vector has cosine 0 with all."""
-    g = gram(p)
-    norm = g.diagonal().clamp_min(0).sqrt()
-    return g / (norm[:, None] * norm[None] + eps)
+    x = flat(p).double()
+    # No epsilon is added: small updates keep their angles.
+    x = x / x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return x @ x.T
 
 
 def distances(p: Params) -> Tensor:

@@ -53,6 +53,7 @@ class Study:
         device: str = "auto",
     ):
         self.began = time.monotonic()
+        _one_of("paper", paper, presets.ARTEFACTS)
         self.known = presets.ARTEFACTS[paper]
         _one_of("profile", profile, PROFILES)
         for name, value, legal in (
@@ -60,7 +61,7 @@ class Study:
             ("methods", methods, (*METHODS, *VIEWS)),
             ("artefacts", artefacts, self.known),
         ):
-            if not isinstance(value or [], list):
+            if value is not None and not isinstance(value, list):
                 raise ValueError(
                     f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
                 )
@@ -70,7 +71,8 @@ class Study:
             raise ValueError(
                 f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
             )
-        if any(not isinstance(s, int) or isinstance(s, bool) or s < 0 for s in seeds or []):
+        whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
+        if seeds is not None and not whole:
             raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
         self.paper, self.profile, self.recompute = paper, profile, recompute
         self.device = runs.pick_device(device)
@@ -86,7 +88,7 @@ class Study:
         if not self.datasets and self.profile == "paper":
             return name
         wanted = self.datasets or ["digits", "digits100", "raters_digits100"]
-        return next((d for d in (name, *STAND_INS[name]) if d in wanted), None)
+        return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
 
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run here."""
@@ -126,7 +128,7 @@ class Study:
         seeds = frame.seed.nunique() if "seed" in frame else 1
         plots.note(fig, f"{name}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip())
         plots.save(fig, frame, self.folder / name)
-        plt.show(fig)
+        plt.show()
         plt.close(fig)
 
     def curves(
@@ -147,6 +149,10 @@ class Study:
         kept = rows[
             (rows.split == "test") & (rows.when == when) & (rows["mean"] == "client") & rows.metric.isin(metrics)
         ]
+        if kept.empty:
+            raise ValueError(
+                f"{name}: no test accuracy at when={when!r}; evaluated are {sorted(set(rows.when) - {''})}"
+            )
         names = list(dict.fromkeys(kept.column))
         fig, axes = plots.panels(len(names), columns)
         for ax, c in zip(axes, names, strict=True):
@@ -211,5 +217,5 @@ def _short(path: Path) -> str:
 
 
 def _one_of(name: str, value: Any, legal: Any) -> None:
-    if value not in legal:
+    if value not in list(legal):
         raise ValueError(f"{name}: {value!r} is unknown; known are {', '.join(map(str, legal))}")

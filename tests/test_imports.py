@@ -26,7 +26,8 @@ ORDER = [
     "runs",
     "analysis report",
     "plots",
-    "study",
+    "study compare",
+    "pages",
     "widgets extras",
     "__main__ __init__",
     "runner",  # imports nothing of ours: it also runs before anything is installed

@@ -331,6 +331,23 @@ def test_passes_make_as_many_updates_as_fedavg():
 
 
 @pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        ("fedrep", {"head", "local"}),
+        ("perfedavg", {"local", "local/1", "adapt"}),
+        ("ditto", {"local"}),
+        ("pfedme", {"local"}),
+    ],
+)
+def test_extra_phases_have_batches_of_their_own(name, streams):
+    fed, seen = federation(), set()
+    plan = fed.plan
+    fed.plan = lambda k, r, **how: seen.add(how["stream"]) or plan(k, r, **how)
+    ran(name, fed=fed, rounds=1, **dict(passes=2) if name == "perfedavg" else {})
+    assert seen == streams
+
+
+@pytest.mark.parametrize(
     ("name", "args"),
     [("perfedavg", dict(version="hf", passes=2)), ("pfedme", dict(beta=1.5)), ("fedrep", dict(head_epochs=2))],
 )

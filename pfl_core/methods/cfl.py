@@ -83,7 +83,7 @@ class CFL(Method):
             if len(here) <= self.min_size or len(here) < (cluster == c).sum():
                 continue
             mean, largest = (a @ g @ a).clamp_min(0).sqrt(), norm[here].max()
-            eps1 = largest / 2 if self.eps1 is None else self.eps1
+            eps1 = norm[here].median() / 2 if self.eps1 is None else self.eps1
             eps2 = extra["first"] / 10 if self.eps2 is None else self.eps2
             if mean < eps1 and largest > eps2:
                 part = bipartition(cosine[here][:, here], self.linkage)

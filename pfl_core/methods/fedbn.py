@@ -9,7 +9,7 @@ A client's own are weight, bias and statistics of every BatchNorm module, whatev
 them. GroupNorm and LayerNorm are shared. A model without BatchNorm is FedAvg (allowed as its limit).
 
 Differs from the paper
-1. Weights are n_k; the authors average uniformly over their five equally large clients.
+1. Weights are n_k; the authors' code averages uniformly over its five clients.
 2. A client that never took part is scored with the initial statistics (mean 0, variance 1).
 
 Differs from the authors' code

@@ -31,6 +31,8 @@ Momentum, weight decay and clipping do not reach `step`: as in paper and code, i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -158,7 +160,10 @@ class Flayer(Method):
 
     def local(self, c, start):
         start = self.tune_head(c, start)
-        end = self.method.local(_WithStep(c, self.step) if self.rates else c, start)
+        # The round as inner sees it: plain SGD is our step, a step of inner's own stays.
+        train = partial(c.train, step=self.step) if self.rates else c.train
+        seen = SimpleNamespace(sel=c.sel, round=c.round, state=c.state, measure=c.measure, train=train)
+        end = self.method.local(seen, start)
         if "flayer.acc" in start:
             heads = select(end, unprefixed("flayer.", start))
             acc = self.accuracy(c, end if self.mode == "paper" else start)
@@ -182,11 +187,11 @@ class Flayer(Method):
                     out |= unflat(largest(x, max(-(-i * size // len(layers)), -(-size // 10))), part)
             return out
         for t, name in enumerate(self.task.parameters):
-            if (v := change.get(name)) is None:
+            if name not in change:
                 continue
-            unit = (
-                v.flatten(3) if v.dim() == 5 else v
-            )  # kernels of a convolution; 1-D tensors whole; others are never masked
+            # Inside each kernel of a convolution, and in 1-D tensors as a whole; others are never masked.
+            v = change[name]
+            unit = v.flatten(3) if v.dim() == 5 else v
             size = unit.shape[-1]
             drop = max(min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1)  # halves to even
             if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and self.fix_1x1):
@@ -220,22 +225,10 @@ class Flayer(Method):
         return new
 
 
-class _WithStep:
-    # A round's context whose plain SGD is another step; everything else is the context's.
-    def __init__(self, context: Context, step: Any):
-        self._context, self._step = context, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def train(self, loss: Any, start: Params, **how: Any) -> Params:
-        return self._context.train(loss, start, **{"step": self._step} | how)
-
-
 def largest(x: Tensor, keep: int) -> Tensor:
     """Mask of the `keep` largest entries along the last axis; of equal ones, those of lower index."""
-    if keep == 0:
-        return torch.zeros_like(x, dtype=torch.bool)
+    if keep in (0, x.shape[-1]):
+        return torch.full_like(x, keep > 0, dtype=torch.bool)
     least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
     above, equal = x > least, x == least
     return above | equal & (equal.cumsum(-1) <= keep - above.sum(-1, keepdim=True))

@@ -18,7 +18,7 @@ Differs from the paper
 5. BatchNorm runs on batch statistics throughout; running statistics advance on D only.
 6. Meta-steps are plain: momentum, weight decay and clipping of the experiment act in the adaptation alone.
 
-Differs from others' code (the authors released none)
+Differs from others' code (of the authors' own we know none)
 1. PFLlib ties beta to alpha and passes twice over batches cut in halves; `passes` gives as many updates as FedAvg makes.
 2. The pFedMe authors' Per-FedAvg adapts on test batches before scoring; here on the training data only.
 

@@ -2,7 +2,7 @@
 
 Shamsian, Navon, Fetaya and Chechik, "Personalized Federated Learning using Hypernetworks", ICML 2021, arXiv:2103.04628, Algorithm 1.
 
-    theta_i = h(v_i; phi)                                       `generate`, `download`; trunk, then one linear head a tensor
+    theta_i = h(v_i; phi)                                       `Hypernetwork`, `download`
     theta~_i <- K local steps from theta_i                      `local` (the default; the experiment's `steps`, plan="fresh")
     Delta_i = theta_i - theta~_i                                `upload`; what travels is as large as theta_i, not as phi
     phi <- phi - alpha (d theta_i / d phi)^T Delta_i            one vector-Jacobian product, then SGD with momentum and weight decay
@@ -26,17 +26,118 @@ As in their code: momentum and decay move all of phi and all embeddings at every
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core.methods.base import Method, State
+from pfl_core.methods.base import Method, State, Task
 from pfl_core.stacked import Params, own, prefixed, select
 
-EMBED = ("trainable", "fixed", "fixed_columns")
-SIGNS = ("descent", "literal")
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Hypernetwork(NamedTuple):
+    """h(v; phi): a trunk of linear layers with ReLU between them, then one linear head for each tensor of each size of network."""
+
+    sizes: list[Shapes]  # what is written for a client of size 0, 1, ...
+    full: Shapes  # the model that they are padded to
+    hidden: int
+    n_hidden: int
+    spectral: bool
+
+    def draw(self, d: int) -> Params:
+        """New weights {layer.weight, layer.bias, with spectral norm layer.u} for embeddings of size d, as nn.Linear draws them."""
+        layers = {f"trunk.{i}": (self.hidden if i else d, self.hidden) for i in range(self.n_hidden + 1)}
+        for g, shapes in enumerate(self.sizes):
+            layers |= {f"head.{g}.{n}": (self.hidden, prod(s)) for n, s in shapes.items()}
+        phi = {}
+        for name, (inputs, outputs) in layers.items():
+            phi |= {f"{name}.{p}": v.detach() for p, v in nn.Linear(inputs, outputs).named_parameters()}
+            if self.spectral:
+                phi[f"{name}.u"] = torch.randn(outputs)
+        for _ in range(15):
+            self.advance(phi)
+        return phi
+
+    def write(self, phi: Params, sel: Tensor, size: Tensor) -> Params:
+        """Models {name: (S, *shape)} of clients sel (S,), of sizes (S,); a smaller one has zeros at the far end of each axis."""
+        h = self._linear(phi, "trunk.0", phi["v"][sel])
+        for i in range(self.n_hidden):
+            h = self._linear(phi, f"trunk.{i + 1}", h.relu())
+        rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        back, out = torch.argsort(torch.cat(rows)), {}
+        for n, full in self.full.items():
+            parts = []
+            for g, r in enumerate(rows):
+                part = self._linear(phi, f"head.{g}.{n}", h[r]).view(len(r), *self.sizes[g][n])
+                short = [(0, a - b) for a, b in zip(full, self.sizes[g][n], strict=True)]
+                parts.append(F.pad(part, sum(reversed(short), ())))
+            out[n] = torch.cat(parts)[back]
+        return out
+
+    def pull(self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params) -> Params:
+        """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}; delta {name: (S, *shape)} as written."""
+        with torch.enable_grad():
+            leaves = {n: phi[n].detach().requires_grad_() for n in names}
+            theta = self.write(phi | leaves, sel, size)
+        outputs, cotangents = [theta[n] for n in delta], list(delta.values())
+        return dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangents), strict=True))
+
+    def advance(self, phi: Params) -> None:
+        """One power iteration of every layer's u, in place."""
+        for n in phi:
+            if n.endswith(".u"):
+                phi[n].copy_(_power(phi[n[:-1] + "weight"], phi[n])[0])
+
+    def _linear(self, phi: Params, name: str, x: Tensor) -> Tensor:
+        # Spectral norm: the weight over its top singular value u^T W v, where u and v count as constants (Miyato et al., 2018).
+        w = phi[f"{name}.weight"]
+        if self.spectral:
+            u, v = _power(w.detach(), phi[f"{name}.u"])
+            w = w / (u @ w @ v)
+        return F.linear(x, w, phi[f"{name}.bias"])
+
+
+def _power(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    v = F.normalize(w.T @ u, dim=0)
+    return F.normalize(w @ v, dim=0), v
+
+
+def narrowed(task: Task, width: float) -> Shapes:
+    """Shapes of the task's parameters with `width` times the channels in all convolutions; what reads them reads fewer, outputs stay.
+
+    Raises ValueError for BatchNorm, and for a width with which channels are no integers >= 1.
+    """
+    if task.bn and width != 1:
+        raise ValueError(
+            f"widths: a network with BatchNorm ({min(task.bn)}) has one size; use one without it, or widths=()"
+        )
+    shapes, before = {}, 1.0
+    for names in task.layers.values():
+        here = width if task.initial[names[0]].dim() > 2 else 1.0
+        for n in names:
+            exact = [s * w for s, w in zip(task.initial[n].shape, (here, before, 1, 1), strict=False)]
+            if not 0 < width <= 1 or any(s != int(s) for s in exact):
+                raise ValueError(f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole channels")
+            shapes[n] = tuple(map(int, exact))
+        before = here
+    return shapes
+
+
+def _sgd(
+    p: Params, momentum: Params, grad: Params, lr: float, mu: float, decay: float, clip: float, by_row: bool
+) -> None:
+    # As torch.optim.SGD counts it, in place: phi is large, and new memory would cost more than the arithmetic. With phi frozen
+    # clients do not meet, and each one's gradient (a row of v) is clipped alone.
+    norm = grad["v"].norm(dim=1, keepdim=True) if by_row else torch.stack([g.norm() for g in grad.values()]).norm()
+    scale = (clip / (norm + 1e-6)).clamp(max=1) if clip else torch.ones_like(norm)
+    for n, g in grad.items():
+        p[n].sub_(momentum[n].mul_(mu).addcmul_(g, scale).add_(p[n], alpha=decay), alpha=lr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +145,10 @@ class PFedHN(Method):
     """A hypernetwork writes all clients' models from one embedding a client (Shamsian et al., 2021)."""
 
     name = "pfedhn"
-    lr: float = 0.01  # alpha; the code's default, the paper's grid is .1, .05, .01, .005
+    lr: float = 0.01  # alpha, of phi and embeddings; the code's default, the paper's grid is .1, .05, .01, .005
     momentum: float = 0.9  # of the hypernetwork's SGD [code]
     weight_decay: float = 1e-3  # of the hypernetwork's SGD [code]
     clip: float = 50.0  # L2 norm of the hypernetwork's gradient [code]; 0 is no clipping
-    embed_lr: float | None = None  # rate of the embeddings; None is lr [code]
     dim: int = 0  # d_e; 0 is floor(1 + K/4) (Sec. 5)
     hidden: int = 100  # width of the trunk (App. B)
     n_hidden: int = 3  # hidden layers of the trunk (App. B; 1 for MNIST); 0 is a linear hypernetwork (Sec. 4.1)
@@ -60,171 +160,86 @@ class PFedHN(Method):
     novel: str = "mean"  # where embeddings of adopted clients start: "mean" of the trained ones, or "normal" draws
 
     def check(self):
-        bn = sorted(self.task.bn)
-        for field, legal in {"embed": EMBED, "hn_sign": SIGNS, "novel": ("mean", "normal")}.items():
+        options = {"embed": ("trainable", "fixed", "fixed_columns"), "hn_sign": ("descent", "literal")}
+        for field, legal in (options | {"novel": ("mean", "normal")}).items():
             if getattr(self, field) not in legal:
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}")
-        if min(self.dim, self.n_hidden, self.hidden - 1) < 0:
-            raise ValueError(
-                f"{self.name}: dim={self.dim}, n_hidden={self.n_hidden}, hidden={self.hidden}; allowed: >= 0, hidden >= 1"
-            )
-        if self.widths and bn:
-            raise ValueError(f"{self.name}: widths with BatchNorm ({bn[0]}); use a network without it, or widths=()")
-        for width in self.widths:
-            narrow = self._narrow(width)
-            if not 0 < width <= 1 or any(s != int(s) for shape in narrow.values() for s in shape):
-                raise ValueError(
-                    f"{self.name}: widths={self.widths}; each in (0, 1], and times every number of channels an integer"
-                )
-
-    # -- the hypernetwork ------------------------------------------------------------------------------------------------
-    @property
-    def generated(self) -> list[str]:
-        """Names of the tensors that the hypernetwork writes."""
-        return [n for n in self.task.parameters if self.is_shared(n)]
+        for field, least in {"dim": 0, "n_hidden": 0, "hidden": 1}.items():
+            if getattr(self, field) < least:
+                raise ValueError(f"{self.name}: {field}={getattr(self, field)}; allowed: integers >= {least}")
+        _ = self.hn  # which refuses widths
 
     @property
-    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """For each size of network, the true shapes {name: shape} of what is written; the model itself if there are no `widths`."""
-        sizes = [self._narrow(width) for width in self.widths or (1,)]
-        return [{n: tuple(map(int, shapes[n])) for n in self.generated} for shapes in sizes]
-
-    def _narrow(self, width: float) -> dict[str, list[float]]:
-        # Convolutions have `width` times the channels; a linear layer reads what the layer before it writes, channels first.
-        shapes, channels = {}, False
-        for names in self.task.layers.values():
-            conv = self.task.initial[names[0]].dim() > 2
-            for n in names:
-                shape = list(self.task.initial[n].shape)
-                scale = [width if conv else 1, width if channels else 1]
-                shapes[n] = [s * w for s, w in zip(shape, scale + [1] * len(shape), strict=False)]
-            channels = conv
-        return shapes
-
-    def _hypernetwork(self) -> Params:
-        t = self.task
-        fixed = None if self.embed == "trainable" else self._descriptors()
-        d = self.dim or 1 + t.K // 4 if fixed is None else fixed.shape[1]
-        layers = {f"trunk.{i}": (self.hidden if i else d, self.hidden) for i in range(self.n_hidden + 1)}
-        for g, shapes in enumerate(self.shapes):
-            layers |= {f"head.{g}.{n}": (self.hidden, torch.Size(s).numel()) for n, s in shapes.items()}
-        with t.seeded("hypernetwork"):
-            phi = {"v": nn.Embedding(t.K, d).weight.detach()}
-            for name, size in layers.items():
-                linear = nn.Linear(*size)
-                phi |= {f"{name}.{p}": v.detach() for p, v in linear.named_parameters()}
-                if self.spectral_norm:
-                    u = F.normalize(torch.randn(size[1]), dim=0)
-                    for _ in range(15):
-                        u, _ = _power(phi[f"{name}.weight"], u)
-                    phi[f"{name}.u"] = u
-        phi = {n: v.to(t.device, t.dtype) for n, v in phi.items()}
-        return phi if fixed is None else phi | {"v": fixed}
-
-    def _descriptors(self) -> Tensor:
-        counts = self.task.label_counts.to(self.task.dtype)
-        return counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
-
-    def _sizes(self, k: int) -> Tensor:
-        # Equal parts of a random order of the clients.
-        with self.task.seeded("sizes"):
-            order = torch.randperm(k)
-        size = torch.empty(k, dtype=torch.int64)
-        size[order] = torch.arange(k) * len(self.shapes) // k
-        return size.to(self.task.device)
-
-    def generate(self, phi: Params, sel: Tensor, size: Tensor) -> Params:
-        """h(v_i; phi) of clients `sel` (S,): {name: (S, *shape)}, networks of size[i] < the largest padded with zeros at the far ends."""
-        h = _linear(phi, "trunk.0", phi["v"][sel])
-        for i in range(self.n_hidden):
-            h = _linear(phi, f"trunk.{i + 1}", h.relu())
-        shapes, out = self.shapes, {}
-        rows = [(size[sel] == g).nonzero().squeeze(1) for g in range(len(shapes))]
-        back = torch.argsort(torch.cat(rows))
-        for n in self.generated:
-            parts = [
-                _padded(_linear(phi, f"head.{g}.{n}", h[r]).view(len(r), *shapes[g][n]), self.task.initial[n])
-                for g, r in enumerate(rows)
-            ]
-            out[n] = torch.cat(parts)[back]
-        return out
+    def hn(self) -> Hypernetwork:
+        """The shape of the hypernetwork; its weights are in State.extra["phi"]."""
+        written = [n for n in self.task.parameters if self.is_shared(n)]
+        full, *sizes = (select(narrowed(self.task, width), written) for width in (1, *(self.widths or (1,))))
+        return Hypernetwork(sizes, full, self.hidden, self.n_hidden, self.spectral_norm)
 
     def embeddings(self, state: State) -> Tensor:
         """The clients' embeddings v, (K, d_e)."""
         return state.extra["phi"]["v"]
 
-    # -- hooks -----------------------------------------------------------------------------------------------------------
+    def _clients(self, k: int, v: Tensor) -> tuple[Tensor, Tensor]:
+        # What the server keeps of k clients: embeddings (v, unless they are fixed), and sizes in equal parts of a random order.
+        t, size = self.task, torch.empty(k, dtype=torch.int64)
+        with t.seeded("sizes"):
+            size[torch.randperm(k)] = torch.arange(k) * max(1, len(self.widths)) // k
+        if self.embed != "trainable":
+            v = t.label_counts / t.label_counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
+            if len(v) != k:
+                raise ValueError(f"{self.name}: {k} clients, but labels of {len(v)} are known; bind it to their data")
+        return v.to(t.device, t.dtype), size.to(t.device)
+
     def init(self):
-        state = super().init()
-        state.server = select(state.server, self.task.buffers)
-        phi = self._hypernetwork()
+        t, state = self.task, super().init()
+        state.server = select(state.server, t.buffers)
+        with t.seeded("hypernetwork"):
+            v, size = self._clients(t.K, torch.randn(t.K, self.dim or 1 + t.K // 4))
+            phi = {"v": v} | {n: w.to(t.device, t.dtype) for n, w in self.hn.draw(v.shape[1]).items()}
         # What has a momentum is trained.
-        still = {n for n in phi if n.endswith(".u")} | ({"v"} if self.embed != "trainable" else set())
-        momentum = {n: torch.zeros_like(v) for n, v in phi.items() if n not in still}
-        state.extra = {"phi": phi, "momentum": momentum, "size": self._sizes(self.task.K)}
-        return state
-
-    def download(self, state, sel):
-        return super().download(state, sel) | self.generate(state.extra["phi"], sel, state.extra["size"])
-
-    def serve(self, p):
-        return select(p, self.task.names)
-
-    def upload(self, state, sel, start, end, weight):
-        state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
-        phi, momentum, size = state.extra["phi"], state.extra["momentum"], state.extra["size"]
-        if not momentum:
-            return state
-        share = (1 if self.hn_sign == "descent" else -1) / len(sel)
-        with torch.enable_grad():
-            leaves = {n: phi[n].detach().requires_grad_() for n in momentum}
-            written = self.generate(phi | leaves, sel, size)
-            delta = [share * (start[n] - end[n]) for n in written]
-            grad = dict(
-                zip(leaves, torch.autograd.grad(list(written.values()), list(leaves.values()), delta), strict=True)
-            )
-        if "v" in grad:
-            grad["v"] *= len(sel)
-        frozen = grad.keys() == {"v"}  # then clients do not meet: each one's gradient is clipped alone
-        norm = grad["v"].norm(dim=1, keepdim=True) if frozen else torch.stack([g.norm() for g in grad.values()]).norm()
-        scale = (self.clip / (norm + 1e-6)).clamp(max=1) if self.clip else torch.ones_like(norm)
-        for n in phi:
-            if n.endswith(".u") and not frozen:
-                phi[n].copy_(_power(phi[f"{n[:-1]}weight"], phi[n])[0])
-        for n, g in grad.items():
-            # In place: phi is large, and new memory would cost more than the arithmetic.
-            step = momentum[n].mul_(self.momentum).addcmul_(g, scale).add_(phi[n], alpha=self.weight_decay)
-            phi[n].sub_(step, alpha=self.embed_lr if n == "v" and self.embed_lr is not None else self.lr)
+        trained = [n for n in phi if not n.endswith(".u") and (n != "v" or self.embed == "trainable")]
+        state.extra = {"phi": phi, "momentum": {n: torch.zeros_like(phi[n]) for n in trained}, "size": size}
         return state
 
     def adopt(self, state, k):
         """k novel clients: phi is frozen, their embeddings (all alike, or drawn) are fitted by the same rounds (Sec. 5.3)."""
         phi, fresh = own(state.extra["phi"]), super().adopt(state, k)
-        if self.embed != "trainable":
-            v, trained = self._descriptors(), {}
-            if len(v) != k:
-                raise ValueError(
-                    f"{self.name}: {k} novel clients, labels of {len(v)} are known; bind the method to their federation"
-                )
-        else:
-            with self.task.seeded("novel clients"):
-                drawn = torch.randn(k, phi["v"].shape[1]).to(phi["v"])
-            v = drawn if self.novel == "normal" else phi["v"].mean(0).repeat(k, 1)
-            trained = {"v": torch.zeros_like(v)}
-        fresh.extra = {"phi": phi | {"v": v}, "momentum": trained, "size": self._sizes(k)}
+        with self.task.seeded("novel clients"):
+            drawn = torch.randn(k, phi["v"].shape[1])
+        phi["v"], size = self._clients(k, drawn if self.novel == "normal" else phi["v"].mean(0).repeat(k, 1))
+        momentum = {"v": torch.zeros_like(phi["v"])} if self.embed == "trainable" else {}
+        fresh.extra = {"phi": phi, "momentum": momentum, "size": size}
         return fresh
 
+    def download(self, state, sel):
+        return super().download(state, sel) | self.hn.write(state.extra["phi"], sel, state.extra["size"][sel])
+
+    def upload(self, state, sel, start, end, weight):
+        state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
+        phi, momentum, hn = state.extra["phi"], state.extra["momentum"], self.hn
+        if not momentum:
+            return state
+        share = (1 if self.hn_sign == "descent" else -1) / len(sel)
+        delta = {n: share * (start[n] - end[n]) for n in hn.full}
+        grad = hn.pull(phi, momentum, sel, state.extra["size"][sel], delta)
+        if "v" in grad:
+            grad["v"] *= len(sel)
+        frozen = grad.keys() == {"v"}
+        if not frozen:
+            hn.advance(phi)
+        _sgd(phi, momentum, grad, self.lr, self.momentum, self.weight_decay, self.clip, by_row=frozen)
+        return state
+
     def traffic(self, state, sel, down, up):
-        # Padding is not sent.
-        full = sum(self.task.initial[n].numel() for n in self.generated)
-        true = torch.tensor([sum(torch.Size(s).numel() for s in shapes.values()) for shapes in self.shapes])
-        saved = len(sel) * full - int(true[state.extra["size"][sel].cpu()].sum())
-        return tuple(moved - saved for moved in super().traffic(state, sel, down, up))
+        full, *sizes = (sum(map(prod, shapes.values())) for shapes in (self.hn.full, *self.hn.sizes))
+        padding = sum(full - sizes[g] for g in state.extra["size"][sel].tolist())
+        return tuple(moved - padding for moved in super().traffic(state, sel, down, up))
 
 
 @dataclass(frozen=True, eq=False)
 class PFedHNPC(PFedHN):
-    """pFedHN with personal classifiers: the hypernetwork writes the extractor, the head stays with its client (Shamsian et al., 2021)."""
+    """pFedHN with personal classifiers: the hypernetwork writes the extractor, heads stay with their clients (Shamsian et al., 2021)."""
 
     name = "pfedhn_pc"
     lr: float = 0.05  # alpha [code]
@@ -238,27 +253,10 @@ class PFedHNPC(PFedHN):
 
     def init(self):
         state = super().init()
-        omega = select(state.clients, self.task.parameters)
         # The classifier's optimiser is the client's and lives on between its visits.
+        omega = select(state.clients, self.task.parameters)
         state.clients |= prefixed("opt.", {n: torch.zeros_like(v) for n, v in omega.items()})
         return state
 
-
-def _linear(phi: Params, name: str, x: Tensor) -> Tensor:
-    # With a vector u the weight is divided by its top singular value u^T W v, where u and v count as constants (Miyato et al., 2018).
-    w = phi[f"{name}.weight"]
-    if f"{name}.u" in phi:
-        u, v = _power(w.detach(), phi[f"{name}.u"])
-        w = w / (u @ w @ v)
-    return F.linear(x, w, phi[f"{name}.bias"])
-
-
-def _power(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    v = F.normalize(w.T @ u, dim=0)
-    return F.normalize(w @ v, dim=0), v
-
-
-def _padded(x: Tensor, like: Tensor) -> Tensor:
-    # x (S, *small) with zeros at the far end of every axis, as large as `like` (*shape).
-    short = [0 if i % 2 == 0 else like.shape[-1 - i // 2] - x.shape[-1 - i // 2] for i in range(2 * like.dim())]
-    return F.pad(x, short) if any(short) else x
+    def serve(self, p):
+        return select(p, self.task.names)

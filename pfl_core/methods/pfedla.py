@@ -26,12 +26,21 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, flat, gram, mix, own, put, select, take
 
 SIGNS, OUT, DEPTH = ("descent", "literal"), ("softmax", "relu_norm"), 3
+
+
+def alpha(hn: Params, out: str) -> Tensor:
+    """Weights (S, L, K) of S hypernetworks {name: (S, *shape)} with their embeddings; rows over the clients sum to 1."""
+    h = hn["v"]
+    for i in range(DEPTH):
+        h = F.relu(torch.einsum("soi,si->so", hn[f"{i}.weight"], h) + hn[f"{i}.bias"])
+    z = torch.einsum("slkh,sh->slk", hn["head.weight"], h) + hn["head.bias"]
+    return z.softmax(2) if out == "softmax" else z.relu() / z.relu().sum(2, keepdim=True).clamp_min(1e-12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +49,7 @@ class PFedLA(Method):
 
     name = "pfedla"
     retain_k = 0  # layers that a client keeps as they are; HeurpFedLA
-    lr: float = 5e-3  # of embeddings and hypernetworks [third-party]; 0 is the plain mean of all clients' models
+    lr: float = 5e-3  # of embeddings and hypernetworks [third-party]; 0 (with softmax) is the plain mean of all models
     dim: int = 100  # d_e, size of an embedding [third-party]
     hidden: int = 100  # width of the hypernetworks [third-party]
     by: str = "module"  # what a layer is: "module", "block", "child" or "tensor"
@@ -48,15 +57,12 @@ class PFedLA(Method):
     hn_out: str = "softmax"  # or "relu_norm"
 
     def check(self):
-        for field, legal in {"hn_sign": SIGNS, "hn_out": OUT}.items():
-            if getattr(self, field) not in legal:
-                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}")
+        for field, values in {"hn_sign": SIGNS, "hn_out": OUT, "retain_k": range(len(self.layers) + 1)}.items():
+            if getattr(self, field) not in values:
+                allowed = ", ".join(map(str, values))
+                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {allowed}")
         if min(self.dim, self.hidden) < 1:
             raise ValueError(f"{self.name}: dim={self.dim}, hidden={self.hidden}; allowed: integers >= 1")
-        if not 0 <= self.retain_k <= len(self.layers):
-            raise ValueError(
-                f"{self.name}: retain_k={self.retain_k}; allowed: 0..{len(self.layers)}, the layers by {self.by!r}"
-            )
 
     @property
     def layers(self) -> dict[str, list[str]]:
@@ -65,46 +71,34 @@ class PFedLA(Method):
 
     # -- the hypernetworks -----------------------------------------------------------------------------------------------
     def _hypernetworks(self) -> Params:
-        # As nn.Linear draws: weights and biases within +-1 / sqrt(inputs); K of them at once.
-        t, n_layers, hn = self.task, len(self.layers), {}
+        # K networks at once, drawn as nn.Linear draws one.
+        t, (split, heads) = self.task, ((self.task.K, self.hidden), (self.task.K, len(self.layers), self.task.K))
         with t.seeded("hypernetworks"):
-            hn["v"] = torch.randn(t.K, self.dim)
+            hn = {"v": torch.randn(t.K, self.dim)}
             for i in range(DEPTH):
-                inputs = self.hidden if i else self.dim
-                for part, shape in {"weight": (self.hidden, inputs), "bias": (self.hidden,)}.items():
-                    hn[f"{i}.{part}"] = (2 * torch.rand(t.K, *shape) - 1) / inputs**0.5
-            shape = t.K, n_layers, t.K, self.hidden
+                linear = nn.Linear(self.hidden if i else self.dim, t.K * self.hidden)
+                hn |= {f"{i}.{p}": v.detach().unflatten(0, split) for p, v in linear.named_parameters()}
+            shape = *heads, self.hidden
             hn["head.weight"] = torch.zeros(shape) if self.hn_out == "softmax" else torch.rand(shape)
-            hn["head.bias"] = torch.zeros(shape[:3])
-        return {n: v.to(t.device, t.dtype) for n, v in hn.items()}
+        return {n: v.to(t.device, t.dtype) for n, v in (hn | {"head.bias": torch.zeros(heads)}).items()}
 
-    def alpha(self, hn: Params) -> Tensor:
-        """Weights (S, L, K) of S hypernetworks {name: (S, *shape)} with their embeddings; rows over the clients sum to 1."""
-        h = hn["v"]
-        for i in range(DEPTH):
-            h = F.relu(torch.einsum("soi,si->so", hn[f"{i}.weight"], h) + hn[f"{i}.bias"])
-        z = torch.einsum("slkh,sh->slk", hn["head.weight"], h) + hn["head.bias"]
-        if self.hn_out == "softmax":
-            return z.softmax(2)
-        return z.relu() / z.relu().sum(2, keepdim=True).clamp_min(1e-12)
-
-    def retained(self, alpha: Tensor, sel: Tensor) -> Tensor:
-        """Whether client sel[s] keeps layer l: (S, L) bool, True for the retain_k largest self weights; of equal ones, the first layers."""
-        mine = alpha[torch.arange(len(sel), device=sel.device), :, sel]
+    def retained(self, a: Tensor, sel: Tensor) -> Tensor:
+        """Whether client sel[s] keeps layer l: (S, L) bool, the retain_k largest self weights of a (S, L, K); of equal ones the first."""
+        mine = a[torch.arange(len(sel), device=sel.device), :, sel]
         top = mine.argsort(dim=1, descending=True, stable=True)[:, : self.retain_k]
         return torch.zeros_like(mine, dtype=torch.bool).scatter_(1, top, True)
 
     def _used(self, state: State, sel: Tensor) -> tuple[Tensor, Tensor]:
         # The weights that mix, with one-hot rows for retained layers, and which layers those are.
-        alpha = self.alpha(take(state.extra["hn"], sel))
-        keep = self.retained(alpha, sel)
-        return torch.where(keep[:, :, None], F.one_hot(sel, alpha.shape[2]).to(alpha)[:, None], alpha), keep
+        a = alpha(take(state.extra["hn"], sel), self.hn_out)
+        keep = self.retained(a, sel)
+        return torch.where(keep[:, :, None], F.one_hot(sel, a.shape[2]).to(a)[:, None], a), keep
 
     def weights(self, state: State) -> dict[str, Tensor]:
         """{layer: (K, K)}, the weights that mix next: row = receiving client, column = source; a retained layer's row is one-hot."""
         sel = torch.arange(len(state.extra["hn"]["v"]), device=self.task.device)
-        alpha, _ = self._used(state, sel)
-        return dict(zip(self.layers, alpha.unbind(1), strict=True))
+        a, _ = self._used(state, sel)
+        return dict(zip(self.layers, a.unbind(1), strict=True))
 
     def embeddings(self, state: State) -> Tensor:
         """The clients' embeddings v, (K, d_e)."""
@@ -120,25 +114,25 @@ class PFedLA(Method):
 
     def download(self, state, sel):
         # Rows of retained layers hold the client's own copy, which is not sent: see `traffic`.
-        alpha, _ = self._used(state, sel)
+        a, _ = self._used(state, sel)
         mixed = super().download(state, sel)
-        for a, names in zip(alpha.unbind(1), self.layers.values(), strict=True):
-            mixed |= mix(a, select(state.extra["theta"], names))
+        for i, names in enumerate(self.layers.values()):
+            mixed |= mix(a[:, i], select(state.extra["theta"], names))
         return mixed
 
     def upload(self, state, sel, start, end, weight):
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
         theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
         with torch.enable_grad():
-            alpha = self.alpha({n: v.requires_grad_() for n, v in hn.items()})
-        slope = torch.zeros_like(alpha)
+            a = alpha({n: v.requires_grad_() for n, v in hn.items()}, self.hn_out)
+        slope = torch.zeros_like(a)
         for i, names in enumerate(self.layers.values()):
             delta = {n: end[n] - start[n] for n in names}
             # <theta_j - thetabar_i, Delta_i> in float64: models are close to each other, Delta is small.
             mine = (flat(delta).double() * flat(select(start, names)).double()).sum(1, keepdim=True)
             slope[:, i] = gram(delta, select(theta, names)) - mine
-        slope.masked_fill_(self.retained(alpha, sel)[:, :, None], 0)
-        grads = torch.autograd.grad(alpha, list(hn.values()), slope)
+        slope.masked_fill_(self.retained(a, sel)[:, :, None], 0)
+        grads = torch.autograd.grad(a, list(hn.values()), slope)
         rate = self.lr if self.hn_sign == "descent" else -self.lr
         put(state.extra["hn"], sel, {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)})
         put(theta, sel, select(end, theta))
@@ -152,7 +146,7 @@ class PFedLA(Method):
 
     def adopt(self, state, k):
         raise ValueError(
-            f"{self.name} weighs the clients it was trained with and cannot serve {k} new ones; use pfedhn"
+            f"{self.name} weighs the {self.task.K} clients it knows and cannot serve {k} new ones; use pfedhn"
         )
 
 

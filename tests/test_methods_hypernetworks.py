@@ -338,6 +338,14 @@ def test_heads_of_other_sizes_and_true_traffic():
     assert method.traffic(state, everyone(4), every, every) == (2 * small_net + 2 * large,) * 2
 
 
+def test_classifiers_and_sizes_of_networks():
+    method, fed, cfg = small("pfedhn_pc", dict(widths=[0.5, 1]), kernels=4)
+    state, history, *_ = simulate(method, fed, cfg, workers=1)
+    small_net, large = (sum(map(prod, s.values())) for s in method.hn.sizes)
+    assert large == scalars(select(method.task.initial, method.hn.full)) and "fc.weight" not in method.hn.full
+    assert history.upload == history.download == [r * 2 * (small_net + large) for r in range(4)]
+
+
 def test_spectral_norm():
     method, fed, cfg = small("pfedhn", dict(spectral_norm=True, lr=0.05), kernels=1)
     state = method.init()
@@ -479,7 +487,7 @@ def test_proposition_1():
         (dict(hn_sign="up"), "descent, literal"),
         (dict(novel="zero"), "mean, normal"),
         (dict(dim=-1), "dim=-1"),
-        (dict(widths=(0.3,)), "integer"),
+        (dict(widths=(0.3,)), "whole channels"),
         (dict(widths=(2,)), r"\(0, 1\]"),
     ],
 )
@@ -665,7 +673,7 @@ def test_new_clients_are_refused():
         ("pfedla", dict(hn_out="max"), "softmax, relu_norm"),
         ("pfedla", dict(dim=0), "dim=0"),
         ("pfedla", dict(by="net"), "net"),
-        ("heurpfedla", dict(retain_k=6), r"0\.\.5"),
+        ("heurpfedla", dict(retain_k=6), "use one of 0, 1, 2, 3, 4, 5"),
         ("pfedla", dict(retain_k=1), "no hyper-parameter"),
     ],
 )

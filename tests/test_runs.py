@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import Experiment, Federation, grid, runs, simulate, sweep
+from pfl_core import Experiment, Federation, compare, grid, runs, simulate, sweep
 from pfl_core.experiments import federation
 from pfl_core.runs import load_result, run
 from pfl_core.simulate import Interrupted
@@ -324,3 +324,29 @@ def test_evaluation_has_no_influence(store):
         run(Experiment(**TINY, participation=0.5, eval_every=n, eval_after=a)) for n, a in ((1, True), (4, False))
     )
     np.testing.assert_array_equal(often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1])
+
+
+# -- tuning and the comparison -------------------------------------------------------------------------------------------
+
+
+def test_tune_chooses_on_validation_data_only(store):
+    e = Experiment(
+        **TINY | {"partition_args": {"alpha": 1.0, "split": "70/10/20"}, "max_samples": 0, "model_args": {"hidden": 32}}
+    )
+    best, rows = runs.tune(e, [{"lr": 0.0}, {"lr": 0.05}, {"lr": 1e-6}])
+    assert best.lr == 0.05 and set(rows.row) == {'{"lr": 0.0}', '{"lr": 0.05}', '{"lr": 1e-06}'}
+    with pytest.raises(ValueError, match="only 'val'"):
+        runs.tune(e, [{"lr": 0.1}], split="test")
+    with pytest.raises(ValueError, match="no validation data"):
+        runs.tune(Experiment(**TINY), [{"lr": 0.1}])
+
+
+def test_comparison_table(store):
+    cells = compare.experiments("digits", ["fedavg_ft", "local"], seeds=[0, 1], clients=4, max_samples=16, rounds=3)
+    assert [e.tags["row"] for e in cells] == ["fedavg", "fedavg", "local", "local"]
+    shown = compare.table(sweep(cells))
+    assert shown.index.tolist() == ["fedavg", "fedavg_ft", "local"] and shown.columns[0] == "before"
+    assert shown.before.fedavg_ft == "" and "±" in shown.after.fedavg and shown["up, kB"].local == "0"
+    assert shown.after.fedavg_ft == shown.after.fedavg and shown["up, kB"].fedavg == shown["down, kB"].fedavg != "0"
+    with pytest.raises(ValueError, match="unknown methods"):
+        compare.experiments("digits", ["fedavgft"])

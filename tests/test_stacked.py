@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -14,6 +14,7 @@ SHAPES = {"conv.weight": (2, 3, 2), "conv.bias": (2,), "scale": ()}
 SIZE = 15
 clients = st.integers(1, 6)
 seeds = st.integers(0, 2**31)
+few = settings(max_examples=20)
 
 
 def make(k, seed=0, dtype=torch.float64, counter=True):
@@ -36,6 +37,7 @@ def same(a, b):
 # ---------------------------------------------------------------- rows
 
 
+@few
 @given(clients, seeds, st.data())
 def test_put_after_take_restores_and_touches_nothing_else(k, seed, data):
     sel = rows(seed, k, data.draw(st.integers(0, k)))
@@ -62,12 +64,13 @@ def test_take_is_a_copy_and_follows_the_order_of_sel():
 
 def test_put_takes_some_names_and_refuses_new_ones():
     p, before = make(3), make(3)
-    put(p, torch.tensor([1]), {"scale": torch.tensor([7.0])})
+    put(p, torch.tensor([1]), {"scale": torch.tensor([7.0], dtype=torch.float64)})
     assert p["scale"][1] == 7 and torch.equal(p["conv.bias"], before["conv.bias"])
     with pytest.raises(KeyError, match="other"):
         put(p, torch.tensor([1]), {"other": torch.zeros(1)})
 
 
+@few
 @given(st.integers(2, 6), st.integers(0, 9), seeds)
 def test_expand_holds_one_row(k, s, seed):
     one = {n: v[0] for n, v in make(1, seed).items()}
@@ -76,8 +79,8 @@ def test_expand_holds_one_row(k, s, seed):
         assert v.shape == (k, *one[n].shape) and v.stride(0) == 0 and v.data_ptr() == one[n].data_ptr()
     got = take(p, torch.arange(s) % k)
     for n, v in got.items():
-        assert v.shape == (s, *one[n].shape) and (v == one[n]).all() and v.data_ptr() == one[n].data_ptr()
-        assert is_common(v) == (s > 1)
+        assert v.shape == (s, *one[n].shape) and (v == one[n]).all()
+        assert is_common(v) == (s > 1) and (s == 0 or v.data_ptr() == one[n].data_ptr())
 
 
 def test_is_common_and_own():
@@ -103,7 +106,8 @@ def test_select_by_names_and_by_rule_keeps_the_order():
     assert select(p, []) == {} and select(p, p)["scale"] is p["scale"]
 
 
-@given(st.text(max_size=3))
+@few
+@given(st.text("v.z~", max_size=3))
 def test_prefixes_come_off_again(prefix):
     p = make(2)
     both = {"zz" + n: v for n, v in p.items()} | stacked.prefixed(prefix + "~", p)
@@ -123,6 +127,7 @@ def test_scalars_counts_one_client():
 # ---------------------------------------------------------------- averages
 
 
+@few
 @given(clients, seeds)
 def test_weighted_mean_is_the_loop(k, seed):
     p, w = make(k, seed), np.random.default_rng(seed).uniform(0.01, 50, k)
@@ -133,6 +138,7 @@ def test_weighted_mean_is_the_loop(k, seed):
     assert got["bn.num_batches_tracked"].dtype == torch.int64
 
 
+@few
 @given(clients, seeds, st.floats(1e-3, 1e6), st.permutations(range(6)))
 def test_weighted_mean_ignores_scale_and_order(k, seed, scale, order):
     p, w = make(k, seed), torch.from_numpy(np.random.default_rng(seed).uniform(0.01, 50, k))
@@ -141,6 +147,7 @@ def test_weighted_mean_ignores_scale_and_order(k, seed, scale, order):
         assert_close(got, base)
 
 
+@few
 @given(seeds, st.floats(1e-30, 1e30), st.sampled_from([torch.float32, torch.float64]))
 def test_one_participant_is_returned_bit_for_bit(seed, weight, dtype):
     p = make(1, seed, dtype)
@@ -148,6 +155,7 @@ def test_one_participant_is_returned_bit_for_bit(seed, weight, dtype):
     same(weighted_mean(p, torch.tensor([17])), {n: v[0] for n, v in p.items()})  # a number of samples
 
 
+@few
 @given(st.integers(2, 6), seeds)
 def test_common_rows_average_to_themselves(k, seed):
     one = {n: v[0] for n, v in make(1, seed).items()}
@@ -168,6 +176,7 @@ def test_averages_keep_the_type_of_the_parameters():
     assert {v.dtype for n, v in mix(w[None], p).items() if n in SHAPES} == {torch.float32}
 
 
+@few
 @given(clients, st.integers(1, 5), seeds)
 def test_mix_is_the_loop(k, s, seed):
     p, a = make(k, seed), torch.from_numpy(np.random.default_rng(seed).normal(size=(s, k)))
@@ -178,6 +187,7 @@ def test_mix_is_the_loop(k, s, seed):
     assert counter.shape == (s,) and (counter == p["bn.num_batches_tracked"].max()).all()
 
 
+@few
 @given(clients, seeds)
 def test_mix_with_the_identity_and_with_one_row(k, seed):
     p = make(k, seed, counter=False)
@@ -202,6 +212,7 @@ def test_axpy():
 # ---------------------------------------------------------------- vectors
 
 
+@few
 @given(clients, st.integers(1, 4), seeds)
 def test_unflat_undoes_flat(k, s, seed):
     p = make(k, seed, counter=False)
@@ -226,6 +237,7 @@ def brute(p):
     ]
 
 
+@few
 @given(clients, st.integers(1, 4), seeds)
 def test_gram_cosine_and_distances_against_numpy(k, s, seed):
     p, q = make(k, seed, counter=False), make(s, seed + 1, torch.float32, counter=False)
@@ -239,6 +251,7 @@ def test_gram_cosine_and_distances_against_numpy(k, s, seed):
     assert all(f(q).dtype == torch.float64 for f in (stacked.gram, stacked.cosine, stacked.distances))
 
 
+@few
 @given(st.sampled_from([1e-30, 1e-9, 1.0, 1e20]))
 def test_cosine_knows_directions_only(scale):
     right, up = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
@@ -260,6 +273,4 @@ def test_distances_of_near_equal_models_keep_their_digits():
     got = stacked.distances({"w": base + step * torch.ones(3, 1000, dtype=torch.float64)})
     want = 1000 * (step - step.T) ** 2
     assert_close(got, want, rtol=1e-5, atol=0)
-    expanded = got[0, 1] * 0 + stacked.gram({"w": base + step}).diagonal()[:2].sum()
-    assert expanded > 1e8, "the textbook formula would subtract numbers of this size"
     assert (got.diagonal() == 0).all() and torch.equal(got, got.T)

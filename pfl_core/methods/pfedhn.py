@@ -21,6 +21,7 @@ Differs from the paper
 Differs from the authors' code
 1. Spectral norm (Table 4): their trainer reads the flag and never passes it on; here it acts, after 15 warm-up power iterations.
 2. Sizes S/M/L (Table 2), fixed descriptors (App. C.5) and novel clients are not in it; the authors describe the first in an issue.
+3. Embeddings have the rate of phi (there an option that defaults to it); its other optimiser, Adam, is left out.
 As in their code: momentum and decay move all of phi and all embeddings at every step; no ReLU between trunk and heads.
 """
 
@@ -122,9 +123,9 @@ def narrowed(task: Task, width: float) -> Shapes:
         here = width if task.initial[names[0]].dim() > 2 else 1.0
         for n in names:
             exact = [s * w for s, w in zip(task.initial[n].shape, (here, before, 1, 1), strict=False)]
-            if not 0 < width <= 1 or any(s != int(s) for s in exact):
+            if not 0 < width <= 1 or any(abs(s - round(s)) > 1e-6 for s in exact):
                 raise ValueError(f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole channels")
-            shapes[n] = tuple(map(int, exact))
+            shapes[n] = tuple(map(round, exact))
         before = here
     return shapes
 
@@ -186,7 +187,8 @@ class PFedHN(Method):
         with t.seeded("sizes"):
             size[torch.randperm(k)] = torch.arange(k) * max(1, len(self.widths)) // k
         if self.embed != "trainable":
-            v = t.label_counts / t.label_counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
+            counts = t.label_counts.to(t.dtype)
+            v = counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
             if len(v) != k:
                 raise ValueError(f"{self.name}: {k} clients, but labels of {len(v)} are known; bind it to their data")
         return v.to(t.device, t.dtype), size.to(t.device)

@@ -1,0 +1,466 @@
+"""Federation: what its batch plans promise, how samples become inputs, which mistakes it names, and its files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfl_core.federation import Federation, rng, round_half_up
+
+few = settings(max_examples=25)
+
+
+def federation(sizes=(7, 12, 3), seed=0, **kw):
+    """Clients of these sizes; sample i has label i % 3 and is a single number i; as many test samples follow."""
+    n = sum(sizes)
+    cuts = np.split(np.random.default_rng(9).permutation(n), np.cumsum(sizes)[:-1])
+    test = [n + np.arange(2) + 2 * k for k in range(len(sizes))]
+    x = np.arange(n + 2 * len(sizes), dtype=np.float32)[:, None]
+    return Federation(x, np.arange(len(x)) % 3, cuts, None, test, seed=seed, **kw)
+
+
+def plan(n, batch, **kw):
+    """A plan of client 0, which holds n samples."""
+    fed = federation((n, 5), **{k: kw.pop(k) for k in ("seed", "holdout") if k in kw})
+    return fed.index["train"][0], fed.plan(0, kw.pop("round", 1), batch=batch, **kw)
+
+
+def is_permutation(a, of):
+    return np.array_equal(np.sort(a, axis=None), np.sort(of))
+
+
+# ---------------------------------------------------------------- plans
+
+
+@few
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3))
+def test_wrap_visits_every_sample_each_epoch(n, batch, epochs, seed):
+    idx, got = plan(n, batch, epochs=epochs, seed=seed)
+    per_epoch = -(-n // batch)
+    assert got.shape == (epochs * per_epoch, 1, batch) and got.dtype == np.int64
+    orders = got.reshape(epochs, per_epoch * batch)
+    for order in orders:
+        assert is_permutation(order[:n], idx)
+        assert np.array_equal(order, np.resize(order[:n], len(order))), "filled from the start of the same permutation"
+    if n >= 8:
+        assert len({tuple(order[:n]) for order in orders}) == epochs, "each epoch has an order of its own"
+
+
+def test_wrap_without_a_rest_is_one_pass():
+    idx, got = plan(12, 4, epochs=3)
+    for epoch in got.reshape(3, -1):
+        assert is_permutation(epoch, idx)
+
+
+@pytest.mark.parametrize("kind", ["wrap", "drop", "fresh"])
+def test_a_client_smaller_than_a_batch_takes_its_samples_in_turn(kind):
+    idx, got = plan(3, 8, kind=kind, epochs=2)
+    assert got.shape == (2, 1, 8)
+    for b in got[:, 0]:
+        assert is_permutation(b[:3], idx) and np.array_equal(b, np.resize(b[:3], 8))
+
+
+@few
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3))
+def test_drop_leaves_the_rest_out(n, batch, epochs):
+    idx, got = plan(n, batch, epochs=epochs, kind="drop")
+    per_epoch = max(1, n // batch)
+    assert got.shape == (epochs * per_epoch, 1, batch)
+    if n >= batch:
+        assert all(len(set(e)) == per_epoch * batch for e in got.reshape(epochs, -1))
+        assert np.array_equal(got[:per_epoch], plan(n, batch)[1][:per_epoch]), "the batches of wrap, but the last"
+
+
+@few
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 2))
+def test_fresh_draws_anew_each_step(n, batch, batches):
+    idx, got = plan(n, batch, kind="fresh", steps=6, batches=batches)
+    assert got.shape == (6, batches, batch) and np.isin(got, idx).all()
+    for b in got.reshape(-1, batch):
+        assert len(set(b)) == min(n, batch), "no sample twice in a draw"
+    if n >= 8 and batch >= 4:
+        assert len({tuple(b) for b in got.reshape(-1, batch)}) == 6 * batches
+
+
+def test_fresh_reaches_every_sample_and_steps_of_an_epoch_are_those_of_wrap():
+    idx, got = plan(20, 6, kind="fresh", steps=60)
+    assert set(got.reshape(-1)) == set(idx)
+    assert len(plan(20, 6, kind="fresh", epochs=2)[1]) == len(plan(20, 6, epochs=2)[1]) == 8
+
+
+@pytest.mark.parametrize("kind", ["wrap", "drop", "fresh"])
+@pytest.mark.parametrize("steps", [1, 3, 11])
+def test_steps_replace_epochs(kind, steps):
+    assert plan(10, 4, kind=kind, steps=steps, epochs=5)[1].shape == (steps, 1, 4)
+
+
+def test_steps_begin_as_epochs_do():
+    assert np.array_equal(plan(10, 4, steps=4)[1], plan(10, 4, epochs=2)[1][:4])
+
+
+@pytest.mark.parametrize("kind", ["wrap", "drop", "fresh"])
+def test_no_epoch_has_no_step(kind):
+    assert plan(10, 4, kind=kind, epochs=0)[1].shape == (0, 1, 4)
+
+
+@pytest.mark.parametrize("batches", [2, 3])
+@pytest.mark.parametrize(("kind", "whole"), [("wrap", 6), ("drop", 5)])
+def test_several_batches_a_step_are_consecutive(kind, whole, batches):
+    idx, got = plan(11, 2, kind=kind, batches=batches)
+    single = plan(11, 2, kind=kind)[1]
+    assert len(single) == whole and got.shape == (whole // batches, batches, 2)
+    assert np.array_equal(got.reshape(-1, 2), single[: whole // batches * batches, 0])
+
+
+@pytest.mark.parametrize("batches", [2, 3])
+def test_a_small_client_still_makes_one_step_of_several_batches(batches):
+    idx, got = plan(3, 2, batches=batches)
+    assert got.shape == (1, batches, 2)
+    assert is_permutation(got.reshape(-1)[:3], idx) and np.array_equal(
+        got.ravel(), np.resize(got.ravel()[:3], got.size)
+    )
+
+
+def test_without_shuffling_the_order_is_the_given_one():
+    idx, got = plan(10, 4, shuffle=False, epochs=2)
+    assert np.array_equal(got[:3, 0].ravel(), [*idx, *idx[:2]]) and np.array_equal(got[3:], got[:3])
+    assert np.array_equal(plan(10, 4, shuffle=False, kind="drop")[1].ravel(), idx[:8])
+    assert np.array_equal(plan(10, 4, shuffle=False, kind="fresh", steps=2)[1][:, 0], [idx[:4], idx[:4]])
+
+
+@pytest.mark.parametrize(("fraction", "m"), [(0.5, 5), (0.25, 3), (0.24, 2), (0.01, 1), (1.0, 10)])
+def test_fraction_takes_a_random_part_of_each_round(fraction, m):
+    idx, got = plan(10, 1, fraction=fraction)
+    assert len(got) == m and len(set(got.ravel())) == m and np.isin(got, idx).all()
+    other = [set(plan(10, 1, fraction=fraction, round=r)[1].ravel()) for r in range(2, 9)]
+    assert (m == 10) or any(o != set(got.ravel()) for o in other), "another round, another part"
+
+
+def test_round_half_up():
+    assert [round_half_up(v) for v in (0.4, 0.5, 1.5, 2.5, 2.49)] == [0, 1, 2, 3, 2]
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_equal_streams_give_equal_batches():
+    fed, again = federation(), federation()
+    for k in range(3):
+        assert np.array_equal(fed.plan(k, 4, batch=4), again.plan(k, 4, batch=4))
+        assert np.array_equal(fed.plan(k, 4, batch=4, stream="head"), again.plan(k, 4, batch=4, stream="head"))
+
+
+@pytest.mark.parametrize("other", [dict(stream="head"), dict(round=2), dict(seed=1)], ids=["stream", "round", "seed"])
+def test_another_stream_round_or_seed_gives_other_batches(other):
+    assert not np.array_equal(plan(20, 4)[1], plan(20, 4, **other)[1])
+
+
+def test_two_clients_of_one_size_have_orders_of_their_own():
+    fed = federation((20, 20))
+    first, second = (np.searchsorted(np.sort(fed.index["train"][k]), fed.plan(k, 0, batch=20).ravel()) for k in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_a_client_does_not_depend_on_the_others_or_on_what_was_asked_before():
+    fed = federation((7, 12, 3))
+    lists = fed.index["train"]
+    alone = Federation(fed.x_raw, fed.y_raw, lists[:2], seed=0)
+    changed = Federation(fed.x_raw, fed.y_raw, [lists[2], lists[1], lists[0], [27]], seed=0)
+    want = fed.plan(1, 5, batch=4, fraction=0.5)
+    fed.plan(0, 5, batch=2)
+    for f in (fed, alone, changed):
+        assert np.array_equal(f.plan(1, 5, batch=4, fraction=0.5), want)
+
+
+def test_draws_do_not_touch_numpys_own_generator():
+    before = np.random.get_state()[1].copy()
+    plan(10, 3)
+    assert np.array_equal(before, np.random.get_state()[1])
+
+
+def test_rng_is_a_function_of_seed_purpose_and_ids():
+    draw = [rng(*a).integers(2**60) for a in ((0, "a"), (0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 1, 2))]
+    assert draw[0] == draw[1] and len(set(draw)) == 5
+
+
+# ---------------------------------------------------------------- held-out samples
+
+
+@few
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.floats(0.01, 0.99))
+def test_holdout_parts_train_and_keeps_both_sides(sizes, share):
+    fed = federation(sizes, holdout=share)
+    for idx, held, fit in zip(*(fed.index[s] for s in ("train", "holdout", "fit")), strict=True):
+        assert is_permutation(np.concatenate([held, fit]), idx)
+        assert len(fit) >= 1 and (len(held) >= 1) == (len(idx) > 1)
+        assert abs(len(held) - share * len(idx)) <= 1
+    assert fed.n.tolist() == sizes, "weights count all of train"
+
+
+def test_training_never_sees_the_holdout_which_no_round_changes():
+    fed = federation((20, 30), holdout=0.2)
+    held = [i.copy() for i in fed.index["holdout"]]
+    assert [len(h) for h in held] == [4, 6]
+    for r in range(5):
+        for k in (0, 1):
+            seen = fed.plan(k, r, batch=4)
+            assert is_permutation(np.unique(seen), fed.index["fit"][k]) and not np.isin(seen, held[k]).any()
+            assert np.isin(fed.plan(k, r, batch=4, split="holdout"), held[k]).all()
+            assert np.array_equal(fed.index["holdout"][k], held[k])
+    assert not np.array_equal(federation((20, 30), holdout=0.2, seed=1).index["holdout"][0], held[0])
+
+
+def test_without_a_holdout_all_of_train_is_fitted():
+    fed = federation()
+    assert all(len(h) == 0 for h in fed.index["holdout"])
+    assert all(np.array_equal(a, b) for a, b in zip(fed.index["fit"], fed.index["train"], strict=True))
+
+
+# ---------------------------------------------------------------- samples as inputs
+
+
+def images(shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+IMAGES = {
+    "HW": ((6, 4, 5), (1, 4, 5), lambda x: x[:, None]),
+    "HWC": ((6, 4, 5, 3), (3, 4, 5), lambda x: x.transpose(0, 3, 1, 2)),
+    "HW1": ((6, 4, 5, 1), (1, 4, 5), lambda x: x.transpose(0, 3, 1, 2)),
+    "CHW": ((6, 3, 4, 5), (3, 4, 5), lambda x: x),
+    "flat": ((6, 7), (7,), lambda x: x),
+}
+
+
+@pytest.mark.parametrize("form", IMAGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_images_are_scaled_and_normalised_per_channel(form, dtype):
+    shape, want, chw = IMAGES[form]
+    x, c = images(shape), want[0] if len(want) == 3 else 1
+    mean, std = [0.1, 0.4, 0.7][:c], [0.2, 0.3, 0.6][:c]
+    for m, s in ((mean, std), (tuple(mean), tuple(std)), (np.array(mean), np.array(std)), (None, None), (None, std)):
+        fed = Federation(x, np.arange(6) % 2, [[0, 1], [2]], mean=m, std=s, dtype=dtype)
+        assert fed.input_shape == want and fed.x.dtype == torch.uint8
+        idx = torch.tensor([[3, 0], [0, 5]])
+        got, y = fed.batch(idx)
+        m, s = np.zeros(c) if m is None else np.asarray(m), np.ones(c) if s is None else np.asarray(s)
+        tail = (-1, *[1] * (len(want) - 1))
+        expected = (chw(x)[idx.numpy()] / 255 - m.reshape(tail)) / s.reshape(tail)
+        assert got.shape == (2, 2, *want) and got.dtype == dtype
+        np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
+        assert torch.equal(y, idx % 2)
+
+
+def test_one_mean_serves_all_channels():
+    x, y = images((4, 2, 2, 3)), [0, 1, 0, 1]
+    one, three = (Federation(x, y, [[0]], mean=[0.5] * n, std=[0.5] * n).batch(torch.arange(4))[0] for n in (1, 3))
+    assert torch.equal(one, three) and three.min() >= -1 and three.max() <= 1
+
+
+def test_tokens_stay_integers():
+    x = np.arange(12, dtype=np.int32).reshape(4, 3)
+    fed = Federation(x, [0, 1, 0, 1], [[0], [1]])
+    got, _ = fed.batch(torch.tensor([2, 0]))
+    assert fed.input_shape == (3,) and got.dtype == torch.int32 and np.array_equal(got.numpy(), x[[2, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_floats_are_taken_as_they_are(dtype):
+    x = np.random.default_rng(0).standard_normal((5, 1, 2, 2))
+    fed = Federation(torch.from_numpy(x), torch.tensor([0, 1, 1, 0, 1]), [[0, 1]], mean=[9.0], std=[9.0], dtype=dtype)
+    assert torch.equal(fed.batch(torch.arange(5))[0], torch.from_numpy(x).to(dtype))
+
+
+def test_a_batch_leaves_the_samples_alone():
+    fed = Federation(images((3, 2, 2)), [0, 1, 0], [[0]], mean=[0.5], std=[0.5])
+    before = fed.x.clone()
+    fed.batch(torch.tensor([0, 1]))[0].zero_()
+    assert torch.equal(fed.x, before)
+
+
+def test_arrays_that_cannot_be_written_are_read():
+    x = images((3, 2, 2))
+    x.flags.writeable = False
+    assert Federation(x, [0, 1, 0], [[0]]).batch(torch.tensor([1]))[0].shape == (1, 1, 2, 2)
+
+
+def test_counts():
+    y = np.array([0, 0, 1, 2, 2, 2, 1])
+    fed = Federation(np.zeros((7, 2)), y, [[0, 1, 2], [3, 4]], None, [[5], [6]], classes=4)
+    assert fed.counts().tolist() == [[2, 1, 0, 0], [0, 0, 2, 0]] == fed.label_counts.tolist()
+    assert fed.counts("test").tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]] and not fed.counts("val").any()
+    assert (fed.K, fed.classes, fed.n.tolist()) == (2, 4, [3, 2])
+    assert Federation(np.zeros((7, 2)), y, [[0]]).classes == 3
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+X, Y = np.zeros((6, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+MASK = np.array([True, False, True, False, False, False])
+MISTAKES = {
+    "too high": (dict(train=[[0], [1, 6]]), "train indices of client 1 reach 1..6; allowed: 0..5"),
+    "negative": (dict(train=[[-1], [1]]), "train indices of client 0 reach -1..-1; allowed: 0..5"),
+    "test too high": (dict(test=[[], [9]]), "test indices of client 1 reach 9..9"),
+    "mask": (dict(train=[MASK, [1]]), "train of client 0 holds bool values; give integer indices"),
+    "shares": (dict(test=[[], [0.5]]), "test of client 1 holds float64 values; give integer indices"),
+    "empty client": (
+        dict(train=[[0], [], [1], []]),
+        "clients without training samples: [1, 3]; give each at least one",
+    ),
+    "no client": (dict(train=[]), "clients without training samples: all"),
+    "test in train": (dict(test=[[4], [2, 0, 5]]), "2 test samples of client 1 are trained on; test must be disjoint"),
+    "val in train": (dict(val=[[4, 1], [5]]), "1 val samples of client 0 are trained on; val must be disjoint"),
+    "lists": (dict(test=[[4]]), "test has index lists for 1 clients and train for 2; give one list a client"),
+    "val lists": (dict(val=[[4]] * 3), "val has index lists for 3 clients and train for 2"),
+    "labels": (dict(y=Y[:5]), "x has 6 samples and y has 5; they must be equally long"),
+    "classes": (dict(classes=2), "labels reach 0..2; allowed: 0..1"),
+    "negative labels": (dict(y=Y - 1), "labels reach -1..1; allowed: 0..1"),
+    "channels": (dict(mean=[0.1, 0.2, 0.3]), "mean or std has 3 numbers; give one, or one for each of 1 channels"),
+    "std": (dict(std=[]), "mean or std has 0 numbers"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_named_at_construction(case):
+    changes, said = MISTAKES[case]
+    given = dict(x=X, y=Y, train=[[0, 1], [2, 3]]) | changes
+    with pytest.raises(ValueError) as error:
+        Federation(given.pop("x"), given.pop("y"), given.pop("train"), **given)
+    assert said in str(error.value)
+
+
+def test_good_lists_of_every_kind_pass():
+    for train in ([[0, 1], [2]], [np.array([0, 1], np.int32), np.array([2], np.uint8)], np.array([[0, 1], [2, 3]])):
+        fed = Federation(X, Y, train, np.array([[4], [4]]), np.array([[5], [5]]))
+        assert fed.index["train"][0].tolist() == [0, 1] and fed.index["val"][1].tolist() == [4]
+        assert all(i.dtype == np.int64 for lists in fed.index.values() for i in lists)
+    for nothing in (None, [], [[], []]):
+        assert [len(i) for i in Federation(X, Y, [[0], [1]], nothing, nothing).index["test"]] == [0, 0]
+
+
+def test_batches_of_an_empty_split_are_refused():
+    with pytest.raises(ValueError, match="client 1 has no val samples to make batches of"):
+        federation().plan(1, 0, batch=4, split="val")
+    with pytest.raises(ValueError, match="client 0 has no holdout samples"):
+        federation((1, 4), holdout=0.5).plan(0, 0, batch=4, split="holdout")
+
+
+# ---------------------------------------------------------------- files
+
+
+def own(**changes):
+    given = dict(
+        x=images((12, 4, 4)), y=np.arange(12) % 3, train=[[0, 5], [1, 2, 3]], val=[[4], []], test=[[6], [7, 8]]
+    )
+    given |= changes
+    return Federation(given.pop("x"), given.pop("y"), given.pop("train"), given.pop("val"), given.pop("test"), **given)
+
+
+@pytest.mark.parametrize("file", ["clients.npz", "clients"])
+def test_save_and_load(tmp_path, file):
+    fed = own(name="mine")
+    fed.save(tmp_path / file)
+    assert [p.name for p in tmp_path.iterdir()] == [file]
+    back = Federation.load(tmp_path / file, fed.x_raw, fed.y_raw, holdout=0.5, seed=3)
+    assert (back.name, back.K, back.hash, back.seed) == ("mine", 2, fed.hash, 3)
+    for s in ("train", "val", "test"):
+        assert all(np.array_equal(a, b) for a, b in zip(fed.index[s], back.index[s], strict=True))
+    assert [len(h) for h in back.index["holdout"]] == [1, 2]
+    assert Federation.load(tmp_path / file, fed.x_raw, fed.y_raw, name="other").name == "other"
+
+
+@pytest.mark.parametrize("which", ["x", "y", "dtype"])
+def test_a_partition_is_refused_on_other_data(tmp_path, which):
+    fed = own(name="mine")
+    fed.save(tmp_path / "clients.npz")
+    x, y = fed.x_raw.copy(), fed.y_raw.copy()
+    if which == "dtype":
+        x = x.astype(np.float32)
+    else:
+        {"x": x, "y": y}[which][11] ^= 1
+    with pytest.raises(ValueError) as error:
+        Federation.load(tmp_path / "clients.npz", x, y)
+    assert "clients.npz was made for other data" in str(error.value) and "it names: mine" in str(error.value)
+    assert fed.hash[:12] in str(error.value)
+
+
+def test_the_hash_sees_every_change_and_nothing_else():
+    x, y = own().x_raw, own().y_raw
+    other_x, other_y = x.copy(), y.copy()
+    other_x[9, 0, 0] ^= 1
+    other_y[9] = (other_y[9] + 1) % 3
+    changes = [
+        *(dict(x=v) for v in (other_x, x.astype(np.int32), x.reshape(12, 2, 8))),
+        dict(y=other_y),
+        *(dict(train=v) for v in ([[5, 0], [1, 2, 3]], [[0, 5], [1, 2]], [[0], [5, 1, 2, 3]], [[1, 2, 3], [0, 5]])),
+        *(dict(val=v) for v in (None, [[], [4]], [[9], []])),
+        *(dict(test=v) for v in (None, [[6, 7], [8]], [[6], [8, 7]])),
+        dict(train=[[0, 5], [1, 2, 3], [10]], val=None, test=None),
+    ]
+    hashes = [own(**c).hash for c in changes]
+    assert len({own().hash, *hashes}) == len(changes) + 1
+    assert own(seed=4, holdout=0.5, dtype=torch.float64, mean=[0.5], name="n").hash == own().hash
+    assert own(x=np.asfortranarray(x), train=np.array([[0, 5]]).tolist() + [np.array([1, 2, 3])]).hash == own().hash
+
+
+def pfllib(folder, pickled, dtype=np.float64):
+    """Two clients' files, in PFLlib's form (a pickled dict named data) or as plain arrays."""
+    g, made = np.random.default_rng(0), {}
+    for split, sizes in (("train", (4, 3)), ("test", (2, 1))):
+        (folder / split).mkdir(parents=True)
+        for k, n in enumerate(sizes):
+            z = made[split, k] = {"x": g.standard_normal((n, 1, 2, 2)).astype(dtype), "y": g.integers(0, 5, n)}
+            np.savez_compressed(folder / split / f"{k}.npz", **({"data": z} if pickled else z))
+    (folder / "config.json").write_text(json.dumps({"num_clients": 2}))
+    return made
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_pfllib_files(tmp_path, pickled):
+    folder = tmp_path / "Cifar10"
+    made = pfllib(folder, pickled)
+    fed = Federation.from_pfllib(folder, trusted=pickled, classes=5, seed=2)
+    assert (fed.name, fed.K, fed.classes, fed.seed, fed.n.tolist()) == ("Cifar10", 2, 5, 2, [4, 3])
+    assert fed.x.dtype == torch.float32 and fed.input_shape == (1, 2, 2)
+    for (split, k), z in made.items():
+        x, y = fed.batch(torch.as_tensor(fed.index[split][k]))
+        np.testing.assert_array_equal(x.numpy(), z["x"].astype(np.float32))
+        np.testing.assert_array_equal(y.numpy(), z["y"])
+    assert [len(v) for v in fed.index["val"]] == [0, 0]
+
+
+def test_pickled_files_are_refused_unless_trusted(tmp_path):
+    pfllib(tmp_path, pickled=True)
+    with pytest.raises(ValueError, match=r"0\.npz holds a pickled dict; pass trusted=True if you made it yourself"):
+        Federation.from_pfllib(tmp_path)
+
+
+def test_a_pickle_that_acts_does_not_act(tmp_path):
+    class Acts:
+        def __reduce__(self):
+            return (tmp_path.joinpath("acted").touch, ())
+
+    pfllib(tmp_path, pickled=False)
+    np.savez(tmp_path / "train" / "0.npz", data=np.array(Acts(), dtype=object))
+    with pytest.raises(ValueError, match="pickled"):
+        Federation.from_pfllib(tmp_path)
+    np.savez(tmp_path / "train" / "0.npz", x=np.array([Acts()], dtype=object), y=np.zeros(1))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        Federation.from_pfllib(tmp_path)
+    assert not (tmp_path / "acted").exists()
+
+
+def test_folders_that_are_not_pfllibs_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"holds train files \[\]; expected train/0\.npz, 1\.npz"):
+        Federation.from_pfllib(tmp_path)
+    pfllib(tmp_path, pickled=False)
+    (tmp_path / "train" / "1.npz").rename(tmp_path / "train" / "2.npz")
+    with pytest.raises(ValueError, match=r"holds train files \[0, 2\]"):
+        Federation.from_pfllib(tmp_path)
+    np.savez(tmp_path / "train" / "1.npz", features=np.zeros(2))
+    with pytest.raises(ValueError, match=r"1\.npz holds features; expected arrays x and y"):
+        Federation.from_pfllib(tmp_path, trusted=True)

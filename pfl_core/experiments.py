@@ -18,7 +18,7 @@ import torch
 from pfl_core import data, models
 from pfl_core import partition as partitions
 from pfl_core.federation import PLANS, Federation
-from pfl_core.methods.base import METHODS, Method, Task, head_models, make_method
+from pfl_core.methods.base import Method, Task, head_models, make_method
 
 SCHEMA = 1  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
@@ -154,7 +154,7 @@ class Experiment:
             "init_from": source,
             "pool": checksum,
             "schema": SCHEMA,
-            "revision": METHODS[self.method].revision,
+            "revision": make_method(self.method, **self.method_args).revision,
         }
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 

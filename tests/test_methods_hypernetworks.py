@@ -427,6 +427,8 @@ def test_novel_clients(name, novel):
         assert torch.equal(trained.extra["phi"][n], u)
         assert n == "v" or torch.equal(end.extra["phi"][n], u)
     assert (method.embeddings(end) != v).all()
+    trained.extra["phi"]["trunk.0.weight"].zero_()  # nor does the federation, trained on, move what was adopted
+    assert torch.equal(state.extra["phi"]["trunk.0.weight"], phi["trunk.0.weight"])
 
 
 def test_novel_clients_are_fitted():
@@ -621,6 +623,23 @@ def test_pfedla_finite_difference():
     up, down = (value({n: v + s * eps * way[n] for n, v in hn.items()}) for s in (1, -1))
     gradient = sum(((new.extra["hn"][n] - hn[n]) * way[n]).sum() for n in hn)
     torch.testing.assert_close(gradient, (up - down) / (2 * eps), rtol=1e-5, atol=1e-8)
+
+
+def test_slopes_of_close_models_keep_their_digits():
+    # Models of size 100 that differ by 1e-3: in float32 alone, <theta_j, Delta> would drown what tells them apart.
+    method = bound("pfedla", shape=(1, 16, 16), classes=3, lr=1.0)
+    state, sel = method.init(), everyone(4)
+    g = torch.Generator().manual_seed(0)
+    for v in state.extra["theta"].values():
+        v.copy_(100 + 1e-3 * torch.randn(v.shape, generator=g))
+    start = method.download(state, sel)
+    end = {n: v + 0.01 * torch.randn(v.shape, generator=g) for n, v in start.items()}
+    new = method.upload(copy.deepcopy(state), sel, start, end, torch.ones(4))
+    for i, names in enumerate(method.layers.values()):
+        delta = flat({n: end[n].double() - start[n].double() for n in names})
+        theta = flat(select(state.extra["theta"], names)).double()
+        inner = delta @ (theta - theta.mean(0)).T  # the first weights are 1/4
+        torch.testing.assert_close(new.extra["hn"]["head.bias"][:, i], (inner / 4).float(), rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("sign, up", [("descent", True), ("literal", False)])

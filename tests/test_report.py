@@ -13,8 +13,9 @@ def series(values, row="fedper", column="a", run=None, rounds=None, split="test"
     base = dict.fromkeys(ROW_COLUMNS, "") | dict(paper="fedper", artefact="fig2", when="before", mean="client", seed=0)
     base |= dict(metric="acc_pct", split=split, row=row, column=column, run=run or f"{row}/{column}/0", n_clients=4)
     return pd.DataFrame(
-        [base | dict(value=v, round=r) | more for r, v in zip(rounds or range(len(values)), values, strict=True)]
-    )[ROW_COLUMNS]
+        [base | dict(value=v, round=r) | more for r, v in zip(rounds or range(len(values)), values, strict=True)],
+        columns=ROW_COLUMNS,
+    )
 
 
 def join(*frames):
@@ -109,8 +110,8 @@ def test_summary_by_other_columns():
 
 
 def test_markdown_escapes_bars_and_leaves_a_plain_index_out():
-    frame = pd.DataFrame({"a|b": ["1|2", 3.5], "c": [None, "50 %"]})
-    assert markdown(frame).split("\n") == ["| a\\|b | c |", "| --- | --- |", "| 1\\|2 | None |", "| 3.5 | 50 % |"]
+    frame = pd.DataFrame({"a|b": ["1|2", 3.5], "c": ["", "50 %"]})
+    assert markdown(frame).split("\n") == ["| a\\|b | c |", "| --- | --- |", "| 1\\|2 |  |", "| 3.5 | 50 % |"]
     named = pd.DataFrame({"k=4": ["1.0"]}, index=pd.Index(["fedper"], name="row"))
     assert markdown(named).split("\n") == ["| row | k=4 |", "| --- | --- |", "| fedper | 1.0 |"]
 
@@ -202,7 +203,9 @@ def test_claims_average_seeds_and_read_the_last_round():
 
 def test_claims_without_their_cells_are_not_run():
     every = claims("fedper", series([]), "quick")
-    assert set(every.verdict) == {"not run"} and set(every.measured) == {""} and len(every) == 6
+    assert (
+        set(every.verdict) == {"not run"} and set(every.measured) == {""} and len(every) == len(report.CLAIMS["fedper"])
+    )
     assert every.columns.tolist() == ["says", "artefact", "measured", "verdict", "profile"]
     assert of_fig2(fig2(A_4=9))["shrinks"] == ["", "not run"], "no k=10"
     got = of_fig2(fig2(A_10=9))
@@ -240,7 +243,7 @@ def test_the_other_claims(artefact):
     metric = "acc_sd" if artefact == "fig3" else "acc_pct"
     for cells, verdict in ((good, "holds"), (bad, "does not hold")):
         got = judged(join(*(cell(v, r, c, artefact=artefact, metric=metric) for r, c, v in cells)))
-        assert got.verdict[artefact] == verdict and (got.verdict == "not run").sum() == 5
+        assert got.verdict[artefact] == verdict and set(got.verdict.drop(artefact)) == {"not run"}
         if verdict == "holds":
             assert got.measured[artefact] == said
 

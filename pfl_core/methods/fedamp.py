@@ -55,3 +55,69 @@ class Attention(Method):
 
     def loss(self, p, anchor, batch):
         return super().loss(p, anchor, batch) + self.rho * half_square(p, anchor, self.task.parameters)
+
+    def local(self, c, start):
+        mine, cloud = select(start, self.task.names), unprefixed("cloud.", start)
+        loss = self.loss if c.round else super().loss
+        end = c.train(loss, mine | cloud if self.start == "cloud" else mine, anchor=cloud)
+        return end | prefixed("sent.", select(end, cloud))
+
+    def upload(self, state, sel, start, end, weight):
+        put(state.extra["models"], sel, unprefixed("sent.", end))
+        state.extra["known"][sel] = True
+        return state
+
+    def serve(self, p):
+        return select(p, self.task.names)
+
+    def personal(self, state, c):
+        return self.serve(self.begin(state, c.sel, {}))
+
+    def weights(self, state):
+        """{"all": (K, K)}: what the cloud model of client i (row) takes of client j (column); rows sum to 1."""
+        known = state.extra["known"]
+        others = known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+        xi = self.attention(state.extra["models"], others) if others.any() else others.double()
+        return {"all": xi + torch.diag(1 - xi.sum(1))}
+
+
+@dataclass(frozen=True, eq=False)
+class FedAMP(Attention):
+    """Attention by a Gaussian kernel of the distance between models (Huang et al., 2021)."""
+
+    name = "fedamp"
+    share: float = (
+        0.5  # what all others together may weigh at most, alpha (K - 1) / sigma; 0 keeps every model to itself
+    )
+    scale: float = 1.0  # c, sigma over the median squared distance between two clients' models
+    sigma: float | None = None  # a fixed sigma instead (PFLlib: 1)
+    alpha: float | None = None  # a fixed alpha instead (PFLlib: 1)
+
+    def attention(self, models, others):
+        """xi_ij for j != i, (K, K); `others` (K, K) bool: whom the server knows."""
+        d = distances(models)
+        pairs = (others & others.T).triu()
+        sigma = self.sigma or (self.scale * d[pairs].median() if pairs.any() else 0)
+        alpha = self.alpha or self.share * sigma / (len(d) - 1)
+        xi = alpha / sigma * torch.exp(-d / sigma) * others
+        return xi / xi.sum(1, keepdim=True).clamp_min(1)  # a large alpha may not make xi_ii negative
+
+
+@dataclass(frozen=True, eq=False)
+class HeurFedAMP(Attention):
+    """Attention by a softmax of cosine similarities, with a fixed weight of the own model (Huang et al., 2021)."""
+
+    name = "heurfedamp"
+    zeta: float | None = (
+        None  # weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 keeps every model to itself
+    )
+    sigma: float = 10.0  # sharpness (pFedGraph's code); 0 weighs all others alike
+    similarity: str = "delta"  # cosines of w_i - w_0 ("delta", pFedGraph's code) or of w_i ("params", the paper)
+
+    def attention(self, models, others):
+        """xi_ij for j != i, (K, K); `others` (K, K) bool: whom the server knows."""
+        zeta = 1 / len(others) if self.zeta is None else self.zeta
+        if self.similarity == "delta":
+            models = {n: v - self.task.initial[n] for n, v in models.items()}
+        scores = (self.sigma * cosine(models)).masked_fill(~others, -torch.inf)
+        return (1 - zeta) * torch.softmax(scores, 1).nan_to_num(0)  # nobody known: all weight on the own model

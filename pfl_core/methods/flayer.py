@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import Context, Method, State, Step, make_method
+from pfl_core.methods.base import METHODS, Context, Method, State, Step, make_method
 from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
 
 CHOICES = {
@@ -81,6 +81,11 @@ class Flayer(Method):
         for hook in ("is_shared", "is_clipped", "noise", "download", "logits", "loss", "serve"):
             object.__setattr__(bound, hook, getattr(inner, hook))
         return bound
+
+    @property
+    def revision(self) -> int:
+        """Raised with FLAYER's own numbers and with those of the method inside."""
+        return METHODS[self.inner].revision  # plus one for each change of FLAYER itself
 
     @property
     def split(self) -> str:

@@ -1,0 +1,66 @@
+"""Generated pages are current, and the command line says what it does."""
+
+import pandas as pd
+import pytest
+
+from pfl_core import __main__ as cli
+from pfl_core import pages, presets, report, runs
+from pfl_core.methods.base import METHODS
+
+
+def test_every_method_of_the_papers_is_compared():
+    ours = {n for n, c in METHODS.items() if c.__module__.startswith("pfl_core.")}
+    assert ours == set(presets.COMPARED)
+
+
+def test_the_methods_page_is_current():
+    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), "run: python -m pfl_core pages"
+
+
+def test_the_readme_holds_the_results_of_the_rows():
+    readme = (pages.ROOT / "README.md").read_text()
+    assert pages.between(readme, pages.results_section()) == readme, "run: python -m pfl_core pages"
+
+
+def test_facts_of_fedper():
+    facts = pages.method_facts("fedper")
+    assert facts["lines"] == "11" and facts["paper"] == "Arivazhagan et al., 2019" and facts["up"] == facts["down"]
+    assert pages.method_facts("local")["up"] == "-"
+
+
+def test_code_lines_leave_docs_out():
+    assert pages.code_lines('"""doc\nof two"""\n\n# a\ndef f():\n    """d"""\n    return (1,\n            2)\n') == 3
+
+
+def test_between_needs_its_markers():
+    with pytest.raises(ValueError, match="once each"):
+        pages.between("no markers", "x")
+
+
+@pytest.mark.parametrize("word", ["datasets", "methods", "models", "partitions"])
+def test_lists(word, capsys):
+    assert cli.main([word]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 9 and all(len(line.split(maxsplit=1)) == 2 for line in lines)
+
+
+def test_fetch_embedded_and_refused(capsys):
+    assert cli.main(["fetch", "digits"]) == 0 and "1797 samples" in capsys.readouterr().out
+    assert cli.main(["fetch", "cifar100"]) == 1 and "python -m pfl_core fetch cifar100" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["fetsch"])
+
+
+def test_publish_and_prune(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.setattr(report, "results_folder", lambda: tmp_path / "home" / "results")
+    assert cli.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
+    row = dict.fromkeys(runs.ROW_COLUMNS, "") | {"run": "0" * 16, "value": 1.0}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "home").mkdir()
+    report.save_rows(pd.DataFrame([row]), tmp_path / "results" / "fedper.quick-digits.csv")
+    for name in ("0" * 16, "1" * 16):
+        (tmp_path / "store" / name).mkdir(parents=True)
+    assert cli.main(["publish", "fedper"]) == 0 and cli.main(["prune"]) == 0
+    assert (tmp_path / "home" / "results" / "fedper.quick-digits.csv").exists()
+    assert [p.name for p in (tmp_path / "store").iterdir() if p.is_dir()] == ["0" * 16]

@@ -14,7 +14,9 @@ def test_every_method_of_the_papers_is_compared():
 
 
 def test_the_methods_page_is_current():
-    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), "run: python -m pfl_core pages"
+    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), (
+        "run: python -m pfl_core pages"
+    )
 
 
 def test_the_readme_holds_the_results_of_the_rows():

@@ -12,7 +12,8 @@ Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
 Models mean trainable parameters; BatchNorm statistics stay with their client. No sample weights.
 
 Differs from the paper
-1. rho is given itself, for alpha spans orders of magnitude, and sigma is c times the median of ||w_i - w_j||^2 (ours).
+1. rho is given itself, for alpha spans orders of magnitude, and sigma is c times the round's median of ||w_i - w_j||^2 (ours): a
+   fixed sigma ends as Local, since distances grow.
 2. Attention is over the last models of all clients that ever took part; the pull is off in round 0.
 3. HeurFedAMP: cosines of w_i - w_0, as in pFedGraph's code; raw models share their start, so that all cosines are near 1.
 4. zeta is 1 / K; the paper's, as I recollect it, is 1 / (clients of the same distribution + 1).
@@ -33,13 +34,13 @@ from pfl_core.stacked import cosine, distances, mix, own, prefixed, put, select,
 class Attention(Method):
     """Local models pulled to a mix of all; what FedAMP and HeurFedAMP share."""
 
-    rho: float = 0.1  # lambda / alpha, the pull to u_i (pFedGraph's code: 1); 0 is Local
+    rho: float = 1.0  # lambda / alpha, the pull to u_i (pFedGraph's code); 0 is Local
     start: str = "own"  # local training starts from w_i ("own", the paper) or from u_i ("cloud")
 
     def check(self):
-        if self.start not in ("own", "cloud") or self.rho < 0:
-            got = f"rho={self.rho}, start={self.start!r}"
-            raise ValueError(f"{self.name}: allowed are rho >= 0 and start 'own' or 'cloud', got {got}")
+        if self.start not in ("own", "cloud") or not 0 <= self.rho * self.task.lr < 2:
+            got = f"rho={self.rho} at lr={self.task.lr}, start={self.start!r}"
+            raise ValueError(f"{self.name}: got {got}; allowed are 0 <= rho * lr < 2 and start 'own' or 'cloud'")
 
     def is_shared(self, name):
         return False
@@ -86,20 +87,26 @@ class FedAMP(Attention):
     """Attention by a Gaussian kernel of the distance between models (Huang et al., 2021)."""
 
     name = "fedamp"
-    share: float = (
-        0.5  # what all others together may weigh at most, alpha (K - 1) / sigma; 0 keeps every model to itself
-    )
+    share: float = 0.5  # most that all others together can weigh, alpha (K - 1) / sigma; 0 is no mixing
     scale: float = 1.0  # c, sigma over the median squared distance between two clients' models
     sigma: float | None = None  # a fixed sigma instead (PFLlib: 1)
     alpha: float | None = None  # a fixed alpha instead (PFLlib: 1)
 
+    def check(self):
+        super().check()
+        fixed = [v for v in (self.sigma, self.alpha) if v is not None]
+        if not 0 <= self.share <= 1 or min(self.scale, *fixed, 1) <= 0:
+            got = f"share={self.share}, scale={self.scale}, sigma={self.sigma}, alpha={self.alpha}"
+            raise ValueError(
+                f"fedamp: got {got}; allowed are share in [0, 1] and the others > 0 (or sigma, alpha None)"
+            )
+
     def attention(self, models, others):
         """xi_ij for j != i, (K, K); `others` (K, K) bool: whom the server knows."""
         d = distances(models)
-        pairs = (others & others.T).triu()
-        sigma = self.sigma or (self.scale * d[pairs].median() if pairs.any() else 0)
-        alpha = self.alpha or self.share * sigma / (len(d) - 1)
-        xi = alpha / sigma * torch.exp(-d / sigma) * others
+        sigma = self.scale * d[others].median() if self.sigma is None else d.new_tensor(self.sigma)
+        ratio = self.share / (len(d) - 1) if self.alpha is None else self.alpha / sigma
+        xi = ratio * torch.exp(-d / sigma.clamp_min(1e-30)) * others
         return xi / xi.sum(1, keepdim=True).clamp_min(1)  # a large alpha may not make xi_ii negative
 
 
@@ -108,9 +115,7 @@ class HeurFedAMP(Attention):
     """Attention by a softmax of cosine similarities, with a fixed weight of the own model (Huang et al., 2021)."""
 
     name = "heurfedamp"
-    zeta: float | None = (
-        None  # weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 keeps every model to itself
-    )
+    zeta: float | None = None  # weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 is no mixing
     sigma: float = 10.0  # sharpness (pFedGraph's code); 0 weighs all others alike
     similarity: str = "delta"  # cosines of w_i - w_0 ("delta", pFedGraph's code) or of w_i ("params", the paper)
 

@@ -145,9 +145,7 @@ class PFedLA(Method):
         return down_n - int((keep.cpu() * sizes).sum()), up_n
 
     def adopt(self, state, k):
-        raise ValueError(
-            f"{self.name} weighs the {self.task.K} clients it knows and cannot serve {k} new ones; use pfedhn"
-        )
+        raise ValueError(f"{self.name} weighs the {self.task.K} clients it knows; it cannot serve {k} new ones")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 LABELS = {  # display names of methods, in the order of tables
     "local": "Local",
@@ -167,6 +168,8 @@ def save(fig: Figure, frame: pd.DataFrame, path: Path) -> Path:
 
 def _axes(ax: Axes, x: str, y: str, legend: bool = True) -> Axes:
     ax.set(xlabel=x, ylabel=y)
+    if x == "Communication round":
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     sns.despine(ax=ax)
     if legend and ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=7, title=None)

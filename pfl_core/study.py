@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,10 @@ class Study:
         """Save a figure with its numbers below runs/ and show it; the caption names profile, data, seeds and `said`."""
         used = ", ".join(sorted(set(frame.get("dataset", pd.Series([self.label])))))
         seeds = frame.seed.nunique() if "seed" in frame else 1
-        plots.note(fig, f"{name}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip())
+        title = re.sub(r"^fig(\d+)$", r"Figure \1", name).capitalize()
+        plots.note(
+            fig, f"{title}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip()
+        )
         plots.save(fig, frame, self.folder / name)
         plt.show()
         plt.close(fig)

@@ -53,7 +53,8 @@ class Experiment:
     Training: `epochs` (or `steps`) of SGD on batches of `batch` a round, drawn by `plan` (see Federation.plan). `buffers`: BatchNorm
     statistics stay "local", are "average"d, or "reset". `max_samples` caps each client's train, val and test lists.
     `head_depth` layers counted from the end by `head_by` are the head. `seed` decides
-    initial model, participants and batches; `partition_seed` (default: seed) who holds what. `tags` label rows and are not hashed.
+    initial model, participants and batches; `init_from` starts from another experiment's end: its models, or with `adopt` its server,
+    these clients being new to it. `partition_seed` (default: seed) who holds what. `tags` label rows and are not hashed.
     Raises ValueError naming the field, the value, and what is allowed.
     """
 
@@ -90,6 +91,7 @@ class Experiment:
     dtype: str = "float32"
     keep_models: bool = False
     init_from: Experiment | None = None
+    adopt: bool = False
     plugins: tuple[str, ...] = ()
     tags: dict = field(default_factory=dict)
 
@@ -99,6 +101,10 @@ class Experiment:
         for name, (legal, allowed) in _RANGES.items():
             if not legal(getattr(self, name)):
                 raise ValueError(f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}")
+        if self.adopt and self.init_from is None:
+            raise ValueError(
+                "Experiment(adopt=True) needs init_from: the Experiment whose server takes these clients in"
+            )
         object.__setattr__(self, "plugins", tuple(self.plugins))
         if unknown := set(self.tags) - set(TAGS):
             raise ValueError(
@@ -150,7 +156,10 @@ class Experiment:
     def id_for(self, checksum: str) -> str:
         """The id over data with another checksum (a user's own Federation)."""
         source = self.init_from.id_for(checksum) if self.init_from else None
-        key = self.plain() | {
+        # Fields at their defaults are left out, so that a new field leaves the ids of earlier runs as they were; a default that changes
+        # therefore needs a new SCHEMA.
+        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {"plugins": []}
+        key = {n: v for n, v in self.plain().items() if v != defaults[n]} | {
             "init_from": source,
             "pool": checksum,
             "schema": SCHEMA,

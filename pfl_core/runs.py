@@ -243,6 +243,8 @@ def _initial_state(
         return None
     source = run(e.init_from.but(keep_models=True), device=device, executor=executor, workers=workers, store=store)
     z = torch.load(source.folder / "models.pt", map_location=device, weights_only=True)
+    if e.adopt:
+        return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
     initial = method.task.initial
     for n in initial:
         v = z["server"].get(n, z["models"][n].mean(0) if z["models"][n].is_floating_point() else z["models"][n][0])

@@ -261,6 +261,26 @@ def test_init_from_starts_at_another_end(store):
     np.testing.assert_array_equal(r.arrays["before/test/correct"][0], run(source).arrays["before/test/correct"][-1])
 
 
+def test_new_clients_are_adopted_by_a_trained_server(store):
+    source = Experiment(**TINY | {"clients": 6, "lr": 0.01, "rounds": 3}, method="pfedhn", method_args={"n_hidden": 0})
+    new = Experiment(
+        **TINY | {"clients": 3, "lr": 0.01}, seed=1, method="pfedhn", method_args={"n_hidden": 0, "dim": 2}
+    )
+    e = new.but(init_from=source.but(method_args={"dim": 2}), adopt=True, keep_models=True)
+    r = run(e)
+    phi = torch.load(store / r.id / "models.pt", weights_only=True)["extra"]["phi"]
+    trained = torch.load(store / e.init_from.but(keep_models=True).id / "models.pt", weights_only=True)["extra"]["phi"]
+    assert len(phi["v"]) == 3 and len(trained["v"]) == 6
+    assert all(torch.equal(phi[n], trained[n]) for n in phi if n != "v") and r.meta["clients"] == 3
+    with pytest.raises(ValueError, match="needs init_from"):
+        Experiment(**TINY, adopt=True)
+
+
+def test_a_new_field_at_its_default_keeps_ids(store):
+    e = Experiment(**TINY)
+    assert e.id == Experiment(**TINY, momentum=0.0, adopt=False, plugins=()).id != e.but(momentum=0.5).id
+
+
 def test_own_federation(store):
     g = np.random.default_rng(0)
     x, y = g.standard_normal((60, 1, 8, 8)).astype(np.float32), g.integers(0, 3, 60)

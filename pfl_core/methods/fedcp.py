@@ -1,0 +1,101 @@
+"""FedCP: a small policy network splits every sample's features between a personal head and a frozen global one.
+
+Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy", KDD 2023,
+arXiv:2307.01217.
+
+    z = f_i(x),  c = v_i / ||v_i||                                     v_i ("context"): sum over classes of h_i's weight rows
+    (r, s) = softmax over the two halves of phi_i(z c), r + s = 1      `gate`; phi ("cpn.*"): Linear, LayerNorm, ReLU
+    scores = h_i(r z) + h_g(s z)                                       `logits`; h_i: personal head, h_g ("global.*"): frozen
+    CE(scores, y) + lambda MMD(z, f_g(x))                              `loss`; f_g: the base as received, frozen
+    base, phi, h_g <- means over i of f_i, phi_i, (h_i + h_g) / 2      `upload`, weights n_i
+
+v_i is taken when a round begins; before round 1 it is drawn from U(0, 1). The head is the last linear layer, whatever head_depth says.
+
+Differs from the authors' code
+1. The policy's Gumbel noise is drawn in training only, so that evaluation repeats (there it is drawn in evaluation too). Only the
+   difference of the two halves' noises matters, which is logistic: one draw a feature.
+2. f_g runs on running BatchNorm statistics (there on the batch's, and its own drift).
+3. Who is served, sampled or not, has the last base, phi, h_g and its v_i (there, the last base alone).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pfl_core.methods.base import Method
+from pfl_core.stacked import expand, own, prefixed, select, unprefixed, weighted_mean
+
+FC = ("fc.weight", "fc.bias")  # the last linear layer, which Task.classify applies
+
+
+def mmd(x, y, widths=(10.0, 15.0, 20.0, 50.0)):
+    """Squared maximum mean discrepancy of x and y (B, F), kernel sum_w exp(-d^2 / 2w) over `widths` w; a scalar >= 0."""
+    both = torch.cat([x, y])
+    square = both.square().sum(1)
+    distance = (square[:, None] + square - 2 * both @ both.T).clamp_min(0)
+    sign = torch.cat([x.new_ones(len(x)), -y.new_ones(len(y))]) / len(x)
+    return sign @ sum(torch.exp(-distance / (2 * w)) for w in widths) @ sign
+
+
+@dataclass(frozen=True, eq=False)
+class FedCP(Method):
+    """Features gated, sample by sample, between a personal and a global head (Zhang et al., 2023)."""
+
+    name = "fedcp"
+    lam: float = 5.0  # lambda, weight of the MMD (authors' script for the 4-layer CNN); 0 leaves the base free
+
+    @property
+    def noise(self):
+        return (self.task.initial["fc.weight"].shape[1],)
+
+    def check(self):
+        if self.lam < 0:
+            raise ValueError(f"fedcp: lam={self.lam}; allowed are numbers >= 0")
+
+    def is_shared(self, name):
+        return name not in FC
+
+    def init(self):
+        state, t, (size,) = super().init(), self.task, self.noise
+        with t.seeded("fedcp"):
+            cpn, context = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size)), torch.rand(t.K, size)
+        head = prefixed("global.", {n: t.initial[n].clone() for n in FC})
+        state.server |= prefixed("cpn.", dict(cpn.to(t.device, t.dtype).state_dict())) | head
+        # The client's copy of h_g, so that it is at hand after training and yet not uploaded.
+        state.clients |= own(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
+        return state
+
+    def begin(self, state, sel, sent=None):
+        p = super().begin(state, sel, sent)
+        return p | ({"context": p["fc.weight"].sum(1)} if state.round else {})
+
+    def gate(self, p, z, noise=None):
+        """r (B, F) in (0, 1) of ONE client: what of the features z (B, F) goes to its personal head; uniform noise (B, F)."""
+        h = F.linear(z * F.normalize(p["context"], dim=0), p["cpn.0.weight"], p["cpn.0.bias"])
+        personal, common = F.relu(F.layer_norm(h, h.shape[1:], p["cpn.1.weight"], p["cpn.1.bias"])).chunk(2, 1)
+        return torch.sigmoid(personal - common + (0 if noise is None else torch.logit(noise, eps=1e-7)))
+
+    def heads(self, p, z, noise=None):
+        """Class scores (B, C) of ONE client on features z (B, F)."""
+        r = self.gate(p, z, noise)
+        return self.task.classify(p, r * z) + self.task.classify(unprefixed("global.", p), (1 - r) * z)
+
+    def logits(self, p, x):
+        return self.heads(p, self.task.features(p, x))
+
+    def loss(self, p, anchor, batch):
+        z = self.task.features(p, batch.x)
+        fit = F.cross_entropy(self.heads(p, z, batch.noise), batch.y)
+        return fit + self.lam * mmd(z, self.task.features(anchor, batch.x, training=False)) if self.lam else fit
+
+    def local(self, c, start):
+        trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]
+        end = c.train(self.loss, start, only=trained)
+        return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in FC}
+
+    def upload(self, state, sel, start, end, weight):
+        heads = prefixed("global.", unprefixed("sent.", end))
+        state.server |= weighted_mean(select(end, state.server) | heads, weight)
+        return state

@@ -65,18 +65,18 @@ def preset(paper: str, artefact: str, profile: str, dataset: str) -> dict[str, A
 
 # The common settings of the comparison [C]: Dir(.1), 20 clients, a LeNet with BatchNorm (so that FedBN differs from FedAvg).
 COMPARISON: dict[str, Any] = dict(
-    dataset="fashion_mnist",
+    dataset="cifar10",
     partition="dirichlet",
     partition_args={"alpha": 0.1, "split": "70/10/20"},
     clients=20,
     model="lenet",
     model_args={"bn": True},
-    rounds=30,
-    epochs=2,
+    rounds=24,
+    epochs=1,
     batch=32,
-    lr=0.05,
+    lr=0.1,
     max_samples=160,
-    eval_every=3,
+    eval_every=6,
 )
 
 

@@ -55,7 +55,7 @@ class CFL(Method):
                 raise ValueError(f"cfl: {field}={getattr(self, field)!r}; use one of {', '.join(allowed)}")
         if self.min_size < 1 or not 0 <= self.warmup <= 1:
             got = f"min_size={self.min_size}, warmup={self.warmup}"
-            raise ValueError(f"cfl: allowed are min_size >= 1 and warmup in [0, 1], got {got}")
+            raise ValueError(f"cfl: got {got}; allowed are min_size >= 1 and warmup in [0, 1]")
 
     def init(self):
         state, k = super().init(), self.task.K

@@ -94,8 +94,7 @@ class FedAMP(Attention):
 
     def check(self):
         super().check()
-        fixed = [v for v in (self.sigma, self.alpha) if v is not None]
-        if not 0 <= self.share <= 1 or min(self.scale, *fixed, 1) <= 0:
+        if not 0 <= self.share <= 1 or any(v is not None and v <= 0 for v in (self.scale, self.sigma, self.alpha)):
             got = f"share={self.share}, scale={self.scale}, sigma={self.sigma}, alpha={self.alpha}"
             raise ValueError(
                 f"fedamp: got {got}; allowed are share in [0, 1] and the others > 0 (or sigma, alpha None)"
@@ -119,10 +118,17 @@ class HeurFedAMP(Attention):
     sigma: float = 10.0  # sharpness (pFedGraph's code); 0 weighs all others alike
     similarity: str = "delta"  # cosines of w_i - w_0 ("delta", pFedGraph's code) or of w_i ("params", the paper)
 
+    def check(self):
+        super().check()
+        if not 0 <= (self.zeta or 0) <= 1 or self.similarity not in ("delta", "params"):
+            got = f"zeta={self.zeta}, similarity={self.similarity!r}"
+            raise ValueError(
+                f"heurfedamp: got {got}; allowed are zeta in [0, 1] or None, similarity 'delta' or 'params'"
+            )
+
     def attention(self, models, others):
         """xi_ij for j != i, (K, K); `others` (K, K) bool: whom the server knows."""
         zeta = 1 / len(others) if self.zeta is None else self.zeta
-        if self.similarity == "delta":
-            models = {n: v - self.task.initial[n] for n, v in models.items()}
+        models = {n: v - (self.similarity == "delta") * self.task.initial[n] for n, v in models.items()}
         scores = (self.sigma * cosine(models)).masked_fill(~others, -torch.inf)
         return (1 - zeta) * torch.softmax(scores, 1).nan_to_num(0)  # nobody known: all weight on the own model

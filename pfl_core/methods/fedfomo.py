@@ -42,7 +42,7 @@ class FedFomo(Method):
             raise ValueError(f"fedfomo compares models on held-out samples: holdout={self.task.holdout}; set it to 0.2")
         if self.neighbours < 0 or self.fallback not in ("trained", "start"):
             got = f"neighbours={self.neighbours}, fallback={self.fallback!r}"
-            raise ValueError(f"fedfomo: allowed are neighbours >= 0 and fallback 'trained' or 'start', got {got}")
+            raise ValueError(f"fedfomo: got {got}; allowed are neighbours >= 0 and fallback 'trained' or 'start'")
 
     def is_shared(self, name):
         return False

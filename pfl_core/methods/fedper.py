@@ -10,7 +10,8 @@ with head_by="block". K_P = 0 is FedAvg, K_P = all is Local.
 
 Differs from the paper
 1. BatchNorm statistics of the base: with buffers="average" they are averaged like the base (the papers' preset; the paper is silent).
-2. Fine-tuning (App. A.3): the frozen base runs with its BatchNorm in evaluation mode; the paper does not say.
+2. Fine-tuning (App. A.3): the frozen base normalises by batch statistics and keeps its running ones; the paper does not say.
+   (With running statistics, which lag behind in early rounds, a run over narrow networks diverged.)
 """
 
 from dataclasses import dataclass
@@ -31,5 +32,6 @@ class FedPer(Method):
     def local(self, c, start):
         if self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
-            start = c.train(self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune", bn="eval")
+            tuned = c.train(self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune")
+            start = start | {n: tuned[n] for n in self.task.head}
         return c.train(self.loss, start)

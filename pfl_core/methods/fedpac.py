@@ -1,0 +1,125 @@
+"""FedPAC: features are aligned across clients class by class, and every client gets the best mix of all heads for itself.
+
+Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023,
+arXiv:2306.11867, Algorithm 1.
+
+    H_i[c] = n_ic mu_ic / n_i,  V_i = (mean ||z||^2 - ||H_i||^2) / n_i     `sums`, by the received base; mu_ic: class means
+    head:  one epoch of CE;  base: CE + lambda mean (z - target_y)^2       target: c_y ("proto"), own mu_iy where unknown
+    c_y    <- sum_i n_iy mu'_iy / sum_i n_iy                               mu': class means by the trained base
+    base   <- sum_i n_i base_i / sum_i n_i
+    head_i <- sum_j alpha_ij head_j,  alpha_i = argmin over the simplex of alpha^T Q_i alpha       `collaboration`
+              Q_i[j, k] = V_j [j = k] + <H_i - H_j, H_i - H_k>, over participants; alpha_ij < cut becomes 0
+
+The server keeps each client's mixed head until it comes back. The head is the last linear layer, whatever head_depth says.
+
+Differs from the paper
+1. Heads are trained with the experiment's rate; head_lr=0.1 is the authors' code's. No alignment in round 0 (as in that code).
+2. A class that no participant holds keeps its prototype.
+Differs from the authors' code
+1. Q_i is positive semidefinite as it is and no eigenvalue is cut off; an exact pivoting method takes the place of cvxpy.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from pfl_core.methods.base import Method
+from pfl_core.methods.fedcp import FC
+from pfl_core.stacked import expand, gram, mix, put, select, take, weighted_mean
+
+
+def simplex_qp(q):
+    """argmin of a^T q a over the probability simplex for each of q (b, m, m), positive semidefinite, float64: (b, m).
+
+    a = x / sum(x), where x >= 0 and q x >= 1 and one of both is tight in every place: block principal pivoting (Portugal et al., 1994).
+    """
+    m, trace = q.shape[-1], q.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    q = q / trace.clamp_min(1e-30) + 1e-10 * torch.eye(m, dtype=q.dtype, device=q.device)
+    free, place = torch.ones_like(q[:, 0], dtype=torch.bool), torch.arange(1, m + 1, device=q.device)
+    for attempt in range(20 + 10 * m):
+        f = free.to(q)
+        x = torch.linalg.solve(q * f[:, :, None] * f[:, None] + torch.diag_embed(1 - f), f)
+        slack = torch.einsum("bij,bj->bi", q, x) - 1
+        wrong = torch.where(free, x < 0, slack < -1e-9 - 1e-14 * x.abs().amax(1, keepdim=True))
+        if not wrong.any():
+            break
+        if attempt >= 20:  # all places at once may cycle; the last one alone does not (Murty's rule)
+            wrong &= place == (wrong * place).amax(1, keepdim=True)
+        free = free ^ wrong
+    x = x.clamp_min(0)
+    return x / x.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class FedPAC(Method):
+    """Aligned features, and heads combined for each client by a quadratic programme (Xu et al., 2023)."""
+
+    name = "fedpac"
+    lam: float = 1.0  # lambda, weight of the alignment (authors' code); 0 is none
+    head_epochs: int = 1  # before the base's (paper, authors' code)
+    head_lr: float | None = None  # rate of the head in them; None: lr (PFLlib); authors' code: 0.1
+    combine: bool = True  # False: every client keeps its own head; with lam = 0 that is FedRep
+    cut: float = 1e-3  # head weights below it become 0 (authors' code)
+
+    def check(self):
+        if min(self.lam, self.head_epochs, self.cut) < 0 or self.cut >= 1:
+            got = f"lam={self.lam}, head_epochs={self.head_epochs}, cut={self.cut}"
+            raise ValueError(f"fedpac: got {got}; allowed are lam >= 0, head_epochs >= 0 and cut in [0, 1)")
+
+    def is_shared(self, name):
+        return name not in FC
+
+    def init(self):
+        state, proto = super().init(), torch.zeros_like(self.task.initial["fc.weight"])
+        state.extra = {n: state.clients.pop(n) for n in FC}
+        state.server |= {"proto": proto, "seen": torch.zeros_like(proto[:, 0], dtype=torch.bool)}
+        return state
+
+    def download(self, state, sel):
+        return expand(state.server, len(sel)) | take(state.extra, sel)
+
+    def sums(self, p, batch):
+        """Of ONE client's features z (B, F): sums per class (C, F), counts (C,), and the sum of ||z||^2."""
+        z, y = self.task.features(p, batch.x), F.one_hot(batch.y, self.task.C)
+        return {"z": y.to(z.dtype).T @ z, "n": y.sum(0).to(z.dtype), "square": z.square().sum()}
+
+    def aligned(self, p, anchor, batch):
+        """Of ONE client: cross-entropy and the mean squared distance of features to "target" (C, F)."""
+        z = self.task.features(p, batch.x)
+        return F.cross_entropy(self.task.classify(p, z), batch.y) + self.lam * F.mse_loss(z, anchor["target"][batch.y])
+
+    def local(self, c, start):
+        model, base = select(start, self.task.names), [n for n in self.task.parameters if n not in FC]
+        means = lambda s: s["z"] / s["n"].clamp_min(1)[..., None]  # noqa: E731
+        s = c.measure(self.sums, model)
+        n = s["n"].sum(1)
+        h = s["z"] / n[:, None, None]
+        v = ((s["square"] / n - h.square().sum((1, 2))) / n).clamp_min(0)
+        target = torch.where(start["seen"][..., None], start["proto"], means(s))
+        model = c.train(self.loss, model, only=FC, lr=self.head_lr, epochs=self.head_epochs, stream="head")
+        loss = self.aligned if c.round and self.lam else self.loss
+        end = c.train(loss, model, only=base, anchor={"target": target})
+        s = c.measure(self.sums, end)
+        return end | {"mean": means(s), "count": s["n"], "h": h, "v": v}
+
+    def collaboration(self, h, v):
+        """alpha (S, S): what client i (row) takes of the heads of the others, from h (S, C, F) and v (S,)."""
+        g = gram({"h": h - h.mean(0)})
+        d = g.diagonal()
+        q = d[:, None, None] - g[:, :, None] - g[:, None] + g + torch.diag(v.double())
+        a = simplex_qp(q)
+        a = a * (a >= a.amax(1, keepdim=True).clamp_max(self.cut))
+        return a / a.sum(1, keepdim=True)
+
+    def upload(self, state, sel, start, end, weight):
+        heads, count = select(end, FC), end["count"].sum(0)
+        mean = torch.einsum("sc,scf->cf", end["count"], end["mean"]) / count.clamp_min(1)[:, None]
+        proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
+        base = weighted_mean(select(end, self.shared()), weight)
+        state.server |= base | {"proto": proto, "seen": state.server["seen"] | (count > 0)}
+        put(state.extra, sel, mix(self.collaboration(end["h"], end["v"]), heads) if self.combine else heads)
+        return state
+
+    def serve(self, p):
+        return select(p, self.task.names)

@@ -1,0 +1,100 @@
+"""GPFL: a conditional valve makes of every feature a generic one, tied to global class embeddings, and a personal one to classify.
+
+Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated Learning",
+ICCV 2023, arXiv:2308.10279.
+
+    z = f(x);  CoV(z, u) = ReLU(z (gamma(u) + 1) + beta(u))           `valve`, "cov.*"; gamma, beta: Linear, ReLU, LayerNorm
+    scores = head_i(CoV(z, p_i))                                      `logits`; only the head stays with the client
+    L = CE(scores, y) + CE(cos(CoV(z, g), E), y) + lambda ||CoV(z, g) - E^_y|| + mu / 2 (||E||^2 + ||CoV||^2)
+    g = mean_c E_c,  p_i = sum_c (n_ic / n_i) E_c                     `conditions` of the next round; 0 in round 0
+    base, E ("gce"), CoV <- means over i, weights n_i                 the default `upload`; E^: E as received
+
+The norm is over the whole batch, not squared. The head is the last linear layer, whatever head_depth says.
+
+Differs from the paper
+1. g and p_i are made from the embeddings that the client itself trained last, as in the authors' code; as I recollect the paper, from
+   those just received: condition="global".
+Differs from the authors' code
+1. A client that was not sampled keeps its g and p_i (there, all clients receive all every round).
+2. The label shares n_ic / n_i are of all training samples (PFLlib: without the last, dropped batch).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pfl_core.methods.base import Method
+from pfl_core.methods.fedcp import FC
+from pfl_core.stacked import prefixed, unprefixed
+
+
+@dataclass(frozen=True, eq=False)
+class GPFL(Method):
+    """Generic and personal features from one valve, the generic ones tied to trainable class embeddings (Zhang et al., 2023)."""
+
+    name = "gpfl"
+    lam: float = 0.01  # lambda, pull of generic features to E^ (authors' script: CNN; ResNet-18: 1e-4); 0 is none
+    mu: float = 0.1  # weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none
+    condition: str = "own"  # g and p_i from the "own" embeddings trained last, or from the "global" ones received
+
+    def check(self):
+        if min(self.lam, self.mu) < 0 or self.condition not in ("own", "global"):
+            got = f"lam={self.lam}, mu={self.mu}, condition={self.condition!r}"
+            raise ValueError(f"gpfl: got {got}; allowed are lam >= 0, mu >= 0 and condition 'own' or 'global'")
+
+    def is_shared(self, name):
+        return name not in FC
+
+    def init(self):
+        state, t = super().init(), self.task
+        classes, size = t.initial["fc.weight"].shape
+        with t.seeded("gpfl"):
+            branch = lambda: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))  # noqa: E731
+            cov = nn.ModuleDict({"gamma": branch(), "beta": branch()})
+            gce = torch.randn(classes, size)
+        state.server |= prefixed("cov.", dict(cov.to(t.device, t.dtype).state_dict())) | {
+            "gce": gce.to(t.device, t.dtype)
+        }
+        names = ("generic", "personal", "next.generic", "next.personal")
+        state.clients |= {n: torch.zeros(t.K, size, dtype=t.dtype, device=t.device) for n in names}
+        return state
+
+    def conditions(self, gce, sel):
+        """g and p_i (S, F) of clients sel from embeddings (S, C, F)."""
+        share = self.task.label_counts[sel] / self.task.n[sel][:, None]
+        return {"generic": gce.mean(1), "personal": torch.einsum("sc,scf->sf", share.to(gce.dtype), gce)}
+
+    def begin(self, state, sel, sent=None):
+        p = super().begin(state, sel, sent)
+        own = self.condition == "own" or not state.round
+        return p | (unprefixed("next.", p) if own else self.conditions(p["gce"], sel))
+
+    def valve(self, p, z, condition):
+        """CoV(z, u) of ONE client: features z (B, F), condition u (F,) -> (B, F)."""
+
+        def branch(name):
+            q = unprefixed(f"cov.{name}.", p)
+            h = F.relu(F.linear(condition, q["0.weight"], q["0.bias"]))
+            return F.layer_norm(h, h.shape, q["2.weight"], q["2.bias"])
+
+        return F.relu(z * (branch("gamma") + 1) + branch("beta"))
+
+    def logits(self, p, x):
+        return self.task.classify(p, self.valve(p, self.task.features(p, x), p["personal"]))
+
+    def loss(self, p, anchor, batch):
+        z = self.task.features(p, batch.x)
+        scores = self.task.classify(p, self.valve(p, z, p["personal"]))
+        generic = self.valve(p, z, p["generic"])
+        cosines = F.linear(F.normalize(generic), F.normalize(p["gce"]))
+        apart = ((generic - anchor["gce"][batch.y]).square().sum() + 1e-12).sqrt()
+        decay = sum(v.square().sum() for n, v in p.items() if n == "gce" or n.startswith("cov."))
+        fit = F.cross_entropy(scores, batch.y) + F.cross_entropy(cosines, batch.y)
+        return fit + self.lam * apart + self.mu / 2 * decay
+
+    def local(self, c, start):
+        trained = [n for n in start if n in self.task.parameters or n == "gce" or n.startswith("cov.")]
+        end = c.train(self.loss, start, only=trained)
+        return end | prefixed("next.", self.conditions(end["gce"], c.sel))

@@ -1,0 +1,443 @@
+"""FedCP, FedPAC, GPFL: their parts by hand, gradients against autograd, limits, and the identities they reduce to."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+from test_methods import assert_same, setup
+
+from pfl_core.engine import Engine
+from pfl_core.methods.fedcp import FC, mmd
+from pfl_core.methods.fedpac import simplex_qp
+from pfl_core.stacked import expand, select
+
+EVERYONE = torch.arange(4)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def context(method, fed, cfg, state, sel=EVERYONE):
+    return Engine(method, fed, cfg, "threads", 1).context(state, sel, state.round)
+
+
+@torch.no_grad()
+def one_round(method, fed, cfg, state, sel=EVERYONE):
+    """The state after one round of clients `sel`, as the round loop makes it; and what left the clients' training."""
+    start = method.begin(state, sel, method.download(state, sel))
+    end = method.local(context(method, fed, cfg, state, sel), start)
+    up = {n: v for n, v in end.items() if n not in state.clients}
+    state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+    for n, v in end.items():
+        if n in state.clients:
+            state.clients[n][sel] = v
+    state.round += 1
+    return state, end
+
+
+def client(p, k=0):
+    return {n: v[k] for n, v in p.items()}
+
+
+def batch_of(fed, k=0, b=6):
+    from pfl_core.methods.base import Batch
+
+    return Batch(*fed.batch(torch.as_tensor(fed.index["train"][k][:b])))
+
+
+@pytest.mark.parametrize("name", ["fedcp", "fedpac", "gpfl"])
+def test_order_of_clients_does_not_matter(name):
+    states = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        method, fed, cfg = setup(name)
+        state = method.init()
+        for _ in range(2):
+            state, _ = one_round(method, fed, cfg, state, torch.tensor(order))
+        states.append(state)
+    assert_same(*states, exact=False)
+
+
+BAD = {
+    "fedcp": [dict(lam=-1.0)],
+    "fedpac": [dict(lam=-1.0), dict(head_epochs=-1), dict(cut=1.0)],
+    "gpfl": [dict(lam=-1.0), dict(mu=-0.1), dict(condition="mine")],
+}
+
+
+@pytest.mark.parametrize("name, args", [(n, a) for n, all_args in BAD.items() for a in all_args])
+def test_illegal_values_are_named(name, args):
+    with pytest.raises(ValueError, match=f"{name}.*{next(iter(args))}.*allowed"):
+        setup(name, args=args)
+
+
+@pytest.mark.parametrize("name", ["fedcp", "fedpac", "gpfl"])
+def test_traffic_is_that_of_the_formula(name):
+    method, fed, cfg = setup(name)
+    state = method.init()
+    sent = method.download(state, EVERYONE[:3])
+    _, end = one_round(method, fed, cfg, state)
+    up = {n: v for n, v in end.items() if n not in state.clients and n not in method.task.buffers}
+    classes, size = method.task.initial["fc.weight"].shape
+    whole = sum(method.task.initial[n].numel() for n in method.task.parameters)
+    head, square = (size + 1) * classes, 2 * size**2 + 6 * size
+    down = {"fedcp": whole + square, "fedpac": whole + classes * size, "gpfl": whole - head + classes * size + square}
+    extra = {"fedcp": 0, "fedpac": classes * size + classes + 1, "gpfl": 0}
+    assert method.traffic(state, EVERYONE[:3], sent, up) == (3 * down[name], 3 * (down[name] + extra[name]))
+
+
+# -- FedCP -----------------------------------------------------------------------------------------------------------------
+
+
+def test_mmd():
+    x, y = randn(5, 4), randn(5, 4, seed=1) + 1
+    widths = (10.0, 15.0, 20.0, 50.0)
+    kernel = lambda a, b: sum(math.exp(-float(((a - b) ** 2).sum()) / (2 * w)) for w in widths)  # noqa: E731
+    want = sum(kernel(a, b) for a in x for b in x) + sum(kernel(a, b) for a in y for b in y)
+    want -= 2 * sum(kernel(a, b) for a in x for b in y)
+    assert float(mmd(x, y)) == pytest.approx(want / 25, rel=1e-9)
+    assert abs(float(mmd(x, x))) < 1e-15 and float(mmd(x, y)) > 0
+    weight = lambda a, b: sum(math.exp(-float(((a - b) ** 2).sum()) / (2 * w)) / w for w in widths)  # noqa: E731
+    by_hand = torch.stack(
+        [2 / 25 * (sum(weight(a, b) * (a - b) for b in y) - sum(weight(a, b) * (a - b) for b in x)) for a in x]
+    )
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(mmd(leaf, y), leaf)[0], by_hand)
+    torch.testing.assert_close(mmd(x + 100, y + 100), mmd(x, y))
+
+
+def fedcp(**args):
+    method, fed, cfg = setup("fedcp", args=args)
+    p = client(method.begin(method.init(), EVERYONE))
+    return method, fed, cfg, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+
+
+def test_fedcp_gate_is_the_softmax_of_two_halves():
+    method, _, _, p = fedcp()
+    (size,) = method.noise
+    z = randn(7, size).abs()
+    c = p["context"] / p["context"].norm()
+    h = F.layer_norm((z * c) @ p["cpn.0.weight"].T + p["cpn.0.bias"], [2 * size], p["cpn.1.weight"], p["cpn.1.bias"])
+    h = F.relu(h).reshape(7, 2, size)
+    r, s = h.softmax(1).unbind(1)
+    torch.testing.assert_close(method.gate(p, z), r)
+    torch.testing.assert_close(method.gate(p, z) + s, torch.ones(7, size).double())
+    want = (r * z) @ p["fc.weight"].T + p["fc.bias"] + (s * z) @ p["global.fc.weight"].T + p["global.fc.bias"]
+    torch.testing.assert_close(method.heads(p, z), want)
+    same = p | {"global." + n: p[n] for n in FC}  # h_i = h_g: the gate has no say
+    torch.testing.assert_close(method.heads(same, z), z @ p["fc.weight"].T + 2 * p["fc.bias"])
+    assert torch.isfinite(method.gate(p | {"context": torch.zeros(size).double()}, z)).all()
+
+
+def test_fedcp_noise_is_the_difference_of_two_gumbels():
+    method, _, _, p = fedcp()
+    (size,) = method.noise
+    z, g = randn(1, size).abs().expand(4000, size), torch.Generator().manual_seed(1)
+    uniform = lambda: torch.rand(4000, size, generator=g, dtype=torch.float64)  # noqa: E731
+    gumbel = -torch.log(-torch.log(uniform())) + torch.log(-torch.log(uniform()))
+    plain = method.gate(p, z)
+    want = torch.sigmoid(torch.logit(plain) + gumbel)
+    got = method.gate(p, z, uniform())
+    for q in (0.1, 0.25, 0.5, 0.75, 0.9):
+        torch.testing.assert_close(got.quantile(q, 0), want.quantile(q, 0), rtol=0, atol=0.05)
+    assert torch.isfinite(method.gate(p, z[:2], torch.tensor([[0.0], [1.0]]).double().expand(2, size))).all()
+
+
+def test_fedcp_freezes_the_global_parts():
+    method, fed, cfg = setup("fedcp")
+    state, _ = one_round(method, fed, cfg, method.init())
+    before = {n: v.clone() for n, v in state.server.items()}
+    start = method.begin(state, EVERYONE)
+    with torch.no_grad():
+        end = method.local(context(method, fed, cfg, state), start)
+    for n in FC:
+        assert torch.equal(end["global." + n], expand(before, 4)["global." + n])
+        torch.testing.assert_close(end["sent." + n], (end[n] + before["global." + n]) / 2)
+    assert torch.equal(end["context"], start["fc.weight"].sum(1)) and not torch.equal(
+        end["fc.weight"], start["fc.weight"]
+    )
+    assert_same(before, state.server)
+    new = method.upload(state, EVERYONE, start, end, fed.n.double()).server
+    share = (fed.n / fed.n.sum()).double()
+    for n in FC:
+        mixed = torch.einsum("s,s...->...", share, (end[n] + before["global." + n]) / 2)
+        torch.testing.assert_close(new["global." + n], mixed)
+    for n in ("conv1.weight", "cpn.0.weight", "cpn.1.bias"):
+        torch.testing.assert_close(new[n], torch.einsum("s,s...->...", share, end[n]))
+
+
+def test_fedcp_received_base_matters_through_the_mmd_alone():
+    grads = {}
+    for lam in (0.0, 5.0):
+        method, fed, _, p = fedcp(lam=lam)
+        batch = batch_of(fed)._replace(noise=torch.full((6, *method.noise), 0.5).double())
+        for other in (0.0, 0.2):
+            anchor = {n: v + other if v.is_floating_point() else v for n, v in p.items()}
+            leaf = p["fc1.weight"].clone().requires_grad_()
+            loss = method.loss(p | {"fc1.weight": leaf}, anchor, batch)
+            grads[lam, other] = torch.autograd.grad(loss, leaf)[0]
+    assert torch.equal(grads[0.0, 0.0], grads[0.0, 0.2])
+    assert not torch.allclose(grads[5.0, 0.0], grads[5.0, 0.2])
+
+
+def test_fedcp_context_is_random_first_and_the_heads_row_sum_later():
+    method, fed, cfg = setup("fedcp")
+    state = method.init()
+    first = method.begin(state, EVERYONE)["context"]
+    assert first.min() >= 0 and first.max() < 1 and len(first.unique()) == first.numel()
+    state, _ = one_round(method, fed, cfg, state, EVERYONE[:2])
+    torch.testing.assert_close(method.begin(state, EVERYONE)["context"], state.clients["fc.weight"].sum(1))
+    assert torch.equal(state.clients["fc.weight"][2:], expand(method.task.initial, 2)["fc.weight"])  # idle
+
+
+# -- FedPAC ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 9])
+@pytest.mark.parametrize("variance", [1.0, 1e-3, 1e-6])
+def test_simplex_qp_agrees_with_scipy(m, variance):
+    h = randn(m, 8, seed=m)
+    d = h[:, None] - h
+    q = torch.einsum("ijd,ikd->ijk", d, d) + variance * torch.diag(randn(m, seed=1).abs())
+    a = simplex_qp(q)
+    assert (a >= 0).all() and torch.allclose(a.sum(1), torch.ones(m).double())
+    grad = torch.einsum("bij,bj->bi", q, a)
+    trace = q.diagonal(dim1=1, dim2=2).sum(1)
+    assert (((grad * a).sum(1) - grad.min(1).values) / trace).max() < 1e-10  # duality gap
+    for qi, ai in zip(q.numpy() / variance, a.numpy(), strict=True):
+        value = lambda x, qi=qi: x @ qi @ x  # noqa: E731
+        slope = lambda x, qi=qi: 2 * qi @ x  # noqa: E731
+        whole = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: x * 0 + 1}
+        kw = dict(
+            method="SLSQP", jac=slope, bounds=[(0, 1)] * m, constraints=whole, options=dict(maxiter=500, ftol=1e-14)
+        )
+        best = minimize(value, ai * 0 + 1 / m, **kw)
+        assert value(ai) <= best.fun * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_simplex_qp_of_any_semidefinite_matrix(seed):
+    x = randn(12, 12, 1 + seed % 12, seed=seed) * 10.0 ** (seed % 5 - 2)
+    q = x @ x.transpose(1, 2)  # of rank 1 to 12
+    a = simplex_qp(q)
+    grad = torch.einsum("bij,bj->bi", q, a)
+    assert (a >= 0).all() and torch.allclose(a.sum(1), torch.ones(12).double())
+    assert (((grad * a).sum(1) - grad.min(1).values) / q.diagonal(dim1=1, dim2=2).sum(1)).max() < 1e-9
+
+
+def fedpac(**args):
+    method, fed, cfg = setup("fedpac", args=args)
+    return method, fed, cfg, method.init()
+
+
+def test_fedpac_head_weights():
+    method, *_ = fedpac(cut=0.0)
+    v = torch.tensor([1.0, 2.0, 4.0, 8.0]).double()
+    alike = method.collaboration(randn(1, 3, 5).expand(4, 3, 5), v)
+    torch.testing.assert_close(alike, (1 / v / (1 / v).sum()).expand(4, 4), rtol=1e-6, atol=1e-9)
+    apart = method.collaboration(1e3 * randn(4, 3, 5), v)
+    torch.testing.assert_close(apart, torch.eye(4).double(), rtol=0, atol=1e-4)
+    assert method.collaboration(randn(1, 3, 5), v[:1]).item() == 1.0
+    single = method.collaboration(randn(4, 3, 5), torch.zeros(4).double())  # V = 0: clients of one sample
+    torch.testing.assert_close(single, torch.eye(4).double(), rtol=0, atol=1e-6)
+    h, v = 0.1 * randn(4, 3, 5), 0.01 * v
+    a = method.collaboration(h, v)
+    for i in range(4):
+        d = (h[i] - h).flatten(1)
+        q = d @ d.T + torch.diag(v)
+        assert q[i, i] == v[i] and torch.linalg.eigvalsh(q).min() > 0
+        grad = q @ a[i]
+        assert float(a[i] @ grad - grad.min()) < 1e-9
+    cut, *_ = fedpac(cut=0.3)
+    b = cut.collaboration(h, v)
+    assert ((b == 0) | (b > 0.3)).all() and (b == 0).any() and torch.allclose(b.sum(1), torch.ones(4).double())
+    torch.testing.assert_close(b, a * (a >= 0.3) / (a * (a >= 0.3)).sum(1, keepdim=True))
+
+
+def by_class(method, fed, p, k):
+    """Class means (C, F), counts (C,), and the mean squared norm of client k's features, by loops."""
+    x, y = fed.batch(torch.as_tensor(fed.index["train"][k]))
+    z = method.task.features(p, x, training=False)
+    means = torch.stack([z[y == c].mean(0) if (y == c).any() else z[0] * 0 for c in range(3)])
+    return means, torch.bincount(y, minlength=3), z.square().sum(1).mean(), z, y
+
+
+def test_fedpac_statistics_and_prototypes():
+    method, fed, cfg, state = fedpac()
+    state, _ = one_round(method, fed, cfg, state)
+    old, seen = state.server["proto"].clone(), state.server["seen"].clone()
+    received = method.begin(state, EVERYONE)
+    state, end = one_round(method, fed, cfg, state)
+    assert seen.all()
+    total, counts = torch.zeros_like(old), torch.zeros(3)
+    for k in range(4):
+        means, n, square, z, y = by_class(method, fed, client(received, k), k)
+        share = n / n.sum()
+        torch.testing.assert_close(end["h"][k], share[:, None] * means)
+        # the paper's variance, class by class: mean squared norm less that of pi_c mu_c
+        trace = sum(
+            share[c] * z[y == c].square().sum(1).mean() - share[c] ** 2 * means[c].square().sum()
+            for c in range(3)
+            if n[c]
+        )
+        torch.testing.assert_close(end["v"][k], trace / n.sum())
+        assert end["v"][k] >= 0
+        means, n, *_ = by_class(method, fed, client(end, k), k)  # by the trained base
+        total, counts = total + n[:, None] * means, counts + n
+    torch.testing.assert_close(state.server["proto"], total / counts[:, None])
+
+
+def test_fedpac_keeps_the_prototype_of_a_class_that_nobody_holds():
+    method, fed, cfg, state = fedpac()
+    state, _ = one_round(method, fed, cfg, state, torch.tensor([3]))  # one client, one class
+    assert state.server["seen"].tolist() == [False, True, False]
+    state, _ = one_round(method, fed, cfg, state)
+    old = state.server["proto"].clone()
+    assert state.server["seen"].all()
+    state, _ = one_round(method, fed, cfg, state, torch.tensor([3]))
+    changed = (state.server["proto"] != old).any(1)
+    assert changed.tolist() == [False, True, False] and state.server["seen"].all()
+
+
+def test_fedpac_aligns_to_prototypes_or_to_own_means():
+    method, fed, cfg = setup("fedpac", steps=1, epochs=0, lr=0.1, args=dict(head_epochs=0, lam=3.0))
+    state = method.init()
+    state.round = 1
+    state.server["proto"], state.server["seen"][0] = randn(*state.server["proto"].shape), True
+    start = method.begin(state, EVERYONE)
+    with torch.no_grad():
+        end = method.local(context(method, fed, cfg, state), start)
+    for k in range(4):
+        x, y = fed.batch(torch.as_tensor(fed.plan(k, 1, batch=6, steps=1)[0, 0]))
+        p = client(select(start, method.task.names), k)
+        target = by_class(method, fed, p, k)[0].index_copy(0, torch.tensor([0]), state.server["proto"][:1])
+        p = {n: v.clone() for n, v in p.items()}
+        p["fc1.weight"].requires_grad_()
+        z = method.task.features(p, x, training=True)
+        loss = F.cross_entropy(method.task.classify(p, z), y) + 3.0 * ((z - target[y]) ** 2).sum() / z.numel()
+        (grad,) = torch.autograd.grad(loss, p["fc1.weight"])
+        torch.testing.assert_close(end["fc1.weight"][k], start["fc1.weight"][k] - 0.1 * grad, rtol=1e-9, atol=1e-12)
+        assert torch.equal(end["fc.weight"][k], start["fc.weight"][k])
+
+
+@pytest.mark.parametrize("sel, args", [(EVERYONE, dict(combine=False)), (EVERYONE[:1], {})], ids=["apart", "alone"])
+def test_fedpac_without_its_two_ideas_is_fedrep(sel, args):  # R12
+    method, fed, cfg, state = fedpac(lam=0.0, **args)
+    rep, *_ = setup("fedrep", args=dict(head_epochs=1))
+    other = rep.init()
+    for _ in range(3):
+        state, _ = one_round(method, fed, cfg, state, sel)
+        other, _ = one_round(rep, fed, cfg, other, sel)
+    assert_same(select(state.server, other.server), other.server)
+    assert_same(state.clients | state.extra, other.clients)
+
+
+def test_fedpac_combines_heads_by_default():
+    method, fed, cfg, state = fedpac()
+    state, end = one_round(method, fed, cfg, state)
+    a = method.collaboration(end["h"], end["v"])
+    assert (a.diagonal() < 0.999).any() and torch.allclose(a.sum(1), torch.ones(4).double())
+    for n in FC:
+        torch.testing.assert_close(state.extra[n], torch.einsum("ij,j...->i...", a, end[n]))
+    before = {n: v.clone() for n, v in state.extra.items()}
+    state, _ = one_round(method, fed, cfg, state, EVERYONE[:2])
+    assert all(torch.equal(state.extra[n][2:], v[2:]) for n, v in before.items())  # idle clients' heads
+
+
+# -- GPFL ------------------------------------------------------------------------------------------------------------------
+
+
+def gpfl(**args):
+    method, fed, cfg = setup("gpfl", args=args)
+    p = client(method.begin(method.init(), EVERYONE))
+    return method, fed, cfg, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+
+
+def by_hand(p, z, condition):
+    out = {}
+    for name in ("gamma", "beta"):
+        h = (p[f"cov.{name}.0.weight"] @ condition + p[f"cov.{name}.0.bias"]).clamp_min(0)
+        h = (h - h.mean()) / (h.var(unbiased=False) + 1e-5).sqrt()
+        out[name] = h * p[f"cov.{name}.2.weight"] + p[f"cov.{name}.2.bias"]
+    return (z * (out["gamma"] + 1) + out["beta"]).clamp_min(0)
+
+
+def test_gpfl_valve_and_loss():
+    method, fed, _, p = gpfl(lam=0.7, mu=0.4)
+    batch, frozen = batch_of(fed), randn(*p["gce"].shape, seed=5)
+    z = method.task.features(p, batch.x, training=False)
+    torch.testing.assert_close(method.valve(p, z, p["personal"]), by_hand(p, z, p["personal"]))
+    scores = by_hand(p, z, p["personal"]) @ p["fc.weight"].T + p["fc.bias"]
+    torch.testing.assert_close(method.logits(p, batch.x), scores)
+    generic = by_hand(p, z, p["generic"])
+    unit = lambda v: v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)  # noqa: E731
+    want = F.cross_entropy(scores, batch.y) + F.cross_entropy(unit(generic) @ unit(p["gce"]).T, batch.y)
+    want += 0.7 * torch.linalg.matrix_norm(generic - frozen[batch.y])
+    decayed = [v for n, v in p.items() if n == "gce" or n.startswith("cov.")]
+    assert len(decayed) == 9
+    want += 0.2 * sum((v**2).sum() for v in decayed)
+    torch.testing.assert_close(method.loss(p, {"gce": frozen}, batch), want)
+
+
+def test_gpfl_gradient_is_finite_where_generic_features_meet_their_class():
+    method, fed, _, p = gpfl()
+    batch = batch_of(fed)
+    dead = p | {n: v * 0 for n, v in p.items() if n.startswith("cov.beta")} | {"conv1.weight": p["conv1.weight"] * 0}
+    dead |= {n: v * 0 - 1 for n, v in p.items() if n in ("fc2.bias", "fc2.weight")}  # all features are 0
+    leaves = {n: v.clone().requires_grad_() for n, v in dead.items() if n not in method.task.buffers}
+    loss = method.loss(dead | leaves, {"gce": torch.zeros_like(p["gce"])}, batch)
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    assert all(torch.isfinite(g).all() for g in grads if g is not None)
+
+
+def test_gpfl_serves_the_personal_route():
+    method, fed, _, p = gpfl()
+    batch = batch_of(fed)
+    other = p | {"gce": randn(*p["gce"].shape, seed=3), "generic": p["generic"] + 1}
+    assert torch.equal(method.logits(p, batch.x), method.logits(other, batch.x))
+    leaves = [p[n].clone().requires_grad_() for n in ("gce", "fc.weight")]
+    scores = method.logits(p | dict(zip(("gce", "fc.weight"), leaves, strict=True)), batch.x)
+    gce, head = torch.autograd.grad(scores.sum(), leaves, allow_unused=True, materialize_grads=True)
+    assert not gce.any() and head.any()  # of the task's own loss, E learns nothing
+
+
+@pytest.mark.parametrize("condition", ["own", "global"])
+def test_gpfl_conditions(condition):
+    method, fed, cfg = setup("gpfl", args=dict(condition=condition))
+    state = method.init()
+    first = method.begin(state, EVERYONE)
+    assert not first["generic"].any() and not first["personal"].any()
+    state, end = one_round(method, fed, cfg, state)
+    assert not end["personal"].any()  # what the round was trained with
+    start = method.begin(state, EVERYONE)
+    gce = end["gce"] if condition == "own" else state.server["gce"].expand(4, -1, -1)
+    for k in range(4):
+        share = fed.label_counts[k] / fed.n[k]
+        torch.testing.assert_close(start["generic"][k], gce[k].mean(0))
+        torch.testing.assert_close(start["personal"][k], sum(share[c] * gce[k, c] for c in range(3)))
+
+
+def test_gpfl_of_equal_label_shares_has_one_route():
+    method, fed, cfg = setup("gpfl")
+    method.task.label_counts = torch.full((4, 3), 2)
+    method.task.n = torch.full((4,), 6)
+    c = method.conditions(randn(4, 3, 7), EVERYONE)
+    torch.testing.assert_close(c["generic"], c["personal"])
+
+
+def test_gpfl_trains_and_averages_its_modules():
+    method, fed, cfg = setup("gpfl")
+    state = method.init()
+    before = {n: v.clone() for n, v in state.server.items()}
+    start = method.begin(state, EVERYONE)
+    with torch.no_grad():
+        end = method.local(context(method, fed, cfg, state), start)
+    assert_same(before, state.server)  # E as received stays what the clients are pulled to
+    new = method.upload(state, EVERYONE, start, end, fed.n.double()).server
+    share = (fed.n / fed.n.sum()).double()
+    assert {"gce", "cov.gamma.0.weight", "cov.beta.2.bias", "conv1.weight"} <= new.keys() and FC[0] not in new
+    for n in new:
+        assert "conv" in n or not torch.equal(new[n], before[n]), n
+        torch.testing.assert_close(new[n], torch.einsum("s,s...->...", share, end[n]))

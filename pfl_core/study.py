@@ -125,6 +125,8 @@ class Study:
 
     def figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "") -> None:
         """Save a figure with its numbers below runs/ and show it; the caption names profile, data, seeds and `said`."""
+        from IPython.display import Image, display
+
         used = ", ".join(sorted(set(frame.get("dataset", pd.Series([self.label])))))
         seeds = frame.seed.nunique() if "seed" in frame else 1
         title = re.sub(r"^fig(\d+)$", r"Figure \1", name).capitalize()
@@ -132,7 +134,7 @@ class Study:
             fig, f"{title}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip()
         )
         plots.save(fig, frame, self.folder / name)
-        plt.show()
+        display(Image(data=plots.compact(fig)))
         plt.close(fig)
 
     def curves(

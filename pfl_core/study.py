@@ -181,8 +181,8 @@ class Study:
 
     @property
     def raters(self) -> str:
-        """What a figure over FLICKR-AES must say when synthetic raters stand in for it."""
-        return "" if self.data("flickr_aes") == "flickr_aes" else "Synthetic raters, not FLICKR-AES."
+        """What the title of a figure over FLICKR-AES must say when synthetic raters stand in for it."""
+        return "" if self.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
 
     def pick(self, paper: Any, *, quick: Any, smoke: Any = None) -> Any:
         """The value for this notebook's profile: `quick` on the embedded data only; smoke takes quick's where it has none."""

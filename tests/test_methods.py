@@ -19,7 +19,11 @@ CFG |= dict(rounds=3, participation=1.0, eval_every=1, eval_after=True, seed=0, 
 ARGS: dict[str, dict] = {  # hyper-parameters that a tiny federation needs
     "pfedhn": {"lr": 0.1}
 }
-EXCEPT: dict[tuple[str, str], str] = {}  # (method, check): why the check does not apply
+OWN_DRAW = "what a client starts from (embedding, hypernetwork) or its noise is drawn by its id"
+# (method, check): why the check does not apply
+EXCEPT: dict[tuple[str, str], str] = {
+    (m, "relabelled"): OWN_DRAW for m in ("fedcp", "pfedhn", "pfedhn_pc", "pfedla", "heurpfedla")
+}
 OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
 
 
@@ -89,7 +93,7 @@ def test_documented(name):
 @pytest.mark.parametrize("name", OURS)
 def test_executors_agree(name):
     if applies(name, "executors"):
-        (_, a), (_, b) = (rounds(name, executor=x) for x in ("threads", "batched"))
+        (_, a), (_, b) = (rounds(name, executor=x, participation=0.75) for x in ("threads", "batched"))
         assert_same(a, b, exact=False)
 
 
@@ -191,3 +195,31 @@ def test_learns(name):
     n = sum(len(i) for i in fed.index["test"])
     best = max(float(history.evals[f"{w}/test/correct"][-1].sum()) / n for w in ("before", "after"))
     assert best > 0.6, f"{name}: {100 * best:.0f} % on data that are easy"
+
+
+ORDER = [2, 0, 3, 1]
+
+
+def relabelled(fed):
+    """The same clients under other ids: client k here is client ORDER[k] there, with its data and its random draws."""
+    other, plan = copy.copy(fed), fed.plan
+    other.index = {s: [lists[k] for k in ORDER] for s, lists in fed.index.items()}
+    other.n, other.label_counts = fed.n[ORDER], fed.label_counts[ORDER]
+    other.plan = lambda k, *a, **kw: plan(ORDER[k], *a, **kw)
+    return other
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_relabelled_clients_get_the_same_models(name):
+    if not applies(name, "relabelled"):
+        return
+    fed = federation()
+    served = []
+    for f in (fed, relabelled(fed)):
+        method, f, cfg = setup(name, fed=f)
+        cfg.rounds = 2
+        served.append(simulate(method, f, cfg, workers=2)[2])
+    for n in method.task.parameters:
+        torch.testing.assert_close(
+            served[0][n][ORDER], served[1][n], rtol=1e-7, atol=1e-9, msg=lambda m, n=n: f"{n}: {m}"
+        )

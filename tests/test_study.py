@@ -118,7 +118,7 @@ def test_embedded_data_stand_in_for_the_papers(profile):
     assert served["cifar100"] == served["tiny_imagenet"] == "digits100"
     assert served["flickr_aes"] == "raters_digits100" and served["omniglot"] is None is served["ag_news"]
     assert s.data("digits") == "digits" and s.data("emnist") is None
-    assert s.raters == "Synthetic raters, not FLICKR-AES."
+    assert s.raters == ", synthetic raters"
 
 
 def test_the_paper_profile_takes_the_papers_data():

@@ -149,3 +149,11 @@ def test_registry_refuses_a_taken_name_and_lists():
 
     assert METHODS["fedavg"] is FedAvg
     assert list_methods()["local"].startswith("Every client trains alone")
+
+
+def test_a_method_without_a_docstring_is_listed():
+    class Plain(Method):
+        name = "plain_for_test"
+
+    assert list_methods()["plain_for_test"] == "(its class has no docstring)"
+    METHODS.pop("plain_for_test")

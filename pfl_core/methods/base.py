@@ -267,7 +267,8 @@ class Method:
 
 def list_methods() -> dict[str, str]:
     """{key: the first sentence of its docstring} of every registered method."""
-    return {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in sorted(METHODS.items())}
+    first = lambda doc: (doc or "").strip().partition("\n")[0] or "(its class has no docstring)"  # noqa: E731
+    return {name: first(cls.__doc__) for name, cls in sorted(METHODS.items())}
 
 
 def make_method(name: str, **hyper: Any) -> Method:

@@ -14,7 +14,7 @@ v_i is taken when a round begins; before round 1 it is drawn from U(0, 1). The h
 Differs from the authors' code
 1. The policy's Gumbel noise is drawn in training only, so that evaluation repeats (there it is drawn in evaluation too). Only the
    difference of the two halves' noises matters, which is logistic: one draw a feature.
-2. f_g runs on running BatchNorm statistics (there on the batch's, and its own drift).
+2. f_g runs on the batch's BatchNorm statistics as f_i does, but leaves the running ones alone (there they drift).
 3. Who is served, sampled or not, has the last base, phi, h_g and its v_i (there, the last base alone).
 """
 
@@ -44,7 +44,9 @@ class FedCP(Method):
     """Features gated, sample by sample, between a personal and a global head (Zhang et al., 2023)."""
 
     name = "fedcp"
-    lam: float = 5.0  # lambda, weight of the MMD (authors' script for the 4-layer CNN); 0 leaves the base free
+    lam: float = (
+        1.0  # lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves the base free
+    )
 
     @property
     def noise(self):
@@ -88,7 +90,10 @@ class FedCP(Method):
     def loss(self, p, anchor, batch):
         z = self.task.features(p, batch.x)
         fit = F.cross_entropy(self.heads(p, z, batch.noise), batch.y)
-        return fit + self.lam * mmd(z, self.task.features(anchor, batch.x, training=False)) if self.lam else fit
+        if not self.lam:
+            return fit
+        frozen = anchor | {n: p[n].clone() for n in self.task.buffers}  # copies, for BatchNorm writes into them
+        return fit + self.lam * mmd(z, self.task.features(frozen, batch.x))
 
     def local(self, c, start):
         trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]

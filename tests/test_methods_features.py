@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from test_methods import assert_same, setup
 
 from pfl_core.engine import Engine
+from pfl_core.methods.base import Batch
 from pfl_core.methods.fedcp import FC, mmd
 from pfl_core.methods.fedpac import simplex_qp
 from pfl_core.stacked import expand, select
@@ -43,8 +44,6 @@ def client(p, k=0):
 
 
 def batch_of(fed, k=0, b=6):
-    from pfl_core.methods.base import Batch
-
     return Batch(*fed.batch(torch.as_tensor(fed.index["train"][k][:b])))
 
 

@@ -10,7 +10,7 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 Only c_i is uploaded, and nothing is averaged. p_i is not confined to the simplex. BatchNorm statistics stay with their client.
 
 Differs from the paper
-1. The own core moves within the round, all others stay as downloaded; every client downloads all of them.
+1. Every client downloads all cores; the paper allows for fewer, keeping old copies of the others.
 Differs from the authors' code
 1. eta_c is K lr without momentum (there 0.01 with 0.9), as in PFLlib: it makes up for p_ii near 1 / K.
 2. The pull to p_0 is halved, as in the paper.

@@ -1,7 +1,7 @@
 """CFL: FedAvg inside clusters, which are halved while their members pull in different directions.
 
 Sattler, Mueller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
-Constraints", IEEE TNNLS 2020, arXiv:1910.01991, Algorithms 1 and 2.
+Constraints", IEEE TNNLS 2020, arXiv:1910.01991.
 
     Delta_i = theta_i - theta_c                                    what client i learned from the model of its cluster c
     split c if ||mean_i Delta_i|| < eps1 and max_i ||Delta_i|| > eps2
@@ -10,10 +10,10 @@ Constraints", IEEE TNNLS 2020, arXiv:1910.01991, Algorithms 1 and 2.
 
 Differs from the paper
 1. eps1 and eps2 scale with rate, steps and size of the model, so the defaults are relative (ours): the mean update is small below
-   half of the cluster's median update norm, and updates are large above a tenth of the largest one of the first round. On the
-   case study of FedAGHN (5 groups of 4) over digits this finds the groups.
-2. Complete linkage and uniform means, as in all codes. As I recollect the paper, it merges the most similar pairs (single linkage,
-   which minimises the largest similarity between the parts) and weighs by samples: linkage="single", weighting="samples".
+   half of the cluster's median update norm, and updates are large above a tenth of the largest one of the first round.
+   FedAGHN's case study (5 groups of 4) over digits: the groups were found by single linkage; by complete linkage one fell in two.
+2. Complete linkage and uniform means, as in all codes. The paper (a recollection) merges the most similar pairs, which is single
+   linkage and minimises the largest similarity between the parts, and weighs by samples: linkage="single", weighting="samples".
 3. With partial participation a cluster is split only in a round in which all its members took part.
 Differs from the authors' code
 1. Later splits keep client ids (there, positions inside a cluster are taken for ids).

@@ -1,6 +1,6 @@
 """FedAMP and HeurFedAMP: every client is pulled to its own mix of all clients' models, in which similar models weigh more.
 
-Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, arXiv:2007.03797, Algorithm 1.
+Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, arXiv:2007.03797.
 
     u_i   = sum_j xi_ij w_j                                                    `download`, "cloud.*"; w_j: last upload of client j
     xi_ij = (alpha / sigma) exp(-||w_i - w_j||^2 / sigma),                     FedAMP, j != i; alpha = share sigma / (K - 1)
@@ -12,12 +12,12 @@ Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
 Models mean trainable parameters; BatchNorm statistics stay with their client. No sample weights.
 
 Differs from the paper
-1. rho is given itself, for alpha spans orders of magnitude, and sigma is c times the round's median of ||w_i - w_j||^2 (ours): a
-   fixed sigma ends as Local, since distances grow.
+1. rho is given itself, for alpha spans orders of magnitude, and sigma is c times the round's median of ||w_i - w_j||^2 (ours);
+   with a fixed sigma FedAMP tends to Local, as distances grow.
 2. Attention is over the last models of all clients that ever took part; the pull is off in round 0.
 3. HeurFedAMP: cosines of w_i - w_0, as in pFedGraph's code; raw models share their start, so that all cosines are near 1.
-4. zeta is 1 / K; the paper's, as I recollect it, is 1 / (clients of the same distribution + 1).
-Differs from PFLlib's code (the authors released none)
+4. zeta is 1 / K; the paper's (a recollection) is 1 / (clients of the same distribution + 1).
+Differs from PFLlib's code
 1. There u_i is never loaded and the pull has no gradient: with its sigma = alpha = 1 it equals Local.
 """
 

@@ -11,6 +11,8 @@ arXiv:2307.01217.
 
 v_i is taken when a round begins; before round 1 it is drawn from U(0, 1). The head is the last linear layer, whatever head_depth says.
 
+Differs from the paper: none known.
+
 Differs from the authors' code
 1. The policy's Gumbel noise is drawn in training only, so that evaluation repeats (there it is drawn in evaluation too). Only the
    difference of the two halves' noises matters, which is logistic: one draw a feature.

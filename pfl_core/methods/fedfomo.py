@@ -1,6 +1,6 @@
 """FedFomo: each client moves towards those models of others that lower the loss on samples it held out.
 
-Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, arXiv:2012.08565, Sec. 3.
+Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, arXiv:2012.08565.
 
     omega_n = (L_i(b_i) - L_i(U_n)) / ||U_n - b_i||        L_i: held-out loss; b_i: `base.*`; U_n: the own model and `near.*`
     W_i     <- sum_n omega+_n U_n / sum_n omega+_n         omega+ = max(omega, 0)

@@ -1,7 +1,7 @@
 """FedPAC: features are aligned across clients class by class, and every client gets the best mix of all heads for itself.
 
 Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023,
-arXiv:2306.11867, Algorithm 1.
+arXiv:2306.11867.
 
     H_i[c] = n_ic mu_ic / n_i,  V_i = (mean ||z||^2 - ||H_i||^2) / n_i     `sums`, by the received base; mu_ic: class means
     head:  one epoch of CE;  base: CE + lambda mean (z - target_y)^2       target: c_y ("proto"), own mu_iy where unknown

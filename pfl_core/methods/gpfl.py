@@ -9,11 +9,12 @@ ICCV 2023, arXiv:2308.10279.
     g = mean_c E_c,  p_i = sum_c (n_ic / n_i) E_c                     `conditions` of the next round; 0 in round 0
     base, E ("gce"), CoV <- means over i, weights n_i                 the default `upload`; E^: E as received
 
-The norm is over the whole batch, not squared. The head is the last linear layer, whatever head_depth says.
+The norm is over the whole batch, not squared. The head is the last linear layer, whatever head_depth says. After LayerNorm the
+head's inputs have a norm near sqrt(F) for F features, so GPFL wants small rates: at F = 512, 0.05 learned badly on digits, 0.01 well.
 
 Differs from the paper
-1. g and p_i are made from the embeddings that the client itself trained last, as in the authors' code; as I recollect the paper, from
-   those just received: condition="global".
+1. g and p_i are made from the embeddings that the client itself trained last, as in the authors' code; the paper (a recollection)
+   takes those just received: condition="global".
 Differs from the authors' code
 1. A client that was not sampled keeps its g and p_i (there, all clients receive all every round).
 2. The label shares n_ic / n_i are of all training samples (PFLlib: without the last, dropped batch).

@@ -244,6 +244,10 @@ def _initial_state(
     source = run(e.init_from.but(keep_models=True), device=device, executor=executor, workers=workers, store=store)
     z = torch.load(source.folder / "models.pt", map_location=device, weights_only=True)
     if e.adopt:
+        if z["extra"] and type(method).adopt is Method.adopt:  # rows of the clients that the server knows
+            raise ValueError(
+                f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
+            )
         return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
     initial = method.task.initial
     for n in initial:

@@ -274,6 +274,9 @@ def test_new_clients_are_adopted_by_a_trained_server(store):
     assert all(torch.equal(phi[n], trained[n]) for n in phi if n != "v") and r.meta["clients"] == 3
     with pytest.raises(ValueError, match="needs init_from"):
         Experiment(**TINY, adopt=True)
+    amp = Experiment(**TINY, method="fedamp")
+    with pytest.raises(ValueError, match="fedamp keeps state for each client"):
+        run(amp.but(init_from=amp, adopt=True))
 
 
 def test_a_new_field_at_its_default_keeps_ids(store):

@@ -7,19 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core import presets, report, runs
+from pfl_core import presets, report, runs, store
 from pfl_core.experiments import Experiment
-
-VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from another row's run, at when="after"
 
 
 def experiments(
     dataset: str, methods: Iterable[str] = (), seeds: Iterable[int] = (0, 1), **changes: Any
 ) -> list[Experiment]:
     """The runs of the comparison (views have none of their own); `changes` to the common settings of `presets.COMPARISON`."""
-    wanted = list(dict.fromkeys(VIEWS.get(m, m) for m in methods)) or list(presets.COMPARED)
+    wanted = list(dict.fromkeys(report.VIEWS.get(m, m) for m in methods)) or list(presets.COMPARED)
     if unknown := [m for m in wanted if m not in presets.COMPARED]:
-        raise ValueError(f"unknown methods {unknown}; known are {', '.join([*presets.COMPARED, *VIEWS])}")
+        raise ValueError(f"unknown methods {unknown}; known are {', '.join([*presets.COMPARED, *report.VIEWS])}")
     base = Experiment(**presets.COMPARISON | {"dataset": dataset}).but(**changes)
     out = []
     for m in wanted:
@@ -39,15 +37,15 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     (mean ± sd over seeds), worst tenth of clients, traffic a client and visit, and seconds of the run."""
     out = {}
     names = list(dict.fromkeys(rows.row))
-    for v, source in VIEWS.items():
+    for v, source in report.VIEWS.items():
         if source in names:
             names.insert(names.index(source) + 1, v)
     for m in names:
-        own = rows[rows.row == VIEWS.get(m, m)]
-        main = "after" if m in VIEWS else "before"
+        own = rows[rows.row == report.VIEWS.get(m, m)]
+        main = "after" if m in report.VIEWS else "before"
         total = own[(own["mean"] == "total") & (own["round"] == own["round"].max())].groupby("metric").value.mean()
         cells = {
-            "before": "" if m in VIEWS else _cell(report.pick(own, "best_val", "before")),
+            "before": "" if m in report.VIEWS else _cell(report.pick(own, "best_val", "before")),
             "after": _cell(report.pick(own, "best_val", "after")),
             "last": _cell(report.pick(own, "last", main)),
             "worst tenth": _cell(report.pick(own, "best_val", main, metric="acc_worst10")),
@@ -68,12 +66,12 @@ def _cell(picked: pd.DataFrame) -> str:
 def run(dataset: str, **how: Any) -> pd.DataFrame:
     """Compute (or find) all runs, write runs/results/methods.quick-<dataset>.csv and the table beside it; returns the table."""
     rows = runs.sweep(experiments(dataset, **how))
-    out = runs.runs_root() / "results" / f"methods.quick-{dataset}.csv"
+    out = store.runs_root() / "results" / f"methods.quick-{dataset}.csv"
     out.parent.mkdir(parents=True, exist_ok=True)
     keep = (rows["mean"] != "pooled") & rows.metric.isin(
         ["acc_pct", "acc_worst10", "download_bytes", "upload_bytes", "client_visits"]
     )
     report.save_rows(rows[keep], out)
     shown = table(rows)
-    report.save_table(shown, runs.runs_root() / "figures" / "methods" / f"quick-{dataset}" / "comparison")
+    report.save_table(shown, store.runs_root() / "figures" / "methods" / f"quick-{dataset}" / "comparison")
     return shown

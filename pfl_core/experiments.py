@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_core import data, models
+from pfl_core import data, models, probes
 from pfl_core import partition as partitions
 from pfl_core.federation import PLANS, Federation
 from pfl_core.methods.base import Method, Task, head_models, make_method
@@ -54,7 +54,8 @@ class Experiment:
     statistics stay "local", are "average"d, or "reset". `max_samples` caps each client's train, val and test lists.
     `head_depth` layers counted from the end by `head_by` are the head. `seed` decides
     initial model, participants and batches; `init_from` starts from another experiment's end: its models, or with `adopt` its server,
-    these clients being new to it. `partition_seed` (default: seed) who holds what. `tags` label rows and are not hashed.
+    these clients being new to it. `partition_seed` (default: seed) who holds what. `record` names probes (`probes.PROBES`), whose arrays
+    the Result keeps. `tags` label rows and are not hashed.
     Raises ValueError naming the field, the value, and what is allowed.
     """
 
@@ -92,6 +93,7 @@ class Experiment:
     keep_models: bool = False
     init_from: Experiment | None = None
     adopt: bool = False
+    record: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     tags: dict = field(default_factory=dict)
 
@@ -105,7 +107,8 @@ class Experiment:
             raise ValueError(
                 "Experiment(adopt=True) needs init_from: the Experiment whose server takes these clients in"
             )
-        object.__setattr__(self, "plugins", tuple(self.plugins))
+        for name in ("plugins", "record"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if unknown := set(self.tags) - set(TAGS):
             raise ValueError(
                 f"Experiment(tags={self.tags!r}): unknown {sorted(unknown)}; allowed are {', '.join(TAGS)}"
@@ -124,7 +127,7 @@ class Experiment:
             data.check_name(self.dataset)
             partitions.check(self.partition, self.partition_args)
         models.check_name(self.model)
-        make_method(self.method, **self.method_args)
+        probes.check(self.record, make_method(self.method, **self.method_args))
 
     def but(self, **changes: Any) -> Experiment:
         """A copy with fields changed; dict-valued fields (model_args, tags, ...) are merged into the old ones."""
@@ -138,15 +141,14 @@ class Experiment:
     def plain(self) -> dict[str, Any]:
         """The hashed fields as JSON-able values."""
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tags"}
-        return out | {"plugins": list(self.plugins), "init_from": self.init_from.plain() if self.init_from else None}
+        lists = {name: list(getattr(self, name)) for name in ("plugins", "record")}
+        return out | lists | {"init_from": self.init_from.plain() if self.init_from else None}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Experiment:
         """The Experiment whose `plain()` this is."""
         source = plain.get("init_from")
-        return cls(
-            **plain | {"plugins": tuple(plain.get("plugins", ())), "init_from": source and cls.from_plain(source)}
-        )
+        return cls(**plain | {"init_from": source and cls.from_plain(source)})
 
     @functools.cached_property
     def id(self) -> str:
@@ -158,7 +160,7 @@ class Experiment:
         source = self.init_from.id_for(checksum) if self.init_from else None
         # Fields at their defaults are left out, so that a new field leaves the ids of earlier runs as they were; a default that changes
         # therefore needs a new SCHEMA.
-        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {"plugins": []}
+        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {"plugins": [], "record": []}
         key = {n: v for n, v in self.plain().items() if v != defaults[n]} | {
             "init_from": source,
             "pool": checksum,

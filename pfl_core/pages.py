@@ -16,6 +16,7 @@ import torch
 from pfl_core import compare, presets, report
 from pfl_core.experiments import Experiment, build_method, federation
 from pfl_core.methods.base import METHODS
+from pfl_core.papers import PAPERS
 from pfl_core.plots import LABELS
 from pfl_core.runs import results_folder
 from pfl_core.simulate import simulate
@@ -106,7 +107,7 @@ def results_section() -> str:
             f"{rows.seed.nunique()} seeds; best validation round, client mean of test accuracy in %):\n",
             report.markdown(compare.table(rows)) + "\n",
         ]
-    for paper in presets.ARTEFACTS:
+    for paper in PAPERS:
         for path in sorted(results_folder().glob(f"{paper}.*.csv")):
             profile, data = path.name.removeprefix(f"{paper}.").removesuffix(".csv").split("-", 1)
             claims = report.claims(paper, report.read_rows(path), profile)

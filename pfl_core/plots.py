@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -151,6 +152,120 @@ def heat(matrix: np.ndarray, ax: Axes, x: str = "Source client", y: str = "Recei
     """A heat map of `matrix`, rows downwards; kw (vmin, vmax, annot, ...) go to seaborn."""
     sns.heatmap(matrix, ax=ax, square=True, cmap="viridis", **kw)
     return _axes(ax, x, y, legend=False)
+
+
+def heats(
+    matrices: Mapping[str, np.ndarray],
+    columns: int = 4,
+    labels: Sequence[str] | None = None,
+    x: str = "Source client",
+    y: str = "Receiving client",
+    said: str = "Weight",
+    clip: float | None = None,
+    **kw,
+) -> Figure:
+    """A figure of one heat map for each titled matrix (R, C), all in one colour scale, with one bar that `said` names.
+
+    labels (R,) name the rows, and the columns where there are as many. clip: the percentile of all values at which the
+    scale ends, so that a strong diagonal leaves the rest readable. kw (vmin, vmax, annot, ...) go to `heat`.
+    ValueError without matrices, or for labels of another number than rows.
+    """
+    for title, m in matrices.items() if labels is not None else ():
+        if len(m) != len(labels):
+            raise ValueError(f"{len(labels)} labels for the {len(m)} rows of {title!r}; give one for each row")
+    values = np.concatenate([np.ravel(m) for m in matrices.values()]) if matrices else np.zeros(0)
+    side = PANEL[0] * (1 if min(columns, len(matrices)) < 3 else 0.65)
+    fig, axes = panels(len(matrices), columns, size=(side, side), sharey=False)
+    top = np.nanmax(values) if clip is None else np.nanpercentile(values, clip)
+    kw = dict(vmin=np.nanmin(values), vmax=top) | kw
+    for i, (ax, (title, m)) in enumerate(zip(axes, matrices.items(), strict=True)):
+        names = [list(labels) if labels is not None and len(labels) == n else range(n) for n in np.shape(m)]
+        every = dict(zip(("yticklabels", "xticklabels"), (-(-n // 10) for n in np.shape(m)), strict=True))
+        heat(pd.DataFrame(m, *names), ax, x, y, cbar=False, **every | kw).set_title(title)
+        ax.tick_params(labelsize=6)
+        ax.tick_params(axis="y", rotation=0)
+        if i % columns:
+            ax.set_ylabel("")
+        if i + columns < len(axes):
+            ax.set_xlabel("")
+    beyond = int(np.nanmin(values) < kw["vmin"]) + 2 * int(np.nanmax(values) > kw["vmax"])
+    ends = ("neither", "min", "max", "both")[beyond]
+    fig.colorbar(axes[0].collections[0], ax=axes, label=said, extend=ends, shrink=0.8)
+    return fig
+
+
+def layers(frame: pd.DataFrame, ax: Axes, hue: str = "row", y: str = "Value") -> Axes:
+    """Mean of `value` against `layer` in order of appearance, a line for each `hue` and, if there is that column, line style
+    for each `stage`; the band is the range over what is averaged."""
+    names, order = (list(dict.fromkeys(frame[c])) for c in (hue, "layer"))
+    shown = frame.assign(**{hue: frame[hue].map(label), "layer": pd.Categorical(frame.layer, order)})
+    how = dict(hue=hue, palette={label(n): c for n, c in colours(names).items()}, style=hue, errorbar=("pi", 100))
+    how["dashes"] = {label(n): d for n, d in dashes(names).items()}
+    if "stage" in frame and hue != "stage":
+        kinds = list(dict.fromkeys(frame.stage))
+        how |= dict(style="stage", dashes=dict(zip(kinds, itertools.cycle(_LINES))))
+    marks = dict(markers=dict.fromkeys(how["dashes"], "o"), markersize=4, markeredgewidth=0)
+    sns.lineplot(shown, x="layer", y="value", ax=ax, **marks, **how)
+    for handle, text in zip(*ax.get_legend_handles_labels(), strict=True) if how["style"] != hue else ():
+        handle.set(marker="", label="_" if text in (hue, "stage") else text)  # dashes show; seaborn's headings go
+    ax.tick_params(axis="x", rotation=30)
+    return _axes(ax, "", y)
+
+
+def points(
+    frame: pd.DataFrame,
+    ax: Axes,
+    x: str = "x",
+    y: str = "y",
+    hue: str | None = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    line: bool = False,
+) -> Axes:
+    """Column y against column x, a dot for each row, coloured by `hue`; with `line`, a least-squares line for each of its values."""
+    frame = frame.dropna(subset=[x, y])
+    groups = frame.groupby(hue, sort=False) if hue else [(None, frame)]
+    names = list(dict.fromkeys(frame[hue])) if hue else [None]
+    palette, lines = (colours(names), dashes(names)) if hue else ({None: _CB[0]}, {None: ""})
+    for name, part in groups:
+        ax.scatter(part[x], part[y], s=14, color=palette[name], alpha=0.7, lw=0, label=label(name) if hue else None)
+        if line and part[x].nunique() > 1:  # else there is no slope
+            ends = np.array([part[x].min(), part[x].max()], dtype=float)
+            fit = np.polyval(np.polyfit(part[x], part[y], 1), ends)
+            ax.plot(ends, fit, color=palette[name], lw=1.2, ls=(0, lines[name]) if lines[name] else "-")
+    return _axes(ax, xlabel or x, ylabel or y)
+
+
+def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
+    """Points x, y of an embedding, coloured by `group`, with four shapes in turn; up to 20 groups are named beside the axes."""
+    names = list(dict.fromkeys(frame.group))
+    shades = colours(names).values() if len(names) <= 10 else sns.husl_palette(len(names), l=0.6)
+    for name, colour, shape in zip(names, shades, itertools.cycle("os^D")):
+        part = frame[frame.group == name]
+        ax.scatter(part.x, part.y, s=16, color=colour, marker=shape, edgecolor="0.2", lw=0.3, label=str(name))
+    ax.set(xticks=[], yticks=[])
+    ax.set_aspect("equal", adjustable="datalim")
+    _axes(ax, "t-SNE 1", "t-SNE 2", legend=False)
+    if len(names) <= 20:
+        how = dict(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=6, handletextpad=0)
+        ax.legend(ncols=1 + (len(names) > 10), columnspacing=0.5, **how)
+    return ax
+
+
+def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
+    """What the paper reports (grey) and what came out here (in colour), joined, a line for each `row` from the top; a row's
+    `reported` and `reproduced` numbers (%) are averaged, NaN leaves a dot out."""
+    mean = frame.groupby("row", sort=False)[["reported", "reproduced"]].mean()
+    for i, (name, colour) in enumerate(colours(list(mean.index)).items()):
+        ax.plot(mean.loc[name], [i, i], color="0.75", lw=1, zorder=1)
+        ax.scatter(mean.reproduced[name], i, s=22, color=colour, lw=0)
+        ax.scatter(mean.reported[name], i, s=30, fc="none", ec="0.45", label=None if i else "Reported")
+    ax.scatter([], [], s=22, color="k", lw=0, label="Reproduced")
+    ax.set_yticks(range(len(mean)), [label(n) for n in mean.index])
+    ax.set_ylim(len(mean) - 0.5, -0.5)
+    ax.grid(axis="x", lw=0.4, color="0.9")
+    ax.set_axisbelow(True)
+    return _axes(ax, "Test accuracy (%)", "")
 
 
 def note(fig: Figure, text: str) -> Figure:

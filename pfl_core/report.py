@@ -1,151 +1,196 @@
-"""Rows made readable: tables, claims with verdicts, and what is published to results/ and figures/."""
+"""Published numbers beside ours: tables with verdicts, claims, and what is published to results/ and figures/."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from pfl_core.runs import ROW_COLUMNS, results_folder, runs_root
+from pfl_core import papers
+from pfl_core.analysis import SELECT, paired, pick, summary
+from pfl_core.store import ROW_COLUMNS, results_folder, runs_root
 
-SELECT = ("last", "last10", "best_val", "best_test")
+__all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
+VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from another row's run, at when="after"
 
 
-def pick(
-    rows: pd.DataFrame, select: str = "last", when: str = "before", mean: str = "client", metric: str = "acc_pct"
+# -- published beside reproduced -----------------------------------------------------------------------------------------
+
+
+def published(paper: str) -> pd.DataFrame:
+    """Every number that a paper prints: table, row, column, metric, value, std, note. ValueError for a paper without tables."""
+    file = resources.files("pfl_core") / "published" / f"{paper}.csv"
+    if not file.is_file():
+        raise ValueError(f"no published numbers for {paper!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
+    with file.open(encoding="utf-8") as f:
+        return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
+
+
+def reproduced(rows: pd.DataFrame, paper: str, metric: str = "acc_pct", **how: str) -> pd.DataFrame:
+    """One number a run as the paper reports it (its REPORT and WHEN, or `how`), views added; as `analysis.pick` returns them."""
+    module, parts = papers.paper(paper), []
+    for name in dict.fromkeys(rows.row):
+        own = rows[rows.row == name]
+        if metric != "acc_pct":  # computed from finished runs: `Study.derive`
+            parts.append(own[(own["mean"] == "derived") & (own.metric == metric)])
+            continue
+        rule = module.REPORT | {"when": module.WHEN.get(name, module.REPORT["when"])} | how
+        parts.append(pick(own, **rule))
+        for view in [v for v, source in VIEWS.items() if source == name and "when" not in how]:
+            parts.append(pick(own, **rule | {"when": "after"}).assign(row=view))
+    return pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
+
+
+def compare(
+    rows: pd.DataFrame, paper: str, table: str, *, metric: str = "acc_pct", own: str = "", **how: str
 ) -> pd.DataFrame:
-    """One number a run: `metric` on the test split by a named rule; adds nothing, drops all other rows.
+    """Every published cell of a table beside what `rows` give: a line a row and column.
 
-    select: "last" round, mean of the "last10" evaluations, round of "best_val" (first best), or "best_test" (optimistic: test data choose).
-    Raises ValueError for another rule, and for "best_val" where a run has no validation data.
+    rows: those of the table's runs, labelled as the published rows and columns are; own: the row that orderings are taken to (default the
+    paper's own method); how: select, when, mean in place of the paper's. Columns: row, column, reported, reported_sd, reproduced, sd, n,
+    difference, ordering ("kept", "changed": sign of the difference to `own` in this column), verdict, profile, dataset. Rows of ours that
+    the paper does not have stand at the end of their column. Verdicts are of architecture.md 6's kind: see `verdict`.
     """
-    if select not in SELECT:
-        raise ValueError(f"select={select!r} is unknown; use one of {', '.join(SELECT)}")
-    series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)]
-    series = series.sort_values("round", kind="stable", ignore_index=True)
-    test, val = series[series.split == "test"], series[series.split == "val"]
-    keys = ["run", "paper", "artefact", "row", "column"]
-    if select == "last10":
-        tail = test.groupby(keys, sort=False).tail(10)
-        means = tail.groupby(keys, sort=False).value.transform("mean")
-        return tail.assign(value=means).groupby(keys, sort=False).tail(1)
-    if select == "last":
-        return test.groupby(keys, sort=False).tail(1)
-    chooser = val if select == "best_val" else test
-    if len(blind := test[~test.run.isin(chooser.run)]):
-        names = ", ".join(dict.fromkeys(blind.row))
-        raise ValueError(f"select='best_val' needs validation data, and these rows have none: {names}; use 'last'")
-    best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
-    return test.merge(best[[*keys, "round"]], on=[*keys, "round"])
+    said = published(paper)
+    said = said[(said.table == table) & (said.metric == metric)]
+    if said.empty:
+        raise ValueError(f"{paper} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
+    ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
+    own = own or papers.paper(paper).OWN
+    stats = ours.groupby(["column", "row"], sort=False).agg(
+        reproduced=("value", "mean"),
+        sd=("value", "std"),
+        n=("value", "size"),
+        profile=("profile", "first"),
+        dataset=("dataset", "first"),
+    )
+    cells = said.set_index(["column", "row"])[["value", "std"]].set_axis(["reported", "reported_sd"], axis=1)
+    columns = list(dict.fromkeys([*said.column, *ours.column]))
+    order = [(c, r) for c in columns for r in dict.fromkeys([*said.row, *ours[ours.column == c].row])]
+    both = cells.join(stats, how="outer").reindex([k for k in order if k in cells.index or k in stats.index])
+    both["difference"] = both.reproduced - both.reported
+    both["ordering"] = [_ordering(both, c, r, own) for c, r in both.index]
+    both["verdict"] = [verdict(v) for v in both.itertuples()]
+    return both.reset_index().fillna({"profile": "", "dataset": "", "n": 0}).astype({"n": int})
 
 
-def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") -> pd.DataFrame:
-    """Mean (and sd over n seeds, ddof 1) of picked numbers as text, a row x column table."""
+def _ordering(both: pd.DataFrame, column: str, row: str, own: str) -> str:
+    # A row against the paper's own; the own row against the best of the others.
+    c = both.loc[column].dropna(subset=["reported", "reproduced"])
+    if row not in c.index or own not in c.index or len(c) < 2:
+        return ""
+    rest = c.drop(index=own)
+    signs = []
+    for v in ("reported", "reproduced"):
+        other = rest[v].max() if row == own else c.loc[row, v]
+        signs.append(c.loc[own, v] > other)
+    return "kept" if signs[0] == signs[1] else "changed"
 
-    def cell(v: pd.Series) -> str:
-        return f"{v.mean():.2f}" + (f" ± {v.std(ddof=1):.2f}" if len(v) > 1 else "")
 
-    order = [list(dict.fromkeys(picked[c])) for c in (rows, columns)]
-    table = picked.groupby([rows, columns], sort=False).value.agg(cell).unstack(columns)
-    return table.reindex(index=order[0], columns=order[1]).fillna("not run")
+def verdict(cell: Any) -> str:
+    """The verdict of one compared cell (reported, reported_sd, reproduced, sd, difference, ordering, profile).
+
+    reproduced: |difference| <= max(1 point, 2 x the larger sd); else "ordering kept" or "not reproduced". Only runs at profile paper are
+    judged: others are "not run at paper scale".
+    """
+    if pd.isna(cell.reproduced):
+        return "not run"
+    if pd.isna(cell.reported):
+        return "no published number"
+    if cell.profile != "paper":
+        return "not run at paper scale"
+    spread = max([s for s in (cell.sd, cell.reported_sd) if not pd.isna(s)], default=0.0)
+    if abs(cell.difference) <= max(1.0, 2 * spread):
+        return "reproduced"
+    return "ordering kept" if cell.ordering == "kept" else "not reproduced"
+
+
+def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
+    """`compare`'s lines as a table to read, a row a method: columns that were run show reported, reproduced, difference and ordering (at
+    profile paper the verdict, too; "last" where compared has that), and stand first; the others show what the paper reports."""
+
+    def cell(v: float, sd: float = float("nan"), sign: str = "") -> str:
+        return "" if pd.isna(v) else f"{v:{sign}.{digits}f}" + ("" if pd.isna(sd) else f" ± {sd:.{digits}f}")
+
+    ran = set(compared[compared.reproduced.notna()].column)
+    names = sorted(dict.fromkeys(compared.column), key=lambda c: c not in ran)
+    out = {}
+    for column in names:
+        c = compared[compared.column == column].set_index("row")
+        out[column, "reported"] = {r: cell(v.reported, v.reported_sd) for r, v in c.iterrows()}
+        if column not in ran:
+            continue
+        out[column, "reproduced"] = {r: cell(v.reproduced, v.sd) or "not run" for r, v in c.iterrows()}
+        if "last" in c:
+            out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
+        out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
+        for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
+            out[column, text] = dict(c[text])
+    return pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+
+
+def standing(
+    rows: pd.DataFrame,
+    paper: str,
+    table: str,
+    clients: pd.DataFrame,
+    own: str = "",
+    column: str | None = None,
+    **how: str,
+) -> pd.DataFrame:
+    """Ranks in one column, reported beside reproduced, and the paper's own row against each other one, client by client.
+
+    clients: test accuracy of every client of every run at the round that is reported: row, seed, client, acc_pct. p is of Wilcoxon's signed
+    ranks over clients and seeds: clients of one seed are not independent, so it says less than as many seeds would.
+    """
+    compared = compare(rows, paper, table, own=own, **how).dropna(subset=["reproduced"])
+    column = column or compared.column.iloc[0]
+    c = compared[compared.column == column].set_index("row")
+    own = own or papers.paper(paper).OWN
+    wide_clients = clients[clients.column == column].pivot_table(
+        index=["seed", "client"], columns="row", values="acc_pct"
+    )
+    tests = {
+        r: paired(*wide_clients[[own, r]].dropna().to_numpy().T)
+        for r in c.index
+        if r != own and r in wide_clients and own in wide_clients
+    }
+    out = pd.DataFrame(
+        {
+            "rank reported": c.reported.rank(ascending=False),
+            "rank reproduced": c.reproduced.where(c.reported.notna()).rank(ascending=False),
+            f"{own} ahead by": pd.Series({r: t["difference"] for r, t in tests.items()}, dtype=float).round(2),
+            "share of clients": pd.Series({r: t["better"] for r, t in tests.items()}, dtype=float).round(2),
+            "p": pd.Series({r: t["p"] for r, t in tests.items()}, dtype=float).round(4),
+        }
+    )
+    return out.reindex(c.index).sort_values("rank reported")
 
 
 # -- claims --------------------------------------------------------------------------------------------------------------
 
 
-class Claim(NamedTuple):
-    """What a paper says; `needs` the artefact it is judged on; `judge(rows) -> (what we measured, whether it holds)`."""
+def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
+    """The paper's claims with the deciding number and a verdict: columns says, artefact, measured, verdict, profile.
 
-    says: str
-    needs: str
-    judge: Callable[[pd.DataFrame], tuple[str, bool]]
-
-
-def _mean(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct") -> float:
-    got = pick(rows[(rows.row == row) & (rows.column == column)], metric=metric)
-    if not len(got):
-        raise LookupError(f"{row} / {column}")
-    return float(got.value.mean())
-
-
-def _gap(rows: pd.DataFrame, column: str, a: str = "fedper", b: str = "fedavg") -> float:
-    return _mean(rows, a, column) - _mean(rows, b, column)
-
-
-def _fedper_heterogeneous(rows: pd.DataFrame) -> tuple[str, bool]:
-    gaps = {c: _gap(rows, c) for c in rows.column.unique() if c.endswith("k=4")}
-    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gaps.items()), all(g > 1 for g in gaps.values())
-
-
-def _fedper_shrinks(rows: pd.DataFrame) -> tuple[str, bool]:
-    nets = dict.fromkeys(c.split(",")[0] for c in rows.column.unique() if c.endswith("k=10"))
-    pairs = {n: (_gap(rows, f"{n}, k=4"), _gap(rows, f"{n}, k=10")) for n in nets}
-    return ", ".join(f"{n}: {a:+.1f} at k=4, {b:+.1f} at k=10" for n, (a, b) in pairs.items()), all(
-        a > b for a, b in pairs.values()
-    )
-
-
-def _fedper_spread(rows: pd.DataFrame) -> tuple[str, bool]:
-    c = next(iter(rows.column.unique()))
-    a, b = (_mean(rows, m, c, "acc_sd") for m in ("fedper", "fedavg"))
-    return f"sd over clients {a:.1f} (FedPer), {b:.1f} (FedAvg)", a < b
-
-
-def _fedper_depth(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for net in rows.column.unique():
-        acc = {r: _mean(rows, r, net) for r in rows[rows.column == net].row.unique()}
-        span = max(acc.values()) - min(acc.values())
-        out.append(f"{net}: {min(acc.values()):.1f} to {max(acc.values()):.1f}")
-        good &= span < 5
-    return ", ".join(out), good
-
-
-def _fedper_linear(rows: pd.DataFrame) -> tuple[str, bool]:
-    pairs = {c: (_mean(rows, "original", c), _mean(rows, "linear base", c)) for c in rows.column.unique()}
-    return ", ".join(f"{c}: {a:.1f} original, {b:.1f} linear" for c, (a, b) in pairs.items()), all(
-        a > b for a, b in pairs.values()
-    )
-
-
-def _fedper_finetune(rows: pd.DataFrame) -> tuple[str, bool]:
-    pairs = {c: (_mean(rows, "fedper", c), _mean(rows, "fedper + fine-tuning", c)) for c in rows.column.unique()}
-    return ", ".join(f"{c}: {a:.1f} without, {b:.1f} with" for c, (a, b) in pairs.items()), all(
-        abs(a - b) < 3 for a, b in pairs.values()
-    )
-
-
-CLAIMS: dict[str, list[Claim]] = {
-    "fedper": [
-        Claim(
-            "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)",
-            "fig2",
-            _fedper_heterogeneous,
-        ),
-        Claim("The gap shrinks as the data become alike (k from 4 to 10, Fig. 2)", "fig2", _fedper_shrinks),
-        Claim("Clients' accuracies vary less under FedPer than under FedAvg (Fig. 3)", "fig3", _fedper_spread),
-        Claim(
-            "How many layers are personal matters little as long as the classifier is (Fig. 4: within 5 points)",
-            "fig4",
-            _fedper_depth,
-        ),
-        Claim("The federated base earns its keep: better than a linear base (Figs. 5, 6)", "fig5", _fedper_linear),
-        Claim(
-            "Fine-tuning the personal layers first changes little (App. A.3, Fig. 15: within 3 points)",
-            "fig15",
-            _fedper_finetune,
-        ),
-    ]
-}
-
-
-def claims(paper: str, rows: pd.DataFrame, profile: str) -> pd.DataFrame:
-    """The paper's claims with the deciding number here and a verdict: columns says, artefact, measured, verdict, profile."""
+    rows: those of a notebook with its derived numbers, of one profile; without them, every committed result of the paper is judged (and
+    a column names its data).
+    """
+    if rows is None:
+        out = []
+        for path in sorted(results_folder().glob(f"{paper}.*.csv")):
+            profile, data = path.stem.removeprefix(f"{paper}.").split("-", 1)
+            out.append(claims(paper, read_rows(path), profile).assign(data=data))
+        return (
+            pd.concat(out, ignore_index=True)
+            if out
+            else pd.DataFrame(columns=["says", "artefact", "measured", "verdict"])
+        )
     out = []
-    for c in CLAIMS[paper]:
+    for c in papers.paper(paper).CLAIMS:
         own = rows[rows.artefact == c.needs]
         try:
             measured, holds = c.judge(own) if len(own) else ("", None)
@@ -175,6 +220,7 @@ def save_rows(rows: pd.DataFrame, path: Path) -> None:
 def save_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as path.csv, path.md and path.tex (booktabs)."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    frame = frame.set_axis([": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1)
     frame.to_csv(path.with_suffix(".csv"))
     path.with_suffix(".md").write_text(markdown(frame) + "\n")
     path.with_suffix(".tex").write_text(latex(frame))
@@ -226,8 +272,10 @@ def publish(paper: str) -> list[Path]:
             continue
         target = home / "results" / source.name
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, target)
-        done.append(target)
+        for s in (".csv", ".npz"):
+            if source.with_suffix(s).exists():
+                shutil.copyfile(source.with_suffix(s), target.with_suffix(s))
+                done.append(target.with_suffix(s))
         folder = runs_root() / "figures" / paper / source.name.removeprefix(f"{paper}.").removesuffix(".csv")
         for f in sorted(folder.glob("*")):
             out = home / "figures" / paper / folder.name / f.name

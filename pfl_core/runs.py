@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import platform
 import shutil
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,126 +18,25 @@ import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock, Timeout
-from torch import nn
 
-from pfl_core import models
+from pfl_core import probes
 from pfl_core.engine import EXECUTORS
-from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation, vocabulary
+from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
 from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, State
 from pfl_core.progress import Progress
 from pfl_core.simulate import Diverged, History, final_models, simulate
+from pfl_core.store import (
+    ROW_COLUMNS,
+    Result,
+    committed_arrays,
+    load_result,
+    make_folder,
+    results_folder,
+    runs_root,
+    set_aside,
+)
 from pfl_core.version import __version__
-
-# -- the store -----------------------------------------------------------------------------------------------------------
-
-
-def runs_root() -> Path:
-    """Where runs are kept: $PFL_RUNS, else runs/ beside the checked-out package, else runs/ below the current folder."""
-    if os.environ.get("PFL_RUNS"):
-        return Path(os.environ["PFL_RUNS"])
-    checkout = Path(__file__).resolve().parent.parent
-    return (checkout if (checkout / "pyproject.toml").exists() else Path.cwd()) / "runs"
-
-
-def results_folder() -> Path:
-    """Where committed rows are: results/ beside the checked-out package."""
-    return Path(__file__).resolve().parent.parent / "results"
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished (or failed) run: `history` rows, `clients` per-client rows, `arrays`, and what it ran on in `meta`."""
-
-    experiment: Experiment
-    meta: dict[str, Any]
-    history: pd.DataFrame
-    arrays: dict[str, np.ndarray]
-    folder: Path | None = None
-
-    @property
-    def id(self) -> str:
-        """The run's id."""
-        return self.meta["id"]
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run reached its last round."""
-        return self.meta["status"] == "done"
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """The history in the one long form of the project, one number a row."""
-        e, m = self.experiment, self.meta
-        head = {"run": self.id} | {t: e.tags.get(t, "") for t in TAGS[:4]}
-        head |= dict(
-            method=e.method,
-            dataset=e.dataset,
-            partition=e.partition,
-            model=e.model,
-            seed=e.seed,
-            profile=e.tags.get("profile", ""),
-        )
-        tail = dict(
-            n_clients=m["clients"],
-            device=m["device"],
-            executor=m["executor"],
-            revision=m["revision"],
-            version=m["version"],
-        )
-        return self.history.assign(**head, **tail, wall_s=round(m["wall_s"], 2))[ROW_COLUMNS]
-
-    @property
-    def clients(self) -> pd.DataFrame:
-        """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
-        rounds, frames = self.arrays["rounds"], []
-        for key in self.arrays:
-            if key.endswith("/correct"):
-                when, split, _ = key.split("/")
-                n = self.arrays[f"n/{split}"]
-                with np.errstate(invalid="ignore"):
-                    acc = 100 * self.arrays[key] / n
-                r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
-                part = dict(
-                    round=r.ravel(),
-                    when=when,
-                    split=split,
-                    client=k.ravel(),
-                    acc_pct=acc.ravel(),
-                    n=np.tile(n, len(rounds)),
-                )
-                frames.append(pd.DataFrame(part))
-        return pd.concat(frames, ignore_index=True)
-
-    def model(self, client: int) -> nn.Module:
-        """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
-        if self.folder is None or not (self.folder / "models.pt").exists():
-            raise ValueError(f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)")
-        if not 0 <= client < self.meta["clients"]:
-            raise ValueError(f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}")
-        e = self.experiment
-        z = torch.load(self.folder / "models.pt", weights_only=True)
-        net = models.build(
-            e.model, tuple(self.meta["input_shape"]), self.meta["classes"], **vocabulary(e) | e.model_args
-        )
-        net.to(getattr(torch, e.dtype)).load_state_dict({n: v[client] for n, v in z["models"].items()})
-        return net.eval()
-
-    def save(self, client: int, path: str | Path) -> None:
-        """Write client `client`'s personal model as a state_dict (torch.save); needs keep_models=True."""
-        torch.save(self.model(client).state_dict(), path)
-
-    def __repr__(self) -> str:
-        e, acc = self.experiment, self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
-        last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
-        what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
-        return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
-
-
-ROW_COLUMNS = (
-    "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
-    "n_clients device executor revision version wall_s"
-).split()
 
 
 def run(
@@ -168,7 +64,7 @@ def run(
         )
     run_id = e.id_for(fed.hash) if fed is not None else e.id
     store = store or runs_root() / "store"
-    _make_folder(store)
+    make_folder(store)
     folder = store / run_id
     found = load_result(folder, e)
     if found:
@@ -182,7 +78,7 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     method = build_method(e, fed)
     state = _initial_state(e, method, store, device, executor, workers)
     work = folder.with_suffix(".part")
-    _make_folder(work)
+    make_folder(work)
     checkpoint = work / "checkpoint.pt"
     _drop_damaged(checkpoint)
     used = _recorded_executor(work, executor, device)
@@ -197,7 +93,15 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
             step = lambda r, h: (bar.update(r - bar.done), watch(r, h))[1]  # noqa: E731
             out = simulate(
-                method, fed, e, executor=used, workers=workers, state=state, checkpoint=checkpoint, on_round=step
+                method,
+                fed,
+                e,
+                executor=used,
+                workers=workers,
+                state=state,
+                checkpoint=checkpoint,
+                on_round=step,
+                record=probes.recorder(e.record),
             )
         final, history, before, after = out
     except Diverged as error:
@@ -223,6 +127,7 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     )
     arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
     arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
+    arrays |= probes.stacked(history.probes)
     arrays |= {f"n/{s}": np.array([len(i) for i in fed.index[s]]) for s in ("train", "val", "test")}
     if e.keep_models and final is not None:
         _save_models(work / "models.pt", final, before, method)
@@ -304,40 +209,13 @@ def _history_frame(h: History, fed: Federation, arrays: dict[str, np.ndarray], m
     return pd.concat(out, ignore_index=True)[["round", "when", "split", "mean", "metric", "value"]]
 
 
-def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
-    """The finished run in `folder`, None if there is none; a damaged one is set aside with a message. `e` brings its tags."""
-    if not folder.is_dir():
-        return None
-    try:
-        z = json.loads((folder / "experiment.json").read_text())
-        history = pd.read_csv(folder / "history.csv", keep_default_na=False)
-        history["value"] = pd.to_numeric(history["value"])
-        with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
-            arrays = {k: a[k] for k in a.files}
-        if z["meta"]["schema"] != SCHEMA or len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
-            raise ValueError("schema or rounds do not fit")
-        return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        _set_aside(folder, error)
-        return None
-
-
-def _set_aside(path: Path, error: Exception | str) -> None:
-    for i in itertools.count():
-        away = path.with_name(f"{path.name}.damaged{i or ''}")
-        if not away.exists():
-            break
-    os.replace(path, away)
-    print(f"{path.name} could not be read ({error!r:.80}); set aside as {away.name}, computing again")
-
-
 def _drop_damaged(checkpoint: Path) -> None:
     if not checkpoint.exists():
         return
     try:
         torch.load(checkpoint, map_location="cpu", weights_only=True)["round"]
     except Exception as error:  # any unreadable file: torch raises many types for it
-        _set_aside(checkpoint, error)
+        set_aside(checkpoint, error)
 
 
 def _recorded_executor(work: Path, executor: str, device: str) -> str:
@@ -348,15 +226,6 @@ def _recorded_executor(work: Path, executor: str, device: str) -> str:
     chosen = executor if executor != "auto" else ("threads" if device == "cpu" else "batched")
     note.write_text(chosen)
     return chosen
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot make the folder {path} ({error.strerror}); set PFL_RUNS to a folder that can be written"
-        ) from None
 
 
 def pick_device(device: str) -> str:
@@ -391,7 +260,8 @@ def sweep(
     committed = {} if recompute else _committed()
     missing = {}
     for e in experiments:
-        if e.id not in committed or (store / e.id).is_dir():
+        kept = e.id in committed and (not e.record or e.id in committed_arrays())
+        if not kept or (store / e.id).is_dir():
             missing.setdefault(e.id, e)
     with Progress(len(missing), "runs") as bar:
         done = {}
@@ -457,6 +327,7 @@ def _committed_at(stamp: tuple) -> dict[str, pd.DataFrame]:
     if not frames:
         return {}
     rows = pd.concat(frames, ignore_index=True).assign(value=lambda f: pd.to_numeric(f.value))
+    rows = rows[rows["mean"] != "derived"]  # what a notebook computed from finished runs
     # A run that several artefacts share is stored once for each; its numbers are the same.
     return {
         i: g[(g.artefact == g.artefact.iloc[0]) & (g.row == g.row.iloc[0]) & (g.column == g.column.iloc[0])]

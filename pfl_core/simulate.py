@@ -38,6 +38,7 @@ class History:
     upload: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    probes: Params = field(default_factory=dict)  # what `record` measured: "weights/10/conv1"
 
     def add(self, key: str, value: np.ndarray) -> None:
         """Append one (K,) array under "when/split/metric"."""
@@ -65,19 +66,21 @@ def simulate(
     state: State | None = None,
     checkpoint: Path | None = None,
     on_round: Callable[[int, History], bool | None] | None = None,
+    record: Callable[..., None] | None = None,
 ) -> tuple[State, History, Params, Params]:
     """Run cfg.rounds rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
 
     cfg: fields of an Experiment (rounds, participation, eval_every, eval_after, seed and the training fields of `Engine`). `checkpoint` is
     a file written at most once a minute and resumed from if it is there. `on_round(round, history)` is told of each round; True stops
-    after writing the checkpoint. Raises Diverged when parameters stop being finite, Interrupted when stopped.
+    after writing the checkpoint. `record(engine, state, before, after, history, best, last)` sees the models of every evaluated round.
+    Raises Diverged when parameters stop being finite, Interrupted when stopped.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     engine = Engine(method, fed, cfg, executor, workers)
     try:
         with torch.no_grad():
-            return _loop(engine, cfg, state or method.init(), checkpoint, on_round)
+            return _loop(engine, cfg, state or method.init(), checkpoint, on_round, record)
     finally:
         engine.close()
         torch.set_num_threads(threads)
@@ -87,7 +90,9 @@ class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
 
 
-def _loop(engine: Engine, cfg: Any, state: State, checkpoint: Path | None, on_round: Callable | None):
+def _loop(
+    engine: Engine, cfg: Any, state: State, checkpoint: Path | None, on_round: Callable | None, record: Callable | None
+):
     method, fed = engine.method, engine.fed
     everyone = torch.arange(fed.K, device=fed.device)
     history, moved, spent = History(), [0.0, 0.0, 0.0], 0.0
@@ -117,6 +122,8 @@ def _loop(engine: Engine, cfg: Any, state: State, checkpoint: Path | None, on_ro
             for series, value in zip((history.download, history.upload, history.steps), moved, strict=True):
                 series.append(value)
             history.wall.append(spent + time.monotonic() - clock)
+            if record:
+                record(engine, state, before, after, history, _is_best(history, fed), last)
         stop = bool(on_round and on_round(r, history))
         if last:
             return state, history, before, after
@@ -160,6 +167,14 @@ def _record(engine: Engine, history: History, when: str, models: Params) -> None
         got = engine.evaluate(models, split)
         for metric in ("correct", "loss"):
             history.add(f"{when}/{split}/{metric}", got[metric])
+
+
+def _is_best(history: History, fed: Federation) -> bool:
+    # Whether the latest evaluation is better than all before: client mean on validation data, without any on test data.
+    split = "val" if any(map(len, fed.index["val"])) else "test"
+    n = torch.tensor([len(i) for i in fed.index[split]])
+    score = (torch.stack(history.evals[f"before/{split}/correct"])[:, n > 0] / n[n > 0]).mean(1)
+    return bool((score[-1] > score[:-1]).all())
 
 
 def _check_finite(end: Params, method: Method, sel: Tensor, r: int) -> None:

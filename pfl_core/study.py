@@ -7,20 +7,20 @@ import platform
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from pfl_core import data, experiments, plots, presets, report, runs
+from pfl_core import data, experiments, papers, plots, presets, probes, report, runs, store
 from pfl_core.experiments import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.version import __version__
 
 PROFILES = ("smoke", "quick", "paper")
-VIEWS = ("fedavg_ft", "fedprox_ft")  # read from another method's run, at when="after"
 STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
     "cifar10": ("digits",),
     "cifar100": ("digits100",),
@@ -32,6 +32,26 @@ STAND_INS = {  # what serves where a paper's data are not asked for: embedded fi
     "ag_news": (),
     "flickr_aes": ("raters_cifar10", "raters_digits100"),
 }
+
+
+SELECTED = {"last": "last round", "last10": "mean of the last ten evaluations", "best_val": "best validation round"}
+SELECTED["best_test"] = "best test round (optimistic: test data choose it)"
+
+
+class Probed(NamedTuple):
+    """What a probe recorded in one run: rounds (E,), values {key: (E, ...)}."""
+
+    run: str
+    row: str
+    column: str
+    seed: int
+    rounds: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def at(self, round: int | None = None) -> dict[str, np.ndarray]:
+        """{key: array} at the recorded round nearest to `round` (the later of two); default the last one."""
+        i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
+        return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
 
 
 class Study:
@@ -54,12 +74,12 @@ class Study:
         device: str = "auto",
     ):
         self.began = time.monotonic()
-        _one_of("paper", paper, presets.ARTEFACTS)
-        self.known = presets.ARTEFACTS[paper]
+        self.home = papers.paper(paper)
+        self.known = self.home.ARTEFACTS
         _one_of("profile", profile, PROFILES)
         for name, value, legal in (
             ("datasets", datasets, data.list_datasets()),
-            ("methods", methods, (*METHODS, *VIEWS)),
+            ("methods", methods, (*METHODS, *report.VIEWS)),
             ("artefacts", artefacts, self.known),
         ):
             if value is not None and not isinstance(value, list):
@@ -80,7 +100,7 @@ class Study:
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
         self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
         self.seeds = seeds or presets.seeds(profile, self.label == "digits")
-        self.folder = runs.runs_root() / "figures" / paper / f"{profile}-{self.label}"
+        self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
 
@@ -115,7 +135,7 @@ class Study:
     ) -> pd.DataFrame:
         """Rows of the grid rows x columns x seeds of changes to `base`; `seeds` keeps the first few. An empty frame if base is None."""
         if base is None:
-            return pd.DataFrame(columns=runs.ROW_COLUMNS)
+            return pd.DataFrame(columns=store.ROW_COLUMNS)
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
         cells = experiments.grid(base, rows, columns, self.seeds[:seeds])
@@ -123,15 +143,17 @@ class Study:
         self.collected.append(frame)
         return frame
 
-    def figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "") -> None:
-        """Save a figure with its numbers below runs/ and show it; the caption names profile, data, seeds and `said`."""
+    def figure(
+        self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "", rows: pd.DataFrame | None = None
+    ) -> None:
+        """Save a figure with its numbers below runs/ and show it; the caption names profile, data and seeds (of `rows`) and `said`."""
         from IPython.display import Image, display
 
-        used = ", ".join(sorted(set(frame.get("dataset", pd.Series([self.label])))))
-        seeds = frame.seed.nunique() if "seed" in frame else 1
-        title = re.sub(r"^fig(\d+)$", r"Figure \1", name).capitalize()
+        rows = frame if rows is None else rows
+        used = ", ".join(sorted(set(rows.get("dataset", pd.Series([self.label])))))
+        seeds = rows.seed.nunique() if "seed" in rows else 1
         plots.note(
-            fig, f"{title}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip()
+            fig, f"{_title(name)}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip()
         )
         plots.save(fig, frame, self.folder / name)
         display(Image(data=plots.compact(fig)))
@@ -190,6 +212,114 @@ class Study:
             return paper
         return {"paper": paper, "quick": quick, "smoke": quick if smoke is None else smoke}[self.profile]
 
+    # -- tables ----------------------------------------------------------------------------------------------------------
+
+    def compare(
+        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", **how: Any
+    ) -> pd.DataFrame:
+        """Table `table`: reported beside reproduced (see `report.compare`), saved with every cell of it; prints its caption."""
+        got = report.compare(rows, self.paper, table, own=own, metric=metric, **how)
+        rule = self.home.REPORT | how
+        if metric == "acc_pct" and rule["select"] != "last" and len(rows):
+            last = report.reproduced(rows, self.paper, **how | {"select": "last"})
+            means = last.groupby(["column", "row"]).value.mean().rename("last")
+            got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
+        name = table if metric == "acc_pct" else f"{table}.{metric}"
+        report.save_table(got, self.folder / f"{name}.cells")
+        print(self._caption(table, got, rule if metric == "acc_pct" else {}))
+        return self.table(name, report.wide(got))
+
+    def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str]) -> str:
+        ran = got[got.reproduced.notna()]
+        parts = [_title(table), f"profile {self.profile}"]
+        if len(ran):
+            parts += [f"data {', '.join(sorted(set(ran.dataset)))}", f"{ran.n.max()} seed{'s' * (ran.n.max() > 1)}"]
+        if rule:
+            when = {"before": "before local training", "after": "after local training"}[rule["when"]]
+            odd = "".join(f", {r} {w}" for r, w in self.home.WHEN.items() if r in set(ran.row))
+            parts.append(f"{SELECTED[rule['select']]}, {when}{odd}, {rule['mean']} mean")
+        if missing := [c for c in dict.fromkeys(got.column) if c not in set(ran.column)]:
+            parts.append(f"not run at {self.profile}: {'; '.join(missing)}")
+        return ". ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 2 else ", ".join(parts)
+
+    def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
+        """Test accuracy of every client at the round that is reported: row, column, seed, client, acc_pct, n."""
+        out = []
+        for v in report.reproduced(rows, self.paper, **how).itertuples():
+            a = store.arrays_of(v.run)
+            n, at = a["n/test"], list(a["rounds"]).index(v.round)
+            acc = 100 * a[f"{v.when}/test/correct"][at][n > 0] / n[n > 0]
+            ids = n.nonzero()[0]
+            out.append(pd.DataFrame(dict(row=v.row, column=v.column, seed=v.seed, client=ids, acc_pct=acc, n=n[n > 0])))
+        return (
+            pd.concat(out, ignore_index=True)
+            if out
+            else pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])
+        )
+
+    def standing(self, table: str, rows: pd.DataFrame, own: str = "", **how: Any) -> pd.DataFrame | None:
+        """Ranks reported and reproduced in the column that was run, and the own row against each other one over clients and seeds."""
+        if rows.empty:
+            return None
+        got = report.standing(rows, self.paper, table, self.clients(rows, **how), own, **how)
+        return self.table(f"{table}.standing", got)
+
+    # -- what probes recorded --------------------------------------------------------------------------------------------
+
+    def probed(self, rows: pd.DataFrame, probe: str) -> list[Probed]:
+        """What a probe recorded in each run of `rows` that has it, in the order of rows."""
+        out = []
+        for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
+            arrays = store.arrays_of(v.run)
+            if f"probe/{probe}" in arrays:
+                out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
+        return out
+
+    def derive(self, rows: pd.DataFrame, numbers: list[dict[str, Any]]) -> pd.DataFrame:
+        """Numbers computed from finished runs, as rows that are kept and judged with the others.
+
+        numbers: dicts of run, row, column, metric, value (and round): the rest is taken from that run's rows in `rows`.
+        """
+        out = []
+        for d in numbers:
+            own = rows[(rows.run == d["run"]) & (rows.row == d["row"]) & (rows.column == d["column"])]
+            blank = dict(split="", when="", mean="derived", round=own["round"].max())
+            out.append(own.iloc[0].to_dict() | blank | d)
+        frame = pd.DataFrame(out, columns=store.ROW_COLUMNS)
+        self.collected.append(frame)
+        return frame
+
+    def heats(self, name: str, matrices: dict[str, Any], rows: pd.DataFrame, said: str = "", **kw: Any) -> None:
+        """Figure `name`: heat maps of matrices {title: (R, C)} in one colour scale; `rows` are those of the runs that they are from."""
+        if not matrices:
+            return
+        long = []
+        for title, m in matrices.items():
+            i, j = np.indices(m.shape)
+            long.append(pd.DataFrame(dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())))
+        fig = plots.heats(matrices, **kw)
+        self.figure(name, fig, pd.concat(long), said, rows)
+
+    def draw(
+        self,
+        name: str,
+        frame: pd.DataFrame,
+        plot: Any,
+        rows: pd.DataFrame,
+        said: str = "",
+        columns: int = 3,
+        by: str = "column",
+        **kw: Any,
+    ) -> None:
+        """Figure `name`: plot(part of frame, ax, **kw) in a panel for each value of frame[by]; `rows` are those of the runs behind it."""
+        if frame.empty:
+            return
+        names = list(dict.fromkeys(frame[by]))
+        fig, axes = plots.panels(len(names), columns, sharey=False)
+        for ax, c in zip(axes, names, strict=True):
+            plot(frame[frame[by] == c], ax, **kw).set_title(c)
+        self.figure(name, fig, frame, said, rows)
+
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV, Markdown and LaTeX below runs/ and return it for display."""
         report.save_table(frame, self.folder / name)
@@ -198,7 +328,7 @@ class Study:
     def rows(self) -> pd.DataFrame:
         """All rows swept so far, each once."""
         kept = [f for f in self.collected if len(f)]
-        return pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=runs.ROW_COLUMNS)
+        return pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=store.ROW_COLUMNS)
 
     def claims(self) -> pd.DataFrame:
         """What the paper says, the number here that decides it, and a verdict; saved as the table `claims`."""
@@ -206,9 +336,10 @@ class Study:
 
     def finish(self) -> str:
         """Write all rows to runs/results/ and return one line on versions, device and time."""
-        out = runs.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
+        out = store.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
         out.parent.mkdir(parents=True, exist_ok=True)
         report.save_rows(self.rows(), out)
+        store.save_arrays(self.rows().run, out.with_suffix(".npz"))
         where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
         count = self.rows().run.nunique()
         return (
@@ -217,9 +348,18 @@ class Study:
         )
 
 
+def _title(name: str) -> str:
+    # "fig2" -> "Figure 2", "apptable1" -> "Appendix Table 1", "table5a" -> "Table 5a"
+    m = re.fullmatch(r"(app)?(fig|table|c)(\d*\w?)", name)
+    if not m:
+        return name.capitalize()
+    kind = {"fig": "Figure", "table": "Table", "c": "C."}[m[2]]
+    return ("Appendix " if m[1] else "") + kind + ("" if m[2] == "c" else " ") + m[3]
+
+
 def _short(path: Path) -> str:
     # Below runs/, so that no notebook holds a path of somebody's computer.
-    return str(Path("runs") / path.relative_to(runs.runs_root()))
+    return str(Path("runs") / path.relative_to(store.runs_root()))
 
 
 def _one_of(name: str, value: Any, legal: Any) -> None:

@@ -5,10 +5,12 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import data, presets, report, runs
+from pfl_core import data, presets, report, runs, store
 from pfl_core.methods.base import METHODS
+from pfl_core.papers import fedper
+from pfl_core.report import VIEWS
 from pfl_core.runs import ROW_COLUMNS
-from pfl_core.study import PROFILES, STAND_INS, VIEWS, Study
+from pfl_core.study import PROFILES, STAND_INS, Study
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
@@ -19,7 +21,7 @@ BOTH = {"fedavg": {"method": "fedavg"}, "fedper": {"method": "fedper"}}
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A project with nothing run and nothing committed."""
-    for module in (runs, report):
+    for module in (runs, report, store):
         monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "home" / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     with plt.rc_context():
@@ -55,7 +57,7 @@ WRONG = {
     "no profile": (dict(profile=None), ["profile: None is unknown"]),
     "datasets": (dict(datasets=["digits", "cifar"]), ["datasets: 'cifar' is unknown", *data.list_datasets()]),
     "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *VIEWS]),
-    "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *presets.ARTEFACTS["fedper"]]),
+    "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.ARTEFACTS]),
     "in a list": (dict(methods=[["fedper"]]), ["methods: ['fedper'] is unknown; known are"]),
     "string": (dict(datasets="digits"), ["datasets='digits': give a list, such as ['", "an empty list means"]),
     "tuple": (dict(methods=("fedper",)), ["methods=('fedper',): give a list"]),
@@ -99,7 +101,7 @@ def test_a_gpu_that_is_absent_is_refused(monkeypatch):
 def test_defaults_are_the_profiles_own(home):
     s = study(datasets=[], methods=None, seeds=[], artefacts=[])
     assert (s.label, s.seeds, s.recompute) == ("digits", presets.seeds("smoke", True), False)
-    assert s.artefacts == presets.ARTEFACTS["fedper"] and s.folder == home / "runs" / "figures/fedper/smoke-digits"
+    assert s.artefacts == fedper.ARTEFACTS and s.folder == home / "runs" / "figures/fedper/smoke-digits"
     assert study(seeds=[3, 0]).seeds == [3, 0]
     labels = {study(profile=p, datasets=d).label for p, d in (("paper", None), ("quick", ["mnist", "cifar10"]))}
     assert labels == {"paper", "mnist+cifar10"}

@@ -1,0 +1,211 @@
+"""The run store: finished runs as folders, read back as Results; arrays of committed runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from pfl_core import models, probes
+from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
+
+
+def runs_root() -> Path:
+    """Where runs are kept: $PFL_RUNS, else runs/ beside the checked-out package, else runs/ below the current folder."""
+    if os.environ.get("PFL_RUNS"):
+        return Path(os.environ["PFL_RUNS"])
+    checkout = Path(__file__).resolve().parent.parent
+    return (checkout if (checkout / "pyproject.toml").exists() else Path.cwd()) / "runs"
+
+
+def results_folder() -> Path:
+    """Where committed rows are: results/ beside the checked-out package."""
+    return Path(__file__).resolve().parent.parent / "results"
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished (or failed) run: `history` rows, `clients` per-client rows, `arrays`, and what it ran on in `meta`."""
+
+    experiment: Experiment
+    meta: dict[str, Any]
+    history: pd.DataFrame
+    arrays: dict[str, np.ndarray]
+    folder: Path | None = None
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.meta["id"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run reached its last round."""
+        return self.meta["status"] == "done"
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The history in the one long form of the project, one number a row."""
+        e, m = self.experiment, self.meta
+        head = {"run": self.id} | {t: e.tags.get(t, "") for t in TAGS[:4]}
+        head |= dict(
+            method=e.method,
+            dataset=e.dataset,
+            partition=e.partition,
+            model=e.model,
+            seed=e.seed,
+            profile=e.tags.get("profile", ""),
+        )
+        tail = dict(
+            n_clients=m["clients"],
+            device=m["device"],
+            executor=m["executor"],
+            revision=m["revision"],
+            version=m["version"],
+        )
+        return self.history.assign(**head, **tail, wall_s=round(m["wall_s"], 2))[ROW_COLUMNS]
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
+        rounds, frames = self.arrays["rounds"], []
+        for key in self.arrays:
+            if key.endswith("/correct"):
+                when, split, _ = key.split("/")
+                n = self.arrays[f"n/{split}"]
+                with np.errstate(invalid="ignore"):
+                    acc = 100 * self.arrays[key] / n
+                r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
+                part = dict(
+                    round=r.ravel(),
+                    when=when,
+                    split=split,
+                    client=k.ravel(),
+                    acc_pct=acc.ravel(),
+                    n=np.tile(n, len(rounds)),
+                )
+                frames.append(pd.DataFrame(part))
+        return pd.concat(frames, ignore_index=True)
+
+    def probe(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
+        return probes.read(self.arrays, name)
+
+    def model(self, client: int) -> nn.Module:
+        """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
+        if self.folder is None or not (self.folder / "models.pt").exists():
+            raise ValueError(f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)")
+        if not 0 <= client < self.meta["clients"]:
+            raise ValueError(f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}")
+        e = self.experiment
+        z = torch.load(self.folder / "models.pt", weights_only=True)
+        net = models.build(
+            e.model, tuple(self.meta["input_shape"]), self.meta["classes"], **vocabulary(e) | e.model_args
+        )
+        net.to(getattr(torch, e.dtype)).load_state_dict({n: v[client] for n, v in z["models"].items()})
+        return net.eval()
+
+    def save(self, client: int, path: str | Path) -> None:
+        """Write client `client`'s personal model as a state_dict (torch.save); needs keep_models=True."""
+        torch.save(self.model(client).state_dict(), path)
+
+    def __repr__(self) -> str:
+        e, acc = self.experiment, self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
+        last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
+        what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
+        return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
+
+
+ROW_COLUMNS = (
+    "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
+    "n_clients device executor revision version wall_s"
+).split()
+
+
+def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
+    """The finished run in `folder`, None if there is none; a damaged one is set aside with a message. `e` brings its tags."""
+    if not folder.is_dir():
+        return None
+    try:
+        z = json.loads((folder / "experiment.json").read_text())
+        history = pd.read_csv(folder / "history.csv", keep_default_na=False)
+        history["value"] = pd.to_numeric(history["value"])
+        with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
+            arrays = {k: a[k] for k in a.files}
+        if z["meta"]["schema"] != SCHEMA or len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
+            raise ValueError("schema or rounds do not fit")
+        return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        set_aside(folder, error)
+        return None
+
+
+def set_aside(path: Path, error: Exception | str) -> None:
+    for i in itertools.count():
+        away = path.with_name(f"{path.name}.damaged{i or ''}")
+        if not away.exists():
+            break
+    os.replace(path, away)
+    print(f"{path.name} could not be read ({error!r:.80}); set aside as {away.name}, computing again")
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot make the folder {path} ({error.strerror}); set PFL_RUNS to a folder that can be written"
+        ) from None
+
+
+# -- arrays beside committed rows ----------------------------------------------------------------------------------------
+
+KEPT = ("rounds", "before/test/correct", "after/test/correct", "n/test", "n/train")  # besides what probes measured
+
+
+def save_arrays(ids: Iterable[str], path: Path, store: Path | None = None) -> None:
+    """Write the probes' arrays and per-client test counts of runs as one .npz: keys "<id>/<array>"."""
+    out = {}
+    for i in dict.fromkeys(ids):
+        for key, v in arrays_of(i, store).items():
+            if key.startswith("probe/") or key in KEPT:
+                whole = v.dtype.kind == "f" and not key.startswith("probe/")
+                out[f"{i}/{key}"] = v.astype(np.int32) if whole else v
+    np.savez_compressed(path, **out)
+
+
+def arrays_of(run_id: str, store: Path | None = None) -> dict[str, np.ndarray]:
+    """Arrays of a finished run from the store, else from the committed results/*.npz; KeyError if neither has it."""
+    folder = (store or runs_root() / "store") / run_id
+    if folder.is_dir():
+        with np.load(folder / "arrays.npz", allow_pickle=False) as z:
+            return {k: z[k] for k in z.files}
+    return committed_arrays()[run_id]
+
+
+def committed_arrays() -> dict[str, dict[str, np.ndarray]]:
+    """{run id: its arrays} of all committed results/*.npz."""
+    return _arrays_at(tuple((str(p), p.stat().st_mtime_ns) for p in sorted(results_folder().glob("*.npz"))))
+
+
+@functools.lru_cache(maxsize=1)
+def _arrays_at(stamp: tuple) -> dict[str, dict[str, np.ndarray]]:
+    out: dict[str, dict[str, np.ndarray]] = {}
+    for path, _ in stamp:
+        with np.load(path, allow_pickle=False) as z:
+            for name in z.files:
+                run_id, _, key = name.partition("/")
+                out.setdefault(run_id, {})[key] = z[name]
+    return out

@@ -1,0 +1,208 @@
+"""Figures of weights, layers, points, embeddings and reported numbers: what they show, and what they refuse."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+
+from pfl_core import plots
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def ax():
+    return plt.subplots()[1]
+
+
+def legend(ax):
+    return [t.get_text() for t in ax.get_legend().get_texts()]
+
+
+def ticks(axis):
+    return [t.get_text() for t in axis.get_ticklabels()]
+
+
+# ---------------------------------------------------------------- heat maps
+
+
+def panels_of(fig):
+    """The heat maps of a figure, and its one colour bar."""
+    *maps, bar = fig.axes
+    return maps, bar
+
+
+def test_heats_share_one_scale_and_one_bar():
+    one, two = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[-1.0, 2.0], [0.0, np.nan]])
+    fig = plots.heats({"conv1": one, "fc": two, "out": one}, columns=2, said="Cosine")
+    maps, bar = panels_of(fig)
+    assert [m.get_title() for m in maps] == ["conv1", "fc", "out"] and bar.get_ylabel() == "Cosine"
+    assert {m.collections[0].get_clim() for m in maps} == {(-1, 2)} and {m.get_aspect() for m in maps} == {1}
+    for m, matrix in zip(maps, (one, two, one), strict=True):
+        got = np.ma.filled(m.collections[0].get_array(), np.nan).reshape(2, 2)
+        np.testing.assert_array_equal(got, matrix)
+    assert [m.get_ylabel() for m in maps] == ["Receiving client", "", "Receiving client"]
+    assert [m.get_xlabel() for m in maps] == ["", "Source client", "Source client"], "below it there is none"
+
+
+@pytest.mark.parametrize(
+    ("kw", "clim", "extend"),
+    [
+        ({}, (0, 10), "neither"),
+        (dict(clip=50), (0, 5), "max"),
+        (dict(clip=50, vmax=20), (0, 20), "neither"),
+        (dict(vmin=2), (2, 10), "min"),
+        (dict(vmin=1, vmax=3), (1, 3), "both"),
+    ],
+)
+def test_heats_end_where_they_are_told(kw, clim, extend):
+    maps, _ = panels_of(plots.heats({"a": np.arange(11.0)[None]}, **kw))
+    mesh = maps[0].collections[0]
+    assert mesh.get_clim() == clim and mesh.colorbar.extend == extend
+
+
+@pytest.mark.parametrize(("n", "shown"), [(3, 3), (10, 10), (20, 10), (100, 10), (35, 9)])
+def test_heats_name_about_ten_clients(n, shown):
+    (ax,), _ = panels_of(plots.heats({"a": np.zeros((n, n))}, x="giver", y="taker"))
+    step = -(-n // 10)
+    assert ticks(ax.yaxis) == ticks(ax.xaxis) == [str(i) for i in range(0, n, step)] and len(ticks(ax.xaxis)) == shown
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("giver", "taker")
+
+
+def test_heats_take_labels():
+    maps, _ = panels_of(plots.heats({"square": np.eye(3), "wide": np.zeros((3, 4))}, labels=[*"xyz"]))
+    assert [ticks(m.yaxis) for m in maps] == [[*"xyz"]] * 2
+    assert [ticks(m.xaxis) for m in maps] == [[*"xyz"], [*"0123"]]
+    with pytest.raises(ValueError, match="2 labels for the 3 rows of 'square'; give one for each row"):
+        plots.heats({"square": np.eye(3)}, labels=[*"xy"])
+
+
+def test_heats_of_nothing():
+    with pytest.raises(ValueError, match="0 panels: there is nothing to draw"):
+        plots.heats({})
+
+
+# ---------------------------------------------------------------- layers
+
+
+def cka(stages=("initial",)):
+    """value: 1 - layer/10 - method/100 - stage/2 +- 1/1000 over two seeds; layers in no alphabetic order."""
+    cells = [
+        dict(row=m, layer=name, stage=s, seed=k, value=1 - i / 10 - j / 100 - q / 2 + (k - 0.5) / 500)
+        for j, m in enumerate(("flayer", "fedavg"))
+        for i, name in enumerate(("stem", "conv", "logits", "a"))
+        for q, s in enumerate(stages)
+        for k in range(2)
+    ]
+    return pd.DataFrame(cells)
+
+
+def lines(ax):
+    return [line for line in ax.lines if len(line.get_xdata())]
+
+
+def test_layers_go_in_the_model_s_order(ax):
+    assert plots.layers(cka().drop(columns="stage"), ax, y="Linear CKA") is ax
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("", "Linear CKA") and legend(ax) == ["FLAYER", "FedAvg"]
+    assert ticks(ax.xaxis) == ["stem", "conv", "logits", "a"] and ax.xaxis.get_ticklabels()[0].get_rotation() == 30
+    got = lines(ax)
+    np.testing.assert_allclose([line.get_ydata() for line in got], [[1, 0.9, 0.8, 0.7], [0.99, 0.89, 0.79, 0.69]])
+    assert [to_rgb(line.get_color()) for line in got] == [to_rgb(plots.PALETTE[m]) for m in ("flayer", "fedavg")]
+    assert {line.get_marker() for line in got} == {"o"} and {line.get_linestyle() for line in got} == {"-"}
+    low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
+    np.testing.assert_allclose((low, high), (0.699, 1.001), err_msg="the band is the range")
+
+
+def test_layers_by_stage(ax):
+    plots.layers(cka(("initial", "best")), ax)
+    assert legend(ax) == ["FLAYER", "FedAvg", "initial", "best"]
+    assert sorted((line.get_ydata()[0], line.get_linestyle()) for line in lines(ax)) == [
+        (pytest.approx(0.49), "--"),
+        (pytest.approx(0.5), "--"),
+        (pytest.approx(0.99), "-"),
+        (pytest.approx(1), "-"),
+    ]
+    handles = dict(zip(legend(ax), ax.get_legend().legend_handles, strict=True))
+    assert [handles[n].get_linestyle() for n in ("initial", "best")] == ["-", "--"]
+
+
+def test_layers_with_stages_as_hue(ax):
+    plots.layers(cka(("initial", "best")), ax, hue="stage")
+    assert legend(ax) == ["initial", "best"] and len(lines(ax)) == 2
+
+
+# ---------------------------------------------------------------- points
+
+
+def test_points(ax):
+    frame = pd.DataFrame(dict(x=[0.0, 1, 2, 3], y=[1.0, 3, 5, np.nan]))
+    assert plots.points(frame, ax) is ax
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_legend()) == ("x", "y", None) and not ax.lines
+    assert ax.collections[0].get_offsets().tolist() == [[0, 1], [1, 3], [2, 5]]
+    plots.points(frame, ax, xlabel="TV", ylabel="Accuracy", line=True)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("TV", "Accuracy")
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0, 1], [2, 5]], atol=1e-12)
+
+
+def test_points_by_hue(ax):
+    frame = pd.DataFrame(
+        dict(tv=[0, 1, 2, 0, 2, 1], acc=[0, 3, 3, 9, 5, 4], row=["fedper"] * 3 + ["fedprox"] * 2 + ["one"])
+    )
+    plots.points(frame, ax, "tv", "acc", hue="row", line=True)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("tv", "acc") and legend(ax) == ["FedPer", "FedProx", "one"]
+    assert [c.get_offsets().tolist() for c in ax.collections][1:] == [[[0, 9], [2, 5]], [[1, 4]]]
+    colour = plots.colours(["fedper", "fedprox", "one"])
+    assert [to_rgb(c.get_facecolor()[0]) for c in ax.collections] == [to_rgb(c) for c in colour.values()]
+    np.testing.assert_allclose([line.get_ydata() for line in ax.lines], [[0.5, 3.5], [9, 5]], err_msg="one x, no line")
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize(("groups", "named"), [(3, True), (20, True), (21, False)])
+def test_embedding(ax, groups, named):
+    frame = pd.DataFrame(dict(x=range(2 * groups), y=range(0, 4 * groups, 2), group=[*range(groups)] * 2))
+    assert plots.embedding(frame, ax) is ax
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("t-SNE 1", "t-SNE 2") and ax.get_aspect() == 1
+    assert len(ax.get_xticks()) == len(ax.get_yticks()) == 0
+    assert (ax.get_legend() is not None) == named and len(ax.collections) == groups
+    if named:
+        assert legend(ax) == [str(g) for g in range(groups)]
+    at = ax.collections[1].get_offsets().tolist()
+    assert at == [[1, 2], [1 + groups, 2 + 2 * groups]]
+    looks = {(to_rgb(c.get_facecolor()[0]), str(c.get_paths()[0])) for c in ax.collections}
+    assert len(looks) == groups, "no two groups look alike"
+
+
+def test_embedding_takes_names(ax):
+    plots.embedding(pd.DataFrame(dict(x=[0, 1], y=[0, 1], group=["trees", "fish"])), ax)
+    assert legend(ax) == ["trees", "fish"]
+
+
+# ---------------------------------------------------------------- reported
+
+
+def test_reported(ax):
+    frame = pd.DataFrame(
+        dict(row=["fedper", "x", "fedper", "local"], reported=[80, 60, 80, np.nan], reproduced=[70.0, 62, 72, 50])
+    )
+    assert plots.reported(frame, ax) is ax
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Test accuracy (%)", "")
+    assert ticks(ax.yaxis) == ["FedPer", "x", "Local"] and ax.yaxis_inverted()
+    assert legend(ax) == ["Reported", "Reproduced"]
+    np.testing.assert_array_equal([line.get_xdata() for line in ax.lines[:3]], [[80, 71], [60, 62], [np.nan, 50]])
+    assert [line.get_ydata().tolist() for line in ax.lines[:3]] == [[0, 0], [1, 1], [2, 2]]
+    here, paper = ax.collections[0:6:2], ax.collections[1:6:2]
+    assert [c.get_offsets().tolist() for c in here] == [[[71, 0]], [[62, 1]], [[50, 2]]]
+    assert [c.get_offsets().tolist()[0] for c in paper[:2]] == [[80, 0], [60, 1]] and np.ma.is_masked(
+        paper[2].get_offsets()
+    )
+    want = plots.colours(["fedper", "x", "local"])
+    assert [to_rgb(c.get_facecolor()[0]) for c in here] == [to_rgb(c) for c in want.values()]
+    assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.45")} and not len(paper[0].get_facecolor())

@@ -14,11 +14,6 @@ def seeds(profile: str, embedded: bool) -> list[int]:
     return {"smoke": [0], "quick": [0] if embedded else [0, 1], "paper": [0, 1, 2]}[profile]
 
 
-def preset(name: str, artefact: str, profile: str, dataset: str) -> dict[str, Any]:
-    """Fields of an Experiment for one artefact of a paper at a profile over a data set."""
-    return paper(name).setting(artefact, profile, dataset)
-
-
 def presets(name: str, artefact: str, dataset: str = "", clients: int = 0) -> dict[str, dict[str, Any]]:
     """{row: fields of its Experiment} of a paper's table at the paper's scale; dataset and clients pick the column.
 

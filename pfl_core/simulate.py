@@ -205,8 +205,9 @@ def _save(path: Path, state: State, history: History, moved: list[float], spent:
 def _restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
     z = torch.load(path, map_location=device, weights_only=True)
     h = z["history"]
-    history = History(**{k: list(v) for k, v in h.items() if k != "evals"})
+    history = History(**{k: list(v) for k, v in h.items() if k not in ("evals", "probes")})
     history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}
+    history.probes = {k: v.cpu() for k, v in h["probes"].items()}
     return State(z["server"], z["clients"], z["extra"], z["round"]), history, z["moved"], z["spent"]
 
 

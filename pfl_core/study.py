@@ -99,7 +99,7 @@ class Study:
         self.device = runs.pick_device(device)
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
         self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
-        self.seeds = seeds or presets.seeds(profile, self.label == "digits")
+        self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
         self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
@@ -121,10 +121,15 @@ class Study:
         if served is None:
             print(f"{artefact}: not run, needs {dataset} (datasets={self.datasets or 'the embedded ones'})")
             return None
-        fields = presets.preset(self.paper, artefact, self.profile, served)
+        fields = self.home.setting(artefact, self.profile, served, changes.get("clients", 0))
         return Experiment(**fields).but(
             **changes, tags={"paper": self.paper, "artefact": artefact, "profile": self.profile}
         )
+
+    def rows_for(self, artefact: str, dataset: str, clients: int = 0) -> dict[str, dict]:
+        """The rows of an artefact as changes to its `base` over the data that serve for `dataset`; {} if none do."""
+        served = self.data(dataset)
+        return self.home.rows(artefact, self.profile, served, clients) if served else {}
 
     def sweep(
         self,
@@ -133,12 +138,16 @@ class Study:
         columns: dict[str, dict] | None = None,
         seeds: int | None = None,
     ) -> pd.DataFrame:
-        """Rows of the grid rows x columns x seeds of changes to `base`; `seeds` keeps the first few. An empty frame if base is None."""
+        """Rows of the grid rows x columns x seeds of changes to `base`; an empty frame if base is None.
+
+        seeds: how many, in place of quick's own number; at other profiles, or where the user chose seeds, at most so many of them.
+        """
         if base is None:
             return pd.DataFrame(columns=store.ROW_COLUMNS)
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        cells = experiments.grid(base, rows, columns, self.seeds[:seeds])
+        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds[:seeds]
+        cells = experiments.grid(base, rows, columns, some)
         frame = runs.sweep(cells, recompute=self.recompute, device=self.device)
         self.collected.append(frame)
         return frame
@@ -233,7 +242,11 @@ class Study:
         ran = got[got.reproduced.notna()]
         parts = [_title(table), f"profile {self.profile}"]
         if len(ran):
-            parts += [f"data {', '.join(sorted(set(ran.dataset)))}", f"{ran.n.max()} seed{'s' * (ran.n.max() > 1)}"]
+            instead = " in place of the paper's" if self.label == "digits" else ""
+            parts += [
+                f"data {', '.join(sorted(set(ran.dataset)))}{instead}",
+                f"{ran.n.max()} seed{'s' * (ran.n.max() > 1)}",
+            ]
         if rule:
             when = {"before": "before local training", "after": "after local training"}[rule["when"]]
             odd = "".join(f", {r} {w}" for r, w in self.home.WHEN.items() if r in set(ran.row))

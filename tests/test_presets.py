@@ -32,7 +32,7 @@ def test_numbers_that_the_papers_print():
     assert (flayer["batch"], flayer["lr"], flayer["head_depth"], flayer["method_args"]["middle"]) == (10, 0.1, 4, 1.0)
     hn = presets.presets("pfedhn", "table1")["pfedhn"]
     assert (hn["rounds"], hn["participation"] * hn["clients"], hn["steps"], hn["clip"]) == (5000, 1, 50, 50)
-    per = presets.preset("fedper", "fig2", "paper", "cifar10")
+    per = papers.paper("fedper").setting("fig2", "paper", "cifar10")
     assert (per["rounds"], per["epochs"], per["batch"], per["lr"], per["clients"]) == (100, 4, 128, 0.01, 10)
 
 

@@ -145,7 +145,7 @@ def test_every_stand_in_is_a_data_set():
 
 def test_base_is_the_preset_over_what_serves():
     e = study().base("fig3", "cifar10", **SMALL)
-    want = presets.preset("fedper", "fig3", "smoke", "digits") | SMALL
+    want = fedper.setting("fig3", "smoke", "digits") | SMALL
     assert {k: getattr(e, k) for k in want} == want and e.dataset == "digits"
     assert e.tags == {"paper": "fedper", "artefact": "fig3", "profile": "smoke"}
 

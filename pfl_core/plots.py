@@ -197,11 +197,11 @@ def heats(
 def layers(frame: pd.DataFrame, ax: Axes, hue: str = "row", y: str = "Value") -> Axes:
     """Mean of `value` against `layer` in order of appearance, a line for each `hue` and, if there is that column, line style
     for each `stage`; the band is the range over what is averaged."""
-    names, order = (list(dict.fromkeys(frame[c])) for c in (hue, "layer"))
-    shown = frame.assign(**{hue: frame[hue].map(label), "layer": pd.Categorical(frame.layer, order)})
+    names = list(dict.fromkeys(frame[hue]))
+    shown = frame.assign(**{hue: frame[hue].map(label), "layer": frame.layer.astype(str)})  # text keeps its order
     how = dict(hue=hue, palette={label(n): c for n, c in colours(names).items()}, style=hue, errorbar=("pi", 100))
     how["dashes"] = {label(n): d for n, d in dashes(names).items()}
-    if "stage" in frame and hue != "stage":
+    if "stage" in frame:
         kinds = list(dict.fromkeys(frame.stage))
         how |= dict(style="stage", dashes=dict(zip(kinds, itertools.cycle(_LINES))))
     marks = dict(markers=dict.fromkeys(how["dashes"], "o"), markersize=4, markeredgewidth=0)

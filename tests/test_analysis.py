@@ -238,7 +238,10 @@ def test_clustering_counts_permutations():
     np.testing.assert_allclose(sharp["chance"], 4 / 19)
     vague = [analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199) for s in range(20)]
     assert abs(np.mean([v["purity"] for v in vague]) - 4 / 19) < 0.04 and np.mean([v["p"] for v in vague]) > 0.3
-    assert vague[3] == analysis.clustering(x, np.random.default_rng(3).permutation(label), permutations=199)
+    again = [analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199) for s in range(5)]
+    assert vague[:5] == again
+    tied = analysis.clustering(np.eye(3), [*"aab"], neighbours=2, permutations=9)
+    assert tied["p"] == 1, "all permutations are as pure as the labels"
 
 
 @pytest.mark.parametrize("neighbours", [0, 20])

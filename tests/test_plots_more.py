@@ -118,6 +118,11 @@ def test_layers_go_in_the_model_s_order(ax):
     np.testing.assert_allclose((low, high), (0.699, 1.001), err_msg="the band is the range")
 
 
+def test_layers_may_be_numbers(ax):
+    plots.layers(pd.DataFrame(dict(row="x", layer=[3, 1, 2], value=[5.0, 6, 7])), ax)
+    assert ticks(ax.xaxis) == ["3", "1", "2"] and lines(ax)[0].get_xydata().tolist() == [[0, 5], [1, 6], [2, 7]]
+
+
 def test_layers_by_stage(ax):
     plots.layers(cka(("initial", "best")), ax)
     assert legend(ax) == ["FLAYER", "FedAvg", "initial", "best"]
@@ -178,6 +183,7 @@ def test_embedding(ax, groups, named):
     assert at == [[1, 2], [1 + groups, 2 + 2 * groups]]
     looks = {(to_rgb(c.get_facecolor()[0]), str(c.get_paths()[0])) for c in ax.collections}
     assert len(looks) == groups, "no two groups look alike"
+    assert len({shape for _, shape in looks}) == min(4, groups)
 
 
 def test_embedding_takes_names(ax):

@@ -1,0 +1,176 @@
+"""Published beside reproduced: labels meet, verdicts follow their rule, orderings and paired tests say what they should."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import papers, report
+from pfl_core.report import compare, published, reproduced, standing, verdict, wide
+from pfl_core.store import ROW_COLUMNS
+
+COLUMN = "Dir(0.1), CIFAR-10"  # of FedAGHN's Table 1
+
+
+def run(row, values, *, seed=0, column=COLUMN, profile="paper", when="after", val=None, method=None):
+    """Rows of one run of FedAGHN's Table 1: test accuracy (and the validation accuracy that chooses) by round."""
+    base = dict.fromkeys(ROW_COLUMNS, "") | dict(paper="fedaghn", artefact="table1", row=row, column=column, seed=seed)
+    base |= dict(
+        run=f"{row}/{column}/{seed}", method=method or row, metric="acc_pct", profile=profile, dataset="cifar10"
+    )
+    out = []
+    for split, series in (("test", values), ("val", val or values)):
+        for r, v in enumerate(series):
+            out.append(base | {"round": r, "when": when, "split": split, "mean": "client", "value": v})
+    return pd.DataFrame(out, columns=ROW_COLUMNS)
+
+
+def join(*frames):
+    return pd.concat(frames, ignore_index=True)
+
+
+def cell(compared, row, column=COLUMN):
+    return compared[(compared.row == row) & (compared.column == column)].iloc[0]
+
+
+SAID = published("fedaghn").query("table == 'table1' and column == @COLUMN").set_index("row").value
+
+
+def test_every_published_cell_is_there_and_only_what_was_run_has_a_number():
+    got = compare(run("fedaghn", [80.0]), "fedaghn", "table1")
+    said = published("fedaghn").query("table == 'table1'")
+    assert len(got) == len(said) == 128 and list(dict.fromkeys(got.column)) == list(dict.fromkeys(said.column))
+    assert cell(got, "fedaghn").reproduced == 80 and got.reproduced.notna().sum() == 1
+    assert set(got[got.reproduced.isna()].verdict) == {"not run"}
+    assert cell(got, "ditto").reported == SAID["ditto"]
+
+
+def test_mean_and_sd_over_seeds_at_the_round_that_validation_chooses():
+    rows = join(*(run("fedaghn", [10, 70 + 2 * s, 90], val=[1, 9, 5], seed=s) for s in range(3)))
+    got = cell(compare(rows, "fedaghn", "table1"), "fedaghn")
+    assert (got.reproduced, got.sd, got.n) == (72, 2, 3)
+    assert got.difference == pytest.approx(72 - SAID["fedaghn"])
+    last = cell(compare(rows, "fedaghn", "table1", select="last"), "fedaghn")
+    assert last.reproduced == 90
+
+
+def test_global_rows_are_read_before_local_training_and_give_their_view_after_it():
+    rows = join(run("fedavg", [40.0], when="before"), run("fedavg", [70.0], when="after"), run("fedaghn", [80.0]))
+    got = reproduced(rows, "fedaghn").set_index("row").value
+    assert dict(got) == {"fedavg": 40, "fedavg_ft": 70, "fedaghn": 80}
+
+
+def test_a_row_of_ours_stands_at_the_end_of_its_column():
+    got = compare(join(run("fedaghn", [80.0]), run("fedaghn (descent)", [81.0], method="fedaghn")), "fedaghn", "table1")
+    own = got[got.column == COLUMN]
+    assert own.row.iloc[-1] == "fedaghn (descent)" and own.verdict.iloc[-1] == "no published number"
+    assert len(got) == 129
+
+
+# ---------------------------------------------------------------- verdicts
+
+CELL = dict(
+    reported=80.0, reported_sd=0.5, reproduced=80.0, sd=0.2, difference=0.0, ordering="changed", profile="paper"
+)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({}, "reproduced"),
+        (dict(difference=1.0), "reproduced"),
+        (dict(difference=-1.01), "not reproduced"),
+        (dict(difference=-1.01, ordering="kept"), "ordering kept"),
+        (dict(difference=2.9, sd=1.5), "reproduced"),
+        (dict(difference=2.9, reported_sd=1.5), "reproduced"),
+        (dict(difference=3.1, reported_sd=1.5), "not reproduced"),
+        (dict(difference=1.5, sd=float("nan"), reported_sd=float("nan")), "not reproduced"),
+        (dict(difference=0.0, profile="quick"), "not run at paper scale"),
+        (dict(reproduced=float("nan")), "not run"),
+        (dict(reported=float("nan")), "no published number"),
+    ],
+)
+def test_verdicts_follow_their_rule(changes, said):
+    assert verdict(pd.Series(CELL | changes)) == said
+
+
+def test_orderings_are_taken_to_the_papers_own_row():
+    assert SAID["fedaghn"] > SAID["ditto"] > SAID["fedavg"]
+    rows = join(run("fedaghn", [70.0]), run("ditto", [75.0]), run("fedrep", [60.0]))
+    got = compare(rows, "fedaghn", "table1").set_index(["column", "row"]).ordering[COLUMN]
+    assert (got["ditto"], got["fedrep"]) == ("changed", "kept")
+    assert got["fedaghn"] == "changed"  # the paper's best of these is fedaghn, ours is ditto
+    assert got["local"] == ""  # not run
+
+
+def test_without_the_own_row_there_is_no_ordering():
+    got = compare(run("ditto", [75.0]), "fedaghn", "table1")
+    assert set(got.ordering) == {""}
+
+
+# ---------------------------------------------------------------- to read
+
+
+def test_wide_shows_run_columns_first_and_the_others_as_reported():
+    got = wide(compare(join(run("fedaghn", [70.0]), run("ditto", [75.0])), "fedaghn", "table1"))
+    assert list(got.columns[:4]) == [(COLUMN, k) for k in ("reported", "reproduced", "difference", "ordering")]
+    assert (COLUMN, "verdict") in got and {k for c, k in got.columns if c != COLUMN} == {"reported"}
+    assert got.loc["ditto", (COLUMN, "reproduced")] == "75.00" and got.loc["local", (COLUMN, "reproduced")] == "not run"
+    assert got.loc["ditto", (COLUMN, "difference")] == f"{75 - SAID['ditto']:+.2f}"
+    assert "±" in got.loc["ditto", (COLUMN, "reported")]
+
+
+def test_verdicts_are_shown_at_profile_paper_only():
+    got = wide(compare(run("fedaghn", [70.0], profile="quick"), "fedaghn", "table1"))
+    assert (COLUMN, "verdict") not in got
+
+
+def test_tables_of_two_header_lines_are_saved_in_one(tmp_path):
+    got = wide(compare(run("fedaghn", [70.0]), "fedaghn", "table1"))
+    report.save_table(got, tmp_path / "t")
+    head = (tmp_path / "t.csv").read_text().splitlines()[0]
+    assert head.startswith('row,"Dir(0.1), CIFAR-10: reported"')
+    assert "Dir(0.1), CIFAR-10: reproduced" in (tmp_path / "t.tex").read_text()
+    back = pd.read_csv(tmp_path / "t.csv", keep_default_na=False)
+    assert len(back) == len(got) and (tmp_path / "t.md").read_text().count("\n") == len(got) + 2
+
+
+def clients_of(row, acc, seed=0):
+    return pd.DataFrame(dict(row=row, column=COLUMN, seed=seed, client=range(len(acc)), acc_pct=acc))
+
+
+def test_standing_ranks_and_tests_client_by_client():
+    rows = join(run("fedaghn", [80.0]), run("ditto", [79.0]), run("local", [85.0]))
+    rng = np.random.default_rng(0)
+    base = rng.uniform(60, 90, 20)
+    clients = join(
+        clients_of("fedaghn", base), clients_of("ditto", base - rng.uniform(1, 3, 20)), clients_of("local", base + 5)
+    )
+    got = standing(rows, "fedaghn", "table1", clients)
+    assert got["rank reported"].tolist() == [1, 2, 3] and got.index[0] == "fedaghn"
+    assert got.loc["local", "rank reproduced"] == 1 and got.loc["fedaghn", "rank reproduced"] == 2
+    assert (
+        got.loc["ditto", "fedaghn ahead by"] > 1
+        and got.loc["ditto", "p"] < 0.01
+        and got.loc["ditto", "share of clients"] == 1
+    )
+    assert got.loc["local", "fedaghn ahead by"] == -5 and np.isnan(got.loc["fedaghn", "p"])
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_unknown_tables_papers_and_metrics_are_named():
+    with pytest.raises(ValueError, match=r"fedaghn prints no acc_pct in 'table9'; it has \['apptable1'"):
+        compare(run("fedaghn", [1.0]), "fedaghn", "table9")
+    with pytest.raises(ValueError, match="no published numbers for 'fedper'; there are those of pfedhn"):
+        published("fedper")
+    with pytest.raises(ValueError, match="paper: 'fedagn' is unknown; known are fedper"):
+        papers.paper("fedagn")
+
+
+@pytest.mark.parametrize("name", papers.PAPERS)
+def test_every_paper_module_holds_what_it_must(name):
+    module = papers.paper(name)
+    assert module.OWN and set(module.REPORT) == {"select", "when", "mean"} and module.REPORT["select"] in report.SELECT
+    assert set(module.TABLES) <= set(module.ARTEFACTS) and set(module.WHEN.values()) <= {"before", "after"}
+    assert {c.needs for c in module.CLAIMS} <= set(module.ARTEFACTS)

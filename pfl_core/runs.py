@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import os
 import platform
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -306,19 +308,37 @@ def tune(
 
 
 def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:
-    task = functools.partial(run, store=store, **how)
+    jobs = min(jobs, len(experiments))
     if jobs <= 1:
-        yield from map(task, experiments)
+        yield from map(functools.partial(run, store=store, **how), experiments)
         return
-    with ProcessPoolExecutor(jobs, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(
-            functools.partial(_in_worker, store=store, **how), [(e.plain(), e.tags) for e in experiments]
-        )
+    how = {"workers": max(1, (os.cpu_count() or 1) // jobs)} | how
+    try:
+        packed = [(e.plain(), e.tags) for e in experiments]
+        yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
+    except BaseException:  # interrupted, or a worker died: nothing goes on behind the user's back
+        _pool(jobs).shutdown(wait=False, cancel_futures=True)
+        _pool.cache_clear()
+        raise
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    # Kept between sweeps: a process that has imported torch costs seconds.
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_worker(packed: tuple[dict, dict], **how: Any) -> Result:
     plain, tags = packed
-    return run(Experiment.from_plain(plain).but(tags=tags), **{"workers": 1} | how)
+    return run(Experiment.from_plain(plain).but(tags=tags), **how)
 
 
 @functools.lru_cache(maxsize=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +147,9 @@ class Study:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
         some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds[:seeds]
         cells = experiments.grid(base, rows, columns, some)
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.device)
+        # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
+        jobs = 1 if self.device == "cuda" or self.profile == "smoke" else min(8, os.cpu_count() or 1)
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.device, jobs=jobs)
         self.collected.append(frame)
         return frame
 
@@ -162,7 +163,8 @@ class Study:
         used = ", ".join(sorted(set(rows.get("dataset", pd.Series([self.label])))))
         seeds = rows.seed.nunique() if "seed" in rows else 1
         plots.note(
-            fig, f"{_title(name)}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip()
+            fig,
+            f"{papers.title(name)}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip(),
         )
         plots.save(fig, frame, self.folder / name)
         display(Image(data=plots.compact(fig)))
@@ -240,7 +242,7 @@ class Study:
 
     def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str]) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [_title(table), f"profile {self.profile}"]
+        parts = [papers.title(table), f"profile {self.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.label == "digits" else ""
             parts += [
@@ -359,15 +361,6 @@ class Study:
             f"{count} runs; pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}; "
             f"{time.monotonic() - self.began:.0f} s; rows in {_short(out)}, figures in {_short(self.folder)}"
         )
-
-
-def _title(name: str) -> str:
-    # "fig2" -> "Figure 2", "apptable1" -> "Appendix Table 1", "table5a" -> "Table 5a"
-    m = re.fullmatch(r"(app)?(fig|table|c)(\d*\w?)", name)
-    if not m:
-        return name.capitalize()
-    kind = {"fig": "Figure", "table": "Table", "c": "C."}[m[2]]
-    return ("Appendix " if m[1] else "") + kind + ("" if m[2] == "c" else " ") + m[3]
 
 
 def _short(path: Path) -> str:

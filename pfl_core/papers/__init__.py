@@ -10,6 +10,7 @@ Sources of values: [P] the paper, [O] the authors' code, [C] our choice, ? a sub
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -26,6 +27,15 @@ def paper(name: str) -> ModuleType:
     if name not in PAPERS:
         raise ValueError(f"paper: {name!r} is unknown; known are {', '.join(PAPERS)}")
     return importlib.import_module(f"pfl_core.papers.{name}")
+
+
+def title(artefact: str) -> str:
+    """An artefact's key as a reader says it: "fig2" is Figure 2, "apptable1" Appendix Table 1, "appc5" Appendix C.5, "table5a" Table 5a."""
+    parts = re.fullmatch(r"(app)?(fig|table|c)(\d+\w?)", artefact)
+    if not parts:
+        return artefact.capitalize()
+    kind = {"fig": "Figure ", "table": "Table ", "c": "C."}[parts[2]]
+    return ("Appendix " if parts[1] else "") + kind + parts[3]
 
 
 def use(method: str, **args: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from papermill import inspect_notebook
 
+from pfl_core import papers
 from pfl_core.runner import KERNELSPEC, NOTEBOOKS, PAPERS
 
 PARAMETERS = {
@@ -18,6 +19,7 @@ LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 300, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
 NOT_REPEATABLE = set("sweep run tune fetch finish versions interact interactive explore perf_counter time".split())
 ABSOLUTE = re.compile(r"(?<![\w./:>-])/(?:home|root|Users|tmp|work|private|var|opt|mnt|usr)/\w|\b[A-Z]:\\\w")
+HEADING = re.compile(r"^#{2,4} ((?:Appendix )?(?:Figure |Table |C\.)\d+)\b", re.MULTILINE)
 WALL_TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:s|ms|min|seconds|minutes)\b")
 
 
@@ -77,7 +79,7 @@ def problems(path: Path) -> list[str]:
     found = []
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
-    artefacts = len(re.findall(r"^#{2,4} (?:Figure|Table)s? ", prose, re.MULTILINE))
+    artefacts = len(HEADING.findall(prose))
     if len(code) > CELLS + CELLS_PER_ARTEFACT * artefacts:
         found.append(
             f"{len(code)} code cells, at most {CELLS} and {CELLS_PER_ARTEFACT} for each of {artefacts} artefacts"
@@ -120,6 +122,18 @@ def parameter_problems(path: Path, source: str) -> list[str]:
             f"papermill does not see the parameters {', '.join(sorted(unseen))}: use a plain annotation or none"
         )
     return found
+
+
+@pytest.mark.parametrize("name", papers.PAPERS)
+def test_every_table_and_figure_has_its_heading(name):
+    nb = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    assert sorted(HEADING.findall(prose)) == sorted(papers.title(a) for a in papers.paper(name).ARTEFACTS)
+
+
+def test_the_five_papers_have_18_tables_and_33_figures():
+    every = [papers.title(a) for name in papers.PAPERS for a in papers.paper(name).ARTEFACTS]
+    assert sum("Table" in t for t in every) == 18 and sum("Figure" in t for t in every) == 33
 
 
 def test_committed_notebooks():

@@ -1,11 +1,15 @@
 """Generated pages are current, and the command line says what it does."""
 
+import re
+
 import pandas as pd
 import pytest
 
 from pfl_core import __main__ as cli
 from pfl_core import pages, presets, report, runs
 from pfl_core.methods.base import METHODS
+from pfl_core.papers import PAPERS, paper, title
+from pfl_core.plots import LABELS
 
 
 def test_every_method_of_the_papers_is_compared():
@@ -22,6 +26,21 @@ def test_the_methods_page_is_current():
 def test_the_readme_holds_the_results_of_the_rows():
     readme = (pages.ROOT / "README.md").read_text()
     assert pages.between(readme, pages.results_section()) == readme, "run: python -m pfl_core pages"
+
+
+def test_the_results_page_is_current_and_its_links_lead_somewhere():
+    page = pages.ROOT / "docs" / "results.md"
+    assert page.read_text() == pages.results_page(), "run: python -m pfl_core pages"
+    links = re.findall(r"\]\(\.\./(.*?)\)", page.read_text())
+    assert len(links) > 20 and [link for link in links if not (pages.ROOT / link).is_file()] == []
+
+
+def test_every_artefact_has_a_line_for_every_result():
+    text = pages.results_page()
+    for name in PAPERS:
+        part = text.split(f"\n## {LABELS[name]}\n")[1].split("\n## ")[0]
+        for artefact in paper(name).ARTEFACTS:
+            assert part.count(f"\n| {title(artefact)} | ") == 1
 
 
 def test_facts_of_fedper():

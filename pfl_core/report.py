@@ -221,9 +221,9 @@ def save_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as path.csv, path.md and path.tex (booktabs)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = frame.set_axis([": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1)
-    frame.to_csv(path.with_suffix(".csv"))
-    path.with_suffix(".md").write_text(markdown(frame) + "\n")
-    path.with_suffix(".tex").write_text(latex(frame))
+    frame.to_csv(f"{path}.csv")
+    Path(f"{path}.md").write_text(markdown(frame) + "\n")
+    Path(f"{path}.tex").write_text(latex(frame))
 
 
 def markdown(frame: pd.DataFrame) -> str:

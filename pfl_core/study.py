@@ -247,7 +247,7 @@ class Study:
             instead = " in place of the paper's" if self.label == "digits" else ""
             parts += [
                 f"data {', '.join(sorted(set(ran.dataset)))}{instead}",
-                f"{ran.n.max()} seed{'s' * (ran.n.max() > 1)}",
+                f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}",
             ]
         if rule:
             when = {"before": "before local training", "after": "after local training"}[rule["when"]]
@@ -293,11 +293,11 @@ class Study:
     def derive(self, rows: pd.DataFrame, numbers: list[dict[str, Any]]) -> pd.DataFrame:
         """Numbers computed from finished runs, as rows that are kept and judged with the others.
 
-        numbers: dicts of run, row, column, metric, value (and round): the rest is taken from that run's rows in `rows`.
+        numbers: dicts of run, metric, value, and what else differs from that run's rows in `rows` (row, column, artefact, round).
         """
         out = []
         for d in numbers:
-            own = rows[(rows.run == d["run"]) & (rows.row == d["row"]) & (rows.column == d["column"])]
+            own = rows[rows.run == d["run"]]
             blank = dict(split="", when="", mean="derived", round=own["round"].max())
             out.append(own.iloc[0].to_dict() | blank | d)
         frame = pd.DataFrame(out, columns=store.ROW_COLUMNS)

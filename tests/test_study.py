@@ -268,3 +268,81 @@ def test_a_column_that_was_not_evaluated_is_named():
 def test_finishing_without_runs_writes_an_empty_file(home):
     assert study().finish().startswith("0 runs; pfl_core ")
     assert report.read_rows(home / "runs/results/fedper.smoke-digits.csv").empty
+
+
+# ---------------------------------------------------------------- tables beside the paper's, and what probes recorded
+
+CASE = dict(model="mlp", clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16)
+CASE_ROWS = {"local": {"method": "local"}, "fedaghn": {"method": "fedaghn", "record": ("weights",)}}
+
+
+@pytest.fixture
+def case(home):
+    s = Study("fedaghn", profile="smoke", device="cpu", seeds=[0, 1])
+    base = s.base("table3", "cifar10", **CASE)
+    return s, s.sweep(base, CASE_ROWS, {"CIFAR-10": {}})
+
+
+def test_a_table_beside_the_papers(case, capsys):
+    s, rows = case
+    got = s.compare("table3", rows)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "Table 3, profile smoke, data digits in place of the paper's, 2 seeds, best validation round"
+    )
+    assert "after local training" in said and said.rstrip().endswith("not run at smoke: CIFAR-100; CIFAR-100*; TINY")
+    published = report.published("fedaghn").query("table == 'table3' and column == 'CIFAR-10'").set_index("row").value
+    assert list(got.index) == list(published.index) and set(got["CIFAR-10"]) >= {"reported", "reproduced", "last"}
+    assert got.loc["cfl", ("CIFAR-10", "reproduced")] == "not run"
+    picked = report.reproduced(rows, "fedaghn").groupby("row").value.mean()
+    assert got.loc["fedaghn", ("CIFAR-10", "reproduced")].startswith(f"{picked['fedaghn']:.2f}")
+    cells = pd.read_csv(s.folder / "table3.cells.csv")
+    assert len(cells) == 16 and set(cells.verdict) == {"not run", "not run at paper scale"}
+    assert {p.suffix for p in s.folder.glob("table3.*")} == {".csv", ".md", ".tex"}
+
+
+def test_clients_are_read_at_the_round_that_is_reported(case):
+    s, rows = case
+    clients = s.clients(rows)
+    picked = report.reproduced(rows, "fedaghn").set_index(["row", "seed"]).value
+    for key, mean in clients.groupby(["row", "seed"]).acc_pct.mean().items():
+        assert mean == pytest.approx(picked[key])
+    standing = s.standing("table3", rows)
+    assert set(standing.index) == {"local", "fedaghn"} and (s.folder / "table3.standing.md").exists()
+    gap = clients[clients.row == "fedaghn"].acc_pct.mean() - clients[clients.row == "local"].acc_pct.mean()
+    assert standing.loc["local", "fedaghn ahead by"] == pytest.approx(gap, abs=0.006)
+
+
+def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(case, home, monkeypatch):
+    s, rows = case
+    (first, second) = s.probed(rows, "weights")
+    assert (first.row, first.column, first.seed, second.seed) == ("fedaghn", "CIFAR-10", 0, 1)
+    assert list(first.rounds) == [0, 1, 2] and first.at()["fc"].shape == (6, 6)
+    assert (first.at(1)["fc"] == first.values["fc"][1]).all() and (first.at(99)["fc"] == first.at()["fc"]).all()
+    s.finish()
+    (home / "home" / "results").mkdir(parents=True)
+    for kind in ("csv", "npz"):
+        name = f"results/fedaghn.smoke-digits.{kind}"
+        (home / "runs" / name).rename(home / "home" / name.replace("smoke", "quick"))
+    monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
+    again = Study("fedaghn", profile="smoke", device="cpu", seeds=[0, 1])
+    served = again.sweep(again.base("table3", "cifar10", **CASE), CASE_ROWS, {"CIFAR-10": {}})
+    assert not list((home / "elsewhere").glob("store/*/")), "nothing was trained again"
+    back = again.probed(served, "weights")
+    assert (back[1].at()["fc1"] == second.at()["fc1"]).all() and again.clients(served).equals(s.clients(rows))
+
+
+def test_derived_numbers_are_rows_of_their_run(case):
+    s, rows = case
+    one = s.probed(rows, "weights")[0]
+    there = dict(artefact="table4", row="whole, self", column="First", metric="weight", value=0.25)
+    got = s.derive(rows, [dict(run=one.run, metric="self", value=0.5), dict(run=one.run) | there])
+    kept = s.rows()
+    found = kept[kept["mean"] == "derived"]
+    assert found.metric.tolist() == ["self", "weight"] and set(found.run) == {one.run}
+    assert got[["artefact", "row", "column", "seed", "dataset"]].to_numpy().tolist() == [
+        ["table3", "fedaghn", "CIFAR-10", 0, "digits"],
+        ["table4", "whole, self", "First", 0, "digits"],
+    ]
+    s.heats("fig4", {k: v for k, v in one.at().items()}, rows, "Weights.")
+    assert len(pd.read_csv(s.folder / "fig4.csv")) == 2 * 36 and (s.folder / "fig4.png").exists()

@@ -1,0 +1,155 @@
+"""Seconds of a round, ours and the plain loop in turn: `python -m benchmarks.rounds [CASE ...] [--repeats 5] [--device cpu]`.
+
+A round is training and evaluation of train and test data. Ratios are medians over the repeats, with their range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cases import CASES, Case
+from benchmarks.plain_loop import PlainLoop
+from pfl_core.engine import Engine
+from pfl_core.experiments import Experiment, build_method, federation
+from pfl_core.runs import pick_device
+from pfl_core.simulate import sample
+from pfl_core.version import __version__
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Ours:
+    """The rounds of an Experiment by pfl_core's engine, piece by piece so that the pieces can be timed."""
+
+    def __init__(self, e: Experiment, device: str, executor: str = "auto"):
+        self.e, self.fed = e, federation(e, device)
+        self.method = build_method(e, self.fed)
+        self.engine = Engine(self.method, self.fed, e, executor)
+        self.state = self.method.init()
+
+    def train(self) -> None:
+        """One communication round without evaluation."""
+        state, r = self.state, self.state.round
+        sel = sample(self.e, self.fed.K, r).to(self.fed.device)
+        sent = self.method.download(state, sel)
+        start = self.method.begin(state, sel, sent)
+        end = self.method.local(self.engine.context(state, sel, r), start)
+        kept = {n: v for n, v in end.items() if n in state.clients}
+        up = {n: v for n, v in end.items() if n not in kept}
+        self.state = self.method.upload(state, sel, start, up, self.fed.n[sel].to(self.fed.dtype))
+        for n, v in kept.items():
+            self.state.clients[n][sel] = v
+        self.state.round = r + 1
+
+    def evaluate(self, split: str) -> float:
+        """Pooled accuracy (%) of the models as served."""
+        everyone = torch.arange(self.fed.K, device=self.fed.device)
+        served = self.method.personal(self.state, self.engine.context(self.state, everyone, self.state.round))
+        got = self.engine.evaluate(served, split)
+        return 100 * got["correct"].sum() / got["n"].sum()
+
+
+def timed(fn: Any, device: str) -> float:
+    """Seconds of fn(), the device's queue emptied before and after."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    fn()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def matrix_rate(device: str) -> float:
+    """Multiply-adds a second x 2 (FLOP/s) of large float32 matrix products, the best of ten."""
+    n = 2048 if device == "cpu" else 8192
+    a, b = (torch.randn(n, n, device=device) for _ in range(2))
+    a @ b
+    return 2 * n**3 / min(timed(lambda: a @ b, device) for _ in range(10))
+
+
+def training_flop(model: torch.nn.Module, x: torch.Tensor) -> float:
+    """FLOP of one forward and backward pass on x."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    return float(counter.get_total_flops())
+
+
+def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> dict[str, Any]:
+    """Times (s) of `repeats` rounds of both loops in turn, after one that warms up, and what they reach."""
+    e = case.experiment()
+    torch.set_num_threads(torch.get_num_threads())
+    ours, threads = Ours(e, device, executor), torch.get_num_threads()
+    plain = PlainLoop(ours.method.task.model, ours.fed, e)
+    rows = []
+    for i in range(repeats + 1):
+        chosen = [sample(e, ours.fed.K, e.rounds * i + j).tolist() for j in range(e.rounds)]
+        torch.set_num_threads(threads)
+        row = {"plain_train_s": timed(lambda chosen=chosen: [plain.train(c) for c in chosen], device)}
+        row["plain_eval_s"] = timed(lambda: [plain.evaluate(s) for s in ("train", "test")], device)
+        torch.set_num_threads(1)  # as `simulate` does: workers take one each
+        with torch.no_grad():
+            row["ours_train_s"] = timed(lambda: [ours.train() for _ in range(e.rounds)], device)
+            row["ours_eval_s"] = timed(lambda: [ours.evaluate(s) for s in ("train", "test")], device)
+        rows += [row] if i else []
+    torch.set_num_threads(threads)
+    with torch.no_grad():
+        reached = {"ours_acc_pct": ours.evaluate("test"), "plain_acc_pct": plain.evaluate("test")}
+    x, _ = ours.fed.batch(torch.as_tensor(ours.fed.index["train"][0][: e.batch]))
+    per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
+    share = [sum(len(ours.fed.index["train"][k]) for k in c) for c in chosen]
+    batches = sum(e.steps * len(c) if e.steps else e.epochs * n / e.batch for c, n in zip(chosen, share, strict=True))
+    ours.engine.close()
+    ratio = [(r["plain_train_s"] + r["plain_eval_s"]) / (r["ours_train_s"] + r["ours_eval_s"]) for r in rows]
+    median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
+    rate = per_batch * batches / median["ours_train_s"]
+    return {
+        "says": case.says, "experiment": e.plain(), "dataset": e.dataset, "executor": ours.engine.executor, "rows": rows,
+        **median, "ratio": statistics.median(ratio), "ratio_min": min(ratio), "ratio_max": max(ratio),
+        "train_ratio": statistics.median(r["plain_train_s"] / r["ours_train_s"] for r in rows),
+        "training_gflops": rate / 1e9, **reached,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Time the cases asked for, print a table and write benchmarks/results/rounds-<device>.json."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
+    parser.add_argument("case", nargs="*", choices=[[], *CASES], metavar=f"CASE of {', '.join(CASES)}")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--executor", default="auto", choices=("auto", "threads", "batched"))
+    args = parser.parse_args()
+    device = pick_device(args.device)
+    peak = matrix_rate(device)
+    name = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    about = {"device": name, "torch": torch.__version__, "python": platform.python_version(), "pfl_core": __version__}
+    about |= {"matrix_gflops": peak / 1e9, "repeats": args.repeats}
+    print(json.dumps(about))
+    RESULTS.mkdir(exist_ok=True)
+    out = RESULTS / f"rounds-{device}{'' if args.executor == 'auto' else '-' + args.executor}.json"
+    kept = json.loads(out.read_text())["cases"] if out.exists() else {}
+    for key in args.case or CASES:
+        got = measure(CASES[key], args.repeats, device, args.executor)
+        kept[key] = got | {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak, "about": about}
+        out.write_text(json.dumps({"cases": kept}, indent=1))
+        print(
+            f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  training {got['train_ratio']:.2f}x  "
+            f"ours {got['ours_train_s']:.2f}+{got['ours_eval_s']:.2f} s, plain {got['plain_train_s']:.2f}+{got['plain_eval_s']:.2f} s  "
+            f"{100 * got['training_gflops'] * 1e9 / peak:.0f} % of the matrix rate  "
+            f"accuracy {got['ours_acc_pct']:.1f} / {got['plain_acc_pct']:.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

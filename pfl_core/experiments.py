@@ -22,6 +22,7 @@ from pfl_core.methods.base import Method, Task, head_models, make_method
 
 SCHEMA = 1  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
+_SOME = ("of", "first", "every")  # partition_args that every scheme has
 _RANGES = {  # field: (test, what is allowed)
     "clients": (lambda v: v >= 1, "an integer >= 1"),
     "rounds": (lambda v: v >= 0, "an integer >= 0"),
@@ -54,7 +55,9 @@ class Experiment:
     statistics stay "local", are "average"d, or "reset". `max_samples` caps each client's train, val and test lists.
     `head_depth` layers counted from the end by `head_by` are the head. `seed` decides
     initial model, participants and batches; `init_from` starts from another experiment's end: its models, or with `adopt` its server,
-    these clients being new to it. `partition_seed` (default: seed) who holds what. `record` names probes (`probes.PROBES`), whose arrays
+    these clients being new to it. `partition_seed` (default: seed) who holds what. `partition_args` are the scheme's; with `of` among
+    them it deals to that many, and the clients here are numbers `first`, `first` + `every`, ... of them: one group, or those who are
+    new to the others. `record` names probes (`probes.PROBES`), whose arrays
     the Result keeps. `tags` label rows and are not hashed.
     Raises ValueError naming the field, the value, and what is allowed.
     """
@@ -125,7 +128,8 @@ class Experiment:
             importlib.import_module(plugin)
         if self.dataset != "own":
             data.check_name(self.dataset)
-            partitions.check(self.partition, self.partition_args)
+            partitions.check(self.partition, {n: v for n, v in self.partition_args.items() if n not in _SOME})
+            _some(self.clients, self.partition_args)
         models.check_name(self.model)
         probes.check(self.record, make_method(self.method, **self.method_args))
 
@@ -191,12 +195,28 @@ def _check_type(name: str, value: Any, declared: str) -> None:
         raise ValueError(f"Experiment({name}={value!r}): allowed is a finite number")
 
 
+def _some(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
+    # How many clients a partition deals to, and which of them are an Experiment's.
+    of, first, every = args.get("of", clients), args.get("first", 0), args.get("every", 1)
+    whole = all(type(v) is int for v in (of, first, every))
+    if not (whole and first >= 0 and every >= 1 and (end := first + every * (clients - 1) + 1) <= of):
+        raise ValueError(
+            f"Experiment(clients={clients}, partition_args={args!r}): allowed are integers with first >= 0, every >= 1 and "
+            "first + every * (clients - 1) < of"
+        )
+    return of, slice(first, end, every)
+
+
 # -- building ------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4)
 def _split(dataset: str, partition: str, args: str, clients: int, seed: int) -> partitions.Split:
-    return partitions.partition(partition, data.load(dataset), clients, seed, **json.loads(args))
+    given = json.loads(args)
+    of, kept = _some(clients, given)
+    scheme = {n: v for n, v in given.items() if n not in _SOME}
+    s = partitions.partition(partition, data.load(dataset), of, seed, **scheme)
+    return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
 
 
 def federation(e: Experiment, device: str = "cpu") -> Federation:
@@ -265,6 +285,13 @@ def vocabulary(e: Experiment) -> dict[str, int]:
 def grid(
     base: Experiment, rows: dict[str, dict], columns: dict[str, dict] | None = None, seeds: Iterable[int] = (0,)
 ) -> list[Experiment]:
-    """One Experiment for each row x column x seed: labels -> changed fields (as for `but`); the labels become tags."""
+    """One Experiment for each row x column x seed: labels -> changed fields (as for `but`); the labels become tags.
+
+    A seed is that of the sources (`init_from`), too: with another one they would hold other clients.
+    """
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
-    return [base.but(**c).but(**r).but(seed=s, tags={"row": rl, "column": cl}) for (cl, c), (rl, r), s in cells]
+    return [_seeded(base.but(**c).but(**r), s).but(tags={"row": rl, "column": cl}) for (cl, c), (rl, r), s in cells]
+
+
+def _seeded(e: Experiment, seed: int) -> Experiment:
+    return e.but(seed=seed, init_from=e.init_from and _seeded(e.init_from, seed))

@@ -124,9 +124,10 @@ def mlp(input_shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
     return _convnet("mlp", input_shape, classes, (), (hidden,))
 
 
-def cnn(input_shape: Shape, classes: int) -> nn.Module:
-    """The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C."""
-    return _convnet("cnn", input_shape, classes, (32, 64), (512,))
+def cnn(input_shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
+    """The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C; width scales them."""
+    a, b, hidden = (max(1, round(width * n)) for n in (32, 64, 512))
+    return _convnet("cnn", input_shape, classes, (a, b), (hidden,))
 
 
 def cnn_bn(input_shape: Shape, classes: int) -> nn.Module:

@@ -102,6 +102,7 @@ class Study:
         self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
+        pd.set_option("display.max_colwidth", None)  # claims are sentences
 
     def data(self, name: str) -> str | None:
         """The data set that serves for the paper's `name` here: itself, a stand-in, or None (then the artefact is not run)."""
@@ -226,9 +227,12 @@ class Study:
     # -- tables ----------------------------------------------------------------------------------------------------------
 
     def compare(
-        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", **how: Any
+        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", digits: int = 2, **how: Any
     ) -> pd.DataFrame:
-        """Table `table`: reported beside reproduced (see `report.compare`), saved with every cell of it; prints its caption."""
+        """Table `table`: reported beside reproduced (see `report.compare`), saved with every cell of it; prints its caption.
+
+        digits: decimals shown.
+        """
         got = report.compare(rows, self.paper, table, own=own, metric=metric, **how)
         rule = self.home.REPORT | how
         if metric == "acc_pct" and rule["select"] != "last" and len(rows):
@@ -238,7 +242,7 @@ class Study:
         name = table if metric == "acc_pct" else f"{table}.{metric}"
         report.save_table(got, self.folder / f"{name}.cells")
         print(self._caption(table, got, rule if metric == "acc_pct" else {}))
-        return self.table(name, report.wide(got))
+        return self.table(name, report.wide(got, digits))
 
     def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str]) -> str:
         ran = got[got.reproduced.notna()]

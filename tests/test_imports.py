@@ -39,8 +39,8 @@ ORDER = [
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboard", "ipywidgets", "IPython"}
 FRAMES_ONLY = {"report", "plots"}
-LIBRARY, FILE, METHOD = 5000, 400, 80  # lines of code: all but the methods, a file, a method's class
-LONGER = {"flayer": 145}  # holds two published forms (the paper's, the released code's) and composes with six methods
+LIBRARY, FILE, METHOD = 5000, 400, 80  # lines of code: all but methods and papers, a file, a method's class
+LONGER = {"flayer": 96}  # holds two published forms (the paper's, the released code's) and composes with six methods
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -117,7 +117,7 @@ def test_runner_needs_nothing_before_it_runs_something():
 
 def test_sizes():
     sizes = {str(path.relative_to(PACKAGE)): size(path) for path in FILES}
-    assert sum(lines for name, lines in sizes.items() if not name.startswith("methods")) < LIBRARY
+    assert sum(lines for name, lines in sizes.items() if not name.startswith(("methods", "papers"))) < LIBRARY
     assert {name: lines for name, lines in sizes.items() if lines >= FILE} == {}
     classes = {
         name: code_lines(inspect.getsource(cls)) for name, cls in METHODS.items() if "pfl_core" in cls.__module__

@@ -13,7 +13,7 @@ from pfl_core import models
 from pfl_core.engine import Engine
 from pfl_core.methods.base import METHODS, Batch, State, Step, Task, make_method
 from pfl_core.methods.fedaghn import ABLATIONS
-from pfl_core.methods.flayer import CHOICES, largest
+from pfl_core.methods.flayer import CHOICES, FORMS, accuracy, largest
 from pfl_core.simulate import simulate
 from pfl_core.stacked import flat, prefixed, select, unprefixed
 
@@ -349,6 +349,16 @@ def changes(method, k=2, seed=0):
     return {n: torch.rand(k, *method.task.initial[n].shape, generator=g) for n in method.task.parameters}
 
 
+def factors(method, g):
+    """Rates over eta as the method's mode has them."""
+    return FORMS[method.mode][0](g, method.task, method.middle)
+
+
+def masks_of(method, change):
+    """What the method's mode uploads."""
+    return FORMS[method.mode][1](change, method.task, method.fix_1x1)
+
+
 class Deep(nn.Module):
     """Twenty layers of 7 x 3 weights and 3 biases (none in `fc`)."""
 
@@ -407,30 +417,30 @@ def test_flayer_reads_test_data_only_where_it_says_so():
     simulate(method, fed, cfg, workers=1)
     object.__setattr__(method, "mixing", False)  # declares no leak now, but would read
     with pytest.raises(ValueError, match="leaks_test"):
-        method.accuracy(context(method, method.init()), method.begin(method.init(), ALL))
+        accuracy(method.logits, context(method, method.init()), method.begin(method.init(), ALL), method.split)
 
 
 def test_flayer_paper_rates():
     method = cnn()
     g = {n: torch.randn(v.shape) for n, v in method.task.initial.items()}
-    f = method.factors(g)
+    f = factors(method, g)
     for i, layer in enumerate(("conv1", "conv2", "fc1", "fc"), 1):
         norm = math.sqrt(sum(float(g[f"{layer}.{part}"].square().sum()) for part in ("weight", "bias")))
         for part in ("weight", "bias"):
             assert float(f[f"{layer}.{part}"]) == pytest.approx(1 + math.log(1 + 1 / norm) * i / 4, rel=1e-5)
-    sizes = [method.factors({n: v * a for n, v in g.items()}) for a in (0, 1e-6, 1e-3, 1.0, 1e3, 1e9)]
+    sizes = [factors(method, {n: v * a for n, v in g.items()}) for a in (0, 1e-6, 1e-3, 1.0, 1e3, 1e9)]
     for n in g:
         series = [float(s[n]) for s in sizes]
         assert series == sorted(series, reverse=True) and all(1 <= v < math.inf for v in series)
         assert series[-1] == pytest.approx(1, abs=1e-6)
-    assert set(method.factors(select(g, ["fc.weight"]))) == {"fc.weight"}
+    assert set(factors(method, select(g, ["fc.weight"]))) == {"fc.weight"}
 
 
 def test_flayer_step_keeps_the_rates_of_the_first_batch():
     method = on(models.build("mlp", (4,), 3, hidden=2).double(), "flayer")
     p = {n: v + 1 for n, v in method.task.initial.items()} | {"v.extra": torch.ones(2, dtype=torch.float64)}
     g = {n: torch.full_like(v, 0.3) for n, v in p.items()}
-    f = method.factors(g)
+    f = factors(method, g)
     q, memory = method.step(p, {}, lambda _: g, Step(0, 0.1, {}))
     r, _ = method.step(q, {}, lambda _: {n: 5 * v for n, v in g.items()}, Step(1, 0.1, memory))
     for n in p:
@@ -452,7 +462,7 @@ def test_flayer_trains_every_client_with_its_own_rates(executor):
         batch = Batch(*fed.batch(torch.as_tensor(fed.plan(k, 0, batch=100))[0, 0]))
         mine = {n: v[k] for n, v in start.items()}
         g = torch.func.grad(lambda q, b=batch: method.loss(q, q, b))(mine)
-        f = method.factors(g)
+        f = factors(method, g)
         for n in g:
             torch.testing.assert_close(end[n][k], mine[n] - cfg.lr * f[n] * g[n], rtol=1e-9, atol=1e-12)
 
@@ -461,7 +471,7 @@ def test_flayer_official_rates():
     for middle in (20.0, 1.0):
         method = cnn(mode="official", middle=middle)
         g = {n: torch.randn(v.shape) for n, v in method.task.initial.items()}
-        f = method.factors(g)
+        f = factors(method, g)
         assert f["conv1.weight"] == f["conv1.bias"] == 1 and float(f["fc.weight"]) == pytest.approx(0.2)
         for idx, layer in ((1, "conv2"), (2, "fc1")):
             logs = [math.log(1 + 1 / float(g[f"{layer}.{part}"].norm())) for part in ("weight", "bias")]
@@ -470,14 +480,14 @@ def test_flayer_official_rates():
     unit = {n: torch.zeros_like(v) for n, v in method.task.initial.items()}  # papers.md A.3.2: eta .005 at norm 1
     for n in unit:
         unit[n].view(-1)[0] = 1.0
-    f = cnn(mode="official").factors(unit)
+    f = factors(cnn(mode="official"), unit)
     assert [round(0.005 * float(f[n]), 2) for n in ("conv2.bias", "fc1.bias")] == [0.12, 0.15]
 
 
 def test_flayer_paper_masks_keep_the_upper_layers_share():
     method = cnn()
     change = changes(method)
-    masks = method.masks(change)
+    masks = masks_of(method, change)
     for i, (layer, names) in enumerate(method.task.layers_by("child").items(), 1):
         m, d = flat(select(masks, names)), flat(select(change, names))
         assert (m.sum(1) == math.ceil(i * m.shape[1] / 4)).all(), layer
@@ -485,7 +495,7 @@ def test_flayer_paper_masks_keep_the_upper_layers_share():
     share = sum(int(m[0].sum()) for m in masks.values()) / sum(v[0].numel() for v in masks.values())
     assert round(100 * share, 1) == 73.5
     deep = on(Deep(), "flayer")
-    kept = [int(flat(select(deep.masks(changes(deep)), v))[0].sum()) for v in deep.task.layers_by("child").values()]
+    kept = [int(flat(select(masks_of(deep, changes(deep)), v))[0].sum()) for v in deep.task.layers_by("child").values()]
     assert kept[:4] == [3, 3, 4, 5] and kept[9] == 12 and kept[-2:] == [23, 21]  # of 24, the last of 21
 
 
@@ -503,7 +513,7 @@ def test_flayer_ties_go_to_the_lower_index():
 
 def test_flayer_official_masks_keep_what_the_code_keeps():
     method = cnn(mode="official")
-    masks = method.masks(changes(method))
+    masks = masks_of(method, changes(method))
     per_kernel = {n: set(masks[n].flatten(3).sum(-1).view(-1).tolist()) for n in ("conv1.weight", "conv2.weight")}
     assert per_kernel == {"conv1.weight": {3}, "conv2.weight": {6}}
     kept = {n: masks[n].flatten(1).sum(1).unique().tolist() for n in ("conv1.bias", "conv2.bias", "fc1.bias")}
@@ -512,14 +522,14 @@ def test_flayer_official_masks_keep_what_the_code_keeps():
     share = sum(int(m[0].sum()) for m in masks.values()) / sum(v[0].numel() for v in masks.values())
     assert round(100 * share, 1) == 95.3
     text = on(models.build("fasttext", (6,), 4, vocab=50), "flayer", mode="official")
-    assert sum(int((~m[0]).sum()) for m in text.masks(changes(text)).values()) == 19
+    assert sum(int((~m[0]).sum()) for m in masks_of(text, changes(text)).values()) == 19
 
 
 def test_flayer_official_bug_of_1x1_kernels():
     net = models.build("resnet18", (3, 32, 32), 100)
     change = changes(on(net, "flayer"), k=1)
     for fix in (True, False):
-        masks = on(net, "flayer", mode="official", fix_1x1=fix).masks(change)
+        masks = masks_of(on(net, "flayer", mode="official", fix_1x1=fix), change)
         down = [n for n in masks if n.endswith("downsample.0.weight")]
         assert len(down) == 3 and all(bool(masks[n].all()) == fix and bool(masks[n].any()) == fix for n in down)
     share = sum(int(m.sum()) for m in masks.values()) / sum(v.numel() for v in masks.values())
@@ -567,7 +577,7 @@ def test_flayer_literal_rule_shrinks_the_base_and_contributors_do_not():
         start = method.begin(state, sel)
         one = {n: v[:1] for n, v in random_updates(start, method.task.parameters).items()}
         end = start | {n: v.expand(3, *v.shape[1:]) for n, v in one.items()}  # three equal clients
-        masks = method.masks({n: (end[n] - start[n]).abs() for n in one})
+        masks = masks_of(method, {n: (end[n] - start[n]).abs() for n in one})
         after = method.upload(state, sel, start, end | prefixed("mask.", masks), torch.ones(3)).server
         m, v = masks["conv1.weight"][0], one["conv1.weight"][0]
         expected = v * m if agg == "literal" else torch.where(m, v, start["conv1.weight"][0])
@@ -592,9 +602,9 @@ def test_flayer_masks_compare_with_where_clients_began():
     end = method.local(context(method, state, round=2), start)
     masks = unprefixed("mask.", end)
     assert set(masks) == set(method.task.parameters)
-    again = method.masks({n: (end[n] - start[n]).abs() for n in masks})
+    again = masks_of(method, {n: (end[n] - start[n]).abs() for n in masks})
     assert_same(masks, again)
-    flipped = method.masks({n: (start[n] - end[n]).abs() for n in masks})
+    flipped = masks_of(method, {n: (start[n] - end[n]).abs() for n in masks})
     assert_same(masks, flipped)
 
 
@@ -612,8 +622,8 @@ def test_flayer_official_trains_the_head_before_it_is_tested():
     assert len(c.calls) == 2 and all(torch.equal(c.calls[0]["end"][n], served[n]) for n in head)
     got = c._engine.evaluate(select(served, method.task.names), "test")
     torch.testing.assert_close(end["flayer.acc"], torch.tensor(got["correct"] / got["n"]))
-    for n in method.masks({n: end[n] for n in method.task.parameters}):
-        changed = method.masks({n: (end[n] - c.calls[0]["end"][n]).abs()})
+    for n in masks_of(method, {n: end[n] for n in method.task.parameters}):
+        changed = masks_of(method, {n: (end[n] - c.calls[0]["end"][n]).abs()})
         assert torch.equal(changed[n], end["mask." + n])
 
 

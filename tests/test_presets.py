@@ -28,8 +28,9 @@ def test_numbers_that_the_papers_print():
     assert presets.presets("pfedla", "table1", "emnist-digits")["local"]["lr"] == 0.005
     aghn = presets.presets("fedaghn", "table1")["ditto"]
     assert (aghn["rounds"], aghn["epochs"], aghn["batch"], aghn["clients"]) == (200, 5, 64, 20)
-    flayer = presets.presets("flayer", "table5")["flayer (official)"]
-    assert (flayer["batch"], flayer["lr"], flayer["head_depth"], flayer["method_args"]["middle"]) == (10, 0.1, 4, 1.0)
+    flayer = presets.presets("flayer", "table2")["flayer (official)"]
+    assert (flayer["batch"], flayer["lr"], flayer["head_depth"], flayer["method_args"]["middle"]) == (10, 0.005, 2, 20)
+    assert presets.presets("flayer", "table5a")["flayer"]["lr"] == 0.1  # ResNet-18
     hn = presets.presets("pfedhn", "table1")["pfedhn"]
     assert (hn["rounds"], hn["participation"] * hn["clients"], hn["steps"], hn["clip"]) == (5000, 1, 50, 50)
     per = papers.paper("fedper").setting("fig2", "paper", "cifar10")

@@ -272,7 +272,7 @@ def test_finishing_without_runs_writes_an_empty_file(home):
 
 # ---------------------------------------------------------------- tables beside the paper's, and what probes recorded
 
-CASE = dict(model="mlp", clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16)
+CASE = dict(clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16)
 CASE_ROWS = {"local": {"method": "local"}, "fedaghn": {"method": "fedaghn", "record": ("weights",)}}
 
 

@@ -56,13 +56,19 @@ class FedAGHN(Method):
     h: float = 0.005  # rate of p and q (authors' code); 0 keeps them
     hn_sign: str = "literal"  # or "descent"
     ablation: str = ""  # or one of `ABLATIONS`
+    by: str = "module"  # a graph for each module; "model": one for the whole model, by its whole update (pFedLA Fig. 1)
 
     def check(self):
-        for field, legal in {"hn_sign": SIGNS, "ablation": tuple(ABLATIONS)}.items():
+        for field, legal in {"hn_sign": SIGNS, "ablation": tuple(ABLATIONS), "by": ("module", "model")}.items():
             if getattr(self, field) not in legal:
                 raise ValueError(f"fedaghn: {field} = {getattr(self, field)!r}; use one of {legal}")
         if min(self.p0, self.h) < 0:
             raise ValueError(f"fedaghn: p0 = {self.p0}, h = {self.h}; allowed: numbers >= 0")
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """{layer: names of its parameters} in forward order; with by="model" the one layer "model"."""
+        return self.task.layers if self.by == "module" else {"model": list(self.task.parameters)}
 
     def attention(self, p: Tensor, q: Tensor, s: Tensor, sel: Tensor) -> Tensor:
         """Weights (S, L, K) of clients sel (S,) from p, q (S, L) and s (S, L, K); rows over the last axis sum to 1."""
@@ -80,13 +86,13 @@ class FedAGHN(Method):
     def weights(self, state: State) -> dict[str, Tensor]:
         """{layer: (K, K)}, the weights that mix next: row = receiving client, column = source."""
         everyone = torch.arange(len(state.extra["p"]), device=self.task.device)
-        return dict(zip(self.task.layers, self._rows(state, everyone).unbind(1), strict=True))
+        return dict(zip(self.layers, self._rows(state, everyone).unbind(1), strict=True))
 
     def init(self):
         state, t = super().init(), self.task
         state.server = select(state.server, t.buffers)
         theta = own(select(t.start(), t.parameters))
-        ones = torch.ones(t.K, len(t.layers), device=t.device, dtype=t.dtype)
+        ones = torch.ones(t.K, len(self.layers), device=t.device, dtype=t.dtype)
         q0 = self.q0 if self.ablation not in ("no_q", "no_pq") else 1.0
         state.extra = {"theta": theta, "delta": {n: torch.ones_like(v) for n, v in theta.items()}}
         state.extra |= {"p": self.p0 * ones, "q": q0 * ones, "s": ones[..., None].repeat(1, 1, t.K)}
@@ -94,12 +100,12 @@ class FedAGHN(Method):
 
     def download(self, state, sel):
         sent = super().download(state, sel)  # averaged buffers, if any
-        for w, names in zip(self._rows(state, sel).unbind(1), self.task.layers.values(), strict=True):
+        for w, names in zip(self._rows(state, sel).unbind(1), self.layers.values(), strict=True):
             sent |= mix(w, select(state.extra["theta"], names))
         return sent
 
     def upload(self, state, sel, start, end, weight):
-        state, x, layers = super().upload(state, sel, start, end, weight), state.extra, self.task.layers.values()
+        state, x, layers = super().upload(state, sel, start, end, weight), state.extra, self.layers.values()
         delta = {n: end[n] - start[n] for n in x["theta"]}
         # Rows of w sum to 1, so that all theta_j may be taken relative to one of them: exact zeros where they are equal.
         theta = {n: v - v[:1] for n, v in x["theta"].items()}

@@ -4,13 +4,13 @@ Chen, Yang, Ren, Li, Wang, "Optimizing Personalized Federated Learning through A
 2025), Eq. 2-9, Algorithm 1. Layers i = 1..L are the model's top-level children; the last s of them, the head, are the experiment's.
 
     thetatilde = [theta_g; A_k theta_k + (1 - A_k) theta_g in the head]      `begin`; "flayer." holds theta_k's head and A_k  (2)
-    eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)                              `factors`, `step`                            (3), (4)
-    mask: the top UP^i = min(max(i/L, .1), 1) of |thetahat - thetatilde|     `masks`                                      (5) - (8)
-    theta_g = mean of the masked models                                      `upload`                                (9), line 11
+    eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)                              `paper_rates`, `step`                        (3), (4)
+    mask: the top UP^i = min(max(i/L, .1), 1) of |thetahat - thetatilde|     `paper_masks`                                (5) - (8)
+    theta_g = mean of the masked models                                      `upload`, `filled`                      (9), line 11
 
 FLAYER is put around another method, `inner`, over its hooks alone: every training that inner leaves to SGD takes `step`, its upload passes
 through the masks, and the heads that the server sends are mixed before inner begins. What the server fills in for masked entries
-(`upload`) turns inner's own mean into the rule below. FedPer and FedRep send no head, and FedALA blends heads itself: nothing is mixed.
+(`filled`) turns inner's own mean into the rule below. FedPer and FedRep send no head, and FedALA blends heads itself: nothing is mixed.
 
 Differs from the paper
 1. Line 11 averages zeros where a client sent nothing, so that layer 1 shrinks towards zero (agg="literal"). Default is the mean over
@@ -30,6 +30,7 @@ Momentum, weight decay and clipping do not reach `step`: as in paper and code, i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import METHODS, Context, Method, State, Step, make_method
+from pfl_core.methods.base import METHODS, Context, Method, State, Step, Task, make_method
 from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
 
 CHOICES = {
@@ -48,6 +49,100 @@ CHOICES = {
     "inner": ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala"),
 }
 TINY = 1e-12  # least norm of a gradient; the code divides by zero
+
+
+def accuracy(logits: Callable, c: Context, p: Params, split: str) -> Tensor:
+    """A_k (S,) in [0, 1] of the models with plain names in p, float64; 0 for a client without samples of that split."""
+    right = lambda q, b: {"hits": (logits(q, b.x).argmax(1) == b.y).sum(), "n": torch.ones_like(b.y).sum()}  # noqa: E731
+    got = c.measure(right, p, split)
+    return got["hits"].double() / got["n"].clamp_min(1)
+
+
+# -- (4): rates over eta of ONE client, {name: rate}, for gradients g {name: (*shape)}; names beyond the model's have none -----
+
+
+def paper_rates(g: Params, task: Task, middle: float) -> Params:
+    """1 + ln(1 + 1/||g^(i)||) i/L, one rate for each child of the model."""
+    layers = list(task.layers_by("child").values())
+    out = {}
+    for i, names in enumerate(layers, 1):
+        if trained := [n for n in names if n in g]:
+            norm = torch.stack([g[n].norm() for n in trained]).norm().clamp_min(TINY)
+            out |= dict.fromkeys(trained, 1 + (1 / norm).log1p() * i / len(layers))
+    return out
+
+
+def official_rates(g: Params, task: Task, middle: float) -> Params:
+    """1 for the first child, 1/5 for the last, between them `middle` times the mean over tensors of 1 + ln(1 + 1/||g||) (i-1)/(L-1)."""
+    layers = list(task.layers_by("child").values())
+    out, last = {}, len(layers) - 1
+    for i, names in enumerate(layers):
+        if trained := [n for n in names if n in g]:
+            norms = torch.stack([g[n].norm() for n in trained]).clamp_min(TINY)
+            inner = middle * (1 + (1 / norms).log1p().mean() * i / max(last, 1))
+            outer = torch.ones_like(norms[0]) / (1 if i < last else 5)
+            out |= dict.fromkeys(trained, inner if 0 < i < last else outer)
+    return out
+
+
+# -- (5) to (8): what is uploaded, {name: (S, *shape) bool}, for changes |after - before| {name: (S, *shape)} of parameters -------
+
+
+def paper_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
+    """The ceil(UP^i n_i) largest changes of each child."""
+    layers = list(task.layers_by("child").values())
+    out = {}
+    for i, names in enumerate(layers, 1):
+        if part := select(change, names):
+            x = flat(part)
+            size = x.shape[1]  # ceil(UP^i n_i) in whole numbers:
+            out |= unflat(largest(x, max(-(-i * size // len(layers)), -(-size // 10))), part)
+    return out
+
+
+def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
+    """Inside each kernel of a convolution, and in 1-D tensors as a whole, the largest changes; other tensors are never masked."""
+    out, n = {}, len(task.parameters)
+    for t, name in enumerate(task.parameters):
+        if name not in change:
+            continue
+        v = change[name]
+        unit = v.flatten(3) if v.dim() == 5 else v
+        size = unit.shape[-1]
+        drop = max(min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1)  # halves to even
+        if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and fix_1x1):
+            drop = 0
+        out[name] = largest(unit, size - drop).view_as(v)
+    return out
+
+
+def largest(x: Tensor, keep: int) -> Tensor:
+    """Mask of the `keep` largest entries along the last axis; of equal ones, those of lower index."""
+    if keep in (0, x.shape[-1]):
+        return torch.full_like(x, keep > 0, dtype=torch.bool)
+    least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
+    above, equal = x > least, x == least
+    return above | equal & (equal.cumsum(-1) <= keep - above.sum(-1, keepdim=True))
+
+
+def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:
+    """Uploads v (S, *shape) with something in place of what was not `sent` (a mask): zeros if old is None, else what does not move a
+    weighted mean over the clients: the mean over those who sent the entry, and `old` where nobody did."""
+    fill = torch.zeros_like(v[:1])
+    if old is not None:
+        w = weight.to(v.dtype)
+        mass = torch.einsum("s,s...->...", w, sent.to(v.dtype))
+        mean = torch.einsum("s,s...->...", w, v * sent) / mass.clamp_min(TINY)
+        fill = torch.where(mass > 0, mean, old)
+    return torch.where(sent, v, fill)
+
+
+def parted(p: Params) -> tuple[Params, Params]:
+    """An upload's masks under the names of what they mask, and the rest."""
+    return unprefixed("mask.", p), {n: v for n, v in p.items() if not n.startswith("mask.")}
+
+
+FORMS = {"paper": (paper_rates, paper_masks), "official": (official_rates, official_masks)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,39 +222,15 @@ class Flayer(Method):
         only = [n for n in unprefixed("flayer.", start) if n in start]
         return c.train(self.loss, start, only=only, epochs=1, stream="flayer", step=self.step if self.rates else None)
 
-    def accuracy(self, c: Context, p: Params) -> Tensor:
-        """A_k (S,) in [0, 1] of the models with plain names in p; 0 for a client without samples of that split."""
-        right = lambda q, b: {"hits": (self.logits(q, b.x).argmax(1) == b.y).sum(), "n": torch.ones_like(b.y).sum()}  # noqa: E731
-        got = c.measure(right, p, self.split)
-        return got["hits"].to(self.task.dtype) / got["n"].clamp_min(1)
-
     def personal(self, state, c):
         start = self.begin(state, c.sel)
         return self.serve(self.tune_head(c, start)) if "flayer.acc" in start else self.method.personal(state, c)
 
     # -- (3), (4): the step ----------------------------------------------------------------------------------------------
-    def factors(self, g: Params) -> Params:
-        """Of ONE client: {name: its rate over eta} for gradients g {name: (*shape)}; names beyond the model's have none."""
-        layers = list(self.task.layers_by("child").values())
-        out, n = {}, len(layers)
-        for i, names in enumerate(layers, 1):
-            trained = [name for name in names if name in g]
-            if not trained:
-                continue
-            norms = torch.stack([g[name].norm() for name in trained])
-            if self.mode == "paper":
-                rate = 1 + (1 / norms.norm().clamp_min(TINY)).log1p() * i / n
-            elif i in (1, n):
-                rate = torch.ones_like(norms[0]) / (1 if i < n else 5)
-            else:
-                rate = self.middle * (1 + (1 / norms.clamp_min(TINY)).log1p().mean() * (i - 1) / (n - 1))
-            out |= dict.fromkeys(trained, rate)
-        return out
-
     def step(self, p: Params, anchor: Params, grad: Any, ctx: Step) -> tuple[Params, Params]:
         """One step of ONE client; the factors of the first batch are kept for the whole training."""
         g = grad(p)
-        factors = ctx.memory or self.factors(g)
+        factors = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
         eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
         return p | {n: p[n] - eta[n] * factors.get(n, 1.0) * v for n, v in g.items()}, factors
 
@@ -171,56 +242,25 @@ class Flayer(Method):
         end = self.method.local(seen, start)
         if "flayer.acc" in start:
             heads = select(end, unprefixed("flayer.", start))
-            acc = self.accuracy(c, end if self.mode == "paper" else start)
-            end = end | prefixed("flayer.", heads | {"acc": acc})
+            acc = accuracy(self.logits, c, end if self.mode == "paper" else start, self.split)
+            end = end | prefixed("flayer.", heads | {"acc": acc.to(self.task.dtype)})
         if self.masking:
             sent = {n: self.carried(n) for n in end if n not in c.state.clients and self.carried(n)}
-            masks = self.masks({q: (end[n] - start[q]).abs() for n, q in sent.items()})
+            change = {q: (end[n] - start[q]).abs() for n, q in sent.items()}
+            masks = FORMS[self.mode][1](change, self.task, self.fix_1x1)
             end = end | {f"mask.{n}": masks[q] for n, q in sent.items()}
         return end
 
-    # -- (5) to (9): masks and the server --------------------------------------------------------------------------------
-    def masks(self, change: Params) -> Params:
-        """What is uploaded, {name: (S, *shape) bool}, for changes |after - before| {name: (S, *shape)} of parameters."""
-        out, n = {}, len(self.task.parameters)
-        if self.mode == "paper":
-            layers = list(self.task.layers_by("child").values())
-            for i, names in enumerate(layers, 1):
-                if part := select(change, names):
-                    x = flat(part)
-                    size = x.shape[1]  # ceil(UP^i n_i) in whole numbers:
-                    out |= unflat(largest(x, max(-(-i * size // len(layers)), -(-size // 10))), part)
-            return out
-        for t, name in enumerate(self.task.parameters):
-            if name not in change:
-                continue
-            # Inside each kernel of a convolution, and in 1-D tensors as a whole; others are never masked.
-            v = change[name]
-            unit = v.flatten(3) if v.dim() == 5 else v
-            size = unit.shape[-1]
-            drop = max(min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1)  # halves to even
-            if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and self.fix_1x1):
-                drop = 0
-            out[name] = largest(unit, size - drop).view_as(v)
-        return out
-
+    # -- (9): the server -------------------------------------------------------------------------------------------------
     def upload(self, state, sel, start, end, weight):
-        masks = unprefixed("mask.", end)
-        full = {n: v for n, v in end.items() if not n.startswith("mask.")}
+        masks, full = parted(end)
         for n, m in masks.items():
-            fill = torch.zeros_like(full[n][:1])
-            if self.agg == "contributors":
-                # Filled with the mean over those who sent an entry, the others do not move inner's mean of it.
-                w = weight.to(full[n].dtype)
-                mass = torch.einsum("s,s...->...", w, m.to(w.dtype))
-                mean = torch.einsum("s,s...->...", w, full[n] * m) / mass.clamp_min(TINY)
-                fill = torch.where(mass > 0, mean, state.server.get(n, start[self.carried(n)]))
-            full[n] = torch.where(m, full[n], fill)
+            old = state.server.get(n, start[self.carried(n)]) if self.agg == "contributors" else None
+            full[n] = filled(full[n], m, weight, old)
         return self.method.upload(state, sel, start, full, weight)
 
     def traffic(self, state, sel, down, up):
-        masks = unprefixed("mask.", up)
-        full = {n: v for n, v in up.items() if not n.startswith("mask.")}
+        masks, full = parted(up)
         down_n, up_n = self.method.traffic(state, sel, down, full)
         return down_n, up_n - sum(int((~m).sum()) for m in masks.values())
 
@@ -228,12 +268,3 @@ class Flayer(Method):
         new = self.method.adopt(state, k)
         new.clients = super().adopt(state, k).clients | new.clients
         return new
-
-
-def largest(x: Tensor, keep: int) -> Tensor:
-    """Mask of the `keep` largest entries along the last axis; of equal ones, those of lower index."""
-    if keep in (0, x.shape[-1]):
-        return torch.full_like(x, keep > 0, dtype=torch.bool)
-    least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
-    above, equal = x > least, x == least
-    return above | equal & (equal.cumsum(-1) <= keep - above.sum(-1, keepdim=True))

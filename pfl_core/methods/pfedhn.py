@@ -182,10 +182,9 @@ class PFedHN(Method):
         return state.extra["phi"]["v"]
 
     def _clients(self, k: int, v: Tensor) -> tuple[Tensor, Tensor]:
-        # What the server keeps of k clients: embeddings (v, unless they are fixed), and sizes in equal parts of a random order.
-        t, size = self.task, torch.empty(k, dtype=torch.int64)
-        with t.seeded("sizes"):
-            size[torch.randperm(k)] = torch.arange(k) * max(1, len(self.widths)) // k
+        # What the server keeps of k clients: embeddings (v, unless they are fixed), and sizes, which take turns (so that a group
+        # of one size is every such client of a partition).
+        t, size = self.task, torch.arange(k) % max(1, len(self.widths))
         if self.embed != "trainable":
             counts = t.label_counts.to(t.dtype)
             v = counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)

@@ -2,53 +2,307 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from pfl_core.papers import Claim, use
+import numpy as np
+import pandas as pd
 
-ARTEFACTS = ["table1", "table2", "table3", "table4", "table5", "fig2", "fig3"]
-TABLES = ("table1", "table2", "table3", "table5")  # those whose rows `presets` gives
+from pfl_core.analysis import pick
+from pfl_core.papers import Claim, derived, use, value
+
+ARTEFACTS = ["table1", "table2", "table3", "table4", "table5a", "table5b", "table5c", "fig2", "fig3"]
+TABLES = ("table1", "table2", "table3", "table5a", "table5b")  # those whose rows `presets` gives
 OWN = "flayer"
+# Correct / tested over all clients, best round [O].
 REPORT: dict[str, str] = dict(select="best_test", when="before", mean="pooled")
 WHEN: dict[str, str] = {}
 
+# Columns as printed: the paper's data set and network.
+COLUMNS = {
+    "CIFAR-10, CNN": ("cifar10", "cnn"),
+    "CIFAR-100, CNN": ("cifar100", "cnn"),
+    "Tiny, CNN": ("tiny_imagenet", "cnn"),
+    "CIFAR-10, ResNet-18": ("cifar10", "resnet18"),
+    "CIFAR-100, ResNet-18": ("cifar100", "resnet18"),
+    "Tiny, ResNet-18": ("tiny_imagenet", "resnet18"),
+    "AG News, fastText": ("ag_news", "fasttext"),
+}
+PRINTED = {
+    "table2": list(COLUMNS),
+    "table3": list(COLUMNS)[:6],
+    "table4": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
+    "fig2": ["CIFAR-10, CNN", "CIFAR-10, ResNet-18"],
+    "fig3": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
+}  # Tables 1 and 5: CIFAR-100, ResNet-18
+BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
+PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
+OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"  # rows of ours
 
-def _paper(table: str, dataset: str, clients: int) -> tuple[dict, dict]:
-    # Sec. 5.1 [P]; 200 rounds: the largest published count of iterations is 195 [inferred]; PFLlib's partition [O].
-    deep = table in ("table1", "table5")  # ResNet-18
-    text = dataset == "ag_news"
-    fields = dict(
-        dataset=dataset,
-        clients=clients,
-        model="resnet18" if deep else "fasttext" if text else "cnn",
-        batch=10,
-        epochs=1,
-    )
-    fields |= dict(
-        lr=0.1 if deep or text else 0.005,
-        rounds=1000 if text else 200,
-        plan="drop",
-        normalize="half",
-        partition="dirichlet",
-    )
-    fields |= dict(head_depth=2, head_by="child") if deep else {}
-    fields["partition_args"] = {"alpha": 0.1, "source": "train"} if dataset == "tiny_imagenet" else {"alpha": 0.1}
-    rows = {m: use(m) for m in ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")}
-    if table == "table5":
-        rows |= {"gpfl": use("gpfl", lam=1e-4), "fedcp": use("fedcp", lam=1.0)}  # GPFL's own script for ResNet-18; ?
-    released = use("flayer", mode="official", middle=1.0 if deep or text else 20.0)
-    released |= dict(head_by="tensor", head_depth=4 if deep else 2)  # `-p` of the released commands [O]
-    return fields, rows | {"flayer": use("flayer"), "flayer (official)": released}
+# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch; eta .005 (CNN), .1 (ResNet-18, fastText); s = 1, 2, 1. Incomplete last
+# batches left out, pixels in [-1, 1], 1000 rounds of fastText [O]. Else 200 rounds: the largest published count is 195 ?
+# quick and smoke [C]: narrow networks, few rounds, and rates at which every row learns in them.
+_COMMON = dict(clients=20, epochs=1, batch=10, plan="drop", normalize="half", partition="dirichlet", head_by="child")
+_PROFILES: dict[str, dict[str, Any]] = {
+    "paper": dict(rounds=200),
+    "quick": dict(rounds=20, eval_every=2),
+    "smoke": dict(rounds=1, batch=4, max_samples=8),
+}
+_TEXT = {"paper": dict(rounds=1000), "quick": dict(rounds=20, max_samples=100), "smoke": {}}
+_REAL = dict(max_samples=150)  # quick on images that are not embedded
+_LR = {"paper": {"cnn": 0.005, "resnet18": 0.1, "fasttext": 0.1}}
+_LR["quick"] = _LR["smoke"] = {"cnn": 0.02, "resnet18": 0.05, "fasttext": 0.5}
+_WIDTH = {"quick": {"cnn": 0.25, "resnet18": 0.125}, "smoke": {"cnn": 0.0625, "resnet18": 0.0625}, "paper": {}}
+FAST = 0.1  # 20 x .005: what the released code gives the CNN's middle layers at least
+
+
+# -- settings, rows, columns ---------------------------------------------------------------------------------------------
+
+
+def net(model: str, profile: str) -> dict[str, Any]:
+    """What a network changes in an Experiment: its rate, the depth s of its head, at quick its width and ResNet-18's rounds."""
+    deep = model == "resnet18"
+    out: dict[str, Any] = dict(model=model, lr=_LR[profile][model], head_depth=2 if deep else 1)
+    if model in _WIDTH[profile]:
+        out["model_args"] = {"width": _WIDTH[profile][model]}
+    return out | ({"rounds": 10} if deep and profile == "quick" else {})
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
-    """Fields of the Experiment that an artefact's runs vary."""
-    return _paper(artefact, dataset, clients or 20)[0]
+    """Fields of the Experiment that an artefact's runs vary, with the network of its first column."""
+    text, deep = dataset == "ag_news", profile == "paper" and (artefact == "table1" or artefact.startswith("table5"))
+    fields = _COMMON | {"dataset": dataset} | _PROFILES[profile]
+    fields |= net("fasttext" if text else "resnet18" if deep else "cnn", profile) | (_TEXT[profile] if text else {})
+    if profile == "quick" and not text and not dataset.startswith("digits"):
+        fields |= _REAL
+    fields["partition_args"] = {"alpha": 0.1} | ({"source": "train"} if dataset == "tiny_imagenet" else {})
+    return fields | ({"clients": clients} if clients else {})
 
 
-def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-    """Rows of an artefact as changes to its `setting`."""
-    return _paper(artefact, dataset, clients or 20)[1]
+def rows(artefact: str, profile: str, dataset: str, clients: int = 0, model: str = "") -> dict[str, dict]:
+    """Rows of an artefact as changes to its `setting`, for another `model` than its own where one is given."""
+    own = setting(artefact, profile, dataset)
+    model = model or own["model"]
+    # Figure 2's runs are those of the tables. Where clients or their data are others, `sweeps` leaves the probe out.
+    probed = model == "cnn" if profile != "paper" else dataset == "cifar10"
+    main = {m: use(m) | ({"record": ("cka",)} if probed and m in PROBED else {}) for m in (*BASELINES, "flayer")}
+    flayer, deep = main["flayer"], model == "resnet18"
+    if artefact == "table4":
+        s = net(model, profile)["head_depth"]
+        return {f"s={d}": (flayer if d == s else use("flayer")) | {"head_depth": d} for d in (3, 2, 1)}
+    if artefact == "table5c":
+        return {"fedavg": flayer} | {m: use("flayer", inner=m) for m in BASELINES if m not in ("fedavg", "apple")}
+    if artefact == "fig3":
+        off = dict(mixing=False, rates=False, masking=False)
+        names = {"mixing": "aggregation only", "rates": "learning rates only", "masking": "masking only"}
+        out = {"flayer": flayer} | {label: use("flayer", **off | {part: True}) for part, label in names.items()}
+        faster = {} if deep else {f"fedavg, lr {FAST:g}": use("fedavg") | {"lr": FAST}}
+        return out | {"fedavg": main["fedavg"]} | faster | {"flayer, zeros averaged": use("flayer", agg="literal")}
+    if artefact in ("table1", "fig2"):
+        return some(main, PROBED if artefact == "fig2" else ("fedavg", "apple", "fedper", "fedala"))
+    if artefact.startswith("table5"):  # GPFL's own script for ResNet-18 [O]; else the methods' defaults
+        own = {"gpfl": use("gpfl", lam=1e-4, mu=0.0) if deep else use("gpfl"), "fedcp": use("fedcp")}
+        main = some(main, BASELINES) | own | {"flayer": flayer}
+    # Released code [O]: its `-p` tensors are the head, the CNN's middle layers learn 20 times as fast as at .005, at any base rate.
+    fast = FAST / net(model, profile)["lr"] if model == "cnn" else 1.0
+    released = use("flayer", mode="official", middle=fast) | dict(head_by="tensor", head_depth=4 if deep else 2)
+    more = {AVERAGED: use("fedavg") | {"buffers": "average"}} if deep and artefact == "table2" else {}
+    return main | {OFFICIAL: released} | more
 
 
-CLAIMS: list[Claim] = []
+def some(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
+    """Those rows of `rows` that are named, in the order of names."""
+    return {n: rows[n] for n in names if n in rows}
+
+
+def image(study: Any) -> str:
+    """The image column that stands for all at profiles below paper: CIFAR-10's, or the next whose data are there."""
+    return next((c for c, (data, model) in COLUMNS.items() if model == "cnn" and study.data(data)), "CIFAR-10, CNN")
+
+
+def columns(study: Any, artefact: str) -> dict[str, tuple[str, str, dict]]:
+    """{label: (the paper's data set, network, changes)} of the columns that an artefact runs: all of them at profile paper."""
+    full = study.profile == "paper"
+    labels = PRINTED.get(artefact, ["CIFAR-100, ResNet-18"]) if full else [image(study)]
+    if artefact == "table2" and not full:
+        labels += ["CIFAR-10, ResNet-18"] + ["AG News, fastText"] * bool(study.data("ag_news"))
+    nets = {c: COLUMNS[c] for c in labels}
+    if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
+        return {f"Dir({a:g})": (*nets[labels[0]], {"partition_args": {"alpha": a}}) for a in (0.1, 0.01 if full else 1)}
+    if artefact == "table5b":
+        small = {} if full or study.label != "digits" else {"partition_args": {"fallback_least": 4}}
+        sizes = (20, 50, 100) if full else (20, 50)
+        return {f"N={n}": (*nets[labels[0]], {"clients": n} | (small if n > 20 else {})) for n in sizes}
+    return {c: (*n, {}) for c, n in nets.items()}
+
+
+def sweeps(study: Any, artefact: str) -> list[tuple]:
+    """(base, rows, column) for `Study.sweep`, one a column of the artefact. Below profile paper ResNet-18 has FedAvg's two rows, and
+    other clients than the main table's only FedALA and FLAYER."""
+    out = []
+    for i, (label, (data, model, changes)) in enumerate(columns(study, artefact).items()):
+        base = study.base(artefact, data, **net(model, study.profile))
+        every = rows(artefact, study.profile, study.data(data) or "", model=model)
+        if artefact in ("table5a", "table5b") and i:
+            every = {n: c | {"record": ()} for n, c in every.items()}
+        if study.profile != "paper":
+            few = ("fedala", "flayer") if artefact in ("table5a", "table5b") and i else tuple(every)
+            every = some(every, ("fedavg", AVERAGED) if model == "resnet18" else few)
+        out.append((base, every, {label: changes}))
+    return out
+
+
+def rates(study: Any) -> list[tuple]:
+    """`sweeps` of the control: baselines and FLAYER at the main table's rate and at larger ones, all with the CNN."""
+    data, model = COLUMNS["CIFAR-100, CNN" if study.profile == "paper" else image(study)]
+    base, own = study.base("table2", data), net(model, study.profile)["lr"]
+    every = some(rows("table2", study.profile, study.data(data) or ""), ("fedavg", "fedper", "fedala", "flayer"))
+    plain = {n: c | {"record": ()} for n, c in every.items()}
+    grid = (own, 0.05, FAST, 0.2) if study.profile == "paper" else (own, FAST)
+    return [(base, every if lr == own else plain, {f"lr {lr:g}": {"lr": lr}}) for lr in grid]
+
+
+def sweep(study: Any, sweeps: list[tuple], seeds: int | None = None) -> pd.DataFrame:
+    """Rows of all those sweeps in one frame."""
+    frames = [study.sweep(*s, seeds=seeds) for s in sweeps]
+    return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
+
+
+# -- numbers from finished runs ------------------------------------------------------------------------------------------
+
+KEYS = ["run", "row", "column"]
+
+
+def costs(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """What each run took up to its best round, for `Study.derive`: iterations, visits of clients, megabytes (down and up), seconds."""
+    spent = rows[rows["mean"] == "total"].drop_duplicates([*KEYS, "round", "metric"])
+    spent = spent.pivot(index=[*KEYS, "round"], columns="metric", values="value")
+    out = []
+    for b in pick(rows, **REPORT).drop_duplicates(KEYS).itertuples():
+        t = spent.loc[b.run, b.row, b.column, b.round]
+        moved = (t.download_bytes + t.upload_bytes) / 1e6
+        each = dict(iterations=b.round, client_visits=t.client_visits, megabytes=moved, total_s=t.train_s)
+        each["s_per_iteration"] = t.train_s / max(b.round, 1)
+        out += [dict(run=b.run, row=b.row, column=b.column, round=b.round, metric=k, value=v) for k, v in each.items()]
+    return out
+
+
+def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[dict[str, Any]]:
+    """Points by which FLAYER around a method is better than the method `alone` (same row, seed and data), for `Study.derive`."""
+    plain = pick(alone, **REPORT).drop_duplicates(["row", "seed", "dataset", "model"])
+    both = pick(around, **REPORT).merge(plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone"))
+    gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
+    return gains[[*KEYS, "metric", "value"]].to_dict("records")
+
+
+def similarity(probes: Iterable[Any], rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean linear CKA over pairs of clients: run, row, column, seed, stage, layer, value (Fig. 2).
+
+    Stages: "initial", after the first local training, and "best", after that of the recorded round nearest to the best one.
+    """
+    best = pick(rows, **REPORT).set_index(KEYS)["round"]
+    out = []
+    for p in probes:
+        key = dict(run=p.run, row=p.row, column=p.column, seed=p.seed)
+        for stage, at in (("initial", 0), ("best", int(best.loc[p.run, p.row, p.column]))):
+            for layer, m in p.at(at).items():
+                pairs = m[~np.eye(len(m), dtype=bool)]
+                out.append(key | dict(stage=stage, layer=layer, value=float(pairs.mean())))
+    return pd.DataFrame(out, columns=[*KEYS, "seed", "stage", "layer", "value"])
+
+
+# -- claims --------------------------------------------------------------------------------------------------------------
+
+
+def accuracies(rows: pd.DataFrame, column: str) -> dict[str, float]:
+    """{row: accuracy as the paper reports it (%), mean over seeds} of a column; LookupError if FLAYER is not in it."""
+    got = pick(rows[rows.column == column], **REPORT).groupby("row", sort=False).value.mean().to_dict()
+    if OWN not in got:
+        raise LookupError(f"{OWN} / {column}")
+    return got
+
+
+def _highest(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in [c for c in COLUMNS if len(rows[(rows.column == c) & (rows.row == OWN)])]:
+        got = accuracies(rows, c)
+        best = max((m for m in BASELINES if m in got), key=got.__getitem__, default="")
+        if not best:
+            raise LookupError(f"baselines / {c}")
+        out.append(f"{c}: flayer {got[OWN]:.1f}, {best} {got[best]:.1f}")
+        good &= got[OWN] > got[best]
+    return "; ".join(out), good
+
+
+def _sooner(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in [c for c in COLUMNS if len(rows[rows.column == c])]:
+        n = {m: derived(rows, "iterations", m, c).mean() for m in (OWN, "fedavg", "fedala")}
+        out.append(f"{c}: " + ", ".join(f"{m} {v:.0f}" for m, v in n.items()) + " rounds")
+        good &= n[OWN] < min(n["fedavg"], n["fedala"])
+    return "; ".join(out), good
+
+
+def _head(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in rows.column.unique():
+        acc = {s: value(rows, f"s={s}", c, **REPORT) for s in (1, 2, 3)}
+        out.append(f"{c}: " + ", ".join(f"{v:.1f} (s={s})" for s, v in acc.items()))
+        good &= max(acc, key=acc.__getitem__) == net(COLUMNS[c][1], "paper")["head_depth"]
+    return "; ".join(out), good
+
+
+def _around(rows: pd.DataFrame) -> tuple[str, bool]:
+    names = [m for m in rows.row.unique() if m in BASELINES]
+    gains = {m: derived(rows, "improvement_points", m).mean() for m in names}
+    return ", ".join(f"{m} {g:+.1f}" for m, g in gains.items()), all(g > 0 for g in gains.values())
+
+
+def _cka(rows: pd.DataFrame) -> list[tuple[str, str, dict[str, float], dict[str, float]]]:
+    # row, column, {layer: similarity} after the first training and at best
+    got = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
+    if not len(got):
+        raise LookupError("cka of all rows")
+    means = got.groupby(["column", "row", "metric"], sort=False).value.mean()
+    out = []
+    for (c, r), part in means.groupby(level=[0, 1], sort=False):
+        at = {m.removeprefix("cka "): v for (_, _, m), v in part.items()}
+        split = [{n.split()[1]: v for n, v in at.items() if n.split()[0] == s} for s in ("initial", "best")]
+        out.append((r, c, *split))
+    return out
+
+
+def _deeper(rows: pd.DataFrame) -> tuple[str, bool]:
+    ends = {(r, c): list(best.values()) for r, c, _, best in _cka(rows)}
+    text = ", ".join(f"{r} {v[0]:.2f} to {v[-1]:.2f}" for (r, _), v in ends.items())
+    return f"first to last layer: {text}", all(v[-1] == min(v) for v in ends.values())
+
+
+def _alike(rows: pd.DataFrame) -> tuple[str, bool]:
+    first = {(r, c): [next(iter(s.values())) for s in stages] for r, c, *stages in _cka(rows)}
+    text = ", ".join(f"{r} {a:.3f} to {b:.3f}" for (r, _), (a, b) in first.items())
+    return f"first layer, initial to best: {text}", all(b > a for a, b in first.values())
+
+
+def _parts(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in rows.column.unique():
+        agg, lr, mask = (value(rows, f"{p} only", c, **REPORT) for p in ("aggregation", "learning rates", "masking"))
+        out.append(f"{c}: aggregation {agg:.1f}, learning rates {lr:.1f}, masking {mask:.1f}")
+        good &= lr == max(agg, lr, mask) and agg == min(agg, lr, mask)
+    return "; ".join(out), good
+
+
+CLAIMS = [
+    Claim("FLAYER is more accurate than FedAvg and all six personalised methods (Table 2)", "table2", _highest),
+    Claim("FLAYER is at its best after fewer rounds than FedAvg and FedALA (Table 3)", "table3", _sooner),
+    Claim("One personal layer is best for the CNN, two for ResNet-18 (Table 4)", "table4", _head),
+    Claim("FLAYER improves every method it is put around (Table 5, applicability)", "table5c", _around),
+    Claim("Clients' models are least alike in the head (Fig. 2)", "fig2", _deeper),
+    Claim("Training makes the base layers of clients more alike, under every method (Fig. 2)", "fig2", _alike),
+    Claim(
+        "Of the three parts alone, the learning rates give the highest accuracy, aggregation the least (Fig. 3)",
+        "fig3",
+        _parts,
+    ),
+]

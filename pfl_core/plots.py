@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -270,7 +271,8 @@ def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
 
 def note(fig: Figure, text: str) -> Figure:
     """Write a caption of profile, data and seeds below a figure."""
-    fig.supxlabel(text, fontsize=7, color="0.35", x=0.01, ha="left")
+    lines = textwrap.fill(text, int(20 * fig.get_figwidth()))
+    fig.supxlabel(lines, fontsize=7, color="0.35", x=0.01, ha="left")
     return fig
 
 
@@ -293,7 +295,7 @@ def compact(fig: Figure, dpi: int = 72) -> bytes:
 
 def _axes(ax: Axes, x: str, y: str, legend: bool = True) -> Axes:
     ax.set(xlabel=x, ylabel=y)
-    if x == "Communication round":
+    if x in ("Communication round", "Client"):
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     sns.despine(ax=ax)
     if legend and ax.get_legend_handles_labels()[0]:

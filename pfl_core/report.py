@@ -128,7 +128,8 @@ def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
             out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
         out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
         for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
-            out[column, text] = dict(c[text])
+            if c[text].any():
+                out[column, text] = dict(c[text])
     return pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
 
 

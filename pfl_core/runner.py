@@ -405,7 +405,7 @@ def clean(notebook: Path, source: Path | None = None) -> None:
 
 def main_clean(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="runner.py clean", description="Makes notebooks fit to commit.")
-    parser.add_argument("--run", action="store_true", help="execute them first, as gate 1 sees them")
+    parser.add_argument("--run", action="store_true", help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs")
     parser.add_argument("notebook", nargs="+", type=Path)
     args = parser.parse_args(argv)
     code = 0
@@ -413,14 +413,15 @@ def main_clean(argv: Sequence[str]) -> int:
         if not args.run:
             clean(notebook)
             continue
-        with tempfile.TemporaryDirectory(prefix="pfl-") as runs:
+        with tempfile.TemporaryDirectory(prefix="pfl-") as scratch:
+            runs = os.environ.get("PFL_RUNS") or scratch
             env = gate_environment(Path(runs))
             (row,) = run([notebook.stem], {}, env, notebooks=notebook.resolve().parent)
-            outputs = list(Path(runs, "notebooks").glob("*.ipynb"))
+            name = f"{notebook.stem}.quick-digits"
             if row.status == "ok":
-                clean(notebook, *outputs)
+                clean(notebook, Path(runs, "notebooks", f"{name}.ipynb"))
             else:
-                kept = [shutil.copy(path, tempfile.gettempdir()) for path in outputs]
+                kept = [shutil.copy(p, tempfile.gettempdir()) for p in Path(runs, "notebooks").glob(f"{name}.*ipynb")]
                 print(f"{notebook} is left as it was: {row.where.partition(';')[0]}", *kept)
                 code = 1
     return code

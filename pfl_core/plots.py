@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,8 +67,9 @@ PANEL = (3.4, 2.5)  # inches: a column's width
 
 
 def label(name: str) -> str:
-    """Display name of a method key; other names as they are."""
-    return LABELS.get(name, name)
+    """Display name of a method key, also where words follow ("fedavg, lr 0.1"); other names as they are."""
+    key = re.match(r"\w*", name)[0]
+    return LABELS[key] + name[len(key) :] if key in LABELS else name
 
 
 def colours(names: Sequence[str]) -> dict[str, tuple]:
@@ -298,6 +300,11 @@ def _axes(ax: Axes, x: str, y: str, legend: bool = True) -> Axes:
     if x in ("Communication round", "Client"):
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     sns.despine(ax=ax)
-    if legend and ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize=7, title=None)
+    if legend and (handles := ax.get_legend_handles_labels()[0]):
+        beside = (
+            dict(loc="upper left", bbox_to_anchor=(1, 1)) if len(handles) > 6 else {}
+        )  # too many to lie between lines
+        if beside and ax.get_subplotspec().rowspan.start == 0:
+            ax.figure.set_figwidth(ax.figure.get_figwidth() + PANEL[0] / 3)
+        ax.legend(frameon=False, fontsize=7, title=None, **beside)
     return ax

@@ -140,13 +140,13 @@ class Study:
     ) -> pd.DataFrame:
         """Rows of the grid rows x columns x seeds of changes to `base`; an empty frame if base is None.
 
-        seeds: how many, in place of quick's own number; at other profiles, or where the user chose seeds, at most so many of them.
+        seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay.
         """
         if base is None:
             return pd.DataFrame(columns=store.ROW_COLUMNS)
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds[:seeds]
+        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds
         cells = experiments.grid(base, rows, columns, some)
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         jobs = 1 if self.device == "cuda" or self.profile == "smoke" else min(8, os.cpu_count() or 1)
@@ -241,12 +241,14 @@ class Study:
             got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
         name = table if metric == "acc_pct" else f"{table}.{metric}"
         report.save_table(got, self.folder / f"{name}.cells")
-        print(self._caption(table, got, rule if metric == "acc_pct" else {}))
+        print(
+            self._caption(table, got, rule if metric == "acc_pct" else {}, "" if metric == "acc_pct" else f", {metric}")
+        )
         return self.table(name, report.wide(got, digits))
 
-    def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str]) -> str:
+    def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str], what: str) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [papers.title(table), f"profile {self.profile}"]
+        parts = [papers.title(table) + what, f"profile {self.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.label == "digits" else ""
             parts += [

@@ -251,10 +251,12 @@ def test_methods_restrict_the_rows(trained):
     )
 
 
-def test_the_first_seeds_only(trained):
-    s = study(seeds=[4, 2, 9])
-    rows = s.sweep(s.base("fig3", "cifar10", **SMALL | {"rounds": 0}), {"fedper": {"method": "fedper"}}, seeds=2)
-    assert [seed for _, seed in trained] == [4, 2] and set(rows.seed) == {4, 2}
+def test_how_many_seeds_is_said_for_quick_only(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "sweep", lambda cells, **how: asked.extend(e.seed for e in cells) or pd.DataFrame())
+    for s in (study(seeds=[4, 2, 9]), study(profile="smoke"), study(profile="quick")):
+        s.sweep(s.base("fig3", "cifar10"), {"fedper": {"method": "fedper"}}, seeds=2)
+    assert asked == [4, 2, 9, 0, 0, 1]
 
 
 def test_a_column_that_was_not_evaluated_is_named():

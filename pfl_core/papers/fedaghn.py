@@ -146,7 +146,7 @@ def table(study: Any, artefact: str, seeds: int | None = None) -> pd.DataFrame:
         if base.model == "resnet18":  # no figure is drawn from these
             every = {r: {k: v for k, v in changes.items() if k != "record"} for r, changes in every.items()}
         kept = {r: v for r, v in every.items() if not some or r in some}
-        parts.append(study.sweep(base, kept, {label: {}}, None if study.profile == "paper" else seeds))
+        parts.append(study.sweep(base, kept, {label: {}}, seeds))
     return pd.concat(parts, ignore_index=True)
 
 

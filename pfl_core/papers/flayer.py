@@ -156,15 +156,15 @@ def rates(study: Any) -> list[tuple]:
     """`sweeps` of the control: baselines and FLAYER at the main table's rate and at larger ones, all with the CNN."""
     data, model = COLUMNS["CIFAR-100, CNN" if study.profile == "paper" else image(study)]
     base, own = study.base("table2", data), net(model, study.profile)["lr"]
-    every = some(rows("table2", study.profile, study.data(data) or ""), ("fedavg", "fedper", "fedala", "flayer"))
+    every = some(rows("table2", study.profile, study.data(data) or ""), ("fedavg", "fedala", "flayer"))
     plain = {n: c | {"record": ()} for n, c in every.items()}
     grid = (own, 0.05, FAST, 0.2) if study.profile == "paper" else (own, FAST)
     return [(base, every if lr == own else plain, {f"lr {lr:g}": {"lr": lr}}) for lr in grid]
 
 
 def sweep(study: Any, sweeps: list[tuple], seeds: int | None = None) -> pd.DataFrame:
-    """Rows of all those sweeps in one frame."""
-    frames = [study.sweep(*s, seeds=seeds) for s in sweeps]
+    """Rows of all those sweeps in one frame; seeds: how many at quick, of ResNet-18 one."""
+    frames = [study.sweep(*s, seeds=seeds and (1 if s[0] and s[0].model == "resnet18" else seeds)) for s in sweeps]
     return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
 
 

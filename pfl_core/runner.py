@@ -405,7 +405,9 @@ def clean(notebook: Path, source: Path | None = None) -> None:
 
 def main_clean(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="runner.py clean", description="Makes notebooks fit to commit.")
-    parser.add_argument("--run", action="store_true", help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs")
+    parser.add_argument(
+        "--run", action="store_true", help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs"
+    )
     parser.add_argument("notebook", nargs="+", type=Path)
     args = parser.parse_args(argv)
     code = 0

@@ -1,5 +1,6 @@
 """What every test finds: one thread, no window, no network, no data or runs of this computer."""
 
+import functools
 import os
 
 import hypothesis
@@ -19,3 +20,30 @@ def _own_folders(tmp_path_factory):
         patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.delenv("PFL_DEVICE", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def swept():
+    """(paper, profile, datasets) -> every Experiment that the paper's notebook asks for; nothing is trained."""
+    import json
+
+    import pandas as pd
+
+    from pfl_core import runs, store, study
+    from pfl_core.runner import NOTEBOOKS
+
+    def cells(paper, profile, datasets=()):
+        found, names = [], {"display": lambda *a: None}
+        with pytest.MonkeyPatch.context() as patch:
+            empty = pd.DataFrame(columns=store.ROW_COLUMNS)
+            patch.setattr(runs, "sweep", lambda some, **how: found.extend(some) or empty)
+            for name in ("show_partitions", "claims", "finish"):
+                patch.setattr(study.Study, name, lambda *a, **how: None)
+            for cell in json.loads((NOTEBOOKS / f"{paper}.ipynb").read_text(encoding="utf-8"))["cells"]:
+                if cell["cell_type"] == "code":
+                    exec("".join(cell["source"]), names)
+                    if "parameters" in cell["metadata"].get("tags", []):
+                        names |= dict(profile=profile, datasets=list(datasets))
+        return found
+
+    return functools.lru_cache(cells)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -333,12 +334,17 @@ def _end_with_parent() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a kernel's interrupt reaches idle processes, too
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_worker(packed: tuple[dict, dict], **how: Any) -> Result:
     plain, tags = packed
-    return run(Experiment.from_plain(plain).but(tags=tags), **how)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run(Experiment.from_plain(plain).but(tags=tags), **how)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core import data, experiments, store
-from pfl_core.analysis import clustering, diagonal_rank, pick, slope, total_variation, tsne
+from pfl_core import data, experiments, plots, store
+from pfl_core.analysis import clustering, diagonal_rank, pick, row_scaled, slope, total_variation, tsne
 from pfl_core.experiments import Experiment
 from pfl_core.papers import Claim, derived, use, value
 
@@ -28,7 +28,7 @@ _SCALE: dict[str, dict[str, Any]] = {
     "quick": dict(batch=16, steps=10, lr=0.05, rounds=60, eval_every=6, max_samples=50),
     "smoke": dict(batch=4, steps=1, lr=0.05, rounds=2, eval_every=2, max_samples=8),
 }
-_REAL = dict(batch=32, rounds=80, eval_every=8, max_samples=300)  # of quick, where data are not embedded
+_REAL = dict(max_samples=300)  # of quick, where data are not embedded
 _NET = {  # kernels of LeNet, hidden units of MNIST's network, width of the hypernetwork [P; C]
     "paper": (16, 100, 100),
     "quick": (4, 32, 50),
@@ -37,9 +37,15 @@ _NET = {  # kernels of LeNet, hidden units of MNIST's network, width of the hype
 _CLIENTS = {  # where the paper has one number: paper, quick, smoke
     "table2": (75, 12, 6),
     "fig2": (90, 20, 20),
+    "fig7": (90, 20, 20),
     "fig3": (10, 10, 10),
     "fig4": (100, 50, 20),
     "appc5": (50, 20, 20),
+}
+_VARIED = {  # Figures 5 and 6: local steps K, dimensions of the embedding, hidden layers [P]; the defaults among them below [C]
+    "paper": ((1, 25, 50, 100, 200), (5, 15, 25, 35), (1, 2, 3, 4, 5)),
+    "quick": ((1, 10, 20), (3, 15), (1, 3)),
+    "smoke": ((1, 2), (3, 15), (1, 3)),
 }
 NOVEL = 10  # held-out clients (Sec. 5.3)
 SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
@@ -53,7 +59,8 @@ def clients_of(artefact: str, profile: str) -> int:
 def columns(profile: str) -> dict[str, tuple[str, int]]:
     """Table 1's columns at a profile: {label: (data set, clients)}; below the paper's scale 10 clients, and 8 alphabets of Omniglot."""
     every = {f"CIFAR-{c}, N={n}": (f"cifar{c}", n) for c in (10, 100) for n in (10, 50, 100)}
-    every["Omniglot, N=50"] = ("omniglot", 50 if profile == "paper" else 8)
+    alphabets = 50 if profile == "paper" else 8
+    every[f"Omniglot, N={alphabets}"] = ("omniglot", alphabets)
     return {label: v for label, v in every.items() if profile == "paper" or v[1] <= 10}
 
 
@@ -88,6 +95,18 @@ def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> 
     return use(method, **({} if paper else {"hidden": _NET[profile][2]}) | args) | how
 
 
+def literal(base: Experiment | None, profile: str) -> dict[str, dict]:
+    """Our row for Algorithm 1 as printed, whose step climbs; 30 communication steps, for after about 60 weights overflow."""
+    few = dict(rounds=min(30, base.rounds), eval_every=6) if base else {}
+    return {"pfedhn (literal sign)": own(base, profile, hn_sign="literal") | few} if base else {}
+
+
+def _but_default(of: int = 0, **args: int) -> dict[str, int]:
+    # What is the default anyway is left out, so that it is one run with the other artefacts'.
+    default = dict(n_hidden=3, dim=1 + of // 4)
+    return {k: v for k, v in args.items() if v != default[k]}
+
+
 def baselines(base: Experiment, profile: str) -> dict[str, dict]:
     """Rows of Table 2's baselines for the clients of `base`."""
     fedavg = use("fedavg") | dict(keep_models=True)
@@ -112,7 +131,8 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         alone = dict(rounds=40 if profile == "paper" else 5 * base.rounds // base.clients, participation=1.0)
         start = {"local": use("local") | alone | dict(eval_every=2), "fedavg": others.pop("fedavg")}
         start |= {"perfedavg": others.pop("perfedavg"), "fedper": use("fedper")}
-        mixed = dict(record=("mix_and_match",)) if (dataset, clients) == ("cifar10", 10) else {}  # a run of Figure 3
+        figure3 = clients == 10 and dataset in ("cifar10", "digits")  # whose run this is, too
+        mixed = dict(record=("mix_and_match",)) if figure3 else {}
         return start | others | {"pfedhn": hn, "pfedhn_pc": own(base, profile, "pfedhn_pc") | mixed}
     if artefact == "table3":
         return {r: others[r] for r in ("fedavg", "perfedavg", "pfedme")} | {"pfedhn": hn}
@@ -126,6 +146,13 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         return {"pfedhn": hn} | quiet | {"fedavg": others["fedavg"]}
     if artefact == "fig3":
         return {"pfedhn_pc": own(base, profile, "pfedhn_pc") | record}
+    if artefact in ("fig5", "fig6"):
+        steps, dims, depths = _VARIED[profile]
+        if artefact == "fig5":
+            return {f"K = {k}": hn | {"steps": k} for k in steps}
+        wide = {f"embedding dimension = {d}": own(base, profile, **_but_default(dim=d, of=base.clients)) for d in dims}
+        deep = {f"hidden layers = {n}": own(base, profile, **_but_default(n_hidden=n)) for n in depths}
+        return wide | deep
     if artefact == "appc5":
         wide = {"dim": 10} if profile == "paper" else {}
         return {"trainable embedding": own(base, profile, **wide), "fixed embedding": own(base, profile, embed="fixed")}
@@ -202,7 +229,7 @@ def newcomers(base: Experiment, trained: dict[str, dict], profile: str) -> dict[
 
 
 def novel(
-    study: Any, artefact: str, alphas: tuple[float, ...], methods: list[str]
+    study: Any, artefact: str, alphas: tuple[float, ...], methods: list[str], seeds: int | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Figures 2 and 7: rows over the novel clients, and a line for each of them: row, column, seed, client, acc_pct, distance, gap.
 
@@ -217,8 +244,10 @@ def novel(
             f"alpha = {alpha:g}",
             {m: v for m, v in study.rows_for(artefact, "cifar10").items() if m in methods},
         )
-        train = study.sweep(base, some, {f"training, {label}": {}})
-        parts.append(study.sweep(base, newcomers(base, some, study.profile), {label: {}}))
+        train = study.sweep(base, some, {f"training, {label}": {}}, seeds)
+        parts.append(study.sweep(base, newcomers(base, some, study.profile), {label: {}}, seeds))
+        if parts[-1].empty:
+            continue
         level = study.clients(train).groupby(["row", "seed"]).acc_pct.mean().rename("train").reset_index()
         far = [_distances(base.but(seed=int(s))).assign(seed=s) for s in parts[-1].seed.unique()]
         got = study.clients(parts[-1]).merge(level, on=["row", "seed"]).merge(pd.concat(far), on=["seed", "client"])
@@ -244,6 +273,13 @@ def _distances(base: Experiment) -> pd.DataFrame:
     return pd.DataFrame({"client": range(NOVEL), "distance": far})
 
 
+def gaps(lines: pd.DataFrame) -> pd.DataFrame:
+    """Figure 2's points: means over clients and seeds of `novel`'s lines, one for each method and alpha."""
+    return (
+        lines.groupby(["row", "column"], sort=False)[["distance", "gap"]].mean().reset_index() if len(lines) else lines
+    )
+
+
 def pairs(base: Experiment) -> list[str]:
     """What the clients of `base` tell apart, as "cat / dog"."""
     counts = experiments.federation(base).counts()
@@ -264,6 +300,38 @@ def crossed(study: Any, rows: pd.DataFrame) -> dict[str, np.ndarray]:
         numbers += [dict(run=p.run, row=p.row, column=p.column, metric=m, value=float(v)) for m, v in said.items()]
     study.derive(rows, numbers)
     return out
+
+
+def show_crossed(study: Any, swapped: dict[str, np.ndarray], rows: pd.DataFrame, base: Experiment | None) -> None:
+    """Figure 3 of one seed, that of `base`: accuracies as they are, and scaled to each row's range as the paper draws them."""
+    if base is None or f"seed {base.seed}" not in swapped:
+        return
+    acc = swapped[f"seed {base.seed}"]
+    shown = {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
+    where = dict(labels=pairs(base), x="Client of the extractor", y="Client of the classifier")
+    fig = plots.heats(shown, columns=2, said="Test accuracy (%)", **where)
+    for ax in fig.axes[:2]:
+        ax.tick_params(axis="x", rotation=90)
+    long = [
+        pd.DataFrame(m)
+        .melt(ignore_index=False)
+        .reset_index()
+        .set_axis(["row", "column", "value"], axis=1)
+        .assign(panel=t)
+        for t, m in shown.items()
+    ]
+    study.figure("fig3", fig, pd.concat(long), f"Shown is seed {base.seed}.", rows)
+
+
+def capacity(rows: pd.DataFrame) -> pd.DataFrame:
+    """Figure 6: the reported accuracy (value) of each run, what was varied in panel `column`, how much of it as `layer`."""
+    if rows.empty:
+        return rows
+    got = pick(rows, **REPORT)
+    what, number = zip(*(r.split(" = ") for r in got.row), strict=True)
+    panel = {"embedding dimension": "(a) Dimension of the embedding", "hidden layers": "(b) Hidden layers"}
+    got = got.assign(column=[panel[w] for w in what], layer=[int(n) for n in number], row="pfedhn")
+    return got.sort_values(["column", "layer"])
 
 
 def embedded(study: Any, rows: pd.DataFrame, base: Experiment | None) -> pd.DataFrame:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from pfl_core import store
-from pfl_core.papers import use
+from pfl_core import models, store
+from pfl_core.analysis import agreement, overlap, pick
+from pfl_core.experiments import federation
+from pfl_core.methods.pfedla import table3_megabytes
+from pfl_core.papers import Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "table3", "fig1", "fig5", "fig6", "fig7"]
 TABLES = ("table1", "table2", "table3")  # those whose rows `presets` gives
@@ -17,11 +21,12 @@ WHEN: dict[str, str] = {"local": "after"}
 
 DATA = {"EMNIST": "emnist-digits", "FMNIST": "fashion_mnist", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}
-RETAINED = {
-    "EMNIST": ("fc", "fc1"),
-    "CIFAR-10": ("fc1", "conv2", "fc"),
-}  # what Table 3's differences are the sizes of [I]
+# Layers that Table 3 retains, in turn: its differences are their sizes [I].
+RETAINED = {"EMNIST": ("fc", "fc1"), "CIFAR-10": ("fc1", "conv2", "fc")}
 KINDS = {0: "target itself", 1: "same 4 labels", 2: "3 labels shared"}  # clients of Figure 5; the others: random labels
+BASELINES = ("local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo")
+WHOSE = ("target, on itself", "target, on each other", "all, on themselves")  # Figure 7; the target is client 0
+ALL_LAYERS = "mean of all layers"
 PERIODS = {"prior": (0.0, 0.1), "middle": (0.45, 0.55), "last": (0.9, 1.0)}  # shares of the rounds [C]
 
 # Sec. 4.1, 4.2 [P]: SGD, batch 32, lr .01 (CIFAR) or .005, 600 rounds of 10 epochs with 10 clients, 2500 of 20 with a tenth of 100.
@@ -56,8 +61,8 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
 
 def own(profile: str, method: str = "pfedla", **args: Any) -> dict[str, Any]:
-    """The row of pFedLA (its weights are recorded) or HeurpFedLA at a profile, with other hyper-parameters as given."""
-    return use(method, **_RATE[profile] | args) | (dict(record=("weights",)) if method == "pfedla" else {})
+    """The row of pFedLA or HeurpFedLA at a profile, its weights recorded, with other hyper-parameters as given."""
+    return use(method, **_RATE[profile] | args) | dict(record=("weights",))
 
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
@@ -66,9 +71,8 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
     if artefact == "table3":
         heur = {f"k={k}": own(profile, "heurpfedla", retain_k=k) for k in range(2, 8 if cifar else 6)}
         return {"k=0": own(profile), "k=1": own(profile, "heurpfedla")} | heur
-    if (
-        artefact == "fig1"
-    ):  # FedAGHN's graphs without strengths: softmax(5 cos) of the last updates over all clients, kept as they are [C]
+    # FedAGHN's graphs without strengths: softmax(5 cos) of the last updates over all clients, kept as they are [C]
+    if artefact == "fig1":
         how = dict(ablation="no_p", q0=5.0, h=0.0)
         names = {"layer-wise": "module", "model-wise": "model"}
         return {r: use("fedaghn", **how, by=by) | dict(record=("weights",)) for r, by in names.items()}
@@ -79,9 +83,7 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
     fields = setting(artefact, profile, dataset, clients)
     visits = max(1, round(fields.get("participation", 1) * n))
     hn = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh", participation=1 / n, eval_after=False)
-    hn |= dict(
-        rounds=fields["rounds"] * visits, eval_every=fields["eval_every"] * visits
-    )  # as many visits as the others
+    hn |= {f: fields[f] * visits for f in ("rounds", "eval_every")}  # as many visits as the others
     out = {m: use(m) for m in ("local", "fedavg")}
     out["perfedavg"] = use("perfedavg", **({} if paper else dict(alpha=0.01, passes=2)))
     out["pfedme"] = use("pfedme", **({} if paper else dict(inner_steps=2, personal_lr=0.05)))
@@ -113,7 +115,7 @@ def columns(study: Any, artefact: str) -> dict[str, tuple[str, int]]:
     found = {c: v for c, v in found.items() if study.data(DATA[v[0]]) == DATA[v[0]]}
     if study.profile == "paper":
         return found
-    few = {"table1": ("FMNIST", "CIFAR-10"), "table2": ("FMNIST",)}.get(artefact, four)  # what quick has time for
+    few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, four)  # what quick has time for
     return {c: v for c, v in found.items() if v[0] in few and v[1] < 100} or dict(list(found.items())[:1])
 
 
@@ -128,3 +130,205 @@ def sweep(study: Any, artefact: str, seeds: int | None = None, ours: bool = Fals
                 some = dict(list(some.items())[: 1 + len(RETAINED[name])])  # the k that are published
             frames.append(study.sweep(base, some, {label: {}}, seeds if study.profile == "quick" else None))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
+
+
+# -- numbers from finished runs ------------------------------------------------------------------------------------------
+
+
+def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
+    """Test accuracy (%) as served of client k alone and of all clients' mean: run, row, column, seed, round, panel, value (Fig. 1a)."""
+    out = [pd.DataFrame(columns=["run", "row", "column", "seed", "round", "panel", "value"])]
+    for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
+        a = store.arrays_of(v.run)
+        acc = 100 * a["before/test/correct"] / a["n/test"]
+        for panel, line in ((f"Client {k + 1}", acc[:, k]), ("Mean of all clients", acc.mean(1))):
+            key = dict(run=v.run, row=v.row, column=v.column, seed=v.seed, panel=f"{v.column}: {panel}")
+            out.append(pd.DataFrame(key | dict(round=a["rounds"], value=line)))
+    return pd.concat(out[len(out) > 1 :], ignore_index=True)
+
+
+def late(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Mean over the last quarter of the rounds of `client`'s lines, metrics "client 1" and "mean of all clients", for `Study.derive`."""
+    tail = frame[frame["round"] > 0.75 * frame["round"].max()]
+    means = tail.groupby(["run", "row", "column", "panel"], sort=False).value.mean().reset_index()
+    return means.assign(metric=means.panel.str.split(": ").str[-1].str.lower()).drop(columns="panel").to_dict("records")
+
+
+def layer_weights(study: Any, rows: pd.DataFrame, k: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Client k's weights at the last round, {row: (layers, clients)}, of one column and seed, and the layers' names; one weight for
+    all layers is repeated (Fig. 1b)."""
+    last = {p.row: p.at() for p in study.probed(rows[rows.seed == rows.seed.min()], "weights")}
+    names = list(max(last.values(), key=len, default={}))
+    return {r: np.stack([w.get(n, w.get("model"))[k] for n in names]) for r, w in last.items()}, names
+
+
+def evolution(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+    """Client 0's weights by kind of source (`row`), period of training (`layer`: the x axis) and panel: all layers, or the last
+    (Fig. 5)."""
+    out = []
+    for p in study.probed(rows, "weights"):
+        share = np.where(p.rounds > 0, p.rounds / p.rounds.max(), np.nan)  # all weights are equal at round 0
+        layers = np.stack(list(p.values.values()))[:, :, 0]  # (layers, rounds, sources)
+        for period, (low, high) in PERIODS.items():
+            inside = (low <= share) & (share <= high)
+            when = inside if inside.any() else np.arange(len(share)) == np.nanargmin(np.abs(share - (low + high) / 2))
+            for panel, some in {ALL_LAYERS: layers, "classifier": layers[-1:]}.items():
+                mean = some[:, when].mean((0, 1))
+                kinds = {kind: mean[j] for j, kind in KINDS.items()} | {"random labels": mean[len(KINDS) :].mean()}
+                key = dict(run=p.run, column=p.column, layer=period, panel=f"{p.column}, {panel}")
+                out += [key | dict(row=kind, value=float(v)) for kind, v in kinds.items()]
+    return pd.DataFrame(out, columns=["run", "column", "layer", "panel", "row", "value"])
+
+
+def periods(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """`evolution` over all layers as metrics "weight, prior" and so on, for `Study.derive`."""
+    whole = frame[frame.panel.str.endswith(ALL_LAYERS)]
+    return whole.assign(metric="weight, " + whole.layer).drop(columns=["layer", "panel"]).to_dict("records")
+
+
+def ring(study: Any, rows: pd.DataFrame) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
+    """Figure 6's matrices {title: (8, 8)} of the first seed's last round, and derived numbers by layer: "rho", Spearman's, of weights
+    and common labels of two clients, and "largest", the share of clients (%) whose own weight is the largest."""
+    maps, numbers = {}, []
+    for p in study.probed(rows, "weights"):
+        name = p.column.split(",")[0]
+        held = overlap(federation(study.base("fig6", DATA[name]).but(seed=p.seed)).counts())
+        found = p.at()
+        every = found | {ALL_LAYERS: np.mean(list(found.values()), 0)}
+        shown = "fc1" if name.startswith("CIFAR") else "fc"  # the layer of the largest weights in Figure 7 [I]
+        for layer, w in every.items():
+            own = 100 * float((w.argmax(1) == np.arange(len(w))).mean())
+            for metric, v in {"rho": agreement(w, held)["rho"], "largest": own}.items():
+                numbers.append(dict(run=p.run, row=layer, column=p.column, metric=metric, value=v))
+            if layer in (shown, ALL_LAYERS) and p.seed == rows.seed.min():
+                maps[f"{p.column}, {layer}"] = w
+    return maps, study.derive(rows, numbers)
+
+
+def by_layer(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+    """pFedLA's weights at the last round by layer: the target's (client 0) on itself and on each other, all clients' on themselves
+    (Fig. 7)."""
+    out = []
+    for p in study.probed(rows, "weights"):
+        for layer, w in p.at().items():
+            key = dict(run=p.run, column=p.column, layer=layer)
+            for part, values in zip(WHOSE, (w[:1, 0], w[0, 1:], w.diagonal()), strict=True):
+                out += [key | dict(row=part, value=float(v)) for v in values]
+    return pd.DataFrame(out, columns=["run", "column", "layer", "row", "value"])
+
+
+def self_weights(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """`by_layer`'s means as rows by layer, metrics as its rows are called, for `Study.derive`."""
+    means = frame.groupby(["run", "column", "layer", "row"], sort=False).value.mean().reset_index()
+    return means.rename(columns={"row": "metric", "layer": "row"}).to_dict("records")
+
+
+def megabytes(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Table 3's megabytes, of the paper's networks whatever was run, metric "mbytes", for `Study.derive`."""
+    out: list[dict[str, Any]] = []
+    for name, kept in RETAINED.items() if len(rows) else ():
+        cifar = name.startswith("CIFAR")
+        net = models.build("lenet", (3, 32, 32) if cifar else (1, 28, 28), 10, bn=cifar, kernels=16)
+        size = {n: sum(p.numel() for p in m.parameters()) for n, m in net.named_children()}
+        for k in range(len(kept) + 1):
+            moved = table3_megabytes(2 * sum(size.values()) - sum(size[layer] for layer in kept[:k]))
+            key = dict(run=rows.run.iloc[0], row=f"k={k}", column=name, dataset=DATA[name], metric="mbytes")
+            out.append(key | dict(value=moved))
+    return out
+
+
+def retained(study: Any, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """What each run of Table 3 kept and moved, for `Study.derive`: clients (%) that keep a layer at the end, megabytes (1e6 bytes) of
+    all clients and rounds, both directions."""
+    out = []
+    for p in study.probed(rows, "weights"):
+        kept = {f"keep {layer} (%)": 100 * float((w.diagonal() == 1).mean()) for layer, w in p.at().items()}
+        total = rows[(rows.run == p.run) & (rows["mean"] == "total") & (rows.column == p.column)]
+        total = total[total["round"] == total["round"].max()].drop_duplicates("metric").set_index("metric").value
+        kept["megabytes moved"] = (total.download_bytes + total.upload_bytes) / 1e6
+        out += [dict(run=p.run, row=p.row, column=p.column, metric=m, value=v) for m, v in kept.items()]
+    return out
+
+
+# -- claims --------------------------------------------------------------------------------------------------------------
+
+
+def _superior(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, ahead = [], []
+    for c in dict.fromkeys(rows.column):
+        at = rows[rows.column == c]
+        names = [r for r in dict.fromkeys(at.row) if r in BASELINES]
+        acc = {r: value(at, r, c, **REPORT | {"when": WHEN.get(r, REPORT["when"])}) for r in names}
+        if not acc:
+            raise LookupError(f"baselines / {c}")
+        mine, top = value(at, OWN, c, **REPORT), max(acc, key=acc.__getitem__)
+        rank = 1 + sum(v > mine for v in acc.values())
+        out.append(f"{c}: pfedla {mine:.1f}, rank {rank} of {1 + len(acc)}; best baseline {top} {acc[top]:.1f}")
+        ahead.append(rank == 1)
+    return "; ".join(out), sum(ahead) > len(ahead) / 2
+
+
+def _k(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in dict.fromkeys(pick(rows, **REPORT).column):
+        acc = {r: value(rows, r, c, **REPORT) for r in dict.fromkeys(rows[rows.column == c].row)}
+        if not {"k=0", "k=1"} <= acc.keys():
+            raise LookupError(f"k=0, k=1 / {c}")
+        out.append(f"{c}: " + ", ".join(f"{r} {v:.1f}" for r, v in acc.items()))
+        good &= min(acc.values()) >= acc["k=0"] - 2.2
+    return "; ".join(out), good
+
+
+def _toy(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in dict.fromkeys(rows.column):
+        wise, whose = ("layer-wise", "model-wise"), ("client 1", "mean of all clients")
+        get = {m: [derived(rows, m, r, c).mean() for r in wise] for m in whose}
+        out += [f"{c}, {m}: layer-wise {a:.1f}, model-wise {b:.1f}" for m, (a, b) in get.items()]
+        good &= bool(get["client 1"][0] > get["client 1"][1])
+    return "; ".join(out), good
+
+
+def _period(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in dict.fromkeys(rows.column):
+        kinds = (*KINDS.values(), "random labels")
+        w = {p: {k: derived(rows, f"weight, {p}", k, c).mean() for k in kinds} for p in PERIODS}
+        last, own = w["last"], [w[p][KINDS[0]] for p in PERIODS]
+        out.append(f"{c}, last: " + ", ".join(f"{k} {v:.3f}" for k, v in last.items()))
+        out[-1] += "; itself, prior to last " + ", ".join(f"{v:.3f}" for v in own)
+        good &= last[KINDS[1]] > last[KINDS[2]] > last["random labels"] and own[0] < own[-1]
+    return "; ".join(out), bool(good)
+
+
+def _ring(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good, layer = [], True, ALL_LAYERS
+    for c in dict.fromkeys(rows.column):
+        rho, own = (derived(rows, m, layer, c).mean() for m in ("rho", "largest"))
+        out.append(f"{c}: rho {rho:.2f}, own weight largest for {own:.0f} % of clients ({layer})")
+        good &= rho > 0 and own == 100
+    return "; ".join(out), bool(good)
+
+
+def _largest(rows: pd.DataFrame) -> tuple[str, bool]:
+    out, good = [], True
+    for c in [c for c in dict.fromkeys(rows.column) if c in RETAINED]:
+        at = rows[(rows.column == c) & (rows["mean"] == "derived")]
+        tops = []
+        for m in WHOSE[::2]:
+            w = {r: derived(at, m, r).mean() for r in dict.fromkeys(at.row)}
+            tops.append(sorted(w, key=w.__getitem__, reverse=True)[:2])
+            out.append(f"{c}, {m}: " + ", ".join(f"{r} {w[r]:.3f}" for r in tops[-1]))
+        good &= tops[0][0] == RETAINED[c][0]
+    return "; ".join(out), good
+
+
+CLAIMS = [
+    Claim("pFedLA beats the baselines in most cases, four classes a client (Sec. 4.2, Table 1)", "table1", _superior),
+    Claim("pFedLA beats the baselines in most cases, all classes a client (Sec. 4.2, Table 2)", "table2", _superior),
+    Claim("Retaining k layers costs little accuracy (Sec. 4.5; at most 2.2 points, as in Table 1)", "table3", _k),
+    Claim("Weights for layers beat weights for whole models on client 1 (Fig. 1a)", "fig1", _toy),
+    Claim("Others weigh less with time, and more the more labels they share (Sec. 4.3, Fig. 5)", "fig5", _period),
+    Claim("Self weights are largest; others weigh more the more labels they share (Sec. 4.3, Fig. 6)", "fig6", _ring),
+    Claim("The target's largest weight is the classifier's on EMNIST, fc1's on CIFAR-10 (Sec. 4.4)", "fig7", _largest),
+]

@@ -1,0 +1,94 @@
+"""One run in a process of its own, so that a notebook stays usable: watched, stopped with its checkpoint, taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.experiments import Experiment, federation
+from pfl_core.runs import end_with_parent, run
+from pfl_core.simulate import History, Interrupted
+
+
+class Background:
+    """`run(e)` in another process, through the run store; it begins at once.
+
+    `state` is "running", "stopped" (its checkpoint is kept: start it again, and it goes on from there), "done", or "failed: why";
+    `curve` its client mean of test accuracy so far: round, when, value (%). Both are brought up to date by `poll`.
+    """
+
+    def __init__(self, e: Experiment, *, device: str = "auto", store: Path | None = None):
+        context = multiprocessing.get_context("spawn")
+        self.state, self.curve = "running", pd.DataFrame(columns=["round", "when", "value"])
+        self._stop = context.Event()
+        self._inbox, outbox = context.Pipe(duplex=False)
+        args = (e.plain(), dict(device=device, store=store), self._stop, outbox)
+        self._process = context.Process(target=_work, args=args, daemon=True)
+        self._process.start()
+        outbox.close()  # the other process has it: its end is then the end of the pipe
+
+    def stop(self) -> None:
+        """Ask for a stop, which comes after the round that is running."""
+        self._stop.set()
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Take in what has come, waiting at most `timeout` seconds for it; True if there was news."""
+        news = False
+        while self.state == "running" and self._inbox.poll(0 if news else timeout):
+            news = True
+            try:
+                self.state, self.curve = self._inbox.recv()
+            except EOFError:
+                self._process.join()
+                self.state = f"failed: its process ended with code {self._process.exitcode}"
+        return news
+
+    def wait(self) -> str:
+        """Wait for the end; returns the state."""
+        while self.state == "running":
+            self.poll(60)
+        self._process.join()
+        return self.state
+
+
+def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a cell of the notebook is no stop of this run
+    end_with_parent()
+    curve = pd.DataFrame(columns=["round", "when", "value"])
+    try:
+        e = Experiment.from_plain(plain)
+        n = np.array([len(i) for i in federation(e).index["test"]])
+
+        def told(r: int, history: History) -> bool:
+            nonlocal curve
+            if history.rounds and history.rounds[-1] == r:
+                curve = _curve(history, n)
+                outbox.send(("running", curve))
+            return stop.is_set()
+
+        with contextlib.redirect_stdout(io.StringIO()):  # a progress bar of its own would write into the server's log
+            result = run(e, on_round=told, **how)
+        rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
+        outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
+    except Interrupted:
+        outbox.send(("stopped", curve))
+    except Exception as error:  # whatever it is, the panel says it
+        outbox.send((f"failed: {error}", curve))
+
+
+def _curve(history: History, n: np.ndarray) -> pd.DataFrame:
+    parts = []
+    for key, values in history.evals.items():
+        when, split, metric = key.split("/")
+        if (split, metric) == ("test", "correct") and (n > 0).any():
+            means = [float((100 * v.numpy()[n > 0] / n[n > 0]).mean()) for v in values]
+            parts.append(pd.DataFrame({"round": history.rounds[: len(means)], "when": when, "value": means}))
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,452 @@
+"""What the explorers of notebooks/explore.ipynb show, as pure functions: chosen values in, a `Shown` out; nothing is trained.
+
+Each has a function `..._choices(values) -> Choices` beside it: what its controls offer, given what is chosen so far.
+`widgets` puts the two together; a script calls the first one alone, by the line of code that every view shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from pfl_core import analysis, data, papers, plots, presets, probes, report, store
+from pfl_core import partition as partitions
+from pfl_core.experiments import Experiment, federation
+
+OWN = "runs of this computer"  # the source that is the run store; the others are files of rows
+KNOBS = {"alpha": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 100.0), "k": range(1, 21), "groups": (1, 2, 5, 10)}
+METRICS = {
+    "acc_pct": "Test accuracy (%)",
+    "acc_worst10": "Accuracy of the worst tenth (%)",
+    "acc_min": "Worst client (%)",
+    "acc_max": "Best client (%)",
+    "acc_p10": "10th percentile (%)",
+    "acc_sd": "sd over clients (points)",
+}
+TRAINED = dict(partition="dirichlet", partition_args={"alpha": 0.1}, model="lenet", batch=10, lr=0.05, max_samples=200)
+
+
+class Shown(NamedTuple):
+    """A view: its figure (None where there is nothing to draw), a sentence, a table, and a line of Python that gives it again."""
+
+    figure: Figure | None
+    said: str
+    table: pd.DataFrame | None
+    code: str
+
+
+class Choice(NamedTuple):
+    """What a control offers: options in order, what is chosen of them, and whether as "one", "several", or on a "slide"."""
+
+    options: tuple
+    value: Any
+    kind: str
+
+
+class Choices(dict):
+    """{name: Choice}, filled from the first control to the last: a value wanted is taken where it is among the options."""
+
+    def __init__(self, wanted: Mapping[str, Any]):
+        super().__init__()
+        self.wanted = wanted
+
+    def offer(self, name: str, options: Iterable, default: Any = None, kind: str = "one") -> Any:
+        """Add a control and return what is chosen: the value wanted, else `default`, else the first option (None without any)."""
+        options, want = tuple(options), self.wanted.get(name)
+        if kind == "several":
+            value = tuple(o for o in options if o in (want or ())) or tuple(default or options)
+        else:
+            value = next((v for v in (want, default, *options) if v in options), None)
+        self[name] = Choice(options, value, kind)
+        return value
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """{name: what is chosen}."""
+        return {name: choice.value for name, choice in self.items()}
+
+
+def _call(view: str, **values: Any) -> str:
+    return f"from pfl_core import views; views.{view}({', '.join(f'{k}={v!r}' for k, v in values.items())}).figure"
+
+
+# -- who holds what ------------------------------------------------------------------------------------------------------
+
+
+def partition_choices(wanted: Mapping[str, Any]) -> Choices:
+    """dataset, scheme, clients, seed and, where the scheme has them, alpha, k (classes a client) and groups."""
+    c = Choices(wanted)
+    name = c.offer("dataset", data.list_datasets(), "digits")
+    scheme = c.offer("scheme", partitions.list_partitions(), "dirichlet")
+    for knob in KNOBS.keys() & (known := partitions.arguments(scheme)).keys():
+        legal = KNOBS[knob] if knob != "k" or name not in ("digits", "cifar10") else range(1, 11)
+        c.offer(knob, legal, 2 if known[knob].default is None else known[knob].default, "slide")
+    c.offer("clients", range(2, 101), 20, "slide")
+    c.offer("seed", range(20), 0, "slide")
+    return c
+
+
+def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: Any) -> Shown:
+    """Who holds which training samples, and the total variation between clients; args are the scheme's.
+
+    Raises ValueError for what the scheme cannot do, DatasetMissing for data that are not here.
+    """
+    fields = dict(dataset=dataset, partition=scheme, partition_args=args, clients=clients, seed=seed)
+    counts = federation(Experiment(**fields)).counts()
+    distance = analysis.total_variation(counts, counts)
+    fig, (left, right) = plots.panels(2, sharey=False)
+    plots.label_distribution(counts, left).set_title("Training samples (area)")
+    every = max(1, clients // 10)
+    plots.heat(distance, right, "Client", "Client", vmin=0, vmax=1, xticklabels=every, yticklabels=every)
+    right.set_title("Total variation of labels")
+    others = distance[~np.eye(clients, dtype=bool)].reshape(clients, clients - 1)
+    lines = {"training samples": counts.sum(1), "classes": (counts > 0).sum(1)}
+    lines |= {"distance to the nearest client": others.min(1), "mean distance to the others": others.mean(1)}
+    lines["distance to all data together"] = analysis.total_variation(counts, counts.sum(0, keepdims=True))[:, 0]
+    table = pd.DataFrame(lines).agg(["min", "mean", "max"]).T.round(2)
+    said = (
+        f"{clients} clients of {dataset}: {counts.sum()} training samples in {counts.shape[1]} classes. Distances are total "
+        "variations, 0 for equal shares of labels and 1 for no class in common."
+    )
+    arguments = ", ".join(f"{k}={v!r}" for k, v in fields.items())
+    code = f"from pfl_core.experiments import Experiment, federation; federation(Experiment({arguments})).counts()"
+    return Shown(fig, said, table, code)
+
+
+# -- finished results ----------------------------------------------------------------------------------------------------
+
+
+def sources() -> dict[str, Path]:
+    """{name: file of rows} of the committed results/ and of runs/results/, which go before, and `OWN`: the run store."""
+    folders = (store.results_folder(), store.runs_root() / "results")
+    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.csv"))}
+    own = store.runs_root() / "store"
+    return files | ({OWN: own} if any(own.glob("*/experiment.json")) else {})
+
+
+def rows(source: str) -> pd.DataFrame:
+    """Accuracy rows of a source, in the project's long form; ValueError for an unknown one."""
+    known = sources()
+    if source not in known:
+        raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
+    path = known[source]
+    parts = [p for p in path.glob("*/history.csv") if "." not in p.parent.name] if source == OWN else [path]
+    return _rows(tuple((p, p.stat().st_mtime_ns) for p in sorted(parts)))
+
+
+@functools.lru_cache(maxsize=8)
+def _rows(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
+    read = [_own(p.parent) if p.name == "history.csv" else report.read_rows(p) for p, _ in stamps]
+    frame = pd.concat(read, ignore_index=True)
+    frame = frame[(frame["mean"] == "client") & frame.metric.isin(METRICS)]
+    # Two artefacts may call other runs by the same labels.
+    where = frame.artefact.map(lambda a: f"{papers.title(a)}: " if a else "")
+    return frame.assign(column=where + frame.column)
+
+
+@functools.lru_cache(maxsize=4096)
+def _own(folder: Path) -> pd.DataFrame:
+    # A finished run has no label of a table: its method is its row, its setting its column.
+    e = _experiment(folder.name)
+    some = ", ".join(f"{k}={v}" for k, v in e.method_args.items())
+    how = ", ".join(f"{k}={v}" for k, v in e.partition_args.items())
+    column = f"{e.dataset}, {e.partition}({how}), {e.clients} clients, {e.model}, {e.rounds} rounds"
+    tags = dict(row=e.method + (f"({some})" if some else ""), column=column)
+    return store.load_result(folder, e.but(tags=tags)).rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _experiment(run: str) -> Experiment | None:
+    """The Experiment of a finished run in the store; None for another."""
+    file = store.runs_root() / "store" / run / "experiment.json"
+    return Experiment.from_plain(json.loads(file.read_text())["experiment"]) if file.is_file() else None
+
+
+def _kept(run: str) -> list[str]:
+    """Names of the arrays that are kept of a run."""
+    file = store.runs_root() / "store" / run / "arrays.npz"
+    if file.is_file():
+        with np.load(file) as z:
+            return z.files
+    return list(store.committed_arrays().get(run, ()))
+
+
+def _with(array: str) -> dict[str, pd.DataFrame]:
+    """{source: its rows of runs that have kept an array}, without the sources that have none."""
+    out = {}
+    for source in sources():
+        frame = rows(source)
+        kept = {run for run in frame.run.unique() if array in _kept(run)}
+        if kept:
+            out[source] = frame[frame.run.isin(kept)]
+    return out
+
+
+def _missing(what: str, code: str) -> Shown:
+    return Shown(
+        None, f"Nothing to show yet: no finished run here has kept {what}. This line computes some.", None, code
+    )
+
+
+def _cell(c: Choices, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    # The controls that every view over results begins with; returns the rows of the column chosen.
+    source = c.offer("source", frames)
+    frame = frames[source] if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
+    column = c.offer("column", frame.column.unique())
+    return frame[frame.column == column]
+
+
+def runs_choices(wanted: Mapping[str, Any]) -> Choices:
+    """source, column, rows (several), metric, when, seeds (several), smoothing (evaluations)."""
+    c = Choices(wanted)
+    frame = _cell(c, {s: rows(s) for s in sources()})
+    names = frame.row.unique()
+    c.offer("rows", names, [n for n in names if n in wanted.get("methods", ())] or names[:6], "several")
+    c.offer("metric", [m for m in METRICS if m in set(frame.metric)])
+    c.offer("when", frame.when.unique())
+    c.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")
+    c.offer("smoothing", range(1, 11), 1, "slide")
+    return c
+
+
+def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smoothing=1) -> Shown:
+    """Curves over rounds, each point the mean of the last `smoothing` evaluations, and how clients spread in the last round.
+
+    source, column: as `sources` and its rows name them; rows, seeds: which of them, () for all. ValueError for an unknown source.
+    """
+    code = _call(
+        "runs", source=source, column=column, rows=rows, metric=metric, when=when, seeds=seeds, smoothing=smoothing
+    )
+    if source is None:
+        return _missing("rows", _RUN)
+    frame = globals()["rows"](source)
+    frame = frame[(frame.column == column) & (frame.when == when) & (frame.split == "test")]
+    frame = frame[frame.row.isin(rows or frame.row) & frame.seed.isin(seeds or frame.seed)]
+    series = frame[frame.metric == metric]
+    if series.empty:
+        return Shown(None, f"No {METRICS.get(metric, metric)} {when} local training among these rows.", None, code)
+    fig, (left, right) = plots.panels(2, sharey=False)
+    plots.curves(analysis.smooth(series, smoothing), left, y=METRICS[metric])
+    last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
+    heads = last.drop_duplicates(["run", "row"])
+    each = [store.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples() if _kept(v.run)]
+    wide = last.pivot_table(index="row", columns="metric", values="value").reindex(list(dict.fromkeys(last.row)))
+    plots.ranges(wide, right, pd.concat(each) if each else None).set_title("Clients in the last round")
+    best = series.loc[series.groupby(["row", "seed"]).value.idxmax()].groupby("row", sort=False)
+    ends = last[last.metric == metric].groupby("row", sort=False)
+    table = pd.DataFrame({"seeds": ends.size(), "last": ends.value.mean(), "best": best.value.mean()})
+    table["round of best"] = best["round"].mean()
+    said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
+    said += "" if each else " Single clients are not kept with these rows; a new run in the store has them."
+    return Shown(fig, said, table.round(2).rename_axis(None), code)
+
+
+_RUN = "from pfl_core import Experiment, run; run(Experiment(method='fedper', rounds=20))"
+_PAPER = "./run_all.sh --paper"
+
+
+def clients_choices(wanted: Mapping[str, Any]) -> Choices:
+    """source, column, first and second (rows), when, select, seed: over runs that have kept every client's accuracy."""
+    c = Choices(wanted)
+    frame = _cell(c, _with("n/test"))
+    names = frame.row.unique()
+    first = c.offer("first", names, next((n for n in names if n == "fedavg"), None))
+    c.offer("second", [n for n in names if n != first], next((n for n in names[::-1] if n != first), None))
+    c.offer("when", frame.when.unique())
+    c.offer("select", analysis.SELECT if "val" in set(frame.split) else ("last", "best_test"))
+    seeds = frame.groupby("row").seed.unique().map(set)
+    both = set.intersection(*seeds[[v for v in (first, c["second"].value) if v]]) if first else set()
+    c.offer("seed", sorted(map(int, both)))
+    return c
+
+
+def clients(source, column, first, second, when="before", select="last", seed=0) -> Shown:
+    """Two methods on the same clients: accuracy against accuracy, who is ahead by how much, and the paired statistics.
+
+    select: the round, as for `analysis.pick`. ValueError for unknown names; KeyError for runs without arrays.
+    """
+    if second is None:
+        return _missing("the accuracy of every client under two methods", _RUN)
+    frame = rows(source).query("column == @column and seed == @seed")
+    select = "last" if select == "last10" else select  # a mean of rounds has no clients
+    found = {v.row: v for v in analysis.pick(frame[frame.row.isin([first, second])], select, when).itertuples()}
+    if absent := [name for name in (first, second) if name not in found]:
+        raise ValueError(
+            f"no run of {', '.join(absent)} with seed {seed} here; there are {', '.join(frame.row.unique())}"
+        )
+    parts = [store.accuracies(found[name].run, when, found[name].round) for name in (first, second)]
+    both = parts[0].merge(parts[1], on="client")
+    a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
+    fig, (left, right) = plots.panels(2, sharey=False)
+    plots.duel(a, b, left, (first, second)).set_title("A dot a client")
+    plots.leads(a, b, right, (first, second)).set_title("Lead")
+    test = analysis.paired(b, a)
+    said = (
+        f"{plots.label(second)} is ahead of {plots.label(first)} by {test['difference']:.2f} points on average and on "
+        f"{100 * test['better']:.0f} % of {test['n']} clients; Wilcoxon p = {test['p']:.3g}, over the clients of one seed."
+    )
+    table = pd.DataFrame({plots.label(n): analysis.fairness(v) for n, v in ((first, a), (second, b))}).T
+    table.insert(0, "round", [found[n].round for n in (first, second)])
+    values = dict(source=source, column=column, first=first, second=second, when=when, select=select, seed=seed)
+    return Shown(fig, said, table.round(2), _call("clients", **values))
+
+
+# -- what probes recorded ------------------------------------------------------------------------------------------------
+
+
+def _probed(c: Choices, probe: str) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
+    # Controls down to one run with this probe; returns what it recorded.
+    frame = _cell(c, _with(f"probe/{probe}"))
+    frame = frame[frame.row == c.offer("row", frame.row.unique())]
+    seed = c.offer("seed", sorted(frame.seed.unique().tolist()))
+    frame = frame[frame.seed == seed]
+    return None if frame.empty else probes.read(store.arrays_of(frame.run.iloc[0]), probe)
+
+
+def _recorded(
+    source: str, column: str, row: str, seed: int, probe: str
+) -> tuple[Any, np.ndarray, dict[str, np.ndarray]]:
+    frame = rows(source).query("column == @column and row == @row and seed == @seed")
+    if frame.empty:
+        raise ValueError(f"no run {row!r} with seed {seed} in {column!r} of {source!r}")
+    return frame.iloc[0], *probes.read(store.arrays_of(frame.run.iloc[0]), probe)
+
+
+def kin(run: Any) -> tuple[np.ndarray, str]:
+    """Which clients are alike, group (K,), and by what: the partition's own groups, else the class that a client has most of.
+
+    run: a row of results. Where neither is known (no Experiment in the store, or no data), all are of one group.
+    """
+    e, n = _experiment(run.run), int(run.n_clients)
+    try:
+        if run.partition == "groups":
+            number = (e.partition_args if e else {}).get("groups", partitions.arguments("groups")["groups"].default)
+            return np.arange(n) * number // n, "group of the partition"
+        if run.partition == "coarse":
+            number = len(np.unique(data.load(run.dataset).extra["coarse"]))
+            return np.arange(n) * number // n, "coarse class"
+        if e:
+            return federation(e).counts().argmax(1), "most frequent class"
+    except (data.DatasetMissing, KeyError):
+        pass
+    return np.zeros(n, int), "nothing known of the clients"
+
+
+def collaboration_choices(wanted: Mapping[str, Any]) -> Choices:
+    """source, column, row, seed, layer, round: over runs that recorded collaboration weights."""
+    c = Choices(wanted)
+    rounds, weights = _probed(c, "weights") or ((), {})
+    c.offer("layer", ["all (mean)", *weights] if weights else [])
+    c.offer("round", [int(r) for r in rounds], int(rounds[-1]) if len(rounds) else None, "slide")
+    return c
+
+
+def collaboration(source, column, row, seed, layer="all (mean)", round=None) -> Shown:
+    """Who learns from whom: the weights (K, K) of a layer at a recorded round, and those on itself, on alike and on other clients."""
+    if row is None:
+        return _missing("collaboration weights", f"{_PAPER} fedaghn pfedla")
+    run, rounds, weights = _recorded(source, column, row, seed, "weights")
+    if layer != "all (mean)" and layer not in weights:
+        raise ValueError(f"layer {layer!r} has no weights; there are {', '.join(weights)}")
+    alike, by = kin(run)
+    at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
+    shown = np.mean(list(weights.values()), 0) if layer == "all (mean)" else weights[layer]
+    fig, (left, right) = plots.panels(2, sharey=False)
+    off = shown[at][~np.eye(len(shown[at]), dtype=bool)]
+    every, top = max(1, len(alike) // 10), float(off.max()) or float(shown[at].max())
+    plots.heat(shown[at], left, vmin=0, vmax=top, xticklabels=every, yticklabels=every, cbar_kws={"extend": "max"})
+    left.set_title(f"{layer}, round {rounds[at]}")
+    course = pd.DataFrame([analysis.shares(w, alike) for w in shown]).assign(round=rounds)
+    long = course.melt("round", var_name="row", value_name="value").dropna()
+    plots.curves(long, right, y="Mean weight").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
+    table = pd.DataFrame({name: analysis.shares(w[at], alike) for name, w in weights.items()}).T
+    said = (
+        f"{plots.label(row)}, seed {seed}: weights of the aggregation after round {rounds[at]}; the colours end at the largest "
+        f"weight on another client. Similar: alike by {by}."
+    )
+    values = dict(source=source, column=column, row=row, seed=seed, layer=layer, round=int(rounds[at]))
+    return Shown(fig, said, table.round(4), _call("collaboration", **values))
+
+
+def embedding_choices(wanted: Mapping[str, Any]) -> Choices:
+    """source, column, row, seed, round: over runs that recorded embeddings of clients."""
+    c = Choices(wanted)
+    rounds, _ = _probed(c, "embeddings") or ((), {})
+    c.offer("round", [int(r) for r in rounds], int(rounds[-1]) if len(rounds) else None, "slide")
+    return c
+
+
+def embedding(source, column, row, seed, round=None) -> Shown:
+    """What the server knows clients by: t-SNE of their embeddings at a recorded round, and how those of alike clients cluster."""
+    if row is None:
+        return _missing("embeddings of clients", f"{_PAPER} pfedhn")
+    run, rounds, values = _recorded(source, column, row, seed, "embeddings")
+    group, by = kin(run)
+    at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
+    points = _tsne(values["v"][at].tobytes(), values["v"].shape[1:], str(values["v"].dtype))
+    fig, (left, right) = plots.panels(2, sharey=False)
+    plots.embedding(pd.DataFrame(points, columns=["x", "y"]).assign(group=group), left)
+    left.get_legend() and left.get_legend().remove()
+    left.set_title(f"Round {rounds[at]}, coloured by {by}")
+    said = f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {values['v'].shape[2]} numbers."
+    table = None
+    if 1 < len(np.unique(group)) < len(group):
+        near = max(1, min(4, len(group) // len(np.unique(group)) - 1))
+        table = pd.DataFrame([analysis.clustering(v, group, near, 200) for v in values["v"]], index=rounds)
+        long = table[["silhouette", "purity", "chance"]].assign(round=rounds).melt("round", var_name="row")
+        plots.curves(long, right, y="How alike clients cluster").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
+        said += f" Purity: share of a client's {near} nearest that are of its own {by}; silhouettes in all dimensions."
+    code = _call("embedding", source=source, column=column, row=row, seed=seed, round=int(rounds[at]))
+    return Shown(fig, said, table.rename_axis("round").round(3) if table is not None else None, code)
+
+
+@functools.lru_cache(maxsize=64)  # half a second for a hundred clients
+def _tsne(raw: bytes, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    return analysis.tsne(np.frombuffer(raw, dtype).reshape(shape), min(5.0, (shape[0] - 1) / 3))
+
+
+# -- training ------------------------------------------------------------------------------------------------------------
+
+
+def training_choices(wanted: Mapping[str, Any]) -> Choices:
+    """method, dataset, clients, rounds, seed of the panel that trains."""
+    c = Choices(wanted)
+    c.offer("method", presets.COMPARED, "fedper")
+    c.offer("dataset", data.list_datasets(), "digits")
+    c.offer("clients", (2, 5, 10, 20, 50, 100), 10, "slide")
+    c.offer("rounds", (2, 5, 10, 20, 50, 100, 200, 500, 1000), 20, "slide")
+    c.offer("seed", range(10), 0, "slide")
+    return c
+
+
+def experiment(method: str, dataset: str, clients: int, rounds: int, seed: int = 0) -> Experiment:
+    """What the panel trains: a method as in the comparison of all (`presets.COMPARED`), Dir(.1), a LeNet, at most 200 samples a client."""
+    base = Experiment(dataset=dataset, clients=clients, rounds=rounds, seed=seed, **TRAINED)
+    return base.but(**presets.COMPARED[method](base))
+
+
+def training(e: Experiment, curve: pd.DataFrame | None, state: str = "") -> Shown:
+    """A run as far as it is: curve has round, when, value (mean over clients of test accuracy, %)."""
+    fig = None
+    if curve is not None and len(curve):
+        fig, (ax,) = plots.panels(1)
+        said = {"before": "as served", "after": "after local training"}
+        plots.curves(curve.assign(row=curve.when.map(said)), ax).set_title(f"{plots.label(e.method)} on {e.dataset}")
+        ax.set_xlim(0, e.rounds)
+    return Shown(fig, state, None, f"from pfl_core import Experiment, run; run({e!r})")
+
+
+VIEWS: dict[str, tuple[Callable[..., Shown], Callable[[Mapping[str, Any]], Choices]]] = {
+    "partition": (partition, partition_choices),
+    "runs": (runs, runs_choices),
+    "clients": (clients, clients_choices),
+    "collaboration": (collaboration, collaboration_choices),
+    "embedding": (embedding, embedding_choices),
+}

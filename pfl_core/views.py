@@ -208,7 +208,7 @@ def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     c = Choices(wanted)
     frame = _cell(c, {s: rows(s) for s in sources()})
     names = frame.row.unique()
-    c.offer("rows", names, [n for n in names if n in wanted.get("methods", ())] or names[:6], "several")
+    c.offer("rows", names, names[:6], "several")
     c.offer("metric", [m for m in METRICS if m in set(frame.metric)])
     c.offer("when", frame.when.unique())
     c.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")

@@ -22,12 +22,13 @@ class Background:
     """`run(e)` in another process, through the run store; it begins at once.
 
     `state` is "running", "stopped" (its checkpoint is kept: start it again, and it goes on from there), "done", or "failed: why";
-    `curve` its client mean of test accuracy so far: round, when, value (%). Both are brought up to date by `poll`.
+    `curve` its client mean of test accuracy so far (round, when, value in %), None before the first round. `poll` brings both
+    up to date.
     """
 
     def __init__(self, e: Experiment, *, device: str = "auto", store: Path | None = None):
         context = multiprocessing.get_context("spawn")
-        self.state, self.curve = "running", pd.DataFrame(columns=["round", "when", "value"])
+        self.state, self.curve = "running", None
         self._stop = context.Event()
         self._inbox, outbox = context.Pipe(duplex=False)
         args = (e.plain(), dict(device=device, store=store), self._stop, outbox)
@@ -62,16 +63,19 @@ class Background:
 def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a cell of the notebook is no stop of this run
     end_with_parent()
-    curve = pd.DataFrame(columns=["round", "when", "value"])
+    curve = None
     try:
         e = Experiment.from_plain(plain)
-        n = np.array([len(i) for i in federation(e).index["test"]])
+        n = np.array([len(i) for i in federation(e).index["test"]])  # a partition gives everybody some
 
         def told(r: int, history: History) -> bool:
             nonlocal curve
-            if history.rounds and history.rounds[-1] == r:
-                curve = _curve(history, n)
-                outbox.send(("running", curve))
+            of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
+            points = [
+                (history.rounds[i], w, float((100 * v.numpy() / n).mean())) for w in of for i, v in enumerate(of[w])
+            ]
+            curve = pd.DataFrame(points, columns=["round", "when", "value"])
+            outbox.send(("running", curve))
             return stop.is_set()
 
         with contextlib.redirect_stdout(io.StringIO()):  # a progress bar of its own would write into the server's log
@@ -82,13 +86,3 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connect
         outbox.send(("stopped", curve))
     except Exception as error:  # whatever it is, the panel says it
         outbox.send((f"failed: {error}", curve))
-
-
-def _curve(history: History, n: np.ndarray) -> pd.DataFrame:
-    parts = []
-    for key, values in history.evals.items():
-        when, split, metric = key.split("/")
-        if (split, metric) == ("test", "correct") and (n > 0).any():
-            means = [float((100 * v.numpy()[n > 0] / n[n > 0]).mean()) for v in values]
-            parts.append(pd.DataFrame({"round": history.rounds[: len(means)], "when": when, "value": means}))
-    return pd.concat(parts, ignore_index=True)

@@ -284,15 +284,6 @@ def ranges(frame: pd.DataFrame, ax: Axes, clients: pd.DataFrame | None = None) -
     return _axes(ax, "Test accuracy of a client (%)", "")
 
 
-def duel(a: np.ndarray, b: np.ndarray, ax: Axes, names: tuple[str, str] = ("a", "b")) -> Axes:
-    """Client by client: accuracy b (K,) against a (K,) (%), a dot each; above the diagonal the second is ahead."""
-    ends = [min(a.min(), b.min()) - 2, max(a.max(), b.max()) + 2]
-    ax.plot(ends, ends, color="0.7", lw=0.8, zorder=0)
-    ax.scatter(a, b, s=18, color=[colours(names)[names[int(ahead)]] for ahead in b > a], lw=0, alpha=0.8)
-    ax.set_aspect("equal", adjustable="datalim")
-    return _axes(ax, f"{label(names[0])}: accuracy (%)", f"{label(names[1])}: accuracy (%)", legend=False)
-
-
 def leads(a: np.ndarray, b: np.ndarray, ax: Axes, names: tuple[str, str] = ("a", "b")) -> Axes:
     """By how many points b (K,) is ahead of a (K,) on each client, sorted; a bar in the colour of who is ahead."""
     lead = np.sort(b - a)

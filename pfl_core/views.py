@@ -26,10 +26,8 @@ METRICS = {
     "acc_pct": "Test accuracy (%)",
     "acc_worst10": "Accuracy of the worst tenth (%)",
     "acc_min": "Worst client (%)",
-    "acc_max": "Best client (%)",
-    "acc_p10": "10th percentile (%)",
-    "acc_sd": "sd over clients (points)",
 }
+METRICS |= {"acc_max": "Best client (%)", "acc_p10": "10th percentile (%)", "acc_sd": "sd over clients (points)"}
 TRAINED = dict(partition="dirichlet", partition_args={"alpha": 0.1}, model="lenet", batch=10, lr=0.05, max_samples=200)
 
 
@@ -153,40 +151,38 @@ def _rows(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=4096)
 def _own(folder: Path) -> pd.DataFrame:
-    # A finished run has no label of a table: its method is its row, its setting its column.
+    # A run in the store has no label of a table: its method is its row, its setting its column.
     e = _experiment(folder.name)
-    some = ", ".join(f"{k}={v}" for k, v in e.method_args.items())
-    how = ", ".join(f"{k}={v}" for k, v in e.partition_args.items())
+    some, how = (", ".join(f"{k}={v}" for k, v in args.items()) for args in (e.method_args, e.partition_args))
     column = f"{e.dataset}, {e.partition}({how}), {e.clients} clients, {e.model}, {e.rounds} rounds"
-    tags = dict(row=e.method + (f"({some})" if some else ""), column=column)
-    return store.load_result(folder, e.but(tags=tags)).rows
+    return store.load_result(folder, e.but(tags=dict(row=e.method + f"({some})" * bool(some), column=column))).rows
 
 
 @functools.lru_cache(maxsize=4096)
 def _experiment(run: str) -> Experiment | None:
-    """The Experiment of a finished run in the store; None for another."""
+    # None for a run that is not in the store
     file = store.runs_root() / "store" / run / "experiment.json"
     return Experiment.from_plain(json.loads(file.read_text())["experiment"]) if file.is_file() else None
 
 
-def _kept(run: str) -> list[str]:
-    """Names of the arrays that are kept of a run."""
+def _kept(run: str) -> Iterable[str]:
+    # Names of the arrays that there are of a run
     file = store.runs_root() / "store" / run / "arrays.npz"
-    if file.is_file():
-        with np.load(file) as z:
-            return z.files
-    return list(store.committed_arrays().get(run, ()))
+    if not file.is_file():
+        return store.committed_arrays().get(run, ())
+    with np.load(file) as z:
+        return z.files
 
 
-def _with(array: str) -> dict[str, pd.DataFrame]:
-    """{source: its rows of runs that have kept an array}, without the sources that have none."""
-    out = {}
-    for source in sources():
-        frame = rows(source)
-        kept = {run for run in frame.run.unique() if array in _kept(run)}
-        if kept:
-            out[source] = frame[frame.run.isin(kept)]
-    return out
+def _cell(c: Choices, array: str = "") -> pd.DataFrame:
+    # The first controls of every view over results; returns the rows of the column chosen, of runs that have kept `array`.
+    frames = {source: rows(source) for source in sources()}
+    if array:
+        kept = {s: [run for run in f.run.unique() if array in _kept(run)] for s, f in frames.items()}
+        frames = {s: f[f.run.isin(kept[s])] for s, f in frames.items() if kept[s]}
+    source = c.offer("source", frames)
+    frame = frames.get(source, pd.DataFrame(columns=store.ROW_COLUMNS))
+    return frame[frame.column == c.offer("column", frame.column.unique())]
 
 
 def _missing(what: str, code: str) -> Shown:
@@ -195,20 +191,14 @@ def _missing(what: str, code: str) -> Shown:
     )
 
 
-def _cell(c: Choices, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    # The controls that every view over results begins with; returns the rows of the column chosen.
-    source = c.offer("source", frames)
-    frame = frames[source] if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
-    column = c.offer("column", frame.column.unique())
-    return frame[frame.column == column]
+_TWO = "from pfl_core import Experiment, grid, sweep; sweep(grid(Experiment(rounds=20), {m: {'method': m} for m in ('fedavg', 'fedper')}))"
 
 
 def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     """source, column, rows (several), metric, when, seeds (several), smoothing (evaluations)."""
     c = Choices(wanted)
-    frame = _cell(c, {s: rows(s) for s in sources()})
-    names = frame.row.unique()
-    c.offer("rows", names, names[:6], "several")
+    frame = _cell(c)
+    c.offer("rows", frame.row.unique(), frame.row.unique()[:6], "several")
     c.offer("metric", [m for m in METRICS if m in set(frame.metric)])
     c.offer("when", frame.when.unique())
     c.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")
@@ -219,104 +209,106 @@ def runs_choices(wanted: Mapping[str, Any]) -> Choices:
 def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smoothing=1) -> Shown:
     """Curves over rounds, each point the mean of the last `smoothing` evaluations, and how clients spread in the last round.
 
-    source, column: as `sources` and its rows name them; rows, seeds: which of them, () for all. ValueError for an unknown source.
+    source, column: as `sources` and its rows name them; rows, seeds: which of them, () for all. ValueError for what is not there.
     """
-    code = _call(
-        "runs", source=source, column=column, rows=rows, metric=metric, when=when, seeds=seeds, smoothing=smoothing
-    )
     if source is None:
-        return _missing("rows", _RUN)
-    frame = globals()["rows"](source)
-    frame = frame[(frame.column == column) & (frame.when == when) & (frame.split == "test")]
+        return _missing("anything", _TWO)
+    values = dict(source=source, column=column, rows=rows, metric=metric, when=when, seeds=seeds, smoothing=smoothing)
+    frame = _rows_of(source, column).query("when == @when and split == 'test'")
     frame = frame[frame.row.isin(rows or frame.row) & frame.seed.isin(seeds or frame.seed)]
     series = frame[frame.metric == metric]
     if series.empty:
-        return Shown(None, f"No {METRICS.get(metric, metric)} {when} local training among these rows.", None, code)
+        raise ValueError(
+            f"no {metric} {when!r} of {rows or 'any row'}, seeds {seeds or 'any'}, in {column!r} of {source!r}"
+        )
     fig, (left, right) = plots.panels(2, sharey=False)
     plots.curves(analysis.smooth(series, smoothing), left, y=METRICS[metric])
     last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [store.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples() if _kept(v.run)]
-    wide = last.pivot_table(index="row", columns="metric", values="value").reindex(list(dict.fromkeys(last.row)))
+    wide = last.pivot_table(index="row", columns="metric", values="value").reindex(heads.row.unique())
     plots.ranges(wide, right, pd.concat(each) if each else None).set_title("Clients in the last round")
-    best = series.loc[series.groupby(["row", "seed"]).value.idxmax()].groupby("row", sort=False)
-    ends = last[last.metric == metric].groupby("row", sort=False)
-    table = pd.DataFrame({"seeds": ends.size(), "last": ends.value.mean(), "best": best.value.mean()})
-    table["round of best"] = best["round"].mean()
+    ends, tops = (
+        analysis.pick(frame, s, when, metric=metric).groupby("row", sort=False) for s in ("last", "best_test")
+    )
+    table = pd.DataFrame({"seeds": ends.size(), "last": ends.value.mean(), "best": tops.value.mean()})
+    table["round of best"] = tops["round"].mean()
     said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
     said += "" if each else " Single clients are not kept with these rows; a new run in the store has them."
-    return Shown(fig, said, table.round(2).rename_axis(None), code)
-
-
-_RUN = "from pfl_core import Experiment, run; run(Experiment(method='fedper', rounds=20))"
-_PAPER = "./run_all.sh --paper"
+    return Shown(fig, said, table.round(2).rename_axis(None), _call("runs", **values))
 
 
 def clients_choices(wanted: Mapping[str, Any]) -> Choices:
     """source, column, first and second (rows), when, select, seed: over runs that have kept every client's accuracy."""
     c = Choices(wanted)
-    frame = _cell(c, _with("n/test"))
+    frame = _cell(c, "n/test")
     names = frame.row.unique()
-    first = c.offer("first", names, next((n for n in names if n == "fedavg"), None))
-    c.offer("second", [n for n in names if n != first], next((n for n in names[::-1] if n != first), None))
+    first = c.offer("first", names, "fedavg")
+    second = c.offer("second", [n for n in names if n != first])
     c.offer("when", frame.when.unique())
-    c.offer("select", analysis.SELECT if "val" in set(frame.split) else ("last", "best_test"))
-    seeds = frame.groupby("row").seed.unique().map(set)
-    both = set.intersection(*seeds[[v for v in (first, c["second"].value) if v]]) if first else set()
-    c.offer("seed", sorted(map(int, both)))
+    c.offer("select", [s for s in ("last", "best_val", "best_test") if s != "best_val" or "val" in set(frame.split)])
+    c.offer("seed", sorted(set.intersection(*(set(frame[frame.row == n].seed.tolist()) for n in (first, second)))))
     return c
 
 
 def clients(source, column, first, second, when="before", select="last", seed=0) -> Shown:
     """Two methods on the same clients: accuracy against accuracy, who is ahead by how much, and the paired statistics.
 
-    select: the round, as for `analysis.pick`. ValueError for unknown names; KeyError for runs without arrays.
+    select: the round, as for `analysis.pick`. ValueError for what is not there, KeyError for runs without arrays.
     """
     if second is None:
-        return _missing("the accuracy of every client under two methods", _RUN)
-    frame = rows(source).query("column == @column and seed == @seed")
-    select = "last" if select == "last10" else select  # a mean of rounds has no clients
-    found = {v.row: v for v in analysis.pick(frame[frame.row.isin([first, second])], select, when).itertuples()}
+        return _missing("the accuracy of every client under two methods", _TWO)
+    frame = _rows_of(source, column).query("seed == @seed and row in (@first, @second)")
+    found = {v.row: v for v in analysis.pick(frame, select, when).itertuples()}
     if absent := [name for name in (first, second) if name not in found]:
-        raise ValueError(
-            f"no run of {', '.join(absent)} with seed {seed} here; there are {', '.join(frame.row.unique())}"
-        )
+        raise ValueError(f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}")
     parts = [store.accuracies(found[name].run, when, found[name].round) for name in (first, second)]
-    both = parts[0].merge(parts[1], on="client")
+    both, names = parts[0].merge(parts[1], on="client"), [plots.label(first), plots.label(second)]
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     fig, (left, right) = plots.panels(2, sharey=False)
-    plots.duel(a, b, left, (first, second)).set_title("A dot a client")
-    plots.leads(a, b, right, (first, second)).set_title("Lead")
+    plots.points(both, left, "acc_pct_x", "acc_pct_y", None, *(f"{name}: accuracy (%)" for name in names))
+    left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
+    plots.leads(a, b, right, (first, second))
     test = analysis.paired(b, a)
     said = (
-        f"{plots.label(second)} is ahead of {plots.label(first)} by {test['difference']:.2f} points on average and on "
-        f"{100 * test['better']:.0f} % of {test['n']} clients; Wilcoxon p = {test['p']:.3g}, over the clients of one seed."
+        f"{names[1]} is ahead of {names[0]} by {test['difference']:.2f} points on average and on {100 * test['better']:.0f} % of "
+        f"{test['n']} clients; Wilcoxon p = {test['p']:.3g}, over the clients of one seed."
     )
-    table = pd.DataFrame({plots.label(n): analysis.fairness(v) for n, v in ((first, a), (second, b))}).T
-    table.insert(0, "round", [found[n].round for n in (first, second)])
+    table = pd.DataFrame([analysis.fairness(v) for v in (a, b)], names).round(2)
+    table.insert(0, "round", [found[first].round, found[second].round])
     values = dict(source=source, column=column, first=first, second=second, when=when, select=select, seed=seed)
-    return Shown(fig, said, table.round(2), _call("clients", **values))
+    return Shown(fig, said, table, _call("clients", **values))
+
+
+def _rows_of(source: str, column: str) -> pd.DataFrame:
+    return rows(source).query("column == @column")
 
 
 # -- what probes recorded ------------------------------------------------------------------------------------------------
 
 
-def _probed(c: Choices, probe: str) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-    # Controls down to one run with this probe; returns what it recorded.
-    frame = _cell(c, _with(f"probe/{probe}"))
+def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
+    """source, column, row, seed, layer (of weights), round: over runs that recorded this probe."""
+    c = Choices(wanted)
+    frame = _cell(c, f"probe/{probe}")
     frame = frame[frame.row == c.offer("row", frame.row.unique())]
     seed = c.offer("seed", sorted(frame.seed.unique().tolist()))
-    frame = frame[frame.seed == seed]
-    return None if frame.empty else probes.read(store.arrays_of(frame.run.iloc[0]), probe)
+    found = frame.run[frame.seed == seed].unique()[:1]
+    rounds, values = probes.read(store.arrays_of(found[0]), probe) if len(found) else ((), {})
+    if probe == "weights":
+        c.offer("layer", ["all", *(layer for layer in values if layer != "all")])
+    c.offer("round", map(int, rounds), int(rounds[-1]) if len(rounds) else None, "slide")
+    return c
 
 
-def _recorded(
-    source: str, column: str, row: str, seed: int, probe: str
-) -> tuple[Any, np.ndarray, dict[str, np.ndarray]]:
-    frame = rows(source).query("column == @column and row == @row and seed == @seed")
-    if frame.empty:
-        raise ValueError(f"no run {row!r} with seed {seed} in {column!r} of {source!r}")
-    return frame.iloc[0], *probes.read(store.arrays_of(frame.run.iloc[0]), probe)
+def _recorded(probe: str, source: str, column: str, row: str, seed: int, round: int | None) -> tuple:
+    # The run's group of each client and what they are alike by, the probe's rounds, the one nearest to `round`, and its values
+    found = _rows_of(source, column).query("row == @row and seed == @seed")
+    if found.empty:
+        raise ValueError(f"no run of {row!r} with seed {seed} in {column!r} of {source!r}")
+    rounds, values = probes.read(store.arrays_of(found.run.iloc[0]), probe)
+    at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
+    return *kin(found.iloc[0]), rounds, at, values
 
 
 def kin(run: Any) -> tuple[np.ndarray, str]:
@@ -330,81 +322,63 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
             number = (e.partition_args if e else {}).get("groups", partitions.arguments("groups")["groups"].default)
             return np.arange(n) * number // n, "group of the partition"
         if run.partition == "coarse":
-            number = len(np.unique(data.load(run.dataset).extra["coarse"]))
-            return np.arange(n) * number // n, "coarse class"
+            return np.arange(n) * len(np.unique(data.load(run.dataset).extra["coarse"])) // n, "coarse class"
         if e:
             return federation(e).counts().argmax(1), "most frequent class"
-    except (data.DatasetMissing, KeyError):
+    except data.DatasetMissing:
         pass
-    return np.zeros(n, int), "nothing known of the clients"
+    return np.zeros(n, int), "nothing known of them"
 
 
-def collaboration_choices(wanted: Mapping[str, Any]) -> Choices:
-    """source, column, row, seed, layer, round: over runs that recorded collaboration weights."""
-    c = Choices(wanted)
-    rounds, weights = _probed(c, "weights") or ((), {})
-    c.offer("layer", ["all (mean)", *weights] if weights else [])
-    c.offer("round", [int(r) for r in rounds], int(rounds[-1]) if len(rounds) else None, "slide")
-    return c
-
-
-def collaboration(source, column, row, seed, layer="all (mean)", round=None) -> Shown:
-    """Who learns from whom: the weights (K, K) of a layer at a recorded round, and those on itself, on alike and on other clients."""
+def collaboration(source, column, row, seed, layer="all", round=None) -> Shown:
+    """Who learns from whom: the weights (K, K) of a layer, or the mean of all, at a recorded round; those on a client itself, on
+    alike and on other clients over all rounds. ValueError for what is not there."""
     if row is None:
-        return _missing("collaboration weights", f"{_PAPER} fedaghn pfedla")
-    run, rounds, weights = _recorded(source, column, row, seed, "weights")
-    if layer != "all (mean)" and layer not in weights:
-        raise ValueError(f"layer {layer!r} has no weights; there are {', '.join(weights)}")
-    alike, by = kin(run)
-    at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
-    shown = np.mean(list(weights.values()), 0) if layer == "all (mean)" else weights[layer]
+        return _missing("collaboration weights", "./run_all.sh --paper fedaghn pfedla")
+    alike, by, rounds, at, weights = _recorded("weights", source, column, row, seed, round)
+    if layer not in ("all", *weights):
+        raise ValueError(f"layer {layer!r} has no weights; there are {', '.join(weights)}, and all")
+    shown = weights[layer] if layer in weights else np.mean(list(weights.values()), 0)
+    off = shown[at][~np.eye(len(alike), dtype=bool)]
     fig, (left, right) = plots.panels(2, sharey=False)
-    off = shown[at][~np.eye(len(shown[at]), dtype=bool)]
-    every, top = max(1, len(alike) // 10), float(off.max()) or float(shown[at].max())
-    plots.heat(shown[at], left, vmin=0, vmax=top, xticklabels=every, yticklabels=every, cbar_kws={"extend": "max"})
-    left.set_title(f"{layer}, round {rounds[at]}")
+    ticks = dict.fromkeys(("xticklabels", "yticklabels"), max(1, len(alike) // 10))
+    plots.heat(shown[at], left, vmin=0, vmax=float(off.max()) or None, cbar_kws={"extend": "max"}, **ticks)
+    left.set_title(f"Layer {layer}, round {rounds[at]}")
     course = pd.DataFrame([analysis.shares(w, alike) for w in shown]).assign(round=rounds)
-    long = course.melt("round", var_name="row", value_name="value").dropna()
-    plots.curves(long, right, y="Mean weight").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
-    table = pd.DataFrame({name: analysis.shares(w[at], alike) for name, w in weights.items()}).T
+    course = course.melt("round", var_name="row").dropna()
+    plots.curves(course, right, y="Mean weight").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
     said = (
         f"{plots.label(row)}, seed {seed}: weights of the aggregation after round {rounds[at]}; the colours end at the largest "
-        f"weight on another client. Similar: alike by {by}."
+        f"weight on another client. Similar clients are alike by {by}."
     )
     values = dict(source=source, column=column, row=row, seed=seed, layer=layer, round=int(rounds[at]))
-    return Shown(fig, said, table.round(4), _call("collaboration", **values))
-
-
-def embedding_choices(wanted: Mapping[str, Any]) -> Choices:
-    """source, column, row, seed, round: over runs that recorded embeddings of clients."""
-    c = Choices(wanted)
-    rounds, _ = _probed(c, "embeddings") or ((), {})
-    c.offer("round", [int(r) for r in rounds], int(rounds[-1]) if len(rounds) else None, "slide")
-    return c
+    table = pd.DataFrame({name: analysis.shares(w[at], alike) for name, w in weights.items()}).T.round(4)
+    return Shown(fig, said, table, _call("collaboration", **values))
 
 
 def embedding(source, column, row, seed, round=None) -> Shown:
-    """What the server knows clients by: t-SNE of their embeddings at a recorded round, and how those of alike clients cluster."""
+    """What the server knows clients by: t-SNE of their embeddings at a recorded round, and how alike clients cluster over all.
+
+    ValueError for what is not there."""
     if row is None:
-        return _missing("embeddings of clients", f"{_PAPER} pfedhn")
-    run, rounds, values = _recorded(source, column, row, seed, "embeddings")
-    group, by = kin(run)
-    at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
-    points = _tsne(values["v"][at].tobytes(), values["v"].shape[1:], str(values["v"].dtype))
+        return _missing("embeddings of clients", "./run_all.sh --paper pfedhn")
+    group, by, rounds, at, values = _recorded("embeddings", source, column, row, seed, round)
+    v, kinds, table = values["v"], len(np.unique(group)), None
     fig, (left, right) = plots.panels(2, sharey=False)
-    plots.embedding(pd.DataFrame(points, columns=["x", "y"]).assign(group=group), left)
-    left.get_legend() and left.get_legend().remove()
-    left.set_title(f"Round {rounds[at]}, coloured by {by}")
-    said = f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {values['v'].shape[2]} numbers."
-    table = None
-    if 1 < len(np.unique(group)) < len(group):
-        near = max(1, min(4, len(group) // len(np.unique(group)) - 1))
-        table = pd.DataFrame([analysis.clustering(v, group, near, 200) for v in values["v"]], index=rounds)
+    points = pd.DataFrame(_tsne(v[at].tobytes(), v.shape[1:], v.dtype.str), columns=["x", "y"]).assign(group=group)
+    plots.embedding(points, left).set_title(f"Round {rounds[at]}, by {by}")
+    said = (
+        f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {v.shape[2]} numbers, coloured by {by}."
+    )
+    if 1 < kinds < len(group):
+        near = max(1, min(4, len(group) // kinds - 1))
+        table = pd.DataFrame([analysis.clustering(x, group, near, 200) for x in v], index=rounds)
         long = table[["silhouette", "purity", "chance"]].assign(round=rounds).melt("round", var_name="row")
         plots.curves(long, right, y="How alike clients cluster").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
-        said += f" Purity: share of a client's {near} nearest that are of its own {by}; silhouettes in all dimensions."
+        table = table.rename_axis("round").round(3)
+        said += f" Purity: share of a client's {near} nearest that are alike; silhouettes and purity in all dimensions."
     code = _call("embedding", source=source, column=column, row=row, seed=seed, round=int(rounds[at]))
-    return Shown(fig, said, table.rename_axis("round").round(3) if table is not None else None, code)
+    return Shown(fig, said, table, code)
 
 
 @functools.lru_cache(maxsize=64)  # half a second for a hundred clients
@@ -432,21 +406,21 @@ def experiment(method: str, dataset: str, clients: int, rounds: int, seed: int =
     return base.but(**presets.COMPARED[method](base))
 
 
-def training(e: Experiment, curve: pd.DataFrame | None, state: str = "") -> Shown:
+def training(e: Experiment, curve: pd.DataFrame | None, said: str = "") -> Shown:
     """A run as far as it is: curve has round, when, value (mean over clients of test accuracy, %)."""
     fig = None
-    if curve is not None and len(curve):
+    if curve is not None:
         fig, (ax,) = plots.panels(1)
-        said = {"before": "as served", "after": "after local training"}
-        plots.curves(curve.assign(row=curve.when.map(said)), ax).set_title(f"{plots.label(e.method)} on {e.dataset}")
+        names = {"before": "as served", "after": "after local training"}
+        plots.curves(curve.assign(row=curve.when.map(names)), ax).set_title(f"{plots.label(e.method)} on {e.dataset}")
         ax.set_xlim(0, e.rounds)
-    return Shown(fig, state, None, f"from pfl_core import Experiment, run; run({e!r})")
+    return Shown(fig, said, None, f"from pfl_core import Experiment, run; run({e!r})")
 
 
 VIEWS: dict[str, tuple[Callable[..., Shown], Callable[[Mapping[str, Any]], Choices]]] = {
     "partition": (partition, partition_choices),
     "runs": (runs, runs_choices),
     "clients": (clients, clients_choices),
-    "collaboration": (collaboration, collaboration_choices),
-    "embedding": (embedding, embedding_choices),
+    "collaboration": (collaboration, functools.partial(probe_choices, "weights")),
+    "embedding": (embedding, functools.partial(probe_choices, "embeddings")),
 }

@@ -24,30 +24,12 @@ from pfl_core.background import Background
 from pfl_core.version import __version__
 from pfl_core.views import Choice, Shown
 
-SAYS = {  # what stands before a control, and what its tooltip says
-    "dataset": ("Data", "which samples are dealt"),
-    "scheme": ("Partition", "the rule that deals them"),
-    "alpha": ("alpha", "of the Dirichlet distribution: the smaller, the more clients differ"),
-    "k": ("Classes each", "how many classes a client holds"),
-    "groups": ("Groups", "of clients with dominant classes of their own"),
-    "clients": ("Clients", "how many there are"),
-    "seed": ("Seed", "of the random draw, or of the run"),
-    "source": ("Results", "the file of rows, or the run store of this computer"),
-    "column": ("Setting", "table or figure and its column, or what the run was"),
-    "rows": ("Methods", "several: Ctrl or Shift with click or arrow keys"),
-    "metric": ("Metric", "of the clients' test accuracy"),
-    "when": ("When", "before: models as served; after: after local training"),
-    "seeds": ("Seeds", "several: Ctrl or Shift with click or arrow keys"),
-    "smoothing": ("Smoothing", "mean of so many evaluations"),
-    "first": ("First", "the method to compare with"),
-    "second": ("Second", "the method that is compared"),
-    "select": ("Which round", "how the round is chosen"),
-    "row": ("Method", "which run"),
-    "layer": ("Layer", "of the model"),
-    "round": ("Round", "of those recorded"),
-    "method": ("Method", "what is trained"),
-    "rounds": ("Rounds", "how long"),
-}
+# What stands before a control where its name does not say it, and what some say when pointed at.
+SAYS = dict(dataset="Data", scheme="Partition", k="Classes each", source="Results", column="Setting", rows="Methods")
+SAYS |= dict(row="Method", select="Which round")
+TIPS = dict.fromkeys(("rows", "seeds"), "several: Ctrl or Shift with click or arrow keys")
+TIPS |= dict(alpha="the smaller, the more clients differ", smoothing="mean of so many evaluations")
+TIPS |= dict(when="before: models as served; after: after local training")
 
 
 def live(interactive: str = "auto") -> bool:
@@ -114,8 +96,8 @@ class Panel:
         """The control of this name, made when first asked for, with these options."""
         if name not in self.controls:
             kind = dict(one="Dropdown", several="SelectMultiple", slide="SelectionSlider")[c.kind]
-            says, tip = SAYS[name]
-            how = dict(description=says, tooltip=tip, style={"description_width": "7em"}, layout={"width": "23em"})
+            how = dict(description=SAYS.get(name, name.capitalize()), tooltip=TIPS.get(name, ""))
+            how |= dict(style={"description_width": "7em"}, layout={"width": "23em"})
             how |= {"continuous_update": False} if c.kind == "slide" else {}
             self.controls[name] = getattr(ipywidgets, kind)(options=c.options, value=c.value, **how)
             self.controls[name].observe(lambda change: self.chosen(name, change.new), "value")
@@ -156,12 +138,10 @@ class Trainer:
 
     def shown(self) -> str:
         """The page of the run begun last."""
-        last = int(self.job.curve["round"].max()) if len(self.job.curve) else None
-        state = f"{self.job.state}: " + (
-            "no round yet" if last is None else f"round {last} of {self.experiment.rounds}"
-        )
-        state += ". Run goes on from there." if self.job.state == "stopped" else ""
-        return page(views.training(self.experiment, self.job.curve, state))
+        state, curve = self.job.state, self.job.curve
+        done = "no round yet" if curve is None else f"round {curve['round'].max()} of {self.experiment.rounds}"
+        said = f"{state}: {done}" + ". Run goes on from there." * (state == "stopped")
+        return page(views.training(self.experiment, curve, said))
 
     def begin(self) -> None:
         """Start what is chosen in a process of its own, and a thread that watches it."""

@@ -59,7 +59,7 @@ class Choices(dict):
         """Add a control and return what is chosen: the value wanted, else `default`, else the first option (None without any)."""
         options, want = tuple(options), self.wanted.get(name)
         if kind == "several":
-            value = tuple(o for o in options if o in (want or ())) or tuple(default or options)
+            value = tuple(o for o in options if o in (want or ())) or tuple(options if default is None else default)
         else:
             value = next((v for v in (want, default, *options) if v in options), None)
         self[name] = Choice(options, value, kind)
@@ -413,7 +413,6 @@ def training(e: Experiment, curve: pd.DataFrame | None, said: str = "") -> Shown
         fig, (ax,) = plots.panels(1)
         names = {"before": "as served", "after": "after local training"}
         plots.curves(curve.assign(row=curve.when.map(names)), ax).set_title(f"{plots.label(e.method)} on {e.dataset}")
-        ax.set_xlim(0, e.rounds)
     return Shown(fig, said, None, f"from pfl_core import Experiment, run; run({e!r})")
 
 

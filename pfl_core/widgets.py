@@ -53,7 +53,7 @@ def page(shown: Shown) -> str:
     copy = "navigator.clipboard.writeText(this.nextElementSibling.textContent);this.textContent='Copied'"
     button = f'<button class="jupyter-button" style="width:auto" onclick="{copy}">Copy as code</button>'
     code = f'<code style="user-select:all;overflow-wrap:anywhere">{html.escape(shown.code)}</code>'
-    return "".join([*out, f"<p>{button} {code}</p>"])
+    return f'<div style="line-height:1.4">{"".join(out)}<p>{button} {code}</p></div>'
 
 
 def _tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
@@ -88,6 +88,7 @@ class Panel:
         self.busy = True  # what is set here is no choice of the user's
         offered = self.choices(self.values)
         self.left.children = [*(self.control(name, c) for name, c in offered.items() if c.options), *self.more]
+        self.left.layout.display = "" if self.left.children else "none"
         self.busy = False
         self.values |= offered.values
         self.page.value = self.draw(offered.values)

@@ -34,12 +34,12 @@ def free_port() -> int:
         return trial.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    return tmp_path / "runs"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def driver():
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e .[browser]")
     if not (CHROME and DRIVER):
@@ -54,10 +54,11 @@ def driver():
     browser.quit()
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory, runs):
+@pytest.fixture
+def lab(tmp_path, runs):
     """The address of explore.ipynb in a JupyterLab of its own: a copy of the notebook, settings and store of the test's."""
-    home, port, token = tmp_path_factory.mktemp("lab"), free_port(), secrets.token_hex(16)
+    home, port, token = tmp_path / "lab", free_port(), secrets.token_hex(16)
+    home.mkdir()
     shutil.copy(NOTEBOOKS / "explore.ipynb", home)
     for name, values in SETTINGS.items():
         file = home / "settings" / f"{name}.jupyterlab-settings"
@@ -144,7 +145,7 @@ class Page:
         self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page(driver, lab) -> Page:
     """explore.ipynb, opened and run from top to bottom."""
     page = Page(driver)
@@ -156,14 +157,14 @@ def page(driver, lab) -> Page:
     return page
 
 
-def test_all_views_are_there_without_errors(page):
+def all_views_are_there_without_errors(page):
     page.keep("1-opened", page.panel("Partition"))
     assert page.all("//div[contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')]") == []
     assert page.picture(page.panel("Partition")).startswith("data:image/png")
     assert "fedavg" in page.text(page.panel("Smoothing"))
 
 
-def test_a_slider_moved_by_keys_changes_picture_and_code(page):
+def a_slider_moved_by_keys_changes_picture_and_code(page):
     panel = page.panel("Alpha")
     before = page.picture(panel)
     assert "'alpha': 0.1}" in page.text(panel)
@@ -174,7 +175,7 @@ def test_a_slider_moved_by_keys_changes_picture_and_code(page):
     page.keep("2-slider", panel)
 
 
-def test_run_stop_and_run_again(page, runs):
+def run_stop_and_run_again(page, runs):
     panel, other = page.panel("Rounds"), page.panel("Alpha")
     for _ in range(9):
         page.slide(panel, "Rounds", "\ue014")
@@ -203,3 +204,9 @@ def test_run_stop_and_run_again(page, runs):
     page.keep("5-again", panel)
     page.press("Stop")
     page.until(lambda: "stopped: round" in page.text(panel))
+
+
+def test_explore_in_a_browser(page, runs):
+    all_views_are_there_without_errors(page)
+    a_slider_moved_by_keys_changes_picture_and_code(page)
+    run_stop_and_run_again(page, runs)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import multiprocessing
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pandas as pd
 from pfl_core.experiments import Experiment, federation
 from pfl_core.runs import end_with_parent, run
 from pfl_core.simulate import History, Interrupted
+
+EVERY_S = 0.5  # how often news are sent
 
 
 class Background:
@@ -63,26 +66,30 @@ class Background:
 def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a cell of the notebook is no stop of this run
     end_with_parent()
-    curve = None
+    seen, due, n = History(), 0.0, np.ones(1)
+
+    def told(r: int, history: History) -> bool:
+        nonlocal seen, due
+        seen = history
+        if time.monotonic() >= due:  # seldom, so that training never waits for somebody to read
+            outbox.send(("running", _curve(seen, n)))
+            due = time.monotonic() + EVERY_S
+        return stop.is_set()
+
     try:
         e = Experiment.from_plain(plain)
         n = np.array([len(i) for i in federation(e).index["test"]])  # a partition gives everybody some
-
-        def told(r: int, history: History) -> bool:
-            nonlocal curve
-            of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
-            points = [
-                (history.rounds[i], w, float((100 * v.numpy() / n).mean())) for w in of for i, v in enumerate(of[w])
-            ]
-            curve = pd.DataFrame(points, columns=["round", "when", "value"])
-            outbox.send(("running", curve))
-            return stop.is_set()
-
         with contextlib.redirect_stdout(io.StringIO()):  # a progress bar of its own would write into the server's log
             result = run(e, on_round=told, **how)
         rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
         outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
     except Interrupted:
-        outbox.send(("stopped", curve))
+        outbox.send(("stopped", _curve(seen, n)))
     except Exception as error:  # whatever it is, the panel says it
-        outbox.send((f"failed: {error}", curve))
+        outbox.send((f"failed: {error}", _curve(seen, n)))
+
+
+def _curve(history: History, n: np.ndarray) -> pd.DataFrame | None:
+    of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
+    points = [(history.rounds[i], w, float((100 * v.numpy() / n).mean())) for w in of for i, v in enumerate(of[w])]
+    return pd.DataFrame(points, columns=["round", "when", "value"]) if points else None

@@ -99,7 +99,7 @@ class Page:
     def __init__(self, driver):
         self.driver = driver
 
-    def until(self, seen, seconds: float = 60):
+    def until(self, seen, seconds: float = 300):
         """What `seen()` gives as soon as it gives something; without it in time, a picture is kept."""
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.ui import WebDriverWait

@@ -8,7 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from pfl_core import analysis, plots, runs, store, views, widgets
-from pfl_core.background import Background
 from pfl_core.experiments import Experiment, federation
 
 SMALL = Experiment(
@@ -269,7 +268,7 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
     assert "<img" in panel.page.value and panel.controls["alpha"].value == 100.0
 
 
-# ---------------------------------------------------------------- training in the background
+# ---------------------------------------------------------------- the panel that trains
 
 
 def until(seen, seconds: float = 120) -> None:
@@ -277,28 +276,6 @@ def until(seen, seconds: float = 120) -> None:
     while not seen():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
-
-
-def test_stopped_and_run_again(tmp_path):
-    e = views.experiment("fedavg", "digits", 2, 200).but(max_samples=10, model_args={"kernels": 2}, eval_after=False)
-    job = Background(e, store=tmp_path)
-    until(lambda: job.poll() and job.curve is not None and job.curve["round"].max() > 1)
-    job.stop()
-    assert job.wait() == "stopped"
-    assert (tmp_path / f"{e.id}.part" / "checkpoint.pt").exists() and not (tmp_path / e.id).exists()
-    again = Background(e, store=tmp_path)
-    assert again.wait() == "done"
-    assert again.curve["round"].tolist() == list(range(201))
-    assert again.curve.value.tolist()[: len(job.curve)] == pytest.approx(job.curve.value.tolist())
-
-
-def test_what_goes_wrong_is_said(tmp_path):
-    job = Background(SMALL.but(clients=7), store=tmp_path)  # five groups of seven clients
-    killed = Background(SMALL.but(rounds=5000), store=tmp_path)
-    assert job.wait().startswith("failed: partition 'groups': groups=5 must divide")
-    until(lambda: killed.poll())
-    killed._process.kill()
-    assert killed.wait() == "failed: its process ended with code -9"
 
 
 class Job:

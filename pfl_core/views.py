@@ -151,11 +151,19 @@ def _rows(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=4096)
 def _own(folder: Path) -> pd.DataFrame:
-    # A run in the store has no label of a table: its method is its row, its setting its column.
+    # A run in the store has no label of a table: its method is its row, its setting, whole, is its column.
     e = _experiment(folder.name)
-    some, how = (", ".join(f"{k}={v}" for k, v in args.items()) for args in (e.method_args, e.partition_args))
-    column = f"{e.dataset}, {e.partition}({how}), {e.clients} clients, {e.model}, {e.rounds} rounds"
-    return store.load_result(folder, e.but(tags=dict(row=e.method + f"({some})" * bool(some), column=column))).rows
+    z, usual = e.plain() | {"init_from": e.init_from and e.init_from.id[:6]}, Experiment().plain()
+    call = lambda name: f"{z[name]}({', '.join(f'{k}={v}' for k, v in z[f'{name}_args'].items())})"  # noqa: E731
+    rest = [f"{k}={v}" for k, v in z.items() if v != usual[k] and k not in _NAMED]
+    column = [e.dataset, call("partition"), f"{e.clients} clients", call("model"), f"{e.rounds} rounds", *rest]
+    return store.load_result(
+        folder, e.but(tags=dict(row=call("method").replace("()", ""), column=", ".join(column)))
+    ).rows
+
+
+# Fields that a column names by themselves, or that do not tell runs of one column apart.
+_NAMED = "dataset partition partition_args clients model model_args rounds method method_args seed record keep_models".split()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -231,7 +239,7 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
     ends, tops = (
         analysis.pick(frame, s, when, metric=metric).groupby("row", sort=False) for s in ("last", "best_test")
     )
-    table = pd.DataFrame({"seeds": ends.size(), "last": ends.value.mean(), "best": tops.value.mean()})
+    table = pd.DataFrame({"seeds": ends.seed.nunique(), "last": ends.value.mean(), "best": tops.value.mean()})
     table["round of best"] = tops["round"].mean()
     said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
     said += "" if each else " Single clients are not kept with these rows; a new run in the store has them."
@@ -296,7 +304,7 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     found = frame.run[frame.seed == seed].unique()[:1]
     rounds, values = probes.read(store.arrays_of(found[0]), probe) if len(found) else ((), {})
     if probe == "weights":
-        c.offer("layer", ["all", *(layer for layer in values if layer != "all")])
+        c.offer("layer", dict.fromkeys(["all", *values]) if values else ())
     c.offer("round", map(int, rounds), int(rounds[-1]) if len(rounds) else None, "slide")
     return c
 

@@ -27,7 +27,7 @@ RUNS = {
     "fedaghn": {"method": "fedaghn", "record": ("weights",)},
     "pfedhn": {"method": "pfedhn", "record": ("embeddings",)},
 }
-COLUMN = "digits, groups(), 10 clients, lenet, 3 rounds"
+COLUMN = "digits, groups(), 10 clients, lenet(kernels=2), 3 rounds, batch=10, lr=0.1, max_samples=20"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def nothing(tmp_path, monkeypatch):
 
 def default(name: str, **wanted):
     show, choices = views.VIEWS[name]
-    return show(**choices(wanted).values)
+    return show(**choices({"column": COLUMN} | wanted).values)
 
 
 def by_its_code(shown: views.Shown):
@@ -92,6 +92,14 @@ def test_partition_controls_follow_the_scheme():
 def test_an_impossible_partition_says_what_is_possible():
     with pytest.raises(ValueError, match="groups=5 must divide 10 classes and 7 clients"):
         views.partition("digits", "groups", 7, groups=5)
+
+
+def test_runs_of_other_settings_stay_apart(results):
+    assert set(views.rows(views.OWN).query("column == @COLUMN").row) == set(RUNS)
+    runs.run(SMALL.but(lr=0.2, rounds=1, method="fedprox", method_args={"mu": 0.5}, seed=1))
+    (other,) = set(views.rows(views.OWN).column) - {COLUMN}
+    assert other == COLUMN.replace("3 rounds", "1 rounds").replace("lr=0.1", "lr=0.2")
+    assert set(views.rows(views.OWN).query("column == @other").row) == {"fedprox(mu=0.5)"}
 
 
 def test_runs_view(results):
@@ -244,7 +252,7 @@ def test_live_views_are_widgets(results, monkeypatch):
     monkeypatch.setattr(widgets, "display", shown.append)
     explore = widgets.Explore(interactive="yes", datasets=["digits"], methods=["fedper"], seeds=[0])
     for name in views.VIEWS:
-        explore.show(name)
+        explore.show(name, column=COLUMN)
     explore.train()
     assert len(shown) == 6
     for box in shown:

@@ -326,10 +326,10 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
 @functools.lru_cache(maxsize=1)
 def _pool(jobs: int) -> ProcessPoolExecutor:
     # Kept between sweeps: a process that has imported torch costs seconds.
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=end_with_parent)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     def watch() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)

@@ -12,14 +12,15 @@ fail is repeated at most TRIES times.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, gcd, isfinite
 from typing import Any
 
 import numpy as np
+
+from pfl_core import checks
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
 TRIES = 1000
@@ -52,12 +53,11 @@ def list_partitions() -> dict[str, str]:
 
 def check(name: str, args: dict[str, Any]) -> None:
     """Raise ValueError, naming the nearest, for an unknown scheme or an argument that it does not have."""
-    _need(name in _SCHEMES, f"unknown partition {name!r};{_nearest(name, _SCHEMES)}")
+    checks.known("partition", name, sorted(_SCHEMES), "add your own with register_partition")
     own = list(inspect.signature(_SCHEMES[name]).parameters.values())[3:]
     allowed = [p.name for p in own]
-    for arg in args:
-        free = arg in allowed or any(p.kind is p.VAR_KEYWORD for p in own)
-        _need(free, f"partition {name!r} has no argument {arg!r};{_nearest(arg, allowed)}")
+    for arg in [] if any(p.kind is p.VAR_KEYWORD for p in own) else args:
+        checks.known(f"argument of partition {name!r}:", arg, sorted(allowed))
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:
@@ -99,11 +99,6 @@ def total_variation(counts: np.ndarray) -> np.ndarray:
 def _need(ok: bool, message: str) -> None:
     if not ok:
         raise ValueError(message)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, 1)
-    return (f" did you mean {near[0]!r}?" if near else "") + f" allowed: {', '.join(sorted(known)) or 'none'}"
 
 
 def _integer(name: str, value: Any, low: int, high: float = np.inf) -> int:

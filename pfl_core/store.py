@@ -144,8 +144,10 @@ def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
         history["value"] = pd.to_numeric(history["value"])
         with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
             arrays = {k: a[k] for k in a.files}
-        if z["meta"]["schema"] != SCHEMA or len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
-            raise ValueError("schema or rounds do not fit")
+        if z["meta"]["schema"] != SCHEMA:
+            raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
+        if len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
+            raise ValueError("it holds no rounds")
         return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         set_aside(folder, error)
@@ -158,16 +160,7 @@ def set_aside(path: Path, error: Exception | str) -> None:
         if not away.exists():
             break
     os.replace(path, away)
-    print(f"{path.name} could not be read ({error!r:.80}); set aside as {away.name}, computing again")
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot make the folder {path} ({error.strerror}); set PFL_RUNS to a folder that can be written"
-        ) from None
+    print(f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again")
 
 
 # -- arrays beside committed rows ----------------------------------------------------------------------------------------

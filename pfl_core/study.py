@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from pfl_core import data, experiments, papers, plots, presets, probes, report, runs, store
+from pfl_core import checks, data, experiments, papers, plots, presets, probes, report, runs, store
 from pfl_core.experiments import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.version import __version__
@@ -75,7 +75,7 @@ class Study:
         self.began = time.monotonic()
         self.home = papers.paper(paper)
         self.known = self.home.ARTEFACTS
-        _one_of("profile", profile, PROFILES)
+        checks.known("profile:", profile, PROFILES)
         for name, value, legal in (
             ("datasets", datasets, data.list_datasets()),
             ("methods", methods, (*METHODS, *report.VIEWS)),
@@ -86,7 +86,7 @@ class Study:
                     f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
                 )
             for v in value or []:
-                _one_of(name, v, legal)
+                checks.known(f"{name}:", v, legal)
         if not isinstance(recompute, bool):
             raise ValueError(
                 f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
@@ -114,7 +114,7 @@ class Study:
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run here."""
         served = self.data(dataset)
-        _one_of("artefact", artefact, self.known)
+        checks.known("artefact:", artefact, self.known)
         if artefact not in self.artefacts:
             print(f"{artefact}: not run, not among artefacts={self.artefacts}")
             return None
@@ -356,7 +356,7 @@ class Study:
     def finish(self) -> str:
         """Write all rows to runs/results/ and return one line on versions, device and time."""
         out = store.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
-        out.parent.mkdir(parents=True, exist_ok=True)
+        checks.make_folder(out.parent)
         report.save_rows(self.rows(), out)
         store.save_arrays(self.rows().run, out.with_suffix(".npz"))
         where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
@@ -370,8 +370,3 @@ class Study:
 def _short(path: Path) -> str:
     # Below runs/, so that no notebook holds a path of somebody's computer.
     return str(Path("runs") / path.relative_to(store.runs_root()))
-
-
-def _one_of(name: str, value: Any, legal: Any) -> None:
-    if value not in list(legal):
-        raise ValueError(f"{name}: {value!r} is unknown; known are {', '.join(map(str, legal))}")

@@ -228,11 +228,15 @@ def _split(dataset: str, partition: str, args: str, clients: int, seed: int) -> 
     return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
 
 
+def split(e: Experiment) -> partitions.Split:
+    """Who holds what in an Experiment: index arrays into its pool, not yet capped by max_samples."""
+    seed = e.seed if e.partition_seed is None else e.partition_seed
+    return _split(e.dataset, e.partition, json.dumps(e.partition_args, sort_keys=True), e.clients, seed)
+
+
 def federation(e: Experiment, device: str = "cpu") -> Federation:
     """The clients of an Experiment on a device."""
-    pool = data.load(e.dataset)
-    seed = e.seed if e.partition_seed is None else e.partition_seed
-    s = _split(e.dataset, e.partition, json.dumps(e.partition_args, sort_keys=True), e.clients, seed)
+    pool, s = data.load(e.dataset), split(e)
     mean, std = (pool.mean, pool.std) if e.normalize == "dataset" else ([0.5] * 3, [0.5] * 3)
     if mean is not None:
         channels = 1 if pool.x.ndim == 3 else pool.x.shape[-1]

@@ -262,8 +262,7 @@ def sweep(
     committed = {} if recompute else _committed()
     missing = {}
     for e in experiments:
-        kept = e.id in committed and (not e.record or e.id in committed_arrays())
-        if not kept or (store / e.id).is_dir():
+        if not _kept(e, committed) or (store / e.id).is_dir():
             missing.setdefault(e.id, e)
     with Progress(len(missing), "runs") as bar:
         done = {}
@@ -353,6 +352,15 @@ def _committed_at(stamp: tuple) -> dict[str, pd.DataFrame]:
         i: g[(g.artefact == g.artefact.iloc[0]) & (g.row == g.row.iloc[0]) & (g.column == g.column.iloc[0])]
         for i, g in rows.groupby("run")
     }
+
+
+def _kept(e: Experiment, committed: dict[str, pd.DataFrame]) -> bool:
+    return e.id in committed and (not e.record or e.id in committed_arrays())
+
+
+def is_there(e: Experiment, recompute: bool = True) -> bool:
+    """Whether `sweep` would find the finished run of an Experiment: in the store or, unless recompute, in the committed results/."""
+    return (runs_root() / "store" / e.id).is_dir() or not recompute and _kept(e, _committed())
 
 
 def _committed() -> dict[str, pd.DataFrame]:

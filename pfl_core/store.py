@@ -103,6 +103,22 @@ class Result:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
         return probes.read(self.arrays, name)
 
+    def summary(self) -> pd.DataFrame:
+        """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
+        tenth and sd over clients at the last; traffic in MB and seconds are totals of the run."""
+        h = self.history
+        acc = h[(h["mean"] == "client") & h.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
+        out = {}
+        for when in dict.fromkeys(acc.when):
+            own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
+            chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
+            if "test" in own:
+                last, best = own.test.iloc[-1], own.test.loc[chosen]
+                out[when] = dict(
+                    last=last.acc_pct, best=best.acc_pct, at=chosen, worst10=last.acc_worst10, sd=last.acc_sd
+                )
+        return pd.DataFrame(out).T.round(2).rename_axis("when")
+
     def model(self, client: int) -> nn.Module:
         """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
         if self.folder is None or not (self.folder / "models.pt").exists():
@@ -152,6 +168,14 @@ def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         set_aside(folder, error)
         return None
+
+
+def finished() -> Iterable[Result]:
+    """The finished runs of the store, oldest first."""
+    folders = (runs_root() / "store").glob("*")
+    for folder in sorted((f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime):
+        if found := load_result(folder):
+            yield found
 
 
 def set_aside(path: Path, error: Exception | str) -> None:

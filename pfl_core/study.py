@@ -142,17 +142,25 @@ class Study:
 
         seeds: how many, in place of quick's own number; at other profiles, or where the user chose seeds, at most so many of them.
         """
-        if base is None:
+        cells = self.cells(base, rows, columns, seeds)
+        if not cells:
             return pd.DataFrame(columns=store.ROW_COLUMNS)
-        if self.methods:
-            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds[:seeds]
-        cells = experiments.grid(base, rows, columns, some)
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         jobs = 1 if self.device == "cuda" or self.profile == "smoke" else min(8, os.cpu_count() or 1)
         frame = runs.sweep(cells, recompute=self.recompute, device=self.device, jobs=jobs)
         self.collected.append(frame)
         return frame
+
+    def cells(
+        self, base: Experiment | None, rows: dict[str, dict], columns: dict[str, dict] | None, seeds: int | None
+    ) -> list[Experiment]:
+        """The Experiments of `sweep`."""
+        if base is None:
+            return []
+        if self.methods:
+            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds[:seeds]
+        return experiments.grid(base, rows, columns, some)
 
     def figure(
         self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "", rows: pd.DataFrame | None = None

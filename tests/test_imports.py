@@ -31,7 +31,7 @@ ORDER = [
     "plots",
     "presets",
     "study compare",
-    "pages",
+    "pages plan",
     "widgets extras",
     "__main__ __init__",
     "runner",  # imports nothing of ours: it also runs before anything is installed

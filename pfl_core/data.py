@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from . import checks, readers
+from .cards import Listing
 
 DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 
@@ -511,6 +512,6 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     _ENTRIES[name] = _Entry(doc, lambda root: fn())
 
 
-def list_datasets() -> dict[str, str]:
+def list_datasets() -> Listing:
     """{name: one line} of every data set that `load` knows, whether its files are here or not."""
-    return {name: entry.doc for name, entry in sorted(_ENTRIES.items())}
+    return Listing({name: entry.doc for name, entry in sorted(_ENTRIES.items())})

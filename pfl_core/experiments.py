@@ -16,6 +16,7 @@ import torch
 
 from pfl_core import checks, data, models, probes
 from pfl_core import partition as partitions
+from pfl_core.cards import card
 from pfl_core.federation import PLANS, Federation
 from pfl_core.methods.base import Method, Task, head_models, make_method
 
@@ -176,13 +177,16 @@ class Experiment:
         }
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
+    def _changed(self) -> dict[str, Any]:
+        values = {f.name: (getattr(self, f.name), _default(f)) for f in dataclasses.fields(self)}
+        return {name: v for name, (v, default) in values.items() if v != default}
+
     def __repr__(self) -> str:
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != _default(f)
-        ]
-        return f"Experiment({', '.join(changed)})"
+        return f"Experiment({', '.join(f'{name}={v!r}' for name, v in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        main = {name: getattr(self, name) for name in ("method", "dataset", "partition", "model", "clients", "rounds")}
+        return card("Experiment", main | self._changed())
 
 
 def _default(f: dataclasses.Field) -> Any:

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pfl_core import checks
+from pfl_core.cards import Listing
 
 Shape = Sequence[int]
 Units = dict[str, dict[str, nn.Module]]
@@ -282,9 +283,9 @@ def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> No
     _MODELS[name] = fn, doc or (inspect.getdoc(fn) or "").partition("\n")[0]
 
 
-def list_models() -> dict[str, str]:
+def list_models() -> Listing:
     """{name: one line} of every model that `build` knows."""
-    return {name: doc for name, (_, doc) in _MODELS.items()}
+    return Listing({name: doc for name, (_, doc) in _MODELS.items()})
 
 
 def check(name: str, options: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pfl_core import checks
+from pfl_core.cards import Listing
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
 TRIES = 1000
@@ -46,9 +47,9 @@ def register_partition(name: str, fn: Callable[..., Split]) -> Callable[..., Spl
     return fn
 
 
-def list_partitions() -> dict[str, str]:
+def list_partitions() -> Listing:
     """{name: first line of the scheme's docstring}."""
-    return {name: (inspect.getdoc(fn) or "").split("\n")[0] for name, fn in sorted(_SCHEMES.items())}
+    return Listing({name: (inspect.getdoc(fn) or "").split("\n")[0] for name, fn in sorted(_SCHEMES.items())})
 
 
 def check(name: str, args: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from pfl_core import models, probes
+from pfl_core.cards import card
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
 
 
@@ -142,6 +143,12 @@ class Result:
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
+
+    def _repr_html_(self) -> str:
+        e, facts = self.experiment, {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
+        title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
+        return card(title, facts, self.summary().to_html())
 
 
 ROW_COLUMNS = (

@@ -1,16 +1,27 @@
-"""The command line: the same Experiment and the same store as at the prompt; plans; logging to TensorBoard and MLflow."""
+"""The command line: the same Experiment and the same store as at the prompt; plans; logging; how objects look."""
 
-import json
+import pydoc
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 
-from pfl_core import Experiment, plan, report, run, runs, store
+import pfl_core
+from pfl_core import (
+    Experiment,
+    list_datasets,
+    list_methods,
+    list_models,
+    list_partitions,
+    plan,
+    report,
+    run,
+    runs,
+    store,
+)
 from pfl_core.__main__ import FIELDS, main, value
-from pfl_core.extras import logging
+from pfl_core.methods.base import make_method
 
 TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
 TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
@@ -188,17 +199,6 @@ def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
     check_logged({name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]})
 
 
-def test_mlflow_gets_fields_and_numbers(home, monkeypatch):
-    logged, fields = {}, {}
-    client = types.SimpleNamespace(log_params=fields.update)
-    client.log_metric = lambda name, v, step: logged.setdefault(name, []).append((step, v))
-    monkeypatch.setitem(sys.modules, "mlflow", client)
-    e = Experiment(**TINY)
-    run(e, on_round=logging.mlflow(e))
-    check_logged(logged)
-    assert fields["method"] == "fedper" and json.dumps(fields)
-
-
 def check_logged(logged):
     h = run(Experiment(**TINY)).history
     for mean, metric in (("client", "acc_pct"), ("pooled", "loss")):
@@ -209,9 +209,37 @@ def check_logged(logged):
     assert len(logged["upload"]) == 3
 
 
-@pytest.mark.parametrize(("package", "log"), [("torch.utils.tensorboard", "tensorboard"), ("mlflow", "mlflow")])
-def test_a_logger_that_is_not_installed_is_named(package, log, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, package, None)
-    args = (Experiment(**TINY), tmp_path) if log == "tensorboard" else (Experiment(**TINY),)
-    with pytest.raises(ImportError, match=rf"needs the package {log}: pip install"):
-        getattr(logging, log)(*args)
+def test_a_logger_that_is_not_installed_is_named(monkeypatch, tmp_path, capsys, home):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    message = said(capsys, f"run {WORDS} --tensorboard {tmp_path}", 1)
+    assert message.startswith("pfl_core run: logging needs the package tensorboard: pip install")
+
+
+# -- at the prompt -------------------------------------------------------------------------------------------------------
+
+
+def test_lists_have_a_line_each(capsys):
+    for kind in (list_methods(), list_datasets(), list_models(), list_partitions()):
+        assert isinstance(kind, dict) and repr(kind).splitlines()[0].split()[0] == next(iter(kind))
+        assert len(repr(kind).splitlines()) == len(kind) and kind._repr_html_().count("<tr>") == len(kind)
+
+
+def test_objects_are_short_in_text_and_whole_in_html(home):
+    e = Experiment(**TINY | {"tags": {"row": "<b>"}})
+    r = run(e)
+    assert max(len(repr(v)) for v in (e, r, make_method("fedprox"))) < 300
+    page = e._repr_html_()
+    assert "<th>partition_args</th>" in page and "&lt;b&gt;" in page and "momentum" not in page
+    page = r._repr_html_()
+    assert r.id in page and f"{r.summary().loc['after', 'last']:.2f}" in page and "..." not in page
+    assert (
+        "<th>mu</th>" in make_method("fedprox", mu=0.5)._repr_html_()
+        and "0.5" in make_method("fedprox", mu=0.5)._repr_html_()
+    )
+
+
+def test_help_begins_with_what_to_do():
+    text = pydoc.render_doc(pfl_core, renderer=pydoc.plaintext)
+    assert text.index("list_methods()") < text.index("PACKAGE CONTENTS") and "docs/errors.md" in text
+    public = [getattr(pfl_core, name) for name in pfl_core.__all__ if callable(getattr(pfl_core, name))]
+    assert all(thing.__doc__ and len(thing.__doc__) > 20 for thing in public)

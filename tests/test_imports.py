@@ -14,7 +14,7 @@ from pfl_core.pages import code_lines
 PACKAGE = Path(pfl_core.__file__).parent
 # From the bottom up; modules of one line do not import each other (files of a package do).
 ORDER = [
-    "version progress stacked checks",
+    "version progress stacked checks cards",
     "models partition readers",
     "data",
     "federation",

@@ -1,57 +1,39 @@
-"""Runs in TensorBoard or MLflow, as `on_round` of `run`: run(e, on_round=tensorboard(e, "logs"))."""
+"""Runs in TensorBoard, through its own client library: run(e, on_round=tensorboard(e, "logs"))."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from pfl_core.experiments import Experiment, federation
 from pfl_core.federation import Federation
 from pfl_core.simulate import History
 
-INSTALL = 'needs the package {0}: pip install "pfl-core[logging]", or pip install {0}'
 
-
-def scalars(history: History, fed: Federation) -> Iterator[tuple[str, float]]:
-    """("before/test/acc_pct", ...) of the latest evaluation: client means in percent, pooled losses, traffic in scalars."""
-    for key, series in history.evals.items():
-        when, split, metric = key.split("/")
-        n = [len(i) for i in fed.index[split]]
-        if any(n):
-            v = series[-1].tolist()
-            mean = sum(100 * c / k for c, k in zip(v, n, strict=True) if k) / sum(k > 0 for k in n)
-            yield (
-                f"{when}/{split}/{'acc_pct' if metric == 'correct' else metric}",
-                mean if metric == "correct" else sum(v) / sum(n),
-            )
-    yield from (("download", history.download[-1]), ("upload", history.upload[-1]))
-
-
-def _on_round(log: Callable[[str, float, int], None], fed: Federation, end: Callable[[], None]) -> Callable:
-    def on_round(r: int, history: History) -> None:
-        if history.rounds and history.rounds[-1] == r:
-            for name, v in scalars(history, fed):
-                log(name, v, r)
-            end()
-
-    return on_round
-
-
-def tensorboard(e: Experiment, folder: str | Path, fed: Federation | None = None) -> Callable:
-    """An `on_round` that writes every evaluation below folder/<method>-<seed>; `fed`: as for run. ImportError without tensorboard."""
+def tensorboard(e: Experiment, folder: str | Path, fed: Federation | None = None) -> Callable[[int, History], None]:
+    """An `on_round` of `run` that writes each evaluation below folder/<method>-<seed>: client means of accuracy in %, pooled losses,
+    scalars moved since the start. `fed`: as for `run`. Raises ImportError where tensorboard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(f"logging to TensorBoard {INSTALL.format('tensorboard')}") from error
+        raise ImportError('logging needs the package tensorboard: pip install "pfl-core[logging]"') from error
     writer = SummaryWriter(str(Path(folder) / f"{e.method}-{e.seed}"))
-    return _on_round(writer.add_scalar, fed or federation(e), writer.flush)
+    n = {s: np.array([len(i) for i in v]) for s, v in (fed or federation(e)).index.items()}
 
+    def on_round(r: int, history: History) -> None:
+        if not history.rounds or history.rounds[-1] != r:
+            return
+        for key, series in history.evals.items():
+            (at, split, metric), value = key.split("/"), series[-1].numpy()
+            has = n[split] > 0
+            if metric == "correct" and has.any():
+                writer.add_scalar(f"{at}/{split}/acc_pct", (100 * value[has] / n[split][has]).mean(), r)
+            elif has.any():
+                writer.add_scalar(f"{at}/{split}/{metric}", value.sum() / n[split].sum(), r)
+        writer.add_scalar("download", history.download[-1], r)
+        writer.add_scalar("upload", history.upload[-1], r)
+        writer.flush()
 
-def mlflow(e: Experiment, fed: Federation | None = None) -> Callable:
-    """An `on_round` that logs every evaluation to the active MLflow run, the experiment's fields first. ImportError without mlflow."""
-    try:
-        import mlflow as client
-    except ImportError as error:
-        raise ImportError(f"logging to MLflow {INSTALL.format('mlflow')}") from error
-    client.log_params({k: v for k, v in e.plain().items() if v not in (None, {}, [])})
-    return _on_round(lambda name, v, r: client.log_metric(name, v, step=r), fed or federation(e), lambda: None)
+    return on_round

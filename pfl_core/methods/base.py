@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core import checks, models
+from pfl_core.cards import Listing, card
 from pfl_core.federation import rng
 from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
 
@@ -189,6 +190,10 @@ class Method:
         bound.check()
         return bound
 
+    def _repr_html_(self) -> str:
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return card(f"{self.name}: {_first_line(type(self))}", facts)
+
     def check(self) -> None:
         """Raise ValueError for hyper-parameters that do not fit the task; called before anything is trained."""
 
@@ -264,10 +269,13 @@ class Method:
         )
 
 
-def list_methods() -> dict[str, str]:
+def list_methods() -> Listing:
     """{key: the first sentence of its docstring} of every registered method."""
-    first = lambda doc: (doc or "").strip().partition("\n")[0] or "(its class has no docstring)"  # noqa: E731
-    return {name: first(cls.__doc__) for name, cls in sorted(METHODS.items())}
+    return Listing({name: _first_line(cls) for name, cls in sorted(METHODS.items())})
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0] or "(its class has no docstring)"
 
 
 def make_method(name: str, **hyper: Any) -> Method:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core import checks, compare, data, models, pages, partition, plan, report, runs, store, study
+from pfl_core import checks, compare, data, html_report, models, pages, partition, plan, report, runs, store, study
 from pfl_core.experiments import Experiment
 from pfl_core.methods.base import list_methods
 from pfl_core.papers import PAPERS
@@ -163,6 +163,11 @@ def do_pages(args: Namespace) -> None:
     print(*pages.write(), sep="\n")
 
 
+def do_report(args: Namespace) -> None:
+    """Write figures/report.html: every table, figure and claim on one page that needs no server"""
+    print(html_report.build())
+
+
 def do_prune(args: Namespace) -> None:
     """Delete finished runs of the store that no row in runs/results/ or results/ names"""
     print(f"{len(runs.prune(report.named_runs()))} runs deleted")
@@ -198,7 +203,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", nargs="+", type=int, default=[0, 1], metavar="N")
     word(do_publish)("paper", nargs="+", metavar="PAPER")
     word(do_fetch)("name", nargs="+", metavar="NAME")
-    word(do_pages), word(do_prune)
+    word(do_pages), word(do_report), word(do_prune)
     return top
 
 

@@ -32,7 +32,7 @@ ORDER = [
     "presets",
     "study compare",
     "pages plan",
-    "widgets extras",
+    "widgets extras html_report",
     "__main__ __init__",
     "runner",  # imports nothing of ours: it also runs before anything is installed
 ]

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from pfl_core import models, probes
+from pfl_core.cards import card
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
 
 
@@ -103,6 +104,22 @@ class Result:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
         return probes.read(self.arrays, name)
 
+    def summary(self) -> pd.DataFrame:
+        """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
+        tenth and sd over clients at the last; traffic in MB and seconds are totals of the run."""
+        h = self.history
+        acc = h[(h["mean"] == "client") & h.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
+        out = {}
+        for when in dict.fromkeys(acc.when):
+            own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
+            chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
+            if "test" in own:
+                last, best = own.test.iloc[-1], own.test.loc[chosen]
+                out[when] = dict(
+                    last=last.acc_pct, best=best.acc_pct, at=chosen, worst10=last.acc_worst10, sd=last.acc_sd
+                )
+        return pd.DataFrame(out).T.round(2).rename_axis("when")
+
     def model(self, client: int) -> nn.Module:
         """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
         if self.folder is None or not (self.folder / "models.pt").exists():
@@ -127,6 +144,12 @@ class Result:
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
 
+    def _repr_html_(self) -> str:
+        e, facts = self.experiment, {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
+        title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
+        return card(title, facts, self.summary().to_html())
+
 
 ROW_COLUMNS = (
     "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
@@ -144,12 +167,22 @@ def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
         history["value"] = pd.to_numeric(history["value"])
         with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
             arrays = {k: a[k] for k in a.files}
-        if z["meta"]["schema"] != SCHEMA or len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
-            raise ValueError("schema or rounds do not fit")
+        if z["meta"]["schema"] != SCHEMA:
+            raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
+        if len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
+            raise ValueError("it holds no rounds")
         return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         set_aside(folder, error)
         return None
+
+
+def finished() -> Iterable[Result]:
+    """The finished runs of the store, oldest first."""
+    folders = (runs_root() / "store").glob("*")
+    for folder in sorted((f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime):
+        if found := load_result(folder):
+            yield found
 
 
 def set_aside(path: Path, error: Exception | str) -> None:
@@ -158,16 +191,7 @@ def set_aside(path: Path, error: Exception | str) -> None:
         if not away.exists():
             break
     os.replace(path, away)
-    print(f"{path.name} could not be read ({error!r:.80}); set aside as {away.name}, computing again")
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot make the folder {path} ({error.strerror}); set PFL_RUNS to a folder that can be written"
-        ) from None
+    print(f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again")
 
 
 # -- arrays beside committed rows ----------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class Stack:
             ]
         self.idx = job.plans[0].new_zeros(most, *job.plans[0].shape[1:])
         self.noise: Tensor | None = None
-        self.t = torch.zeros((), dtype=torch.int64, device=fed.device)
+        self.t = torch.zeros((), dtype=torch.float64, device=fed.device)  # calculates as a Python number does
         steps = sizes(most)
         self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
         self.graphs: dict[int, Graph] = {}
@@ -269,8 +269,8 @@ class Stack:
                 self._changed("memory", t)
                 self.memory = select(self.memory, memory)
             self._keep(self.memory, memory, size, t)
+            self.t += 1
         self._keep(self.live, new, size, t)
-        self.t += 1
 
     def _keep(self, into: Params, new: Params, size: int, t: int | None) -> None:
         for n, v in new.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from benchmarks.common import RESULTS, about, save
 from benchmarks.rounds import training_flop
@@ -67,42 +68,35 @@ class Planned(Study):
         return super().sweep(None, {})
 
 
+CIFAR10, FLICKR = ("fig2", "fig3", "fig4", "fig13"), ("fig7", "fig8", "fig9", "fig10", "fig17", "fig18")
+BOTH, DEEP = ("fig2", "fig4", "fig14"), ("fig6", "fig8", "fig10", "fig11", "fig16", "fig18")
+KS = {"fig2": (4, 8, 10), "fig3": (4,), "fig4": (4,), "fig13": (10,)} | dict.fromkeys(("fig11", "fig12"), (40, 80, 100))
+
+
+def _fedper(s: Planned) -> None:
+    # As notebooks/fedper.ipynb does.
+    nets = fedper.nets("paper")
+    for a in s.known:
+        data = "flickr_aes" if a in FLICKR else "cifar10" if a in CIFAR10 else "cifar100"
+        some = nets if a in BOTH else dict([list(nets.items())[a in DEEP]])
+        cells = {f"{n}, k={k}": net | {"partition_args": {"k": k}} for n, net in some.items() for k in KS.get(a, (40,))}
+        if data == "flickr_aes":
+            cells = some
+        rows = s.rows_for(a, data)
+        if a in ("fig4", "fig14"):
+            rows = {f"K_P = {d}": dict(method="fedper", head_depth=d) for d in (1, 2, 3, 4)}
+        elif a in ("fig5", "fig6", "fig9", "fig10"):  # the networks are the rows'
+            net = next(iter(some.values()))
+            rows = {r: dict(method="fedper") | net | v for r, v in fedper.linear_rows(net).items()}
+            cells = {n: {k: v for k, v in c.items() if k not in net} for n, c in cells.items()}
+        s.sweep(s.base(a, data), rows, cells)
+
+
 def planned(paper: str) -> list[Experiment]:
     """The runs of a paper at profile paper, each once."""
     s = Planned(paper)
     if paper == "fedper":
-        nets = fedper.nets("paper")
-        for a in s.known:
-            data = (
-                "flickr_aes"
-                if a in ("fig7", "fig8", "fig9", "fig10", "fig17", "fig18")
-                else ("cifar10", "cifar100")[a not in ("fig2", "fig3", "fig4", "fig13")]
-            )
-            ks = {
-                "fig2": (4, 8, 10),
-                "fig3": (4,),
-                "fig4": (4,),
-                "fig11": (40, 80, 100),
-                "fig12": (40, 80, 100),
-                "fig13": (10,),
-            }.get(a, (40,))
-            both = {"fig2", "fig4", "fig14"}
-            some = (
-                nets
-                if a in both
-                else dict([list(nets.items())[a in ("fig6", "fig8", "fig10", "fig11", "fig16", "fig18")]])
-            )
-            cells = {
-                f"{n}, k={k}": v | ({} if data == "flickr_aes" else {"partition_args": {"k": k}})
-                for n, v in some.items()
-                for k in ks
-            }
-            rows: dict[str, dict] = s.rows_for(a, data)
-            if a in ("fig4", "fig14"):
-                rows = {f"K_P = {d}": dict(method="fedper", head_depth=d) for d in (1, 2, 3, 4)}
-            elif a in ("fig5", "fig6", "fig9", "fig10"):
-                rows = {r: dict(method="fedper") | v for r, v in fedper.linear_rows(next(iter(some.values()))).items()}
-            s.sweep(s.base(a, data), rows, cells)
+        _fedper(s)
     elif paper == "pfedhn":
         pfedhn.table(s, "table1", pfedhn.columns("paper"))
         pfedhn.table(s, "table3", {f"N={n}": ("mnist", n) for n in (10, 50, 100)})
@@ -155,12 +149,10 @@ def _counts(dataset: str, partition: str, args: str, clients: int, cap: int) -> 
 
 @functools.cache
 def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
-    import torch
-
     _, classes, shape = SIZES[dataset]
     more = {"vocab": 95_812} if dataset == "ag_news" else {}
-    net = models.build(name, shape, classes, **more | json.loads(args))
-    x = torch.zeros(2, *shape, dtype=torch.int64) if dataset == "ag_news" else torch.zeros(2, *shape)
+    net = models.build(name, shape, classes, **more | json.loads(args)).to("meta")  # shapes alone are counted
+    x = torch.zeros(2, *shape, dtype=torch.int64 if dataset == "ag_news" else torch.float32, device="meta")
     return training_flop(net, x) / 2, sum(p.numel() for p in net.parameters())
 
 
@@ -206,22 +198,17 @@ def main() -> None:
     for paper in args.paper or papers.PAPERS:
         frame = pd.DataFrame([cost(e) for e in planned(paper)])
         case = frame.model.map(lambda m: NEAREST.get(m, "resnet"))
+        total = frame[["client_steps", "bytes", "flop"]].sum()
         row = dict(
-            runs=len(frame),
-            client_steps=frame.client_steps.sum(),
-            terabytes=frame.bytes.sum() / 1e12,
-            petaflop=frame.flop.sum() / 1e15,
+            runs=len(frame), client_steps=total.client_steps, terabytes=total.bytes / 1e12, petaflop=total.flop / 1e15
         )
         if set(case) <= known.keys():
             hours = frame.flop / case.map(known) / 3600
             row |= {f"hours_{g}_gpus": max(hours.max(), hours.sum() / g) for g in GPUS}
         row |= dict(seeds=len(presets.seeds("paper", False)), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
-        print(
-            f"{paper:8}",
-            "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "rate"),
-            flush=True,
-        )
+        said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "rate"]
+        print(f"{paper:8}", *said, sep="  ", flush=True)
 
 
 if __name__ == "__main__":

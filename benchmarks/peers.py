@@ -1,4 +1,4 @@
-"""FedAvg here and in two public simulators: `benchmarks/peers.sh`, or `python -m benchmarks.peers ours|flower|pfl` in an environment of its own.
+"""FedAvg here and in two public simulators: `benchmarks/peers.sh`, or `python -m benchmarks.peers WHO` in an environment of its own.
 
 The same data, split, initial model, batch and steps (`benchmarks.cases`: quickstart; clients of the simulators train by the textbook loop).
 Each is run at 1, 2, 4, ... processes up to the number of cores, and its best median stands. Seconds are of a round of training without

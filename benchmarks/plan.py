@@ -29,7 +29,7 @@ from pfl_core.study import Study
 SIZES = {
     "mnist": (70_000, 10, (1, 28, 28)), "fashion_mnist": (70_000, 10, (1, 28, 28)), "emnist-digits": (280_000, 10, (1, 28, 28)),
     "cifar10": (60_000, 10, (3, 32, 32)), "cifar100": (60_000, 100, (3, 32, 32)), "tiny_imagenet": (110_000, 200, (3, 64, 64)),
-    "omniglot": (32_460, 1623, (1, 28, 28)), "ag_news": (127_600, 4, (200,)), "flickr_aes": (40_988, 5, (3, 224, 224)),
+    "omniglot": (32_460, 1623, (1, 28, 28)), "ag_news": (127_600, 4, (200,)), "flickr_aes": (40_988, 5, (3, 64, 64)),
 }  # fmt: skip
 # Gradients of a client's step, FedAvg's as 1: a second model or phase, inner steps, other batches; 1 where it is not here.
 GRADIENTS = {

@@ -9,7 +9,6 @@ for who in ours flower pfl; do
     env=runs/peers/$who
     if [ ! -e "$env/ready" ]; then
         "$python" -m venv "$env"
-        # Of pfl only itself: its pins name an old torch; what it imports is there with pfl_core.
         "$env/bin/pip" install --quiet -e . ${needs[$who]} || echo "$who: cannot be installed here; left out" >&2
         "$env/bin/python" -c "import pfl_core" && touch "$env/ready"
     fi

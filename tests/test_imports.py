@@ -19,6 +19,7 @@ ORDER = [
     "data",
     "federation",
     "methods",
+    "batched",
     "engine",
     "simulate",
     "probes",
@@ -39,7 +40,12 @@ ORDER = [
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboard", "ipywidgets", "IPython"}
 FRAMES_ONLY = {"report", "plots"}
-LIBRARY, FRONT, FILE, METHOD = 5000, 2000, 400, 80  # lines of code: the library, what shows it, a file, a method's class
+LIBRARY, FRONT, FILE, METHOD = (
+    5000,
+    2000,
+    400,
+    80,
+)  # lines of code: the library, what shows it, a file, a method's class
 SHOWS = {"views", "widgets", "background", "html_report", "pages", "plan", "extras", "runner", "__main__", "study"}
 LONGER = {"flayer": 96}  # holds two published forms (the paper's, the released code's) and composes with six methods
 

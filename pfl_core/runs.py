@@ -85,17 +85,11 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     checkpoint = work / "checkpoint.pt"
     _drop_damaged(checkpoint)
     used = _recorded_executor(work, executor, device)
-    history, status, wall = History(), "done", time.monotonic()
-    keep = {"history": history}
-
-    def watch(r: int, h: History) -> bool | None:
-        keep["history"] = h
-        return on_round(r, h) if on_round else None
-
+    status, wall = "done", time.monotonic()
     try:
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
-            step = lambda r, h: (bar.update(r - bar.done), watch(r, h))[1]  # noqa: E731
-            out = simulate(
+            step = lambda r, h: (bar.update(r - bar.done), on_round and on_round(r, h))[1]  # noqa: E731
+            final, history, before, _ = simulate(
                 method,
                 fed,
                 e,
@@ -106,10 +100,8 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
                 on_round=step,
                 record=probes.recorder(e.record),
             )
-        final, history, before, after = out
     except Diverged as error:
-        history, status, before = keep["history"], f"failed: {error}", {}
-        final = None
+        final, history, before, status = None, error.history, {}, f"failed: {error}"
     meta = dict(
         id=run_id,
         status=status,

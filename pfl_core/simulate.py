@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,6 @@ from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, own, select
 
 CHECKPOINT_EVERY = 60.0  # seconds
-
-
-class Diverged(FloatingPointError):
-    """Parameters became NaN or infinite; says where."""
 
 
 @dataclass
@@ -43,6 +39,14 @@ class History:
     def add(self, key: str, value: np.ndarray) -> None:
         """Append one (K,) array under "when/split/metric"."""
         self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
+
+
+class Diverged(FloatingPointError):
+    """Parameters became NaN or infinite; the message says where, `history` is what was measured before."""
+
+    def __init__(self, message: str, history: History):
+        super().__init__(message)
+        self.history = history
 
 
 def sample(cfg: Any, k: int, round: int) -> Tensor:
@@ -107,15 +111,17 @@ def _loop(
         full, last, measured = len(sel) == fed.K, r == cfg.rounds, evaluate_at(cfg, r)
         if measured:
             before = method.personal(state, engine.context(state, everyone, r))
+            _check_finite(before, method, r, history, everyone)
             _record(engine, history, "before", before)
         sent = start = end = None
         if not last or (measured and cfg.eval_after and full):
             sent = method.download(state, sel)
             start = method.begin(state, sel, sent)
             end = method.local(engine.context(state, sel, r), start)
-            _check_finite(end, method, sel, r)
+            _check_finite(end, method, r, history, sel)
         if measured and cfg.eval_after:
             after = _after(engine, state, sel, end, r)
+            _check_finite(after, method, r, history, everyone)
             _record(engine, history, "after", after)
         if measured:
             history.rounds.append(r)
@@ -131,6 +137,7 @@ def _loop(
         up = {n: v for n, v in end.items() if n not in kept and n in _sendable(method, end, start, sent)}
         down_n, up_n = method.traffic(state, sel, sent, up)
         state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+        _check_finite({**state.server, **state.extra}, method, r, history)
         for n, v in kept.items():
             state.clients[n][sel] = v
         state.round = r + 1
@@ -177,14 +184,26 @@ def _is_best(history: History, fed: Federation) -> bool:
     return bool((score[-1] > score[:-1]).all())
 
 
-def _check_finite(end: Params, method: Method, sel: Tensor, r: int) -> None:
-    for name, v in end.items():
-        if v.is_floating_point() and not torch.isfinite(v.sum()):
-            bad = [int(k) for k, row in zip(sel, v, strict=True) if not torch.isfinite(row).all()]
-            if bad:
-                raise Diverged(
-                    f"{method.name}: {name} of client {bad[0]} is not finite after round {r}; lower lr, or clip gradients"
-                )
+def _check_finite(p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None) -> None:
+    # p: models of the clients `ids`, or what the server holds. One look at all sums together: on a GPU each look is a wait.
+    found = {n: v for n, v in _flat(p) if v.is_floating_point()}
+    if not found or torch.isfinite(torch.stack([v.sum().double() for v in found.values()])).all():
+        return
+    for name, v in found.items():
+        rows = torch.isfinite(v.flatten(1) if v.dim() > 1 else v[..., None]).all(-1)
+        if rows.all():  # large numbers whose sum alone is infinite
+            continue
+        who = "the server" if ids is None else f"client {int(ids[~rows][0])}"
+        layer = name.rpartition(".")[0] or name
+        raise Diverged(
+            f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; lower lr, or clip gradients",
+            history,
+        )
+
+
+def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for n, v in p.items():
+        yield from _flat(v, f"{prefix}{n}.") if isinstance(v, dict) else ((prefix + n, v),)
 
 
 def _save(path: Path, state: State, history: History, moved: list[float], spent: float) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federat
 from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, State
 from pfl_core.progress import Progress
-from pfl_core.simulate import Diverged, History, final_models, simulate
+from pfl_core.simulate import Diverged, History, final_models, load_whole, restore, simulate, writing
 from pfl_core.store import (
     ROW_COLUMNS,
     Result,
     committed_arrays,
+    digests,
     load_result,
     make_folder,
     results_folder,
@@ -69,7 +71,7 @@ def run(
     store = store or runs_root() / "store"
     make_folder(store)
     folder = store / run_id
-    found = load_result(folder, e)
+    found = load_result(folder, e, aside=False)
     if found:
         return found
     with FileLock(store / f"{run_id}.lock"):
@@ -79,7 +81,6 @@ def run(
 def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store) -> Result:
     fed = fed or federation(e, device)
     method = build_method(e, fed)
-    state = _initial_state(e, method, store, device, executor, workers)
     work = folder.with_suffix(".part")
     make_folder(work)
     checkpoint = work / "checkpoint.pt"
@@ -87,6 +88,7 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     used = _recorded_executor(work, executor, device)
     status, wall = "done", time.monotonic()
     try:
+        state = _initial_state(e, method, store, device, executor, workers)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
             step = lambda r, h: (bar.update(r - bar.done), on_round and on_round(r, h))[1]  # noqa: E731
             final, history, before, _ = simulate(
@@ -124,11 +126,14 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
     arrays |= probes.stacked(history.probes)
     arrays |= {f"n/{s}": np.array([len(i) for i in fed.index[s]]) for s in ("train", "val", "test")}
-    if e.keep_models and final is not None:
-        _save_models(work / "models.pt", final, before, method)
-    _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
-    np.savez_compressed(work / "arrays.npz", **arrays)
-    (work / "experiment.json").write_text(json.dumps({"experiment": e.plain(), "meta": meta}, indent=1))
+    with writing(work):
+        if e.keep_models and final is not None:
+            _save_models(work / "models.pt", final, before, method)
+        _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
+        np.savez_compressed(work / "arrays.npz", **arrays)
+        raw = {name: (work / name).read_bytes() for name in ("history.csv", "arrays.npz")}
+        whole = {"experiment": e.plain(), "meta": meta, "sha256": digests(e.plain(), meta, raw)}
+        (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     checkpoint.unlink(missing_ok=True)
     (work / "executor").unlink(missing_ok=True)
     os.replace(work, folder)
@@ -142,7 +147,13 @@ def _initial_state(
     if e.init_from is None:
         return None
     source = run(e.init_from.but(keep_models=True), device=device, executor=executor, workers=workers, store=store)
-    z = torch.load(source.folder / "models.pt", map_location=device, weights_only=True)
+    if not source.ok:
+        raise Diverged(f"{e.method}: init_from, run {source.id}, {source.meta['status']}", History())
+    try:
+        z = load_whole(source.folder / "models.pt", device)
+    except ValueError as error:
+        set_aside(source.folder, error)
+        return _initial_state(e, method, store, device, executor, workers)
     if e.adopt:
         if z["extra"] and type(method).adopt is Method.adopt:  # rows of the clients that the server knows
             raise ValueError(
@@ -208,8 +219,8 @@ def _drop_damaged(checkpoint: Path) -> None:
     if not checkpoint.exists():
         return
     try:
-        torch.load(checkpoint, map_location="cpu", weights_only=True)["round"]
-    except Exception as error:  # any unreadable file: torch raises many types for it
+        restore(checkpoint, torch.device("cpu"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, or of another version's form
         set_aside(checkpoint, error)
 
 
@@ -309,9 +320,14 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
     try:
         packed = [(e.plain(), e.tags) for e in experiments]
         yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
-    except BaseException:  # interrupted, or a worker died: nothing goes on behind the user's back
+    except BaseException as error:  # interrupted, or a worker died: nothing goes on behind the user's back
         _pool(jobs).shutdown(wait=False, cancel_futures=True)
         _pool.cache_clear()
+        if isinstance(error, BrokenProcessPool):
+            raise RuntimeError(
+                f"one of {jobs} worker processes was ended from outside (by hand, or for want of memory); run the sweep again, "
+                "with fewer jobs where memory is short: it goes on from finished runs and checkpoints"
+            ) from error
         raise
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ def _loop(
     everyone = torch.arange(fed.K, device=fed.device)
     history, moved, spent = History(), [0.0, 0.0, 0.0], 0.0
     if checkpoint and checkpoint.exists():
-        state, history, moved, spent = _restore(checkpoint, fed.device)
+        state, history, moved, spent = restore(checkpoint, fed.device)
     saved = clock = time.monotonic()
     before: Params = {}
     after: Params = {}
@@ -217,12 +219,45 @@ def _save(path: Path, state: State, history: History, moved: list[float], spent:
     }
     whole["history"] = {**vars(history), "evals": {k: torch.stack(v) for k, v in history.evals.items()}}
     part = path.with_suffix(".part")
-    torch.save(whole, part)
-    os.replace(part, path)
+    with writing(part):
+        with part.open("wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut after the rename leaves neither the old one nor the new one
+        os.replace(part, path)
 
 
-def _restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
-    z = torch.load(path, map_location=device, weights_only=True)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, what cannot be written is said with its place and what to do, as OSError; half a file is deleted."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save on a full disk raises RuntimeError, from the reason
+        if path.is_file():
+            path.unlink()
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(
+            f"cannot write {path} ({why}); make room there, or set PFL_RUNS to another folder, and run it again: "
+            "finished runs and the last checkpoint are kept"
+        ) from error
+
+
+def load_whole(path: Path, device: torch.device | str = "cpu") -> Any:
+    """torch.load of a file each of whose bytes is as it was written (torch looks at no checksum); ValueError if not."""
+    try:
+        with zipfile.ZipFile(path) as z:
+            if bad := z.testzip():
+                raise ValueError(f"{bad} is not as it was written")
+        return torch.load(path, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch and zipfile meet damage with many types
+        raise ValueError(f"{path.name} is damaged: {error}") from error
+
+
+def restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
+    """State, history, traffic and seconds of a checkpoint; ValueError or KeyError for a damaged one."""
+    z = load_whole(path, device)
     h = z["history"]
     history = History(**{k: list(v) for k, v in h.items() if k not in ("evals", "probes")})
     history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +149,11 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
         for part, digest in z.get("sha256", {}).items():  # none in runs of the first versions
             if digest != digests(z["experiment"], z["meta"], raw)[part]:
                 raise ValueError(f"{part} is not as it was written")
+        if e is None and (foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]):
+            print(
+                f"{folder.name}: its method or model is in a module of its own; import {foreign[0]} first, if it is yours"
+            )
+            return None  # reading a folder runs no code that it names
         if z["meta"]["schema"] != SCHEMA:
             raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
         history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
@@ -165,6 +171,10 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
         if aside:
             set_aside(folder, error)
         return None
+
+
+def _plugins(plain: dict[str, Any] | None) -> list[str]:
+    return [*plain["plugins"], *_plugins(plain["init_from"])] if plain else []
 
 
 def digests(plain: dict[str, Any], meta: dict[str, Any], raw: dict[str, bytes]) -> dict[str, str]:

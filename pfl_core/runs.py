@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -253,12 +255,24 @@ def _device_name(device: str) -> str:
 
 
 def sweep(
-    experiments: Iterable[Experiment], *, recompute: bool = True, jobs: int = 1, store: Path | None = None, **how: Any
+    experiments: Iterable[Experiment],
+    *,
+    recompute: bool = True,
+    jobs: int = 1,
+    on: str | None = None,
+    cpus: float = 1,
+    gpus: float | None = None,
+    store: Path | None = None,
+    **how: Any,
 ) -> pd.DataFrame:
     """Rows of all experiments, computing what neither the store nor (unless recompute) the committed results/ holds.
 
-    jobs > 1 computes in that many processes. Failed runs leave a message and no rows of theirs. `how` goes to `run`.
+    on "local" (default, or $PFL_ON) computes in `jobs` processes, each with a GPU of its own where there are several; "ray" on a cluster,
+    see extras/ray.py: each run takes `cpus` and `gpus` of a node. Failed runs leave a message and no rows. `how` goes to `run`.
     """
+    on = on or os.environ.get("PFL_ON") or "local"
+    if on not in ("local", "ray"):
+        raise ValueError(f"sweep(on={on!r}): allowed is local or ray")
     experiments = list(experiments)
     if not experiments:
         return pd.DataFrame(columns=ROW_COLUMNS)
@@ -269,9 +283,13 @@ def sweep(
         kept = e.id in committed and (not e.record or e.id in committed_arrays())
         if not kept or (store / e.id).is_dir():
             missing.setdefault(e.id, e)
+    todo, done = list(missing.values()), {}
+    if todo and on == "ray":  # what is optional lies above this module
+        results = importlib.import_module("pfl_core.extras.ray").run_all(todo, store, how, cpus, gpus)
+    else:
+        results = _run_all(todo, jobs, store, how)
     with Progress(len(missing), "runs") as bar:
-        done = {}
-        for result in _run_all(list(missing.values()), jobs, store, how):
+        for result in results:
             done[result.id] = result
             bar.update()
             if not result.ok:
@@ -318,7 +336,7 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
         return
     how = {"workers": max(1, (os.cpu_count() or 1) // jobs)} | how
     try:
-        packed = [(e.plain(), e.tags) for e in experiments]
+        packed = [(e.plain(), e.tags, sys.path) for e in experiments]
         yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
     except BaseException as error:  # interrupted, or a worker died: nothing goes on behind the user's back
         _pool(jobs).shutdown(wait=False, cancel_futures=True)
@@ -334,7 +352,17 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
 @functools.lru_cache(maxsize=1)
 def _pool(jobs: int) -> ProcessPoolExecutor:
     # Kept between sweeps: a process that has imported torch costs seconds.
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    context, given = multiprocessing.get_context("spawn"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(context.Value("i"), gpus))
+
+
+def _begin(begun: Any, gpus: list[str]) -> None:
+    with begun.get_lock():
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[begun.value % len(gpus)]
+        begun.value += 1
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:
@@ -346,8 +374,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _in_worker(packed: tuple[dict, dict], **how: Any) -> Result:
-    plain, tags = packed
+def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
+    plain, tags, sys.path[:] = packed  # a process that is older than a plugin's folder finds it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(Experiment.from_plain(plain).but(tags=tags), **how)

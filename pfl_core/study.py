@@ -95,7 +95,7 @@ class Study:
         if seeds is not None and not whole:
             raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
         self.paper, self.profile, self.recompute = paper, profile, recompute
-        self.device = runs.pick_device(device)
+        self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
         self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
         self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
@@ -149,8 +149,9 @@ class Study:
         some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds
         cells = experiments.grid(base, rows, columns, some)
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
-        jobs = 1 if self.device == "cuda" or self.profile == "smoke" else min(8, os.cpu_count() or 1)
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.device, jobs=jobs)
+        many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
+        jobs = 1 if self.profile == "smoke" else many
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs)
         self.collected.append(frame)
         return frame
 

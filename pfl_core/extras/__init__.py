@@ -1,0 +1,1 @@
+"""What needs packages that not everybody has; each is imported where it is used."""

@@ -135,8 +135,7 @@ def _loop(
         stop = bool(on_round and on_round(r, history))
         if last:
             return state, history, before, after
-        kept = {n: v for n, v in end.items() if n in state.clients}
-        up = {n: v for n, v in end.items() if n not in kept and n in _sendable(method, end, start, sent)}
+        kept, up = returned(method, state, start, sent, end)
         down_n, up_n = method.traffic(state, sel, sent, up)
         state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
         _check_finite({**state.server, **state.extra}, method, r, history)
@@ -151,10 +150,11 @@ def _loop(
             raise Interrupted(f"stopped after round {r}; run it again to go on from there")
 
 
-def _sendable(method: Method, end: Params, start: Params, sent: Params) -> set[str]:
-    # Buffers that the policy resets are neither kept nor sent.
+def returned(method: Method, state: State, start: Params, sent: Params, end: Params) -> tuple[Params, Params]:
+    """What of `end` the clients keep, and what goes to the server; buffers that the policy resets are in neither."""
     reset = {n for n in method.task.buffers if n in start and n not in sent}
-    return set(end) - reset
+    kept = {n: v for n, v in end.items() if n in state.clients}
+    return kept, {n: v for n, v in end.items() if n not in kept and n not in reset}
 
 
 def _after(engine: Engine, state: State, sel: Tensor, end: Params | None, r: int) -> Params:

@@ -362,10 +362,10 @@ def _begin(begun: Any, gpus: list[str]) -> None:
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[begun.value % len(gpus)]
         begun.value += 1
-    _end_with_parent()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     def watch() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)

@@ -232,6 +232,8 @@ def writing(path: Path) -> Iterator[None]:
     """Within it, what cannot be written is said with its place and what to do, as OSError; half a file is deleted."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (OSError, RuntimeError) as error:  # torch.save on a full disk raises RuntimeError, from the reason
         if path.is_file():
             path.unlink()

@@ -145,7 +145,7 @@ def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
 
 
 def test_worker_processes_share_out_the_gpus(monkeypatch):
-    monkeypatch.setattr(runs, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(runs, "end_with_parent", lambda: None)
     begun, taken = multiprocessing.get_context("spawn").Value("i"), []
     for _ in range(3):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -100,6 +100,14 @@ def convergence(rows: pd.DataFrame, when: str = "before", share: float = 0.99) -
     return best.merge(near, on=keys).merge(spent, on=[*keys, "round"], how="left").set_index("run")
 
 
+def smooth(rows: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Rows of one metric with each `value` replaced by the mean of the last `window` evaluations of its run, when and split."""
+    rows = rows.sort_values("round", kind="stable")
+    keys = ["run", "row", "column", "when", "split", "mean", "metric"]
+    means = rows.groupby(keys, sort=False).value.transform(lambda v: v.rolling(window, min_periods=1).mean())
+    return rows.assign(value=means).sort_index()
+
+
 def fairness(acc: Sequence[float]) -> dict[str, float]:
     """How accuracies (K,) of clients spread: mean, sd (ddof 0), percentiles p10, p90, mean of the worst and best tenth
     (at least one client), all in the unit given (FedPer Figs. 3, 13)."""

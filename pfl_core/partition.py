@@ -50,14 +50,18 @@ def list_partitions() -> dict[str, str]:
     return {name: (inspect.getdoc(fn) or "").split("\n")[0] for name, fn in sorted(_SCHEMES.items())}
 
 
+def arguments(name: str) -> dict[str, inspect.Parameter]:
+    """The arguments that a scheme has besides pool, clients and rng. ValueError, naming the nearest, for an unknown scheme."""
+    _need(name in _SCHEMES, f"unknown partition {name!r};{_nearest(name, _SCHEMES)}")
+    return dict(list(inspect.signature(_SCHEMES[name]).parameters.items())[3:])
+
+
 def check(name: str, args: dict[str, Any]) -> None:
     """Raise ValueError, naming the nearest, for an unknown scheme or an argument that it does not have."""
-    _need(name in _SCHEMES, f"unknown partition {name!r};{_nearest(name, _SCHEMES)}")
-    own = list(inspect.signature(_SCHEMES[name]).parameters.values())[3:]
-    allowed = [p.name for p in own]
+    own = arguments(name)
     for arg in args:
-        free = arg in allowed or any(p.kind is p.VAR_KEYWORD for p in own)
-        _need(free, f"partition {name!r} has no argument {arg!r};{_nearest(arg, allowed)}")
+        free = arg in own or any(p.kind is p.VAR_KEYWORD for p in own.values())
+        _need(free, f"partition {name!r} has no argument {arg!r};{_nearest(arg, own)}")
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -93,10 +92,9 @@ def panels(n: int, columns: int = 3, size: tuple[float, float] = PANEL, **kw) ->
     columns = min(columns, n)
     rows = -(-n // columns)
     kw = {"sharey": True} | kw
-    fig, axes = plt.subplots(
-        rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False, layout="constrained", **kw
-    )
-    flat = list(axes.ravel())
+    # Not through pyplot, which is neither for threads (widgets are drawn in one) nor forgets a figure unasked.
+    fig = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    flat = list(fig.subplots(rows, columns, squeeze=False, **kw).ravel())
     for ax in flat[n:]:
         ax.remove()
     return fig, flat[:n]
@@ -269,6 +267,32 @@ def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
     ax.grid(axis="x", lw=0.4, color="0.9")
     ax.set_axisbelow(True)
     return _axes(ax, "Test accuracy (%)", "")
+
+
+def ranges(frame: pd.DataFrame, ax: Axes, clients: pd.DataFrame | None = None) -> Axes:
+    """How clients spread, a line for each row of `frame` from the top: from acc_min to acc_max, a dot at acc_pct, a triangle at
+    acc_worst10 (%; each where there is that column). clients: row, acc_pct of every client, drawn as small ticks."""
+    for i, (name, colour) in enumerate(colours(list(frame.index)).items()):
+        v = frame.loc[name]
+        if {"acc_min", "acc_max"} <= set(frame):
+            ax.plot([v.acc_min, v.acc_max], [i, i], color=colour, lw=1, zorder=1)
+        if clients is not None and len(own := clients[clients.row == name]):
+            ax.scatter(own.acc_pct, [i] * len(own), s=30, marker="|", color=colour, lw=0.8, alpha=0.7)
+        for metric, shape, said in (("acc_pct", "o", "Mean"), ("acc_worst10", "v", "Worst tenth")):
+            if metric in frame:
+                ax.scatter(v[metric], i, s=24, marker=shape, color=colour, ec="k", lw=0.5, zorder=2)
+                ax.scatter([], [], s=24, marker=shape, color="k", lw=0, label="_" if i else said)
+    ax.set_yticks(range(len(frame)), [label(n) for n in frame.index])
+    ax.set_ylim(len(frame) - 0.5, -0.5)
+    return _axes(ax, "Test accuracy of a client (%)", "")
+
+
+def leads(a: np.ndarray, b: np.ndarray, ax: Axes, names: tuple[str, str] = ("a", "b")) -> Axes:
+    """By how many points b (K,) is ahead of a (K,) on each client, sorted; a bar in the colour of who is ahead."""
+    lead = np.sort(b - a)
+    ax.bar(range(len(lead)), lead, color=[colours(names)[names[int(v > 0)]] for v in lead])
+    ax.axhline(0, color="0.4", lw=0.8)
+    return _axes(ax, "Clients, sorted", f"{label(names[1])} ahead by (points)", legend=False)
 
 
 def note(fig: Figure, text: str) -> Figure:

@@ -228,6 +228,14 @@ def arrays_of(run_id: str, store: Path | None = None) -> dict[str, np.ndarray]:
     return committed_arrays()[run_id]
 
 
+def accuracies(run_id: str, when: str, round: int) -> pd.DataFrame:
+    """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n. KeyError as `arrays_of`."""
+    a = arrays_of(run_id)
+    ids, at = a["n/test"].nonzero()[0], list(a["rounds"]).index(round)
+    n = a["n/test"][ids]
+    return pd.DataFrame(dict(client=ids, acc_pct=100 * a[f"{when}/test/correct"][at][ids] / n, n=n))
+
+
 def committed_arrays() -> dict[str, dict[str, np.ndarray]]:
     """{run id: its arrays} of all committed results/*.npz."""
     return _arrays_at(tuple((str(p), p.stat().st_mtime_ns) for p in sorted(results_folder().glob("*.npz"))))

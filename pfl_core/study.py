@@ -53,6 +53,29 @@ class Probed(NamedTuple):
         return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
 
 
+def check(known: Any, profile: Any, datasets: Any, methods: Any, seeds: Any, artefacts: Any, recompute: Any) -> None:
+    """ValueError for a parameter of a notebook that is unknown or of the wrong type; `known` are the artefacts it may name."""
+    _one_of("profile", profile, PROFILES)
+    for name, value, legal in (
+        ("datasets", datasets, data.list_datasets()),
+        ("methods", methods, (*METHODS, *report.VIEWS)),
+        ("artefacts", artefacts, known),
+    ):
+        if value is not None and not isinstance(value, list):
+            raise ValueError(
+                f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
+            )
+        for v in value or []:
+            _one_of(name, v, legal)
+    if not isinstance(recompute, bool):
+        raise ValueError(
+            f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
+        )
+    whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
+    if seeds is not None and not whole:
+        raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+
+
 class Study:
     """The notebook of one paper, checked parameters first.
 
@@ -75,25 +98,7 @@ class Study:
         self.began = time.monotonic()
         self.home = papers.paper(paper)
         self.known = self.home.ARTEFACTS
-        _one_of("profile", profile, PROFILES)
-        for name, value, legal in (
-            ("datasets", datasets, data.list_datasets()),
-            ("methods", methods, (*METHODS, *report.VIEWS)),
-            ("artefacts", artefacts, self.known),
-        ):
-            if value is not None and not isinstance(value, list):
-                raise ValueError(
-                    f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
-                )
-            for v in value or []:
-                _one_of(name, v, legal)
-        if not isinstance(recompute, bool):
-            raise ValueError(
-                f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
-            )
-        whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
-        if seeds is not None and not whole:
-            raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+        check(self.known, profile, datasets, methods, seeds, artefacts, recompute)
         self.paper, self.profile, self.recompute = paper, profile, recompute
         self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
@@ -268,11 +273,8 @@ class Study:
         """Test accuracy of every client at the round that is reported: row, column, seed, client, acc_pct, n."""
         out = []
         for v in report.reproduced(rows, self.paper, **how).itertuples():
-            a = store.arrays_of(v.run)
-            n, at = a["n/test"], list(a["rounds"]).index(v.round)
-            acc = 100 * a[f"{v.when}/test/correct"][at][n > 0] / n[n > 0]
-            ids = n.nonzero()[0]
-            out.append(pd.DataFrame(dict(row=v.row, column=v.column, seed=v.seed, client=ids, acc_pct=acc, n=n[n > 0])))
+            head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
+            out.append(head.merge(store.accuracies(v.run, v.when, v.round), how="cross"))
         return (
             pd.concat(out, ignore_index=True)
             if out

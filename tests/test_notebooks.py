@@ -19,7 +19,7 @@ LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 300, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
 NOT_REPEATABLE = set("sweep run tune fetch finish versions interact interactive explore perf_counter time".split())
 ABSOLUTE = re.compile(r"(?<![\w./:>-])/(?:home|root|Users|tmp|work|private|var|opt|mnt|usr)/\w|\b[A-Z]:\\\w")
-HEADING = re.compile(r"^#{2,4} ((?:Appendix )?(?:Figure |Table |C\.)\d+)\b", re.MULTILINE)
+HEADING = re.compile(r"^#{2,4} ((?:Appendix )?(?:Figure |Table |C\.)\d+[a-c]?)\b", re.MULTILINE)
 WALL_TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:s|ms|min|seconds|minutes)\b")
 
 
@@ -132,7 +132,10 @@ def test_every_table_and_figure_has_its_heading(name):
 
 
 def test_the_five_papers_have_18_tables_and_33_figures():
-    every = [papers.title(a) for name in papers.PAPERS for a in papers.paper(name).ARTEFACTS]
+    every = {
+        (name, papers.title(a).rstrip("abc")) for name in papers.PAPERS for a in papers.paper(name).ARTEFACTS
+    }  # 5a to 5c: one
+    every = [title for _, title in every]
     assert sum("Table" in t for t in every) == 18 and sum("Figure" in t for t in every) == 33
 
 

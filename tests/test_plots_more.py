@@ -212,3 +212,24 @@ def test_reported(ax):
     want = plots.colours(["fedper", "x", "local"])
     assert [to_rgb(c.get_facecolor()[0]) for c in here] == [to_rgb(c) for c in want.values()]
     assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.45")} and not len(paper[0].get_facecolor())
+
+
+def test_ranges_from_worst_to_best_client(ax):
+    frame = pd.DataFrame(
+        {"acc_min": [10.0, 30], "acc_max": [90.0, 80], "acc_pct": [50.0, 60]}, index=["fedavg", "fedper"]
+    )
+    clients = pd.DataFrame({"row": "fedper", "acc_pct": [30.0, 50, 80]})
+    plots.ranges(frame, ax, clients)
+    assert [ln.get_xdata().tolist() for ln in ax.lines] == [[10.0, 90.0], [30.0, 80.0]]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["FedAvg", "FedPer"]
+    ticks = [c.get_offsets()[:, 0].tolist() for c in ax.collections if len(c.get_offsets()) == 3]
+    assert ticks == [[30.0, 50.0, 80.0]]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["Mean"]
+
+
+def test_leads_are_sorted_and_in_the_colour_of_who_is_ahead(ax):
+    plots.leads(np.array([10.0, 20, 30]), np.array([15.0, 10, 30]), ax, ("fedavg", "fedper"))
+    assert [p.get_height() for p in ax.patches] == [-10, 0, 5]
+    colours = plots.colours(["fedavg", "fedper"])
+    assert ax.patches[0].get_facecolor()[:3] == pytest.approx(colours["fedavg"])
+    assert ax.patches[2].get_facecolor()[:3] == pytest.approx(colours["fedper"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core import data, experiments, plots, store
+from pfl_core import data, experiments, store
 from pfl_core.analysis import clustering, diagonal_rank, pick, row_scaled, slope, total_variation, tsne
 from pfl_core.experiments import Experiment
 from pfl_core.papers import Claim, derived, use, value
@@ -240,10 +240,8 @@ def novel(
         base = study.base(artefact, "cifar10", partition_args={"novel_alpha": alpha})
         if base is None:
             continue
-        label, some = (
-            f"alpha = {alpha:g}",
-            {m: v for m, v in study.rows_for(artefact, "cifar10").items() if m in methods},
-        )
+        label = f"alpha = {alpha:g}"
+        some = {m: v for m, v in study.rows_for(artefact, "cifar10").items() if m in methods}
         train = study.sweep(base, some, {f"training, {label}": {}}, seeds)
         parts.append(study.sweep(base, newcomers(base, some, study.profile), {label: {}}, seeds))
         if parts[-1].empty:
@@ -302,25 +300,10 @@ def crossed(study: Any, rows: pd.DataFrame) -> dict[str, np.ndarray]:
     return out
 
 
-def show_crossed(study: Any, swapped: dict[str, np.ndarray], rows: pd.DataFrame, base: Experiment | None) -> None:
-    """Figure 3 of one seed, that of `base`: accuracies as they are, and scaled to each row's range as the paper draws them."""
-    if base is None or f"seed {base.seed}" not in swapped:
-        return
-    acc = swapped[f"seed {base.seed}"]
-    shown = {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
-    where = dict(labels=pairs(base), x="Client of the extractor", y="Client of the classifier")
-    fig = plots.heats(shown, columns=2, said="Test accuracy (%)", **where)
-    for ax in fig.axes[:2]:
-        ax.tick_params(axis="x", rotation=90)
-    long = [
-        pd.DataFrame(m)
-        .melt(ignore_index=False)
-        .reset_index()
-        .set_axis(["row", "column", "value"], axis=1)
-        .assign(panel=t)
-        for t, m in shown.items()
-    ]
-    study.figure("fig3", fig, pd.concat(long), f"Shown is seed {base.seed}.", rows)
+def scaled(swapped: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Figure 3's panels for one seed: accuracies as they are, and scaled to each row's range as the paper draws them."""
+    acc = swapped.get(f"seed {seed}")
+    return {} if acc is None else {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
 
 
 def capacity(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,212 @@
+"""notebooks/explore.ipynb as a person uses it: JupyterLab on this computer, a real browser without a window.
+
+Needs the extra `browser` and a Chromium or Chrome with its driver (Debian: chromium, chromium-driver); no network. Pictures of
+what was on the page are kept in runs/browser/.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pfl_core.runner import NOTEBOOKS, ROOT
+
+CHROME = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
+PICTURES = ROOT / "runs" / "browser"
+SETTINGS = {  # all cells in the page, no question about news, no look for updates
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def driver():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e .[browser]")
+    if not (CHROME and DRIVER):
+        pytest.skip("no Chromium or Chrome with its driver here (Debian: apt install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROME
+    for word in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1400,1800"):
+        options.add_argument(f"--{word}")
+    service = webdriver.ChromeService(DRIVER)
+    browser = webdriver.Chrome(options=options, service=service)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def lab(tmp_path, runs):
+    """The address of explore.ipynb in a JupyterLab of its own: a copy of the notebook, settings and store of the test's."""
+    home, port, token = tmp_path / "lab", free_port(), secrets.token_hex(16)
+    home.mkdir()
+    shutil.copy(NOTEBOOKS / "explore.ipynb", home)
+    for name, values in SETTINGS.items():
+        file = home / "settings" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    hidden = ("PYTEST_VERSION", "PYTEST_CURRENT_TEST", "PFL_HEADLESS", "JPY_SESSION_NAME", "MPLBACKEND")
+    env = {k: v for k, v in os.environ.items() if k not in hidden}
+    env |= {"PFL_RUNS": str(runs), "PFL_OFFLINE": "1", "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(ROOT)}
+    places = dict(
+        JUPYTER_CONFIG_DIR="config", JUPYTER_DATA_DIR="data", JUPYTER_RUNTIME_DIR="runtime", IPYTHONDIR="ipython"
+    )
+    places |= dict(JUPYTERLAB_SETTINGS_DIR="settings", JUPYTERLAB_WORKSPACES_DIR="workspaces")
+    env |= {name: str(home / folder) for name, folder in places.items()}
+    words = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
+    words += ["--ip=127.0.0.1", "--no-browser", "--allow-root", f"--ServerApp.root_dir={home}"]
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *words], cwd=home, env=env, stdout=log, stderr=log
+        )
+    try:
+        for _ in range(600):
+            time.sleep(0.2)
+            assert server.poll() is None, (home / "log").read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=10).close()
+                break
+            except OSError:  # not yet
+                continue
+        yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?token={token}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+class Page:
+    """What a person does and sees: one notebook in one browser."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def until(self, seen, seconds: float = 300):
+        """What `seen()` gives as soon as it gives something; without it in time, a picture is kept."""
+        from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        try:
+            return WebDriverWait(self.driver, seconds, 0.2, [StaleElementReferenceException]).until(lambda _: seen())
+        except TimeoutException:
+            self.keep("failed")
+            raise
+
+    def all(self, xpath: str):
+        return self.driver.find_elements("xpath", xpath)
+
+    def one(self, xpath: str):
+        return self.until(lambda: next(iter(self.all(xpath)), None))
+
+    def panel(self, label: str) -> str:
+        """The panel that has a control of this label."""
+        return f"//label[normalize-space()='{label}']/ancestor::div[contains(@class, 'widget-box')][2]"
+
+    def slide(self, panel: str, label: str, key: str) -> None:
+        handle = self.one(f"{panel}//label[normalize-space()='{label}']/..//div[contains(@class, 'noUi-handle')]")
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+        handle.send_keys(key)
+
+    def text(self, panel: str) -> str:
+        return self.one(f"{panel}//div[contains(@class, 'widget-html-content')]").text
+
+    def picture(self, panel: str) -> str:
+        return next((e.get_attribute("src") for e in self.all(f"{panel}//img")), "")
+
+    def press(self, word: str) -> None:
+        self.until(
+            lambda: (b := self.one(f"//button[normalize-space()='{word}']")).is_enabled() and (b.click() or True)
+        )
+
+    def keep(self, name: str, panel: str = "") -> None:
+        """A picture of the page, with the panel in sight."""
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        if panel:
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", self.one(panel))
+            time.sleep(0.5)  # until scrolled
+        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
+
+
+@pytest.fixture
+def page(driver, lab) -> Page:
+    """explore.ipynb, opened and run from top to bottom."""
+    page = Page(driver)
+    driver.get(lab)
+    page.one("//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]")  # the kernel is there
+    page.one("//div[@class='lm-MenuBar-itemLabel' and text()='Run']").click()
+    page.one("//li[@data-command='runmenu:run-all']").click()
+    page.until(lambda: len(page.all("//div[contains(@class, 'jp-OutputArea')]//label[text()='Rounds']")) == 1)
+    return page
+
+
+def all_views_are_there_without_errors(page):
+    page.keep("1-opened", page.panel("Partition"))
+    assert page.all("//div[contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')]") == []
+    assert page.picture(page.panel("Partition")).startswith("data:image/png")
+    assert "fedavg" in page.text(page.panel("Smoothing"))
+
+
+def a_slider_moved_by_keys_changes_picture_and_code(page):
+    panel = page.panel("Alpha")
+    before = page.picture(panel)
+    assert "'alpha': 0.1}" in page.text(panel)
+    page.slide(panel, "Alpha", "\ue014")  # arrow to the right
+    page.until(lambda: "'alpha': 0.2}" in page.text(panel) and page.picture(panel) != before)
+    page.one(f"{panel}//button[normalize-space()='Copy as code']").click()
+    page.one(f"{panel}//button[normalize-space()='Copied']")
+    page.keep("2-slider", panel)
+
+
+def run_stop_and_run_again(page, runs):
+    panel, other = page.panel("Rounds"), page.panel("Alpha")
+    for _ in range(9):
+        page.slide(panel, "Rounds", "\ue014")
+    page.until(lambda: "rounds=1000" in page.text(panel))
+    page.press("Run")
+    page.until(lambda: "running: round" in page.text(panel))
+    first = page.picture(panel)
+    assert first.startswith("data:image/png")
+    page.until(lambda: page.picture(panel) != first)
+    page.keep("3-running", panel)
+
+    page.slide(other, "Alpha", "\ue014")  # the notebook stays usable
+    page.until(lambda: "'alpha': 0.5}" in page.text(other))
+    assert "running" in page.text(panel)
+
+    page.press("Stop")
+    page.until(lambda: "stopped: round" in page.text(panel))
+    page.keep("4-stopped", panel)
+    (checkpoint,) = runs.glob("store/*.part/checkpoint.pt")
+    reached = int(page.text(panel).split("stopped: round ")[1].split()[0])
+
+    page.press("Run")
+    page.until(lambda: "running: round" in page.text(panel))
+    again = int(page.text(panel).split("running: round ")[1].split()[0])
+    assert again > reached and checkpoint.exists()
+    page.keep("5-again", panel)
+    page.press("Stop")
+    page.until(lambda: "stopped: round" in page.text(panel))
+
+
+def test_explore_in_a_browser(page, runs):
+    all_views_are_there_without_errors(page)
+    a_slider_moved_by_keys_changes_picture_and_code(page)
+    run_stop_and_run_again(page, runs)

@@ -1,0 +1,217 @@
+"""pFedHN's paper module: its settings are those the paper prints, its labels those of the published numbers, its claims decidable."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import Experiment, analysis, papers, report, runs, store, study
+from pfl_core.papers import pfedhn
+from pfl_core.runner import NOTEBOOKS
+
+
+def cells(profile: str, datasets: list[str]) -> list[Experiment]:
+    """Every Experiment that the notebook sweeps over, itself or as the start of another; nothing is trained."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "sweep", lambda e, **how: found.extend(e) or pd.DataFrame(columns=store.ROW_COLUMNS))
+        for name in ("show_partitions", "claims", "finish"):
+            patch.setattr(study.Study, name, lambda *a, **how: None)
+        names = {"display": lambda *a: None}
+        notebook = json.loads((NOTEBOOKS / "pfedhn.ipynb").read_text(encoding="utf-8"))
+        for cell in (c for c in notebook["cells"] if c["cell_type"] == "code"):
+            exec("".join(cell["source"]), names)
+            if "parameters" in cell["metadata"].get("tags", []):
+                names |= dict(profile=profile, datasets=datasets)
+    return found
+
+
+@pytest.fixture(scope="module")
+def paper_cells():
+    return cells("paper", [])
+
+
+@pytest.fixture(scope="module")
+def quick_cells():
+    return cells("quick", [])
+
+
+def named(found: list[Experiment], artefact: str) -> list[Experiment]:
+    return [e for e in found if e.tags["artefact"] == artefact]
+
+
+def test_the_papers_own_numbers(paper_cells):
+    table1 = named(paper_cells, "table1")
+    own = [e for e in table1 if e.tags["row"] in ("pfedhn", "pfedhn_pc")]
+    assert {e.clients for e in own} == {10, 50, 100} and {e.seed for e in own} == {0, 1, 2}
+    assert all((e.rounds, e.participation * e.clients, e.steps, e.batch) == (5000, 1, 50, 64) for e in own)
+    assert all((e.momentum, e.weight_decay, e.clip, e.plan) == (0.9, 5e-5, 50, "fresh") for e in own)
+    others = {e.tags["row"]: e for e in table1 if e.clients == 50 and e.dataset == "cifar10"}
+    for row in ("fedavg", "perfedavg", "fedper", "pfedme"):
+        assert others[row].rounds * others[row].participation * others[row].clients == 5000
+    assert others["pfedme"].steps * others["pfedme"].method_args["inner_steps"] == 60  # K = 3 "i.e. 60 local steps"
+    assert others["lgfedavg"].rounds * 5 == 1000 and others["lgfedavg"].init_from.method == "fedavg"
+    assert {e.dataset for e in table1} == {"cifar10", "cifar100", "omniglot"}
+    assert {(e.clients, e.model) for e in table1 if e.dataset == "omniglot"} == {(50, "lenet4")}
+    assert all(e.model_args == {"kernels": 16} for e in table1 if e.dataset != "omniglot")
+
+
+def test_the_papers_sweeps(paper_cells):
+    one = {e.tags["row"]: e for e in named(paper_cells, "fig5")}
+    assert [e.steps for e in one.values()] == [1, 25, 50, 100, 200]
+    rows6 = {e.tags["row"]: e.method_args for e in named(paper_cells, "fig6")}
+    assert list(rows6) == [f"embedding dimension = {d}" for d in (5, 15, 25, 35)] + [
+        f"hidden layers = {n}" for n in (1, 2, 3, 4, 5)
+    ]
+    assert rows6["embedding dimension = 35"] == {"dim": 35} and rows6["hidden layers = 3"] == {}
+    assert {e.clients for a in ("fig5", "fig6") for e in named(paper_cells, a)} == {50}
+    novel = [e for e in named(paper_cells, "fig2") if e.adopt]
+    assert {e.partition_args["novel_alpha"] for e in novel} == {0.1, 0.25, 0.5, 1.0}
+    assert {(e.clients, e.init_from.clients, e.partition_args["alpha"]) for e in novel} == {(10, 90, 0.1)}
+    assert {e.id_for("") for e in named(paper_cells, "fig7")} == {e.id_for("") for e in named(paper_cells, "fig2")}
+    sizes = {(e.tags["column"], e.clients, e.model_args["kernels"]) for e in named(paper_cells, "table2")}
+    assert {s for s in sizes if "CIFAR-10," in s[0]} == {
+        *((f"CIFAR-10, {s}", 25, k) for s, k in zip("SML", (8, 16, 32), strict=True)),
+        ("CIFAR-10, all sizes", 75, 32),
+    }
+    assert {(e.clients, e.partition, e.record) for e in named(paper_cells, "fig4")} == {
+        (100, "coarse", ("embeddings",))
+    }
+    assert {(e.model, e.dataset) for e in named(paper_cells, "table3")} == {("mlp", "mnist")}
+    embed = {e.tags["row"]: e.method_args for e in named(paper_cells, "appc5")}
+    assert embed == {"trainable embedding": {"dim": 10}, "fixed embedding": {"embed": "fixed"}}
+
+
+def test_how_many_runs(paper_cells, quick_cells):
+    assert len({e.id_for("") for e in with_starts(paper_cells)}) == PAPER_RUNS
+    assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
+
+
+PAPER_RUNS = 435
+
+
+def with_starts(found: list[Experiment]) -> list[Experiment]:
+    starts = [e.init_from for e in found if e.init_from is not None]
+    return [*found, *with_starts(starts)] if starts else found
+
+
+def test_what_is_shared_is_run_once(quick_cells):
+    ids = {a: {e.tags["row"]: e.id_for("") for e in named(quick_cells, a) if e.seed == 0} for a in pfedhn.ARTEFACTS}
+    main = ids["table1"]
+    assert ids["fig3"]["pfedhn_pc"] == main["pfedhn_pc"]
+    shared = ids["fig5"]["K = 10"], ids["fig6"]["hidden layers = 3"], ids["fig6"]["embedding dimension = 3"]
+    assert {main["pfedhn"], ids["table4"]["pfedhn (no spectral norm)"], *shared} == {main["pfedhn"]}
+    trained = {e.id_for("") for e in named(quick_cells, "fig2") if e.clients == 20}
+    assert ids["appc5"]["trainable embedding"] in trained
+
+
+def test_labels_are_published_ones(paper_cells):
+    said = report.published("pfedhn")
+    for table in ("table1", "table2", "table3", "table4", "appc5"):
+        want = said[said.table == table]
+        ran = {(e.tags["row"], e.tags["column"]) for e in named(paper_cells, table)}
+        if table == "table2":
+            ran |= {("pfedhn", c.replace("all sizes", s)) for r, c in ran if r == "pfedhn" for s in "SML"}
+        assert set(zip(want.row, want.column, strict=True)) <= ran, table
+    said6 = set(said[said.table == "fig6"].row)
+    assert said6 <= {e.tags["row"] for e in named(paper_cells, "fig6")}
+
+
+# -- claims and helpers over made rows -----------------------------------------------------------------------------------------
+
+
+def row(artefact: str, name: str, column: str, value: float, run: str = "", **more) -> list[dict]:
+    """Rows of one run, evaluated once: validation and test accuracy."""
+    common = dict(
+        paper="pfedhn", artefact=artefact, row=name, column=column, run=run or f"{name}{column}", seed=0, round=1
+    )
+    common |= {"profile": "quick", "metric": "acc_pct", "mean": "client", "when": "before"}
+    return [common | {"split": s, "value": value} | more for s in ("val", "test")]
+
+
+def told(artefact: str, numbers: dict[str, float], name: str = "pfedhn", column: str = "x") -> list[dict]:
+    one = row(artefact, name, column, 0.0)[0] | {"mean": "derived", "split": "", "when": ""}
+    return [one | dict(metric=m, value=v) for m, v in numbers.items()]
+
+
+def frame(*groups: list[dict]) -> pd.DataFrame:
+    return pd.DataFrame([r for g in groups for r in g], columns=store.ROW_COLUMNS)
+
+
+HOLDS = {
+    "table1": [row("table1", "fedavg", "a", 80), row("table1", "pfedhn", "a", 79), row("table1", "pfedhn_pc", "a", 83)],
+    "table2": [row("table2", "pfedme", "a, S", 80), row("table2", "pfedhn", "a, S", 83)],
+    "fig2": [told("fig2", {"gap_points": -1}), told("fig2", {"gap_points": -2}, "fedavg_ft")],
+    "fig3": [told("fig3", dict(own_pct=90, crossed_pct=70))],
+    "fig4": [told("fig4", dict(purity=0.8, chance=0.1, p=0.001))],
+    "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 79))],
+    "appc5": [row("appc5", "trainable embedding", "a", 84), row("appc5", "fixed embedding", "a", 83)],
+}
+FAILS = {
+    "table1": [row("table1", "fedavg", "a", 80), row("table1", "pfedhn", "a", 81)],
+    "table2": [row("table2", "pfedme", "a, S", 80), row("table2", "pfedhn", "a, S", 81)],
+    "fig2": [told("fig2", {"gap_points": -3}), told("fig2", {"gap_points": -2}, "fedavg_ft")],
+    "fig3": [told("fig3", dict(own_pct=90, crossed_pct=88))],
+    "fig4": [told("fig4", dict(purity=0.1, chance=0.1, p=0.4))],
+    "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 62))],
+    "appc5": [row("appc5", "trainable embedding", "a", 84), row("appc5", "fixed embedding", "a", 80)],
+}
+LACKS = {a: HOLDS[a][:1] for a in ("table1", "table2", "fig2", "fig5", "appc5")}
+LACKS |= {a: [told(a, {"else": 1})] for a in ("fig3", "fig4")}
+
+
+@pytest.mark.parametrize("verdict, made", [("holds", HOLDS), ("does not hold", FAILS), ("not run", LACKS)])
+def test_claims(verdict, made):
+    got = report.claims("pfedhn", frame(*(g for groups in made.values() for g in groups)), "quick")
+    assert dict(zip(got.artefact, got.verdict, strict=True)) == dict.fromkeys(made, verdict)
+    assert set(report.claims("pfedhn", frame(), "quick").verdict) == {"not run"}
+
+
+def test_the_literal_sign_is_no_competitor_and_no_own_row():
+    rows = frame(*FAILS["table1"], row("table1", "pfedhn (literal sign)", "a", 95))
+    assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
+    base = Experiment(**pfedhn.setting("table1", "paper", "cifar10", 10))
+    ((name, changes),) = pfedhn.literal(base, "paper").items()
+    assert name == "pfedhn (literal sign)" and base.but(**changes).method_args == {"hn_sign": "literal"}
+    assert pfedhn.literal(None, "paper") == {}
+
+
+def test_gaps_and_capacity():
+    lines = pd.DataFrame(dict(row=["a", "a", "b"], column="x", distance=[0.2, 0.4, 0.5], gap=[-1.0, -3.0, 2.0]))
+    assert pfedhn.gaps(lines).to_numpy().tolist() == [["a", "x", pytest.approx(0.3), -2.0], ["b", "x", 0.5, 2.0]]
+    rows = frame(row("fig6", "embedding dimension = 5", "a", 80), row("fig6", "hidden layers = 3", "a", 90))
+    got = pfedhn.capacity(rows)
+    assert got.layer.tolist() == [5, 3] and got.value.tolist() == [80, 90] and got.column.nunique() == 2
+    assert pfedhn.capacity(rows.iloc[:0]).empty and pfedhn.gaps(pd.DataFrame()).empty
+
+
+def test_figure_3_is_one_seeds():
+    acc = np.array([[90.0, 50.0], [80.0, 80.0]])
+    shown = pfedhn.scaled({"seed 1": acc}, 1)
+    assert [m.tolist() for m in shown.values()] == [acc.tolist(), [[100, 0], [0, 0]]]
+    assert pfedhn.scaled({"seed 1": acc}, 0) == {}
+
+
+def test_by_size_reads_every_third_client(monkeypatch):
+    test = np.array([[1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]])
+    kept = {"rounds": np.array([0, 1]), "before/test/correct": test, "n/test": np.full(6, 10)}
+    monkeypatch.setattr(store, "arrays_of", lambda run: kept)
+    rows = frame(row("table2", "pfedhn", "C, all sizes", 50))
+    got = analysis.pick(pfedhn.by_size(rows, "C"), "best_val")
+    assert dict(zip(got.column, got.value, strict=True)) == {"C, S": 40, "C, M": 50, "C, L": 60}
+
+
+def test_pairs_names_classes(monkeypatch):
+    class Fed:
+        def counts(self):
+            return np.eye(10, dtype=int)[[3, 5]] + np.eye(10, dtype=int)[[5, 5]]
+
+    monkeypatch.setattr(pfedhn.experiments, "federation", lambda e: Fed())
+    assert pfedhn.pairs(Experiment(dataset="cifar10")) == ["cat / dog", "dog"]
+    assert pfedhn.pairs(Experiment(dataset="digits")) == ["3 / 5", "5"]
+
+
+def test_profiles_below_the_papers_say_their_number_of_clients():
+    assert list(pfedhn.columns("quick")) == ["CIFAR-10, N=10", "CIFAR-100, N=10", "Omniglot, N=8"]
+    assert len(pfedhn.columns("paper")) == 7 and papers.title("appc5") == "Appendix C.5"

@@ -1,0 +1,264 @@
+"""pFedLA's notebook: settings as printed, labels as published, numbers from recorded weights, and claims that can fail."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import papers, report, runs, store, study
+from pfl_core.papers import pfedla
+from pfl_core.store import ROW_COLUMNS
+from pfl_core.study import Probed, Study
+
+SAID = report.published("pfedla")
+CLAIMS = {c.needs: c for c in pfedla.CLAIMS}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    for module in (runs, report, store):
+        monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The cells that sweeps ask for; nothing is trained."""
+    cells = []
+    monkeypatch.setattr(study.runs, "sweep", lambda some, **_: cells.extend(some) or pd.DataFrame(columns=ROW_COLUMNS))
+    return cells
+
+
+def notebook(**how):
+    """All sweeps of the notebook, in its order."""
+    s = Study("pfedla", **how)
+    for artefact in ("fig1", "table1", "table2", "fig5", "fig6", "table3", "fig7"):
+        pfedla.sweep(s, artefact, seeds=2 if artefact == "table1" else None)
+    pfedla.sweep(s, "table1", seeds=2, ours=True)
+
+
+def test_at_profile_paper_everything_is_as_printed(planned):
+    notebook(profile="paper")
+    assert {c.seed for c in planned} == {0, 1, 2}
+    assert set(pfedla.ARTEFACTS) == {c.tags["artefact"] for c in planned}
+    for c in planned:
+        cifar, hn = c.dataset.startswith("cifar"), c.method == "pfedhn"
+        visits = 10 if hn else 1  # one client a round
+        assert (c.batch, c.model, c.model_args, c.buffers in ("local", "average")) == (32, "lenet", {"bn": cifar}, True)
+        assert hn or c.lr == (0.01 if cifar else 0.005)
+        if c.clients == 100:
+            assert (c.rounds, c.epochs, c.participation) == (2500 * visits, 20, 0.01 if hn else 0.1)
+        elif c.tags["artefact"] == "fig1":
+            assert (c.rounds, c.epochs, c.clients, c.partition) == (100, 10, 6, "pfedla_ring")
+        else:
+            assert (c.rounds, c.epochs, c.participation) == (600 * visits, 10, 0.1 if hn else 1.0)
+    main = [c for c in planned if c.tags["artefact"] in ("table1", "table2")]
+    assert {c.tags["column"] for c in main} == set(SAID[SAID.table == "table1"].column)
+    assert {c.method_args.get("retain_k", 1) for c in main if c.method == "heurpfedla"} == {1}
+    once = {repr(replace(c, tags={})) for c in planned}
+    assert (len(planned), len(once)) == (600, 582), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
+
+
+def test_quick_is_within_its_budget_and_shares_runs(planned):
+    notebook(profile="quick")
+    ids = {a: {c.id for c in planned if c.tags["artefact"] == a} for a in pfedla.ARTEFACTS}
+    assert len(set.union(*ids.values())) <= 40
+    assert ids["fig7"] < ids["table1"] and len(ids["table3"] & ids["table1"]) == 2
+
+
+@pytest.mark.parametrize("table", pfedla.TABLES)
+def test_published_labels_are_those_of_the_notebook(table):
+    said = SAID[SAID.table == table]
+    for name, dataset in pfedla.DATA.items():
+        for n in (10, 100):
+            column = name if table == "table3" else f"{name}, N={n}"
+            here = set(said[said.column == column].row)
+            assert here <= set(pfedla.rows(table, "paper", dataset, n))
+            assert table == "table3" or here == set(pfedla.rows(table, "paper", dataset, n))
+    assert set(said.column) <= (set(pfedla.RETAINED) if table == "table3" else set(pfedla.COLUMNS))
+
+
+def test_extra_rows_are_named_apart_from_published_ones():
+    more = pfedla.extras("paper", "cifar10")
+    assert len(more) == 4 and not set(more) & set(SAID.row)
+    assert more["pfedla (literal sign)"]["method_args"]["hn_sign"] == "literal"
+    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:2])
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def table(cells, numbers=()):
+    """Rows of made accuracies {(row, column): %} and derived numbers (metric, row, column, value)."""
+    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(run="r", split="test", metric="acc_pct", seed=0, round=1)
+    out = []
+    for (row, column), v in cells.items():
+        for when in ("before", "after"):
+            out.append(blank | {"row": row, "column": column, "value": v, "when": when, "mean": "client"})
+    for metric, row, column, v in numbers:
+        out.append(blank | {"row": row, "column": column, "value": v, "metric": metric, "split": "", "mean": "derived"})
+    return pd.DataFrame(out, columns=ROW_COLUMNS)
+
+
+class Made:
+    """A study whose probes hold made weights (rounds, layers, clients)."""
+
+    def __init__(self, weights, rounds, column="EMNIST", row="pfedla"):
+        self.found = [Probed("r", row, column, 0, np.array(rounds), weights)]
+
+    def probed(self, rows, probe):
+        return self.found
+
+    def base(self, artefact, dataset):
+        return SimpleNamespace(but=lambda **_: None)
+
+    def derive(self, rows, numbers):
+        return pd.DataFrame(numbers).assign(mean="derived")
+
+
+def test_all_megabytes_that_table_3_prints():
+    got = pd.DataFrame(pfedla.megabytes(table({("k=0", "EMNIST"): 90.0}))).set_index(["column", "row"]).value
+    said = SAID[(SAID.table == "table3") & (SAID.metric == "mbytes")].set_index(["column", "row"]).value
+    assert len(said) == 7 and set(got.index) == set(said.index)
+    assert ((got - said).abs() < 0.03).all()
+    assert pfedla.megabytes(table({})) == []
+
+
+def test_weights_of_the_target_by_kind_and_period():
+    rounds = list(range(21))
+    w = np.full((21, 8, 8), 1 / 8)
+    w[2, 0] = [0.3, 0.2, 0.1, 0.08, 0.08, 0.08, 0.08, 0.08]
+    w[18:, 0] = [0.5, 0.2, 0.1, 0.04, 0.04, 0.04, 0.04, 0.04]
+    frame = pfedla.evolution(Made({"conv1": np.full_like(w, 1 / 8), "fc": w}, rounds), table({}))
+    fc = frame[frame.panel == "EMNIST, classifier"].set_index(["layer", "row"]).value
+    assert fc["prior", "target itself"] == pytest.approx((1 / 8 + 0.3) / 2), "rounds 1 and 2, not 0"
+    assert fc["last", "target itself"] == pytest.approx(0.5) and fc["last", "random labels"] == pytest.approx(0.04)
+    assert fc["middle"].tolist() == pytest.approx([1 / 8] * 4)
+    means = {(d["metric"], d["row"]): d["value"] for d in pfedla.periods(frame)}
+    assert means["weight, last", "same 4 labels"] == pytest.approx((0.2 + 1 / 8) / 2) and len(means) == 12
+    short = pfedla.evolution(Made({"fc": w[:3]}, [0, 1, 2]), table({}))
+    assert set(short.layer) == set(pfedla.PERIODS), "where no round lies in a period, the nearest one stands for it"
+
+
+def test_weights_on_the_ring(monkeypatch):
+    held = np.eye(8, 10) + np.eye(8, 10, 1)
+    monkeypatch.setattr(pfedla, "federation", lambda e: SimpleNamespace(counts=lambda: held))
+    distance = np.abs(np.subtract.outer(range(8), range(8)))
+    good = np.exp(-1.0 * distance)[None]
+    rows = table({("pfedla", "EMNIST"): 90.0})
+    maps, numbers = pfedla.ring(Made({"conv1": np.flip(good, 2), "fc": good}, [9]), rows)
+    assert list(maps) == ["EMNIST, fc", "EMNIST, mean of all layers"] and maps["EMNIST, fc"].shape == (8, 8)
+    got = numbers.set_index(["row", "metric"]).value
+    assert got["fc", "largest"] == 100 and got["conv1", "largest"] == 0 and got["fc", "rho"] > 0.5 > got["conv1", "rho"]
+    assert list(pfedla.ring(Made({"fc1": good, "fc": good}, [9], "CIFAR-10"), rows)[0])[0] == "CIFAR-10, fc1"
+
+
+def test_weights_by_layer_and_what_is_retained():
+    w = np.full((2, 4, 4), 0.1)
+    w[1] = 0.1 + 0.6 * np.eye(4)
+    made = Made({"conv1": w[:1].repeat(2, 0), "fc": w}, [0, 5])
+    got = {(d["row"], d["metric"]): d["value"] for d in pfedla.self_weights(pfedla.by_layer(made, table({})))}
+    assert got["fc", "target, on itself"] == pytest.approx(0.7) == got["fc", "all, on themselves"]
+    assert got["fc", "target, on each other"] == pytest.approx(0.1) == got["conv1", "target, on itself"]
+    w[1, 0] = [1, 0, 0, 0]
+    totals = table({("pfedla", "EMNIST"): 1.0}).iloc[:1].assign(mean="total")
+    totals = pd.concat([totals.assign(metric=m, value=2e6) for m in ("download_bytes", "upload_bytes")])
+    kept = {d["metric"]: d["value"] for d in pfedla.retained(made, totals)}
+    assert kept == {"keep conv1 (%)": 0, "keep fc (%)": 25, "megabytes moved": 4}
+
+
+def test_one_weight_for_the_whole_model_is_repeated_for_its_layers():
+    each = Made({"a": np.eye(3)[None], "b": np.eye(3)[None]}, [1], row="layer")
+    s = SimpleNamespace(probed=lambda *_: each.found + Made({"model": np.eye(3)[None]}, [1], row="model").found)
+    maps, names = pfedla.layer_weights(s, table({("layer", "x"): 1.0}), 1)
+    assert {r: m.tolist() for r, m in maps.items()} == dict.fromkeys(("layer", "model"), [[0, 1, 0]] * 2)
+    assert names == ["a", "b"]
+
+
+def test_accuracy_of_one_client(monkeypatch):
+    correct = np.array([[1, 2], [2, 2], [3, 4], [3, 2]])
+    arrays = {"before/test/correct": correct, "n/test": np.array([4, 4]), "rounds": np.array([0, 4, 8, 9])}
+    monkeypatch.setattr(pfedla.store, "arrays_of", lambda run: arrays)
+    frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
+    assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
+    assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {"client 1": 75, "mean of all clients": 75}
+
+
+# ---------------------------------------------------------------- claims
+
+C = "EMNIST, N=10"
+
+
+def shares(same, similar, other, own=(0.2, 0.3, 0.4)):
+    kinds = dict(zip([*pfedla.KINDS.values(), "random labels"], (None, same, similar, other), strict=True))
+    each = zip(pfedla.PERIODS, own, strict=True)
+    return table(
+        {}, [(f"weight, {p}", k, "EMNIST", v if v is not None else o) for p, o in each for k, v in kinds.items()]
+    )
+
+
+def layer_rows(column, **weights):
+    metrics = ("target, on itself", "all, on themselves")
+    return table({("pfedla", column): 90.0}, [(m, layer, column, w) for m in metrics for layer, w in weights.items()])
+
+
+def toy(layer, model):
+    values = {"layer-wise": layer, "model-wise": model}
+    return table({}, [(m, r, "CIFAR-10", v) for r, v in values.items() for m in ("client 1", "mean of all clients")])
+
+
+def on_ring(rho, own):
+    return table({}, [("rho", "mean of all layers", "EMNIST", rho), ("largest", "mean of all layers", "EMNIST", own)])
+
+
+def main(*own):
+    both = ((("local", 80.0), ("fedavg", 85.0), ("pfedla", v), ("pfedla (literal sign)", 99.0)) for v in own)
+    return table({(r, f"{C}{i}"): v for i, some in enumerate(both) for r, v in some})
+
+
+def ks(**acc):
+    return table({(k.replace("_", "="), "EMNIST"): v for k, v in acc.items()})
+
+
+JUDGED = [
+    ("table1", main(90.0), True),
+    ("table1", main(84.0), False),
+    ("table1", main(90.0, 86.0, 70.0), True),
+    ("table2", main(90.0, 70.0), False),
+    ("table3", ks(k_0=90.0, k_1=94.0, k_2=88.0), True),
+    ("table3", ks(k_0=90.0, k_1=94.0, k_2=87.0), False),
+    ("fig1", toy(90.0, 80.0), True),
+    ("fig1", toy(80.0, 80.0), False),
+    ("fig5", shares(0.2, 0.1, 0.05), True),
+    ("fig5", shares(0.2, 0.25, 0.05), False),
+    ("fig5", shares(0.2, 0.1, 0.05, own=(0.4, 0.3, 0.2)), False),
+    ("fig6", on_ring(0.5, 100), True),
+    ("fig6", on_ring(0.5, 87.5), False),
+    ("fig6", on_ring(-0.1, 100), False),
+    ("fig7", layer_rows("EMNIST", conv1=0.1, fc1=0.5, fc=0.6), True),
+    ("fig7", layer_rows("EMNIST", conv1=0.1, fc1=0.7, fc=0.6), False),
+    ("fig7", layer_rows("CIFAR-10", conv1=0.1, fc1=0.7, fc=0.6), True),
+]
+
+
+@pytest.mark.parametrize("artefact, rows, holds", JUDGED)
+def test_claims_hold_and_fail(artefact, rows, holds):
+    text, verdict = CLAIMS[artefact].judge(rows)
+    assert verdict is holds and any(c.isdigit() for c in text)
+
+
+@pytest.mark.parametrize("artefact", CLAIMS)
+def test_claims_of_what_was_not_run(artefact):
+    alone = table({("pfedla", C): 90.0, ("k=0", "EMNIST"): 90.0, ("layer-wise", "CIFAR-10"): 90.0}).assign(
+        artefact=artefact
+    )
+    verdicts = report.claims("pfedla", alone).set_index("artefact").verdict
+    assert set(verdicts) == {"not run"}, f"{artefact}: {verdicts[artefact]}"
+
+
+def test_every_claim_names_an_artefact():
+    assert set(CLAIMS) <= set(pfedla.ARTEFACTS) and 4 <= len(pfedla.CLAIMS) <= 7
+    assert all("Sec." in c.says or "Fig." in c.says or "Table" in c.says for c in pfedla.CLAIMS)
+    assert papers.paper("pfedla").OWN == "pfedla"

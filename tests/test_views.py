@@ -1,0 +1,317 @@
+"""The explorers: what each view shows of a small store, its line of code, its controls; the panel that trains."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from pfl_core import analysis, plots, runs, store, views, widgets
+from pfl_core.experiments import Experiment, federation
+
+SMALL = Experiment(
+    dataset="digits",
+    partition="groups",
+    clients=10,
+    model="lenet",
+    model_args={"kernels": 2},
+    rounds=3,
+    batch=10,
+    lr=0.1,
+    max_samples=20,
+)
+RUNS = {
+    "fedavg": {},
+    "fedper": {"method": "fedper"},
+    "fedaghn": {"method": "fedaghn", "record": ("weights",)},
+    "pfedhn": {"method": "pfedhn", "record": ("embeddings",)},
+}
+COLUMN = "digits, groups(), 10 clients, lenet(kernels=2), 3 rounds, batch=10, lr=0.1, max_samples=20"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """{label: Result} of the only runs that there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
+        empty = tmp_path_factory.mktemp("results")
+        patch.setattr(store, "results_folder", lambda: empty)
+        yield {label: runs.run(SMALL.but(**changes), executor="threads") for label, changes in RUNS.items()}
+
+
+@pytest.fixture
+def nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.setattr(store, "results_folder", lambda: tmp_path)
+
+
+def default(name: str, **wanted):
+    show, choices = views.VIEWS[name]
+    return show(**choices({"column": COLUMN} | wanted).values)
+
+
+def by_its_code(shown: views.Shown):
+    """What a view's line of code gives, in a namespace of its own."""
+    imports, _, call = shown.code.partition("; ")
+    scope = {}
+    exec(imports, scope)
+    return eval(call, scope)
+
+
+# ---------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize("name", ["runs", "clients", "collaboration", "embedding"])
+def test_a_view_over_results_and_its_code_are_the_same(name, results):
+    shown = default(name)
+    again = by_its_code(shown)
+    assert isinstance(again, Figure) and plots.compact(again) == plots.compact(shown.figure)
+    assert len(shown.table) and views.OWN in shown.code
+
+
+def test_partition_view(results):
+    shown = views.partition("digits", "dirichlet", 8, seed=3, alpha=0.3)
+    counts = by_its_code(shown)
+    e = Experiment(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.3}, clients=8, seed=3)
+    assert (counts == federation(e).counts()).all()
+    assert shown.table.loc["training samples", "max"] == counts.sum(1).max()
+    share = counts / counts.sum(1, keepdims=True)
+    apart = np.abs(share[:, None] - share[None]).sum(-1) / 2
+    nearest = (apart + 9 * np.eye(8)).min(1)
+    assert shown.table.loc["distance to the nearest client", "mean"] == pytest.approx(nearest.mean(), abs=0.005)
+
+
+def test_partition_controls_follow_the_scheme():
+    assert {"alpha", "clients"} <= views.partition_choices({}).keys()
+    classes = views.partition_choices({"scheme": "pfedhn_classes", "alpha": 5.0})
+    assert "alpha" not in classes and classes["k"].value == 2
+    assert "alpha" not in classes.values and views.partition(**classes.values).figure
+
+
+def test_an_impossible_partition_says_what_is_possible():
+    with pytest.raises(ValueError, match="groups=5 must divide 10 classes and 7 clients"):
+        views.partition("digits", "groups", 7, groups=5)
+
+
+def test_runs_of_other_settings_stay_apart(results):
+    assert set(views.rows(views.OWN).query("column == @COLUMN").row) == set(RUNS)
+    runs.run(SMALL.but(lr=0.2, rounds=1, method="fedprox", method_args={"mu": 0.5}, seed=1))
+    (other,) = set(views.rows(views.OWN).column) - {COLUMN}
+    assert other == COLUMN.replace("3 rounds", "1 rounds").replace("lr=0.1", "lr=0.2")
+    assert set(views.rows(views.OWN).query("column == @other").row) == {"fedprox(mu=0.5)"}
+
+
+def test_runs_view(results):
+    shown = default("runs", rows=("fedper",), smoothing=2)
+    rows = results["fedper"].rows.query(
+        "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
+    )
+    acc = rows.sort_values("round").value.to_numpy()
+    assert shown.table.index.tolist() == ["fedper"]
+    assert shown.table.loc["fedper", ["last", "best"]].tolist() == [acc[-1].round(2), acc.max().round(2)]
+    (line,) = [ln for ln in shown.figure.axes[0].lines if len(ln.get_ydata()) == len(acc)]
+    assert line.get_ydata() == pytest.approx([acc[0], *(acc[1:] + acc[:-1]) / 2])
+
+
+def test_smooth_keeps_runs_apart():
+    rows = pd.DataFrame({"run": list("aabb"), "round": [0, 1, 0, 1], "value": [0.0, 2.0, 10.0, 20.0]})
+    rows = rows.assign(row="x", column="", when="before", split="test", mean="client", metric="acc_pct")
+    assert analysis.smooth(rows, 2).value.tolist() == [0.0, 1.0, 10.0, 15.0]
+    assert analysis.smooth(rows, 1).equals(rows)
+
+
+def test_clients_view(results):
+    shown = default("clients", first="fedavg", second="fedper", when="after")
+    acc = {m: results[m].clients.query("round == 3 and when == 'after' and split == 'test'").acc_pct for m in RUNS}
+    lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
+    assert f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
+    assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
+    bars = [p.get_height() for p in shown.figure.axes[1].patches]
+    assert bars == pytest.approx(np.sort(lead))
+
+
+def test_a_client_is_compared_with_another_method_only(results):
+    c = views.clients_choices({"first": "fedper", "second": "fedper"})
+    assert c["first"].value == "fedper" and c["second"].value != "fedper"
+
+
+def test_collaboration_view(results):
+    rounds, weights = results["fedaghn"].probe("weights")
+    layer, at = list(weights)[1], 1
+    shown = default("collaboration", layer=layer, round=int(rounds[at]))
+    group = np.arange(10) * 5 // 10
+    assert shown.table.loc[layer].to_dict() == pytest.approx(analysis.shares(weights[layer][at], group), abs=1e-4)
+    drawn = shown.figure.axes[0].collections[0].get_array().reshape(10, 10)
+    assert np.asarray(drawn) == pytest.approx(weights[layer][at])
+    mean = default("collaboration", round=int(rounds[at])).figure.axes[0].collections[0].get_array().reshape(10, 10)
+    assert np.asarray(mean) == pytest.approx(np.mean([w[at] for w in weights.values()], 0))
+    assert "group of the partition" in shown.said
+
+
+def test_embedding_view(results):
+    rounds, values = results["pfedhn"].probe("embeddings")
+    shown = default("embedding")
+    assert shown.table.index.tolist() == rounds.tolist()
+    real = analysis.clustering(values["v"][-1], np.arange(10) // 2, 1, 200)
+    assert shown.table.silhouette.iloc[-1] == pytest.approx(real["silhouette"], abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: views.runs("fedper.quick", COLUMN), "no results 'fedper.quick'; there are runs of this computer"),
+        (lambda: views.runs(views.OWN, "nowhere"), "no acc_pct 'before' of any row, seeds any, in 'nowhere'"),
+        (lambda: views.clients(views.OWN, COLUMN, "fedavg", "ditto"), "no run of ditto with seed 0"),
+        (lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 9), "no run of 'fedaghn' with seed 9"),
+        (lambda: views.collaboration(views.OWN, COLUMN, "fedavg", 0), "'weights' was not recorded"),
+        (
+            lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 0, "conv9"),
+            "layer 'conv9' has no weights; there are",
+        ),
+    ],
+)
+def test_wrong_values_are_named(call, message, results):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["runs", "clients", "collaboration", "embedding"])
+def test_where_nothing_is_there_a_view_says_so(name, nothing):
+    shown = default(name)
+    assert shown.figure is None and shown.table is None
+    assert shown.said.startswith("Nothing to show yet") and (
+        "run_all.sh --paper" in shown.code or "sweep(" in shown.code
+    )
+
+
+def test_alike_clients(results):
+    class Row:
+        run, n_clients, partition, dataset = "none", 20, "coarse", "digits100"
+
+    group, by = views.kin(Row)
+    assert by == "coarse class" and group.tolist() == [i // 2 for i in range(20)]
+    Row.partition = "shards"  # and no Experiment in the store
+    assert len(set(views.kin(Row)[0])) == 1
+    e = SMALL.but(partition="iid", rounds=0)
+    Row.run, Row.partition, Row.n_clients = runs.run(e).id, "iid", 10
+    assert views.kin(Row)[0].tolist() == federation(e).counts().argmax(1).tolist()
+
+
+def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(tmp_path, monkeypatch, results):
+    committed, own = tmp_path / "results", tmp_path / "runs" / "results"
+    monkeypatch.setattr(store, "results_folder", lambda: committed)
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    rows = results["fedper"].rows.assign(paper="fedper", artefact="fig2", row="fedper", column="k=4")
+    for folder, value in ((committed, 1.0), (own, 2.0)):
+        folder.mkdir(parents=True)
+        both = pd.concat([rows.assign(value=value), rows.assign(value=value, artefact="fig3")])
+        both.to_csv(folder / "fedper.quick-digits.csv", index=False)
+    assert list(views.sources()) == ["fedper.quick-digits"]
+    read = views.rows("fedper.quick-digits")
+    assert set(read.value) == {2.0} and set(read.column) == {"Figure 2: k=4", "Figure 3: k=4"}
+
+
+# ---------------------------------------------------------------- widgets
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"profile": "fast"}, "profile: 'fast' is unknown"),
+        ({"datasets": "digits"}, "datasets='digits': give a list"),
+        ({"methods": ["fedpr"]}, "methods: 'fedpr' is unknown"),
+        ({"seeds": ["0"]}, "give a list of integers"),
+        ({"artefacts": ["fig2"]}, "artefacts: 'fig2' is unknown; known are partition"),
+        ({"recompute": "true"}, "recompute='true': got str"),
+        ({"interactive": True}, "interactive=True is unknown; use auto, yes or no"),
+    ],
+)
+def test_wrong_parameters_of_the_notebook(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        widgets.Explore(**parameters)
+
+
+def test_headless_views_are_static(capsys, results, monkeypatch):
+    shown = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    explore = widgets.Explore(profile="smoke", artefacts=["partition", "runs", "train"])
+    explore.show("partition", clients=5)
+    explore.show("embedding")
+    explore.train()
+    out = capsys.readouterr().out
+    assert "clients=5, seed=0)).counts()" in out and "embedding: not among artefacts" in out
+    assert "In JupyterLab, Run begins this" in out and "rounds=2" in out
+    assert [type(s).__name__ for s in shown] == ["Image", "DataFrame"]
+    with pytest.raises(ValueError, match="no explorer 'partitions'; there are partition"):
+        explore.show("partitions")
+
+
+def test_live_views_are_widgets(results, monkeypatch):
+    shown = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    explore = widgets.Explore(interactive="yes", datasets=["digits"], methods=["fedper"], seeds=[0])
+    for name in views.VIEWS:
+        explore.show(name, column=COLUMN)
+    explore.train()
+    assert len(shown) == 6
+    for box in shown:
+        left, page = box.children
+        assert "Copy as code" in page.value and ("<img alt=" in page.value or "Run begins this" in page.value)
+        assert all(getattr(w, "description", "buttons") for w in left.children)
+    assert "rows=(&#x27;fedper&#x27;,)" in shown[1].children[1].value
+
+
+def test_a_control_changes_the_page_and_what_others_offer(results):
+    panel = widgets.Panel(views.partition_choices, {}, lambda v: widgets._tried(views.partition, v))
+    page = panel.page.value
+    panel.controls["alpha"].value = 100.0
+    assert panel.page.value != page and "&#x27;alpha&#x27;: 100.0" in panel.page.value
+    panel.controls["scheme"].value = "pfedhn_classes"
+    assert [w.description for w in panel.left.children] == ["Data", "Partition", "Classes each", "Clients", "Seed"]
+    assert "&#x27;k&#x27;: 2" in panel.page.value
+    panel.controls["scheme"].value = "coarse"  # needs coarse classes: says so, and stays usable
+    assert panel.page.value.startswith('<p role="alert">') and "coarse" in panel.page.value
+    panel.controls["scheme"].value = "dirichlet"
+    assert "<img" in panel.page.value and panel.controls["alpha"].value == 100.0
+
+
+# ---------------------------------------------------------------- the panel that trains
+
+
+def until(seen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+class Job:
+    """Stands for a Background that does what it is told."""
+
+    def __init__(self, e, device):
+        self.state, self.curve, self.asked = "running", None, False
+
+    def stop(self):
+        self.asked = True
+
+    def poll(self):
+        if self.curve is not None and self.asked:
+            self.state = "stopped"
+        self.curve = pd.DataFrame({"round": [0, 1], "when": "before", "value": [10.0, 20.0]})
+        return True
+
+
+def test_the_panel_that_trains(monkeypatch):
+    monkeypatch.setattr(widgets, "Background", Job)
+    trainer = widgets.Trainer({"rounds": 50}, "cpu")
+    page = trainer.panel.page
+    assert trainer.stop.disabled and "Run begins this" in page.value and "rounds=50" in page.value
+    trainer.run.click()
+    assert trainer.run.disabled and not trainer.stop.disabled and "running: no round yet" in page.value
+    until(lambda: "running: round 1 of 50" in page.value and "<img" in page.value)
+    trainer.panel.controls["rounds"].value = 100  # of the next run; this one stays on the page
+    assert "running: round 1 of 50" in page.value
+    trainer.stop.click()
+    until(lambda: "stopped: round 1 of 50. Run goes on from there." in page.value and trainer.stop.disabled)
+    assert not trainer.run.disabled

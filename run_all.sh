@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one door: sets the environment up, then runs every notebook, the tests (test) or JupyterLab (lab).
+# The one door: sets the environment up, then runs every notebook, the tests (test), JupyterLab (lab) or a page of results (report).
 # Options: ./run_all.sh --help. Needs Python 3.11 or newer and, the first time, a network.
 set -euo pipefail
 

@@ -1,4 +1,15 @@
-"""pfl_core: personalized federated learning, five papers reproduced. You write one client; the engine runs them all."""
+"""pfl_core: personalized federated learning, five papers reproduced. You write one client; the engine runs them all.
+
+    list_methods(), list_datasets(), list_models(), list_partitions()    what there is, a line each
+    e = Experiment(dataset="digits", method="fedper", rounds=20)         a run, as plain values; e.but(lr=0.1) is another
+    result = run(e)                                                      found in the store, resumed, or computed
+    result, result.summary(), result.rows, result.clients                what came out
+    sweep(grid(e, {"FedAvg": {"method": "fedavg"}, "FedPer": {}}))       many runs, as rows of one frame
+    Federation(x, y, train=[...], test=[...])                            clients over arrays of your own
+    Method                                                               the class to inherit from
+
+`help(Experiment)`, `help(Method)`, ... say more; docs/errors.md lists what can go wrong; `python -m pfl_core --help` is the command line.
+"""
 
 from pfl_core import methods
 from pfl_core.data import fetch, list_datasets, load, register_dataset

@@ -11,6 +11,8 @@ from scipy.stats import spearmanr, wilcoxon
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
+from pfl_core import checks
+
 SELECT = ("last", "last10", "best_val", "best_test")
 
 
@@ -22,8 +24,7 @@ def pick(
     select: "last" round, mean of the "last10" evaluations, round of "best_val" (first best), or "best_test" (optimistic: test data choose).
     Raises ValueError for another rule, and for "best_val" where a run has no validation data.
     """
-    if select not in SELECT:
-        raise ValueError(f"select={select!r} is unknown; use one of {', '.join(SELECT)}")
+    checks.known("select", select, SELECT)
     series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)]
     series = series.sort_values("round", kind="stable", ignore_index=True)
     test, val = series[series.split == "test"], series[series.split == "val"]

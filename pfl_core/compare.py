@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core import presets, report, runs, store
+from pfl_core import checks, presets, report, runs, store
 from pfl_core.experiments import Experiment
 
 
@@ -16,8 +16,8 @@ def experiments(
 ) -> list[Experiment]:
     """The runs of the comparison (views have none of their own); `changes` to the common settings of `presets.COMPARISON`."""
     wanted = list(dict.fromkeys(report.VIEWS.get(m, m) for m in methods)) or list(presets.COMPARED)
-    if unknown := [m for m in wanted if m not in presets.COMPARED]:
-        raise ValueError(f"unknown methods {unknown}; known are {', '.join([*presets.COMPARED, *report.VIEWS])}")
+    for m in wanted:
+        checks.known("method of the comparison", m, [*presets.COMPARED, *report.VIEWS])
     base = Experiment(**presets.COMPARISON | {"dataset": dataset}).but(**changes)
     out = []
     for m in wanted:
@@ -67,7 +67,7 @@ def run(dataset: str, **how: Any) -> pd.DataFrame:
     """Compute (or find) all runs, write runs/results/methods.quick-<dataset>.csv and the table beside it; returns the table."""
     rows = runs.sweep(experiments(dataset, **how))
     out = store.runs_root() / "results" / f"methods.quick-{dataset}.csv"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    checks.make_folder(out.parent)
     keep = (rows["mean"] != "pooled") & rows.metric.isin(
         ["acc_pct", "acc_worst10", "download_bytes", "upload_bytes", "client_visits"]
     )

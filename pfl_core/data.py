@@ -8,7 +8,6 @@ made from scikit-learn's digits and need no file.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import readers
+from . import checks, readers
+from .cards import Listing
 
 DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 
@@ -340,7 +340,7 @@ def _read(name: str, root: Path, complete: bool = False) -> Pool:
 
 
 def _download(name: str, root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
+    checks.make_folder(root, "PFL_DATA")
     try:
         arrays = SOURCES[name].download(root)
     except (OSError, RuntimeError, ImportError) as e:
@@ -467,11 +467,8 @@ _ENTRIES: dict[str, _Entry] = {
 
 
 def _entry(name: str) -> _Entry:
-    if name in _ENTRIES:
-        return _ENTRIES[name]
-    near = difflib.get_close_matches(str(name).lower(), _ENTRIES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(f"there is no data set {name!r}{hint} There are: {', '.join(sorted(_ENTRIES))}")
+    checks.known("data set", name, sorted(_ENTRIES), "add your own with register_dataset")
+    return _ENTRIES[name]
 
 
 def check_name(name: str) -> None:
@@ -520,6 +517,6 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     _ENTRIES[name] = _Entry(doc, lambda root: fn())
 
 
-def list_datasets() -> dict[str, str]:
+def list_datasets() -> Listing:
     """{name: one line} of every data set that `load` knows, whether its files are here or not."""
-    return {name: entry.doc for name, entry in sorted(_ENTRIES.items())}
+    return Listing({name: entry.doc for name, entry in sorted(_ENTRIES.items())})

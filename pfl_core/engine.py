@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import grad as func_grad
 from torch.func import vmap
 
+from pfl_core import checks
 from pfl_core.federation import Federation, rng
 from pfl_core.methods.base import Batch, Method, State, Step
 from pfl_core.stacked import Params, is_common, own
@@ -48,8 +49,7 @@ class Engine:
     """
 
     def __init__(self, method: Method, fed: Federation, cfg: Any, executor: str = "auto", workers: int | None = None):
-        if executor not in EXECUTORS:
-            raise ValueError(f"executor {executor!r} is unknown; use one of {', '.join(EXECUTORS)}")
+        checks.known("executor", executor, EXECUTORS)
         self.method, self.task, self.fed, self.cfg = method, method.task, fed, cfg
         self.executor = executor if executor != "auto" else ("threads" if fed.device.type == "cpu" else "batched")
         self.workers = workers or (os.cpu_count() or 1)
@@ -345,8 +345,7 @@ class Context:
         return self._engine.measure(fn, p, split, self._ids)
 
     def _check_split(self, split: str) -> None:
-        if split not in self._engine.fed.index:
-            raise ValueError(f"split {split!r} is unknown; use one of {', '.join(self._engine.fed.index)}")
+        checks.known("split", split, self._engine.fed.index)
         if split == "test" and not self._engine.method.leaks_test:
             raise ValueError(
                 f"method {self._engine.method.name!r} reads test data while training; only one with leaks_test = True may"

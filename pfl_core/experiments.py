@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from pfl_core import data, models, probes
+from pfl_core import checks, data, models, probes
 from pfl_core import partition as partitions
+from pfl_core.cards import card
 from pfl_core.federation import PLANS, Federation
 from pfl_core.methods.base import Method, Task, head_models, make_method
 
@@ -102,9 +102,15 @@ class Experiment:
     plugins: tuple[str, ...] = ()
     tags: dict = field(default_factory=dict)
 
+    def __new__(cls, *args: Any, **fields: Any) -> Experiment:
+        """As always, after a look at the names of the fields."""
+        for name in fields:
+            checks.known("field of an Experiment:", name, cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _check_type(f.name, getattr(self, f.name), f.type)
+            checks.kind("Experiment", f.name, getattr(self, f.name), f.type)
         for name, (legal, allowed) in _RANGES.items():
             if not legal(getattr(self, name)):
                 raise ValueError(f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}")
@@ -114,10 +120,8 @@ class Experiment:
             )
         for name in ("plugins", "record"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if unknown := set(self.tags) - set(TAGS):
-            raise ValueError(
-                f"Experiment(tags={self.tags!r}): unknown {sorted(unknown)}; allowed are {', '.join(TAGS)}"
-            )
+        for tag in self.tags:
+            checks.known("tag", tag, TAGS)
         try:
             for name in (
                 "partition_args",
@@ -134,12 +138,12 @@ class Experiment:
         if plain != json.loads(json.dumps(plain)):
             raise ValueError("Experiment holds NaN; every value must equal itself after a round trip through JSON")
         for plugin in self.plugins:
-            importlib.import_module(plugin)
+            _import(plugin)
         if self.dataset != "own":
             data.check_name(self.dataset)
             partitions.check(self.partition, {n: v for n, v in self.partition_args.items() if n not in _SOME})
             _some(self.clients, self.partition_args)
-        models.check_name(self.model)
+        models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))
 
     def but(self, **changes: Any) -> Experiment:
@@ -182,26 +186,35 @@ class Experiment:
         }
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
+    def _changed(self) -> dict[str, Any]:
+        values = {f.name: (getattr(self, f.name), _default(f)) for f in dataclasses.fields(self)}
+        return {name: v for name, (v, default) in values.items() if v != default}
+
     def __repr__(self) -> str:
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != _default(f)
-        ]
-        return f"Experiment({', '.join(changed)})"
+        return f"Experiment({', '.join(f'{name}={v!r}' for name, v in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        main = {name: getattr(self, name) for name in ("method", "dataset", "partition", "model", "clients", "rounds")}
+        return card("Experiment", main | self._changed())
 
 
 def _default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
 
 
-def _check_type(name: str, value: Any, declared: str) -> None:
-    kinds = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict, "int | None": (int, type(None))}
-    kinds |= {"Experiment | None": (Experiment, type(None)), "tuple[str, ...]": (tuple, list)}
-    if not isinstance(value, kinds[declared]) or (isinstance(value, bool) and declared not in ("bool",)):
-        raise ValueError(f"Experiment({name}={value!r}): got {type(value).__name__}, allowed is {declared}")
-    if isinstance(value, float) and not np.isfinite(value):
-        raise ValueError(f"Experiment({name}={value!r}): allowed is a finite number")
+checks.KINDS["Experiment"] = Experiment
+
+
+def _import(plugin: str) -> None:
+    try:
+        importlib.import_module(plugin)
+    except ModuleNotFoundError as error:
+        if error.name != plugin.partition(".")[0]:  # the file is there, and lacks something itself
+            raise
+        raise ValueError(
+            f"Experiment(plugins=({plugin!r},)): there is no such module; name a file (without .py) in the current folder "
+            "or in a folder of PYTHONPATH"
+        ) from None
 
 
 def _some(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
@@ -228,11 +241,15 @@ def _split(dataset: str, partition: str, args: str, clients: int, seed: int) -> 
     return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
 
 
+def split(e: Experiment) -> partitions.Split:
+    """Who holds what in an Experiment: index arrays into its pool, not yet capped by max_samples."""
+    seed = e.seed if e.partition_seed is None else e.partition_seed
+    return _split(e.dataset, e.partition, json.dumps(e.partition_args, sort_keys=True), e.clients, seed)
+
+
 def federation(e: Experiment, device: str = "cpu") -> Federation:
     """The clients of an Experiment on a device."""
-    pool = data.load(e.dataset)
-    seed = e.seed if e.partition_seed is None else e.partition_seed
-    s = _split(e.dataset, e.partition, json.dumps(e.partition_args, sort_keys=True), e.clients, seed)
+    pool, s = data.load(e.dataset), split(e)
     mean, std = (pool.mean, pool.std) if e.normalize == "dataset" else ([0.5] * 3, [0.5] * 3)
     if mean is not None:
         channels = 1 if pool.x.ndim == 3 else pool.x.shape[-1]
@@ -298,6 +315,11 @@ def grid(
 
     A seed is that of the sources (`init_from`), too: with another one they would hold other clients.
     """
+    for name, given in (("rows", rows), ("columns", columns or {})):
+        if not isinstance(given, dict):
+            raise TypeError(
+                f"grid({name}={given!r}): allowed is a dict of labels and changed fields, such as {{'FedPer': dict(method='fedper')}}"
+            )
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
     return [_seeded(base.but(**c).but(**r), s).but(tags={"row": rl, "column": cl}) for (cl, c), (rl, r), s in cells]
 

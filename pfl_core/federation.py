@@ -48,7 +48,10 @@ class Federation:
         name: str = "own",
     ):
         self.name, self.seed, self.dtype, self.device = name, seed, dtype, torch.device(device)
-        self.x_raw, self.y_raw = np.asarray(x), np.asarray(y).astype(np.int64)
+        self.x_raw, self.y_raw = np.asarray(x), np.asarray(y)
+        if self.y_raw.dtype.kind not in "biuf" or (self.y_raw != self.y_raw.astype(np.int64)).any():
+            raise ValueError(f"labels y are {self.y_raw.dtype}; allowed are integers 0 to classes - 1, one a sample")
+        self.y_raw = self.y_raw.astype(np.int64)
         k = len(train)
         lists = {"train": train, "val": val, "test": test}
         lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}

@@ -7,7 +7,6 @@ What is asked about it (`layers`, `head`, `bn`, `buffers`) is read from any nn.M
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from pfl_core import checks
+from pfl_core.cards import Listing
 
 Shape = Sequence[int]
 Units = dict[str, dict[str, nn.Module]]
@@ -281,17 +283,20 @@ def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> No
     _MODELS[name] = fn, doc or (inspect.getdoc(fn) or "").partition("\n")[0]
 
 
-def list_models() -> dict[str, str]:
+def list_models() -> Listing:
     """{name: one line} of every model that `build` knows."""
-    return {name: doc for name, (_, doc) in _MODELS.items()}
+    return Listing({name: doc for name, (_, doc) in _MODELS.items()})
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError, naming the nearest, unless `build` knows the model."""
-    if name not in _MODELS:
-        near = difflib.get_close_matches(str(name), _MODELS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ValueError(f"unknown model {name!r}{hint} known: {', '.join(_MODELS)}; add your own with register_model")
+def check(name: str, options: Mapping[str, object]) -> None:
+    """Raise ValueError, naming the nearest, unless `build` knows the model and its options, and they are of the right type."""
+    checks.known("model", name, _MODELS, "add your own with register_model")
+    own = dict(list(inspect.signature(_MODELS[name][0]).parameters.items())[2:])
+    free = any(p.kind is p.VAR_KEYWORD for p in own.values())
+    for option, value in options.items():
+        checks.known(f"option of model {name!r}:", option, [*own, *([option] if free else [])])
+        if option in own:
+            checks.kind(name, option, value, own[option].annotation)
 
 
 def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object) -> nn.Module:
@@ -300,14 +305,10 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options:
     input_shape: (channels, height, width), or (length,) for tokens; classes: C outputs; options: the model's own.
     Raises ValueError for an unknown name or option and for shapes the network cannot take.
     """
-    check_name(name)
+    check(name, options)
     fn, _ = _MODELS[name]
     if not input_shape or min(input_shape) < 1 or classes < 1:
         raise ValueError(f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}")
-    try:
-        inspect.signature(fn).bind(input_shape, classes, **options)
-    except TypeError as e:
-        raise ValueError(f"{name}: {e}; its signature is {name}{inspect.signature(fn)}") from None
     with _seeded(seed):
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):

@@ -12,14 +12,16 @@ fail is repeated at most TRIES times.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, gcd, isfinite
 from typing import Any
 
 import numpy as np
+
+from pfl_core import checks
+from pfl_core.cards import Listing
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
 TRIES = 1000
@@ -45,23 +47,22 @@ def register_partition(name: str, fn: Callable[..., Split]) -> Callable[..., Spl
     return fn
 
 
-def list_partitions() -> dict[str, str]:
+def list_partitions() -> Listing:
     """{name: first line of the scheme's docstring}."""
-    return {name: (inspect.getdoc(fn) or "").split("\n")[0] for name, fn in sorted(_SCHEMES.items())}
+    return Listing({name: (inspect.getdoc(fn) or "").split("\n")[0] for name, fn in sorted(_SCHEMES.items())})
 
 
 def arguments(name: str) -> dict[str, inspect.Parameter]:
     """The arguments that a scheme has besides pool, clients and rng. ValueError, naming the nearest, for an unknown scheme."""
-    _need(name in _SCHEMES, f"unknown partition {name!r};{_nearest(name, _SCHEMES)}")
+    checks.known("partition", name, sorted(_SCHEMES), "add your own with register_partition")
     return dict(list(inspect.signature(_SCHEMES[name]).parameters.items())[3:])
 
 
 def check(name: str, args: dict[str, Any]) -> None:
     """Raise ValueError, naming the nearest, for an unknown scheme or an argument that it does not have."""
     own = arguments(name)
-    for arg in args:
-        free = arg in own or any(p.kind is p.VAR_KEYWORD for p in own.values())
-        _need(free, f"partition {name!r} has no argument {arg!r};{_nearest(arg, own)}")
+    for arg in [] if any(p.kind is p.VAR_KEYWORD for p in own.values()) else args:
+        checks.known(f"argument of partition {name!r}:", arg, sorted(own))
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:
@@ -103,11 +104,6 @@ def total_variation(counts: np.ndarray) -> np.ndarray:
 def _need(ok: bool, message: str) -> None:
     if not ok:
         raise ValueError(message)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, 1)
-    return (f" did you mean {near[0]!r}?" if near else "") + f" allowed: {', '.join(sorted(known)) or 'none'}"
 
 
 def _integer(name: str, value: Any, low: int, high: float = np.inf) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pfl_core import checks
 from pfl_core.experiments import Experiment
 from pfl_core.papers import PAPERS, paper, use
 
@@ -20,9 +21,8 @@ def presets(name: str, artefact: str, dataset: str = "", clients: int = 0) -> di
     Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox read at when="after". ValueError for an unknown paper or table.
     """
     tables = {p: paper(p).TABLES for p in PAPERS if paper(p).TABLES}
-    if artefact not in tables.get(name, ()):
-        known = "; ".join(f"{p}: {', '.join(t)}" for p, t in tables.items())
-        raise ValueError(f"no preset for {name!r}, {artefact!r}; there are {known}")
+    checks.known("paper with presets", name, tables)
+    checks.known(f"table of {name}:", artefact, tables[name])
     where = (artefact, "paper", dataset or "cifar10", clients)
     common = paper(name).setting(*where)
     return {label: common | changes for label, changes in paper(name).rows(*where).items()}

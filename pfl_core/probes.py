@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core import checks
 from pfl_core.stacked import Params
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ EVERY = {"weights"}  # small, and its course over the rounds is of interest
 def check(names: Iterable[str], method: Any) -> None:
     """ValueError for an unknown probe, or one that the method has nothing for."""
     for name in names:
-        if name not in PROBES:
-            raise ValueError(f"record: {name!r} is unknown; known probes are {', '.join(PROBES)}")
+        checks.known("probe of `record`", name, PROBES)
         if name in ("weights", "embeddings") and not hasattr(method, name):
             raise ValueError(f"record: {method.name} has no {name}; leave {name!r} out of `record`")
 

@@ -1,6 +1,6 @@
 """What run_all.sh does (every notebook with papermill, the gates, JupyterLab), and the cleaner of notebooks.
 
-    python -m pfl_core.runner [test | lab] [options]     the words of run_all.sh, which runs this file by its path
+    python -m pfl_core.runner [test | lab | report] [options]     the words of run_all.sh, which runs this file by its path
     python -m pfl_core.runner clean [--run] NOTEBOOK...  makes notebooks fit to commit; --run: executes them before
 
 Only the standard library is imported before something runs, so that the words are checked before any install.
@@ -74,8 +74,9 @@ def parse(argv: Sequence[str], notebooks: Path = NOTEBOOKS) -> argparse.Namespac
         "found there again, unfinished ones go on.\nExit code: 0; 1 if a notebook or check failed; 2 for wrong words.",
     )
     words = {"test": "ruff, pytest, and the notebooks against what is committed", "lab": "JupyterLab on the loopback"}
+    words["report"] = "figures/report.html, all results on one page"
     listed = "; ".join(f"{word}: {doc}" for word, doc in words.items())
-    parser.add_argument("word", nargs="?", choices=words, metavar="test | lab", help=listed)
+    parser.add_argument("word", nargs="?", choices=words, metavar="test | lab | report", help=listed)
     parser.add_argument("--profile", choices=LIMIT_S, default="quick", help="size of the runs (default: quick)")
     parser.add_argument("--paper", nargs="+", choices=here, metavar="NAME", help=f"of {', '.join(here)} (all)")
     parser.add_argument("--data", type=_folder, metavar="DIR", help="where data sets lie (default: $PFL_DATA)")
@@ -91,7 +92,7 @@ def parse(argv: Sequence[str], notebooks: Path = NOTEBOOKS) -> argparse.Namespac
             parser.error(f"unknown option {flag}; known: {', '.join(parser._option_string_actions)}")
     args = parser.parse_args(argv)
     given = {name for name, value in vars(args).items() if name != "word" and value != parser.get_default(name)}
-    if surplus := given - {None: given, "lab": {"data"}, "test": set()}[args.word]:
+    if surplus := given - {None: given, "lab": {"data"}}.get(args.word, set()):
         parser.error(f"{args.word} takes no --{', --'.join(sorted(surplus))}")
     args.paper = args.paper or here
     return args
@@ -324,6 +325,10 @@ def main_lab(args: argparse.Namespace) -> NoReturn:
     os.execve(sys.executable, command, env)
 
 
+def main_report() -> int:
+    return subprocess.run([sys.executable, "-m", "pfl_core", "report"], cwd=ROOT).returncode
+
+
 # The gates
 
 
@@ -443,7 +448,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, _stop)
     args = parse(argv)
-    return {None: main_run, "test": lambda _: main_test(), "lab": main_lab}[args.word](args)
+    return {None: main_run, "test": lambda _: main_test(), "lab": main_lab, "report": lambda _: main_report()}[
+        args.word
+    ](args)
 
 
 if __name__ == "__main__":

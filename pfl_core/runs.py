@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from filelock import FileLock, Timeout
 
-from pfl_core import probes
+from pfl_core import checks, probes
 from pfl_core.engine import EXECUTORS
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
 from pfl_core.federation import Federation
@@ -38,7 +38,6 @@ from pfl_core.store import (
     committed_arrays,
     digests,
     load_result,
-    make_folder,
     results_folder,
     runs_root,
     set_aside,
@@ -62,16 +61,17 @@ def run(
     (dataset="own"). Raises DatasetMissing or ValueError before training; Diverged runs are stored as failed and returned.
     Waits while another process computes the same run.
     """
+    if not isinstance(e, Experiment):
+        raise TypeError(f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))")
     device = pick_device(device)
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor {executor!r} is unknown; use one of {', '.join(EXECUTORS)}")
+    checks.known("executor", executor, EXECUTORS)
     if (e.dataset == "own") != (fed is not None):
         raise ValueError(
             'dataset="own" and a Federation go together: run(Experiment(dataset="own", ...), fed=Federation(...))'
         )
     run_id = e.id_for(fed.hash) if fed is not None else e.id
     store = store or runs_root() / "store"
-    make_folder(store)
+    checks.make_folder(store)
     folder = store / run_id
     found = load_result(folder, e, aside=False)
     if found:
@@ -84,7 +84,7 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     fed = fed or federation(e, device)
     method = build_method(e, fed)
     work = folder.with_suffix(".part")
-    make_folder(work)
+    checks.make_folder(work)
     checkpoint = work / "checkpoint.pt"
     _drop_damaged(checkpoint)
     used = _recorded_executor(work, executor, device)
@@ -106,6 +106,12 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
             )
     except Diverged as error:
         final, history, before, status = None, error.history, {}, f"failed: {error}"
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(
+            f"{e.method} on {device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
+            "lower batch or participation, take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
+            f"resumes from it ({str(error).partition('.')[0]})"
+        ) from error
     meta = dict(
         id=run_id,
         status=status,
@@ -241,7 +247,7 @@ def pick_device(device: str) -> str:
     if device == "auto":
         device = os.environ.get("PFL_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is unknown; use auto, cpu or cuda")
+        checks.known("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda was asked for, but torch sees no GPU here; use device='cpu' or 'auto'")
     return device
@@ -270,9 +276,10 @@ def sweep(
     on "local" (default, or $PFL_ON) computes in `jobs` processes, each with a GPU of its own where there are several; "ray" on a cluster,
     see extras/ray.py: each run takes `cpus` and `gpus` of a node. Failed runs leave a message and no rows. `how` goes to `run`.
     """
+    if isinstance(experiments, Experiment):
+        raise TypeError("sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)")
     on = on or os.environ.get("PFL_ON") or "local"
-    if on not in ("local", "ray"):
-        raise ValueError(f"sweep(on={on!r}): allowed is local or ray")
+    checks.known("on", on, ("local", "ray"))
     experiments = list(experiments)
     if not experiments:
         return pd.DataFrame(columns=ROW_COLUMNS)
@@ -280,8 +287,7 @@ def sweep(
     committed = {} if recompute else _committed()
     missing = {}
     for e in experiments:
-        kept = e.id in committed and (not e.record or e.id in committed_arrays())
-        if not kept or (store / e.id).is_dir():
+        if not _kept(e, committed) or (store / e.id).is_dir():
             missing.setdefault(e.id, e)
     todo, done = list(missing.values()), {}
     if todo and on == "ray":  # what is optional lies above this module
@@ -395,6 +401,15 @@ def _committed_at(stamp: tuple) -> dict[str, pd.DataFrame]:
         i: g[(g.artefact == g.artefact.iloc[0]) & (g.row == g.row.iloc[0]) & (g.column == g.column.iloc[0])]
         for i, g in rows.groupby("run")
     }
+
+
+def _kept(e: Experiment, committed: dict[str, pd.DataFrame]) -> bool:
+    return e.id in committed and (not e.record or e.id in committed_arrays())
+
+
+def is_there(e: Experiment, recompute: bool = True) -> bool:
+    """Whether `sweep` would find the finished run of an Experiment: in the store or, unless recompute, in the committed results/."""
+    return (runs_root() / "store" / e.id).is_dir() or not recompute and _kept(e, _committed())
 
 
 def _committed() -> dict[str, pd.DataFrame]:

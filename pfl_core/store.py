@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from pfl_core import models, probes
+from pfl_core.cards import card
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
 from pfl_core.simulate import load_whole
 
@@ -105,6 +106,22 @@ class Result:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
         return probes.read(self.arrays, name)
 
+    def summary(self) -> pd.DataFrame:
+        """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
+        tenth and sd over clients at the last; traffic in MB and seconds are totals of the run."""
+        h = self.history
+        acc = h[(h["mean"] == "client") & h.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
+        out = {}
+        for when in dict.fromkeys(acc.when):
+            own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
+            chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
+            if "test" in own:
+                last, best = own.test.iloc[-1], own.test.loc[chosen]
+                out[when] = dict(
+                    last=last.acc_pct, best=best.acc_pct, at=chosen, worst10=last.acc_worst10, sd=last.acc_sd
+                )
+        return pd.DataFrame(out).T.round(2).rename_axis("when")
+
     def model(self, client: int) -> nn.Module:
         """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
         if self.folder is None or not (self.folder / "models.pt").exists():
@@ -128,6 +145,12 @@ class Result:
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
+
+    def _repr_html_(self) -> str:
+        e, facts = self.experiment, {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
+        title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
+        return card(title, facts, self.summary().to_html())
 
 
 ROW_COLUMNS = (
@@ -184,6 +207,14 @@ def digests(plain: dict[str, Any], meta: dict[str, Any], raw: dict[str, bytes]) 
     return {n: hashlib.sha256(v).hexdigest() for n, v in parts.items()}
 
 
+def finished() -> Iterable[Result]:
+    """The finished runs of the store, oldest first."""
+    folders = (runs_root() / "store").glob("*")
+    for folder in sorted((f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime):
+        if found := load_result(folder, aside=False):
+            yield found
+
+
 def set_aside(path: Path, error: Exception | str) -> None:
     """Rename what cannot be read to NAME.damaged, with a message; nothing is deleted."""
     for i in itertools.count():
@@ -192,15 +223,6 @@ def set_aside(path: Path, error: Exception | str) -> None:
             break
     os.replace(path, away)
     print(f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again")
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot make the folder {path} ({error.strerror}); set PFL_RUNS to a folder that can be written"
-        ) from None
 
 
 # -- arrays beside committed rows ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from pfl_core import data, experiments, papers, plots, presets, probes, report, runs, store
+from pfl_core import checks, data, experiments, papers, plots, presets, probes, report, runs, store
 from pfl_core.experiments import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.version import __version__
@@ -55,7 +55,7 @@ class Probed(NamedTuple):
 
 def check(known: Any, profile: Any, datasets: Any, methods: Any, seeds: Any, artefacts: Any, recompute: Any) -> None:
     """ValueError for a parameter of a notebook that is unknown or of the wrong type; `known` are the artefacts it may name."""
-    _one_of("profile", profile, PROFILES)
+    checks.known("profile:", profile, PROFILES)
     for name, value, legal in (
         ("datasets", datasets, data.list_datasets()),
         ("methods", methods, (*METHODS, *report.VIEWS)),
@@ -66,7 +66,7 @@ def check(known: Any, profile: Any, datasets: Any, methods: Any, seeds: Any, art
                 f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
             )
         for v in value or []:
-            _one_of(name, v, legal)
+            checks.known(f"{name}:", v, legal)
     if not isinstance(recompute, bool):
         raise ValueError(
             f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
@@ -119,7 +119,7 @@ class Study:
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run here."""
         served = self.data(dataset)
-        _one_of("artefact", artefact, self.known)
+        checks.known("artefact:", artefact, self.known)
         if artefact not in self.artefacts:
             print(f"{artefact}: not run, not among artefacts={self.artefacts}")
             return None
@@ -147,18 +147,26 @@ class Study:
 
         seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay.
         """
-        if base is None:
+        cells = self.cells(base, rows, columns, seeds)
+        if not cells:
             return pd.DataFrame(columns=store.ROW_COLUMNS)
-        if self.methods:
-            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds
-        cells = experiments.grid(base, rows, columns, some)
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
         jobs = 1 if self.profile == "smoke" else many
         frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs)
         self.collected.append(frame)
         return frame
+
+    def cells(
+        self, base: Experiment | None, rows: dict[str, dict], columns: dict[str, dict] | None, seeds: int | None
+    ) -> list[Experiment]:
+        """The Experiments of `sweep`."""
+        if base is None:
+            return []
+        if self.methods:
+            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds
+        return experiments.grid(base, rows, columns, some)
 
     def figure(
         self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "", rows: pd.DataFrame | None = None
@@ -361,7 +369,7 @@ class Study:
     def finish(self) -> str:
         """Write all rows to runs/results/ and return one line on versions, device and time."""
         out = store.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
-        out.parent.mkdir(parents=True, exist_ok=True)
+        checks.make_folder(out.parent)
         report.save_rows(self.rows(), out)
         store.save_arrays(self.rows().run, out.with_suffix(".npz"))
         where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
@@ -375,8 +383,3 @@ class Study:
 def _short(path: Path) -> str:
     # Below runs/, so that no notebook holds a path of somebody's computer.
     return str(Path("runs") / path.relative_to(store.runs_root()))
-
-
-def _one_of(name: str, value: Any, legal: Any) -> None:
-    if value not in list(legal):
-        raise ValueError(f"{name}: {value!r} is unknown; known are {', '.join(map(str, legal))}")

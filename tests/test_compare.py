@@ -164,7 +164,7 @@ def test_unknown_tables_papers_and_metrics_are_named():
         compare(run("fedaghn", [1.0]), "fedaghn", "table9")
     with pytest.raises(ValueError, match="no published numbers for 'fedper'; there are those of pfedhn"):
         published("fedper")
-    with pytest.raises(ValueError, match="paper: 'fedagn' is unknown; known are fedper"):
+    with pytest.raises(ValueError, match="paper 'fedagn' is unknown; did you mean 'fedaghn'. known are fedper"):
         papers.paper("fedagn")
 
 

@@ -720,12 +720,12 @@ def test_the_optional_package_is_named(monkeypatch):
 
 @pytest.mark.parametrize("given, meant", [("cifar", "cifar10"), ("MNIST", "mnist"), ("tiny-imagenet", "tiny_imagenet")])
 def test_unknown_names_get_the_nearest(given, meant):
-    with pytest.raises(ValueError, match=f"did you mean '{meant}'.*There are: ag_news, .*tiny_imagenet"):
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'.*known are ag_news, .*tiny_imagenet"):
         load(given)
 
 
 def test_unknown_names_without_a_near_one():
-    with pytest.raises(ValueError, match="there is no data set 'xyz'. There are"):
+    with pytest.raises(ValueError, match="data set 'xyz' is unknown; known are"):
         fetch("xyz")
 
 

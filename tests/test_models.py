@@ -425,8 +425,8 @@ def test_own_units_and_a_bare_batchnorm():
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        (("lenett", RGB, 10), {}, "unknown model 'lenett'; did you mean 'lenet'"),
-        (("lenet", RGB, 10), {"kernel": 3}, r"unexpected keyword argument 'kernel'; its signature is lenet\("),
+        (("lenett", RGB, 10), {}, "model 'lenett' is unknown; did you mean 'lenet'"),
+        (("lenet", RGB, 10), {"kernel": 3}, "option of model 'lenet': 'kernel' is unknown; did you mean 'kernels'"),
         (("lenet", (3, 12, 32), 10), {}, r"lenet needs 16x16 pixels or more, got \(3, 12, 32\)"),
         (("cnn", (3, 8, 8), 10), {}, "cnn needs 16x16 pixels or more"),
         (("lenet4", RGB, 10), {"kernel": 5}, "lenet4 needs 76x76 pixels or more"),

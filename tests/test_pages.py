@@ -60,7 +60,7 @@ def test_between_needs_its_markers():
 
 @pytest.mark.parametrize("word", ["datasets", "methods", "models", "partitions"])
 def test_lists(word, capsys):
-    assert cli.main([word]) == 0
+    assert cli.main(["list", word]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 9 and all(len(line.split(maxsplit=1)) == 2 for line in lines)
 

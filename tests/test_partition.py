@@ -472,8 +472,8 @@ def test_label_counts_by_hand():
 # ---------------------------------------------------------------- errors
 
 ERRORS = [
-    ("dirichelet", {}, "unknown partition 'dirichelet'; did you mean 'dirichlet'? allowed: alphabets, "),
-    ("dirichlet", {"alhpa": 1}, "no argument 'alhpa'; did you mean 'alpha'? allowed: alpha, fallback_least, least, "),
+    ("dirichelet", {}, "partition 'dirichelet' is unknown; did you mean 'dirichlet'? known are alphabets, "),
+    ("dirichlet", {"alhpa": 1}, "'alhpa' is unknown; did you mean 'alpha'? known are alpha, fallback_least, least, "),
     ("iid", {"clients": 0}, "clients=0 must be an integer >= 1"),
     ("iid", {"clients": 2.0}, "clients=2.0 must be an integer >= 1"),
     ("iid", {"seed": -1}, "seed=-1 must be an integer >= 0"),

@@ -38,5 +38,5 @@ def test_numbers_that_the_papers_print():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="there are .*fedaghn: table1"):
+    with pytest.raises(ValueError, match="table of fedaghn: 'table9' is unknown; .*known are table1"):
         presets.presets("fedaghn", "table9")

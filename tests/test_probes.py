@@ -139,7 +139,11 @@ def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "method, record, said",
     [
-        ("pfedla", ("wieghts",), "record: 'wieghts' is unknown; known probes are weights, embeddings"),
+        (
+            "pfedla",
+            ("wieghts",),
+            "probe of `record` 'wieghts' is unknown; did you mean 'weights'. known are weights, embeddings",
+        ),
         ("fedavg", ("weights",), "record: fedavg has no weights"),
         ("fedaghn", ("embeddings",), "fedaghn has no embeddings"),
     ],

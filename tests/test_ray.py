@@ -129,7 +129,7 @@ def test_without_ray(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "pfl-core\[ray\]"'):
         sweep(CELLS, on="ray", store=tmp_path)
-    with pytest.raises(ValueError, match=r"sweep\(on='dask'\): allowed is local or ray"):
+    with pytest.raises(ValueError, match="on 'dask' is unknown; .*known are local, ray"):
         sweep(CELLS, on="dask", store=tmp_path)
 
 

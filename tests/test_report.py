@@ -90,7 +90,10 @@ def test_best_val_needs_validation_data_of_every_run():
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="select='best' is unknown; use one of last, last10, best_val, best_test"):
+    with pytest.raises(
+        ValueError,
+        match="select 'best' is unknown; did you mean 'best_val'. known are last, last10, best_val, best_test",
+    ):
         pick(series(TEST), "best")
 
 

@@ -77,15 +77,15 @@ BAD = {
     "plan='wrapped'": dict(plan="wrapped"),
     "buffers='mean'": dict(buffers="mean"),
     "momentum=1.0": dict(momentum=1.0),
-    "unknown method 'fedperr'; did you mean 'fedper'": dict(method="fedperr"),
-    "has no hyper-parameter 'finetune'; did you mean 'finetune_epochs'": dict(
+    "method 'fedperr' is unknown; did you mean 'fedper'": dict(method="fedperr"),
+    "hyper-parameter of method 'fedper': 'finetune' is unknown; did you mean 'finetune_epochs'": dict(
         method="fedper", method_args={"finetune": 1}
     ),
     "did you mean 'digits'": dict(dataset="digit"),
-    "unknown partition 'dirichlt'": dict(partition="dirichlt"),
-    "unknown model 'cnnn'; did you mean 'cnn'": dict(model="cnnn"),
+    "partition 'dirichlt' is unknown": dict(partition="dirichlt"),
+    "model 'cnnn' is unknown; did you mean 'cnn'": dict(model="cnnn"),
     "JSON": dict(model_args={"hidden": np.int64(3)}),
-    "unknown ['colour']": dict(tags={"colour": "red"}),
+    "tag 'colour' is unknown": dict(tags={"colour": "red"}),
 }
 
 
@@ -371,5 +371,5 @@ def test_comparison_table(store):
     assert shown.index.tolist() == ["fedavg", "fedavg_ft", "local"] and shown.columns[0] == "before"
     assert shown.before.fedavg_ft == "" and "±" in shown.after.fedavg and shown["up, kB"].local == "0"
     assert shown.after.fedavg_ft == shown.after.fedavg and shown["up, kB"].fedavg == shown["down, kB"].fedavg != "0"
-    with pytest.raises(ValueError, match="unknown methods"):
+    with pytest.raises(ValueError, match="is unknown"):
         compare.experiments("digits", ["fedavgft"])

@@ -58,7 +58,7 @@ WRONG = {
     "datasets": (dict(datasets=["digits", "cifar"]), ["datasets: 'cifar' is unknown", *data.list_datasets()]),
     "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *VIEWS]),
     "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.ARTEFACTS]),
-    "in a list": (dict(methods=[["fedper"]]), ["methods: ['fedper'] is unknown; known are"]),
+    "in a list": (dict(methods=[["fedper"]]), ["methods: ['fedper'] is unknown; did you mean 'fedper'? known are"]),
     "string": (dict(datasets="digits"), ["datasets='digits': give a list, such as ['", "an empty list means"]),
     "tuple": (dict(methods=("fedper",)), ["methods=('fedper',): give a list"]),
     "empty string": (dict(artefacts=""), ["artefacts='': give a list, such as ['fig2']"]),
@@ -69,7 +69,7 @@ WRONG = {
     "seed bool": (dict(seeds=[True]), ["seeds=[True]"]),
     "seed float": (dict(seeds=[1.0]), ["seeds=[1.0]"]),
     "seed negative": (dict(seeds=[0, -1]), ["seeds=[0, -1]: give a list of integers >= 0"]),
-    "device": (dict(device="gpu"), ["device 'gpu' is unknown; use auto, cpu or cuda"]),
+    "device": (dict(device="gpu"), ["device 'gpu' is unknown; did you mean 'cpu'? known are auto, cpu, cuda"]),
 }
 
 
@@ -84,7 +84,7 @@ def test_wrong_parameters_are_refused_with_what_is_known(case, home):
 
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(ValueError, match="paper: 'fedpr' is unknown; known are .*fedper"):
+    with pytest.raises(ValueError, match="paper 'fedpr' is unknown; did you mean 'fedper'. known are"):
         Study("fedpr")
 
 
@@ -169,7 +169,7 @@ def test_what_is_not_run_says_so_and_draws_nothing(capsys, home):
 
 
 def test_an_unknown_artefact_of_a_cell_is_a_mistake():
-    with pytest.raises(ValueError, match="artefact: 'fig99' is unknown; known are fig2"):
+    with pytest.raises(ValueError, match="artefact: 'fig99' is unknown; did you mean 'fig9'. known are fig2"):
         study().base("fig99", "cifar10")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import models
+from pfl_core import checks, models
+from pfl_core.cards import Listing, card
 from pfl_core.federation import rng
 from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
 
@@ -190,6 +190,10 @@ class Method:
         bound.check()
         return bound
 
+    def _repr_html_(self) -> str:
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return card(f"{self.name}: {_first_line(type(self))}", facts)
+
     def check(self) -> None:
         """Raise ValueError for hyper-parameters that do not fit the task; called before anything is trained."""
 
@@ -265,30 +269,22 @@ class Method:
         )
 
 
-def list_methods() -> dict[str, str]:
+def list_methods() -> Listing:
     """{key: the first sentence of its docstring} of every registered method."""
-    first = lambda doc: (doc or "").strip().partition("\n")[0] or "(its class has no docstring)"  # noqa: E731
-    return {name: first(cls.__doc__) for name, cls in sorted(METHODS.items())}
+    return Listing({name: _first_line(cls) for name, cls in sorted(METHODS.items())})
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0] or "(its class has no docstring)"
 
 
 def make_method(name: str, **hyper: Any) -> Method:
-    """The method registered as `name` with hyper-parameters `hyper`; ValueError names the nearest method or the allowed arguments."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        raise ValueError(
-            f"unknown method {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
-            + f" Known: {', '.join(sorted(METHODS))}"
-        )
-    allowed = {f.name: f for f in dataclasses.fields(METHODS[name])}
-    for key in hyper:
-        if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, 1)
-            raise ValueError(
-                f"method {name!r} has no hyper-parameter {key!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-                + f" Allowed: {', '.join(allowed) or 'none'}"
-            )
+    """The method registered as `name` with hyper-parameters `hyper`; ValueError for an unknown name or a value of a wrong type."""
+    checks.known("method", name, sorted(METHODS), "a file of your own is named in plugins")
+    allowed = {f.name: f.type for f in dataclasses.fields(METHODS[name])}
+    for key, value in hyper.items():
+        checks.known(f"hyper-parameter of method {name!r}:", key, allowed)
+        checks.kind(name, key, value, allowed[key])
     return METHODS[name](**hyper)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pfl_core import checks
 from pfl_core.analysis import pick
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
@@ -24,8 +25,7 @@ PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 
 def paper(name: str) -> ModuleType:
     """The module of one paper; ValueError for an unknown name."""
-    if name not in PAPERS:
-        raise ValueError(f"paper: {name!r} is unknown; known are {', '.join(PAPERS)}")
+    checks.known("paper", name, PAPERS)
     return importlib.import_module(f"pfl_core.papers.{name}")
 
 

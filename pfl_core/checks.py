@@ -1,0 +1,46 @@
+"""Names and values that a user gives, checked: what was given, the nearest name that is known, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": int | float, "dict": dict, "None": type(None)}
+KINDS |= {"tuple[str, ...]": tuple | list}
+
+
+def known(what: str, given: Any, legal: Iterable[Any], instead: str = "") -> None:
+    """ValueError unless `given` is among `legal`, naming the nearest of them, all of them, and what to do `instead`."""
+    legal = list(legal)
+    if given in legal:
+        return
+    lower = {str(k).lower(): k for k in legal}
+    near = difflib.get_close_matches(str(given).lower(), lower, 1)
+    hint = f"did you mean {lower[near[0]]!r}? " if near else ""
+    listed = ", ".join(map(str, legal)) or "none"
+    raise ValueError(f"{what} {given!r} is unknown; {hint}known are {listed}" + (f"; {instead}" if instead else ""))
+
+
+def kind(where: str, name: str, value: Any, declared: Any) -> None:
+    """ValueError unless `value` is of the annotation `declared` ("float | None", float, ...) and finite; other types than `KINDS` pass."""
+    declared = getattr(declared, "__name__", str(declared))
+    parts = declared.split(" | ")
+    types = [KINDS[p] for p in parts if p in KINDS]
+    right = any(isinstance(value, k) for k in types) and (not isinstance(value, bool) or "bool" in parts)
+    if len(types) == len(parts) and not right:
+        raise ValueError(f"{where}({name}={value!r}): got {type(value).__name__}, allowed is {declared}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
+
+
+def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
+    """Make a folder; OSError naming the environment `variable` that decides where it is, if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot make the folder {path} ({error.strerror}); set {variable} to a folder that can be written"
+        ) from None

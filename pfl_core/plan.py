@@ -1,0 +1,124 @@
+"""What a paper's notebook would run, before anything is started: its runs, those that are there, steps, hours, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+import time
+from typing import Any
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from pfl_core import data, models, runs, store, study
+from pfl_core.experiments import Experiment, split, vocabulary
+from pfl_core.simulate import evaluate_at, sample
+
+COPIES = 4  # of all clients' models at once: their state, where a round starts, its gradient, its end
+
+
+class Plan(study.Study):
+    """A Study that notes what would be swept, and trains and draws nothing."""
+
+    planned: list[Experiment]
+
+    def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
+        """Note the cells; no rows."""
+        self.planned = [*getattr(self, "planned", []), *self.cells(base, rows, columns, seeds)]
+        return pd.DataFrame(columns=store.ROW_COLUMNS)
+
+    def show_partitions(self, *args: Any, **kw: Any) -> None:
+        """Nothing: the data may not be there."""
+
+
+def planned(paper: str, **how: Any) -> list[Experiment]:
+    """The runs that the notebook of `paper` asks for with the parameters `how`, sources (`init_from`) first; each once an artefact."""
+    import nbformat
+
+    Plan(paper, **how)  # parameters are checked before the notebook is read
+    cells = nbformat.read(store.results_folder().parent / "notebooks" / f"{paper}.ipynb", as_version=4).cells
+    code = [c.source for c in cells if c.cell_type == "code"]
+    given = {"datasets": [], "methods": [], "seeds": [], "artefacts": []} | how
+    space: dict[str, Any] = {"display": lambda *shown: None}
+    with contextlib.ExitStack() as stack:
+        aside = stack.enter_context(tempfile.TemporaryDirectory())  # empty tables are saved, too
+        stack.enter_context(mock.patch.dict(os.environ, PFL_RUNS=aside))
+        stack.enter_context(mock.patch.object(study, "Study", Plan))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        exec(code[0], space)
+        space |= given
+        for source in code[1:]:
+            exec(source, space)
+    out = [e for cell in getattr(space["study"], "planned", []) for e in _with_sources(cell)]
+    return list({json.dumps([e.plain(), e.tags.get("artefact")]): e for e in out}.values())
+
+
+def _with_sources(e: Experiment) -> list[Experiment]:
+    source = e.init_from and e.init_from.but(keep_models=True, tags=e.tags)
+    return [*(_with_sources(source) if source else []), e]
+
+
+def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
+    """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
+    over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing."""
+    device, lines = runs.pick_device(device), []
+    cores = (os.cpu_count() or 1) if device == "cpu" else 1
+    for e in planned(paper, device=device, recompute=recompute, **how):
+        try:
+            cached, steps, hours, size = runs.is_there(e, recompute), 0, 0.0, 0.0
+            if not cached:
+                second, parameters = measured(*_net(e), device)
+                steps = client_steps(e)
+                hours = steps * second / 3600 / cores
+                size = (COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes) / 1e9
+        except data.DatasetMissing:
+            cached, steps, hours, size = False, *[float("nan")] * 3
+        lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, steps, hours, size))
+    frame = pd.DataFrame(lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"])
+    whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
+    by = pd.concat([frame, whole]).groupby("artefact", sort=False)
+    total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
+    out = total.astype({"cached": int}).assign(GB=by.GB.max()).round({"hours": 2, "GB": 2})
+    out.insert(0, "runs", by.size())
+    return out
+
+
+def client_steps(e: Experiment) -> int:
+    """Local SGD steps of a run, summed over clients, those of evaluations after local training included."""
+    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
+    epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
+    visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
+    visited = len(sample(e, e.clients, 0))
+    extra = sum(evaluate_at(e, r) for r in range(e.rounds + 1)) * (e.clients - visited) * e.eval_after
+    return int(visit * (visited * e.rounds + extra))
+
+
+def _net(e: Experiment) -> tuple[str, str, int]:
+    return e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch
+
+
+@functools.lru_cache
+def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
+    """Seconds of one plain SGD step of a model on one core (or on the GPU), from a batch of at most 16, and its parameters."""
+    dataset, options = json.loads(rest)
+    pool, few = data.load(dataset), min(batch, 16)
+    net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
+    x = torch.zeros(few, *pool.input_shape, device=device, dtype=torch.int32 if pool.kind == "text" else torch.float32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = float("inf")
+        for _ in range(3):  # the first pays for what is made once; others may be disturbed
+            began = time.perf_counter()
+            net(x).logsumexp(1).mean().backward()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds = min(seconds, time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return seconds * batch / few, sum(p.numel() for p in net.parameters())

@@ -1,0 +1,245 @@
+"""The command line: the same Experiment and the same store as at the prompt; plans; logging; how objects look."""
+
+import pydoc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pfl_core
+from pfl_core import (
+    Experiment,
+    list_datasets,
+    list_methods,
+    list_models,
+    list_partitions,
+    plan,
+    report,
+    run,
+    runs,
+    store,
+)
+from pfl_core.__main__ import FIELDS, main, value
+from pfl_core.methods.base import make_method
+
+TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
+TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
+WORDS = "--partition_args alpha=.5,split=70/10/20 --clients 3 --model mlp --rounds 2 --max-samples 20 --batch 10"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def said(capsys, words: str, code: int = 0) -> str:
+    assert main(words.split()) == code
+    out = capsys.readouterr()
+    return out.err if code else out.out
+
+
+# -- run, show, list -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meant"),
+    [
+        ("method", "fedper", "fedper"),
+        ("dtype", "1", "1"),  # plain text stays text
+        ("rounds", "20", 20),
+        ("lr", ".1", 0.1),
+        ("lr", "1e-3", 0.001),
+        ("lr", "fast", "fast"),  # refused by Experiment
+        ("shuffle", "false", False),
+        ("shuffle", "False", False),
+        ("partition_seed", "null", None),
+        ("model_args", '{"width": 0.5}', {"width": 0.5}),
+        ("model_args", "width=0.5,stem=cifar", {"width": 0.5, "stem": "cifar"}),
+        ("record", "weights,cka", ("weights", "cka")),
+    ],
+)
+def test_a_field_from_a_word(name, text, meant):
+    assert value(name, text) == meant
+
+
+def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
+    out = said(capsys, f"run --method fedper {WORDS}")
+    e = Experiment(**TINY)
+    assert [p.name for p in (home / "store").iterdir() if p.is_dir()] == [e.id]
+    assert f"Result({e.id}: fedper on digits" in out and repr(e) in out
+    found = run(e, on_round=lambda r, h: pytest.fail("trained again"))
+    assert said(capsys, f"show {e.id[:5]}") == out[out.index("Result(") :]
+    assert f"{found.summary().loc['before', 'last']:.2f}" in out
+    assert said(capsys, "list runs").split() == [e.id, *str(found).partition(": ")[2].rstrip(")").split()]
+    again = said(capsys, f"run --method fedavg --init_from {e.id[:6]} {WORDS}")
+    assert (
+        "init_from=Experiment(" in again and len(list(store.finished())) == 3
+    )  # the source is run with its models kept
+
+
+def test_the_summary_is_that_of_the_history(home):
+    r = run(Experiment(**TINY | {"rounds": 3}))
+    rows = r.history[(r.history["mean"] == "client") & (r.history.when == "before") & (r.history.metric == "acc_pct")]
+    test = rows[rows.split == "test"].set_index("round").value
+    got = r.summary().loc["before"]
+    assert got["last"] == round(test[3], 2) and got["best"] == round(test[got["at"]], 2)
+    assert got["at"] == rows[rows.split == "val"].set_index("round").value.idxmax()
+
+
+def test_every_field_is_an_option(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    out = capsys.readouterr().out
+    assert all(f"--{name} " in out and f"--{name.replace('_', '-')} " in out for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("run --metod fedper", 2, "pfl_core run: option of run: '--metod' is unknown; did you mean '--method'"),
+        ("run --method fedperr", 1, "did you mean 'fedper'"),
+        ("run --rounds many", 1, "rounds='many'): got str, allowed is int"),
+        ("run --device gpu", 1, "device 'gpu' is unknown"),
+        ("run --init_from 123456", 1, "0 finished runs begin with '123456'"),
+        ("show 12ab", 1, "`python -m pfl_core list runs` shows all"),
+        ("compare fedpr", 1, "did you mean 'fedper'"),
+        ("compare pfedhn table99", 1, "run its notebook first"),
+        ("plan fedper --artefacts fig99", 1, "did you mean 'fig9'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys, monkeypatch):
+    monkeypatch.setattr(store, "results_folder", lambda: home / "none")
+    message = said(capsys, words, code)
+    assert line in message and message.startswith("pfl_core ") and message.count("\n") == 1
+
+
+def test_all_lists_at_once_and_a_reader_that_leaves():
+    command = f"{sys.executable} -m pfl_core list | head -3"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.startswith("\nmethods:\napple ") and done.stderr == ""
+
+
+# -- compare -------------------------------------------------------------------------------------------------------------
+
+
+def test_compare_runs_methods_papers(home, capsys):
+    ids = [run(Experiment(**TINY | {"method": m})).id for m in ("fedper", "fedavg")]
+    out = said(capsys, f"compare {ids[0]} {ids[1][:8]}")
+    assert all(i in out for i in ids) and len(out.splitlines()) == 12  # two of head, five numbers before and after
+    assert "worst tenth" in said(capsys, "compare methods")
+    assert "FedPer is clearly better than FedAvg" in said(capsys, "compare fedper")
+
+
+def test_compare_a_table(home, capsys):
+    rows = runs.sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
+    first = report.published("fedaghn").query("table == 'table1'").column.iloc[0]
+    rows = rows.assign(artefact="table1", row=rows.method, column=first, profile="quick")
+    (home / "results").mkdir()
+    report.save_rows(rows, home / "results" / "fedaghn.quick-digits.csv")
+    out = said(capsys, "compare fedaghn table1")
+    assert "quick-digits" in out and "reported" in out and "reproduced" in out
+    assert "known are apptable1" in said(capsys, "compare fedaghn table9", 1)
+
+
+# -- plan ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_names_the_runs_of_the_notebook_and_trains_nothing(home, capsys, monkeypatch):
+    out = said(capsys, "plan fedper --profile smoke --artefacts fig2 fig3 --recompute")
+    lines = [line.split() for line in out.splitlines()[2:]]
+    assert [line[0] for line in lines] == ["fig2", "fig3", "all,"] and not home.exists()
+    cells = plan.planned("fedper", profile="smoke", artefacts=["fig3"])
+    assert len(cells) == 2 and {e.tags["artefact"] for e in cells} == {"fig3"}
+    before = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
+    run(cells[0])
+    after = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
+    assert (before.loc["fig3", "runs"], before.loc["fig3", "cached"], after.loc["fig3", "cached"]) == (2, 0, 1)
+    assert after.loc["fig3", "client-steps"] == before.loc["fig3", "client-steps"] / 2
+    assert before.loc["all, each run once"].tolist() == before.loc["fig3"].tolist()
+
+
+def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
+    out = said(capsys, "plan fedper --profile paper --artefacts fig2")
+    assert "NaN: data are missing here" in out and "36" in out
+
+
+@pytest.mark.parametrize("changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}])
+def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
+    e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
+    made = []
+    from pfl_core import federation
+
+    original = federation.Federation.plan
+
+    def counted(self, *args, **kw):
+        made.append(len(out := original(self, *args, **kw)))
+        return out
+
+    monkeypatch.setattr(federation.Federation, "plan", counted)
+    run(e, workers=1)
+    assert plan.client_steps(e) == pytest.approx(
+        sum(made), rel=0.25
+    )  # which clients are drawn differs from round to round
+
+
+def test_sources_are_runs_too(home):
+    e = Experiment(**TINY, init_from=Experiment(**TINY | {"rounds": 1}))
+    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[0].keep_models
+
+
+# -- logging -------------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    said(capsys, f"run --method fedper {WORDS} --tensorboard {tmp_path / 'logs'}")
+    seen = events.EventAccumulator(str(tmp_path / "logs" / "fedper-0")).Reload()
+    check_logged({name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]})
+
+
+def check_logged(logged):
+    h = run(Experiment(**TINY)).history
+    for mean, metric in (("client", "acc_pct"), ("pooled", "loss")):
+        own = h[(h.when == "after") & (h.split == "test") & (h["mean"] == mean) & (h.metric == metric)]
+        got = logged[f"after/test/{metric}"]
+        assert [s for s, _ in got] == own["round"].tolist()
+        assert np.allclose([v for _, v in got], own.value, rtol=1e-5)
+    assert len(logged["upload"]) == 3
+
+
+def test_a_logger_that_is_not_installed_is_named(monkeypatch, tmp_path, capsys, home):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    message = said(capsys, f"run {WORDS} --tensorboard {tmp_path}", 1)
+    assert message.startswith("pfl_core run: logging needs the package tensorboard: pip install")
+
+
+# -- at the prompt -------------------------------------------------------------------------------------------------------
+
+
+def test_lists_have_a_line_each(capsys):
+    for kind in (list_methods(), list_datasets(), list_models(), list_partitions()):
+        assert isinstance(kind, dict) and repr(kind).splitlines()[0].split()[0] == next(iter(kind))
+        assert len(repr(kind).splitlines()) == len(kind) and kind._repr_html_().count("<tr>") == len(kind)
+
+
+def test_objects_are_short_in_text_and_whole_in_html(home):
+    e = Experiment(**TINY | {"tags": {"row": "<b>"}})
+    r = run(e)
+    assert max(len(repr(v)) for v in (e, r, make_method("fedprox"))) < 300
+    page = e._repr_html_()
+    assert "<th>partition_args</th>" in page and "&lt;b&gt;" in page and "momentum" not in page
+    page = r._repr_html_()
+    assert r.id in page and f"{r.summary().loc['after', 'last']:.2f}" in page and "..." not in page
+    assert (
+        "<th>mu</th>" in make_method("fedprox", mu=0.5)._repr_html_()
+        and "0.5" in make_method("fedprox", mu=0.5)._repr_html_()
+    )
+
+
+def test_help_begins_with_what_to_do():
+    text = pydoc.render_doc(pfl_core, renderer=pydoc.plaintext)
+    assert text.index("list_methods()") < text.index("PACKAGE CONTENTS") and "docs/errors.md" in text
+    public = [getattr(pfl_core, name) for name in pfl_core.__all__ if callable(getattr(pfl_core, name))]
+    assert all(thing.__doc__ and len(thing.__doc__) > 20 for thing in public)

@@ -1,0 +1,427 @@
+"""Wrong uses and what each prints: what was given, what is allowed, what to do. docs/errors.md shows the same table.
+
+`python tests/test_errors.py` writes that page anew.
+"""
+
+import contextlib
+import io
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pfl_core import (
+    Experiment,
+    Federation,
+    Method,
+    engine,
+    grid,
+    load,
+    register_dataset,
+    register_model,
+    register_partition,
+    report,
+    run,
+    runner,
+    runs,
+    store,
+    sweep,
+)
+from pfl_core.__main__ import main
+from pfl_core.analysis import pick
+from pfl_core.data import DatasetDamaged, DatasetMissing, Pool
+from pfl_core.methods.base import METHODS, make_method
+from pfl_core.papers import paper
+from pfl_core.presets import presets
+from pfl_core.simulate import Interrupted
+from pfl_core.study import Study
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+TINY = dict(dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8)
+X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
+
+
+class Case(NamedTuple):
+    """A wrong use: `does` it in an empty folder (the current one); None as `raises`: it goes on, and only prints."""
+
+    use: str
+    does: Callable[[], object]
+    says: str  # a regular expression
+    raises: type[BaseException] | None = ValueError
+
+
+def own(**lists) -> Federation:
+    return Federation(X, Y, **{"train": [[0, 1], [2, 3]]} | lists)
+
+
+def tiny(**changes) -> Experiment:
+    return Experiment(**TINY | changes)
+
+
+# -- uses that need more than a line -------------------------------------------------------------------------------------
+
+
+def damaged_cache() -> None:
+    Path("cifar10.npz").write_bytes(b"PK\3\4 half a file")
+    load("cifar10", root=".")
+
+
+def cache_of_another_shape() -> None:
+    np.savez("cifar10.npz", x=np.zeros((4, 8, 8, 3), np.uint8), y=np.zeros(4, np.int64), is_test=np.arange(4) > 2)
+    load("cifar10", root=".")
+
+
+def damaged(name: str) -> None:
+    folder = run(tiny()).folder
+    (folder / name).write_bytes((folder / name).read_bytes()[:30])
+    run(tiny())
+
+
+def older_schema() -> None:
+    path = run(tiny()).folder / "experiment.json"
+    kept = json.loads(path.read_text())
+    kept["meta"]["schema"] = 0
+    path.write_text(json.dumps(kept))
+    run(tiny())
+
+
+def damaged_checkpoint() -> None:
+    with contextlib.suppress(Interrupted):
+        run(tiny(rounds=3), on_round=lambda r, h: r == 1)
+    (path,) = Path("runs/store").glob("*.part/checkpoint.pt")
+    path.write_bytes(path.read_bytes()[:100])
+    run(tiny(rounds=3))
+
+
+def file_for_a_folder(name: str) -> None:
+    Path(name).write_text("")
+
+
+def store_is_a_file() -> None:
+    file_for_a_folder("runs")
+    run(tiny())
+
+
+def finish_into_a_file() -> None:
+    file_for_a_folder("runs")
+    Study("fedper", profile="smoke").finish()
+
+
+def fetch_into_a_file() -> None:
+    file_for_a_folder("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFL_OFFLINE", "0")  # the folder is made before the network is touched
+        load("mnist", root="data", download=True)
+
+
+def without_gpu(use: Callable[[], object]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        use()
+
+
+def out_of_memory() -> None:
+    def full(*args, **kw):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Context, "train", full)
+        run(tiny())
+
+
+def diverges() -> None:
+    print(run(tiny(lr=1e30, rounds=3)).meta["status"])
+
+
+def reads_test() -> None:
+    class Peeking(Method):
+        name = "peeking"
+
+        def local(self, c, start):
+            return c.train(self.loss, start, split="test")
+
+    run(tiny(method="peeking"))
+
+
+def taken_method_name() -> None:
+    type("Other", (Method,), {"name": "fedper", "__module__": "my_methods"})
+
+
+def taken(register: Callable, name: str) -> None:
+    register(name, lambda *args: None)
+
+
+def saved_partition_of_other_data() -> None:
+    own().save("split.npz")
+    Federation.load("split.npz", X + 1, Y)
+
+
+def pickled_pfllib() -> None:
+    for part in ("train", "test"):
+        Path("set", part).mkdir(parents=True)
+        np.savez(Path("set", part, "0.npz"), data=np.array({"x": X, "y": Y}))
+    Federation.from_pfllib("set")
+
+
+def parameter(name: str, value: object) -> None:
+    new = nbformat.v4
+    lines = 'profile: str = "quick"\nseeds: list[int] = []\nrecompute: bool = False'
+    cells = [new.new_code_cell(lines, metadata={"tags": ["parameters"]})]
+    nbformat.write(new.new_notebook(cells=cells, metadata={"kernelspec": runner.KERNELSPEC}), "fedper.ipynb")
+    runner.check_parameters(Path("fedper.ipynb"), {name: value})
+
+
+def command(*words: str) -> None:
+    assert main(words) == 1
+    raise ValueError  # as the shell sees it: code 1
+
+
+def run_all(*words: str) -> None:
+    runner.parse(words)
+
+
+CASES = [
+    # names
+    Case('Experiment(method="fedperr")', lambda: tiny(method="fedperr"), "method 'fedperr' .*'fedper'.* plugins"),
+    Case(
+        'Experiment(dataset="cifar")', lambda: tiny(dataset="cifar"), "data set 'cifar' .*'cifar10'.* register_dataset"
+    ),
+    Case('Experiment(partition="dirichelet")', lambda: tiny(partition="dirichelet"), "did you mean 'dirichlet'"),
+    Case('Experiment(model="resnet-18")', lambda: tiny(model="resnet-18"), "did you mean 'resnet18'.* register_model"),
+    Case('Experiment(metod="fedper")', lambda: tiny(metod="fedper"), "field .* 'metod' .* did you mean 'method'"),
+    Case("e.but(round=3)", lambda: tiny().but(round=3), "'round' is unknown; did you mean 'rounds'"),
+    Case(
+        'Experiment(method="fedprox", method_args={"nu": 1.0})',
+        lambda: tiny(method="fedprox", method_args={"nu": 1.0}),
+        "hyper-parameter of method 'fedprox': 'nu' is unknown; known are mu",
+    ),
+    Case(
+        'Experiment(partition="dirichlet", partition_args={"alhpa": 0.1})',
+        lambda: tiny(partition="dirichlet", partition_args={"alhpa": 0.1}),
+        "did you mean 'alpha'",
+    ),
+    Case(
+        'Experiment(model="cnn", model_args={"widht": 0.5})',
+        lambda: tiny(model="cnn", model_args={"widht": 0.5}),
+        "option of model 'cnn': 'widht' .*'width'",
+    ),
+    Case('Experiment(record=("wieghts",))', lambda: tiny(record=("wieghts",)), "did you mean 'weights'"),
+    Case('Experiment(tags={"colour": "red"})', lambda: tiny(tags={"colour": "red"}), "known are paper, artefact"),
+    Case('Experiment(plugins=("my_method",))', lambda: tiny(plugins=("my_method",)), "no such module.*PYTHONPATH"),
+    Case('Study("fedpr")', lambda: Study("fedpr"), "did you mean 'fedper'"),
+    Case('Study("fedper", profile="fast")', lambda: Study("fedper", profile="fast"), "known are smoke, quick, paper"),
+    Case('Study("fedper", artefacts=["fig33"])', lambda: Study("fedper", artefacts=["fig33"]), "did you mean 'fig3'"),
+    Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
+    Case('report.published("fedper")', lambda: report.published("fedper"), "there are those of pfedhn"),
+    Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),
+    Case('run(e, executor="thread")', lambda: run(tiny(), executor="thread"), "did you mean 'threads'"),
+    Case('run(e, device="gpu")', lambda: run(tiny(), device="gpu"), "known are auto, cpu, cuda"),
+    Case('paper("fedrep")', lambda: paper("fedrep"), "did you mean 'fedper'"),
+    # values
+    Case("Experiment(rounds=-1)", lambda: tiny(rounds=-1), "allowed is an integer >= 0"),
+    Case('Experiment(rounds="20")', lambda: tiny(rounds="20"), "got str, allowed is int"),
+    Case("Experiment(clients=0)", lambda: tiny(clients=0), "allowed is an integer >= 1"),
+    Case("Experiment(participation=20)", lambda: tiny(participation=20), r"a share in \(0, 1\]"),
+    Case('Experiment(lr=float("nan"))', lambda: tiny(lr=float("nan")), "a finite number"),
+    Case('Experiment(shuffle="true")', lambda: tiny(shuffle="true"), "got str, allowed is bool"),
+    Case(
+        'Experiment(method="fedprox", method_args={"mu": "0.1"})',
+        lambda: tiny(method="fedprox", method_args={"mu": "0.1"}),
+        r"fedprox\(mu='0.1'\): got str, allowed is float",
+    ),
+    Case(
+        'Experiment(model="cnn", model_args={"width": "1"})',
+        lambda: tiny(model="cnn", model_args={"width": "1"}),
+        r"cnn\(width='1'\): got str, allowed is float",
+    ),
+    Case("Experiment(model_args={...: numpy array})", lambda: tiny(model_args={"hidden": X}), "JSON cannot keep"),
+    Case("Experiment(adopt=True)", lambda: tiny(adopt=True), "needs init_from"),
+    Case("make_method with a boolean rate", lambda: make_method("fedprox", mu=True), "got bool, allowed is float"),
+    Case('run("fedper")', lambda: run("fedper"), "takes an Experiment, got str", TypeError),
+    Case("sweep(e) in place of sweep([e])", lambda: sweep(tiny()), r"list of Experiments.*sweep\(\[", TypeError),
+    Case('grid(e, ["fedavg", "fedper"])', lambda: grid(tiny(), ["fedavg", "fedper"]), "rows=.*dict", TypeError),
+    # partitions that cannot be
+    Case(
+        "2,000 clients on digits",
+        lambda: run(tiny(clients=2000)),
+        "clients=2000.*(lower it|largest legal value is clients=)",
+    ),
+    Case(
+        'partition_args={"alpha": 0}',
+        lambda: run(tiny(partition="dirichlet", partition_args={"alpha": 0})),
+        r"alpha=0 must be a finite number in \(0",
+    ),
+    Case(
+        'partition_args={"k": 11} of 10 classes',
+        lambda: run(tiny(partition="fedper_classes", partition_args={"k": 11})),
+        "k .*=11 must be an integer from 1 to 10",
+    ),
+    Case(
+        'partition_args={"alpha": 0.001}, 300 clients',
+        lambda: run(tiny(partition="dirichlet", partition_args={"alpha": 0.001}, clients=300)),
+        "alpha=0.001.*raise alpha",
+    ),
+    Case(
+        'partition_args={"of": 3, "first": 2}, 2 clients',
+        lambda: tiny(partition_args={"of": 3, "first": 2}),
+        r"first \+ every \* \(clients - 1\) < of",
+    ),
+    Case('partition="workers" on digits', lambda: run(tiny(partition="workers")), "worker"),
+    # shapes
+    Case("Federation: 8 images, 7 labels", lambda: Federation(X, Y[:7], [[0]]), "x has 8 samples and y has 7"),
+    Case("Federation: labels 0.5", lambda: Federation(X, Y + 0.5, [[0]]), "labels .*float64.*integers"),
+    Case("Federation: a mask for indices", lambda: own(train=[Y == 0, [1]]), "np.flatnonzero"),
+    Case("Federation: index 8 of 8", lambda: own(train=[[0], [8]]), r"allowed: 0\.\.7"),
+    Case("Federation: a client without data", lambda: own(train=[[0], []]), r"without training samples: \[1\]"),
+    Case("Federation: test data that are trained on", lambda: own(test=[[0], [4]]), "must be disjoint from train"),
+    Case("Federation: test lists for 3 of 2 clients", lambda: own(test=[[4]] * 3), "one list a client"),
+    Case("Pool of float64", lambda: Pool("mine", X / 255, Y, Y > 0, 2), "allowed: uint8 or float32"),
+    Case("own data, no Federation", lambda: run(tiny(dataset="own")), r"fed=Federation\("),
+    Case("a Federation, but dataset is digits", lambda: run(tiny(), fed=own()), "go together"),
+    Case("lenet4 with kernel 5 on 28x28", lambda: run(tiny(model="lenet4", model_args={"kernel": 5})), "76x76"),
+    Case("fasttext on images", lambda: run(tiny(model="fasttext")), "fasttext takes texts.*use an image model"),
+    Case("Experiment(head_depth=9)", lambda: run(tiny(head_depth=9)), r"head depth 9 is not in 0\.\."),
+    # data that are missing or damaged
+    Case('load("cifar10") where it is not', lambda: load("cifar10", root="."), "fetch cifar10", DatasetMissing),
+    Case(
+        "fetch with PFL_OFFLINE=1",
+        lambda: load("mnist", root=".", download=True),
+        "because PFL_OFFLINE",
+        DatasetMissing,
+    ),
+    Case('load("flickr_aes")', lambda: load("flickr_aes", root="."), "by hand only", DatasetMissing),
+    Case("a damaged cifar10.npz", damaged_cache, "Delete or replace it", DatasetDamaged),
+    Case("a cifar10.npz of 8x8 images", cache_of_another_shape, r"expected \(n, 32, 32, 3\)", DatasetDamaged),
+    Case("damaged history.csv of a run", lambda: damaged("history.csv"), "set aside.*computing again", None),
+    Case("damaged arrays.npz of a run", lambda: damaged("arrays.npz"), "set aside.*computing again", None),
+    Case("a run of an older schema", older_schema, "schema 0 of the store.*set aside.*computing again", None),
+    Case("a damaged checkpoint", damaged_checkpoint, "checkpoint.pt.*set aside.*computing again", None),
+    Case("a saved partition over other data", saved_partition_of_other_data, "made for other data"),
+    Case("a folder of PFLlib with pickles", pickled_pfllib, "trusted=True"),
+    Case('Federation.from_pfllib("no/folder")', lambda: Federation.from_pfllib("no/folder"), r"expected train/0\.npz"),
+    # results
+    Case("result.model(0) without keep_models", lambda: run(tiny()).model(0), "keep_models=True"),
+    Case("result.model(7) of 2 clients", lambda: run(tiny(keep_models=True)).model(7), r"clients 0\.\.1"),
+    Case('result.probe("weights"), not recorded', lambda: run(tiny()).probe("weights"), r"record=\('weights',\)"),
+    Case('tune(e, ..., split="test")', lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"), "only 'val'"),
+    Case("tune(...) without validation data", lambda: runs.tune(tiny(), [{"lr": 0.1}]), "leaves no validation data"),
+    Case("a rate that is too high", diverges, "not finite after round .; lower lr", None),
+    # parameters of notebooks
+    Case('papermill: recompute="true"', lambda: parameter("recompute", "true"), "must be a bool, not 'true'"),
+    Case("papermill: seeds=3", lambda: parameter("seeds", 3), "must be a list, not 3"),
+    Case("papermill: epochs=3", lambda: parameter("epochs", 3), "has no parameter epochs; it has profile"),
+    Case('Study(recompute="true")', lambda: Study("fedper", recompute="true"), r"True or False \(not a string\)"),
+    Case('Study(datasets="cifar10")', lambda: Study("fedper", datasets="cifar10"), "give a list"),
+    Case("Study(seeds=[0.5])", lambda: Study("fedper", seeds=[0.5]), "a list of integers >= 0"),
+    Case('publish("fedper") before a run', lambda: report.publish("fedper"), "run its notebook"),
+    # this computer
+    Case("$PFL_RUNS is a file", store_is_a_file, "set PFL_RUNS to a folder", OSError),
+    Case("$PFL_RUNS is a file, at the end of a notebook", finish_into_a_file, "set PFL_RUNS to a folder", OSError),
+    Case("$PFL_DATA is a file", fetch_into_a_file, "data.*set PFL_DATA to a folder", OSError),
+    Case('run(e, device="cuda"), no GPU', lambda: without_gpu(lambda: run(tiny(), device="cuda")), "torch sees no GPU"),
+    Case("out of memory", out_of_memory, "batch.*participation.*resumes", torch.OutOfMemoryError),
+    # own parts
+    Case("a method that trains on test data", reads_test, "only one with leaks_test = True may"),
+    Case("a second method named fedper", taken_method_name, "is taken by pfl_core.methods.fedper.FedPer"),
+    Case('register_model("cnn", ...)', lambda: taken(register_model, "cnn"), "another name"),
+    Case('register_dataset("mnist", ...)', lambda: taken(register_dataset, "mnist"), "another name"),
+    Case('register_partition("iid", ...)', lambda: taken(register_partition, "iid"), "another name"),
+    # the command line
+    Case(
+        "python -m pfl_core fetch cifar",
+        lambda: command("fetch", "cifar"),
+        "^pfl_core fetch: .* did you mean 'cifar10'",
+    ),
+    Case("python -m pfl_core publish fedper", lambda: command("publish", "fedper"), "^pfl_core publish: nothing of"),
+    Case(
+        "./run_all.sh --profil quick",
+        lambda: run_all("--profil", "quick"),
+        "unknown option --profil; known:",
+        SystemExit,
+    ),
+    Case(
+        "./run_all.sh --jobs two", lambda: run_all("--jobs", "two"), "'two' is not a number from 1 to 999", SystemExit
+    ),
+]
+
+
+# -- what they print -----------------------------------------------------------------------------------------------------
+
+
+def said(case: Case, folder: Path) -> str:
+    """What a case prints and its exception's message, with `folder`, which is the current one meanwhile, written as DIR."""
+    text, error = io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        for name, value in {"PFL_RUNS": folder / "runs", "PFL_DATA": folder / "data", "PFL_OFFLINE": "1"}.items():
+            patch.setenv(name, str(value))
+        patch.delenv("PFL_DEVICE", raising=False)
+        patch.chdir(folder)
+        try:
+            case.does()
+        except (Exception, SystemExit) as e:
+            error = e
+        METHODS.pop("peeking", None)
+    assert isinstance(error, case.raises or type(None)), repr(error)
+    message = "" if isinstance(error, SystemExit) else str(error or "")
+    return (text.getvalue() + message).replace(str(folder), "DIR").strip()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.use for c in CASES])
+def test_what_a_wrong_use_prints(case, tmp_path):
+    message = said(case, tmp_path)
+    assert re.search(case.says, message, re.DOTALL), message
+    assert "Traceback" not in message
+
+
+def test_a_notebook_started_from_another_folder_finds_the_same_runs(tmp_path, monkeypatch):
+    monkeypatch.delenv("PFL_RUNS")
+    here = store.runs_root()
+    monkeypatch.chdir(tmp_path)
+    assert store.runs_root() == here and here.is_absolute()
+
+
+# -- the page ------------------------------------------------------------------------------------------------------------
+
+HEAD = """# Wrong uses and what they print
+
+Each line is tested (`tests/test_errors.py`, which writes this page when run as a program). DIR is the current folder. What is refused is
+refused before anything is trained; the last column says how: an exception, or `goes on` where the message is all.
+
+"""
+
+
+def page() -> str:
+    """docs/errors.md."""
+    lines = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            message = re.sub(r"(known are (?:[^,;]+, ){3})[^;]+, [^;]+", r"\1...", said(case, Path(folder).resolve()))
+        message = "<br>".join(map(code, message.splitlines()))
+        lines.append(
+            {"use": code(case.use), "what it prints": message, "": case.raises.__name__ if case.raises else "goes on"}
+        )
+    return HEAD + report.markdown(pd.DataFrame(lines)) + "\n"
+
+
+def code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def test_the_page_holds_the_table():
+    rows = [re.split(r" (?<!\\)\| ", line) for line in PAGE.read_text().splitlines()[7:]]
+    assert [row[0].removeprefix("| ") for row in rows] == [code(case.use).replace("|", "\\|") for case in CASES]
+    for case, row in zip(CASES, rows, strict=True):
+        message = row[1].replace("`<br>`", "\n").strip("` ")
+        assert re.search(case.says, message.replace("...", "; register_dataset plugins register_model"), re.DOTALL), row
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -169,6 +169,8 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
     try:
         raw = {name: (folder / name).read_bytes() for name in ("experiment.json", "history.csv", "arrays.npz")}
         z = json.loads(raw["experiment.json"])
+        if z["meta"]["schema"] != SCHEMA:
+            raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
         for part, digest in z.get("sha256", {}).items():  # none in runs of the first versions
             if digest != digests(z["experiment"], z["meta"], raw)[part]:
                 raise ValueError(f"{part} is not as it was written")
@@ -177,8 +179,6 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
                 f"{folder.name}: its method or model is in a module of its own; import {foreign[0]} first, if it is yours"
             )
             return None  # reading a folder runs no code that it names
-        if z["meta"]["schema"] != SCHEMA:
-            raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
         history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
         history["value"] = pd.to_numeric(history["value"])
         with np.load(io.BytesIO(raw["arrays.npz"]), allow_pickle=False) as a:

@@ -55,7 +55,7 @@ python=$env/bin/python
 for word in "$@"; do
     case $word in -h | --help) exec "$base" "$runner" --help ;; esac
 done
-extra=$("$base" -P "$runner" --check "$@") # "[test]" or nothing; a wrong word ends here with code 2
+extra=$("$base" -P "$runner" --check "$@") # "[test]", "[ray]" or nothing; a wrong word ends here with code 2
 
 if [ "$base" != "$python" ]; then
     printf 'run_all.sh: making %s with %s\n' "$env" "$("$base" --version)"
@@ -66,7 +66,7 @@ stamp=$env/.pfl_core-installed
 have=
 if [ -f "$stamp" ]; then have=$(cat "$stamp"); fi
 want=$(state "$python")
-if [ "$have" != "$want $extra" ] && [ "$have" != "$want [test]" ]; then
+if [ "$have" != "$want $extra" ] && { [ -n "$extra" ] || [ "${have% *}" != "$want" ]; }; then
     printf 'run_all.sh: installing into %s (the first time about four minutes)\n' "$env"
     "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip
     (cd -- "$here" && "$python" -m pip install --disable-pip-version-check -e ".$extra")
@@ -74,7 +74,7 @@ if [ "$have" != "$want $extra" ] && [ "$have" != "$want [test]" ]; then
 fi
 
 # One test opens a notebook in a browser: install Debian's where that is possible; elsewhere, without one, the test says so.
-if [ -n "$extra" ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian$' /etc/os-release && ! command -v chromedriver >/dev/null; then
+if [ "$extra" = "[test]" ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian$' /etc/os-release && ! command -v chromedriver >/dev/null; then
     printf 'run_all.sh: installing chromium and its driver\n'
     { timeout 120 apt-get update -q && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -qy chromium chromium-driver; } >/dev/null ||
         printf 'run_all.sh: that did not work; the test in a browser will be skipped\n'

@@ -329,7 +329,12 @@ def _read(name: str, root: Path, complete: bool = False) -> Pool:
         if not s.absent(folder):
             pool = _pool(name, root, folder, partial(s.read, folder), complete)
             if complete or (s.slow and os.access(root, os.W_OK)):
-                _write_cache(pool, root)
+                try:
+                    _write_cache(pool, root)
+                except OSError as error:
+                    print(
+                        f"{name}: its array cache could not be kept in {root} ({error}); the raw files serve, more slowly"
+                    )
             return pool
     raise DatasetMissing(_explain(name, root, "is not available."))
 

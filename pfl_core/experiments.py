@@ -44,6 +44,8 @@ _RANGES = {  # field: (test, what is allowed)
     "normalize": (("dataset", "half").__contains__, "dataset (its mean and std) or half ((x - .5) / .5)"),
     "max_samples": (lambda v: v >= 0, "an integer >= 0 (0: all)"),
     "eval_every": (lambda v: v >= 1, "an integer >= 1"),
+    "seed": (lambda v: v >= 0, "an integer >= 0"),
+    "partition_seed": (lambda v: v is None or v >= 0, "an integer >= 0, or None"),
     "dtype": (("float32", "float64").__contains__, "float32 or float64"),
     "precision": (PRECISIONS.__contains__, "one of " + ", ".join(PRECISIONS)),
 }
@@ -129,6 +131,13 @@ class Experiment:
         for tag in self.tags:
             checks.known("tag", tag, TAGS)
         try:
+            for name in (
+                "partition_args",
+                "model_args",
+                "method_args",
+                "tags",
+            ):  # as JSON gives them back; nobody else's dict
+                object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
             plain = json.loads(json.dumps(self.plain()))
         except (TypeError, ValueError) as e:
             raise ValueError(

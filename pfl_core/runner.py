@@ -84,6 +84,8 @@ def parse(argv: Sequence[str], notebooks: Path = NOTEBOOKS) -> argparse.Namespac
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)"
     )
+    on = "where runs go: processes here, or a Ray cluster ($RAY_ADDRESS; default: local)"
+    parser.add_argument("--on", choices=("local", "ray"), default="local", help=on)
     parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="notebooks side by side (default: 1)")
     for flag in (word.partition("=")[0] for word in argv if word.startswith("-")):
         if flag not in parser._option_string_actions:
@@ -310,7 +312,7 @@ def main_run(args: argparse.Namespace) -> int:
             return 2
     parameters = {"profile": args.profile, "recompute": True, "datasets": args.datasets or [], "device": args.device}
     runs = Path(os.environ.get("PFL_RUNS") or ROOT / "runs").resolve()
-    rows = run(args.paper, parameters, environment(runs, args.data), args.jobs)
+    rows = run(args.paper, parameters, environment(runs, args.data, PFL_ON=args.on), args.jobs)
     _table(("notebook", "status", "wall", "figures"), rows)
     return int(any(row.status != "ok" for row in rows))
 
@@ -441,7 +443,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] == ["clean"]:
         return main_clean(argv[1:])
     if argv[:1] == ["--check"]:
-        print("[test]" if parse(argv[1:]).word == "test" else "")
+        args = parse(argv[1:])
+        print("[test]" if args.word == "test" else "[ray]" if args.on == "ray" else "")
         return 0
     signal.signal(signal.SIGTERM, _stop)
     args = parse(argv)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,17 @@ from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federat
 from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, State
 from pfl_core.progress import Progress
-from pfl_core.simulate import Diverged, History, final_models, simulate
-from pfl_core.store import ROW_COLUMNS, Result, committed_arrays, load_result, results_folder, runs_root, set_aside
+from pfl_core.simulate import Diverged, History, final_models, load_whole, restore, simulate, writing
+from pfl_core.store import (
+    ROW_COLUMNS,
+    Result,
+    committed_arrays,
+    digests,
+    load_result,
+    results_folder,
+    runs_root,
+    set_aside,
+)
 from pfl_core.version import __version__
 
 
@@ -61,7 +73,7 @@ def run(
     store = store or runs_root() / "store"
     checks.make_folder(store)
     folder = store / run_id
-    found = load_result(folder, e)
+    found = load_result(folder, e, aside=False)
     if found:
         return found
     with FileLock(store / f"{run_id}.lock"):
@@ -71,23 +83,17 @@ def run(
 def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store) -> Result:
     fed = fed or federation(e, device)
     method = build_method(e, fed)
-    state = _initial_state(e, method, store, device, executor, workers)
     work = folder.with_suffix(".part")
     checks.make_folder(work)
     checkpoint = work / "checkpoint.pt"
     _drop_damaged(checkpoint)
     used = _recorded_executor(work, executor, device)
-    history, status, wall = History(), "done", time.monotonic()
-    keep = {"history": history}
-
-    def watch(r: int, h: History) -> bool | None:
-        keep["history"] = h
-        return on_round(r, h) if on_round else None
-
+    status, wall = "done", time.monotonic()
     try:
+        state = _initial_state(e, method, store, device, executor, workers)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
-            step = lambda r, h: (bar.update(r - bar.done), watch(r, h))[1]  # noqa: E731
-            out = simulate(
+            step = lambda r, h: (bar.update(r - bar.done), on_round and on_round(r, h))[1]  # noqa: E731
+            final, history, before, _ = simulate(
                 method,
                 fed,
                 e,
@@ -98,10 +104,8 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
                 on_round=step,
                 record=probes.recorder(e.record),
             )
-        final, history, before, after = out
     except Diverged as error:
-        history, status, before = keep["history"], f"failed: {error}", {}
-        final = None
+        final, history, before, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
             f"{e.method} on {device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
@@ -130,11 +134,14 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
     arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
     arrays |= probes.stacked(history.probes)
     arrays |= {f"n/{s}": np.array([len(i) for i in fed.index[s]]) for s in ("train", "val", "test")}
-    if e.keep_models and final is not None:
-        _save_models(work / "models.pt", final, before, method)
-    _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
-    np.savez_compressed(work / "arrays.npz", **arrays)
-    (work / "experiment.json").write_text(json.dumps({"experiment": e.plain(), "meta": meta}, indent=1))
+    with writing(work):
+        if e.keep_models and final is not None:
+            _save_models(work / "models.pt", final, before, method)
+        _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
+        np.savez_compressed(work / "arrays.npz", **arrays)
+        raw = {name: (work / name).read_bytes() for name in ("history.csv", "arrays.npz")}
+        whole = {"experiment": e.plain(), "meta": meta, "sha256": digests(e.plain(), meta, raw)}
+        (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     checkpoint.unlink(missing_ok=True)
     (work / "executor").unlink(missing_ok=True)
     os.replace(work, folder)
@@ -148,7 +155,13 @@ def _initial_state(
     if e.init_from is None:
         return None
     source = run(e.init_from.but(keep_models=True), device=device, executor=executor, workers=workers, store=store)
-    z = torch.load(source.folder / "models.pt", map_location=device, weights_only=True)
+    if not source.ok:
+        raise Diverged(f"{e.method}: init_from, run {source.id}, {source.meta['status']}", History())
+    try:
+        z = load_whole(source.folder / "models.pt", device)
+    except ValueError as error:
+        set_aside(source.folder, error)
+        return _initial_state(e, method, store, device, executor, workers)
     if e.adopt:
         if z["extra"] and type(method).adopt is Method.adopt:  # rows of the clients that the server knows
             raise ValueError(
@@ -214,8 +227,8 @@ def _drop_damaged(checkpoint: Path) -> None:
     if not checkpoint.exists():
         return
     try:
-        torch.load(checkpoint, map_location="cpu", weights_only=True)["round"]
-    except Exception as error:  # any unreadable file: torch raises many types for it
+        restore(checkpoint, torch.device("cpu"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, or of another version's form
         set_aside(checkpoint, error)
 
 
@@ -248,14 +261,25 @@ def _device_name(device: str) -> str:
 
 
 def sweep(
-    experiments: Iterable[Experiment], *, recompute: bool = True, jobs: int = 1, store: Path | None = None, **how: Any
+    experiments: Iterable[Experiment],
+    *,
+    recompute: bool = True,
+    jobs: int = 1,
+    on: str | None = None,
+    cpus: float = 1,
+    gpus: float | None = None,
+    store: Path | None = None,
+    **how: Any,
 ) -> pd.DataFrame:
     """Rows of all experiments, computing what neither the store nor (unless recompute) the committed results/ holds.
 
-    jobs > 1 computes in that many processes. Failed runs leave a message and no rows of theirs. `how` goes to `run`.
+    on "local" (default, or $PFL_ON) computes in `jobs` processes, each with a GPU of its own where there are several; "ray" on a cluster,
+    see extras/ray.py: each run takes `cpus` and `gpus` of a node. Failed runs leave a message and no rows. `how` goes to `run`.
     """
     if isinstance(experiments, Experiment):
         raise TypeError("sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)")
+    on = on or os.environ.get("PFL_ON") or "local"
+    checks.known("on", on, ("local", "ray"))
     experiments = list(experiments)
     if not experiments:
         return pd.DataFrame(columns=ROW_COLUMNS)
@@ -265,9 +289,16 @@ def sweep(
     for e in experiments:
         if not _kept(e, committed) or (store / e.id).is_dir():
             missing.setdefault(e.id, e)
-    with Progress(len(missing), "runs") as bar:
-        done = {}
-        for result in _run_all(list(missing.values()), jobs, store, how):
+    done = {
+        i: r for i, e in missing.items() if (r := load_result(store / i, e, aside=False))
+    }  # read here: no process for them
+    todo = [e for i, e in missing.items() if i not in done]
+    if todo and on == "ray":  # what is optional lies above this module
+        results = importlib.import_module("pfl_core.extras.ray").run_all(todo, store, how, cpus, gpus)
+    else:
+        results = _run_all(todo, jobs, store, how)
+    with Progress(len(todo), "runs") as bar:
+        for result in results:
             done[result.id] = result
             bar.update()
             if not result.ok:
@@ -314,18 +345,33 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
         return
     how = {"workers": max(1, (os.cpu_count() or 1) // jobs)} | how
     try:
-        packed = [(e.plain(), e.tags) for e in experiments]
+        packed = [(e.plain(), e.tags, sys.path) for e in experiments]
         yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
-    except BaseException:  # interrupted, or a worker died: nothing goes on behind the user's back
+    except BaseException as error:  # interrupted, or a worker died: nothing goes on behind the user's back
         _pool(jobs).shutdown(wait=False, cancel_futures=True)
         _pool.cache_clear()
+        if isinstance(error, BrokenProcessPool):
+            raise RuntimeError(
+                f"one of {jobs} worker processes was ended from outside (by hand, or for want of memory); run the sweep again, "
+                "with fewer jobs where memory is short: it goes on from finished runs and checkpoints"
+            ) from error
         raise
 
 
 @functools.lru_cache(maxsize=1)
 def _pool(jobs: int) -> ProcessPoolExecutor:
     # Kept between sweeps: a process that has imported torch costs seconds.
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    context, given = multiprocessing.get_context("spawn"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(context.Value("i"), gpus))
+
+
+def _begin(begun: Any, gpus: list[str]) -> None:
+    with begun.get_lock():
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[begun.value % len(gpus)]
+        begun.value += 1
+    end_with_parent()
 
 
 def end_with_parent() -> None:
@@ -337,8 +383,8 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _in_worker(packed: tuple[dict, dict], **how: Any) -> Result:
-    plain, tags = packed
+def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
+    plain, tags, sys.path[:] = packed  # a process that is older than a plugin's folder finds it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(Experiment.from_plain(plain).but(tags=tags), **how)

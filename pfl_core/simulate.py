@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,6 @@ from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, own, select
 
 CHECKPOINT_EVERY = 60.0  # seconds
-
-
-class Diverged(FloatingPointError):
-    """Parameters became NaN or infinite; says where."""
 
 
 @dataclass
@@ -45,6 +43,14 @@ class History:
     def add(self, key: str, value: np.ndarray) -> None:
         """Append one (K,) array under "when/split/metric"."""
         self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
+
+
+class Diverged(FloatingPointError):
+    """Parameters became NaN or infinite; the message says where, `history` is what was measured before."""
+
+    def __init__(self, message: str, history: History):
+        super().__init__(message)
+        self.history = history
 
 
 def sample(cfg: Any, k: int, round: int) -> Tensor:
@@ -99,7 +105,7 @@ def _loop(
     everyone = torch.arange(fed.K, device=fed.device)
     history, moved, spent = History(), [0.0, 0.0, 0.0], 0.0
     if checkpoint and checkpoint.exists():
-        state, history, moved, spent = _restore(checkpoint, fed.device)
+        state, history, moved, spent = restore(checkpoint, fed.device)
     saved = clock = time.monotonic()
     before: Params = {}
     after: Params = {}
@@ -109,16 +115,18 @@ def _loop(
         full, last, measured = len(sel) == fed.K, r == cfg.rounds, evaluate_at(cfg, r)
         if measured:
             before = method.personal(state, engine.context(state, everyone, r))
+            _check_finite(before, method, r, history, everyone)
             _record(engine, history, "before", before)
         sent = start = end = None
         if not last or (measured and cfg.eval_after and full):
             sent = method.download(state, sel)
             start = method.begin(state, sel, sent)
             end = method.local(engine.context(state, sel, r), start)
-            _check_finite(end, method, sel, r)
+            _check_finite(end, method, r, history, sel)
         history.executor = "+".join(sorted({*history.executor.split("+")} - {""} | engine.ran))
         if measured and cfg.eval_after:
             after = _after(engine, state, sel, end, r)
+            _check_finite(after, method, r, history, everyone)
             _record(engine, history, "after", after)
         if measured:
             history.rounds.append(r)
@@ -130,10 +138,10 @@ def _loop(
         stop = bool(on_round and on_round(r, history))
         if last:
             return state, history, before, after
-        kept = {n: v for n, v in end.items() if n in state.clients}
-        up = {n: v for n, v in end.items() if n not in kept and n in _sendable(method, end, start, sent)}
+        kept, up = returned(method, state, start, sent, end)
         down_n, up_n = method.traffic(state, sel, sent, up)
         state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+        _check_finite({**state.server, **state.extra}, method, r, history)
         for n, v in kept.items():
             state.clients[n][sel] = v
         state.round = r + 1
@@ -145,10 +153,11 @@ def _loop(
             raise Interrupted(f"stopped after round {r}; run it again to go on from there")
 
 
-def _sendable(method: Method, end: Params, start: Params, sent: Params) -> set[str]:
-    # Buffers that the policy resets are neither kept nor sent.
+def returned(method: Method, state: State, start: Params, sent: Params, end: Params) -> tuple[Params, Params]:
+    """What of `end` the clients keep, and what goes to the server; buffers that the policy resets are in neither."""
     reset = {n for n in method.task.buffers if n in start and n not in sent}
-    return set(end) - reset
+    kept = {n: v for n, v in end.items() if n in state.clients}
+    return kept, {n: v for n, v in end.items() if n not in kept and n not in reset}
 
 
 def _after(engine: Engine, state: State, sel: Tensor, end: Params | None, r: int) -> Params:
@@ -180,14 +189,26 @@ def _is_best(history: History, fed: Federation) -> bool:
     return bool((score[-1] > score[:-1]).all())
 
 
-def _check_finite(end: Params, method: Method, sel: Tensor, r: int) -> None:
-    for name, v in end.items():
-        if v.is_floating_point() and not torch.isfinite(v.sum()):
-            bad = [int(k) for k, row in zip(sel, v, strict=True) if not torch.isfinite(row).all()]
-            if bad:
-                raise Diverged(
-                    f"{method.name}: {name} of client {bad[0]} is not finite after round {r}; lower lr, or clip gradients"
-                )
+def _check_finite(p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None) -> None:
+    # p: models of the clients `ids`, or what the server holds. One look at all sums together: on a GPU each look is a wait.
+    found = {n: v for n, v in _flat(p) if v.is_floating_point()}
+    if not found or torch.isfinite(torch.stack([v.sum().double() for v in found.values()])).all():
+        return
+    for name, v in found.items():
+        rows = torch.isfinite(v.flatten(1) if v.dim() > 1 else v[..., None]).all(-1)
+        if rows.all():  # large numbers whose sum alone is infinite
+            continue
+        who = "the server" if ids is None else f"client {int(ids[~rows][0])}"
+        layer = name.rpartition(".")[0] or name
+        raise Diverged(
+            f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; lower lr, or clip gradients",
+            history,
+        )
+
+
+def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for n, v in p.items():
+        yield from _flat(v, f"{prefix}{n}.") if isinstance(v, dict) else ((prefix + n, v),)
 
 
 def _save(path: Path, state: State, history: History, moved: list[float], spent: float) -> None:
@@ -201,12 +222,47 @@ def _save(path: Path, state: State, history: History, moved: list[float], spent:
     }
     whole["history"] = {**vars(history), "evals": {k: torch.stack(v) for k, v in history.evals.items()}}
     part = path.with_suffix(".part")
-    torch.save(whole, part)
-    os.replace(part, path)
+    with writing(part):
+        with part.open("wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut after the rename leaves neither the old one nor the new one
+        os.replace(part, path)
 
 
-def _restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
-    z = torch.load(path, map_location=device, weights_only=True)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, what cannot be written is said with its place and what to do, as OSError; half a file is deleted."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError) as error:  # torch.save on a full disk raises RuntimeError, from the reason
+        if path.is_file():
+            path.unlink()
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(
+            f"cannot write {path} ({why}); make room there, or set PFL_RUNS to another folder, and run it again: "
+            "finished runs and the last checkpoint are kept"
+        ) from error
+
+
+def load_whole(path: Path, device: torch.device | str = "cpu") -> Any:
+    """torch.load of a file each of whose bytes is as it was written (torch looks at no checksum); ValueError if not."""
+    try:
+        with zipfile.ZipFile(path) as z:
+            if bad := z.testzip():
+                raise ValueError(f"{bad} is not as it was written")
+        return torch.load(path, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch and zipfile meet damage with many types
+        raise ValueError(f"{path.name} is damaged: {error}") from error
+
+
+def restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
+    """State, history, traffic and seconds of a checkpoint; ValueError or KeyError for a damaged one."""
+    z = load_whole(path, device)
     h = z["history"]
     series = {k: list(v) for k, v in h.items() if isinstance(v, list)}
     history = History(**series, executor=h.get("executor", ""))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import itertools
 import json
 import os
-import zipfile
-import zlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 from pfl_core import models, probes
 from pfl_core.cards import card
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
+from pfl_core.simulate import load_whole
 
 
 def runs_root() -> Path:
@@ -127,7 +129,7 @@ class Result:
         if not 0 <= client < self.meta["clients"]:
             raise ValueError(f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}")
         e = self.experiment
-        z = torch.load(self.folder / "models.pt", weights_only=True)
+        z = load_whole(self.folder / "models.pt")
         net = models.build(
             e.model, tuple(self.meta["input_shape"]), self.meta["classes"], **vocabulary(e) | e.model_args
         )
@@ -157,35 +159,64 @@ ROW_COLUMNS = (
 ).split()
 
 
-def load_result(folder: Path, e: Experiment | None = None) -> Result | None:
-    """The finished run in `folder`, None if there is none; a damaged one is set aside with a message. `e` brings its tags."""
+def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -> Result | None:
+    """The finished run in `folder`, None if there is none; a damaged one is set aside with a message. `e` brings its tags.
+
+    aside=False leaves a damaged one where it is: for those who do not hold the run's lock.
+    """
     if not folder.is_dir():
         return None
     try:
-        z = json.loads((folder / "experiment.json").read_text())
-        history = pd.read_csv(folder / "history.csv", keep_default_na=False)
-        history["value"] = pd.to_numeric(history["value"])
-        with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as a:
-            arrays = {k: a[k] for k in a.files}
+        raw = {name: (folder / name).read_bytes() for name in ("experiment.json", "history.csv", "arrays.npz")}
+        z = json.loads(raw["experiment.json"])
         if z["meta"]["schema"] != SCHEMA:
             raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
+        for part, digest in z.get("sha256", {}).items():  # none in runs of the first versions
+            if digest != digests(z["experiment"], z["meta"], raw)[part]:
+                raise ValueError(f"{part} is not as it was written")
+        if e is None and (foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]):
+            print(
+                f"{folder.name}: its method or model is in a module of its own; import {foreign[0]} first, if it is yours"
+            )
+            return None  # reading a folder runs no code that it names
+        history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
+        history["value"] = pd.to_numeric(history["value"])
+        with np.load(io.BytesIO(raw["arrays.npz"]), allow_pickle=False) as a:
+            arrays = {k: a[k] for k in a.files}
         if len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
             raise ValueError("it holds no rounds")
         return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        set_aside(folder, error)
+    except MemoryError:
+        raise
+    except Exception as error:  # json, pandas, numpy and zipfile meet damage with nearly any type
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise  # a disk that does not answer, too many open files: the run may be as good as ever
+        if aside:
+            set_aside(folder, error)
         return None
+
+
+def _plugins(plain: dict[str, Any] | None) -> list[str]:
+    return [*plain["plugins"], *_plugins(plain["init_from"])] if plain else []
+
+
+def digests(plain: dict[str, Any], meta: dict[str, Any], raw: dict[str, bytes]) -> dict[str, str]:
+    """sha256 (hex) of what a finished run consists of: its experiment and meta, history.csv, arrays.npz."""
+    parts = {n: raw[n] for n in ("history.csv", "arrays.npz")}
+    parts["experiment.json"] = json.dumps([plain, meta], sort_keys=True).encode()
+    return {n: hashlib.sha256(v).hexdigest() for n, v in parts.items()}
 
 
 def finished() -> Iterable[Result]:
     """The finished runs of the store, oldest first."""
     folders = (runs_root() / "store").glob("*")
     for folder in sorted((f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime):
-        if found := load_result(folder):
+        if found := load_result(folder, aside=False):
             yield found
 
 
 def set_aside(path: Path, error: Exception | str) -> None:
+    """Rename what cannot be read to NAME.damaged, with a message; nothing is deleted."""
     for i in itertools.count():
         away = path.with_name(f"{path.name}.damaged{i or ''}")
         if not away.exists():

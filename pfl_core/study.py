@@ -100,7 +100,7 @@ class Study:
         self.known = self.home.ARTEFACTS
         check(self.known, profile, datasets, methods, seeds, artefacts, recompute)
         self.paper, self.profile, self.recompute = paper, profile, recompute
-        self.device = runs.pick_device(device)
+        self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
         self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
         self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
@@ -151,8 +151,9 @@ class Study:
         if not cells:
             return pd.DataFrame(columns=store.ROW_COLUMNS)
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
-        jobs = 1 if self.device == "cuda" or self.profile == "smoke" else min(8, os.cpu_count() or 1)
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.device, jobs=jobs)
+        many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
+        jobs = 1 if self.profile == "smoke" else many
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs)
         self.collected.append(frame)
         return frame
 

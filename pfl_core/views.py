@@ -178,7 +178,7 @@ def _kept(run: str) -> Iterable[str]:
     file = store.runs_root() / "store" / run / "arrays.npz"
     if not file.is_file():
         return store.committed_arrays().get(run, ())
-    with np.load(file) as z:
+    with np.load(file, allow_pickle=False) as z:
         return z.files
 
 

@@ -313,7 +313,7 @@ CASES = [
     Case('result.probe("weights"), not recorded', lambda: run(tiny()).probe("weights"), r"record=\('weights',\)"),
     Case('tune(e, ..., split="test")', lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"), "only 'val'"),
     Case("tune(...) without validation data", lambda: runs.tune(tiny(), [{"lr": 0.1}]), "leaves no validation data"),
-    Case("a rate that is too high", diverges, "not finite after round .; lower lr", None),
+    Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
     # parameters of notebooks
     Case('papermill: recompute="true"', lambda: parameter("recompute", "true"), "must be a bool, not 'true'"),
     Case("papermill: seeds=3", lambda: parameter("seeds", 3), "must be a list, not 3"),

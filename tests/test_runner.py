@@ -301,6 +301,12 @@ def test_installs_when_something_changed_only(shell):
     assert len(shell().asked) == 2
 
 
+def test_ray_is_installed_where_it_is_asked_for(shell):
+    assert shell().asked[-1].endswith(" -e .")
+    assert shell("--on", "ray").asked[-1].endswith(" -e .[ray]")
+    assert len(shell("--on", "ray").asked) == len(shell().asked) == 2  # what is there is enough without it
+
+
 def test_an_active_environment_without_python_is_named(shell, tmp_path):
     done = shell(VIRTUAL_ENV=str(tmp_path / "gone"))
     assert done.code == 1 and "gone has no Python 3.11 or newer" in done.err and done.asked == []

@@ -1,0 +1,65 @@
+"""Sweeps over a Ray cluster: sweep(experiments, on="ray", cpus=1, gpus=0.25). Each run is a task; all nodes share the store.
+
+The cluster is that of $RAY_ADDRESS; without it, Ray is started on this computer. A task whose node is lost is started again elsewhere and
+goes on from the run's checkpoint, so that the rounds since then are all that is lost. Every node needs pfl_core, the data below the same
+$PFL_DATA, and the store at the same path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pfl_core.experiments import Experiment
+from pfl_core.runs import run
+from pfl_core.store import Result, load_result
+
+RETRIES = 10  # nodes that one run may lose
+CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")
+
+
+def run_all(
+    experiments: list[Experiment], store: Path, how: dict[str, Any], cpus: float, gpus: float | None
+) -> Iterator[Result]:
+    """Results in the order in which they come; cpus, gpus: what one run takes of a node (gpus None: a quarter where there are any).
+
+    ImportError without ray; ValueError where no node has what a run asks for; a run's own error as it was raised.
+    """
+    found = [load_result(store / e.id, e, aside=False) for e in experiments]
+    yield from filter(None, found)
+    if all(found):
+        return
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    if gpus is None:
+        gpus = 0.25 if how.get("device") != "cpu" and any(n.get("GPU") for n in nodes) else 0
+    if not any(n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus for n in nodes):  # Ray would wait for ever
+        there = "; ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
+        raise ValueError(f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; ask for less")
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
+    environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
+    how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
+    waiting = [
+        task.remote(e.plain(), e.tags, environ, how) for e, r in zip(experiments, found, strict=True) if r is None
+    ]
+    try:
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1)
+            yield ray.get(ready[0])
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:  # after an interruption: nothing goes on behind the user's back
+        for ref in waiting:
+            ray.cancel(ref, force=True)
+
+
+def _task(plain: dict, tags: dict, environ: dict[str, str], how: dict[str, Any]) -> Result:
+    os.environ.update(environ)
+    return run(Experiment.from_plain(plain).but(tags=tags), **how)

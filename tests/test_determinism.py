@@ -1,0 +1,38 @@
+"""The same Experiment gives the same numbers whatever the threads, the interruptions, and what ran before it in the process."""
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_core import Experiment, simulate
+from pfl_core.methods.base import METHODS
+from pfl_core.runs import run
+from pfl_core.simulate import Interrupted
+
+OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
+TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="lenet", model_args={"kernels": 2, "bn": True}, batch=6)
+TINY |= dict(rounds=3, participation=0.75, lr=0.02, momentum=0.5, holdout=0.25, max_samples=14, eval_every=2)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_threads_and_interruptions_change_nothing(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
+    e = Experiment(**TINY, method=method, record=("weights",) if method == "pfedla" else ())
+    whole = run(e, store=tmp_path / "a", workers=1)
+    np.random.seed(7)
+    torch.manual_seed(7)  # what a user does to the global generators
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for stop, workers in ((0, 3), (1, 2), (2, 4)):
+            with pytest.raises(Interrupted):
+                run(e, store=tmp_path / "b", workers=workers, on_round=lambda r, h, stop=stop: r == stop)
+        again = run(e, store=tmp_path / "b", workers=3)
+    finally:
+        torch.set_num_threads(threads)
+    assert whole.arrays.keys() == again.arrays.keys() and whole.ok
+    for name, v in whole.arrays.items():
+        np.testing.assert_array_equal(v, again.arrays[name], err_msg=name)
+    keep = whole.history.metric != "train_s"
+    assert whole.history[keep].equals(again.history[keep])
+    assert whole.arrays["before/test/loss"].std() > 0  # it trained

@@ -1,0 +1,228 @@
+"""Sweeps on Ray: the logic with a stand-in of Ray's few functions, and a real two-node cluster where ray is installed."""
+
+import importlib.util
+import itertools
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from pfl_core import Experiment, runner, runs, simulate, sweep
+
+TINY = dict(partition_args={"alpha": 1.0}, clients=3, model="mlp", model_args={"hidden": 4}, max_samples=20, rounds=4)
+CELLS = [Experiment(**TINY, seed=s) for s in range(3)]
+
+
+class NodeLost(BaseException):
+    """What a task meets whose node goes away: nothing of it is left."""
+
+
+class RayTaskError(Exception):
+    def __init__(self, cause):
+        self.cause = cause
+
+
+class StandIn(SimpleNamespace):
+    """ray.init, nodes, remote, wait, get, cancel, in this process; what comes first is not what was asked for first."""
+
+    def __init__(self, cpus=2, gpus=0):
+        super().__init__(started=0, options=None, cancelled=[], exceptions=SimpleNamespace(RayTaskError=RayTaskError))
+        self.there = [{"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}}]
+        self.there.append({"Alive": False, "Resources": {"CPU": 64, "GPU": 8}})
+
+    def is_initialized(self):
+        return self.started
+
+    def init(self, **how):
+        assert "address" not in how  # $RAY_ADDRESS, or a Ray of this computer's own
+        self.started += 1
+
+    def nodes(self):
+        return self.there
+
+    def remote(self, **options):
+        self.options = options
+        return lambda fn: SimpleNamespace(remote=lambda *args: (fn, args))
+
+    def wait(self, refs, num_returns):
+        return [refs[-1]], refs[:-1]
+
+    def get(self, ref):
+        fn, args = ref
+        *plain, how = args
+        for attempt in itertools.count():
+            try:
+                got = fn(*pickle.loads(pickle.dumps(plain)), how)
+                return pickle.loads(pickle.dumps(got))
+            except NodeLost:
+                if attempt == self.options["max_retries"]:
+                    raise
+            except Exception as error:
+                raise RayTaskError(error) from error
+
+    def cancel(self, ref, force):
+        self.cancelled.append(ref)
+
+
+@pytest.fixture
+def ray(monkeypatch, tmp_path):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    return stand_in
+
+
+def numbers(rows):
+    return rows[rows.metric != "train_s"].drop(columns="wall_s").reset_index(drop=True)
+
+
+def test_rows_are_those_of_a_local_sweep(ray, tmp_path):
+    there = sweep(CELLS, on="ray", cpus=2)
+    assert ray.started == 1 and ray.options == dict(num_cpus=2, num_gpus=0, max_retries=10)
+    pd.testing.assert_frame_equal(numbers(there), numbers(sweep(CELLS, store=tmp_path / "other")))
+    ray.options = None
+    pd.testing.assert_frame_equal(numbers(sweep(CELLS, on="ray")), numbers(there))
+    assert ray.options is None  # all were there
+
+
+def test_a_lost_node_costs_the_rounds_since_the_checkpoint(ray, tmp_path):
+    seen = []
+
+    def on_round(r, h):
+        seen.append(r)
+        if seen == [0, 1, 2]:
+            raise NodeLost
+
+    there = sweep(CELLS, on="ray", on_round=on_round)
+    assert seen[:6] == [0, 1, 2, 2, 3, 4] and len(seen) == 3 * 5 + 1
+    pd.testing.assert_frame_equal(numbers(there), numbers(sweep(CELLS, store=tmp_path / "other")))
+
+
+def test_a_run_that_fails_is_said_as_it_was_raised_and_the_others_are_cancelled(ray):
+    with pytest.raises(ValueError, match="executor"):
+        sweep(CELLS, on="ray", executor="fast")
+    assert len(ray.cancelled) == 2
+
+
+def test_what_no_node_has_is_refused(ray):
+    with pytest.raises(ValueError, match="asks for cpus=3, gpus=0, and no node has that: 2 CPUs and 0 GPUs"):
+        sweep(CELLS, on="ray", cpus=3)
+    with pytest.raises(ValueError, match="gpus=0.25"):
+        sweep(CELLS, on="ray", gpus=0.25)
+
+
+@pytest.mark.parametrize(("device", "share"), [("auto", 0.25), ("cpu", 0)])
+def test_a_quarter_of_a_gpu_where_there_are_any(ray, monkeypatch, device, share):
+    ray.there[0]["Resources"]["GPU"] = 2
+    sweep(CELLS[:1], on="ray", device=device)
+    assert ray.options["num_gpus"] == share
+
+
+def test_without_ray(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'pip install "pfl-core\[ray\]"'):
+        sweep(CELLS, on="ray", store=tmp_path)
+    with pytest.raises(ValueError, match="on 'dask' is unknown; .*known are local, ray"):
+        sweep(CELLS, on="dask", store=tmp_path)
+
+
+def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
+    given = []
+    monkeypatch.setattr(runner, "run", lambda papers, parameters, env, jobs: given.append(env) or [])
+    runner.main_run(runner.parse(["--on", "ray"]))
+    monkeypatch.setenv("PFL_ON", given[0]["PFL_ON"])
+    sweep(CELLS[:1])
+    assert ray.started == 1
+    runner.main(["--check", "--on", "ray"])
+    assert capsys.readouterr().out.splitlines()[-1] == "[ray]"
+
+
+def test_worker_processes_share_out_the_gpus(monkeypatch):
+    monkeypatch.setattr(runs, "end_with_parent", lambda: None)
+    begun, taken = multiprocessing.get_context("spawn").Value("i"), []
+    for _ in range(3):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        runs._begin(begun, ["2", "GPU-x"])
+        taken.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert taken == ["2", "GPU-x", "2"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    runs._begin(begun, [])
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+SLOW = """
+import time
+import ray
+from pfl_core import simulate
+
+simulate.CHECKPOINT_EVERY = 0.0
+if ray.is_initialized() and not hasattr(simulate, "fast"):
+    simulate.fast = simulate.sample
+
+    def slow(cfg, k, round):
+        with open(NOTE, "a") as f:
+            f.write(f"{cfg.seed} {round} {ray.get_runtime_context().get_node_id()}\\n")
+        time.sleep(0.3)
+        return simulate.fast(cfg, k, round)
+
+    simulate.sample = slow
+"""
+
+CLUSTER = """
+import sys, threading, time
+import pandas as pd
+import ray
+from ray.cluster_utils import Cluster
+from pfl_core import Experiment, sweep
+
+note, rows = sys.argv[1:]
+little = dict(num_cpus=1, object_store_memory=80 * 2**20)
+cluster = Cluster(initialize_head=True, head_node_args=little)
+second = cluster.add_node(**little)
+cluster.wait_for_nodes()
+ray.init(address=cluster.address, log_to_driver=False)
+
+def lose():
+    while True:
+        time.sleep(0.05)
+        lines = [line.split() for line in open(note)]
+        if [r for _, r, node in lines if node == second.node_id and int(r) >= 3]:
+            return cluster.remove_node(second, allow_graceful=False)
+
+threading.Thread(target=lose, daemon=True).start()
+sweep([Experiment(**TINY, rounds=8, seed=s, plugins=("slow",)) for s in range(4)], on="ray").to_csv(rows, index=False)
+print("lost", second.node_id)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray, an optional extra, is not installed")
+def test_a_cluster_of_two_nodes_one_of_which_is_lost(tmp_path):
+    note, rows = tmp_path / "note", tmp_path / "rows.csv"
+    note.touch()
+    (tmp_path / "slow.py").write_text(f"NOTE = {str(note)!r}\n{SLOW}")
+    tiny = {k: v for k, v in TINY.items() if k != "rounds"}
+    path = os.pathsep.join([str(tmp_path), str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PFL_RUNS": str(tmp_path), "PYTHONPATH": path}
+    command = [sys.executable, "-c", f"TINY = {tiny!r}\n" + textwrap.dedent(CLUSTER), str(note), str(rows)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (said,) = [line.split() for line in done.stdout.splitlines() if line.startswith("lost ")]
+    lost, trained = said[1], [line.split() for line in note.read_text().splitlines()]
+    assert len({node for _, _, node in trained}) == 2
+    twice = [s for s, r, _ in trained if len([1 for t, q, _ in trained if (t, q) == (s, r)]) > 1]
+    moved = {s for s, _, node in trained if node == lost} & {s for s, _, node in trained if node != lost}
+    assert (
+        len(moved) == 1 and len(twice) <= 4
+    )  # of the run that moved, the round that was under way and at most one more
+    whole = sweep([Experiment(**tiny, rounds=8, seed=s) for s in range(4)], store=tmp_path / "other")
+    again = pd.read_csv(rows, keep_default_na=False)
+    assert numbers(again).value.tolist() == numbers(whole).value.tolist()

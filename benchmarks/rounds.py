@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.cases import CASES, Case
+from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
 from pfl_core.engine import Engine
 from pfl_core.experiments import Experiment, build_method, federation
 from pfl_core.runs import pick_device
 from pfl_core.simulate import sample
-from pfl_core.version import __version__
-
-RESULTS = Path(__file__).parent / "results"
 
 
 class Ours:
@@ -55,17 +50,6 @@ class Ours:
         served = self.method.personal(self.state, self.engine.context(self.state, everyone, self.state.round))
         got = self.engine.evaluate(served, split)
         return 100 * got["correct"].sum() / got["n"].sum()
-
-
-def timed(fn: Any, device: str) -> float:
-    """Seconds of fn(), the device's queue emptied before and after."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    fn()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def matrix_rate(device: str) -> float:
@@ -114,7 +98,7 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
     rate = per_batch * batches / median["ours_train_s"]
     return {
-        "says": case.says, "experiment": e.plain(), "dataset": e.dataset, "executor": ours.engine.executor, "rows": rows,
+        "says": case.says, "experiment": e.plain(), "dataset": e.dataset, "executor": "+".join(sorted(ours.engine.ran)), "rows": rows,
         **median, "ratio": statistics.median(ratio), "ratio_min": min(ratio), "ratio_max": max(ratio),
         "train_ratio": statistics.median(r["plain_train_s"] / r["ours_train_s"] for r in rows),
         "training_gflops": rate / 1e9, **reached,
@@ -131,17 +115,14 @@ def main() -> None:
     args = parser.parse_args()
     device = pick_device(args.device)
     peak = matrix_rate(device)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    about = {"device": name, "torch": torch.__version__, "python": platform.python_version(), "pfl_core": __version__}
-    about |= {"matrix_gflops": peak / 1e9, "repeats": args.repeats}
-    print(json.dumps(about))
-    RESULTS.mkdir(exist_ok=True)
-    out = RESULTS / f"rounds-{device}{'' if args.executor == 'auto' else '-' + args.executor}.json"
-    kept = json.loads(out.read_text())["cases"] if out.exists() else {}
+    where = about(device) | {"matrix_gflops": peak / 1e9, "repeats": args.repeats, "threads": torch.get_num_threads()}
+    print(json.dumps(where))
+    name = f"rounds-{device}{'' if args.executor == 'auto' else '-' + args.executor}"
     for key in args.case or CASES:
         got = measure(CASES[key], args.repeats, device, args.executor)
-        kept[key] = got | {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak, "about": about}
-        out.write_text(json.dumps({"cases": kept}, indent=1))
+        target = CASES[key].cpu if device == "cpu" else CASES[key].gpu
+        got |= {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak, "target": target}
+        save(name, {key: got}, device, where)
         print(
             f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  training {got['train_ratio']:.2f}x  "
             f"ours {got['ours_train_s']:.2f}+{got['ours_eval_s']:.2f} s, plain {got['plain_train_s']:.2f}+{got['plain_eval_s']:.2f} s  "

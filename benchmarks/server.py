@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
 import statistics
 
 import torch
 from torch import Tensor
 
-from benchmarks.rounds import RESULTS, timed
+from benchmarks.common import about, save, timed
 from pfl_core import models
 from pfl_core.runs import pick_device
 from pfl_core.stacked import Params, mix
-from pfl_core.version import __version__
 
 
 def looped(weights: dict[str, Tensor], layers: dict[str, list[str]], stacked: list[Params], few: int) -> list[Params]:
@@ -46,10 +44,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     args = parser.parse_args()
     device = pick_device(args.device)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    about = {"device": name, "torch": torch.__version__, "python": platform.python_version(), "pfl_core": __version__}
-    print(json.dumps(about))
-    out = []
+    where = about(device)
+    print(json.dumps(where))
     for k in args.clients:
         net = models.build("lenet", (3, 32, 32), 10, bn=True)
         layers = models.layers(net, "module")
@@ -75,10 +71,8 @@ def main() -> None:
             "ratio_max": max(ratios),
             "largest_difference": worst,
         }
-        out.append(row)
+        save(f"server-{device}", {str(k): row}, device, where)
         print("  ".join(f"{n} {v:.4g}" for n, v in row.items()), flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"server-{device}.json").write_text(json.dumps({"about": about, "rows": out}, indent=1))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 
 from pfl_core import checks, data, models, probes
 from pfl_core import partition as partitions
+from pfl_core.batched import PRECISIONS
 from pfl_core.cards import card
 from pfl_core.federation import PLANS, Federation
 from pfl_core.methods.base import Method, Task, head_models, make_method
@@ -46,6 +47,7 @@ _RANGES = {  # field: (test, what is allowed)
     "seed": (lambda v: v >= 0, "an integer >= 0"),
     "partition_seed": (lambda v: v is None or v >= 0, "an integer >= 0, or None"),
     "dtype": (("float32", "float64").__contains__, "float32 or float64"),
+    "precision": (PRECISIONS.__contains__, "one of " + ", ".join(PRECISIONS)),
 }
 
 
@@ -59,7 +61,8 @@ class Experiment:
     initial model, participants and batches; `init_from` starts from another experiment's end: its models, or with `adopt` its server,
     these clients being new to it. `partition_seed` (default: seed) who holds what. `partition_args` are the scheme's; with `of` among
     them it deals to that many, and the clients here are numbers `first`, `first` + `every`, ... of them: one group, or those who are
-    new to the others. `record` names probes (`probes.PROBES`), whose arrays
+    new to the others. `precision` of local training in float32: "full", "tf32" (a GPU's products of matrices and convolutions, evaluation
+    too), "bf16" (products of the training loss in bfloat16). `record` names probes (`probes.PROBES`), whose arrays
     the Result keeps. `tags` label rows and are not hashed.
     Raises ValueError naming the field, the value, and what is allowed.
     """
@@ -95,6 +98,7 @@ class Experiment:
     seed: int = 0
     partition_seed: int | None = None
     dtype: str = "float32"
+    precision: str = "full"
     keep_models: bool = False
     init_from: Experiment | None = None
     adopt: bool = False
@@ -114,6 +118,10 @@ class Experiment:
         for name, (legal, allowed) in _RANGES.items():
             if not legal(getattr(self, name)):
                 raise ValueError(f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}")
+        if self.precision != "full" and self.dtype != "float32":
+            raise ValueError(
+                f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): allowed with float32 only"
+            )
         if self.adopt and self.init_from is None:
             raise ValueError(
                 "Experiment(adopt=True) needs init_from: the Experiment whose server takes these clients in"

@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from pfl_core import checks, probes
-from pfl_core.engine import EXECUTORS
+from pfl_core.engine import AUTO, EXECUTORS
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
 from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, State
@@ -123,7 +123,7 @@ def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
         input_shape=list(fed.input_shape),
         parameters=sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters),
         device=_device_name(device),
-        executor=used,
+        executor=history.executor or used,
         torch=torch.__version__,
         python=platform.python_version(),
         partition_hash=fed.hash,
@@ -237,7 +237,7 @@ def _recorded_executor(work: Path, executor: str, device: str) -> str:
     note = work / "executor"
     if note.exists() and (work / "checkpoint.pt").exists():
         return note.read_text()
-    chosen = executor if executor != "auto" else ("threads" if device == "cpu" else "batched")
+    chosen = AUTO[device] if executor == "auto" else executor
     note.write_text(chosen)
     return chosen
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core.batched import precision
 from pfl_core.engine import Engine
 from pfl_core.federation import Federation, rng
 from pfl_core.methods.base import Method, State
@@ -37,6 +38,7 @@ class History:
     steps: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     probes: Params = field(default_factory=dict)  # what `record` measured: "weights/10/conv1"
+    executor: str = ""  # what local training ran through, "graphs+threads" where it was more than one
 
     def add(self, key: str, value: np.ndarray) -> None:
         """Append one (K,) array under "when/split/metric"."""
@@ -85,7 +87,7 @@ def simulate(
     torch.set_num_threads(1)
     engine = Engine(method, fed, cfg, executor, workers)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), precision(getattr(cfg, "precision", "full")):
             return _loop(engine, cfg, state or method.init(), checkpoint, on_round, record)
     finally:
         engine.close()
@@ -121,6 +123,7 @@ def _loop(
             start = method.begin(state, sel, sent)
             end = method.local(engine.context(state, sel, r), start)
             _check_finite(end, method, r, history, sel)
+        history.executor = "+".join(sorted({*history.executor.split("+")} - {""} | engine.ran))
         if measured and cfg.eval_after:
             after = _after(engine, state, sel, end, r)
             _check_finite(after, method, r, history, everyone)
@@ -261,7 +264,8 @@ def restore(path: Path, device: torch.device) -> tuple[State, History, list[floa
     """State, history, traffic and seconds of a checkpoint; ValueError or KeyError for a damaged one."""
     z = load_whole(path, device)
     h = z["history"]
-    history = History(**{k: list(v) for k, v in h.items() if k not in ("evals", "probes")})
+    series = {k: list(v) for k, v in h.items() if isinstance(v, list)}
+    history = History(**series, executor=h.get("executor", ""))
     history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}
     history.probes = {k: v.cpu() for k, v in h["probes"].items()}
     return State(z["server"], z["clients"], z["extra"], z["round"]), history, z["moved"], z["spent"]

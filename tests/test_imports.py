@@ -19,6 +19,7 @@ ORDER = [
     "data",
     "federation",
     "methods",
+    "batched",
     "engine",
     "simulate",
     "probes",

@@ -1,0 +1,123 @@
+"""FedAvg here and in two public simulators: `benchmarks/peers.sh`, or `python -m benchmarks.peers WHO` in an environment of its own.
+
+The same data, split, initial model, batch and steps (`benchmarks.cases`: quickstart; clients of the simulators train by the textbook loop).
+Each is run at 1, 2, 4, ... processes up to the number of cores, and its best median stands. Seconds are of a round of training without
+evaluation, after one round that warms up; the accuracy reached after all rounds stands beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.cases import CASES
+from benchmarks.common import about, save
+from benchmarks.plain_loop import PlainLoop
+from pfl_core.experiments import build_method, federation
+
+PACKAGES = {"ours": (), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
+
+
+@functools.cache
+def loop(samples: int) -> PlainLoop:
+    """The clients of the case (at most `samples` images each, 0: all) and a model: made once a process."""
+    torch.set_num_threads(1)
+    e = CASES["quickstart"].experiment().but(max_samples=samples)
+    fed = federation(e)
+    return PlainLoop(build_method(e, fed).task.model, fed, e)
+
+
+def accuracy(state: dict[str, torch.Tensor], samples: int) -> float:
+    """Pooled test accuracy (%) of a model."""
+    here = loop(samples)
+    here.shared = state
+    return here.evaluate("test")
+
+
+def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
+    """Seconds of each round, and accuracy (%), of Flower's simulation with `processes` workers of one core each."""
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    from flwr.app import ArrayRecord
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    from benchmarks.peer_client import app
+
+    k, ends, last, server = loop(samples).fed.K, [], {}, ServerApp()
+
+    def told(round: int, arrays: Any) -> None:
+        ends.append(time.perf_counter())
+        last.update(arrays.to_torch_state_dict())
+
+    @server.main()
+    def main(grid: Any, context: Any) -> None:
+        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=k, min_available_nodes=k)
+        strategy.start(grid, ArrayRecord(loop(samples).shared), num_rounds=rounds, evaluate_fn=told)
+
+    os.environ["PEERS_SAMPLES"] = str(samples)
+    resources = {"init_args": {"num_cpus": processes}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, app, num_supernodes=k, backend_config=resources)
+    return [b - a for a, b in zip(ends, ends[1:], strict=False)], accuracy(last, samples)
+
+
+def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
+    """The same of pfl_core with `processes` worker threads."""
+    from benchmarks.rounds import Ours
+    from pfl_core.engine import Engine
+
+    torch.set_num_threads(1)
+    run = Ours(CASES["quickstart"].experiment().but(max_samples=samples), "cpu")
+    run.engine = Engine(run.method, run.fed, run.e, workers=processes)
+    times = []
+    with torch.no_grad():
+        for _ in range(rounds):
+            began = time.perf_counter()
+            run.train()
+            times.append(time.perf_counter() - began)
+        return times, run.evaluate("test")
+
+
+def pfl(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
+    """The same of Apple's pfl, whose simulation on one computer is one process."""
+    from benchmarks.peer_pfl import simulate
+
+    return simulate(loop(samples), rounds)
+
+
+def main() -> None:
+    """Run one simulator at each number of processes; write results/peers-cpu.json with the best."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("who", choices=list(PACKAGES))
+    parser.add_argument("--rounds", type=int, default=6, help="of which the first is not counted")
+    parser.add_argument("--samples", type=int, default=0, help="images a client at most (0: all); a trial run")
+    parser.add_argument(
+        "--processes", type=int, default=0, help="0: 1, 2, 4, ... up to the number of cores, the best stands"
+    )
+    args = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    if not args.processes:
+        many = [1] if args.who == "pfl" else sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
+        for n in many:  # each in a process of its own: a simulator leaves its workers behind
+            subprocess.run([sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes", str(n)], check=True)
+        return
+    times, acc = {"ours": ours, "flower": flower, "pfl": pfl}[args.who](args.processes, args.rounds, args.samples)
+    row = dict(train_s=statistics.median(times[1:]), fastest_s=min(times[1:]), slowest_s=max(times[1:]), acc_pct=acc)
+    row |= dict(rounds_s=times, processes=args.processes, samples=args.samples)
+    row["versions"] = {p: importlib.metadata.version(p) for p in PACKAGES[args.who]}
+    print(json.dumps(row))
+    save("peers-cpu", {f"{args.who}/{args.processes}": row}, "cpu", about("cpu"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Write the tables of benchmarks/README.md from benchmarks/results/*.json: `python -m benchmarks.tables`. No number there is typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.cases import CASES
+from benchmarks.common import RESULTS
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- tables: written by python -m benchmarks.tables -->", "<!-- end of tables -->"
+NONE = "Not measured yet."
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(r) + " |" for r in [head, ["---"] * len(head), *rows])
+
+
+def computers(cases: dict) -> str:
+    """Where and with what the numbers of a file were measured."""
+    lines = dict.fromkeys(
+        f"{a['device']}; torch {a['torch']}, Python {a['python']}, pfl_core {a['pfl_core']}; {a['date']}"
+        for a in (c["about"] for c in cases.values())
+    )
+    return "\n".join(f"Measured on {line}." for line in lines)
+
+
+def rounds(cases: dict) -> str:
+    """A round beside the plain loop; seconds of training + evaluation, accuracy of both."""
+    head = [
+        "round",
+        "executor",
+        "ours (s)",
+        "plain loop (s)",
+        "ratio (range)",
+        "target",
+        "of the matrix rate",
+        "accuracy (%)",
+    ]
+    rows = []
+    for k, c in cases.items():
+        spent = [f"{c[f'{who}_train_s']:.2f} + {c[f'{who}_eval_s']:.2f}" for who in ("ours", "plain")]
+        ratio = f"{c['ratio']:.2f}x ({c['ratio_min']:.2f} to {c['ratio_max']:.2f})"
+        reached = [f"{c['target']:g}x", f"{100 * c['share_of_matrix_rate']:.0f} %"]
+        rows.append(
+            [
+                CASES[k].says,
+                c["executor"],
+                *spent,
+                ratio,
+                *reached,
+                f"{c['ours_acc_pct']:.1f} / {c['plain_acc_pct']:.1f}",
+            ]
+        )
+    return table(head, rows)
+
+
+def server(cases: dict) -> str:
+    """The server's step beside a loop."""
+    rows = [
+        [
+            k,
+            f"{c['loop_s']:.4g}",
+            f"{c['ours_s']:.4g}",
+            f"{c['ratio']:.0f}x ({c['ratio_min']:.0f} to {c['ratio_max']:.0f})",
+        ]
+        for k, c in sorted(cases.items(), key=lambda kc: int(kc[0]))
+    ]
+    return table(["clients", "loop (s)", "ours (s)", "ratio (range)"], rows)
+
+
+def scaling(cases: dict) -> str:
+    """Cost as one thing grows; the picture is beside it."""
+    head = [
+        "series",
+        "method",
+        "value",
+        "training (s)",
+        "evaluation (s)",
+        "client-steps",
+        "us a client-step",
+        "memory (MB)",
+    ]
+    rows = [
+        [
+            c["series"], c["method"], str(c["value"]), f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}", f"{c['client_steps']:.0f}",
+            f"{c['us_per_client_step']:.0f}", f"{c['memory_mb']:.0f}",
+        ]
+        for c in cases.values()
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def profile(cases: dict) -> str:
+    """Where the time of a round goes, by kind of work (%)."""
+    rows = [
+        [k, f"{c['seconds']:.2f}", "; ".join(f"{s['kind']} {s['share']:.0f} %" for s in c["kinds"] if s["share"] >= 1)]
+        for k, c in cases.items()
+    ]
+    return table(["round", "s", "share of operations' own time"], rows)
+
+
+def peers(cases: dict) -> str:
+    """Each simulator at its best number of processes."""
+    best: dict[str, dict] = {}
+    for key, c in cases.items():
+        who = key.partition("/")[0]
+        if who not in best or c["train_s"] < best[who]["train_s"]:
+            best[who] = c
+    rows = [
+        [
+            "pfl_core" if who == "ours" else ", ".join(f"{p} {v}" for p, v in c["versions"].items()), str(c["processes"]),
+            f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})", f"{c['acc_pct']:.1f}",
+        ]
+        for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"])
+    ]  # fmt: skip
+    return table(["simulator", "processes (threads)", "s a round, median (range)", "accuracy (%)"], rows)
+
+
+def plan(cases: dict) -> str:
+    """The papers' cost at profile paper."""
+    rows = []
+    for k, c in cases.items():
+        counts = [f"{c[n]:.3g}" for n in ("client_steps", "terabytes", "petaflop")]
+        hours = [f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_gpus" for g in (1, 8, 64))]
+        rows.append([k, str(c["runs"]), *counts, *hours, c["rate"]])
+    return table(["paper", "runs", "client-steps", "TB moved", "PFLOP", "h, 1 GPU", "8", "64", "rate"], rows)
+
+
+KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
+    "rounds": ("A round, training and evaluation of train and test data, beside the plain loop", rounds),
+    "server": ("The server's layer-wise aggregation beside a loop", server),
+    "scaling": ("Growth", scaling),
+    "peers": ("FedAvg in public simulators (quick start case, training only)", peers),
+    "profile": ("Where the time goes", profile),
+    "plan": ("What the papers cost at profile paper", plan),
+}
+
+
+def sections() -> Iterator[str]:
+    """One section a kind of benchmark, all its files in it."""
+    for kind, (title, draw) in KINDS.items():
+        yield f"### {title}"
+        files = sorted(RESULTS.glob(f"{kind}*.json"))
+        if not files:
+            yield NONE
+        for path in files:
+            cases = json.loads(path.read_text())["cases"]
+            yield f"`results/{path.name}`. {computers(cases)}"
+            yield draw(cases)
+            if path.with_suffix(".png").exists():
+                yield f"![{path.stem}](results/{path.stem}.png)"
+
+
+def main() -> None:
+    """Replace what stands between the marks of README.md."""
+    text = README.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    README.write_text("\n\n".join([before + BEGIN, *sections(), END + after]))
+    print(README)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,437 @@
+"""The batched executor: stack sizes, captured steps (through a stand-in for CUDA graphs), chunks that fit, counts of what is launched."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tape import Counter, Tape
+
+from pfl_core import batched, models
+from pfl_core.batched import KEPT, WARM, Batched, precision, sizes
+from pfl_core.engine import Engine
+from pfl_core.experiments import Experiment
+from pfl_core.federation import Federation
+from pfl_core.methods.base import State, Task, make_method
+from pfl_core.methods.fedavg import FedAvg
+from pfl_core.simulate import simulate
+from pfl_core.stacked import expand
+
+CFG = dict(batch=4, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0)
+LONG = (60, 41, 40, 23, 8, 3, 52, 30)  # samples a client: 15, 11, 10, 6, 2, 1, 13, 8 batches of 4
+
+
+@pytest.fixture(autouse=True)
+def tape(monkeypatch):
+    monkeypatch.setitem(batched.GRAPHS, "cpu", Tape)
+    monkeypatch.setattr(Tape, "log", [])
+    return Tape.log
+
+
+def federation(counts=LONG, seed=0, dtype=torch.float64):
+    g = np.random.default_rng(seed)
+    x = g.integers(0, 256, (sum(counts), 8, 8), dtype=np.uint8)
+    cuts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    return Federation(x, g.integers(0, 3, sum(counts)), cuts, classes=3, dtype=dtype, seed=seed)
+
+
+def network(dtype=torch.float64, **kw):
+    return models.build("lenet", (1, 16, 16), 3, kernels=2, seed=0, **kw).to(dtype)
+
+
+class Small(torch.nn.Module):
+    """A convolution, BatchNorm and `depth` linear layers: small enough for many steps."""
+
+    def __init__(self, depth=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3)
+        self.mid = torch.nn.Sequential(*(torch.nn.Linear(108, 108) for _ in range(depth - 1)))
+        self.fc = torch.nn.Linear(108, 3)
+
+    def forward(self, x):
+        return self.fc(self.mid(self.norm(self.conv(x)).relu().flatten(1)))
+
+
+def engine(executor, counts=LONG, method="fedavg", args=None, depth=1, **cfg):
+    fed = federation(counts)
+    how = SimpleNamespace(**CFG | cfg)
+    made = method if not isinstance(method, str) else make_method(method, **(args or {}))
+    task = Task(Small(depth).double(), fed.n, fed.label_counts, lr=how.lr)
+    return Engine(made.bind(task), fed, how, executor, 1)
+
+
+def train(e, rounds=1, start=None, sel=None, loss=None, **how):
+    """What `rounds` rounds of local training make, each from the end of the one before."""
+    sel = torch.arange(e.fed.K) if sel is None else torch.tensor(sel)
+    p = start or expand(e.task.initial, len(sel))
+    for r in range(rounds):
+        with torch.no_grad():
+            p = e.context(State({}, {}), sel, r).train(loss or e.method.loss, p, **how)
+    return p
+
+
+def assert_close(a, b):
+    assert a.keys() == b.keys()
+    for n in a:
+        torch.testing.assert_close(a[n], b[n], rtol=1e-9, atol=1e-11, msg=lambda m, n=n: f"{n}: {m}")
+
+
+# -- sizes, capture, replay ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 20, 500])
+def test_sizes_are_few_and_near(most):
+    got = sizes(most)
+    assert got[0] == most and got[-1] == 1 and got == sorted(set(got), reverse=True)
+    assert len(got) <= 2 + 3 * np.log2(most)
+    assert all(a - 1 <= b / 0.7 for a, b in zip(got, got[1:], strict=False))  # rows in vain
+
+
+CASES = {
+    "plain": {},
+    "momentum": dict(momentum=0.9),
+    "decay and clip": dict(weight_decay=0.1, momentum=0.5, clip=0.05),
+    "steps": dict(steps=7, plan="fresh"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_equal_the_others(case, tape):
+    ends = {x: train(engine(x, **CASES[case]), rounds=3) for x in ("threads", "batched", "graphs")}
+    assert [what for what, _ in tape].count("replay") > 5
+    assert_close(ends["batched"], ends["graphs"])
+    assert_close(ends["threads"], ends["graphs"])
+
+
+def test_captures_and_replays_are_counted(tape):
+    e = engine("graphs")
+    lengths = sorted((-(-n // 4) for n in LONG), reverse=True)
+    active = [sum(n > t for n in lengths) for t in range(lengths[0])]
+    size = [min(s for s in sizes(len(LONG)) if s >= a) for a in active]
+    stack = {}
+    for s in size:
+        stack[s] = stack.get(s, 0) + 1
+    train(e)
+    want = [s for s, n in stack.items() if n > WARM]
+    assert [w for w, _ in tape].count("capture") == len(want)
+    assert [w for w, _ in tape].count("replay") == sum(stack[s] - WARM for s in want)
+    order = [graph for what, graph in tape if what == "replay"]  # each size's own, one size after the other
+    assert len(dict.fromkeys(order)) == sum(a != b for a, b in zip(order, order[1:], strict=False)) + 1
+    del tape[:]
+    train(e)  # a later round replays all it can: what lacked steps to be captured is captured now
+    assert [w for w, _ in tape].count("capture") <= len(stack) - len(want)
+    before = [w for w, _ in tape].count("replay")
+    train(e)
+    assert [w for w, _ in tape].count("replay") - before == sum(stack.values())
+    assert e.ran == {"graphs"} and len(e.batched.stacks) == 1
+
+
+def test_memory_stays_in_place():
+    e = engine("graphs", momentum=0.9)
+    train(e)
+    (stack,) = e.batched.stacks.values()
+    held = {n: v.data_ptr() for n, v in (stack.live | stack.fixed | stack.anchor).items()}
+    train(e, start={n: v + 0 for n, v in expand(e.task.initial, 8).items()})  # other memory, and rows of their own
+    assert len(e.batched.stacks) == 2
+    train(e, rounds=2)
+    stack = next(s for s in e.batched.stacks.values() if s is stack)
+    assert held == {n: v.data_ptr() for n, v in (stack.live | stack.fixed | stack.anchor).items()}
+
+
+def test_other_clients_through_the_same_graphs(tape):
+    a, b = engine("graphs"), engine("threads")
+    for sel in ([0, 1, 2], [5, 6, 7], [4, 3, 1]):
+        assert_close(train(b, sel=sel), train(a, sel=sel))
+    assert len(a.batched.stacks) == 1 and "replay" in [w for w, _ in tape]
+
+
+def test_few_stacks_are_kept():
+    e = engine("graphs", counts=(8, 8))
+    for i in range(2 * KEPT):
+        train(e, loss=lambda p, anchor, batch, i=i: e.method.loss(p, anchor, batch) * i)
+    assert len(e.batched.stacks) == KEPT
+
+
+@pytest.mark.parametrize(
+    "name, args, field",
+    [
+        ("flayer", {}, {}),
+        ("fedprox", {"mu": 0.1}, {}),
+        ("perfedavg", {}, {}),
+        ("pfedme", {}, {}),
+        ("apple", {}, {}),
+        ("fedcp", {}, {}),
+        ("fedrep", {}, {}),
+    ],
+)
+def test_methods_replay(name, args, field, tape):
+    ends = []
+    for executor in ("threads", "graphs"):
+        fed = federation((30, 21, 9))
+        cfg = dict(rounds=3, participation=1.0, eval_every=3, eval_after=False, seed=0, holdout=0.0)
+        cfg = SimpleNamespace(**CFG | cfg | field)
+        x = torch.nn.functional.interpolate(fed.x.double(), scale_factor=2).to(torch.uint8)
+        fed = Federation(x[:, 0].numpy(), fed.y_raw, fed.index["train"], classes=3, dtype=torch.float64)
+        task = Task(network(bn=name != "fedcp"), fed.n, fed.label_counts, rounds=3, lr=0.1)
+        state, history, *_ = simulate(make_method(name, **args).bind(task), fed, cfg, executor=executor, workers=1)
+        assert history.executor == executor
+        ends.append(state.server | state.clients | {n: v for n, v in state.extra.items() if torch.is_tensor(v)})
+    assert [w for w, _ in tape].count("replay") >= 3
+    for n in ends[0]:
+        torch.testing.assert_close(*(e[n] for e in ends), rtol=1e-8, atol=1e-9, msg=lambda m, n=n: f"{n}: {m}")
+
+
+# -- steps of a method's own ---------------------------------------------------------------------------------------------
+
+
+def slower(p, anchor, grad, s):
+    """SGD whose rate falls with the step, and whose first gradient is remembered."""
+    g = grad(p)
+    first = s.memory or g
+    q = p | {n: p[n] - s.lr / (1 + s.t) * (g[n] + 0.1 * first[n]) for n in g}
+    return q | {"seen": p.get("seen", p["fc.bias"].sum() * 0) + 1}, first
+
+
+def test_a_step_sees_its_number_and_its_memory(tape):
+    a, b = (train(engine(x), step=slower) for x in ("threads", "graphs"))
+    assert "replay" in [w for w, _ in tape]
+    assert_close(a, b)
+    assert b["seen"].tolist() == [15, 11, 10, 6, 2, 1, 13, 8]
+
+
+def test_what_a_step_brings_forth_begins_anew_each_round():
+    e = engine("graphs")
+    for r in range(3):
+        end = train(e, step=slower, start=expand(e.task.initial, 8))
+        assert end["seen"].tolist() == [15, 11, 10, 6, 2, 1, 13, 8], r
+
+
+def asks(p, anchor, grad, s):
+    """Needs the host when its step number is odd: it cannot be captured, and would be wrong if it were."""
+    g = grad(p)
+    return p | {n: p[n] - (0.2 if s.t % 2 else 0.1) * g[n] for n in g}, {}
+
+
+def test_what_cannot_be_captured_runs_batched():
+    e = engine("graphs")
+    with pytest.warns(UserWarning, match="cannot be captured .* it runs batched"):
+        got = train(e, step=asks)
+    assert e.ran == {"batched"}
+    assert_close(train(engine("threads"), step=asks), got)
+    train(e, step=asks)  # and is not tried again
+
+
+def forgets(p, anchor, grad, s):
+    g = grad(p)
+    return p | {n: p[n] - 0.1 * g[n] for n in g}, ({} if s.memory else {"g": g["fc.bias"]})
+
+
+def test_memory_that_comes_and_goes_runs_batched():
+    e = engine("graphs")
+    train(e, step=forgets)
+    assert e.ran == {"batched"}
+    assert_close(train(engine("threads"), step=forgets), train(e, step=forgets))
+
+
+def branches(p, anchor, batch):
+    out = F.cross_entropy(p["fc.weight"].new_ones(4, 3) @ p["fc.weight"][:, :3], batch.y)
+    return out * 2 if out > 1 else out
+
+
+def test_what_cannot_be_stacked_runs_one_by_one():
+    e = engine("graphs")
+    with pytest.warns(UserWarning, match="cannot be stacked .* they run one by one"):
+        got = train(e, loss=branches)
+    assert e.ran == {"threads"}
+    assert_close(train(engine("threads"), loss=branches), got)
+    train(e, loss=branches)  # told once
+    with pytest.raises(RuntimeError):
+        train(engine("batched"), loss=branches)
+
+
+def test_graphs_need_a_gpu(monkeypatch):
+    monkeypatch.delitem(batched.GRAPHS, "cpu")
+    with pytest.raises(ValueError, match="needs a GPU"):
+        engine("graphs")
+
+
+# -- memory --------------------------------------------------------------------------------------------------------------
+
+
+def room(e, clients):
+    """Free memory (bytes) in which that many clients fit."""
+    job = []
+    e.batched.run = lambda j: job.append(j) or {}
+    train(e)
+    del e.batched.run
+    likely = e.batched.estimate(job[0])[1]
+    return int(clients * likely / 0.9) + 1
+
+
+@pytest.mark.parametrize("executor", ["batched", "graphs"])
+@pytest.mark.parametrize("clients", [1, 3, 5, 100])
+def test_chunks_that_fit(executor, clients, capsys):
+    e = engine(executor)
+    free = room(e, clients)
+    e.batched.free = lambda: free
+    once, again = train(e), train(e)
+    assert_close(train(engine("threads")), once)
+    assert_close(once, again)
+    chunks = -(-8 // min(clients, 8))
+    assert {s.most for s in e.batched.stacks.values()} == {-(-8 // chunks)}
+
+
+def test_the_estimate_is_said_and_grows_with_batch_and_model(capsys):
+    batched._say.cache_clear()
+    e = engine("batched")
+    e.batched.free = lambda: int(1e9)
+    train(e)
+    assert "fedavg: 8 clients, 8 at once, about" in capsys.readouterr().out
+    small, large, deep = (room(engine("batched", **c), 1) for c in ({}, {"batch": 8}, {"depth": 4}))
+    assert large > 1.3 * small and deep > 1.3 * small
+
+
+def test_not_even_one_client():
+    e = engine("batched")
+    e.batched.free = lambda: 1000
+    with pytest.raises(MemoryError, match="needs at least .* GB .* are free; take smaller batches"):
+        train(e)
+
+
+def test_running_out_of_memory_halves_the_chunk(monkeypatch):
+    e, most = engine("graphs"), 3
+    whole, run = [], batched.Stack.run
+    monkeypatch.setattr(
+        batched.Stack, "run", lambda self, job, ids, out: (whole.append(len(ids)), full(self, job, ids, out))
+    )
+
+    def full(self, job, ids, out):
+        if len(ids) > most:
+            raise torch.OutOfMemoryError("no")
+        run(self, job, ids, out)
+
+    assert_close(train(engine("threads")), train(e))
+    assert whole == [8, 4, 2, 2, 2, 2]
+    train(e)
+    assert whole[6:] == [2, 2, 2, 2]  # remembered
+    most = 0
+    with pytest.raises(MemoryError, match="one client's training step ran out of memory"):
+        train(e)
+
+
+# -- counts: a regression shows as another number ------------------------------------------------------------------------
+
+
+def counted(e, steps, sel=(0, 1, 2), **how):
+    """Operations that compute, and tensors made, in one round of `steps` steps a client."""
+    start = expand(e.task.initial, len(sel))
+    e._map = lambda fn, items: [fn(i) for i in items]  # a counter sees its own thread only
+    with Counter() as c:
+        train(e, sel=sel, start=start, steps=steps, **how)
+    return np.array([c.ops, c.made])
+
+
+def a_step(e, **how):
+    """The same of one step, by difference."""
+    counted(e, 1, **how)  # what is made once
+    few, many = counted(e, 5, **how), counted(e, 9, **how)
+    return (many - few) / 4
+
+
+def test_a_batched_step_launches_the_same_for_any_number_of_clients():
+    one, all8 = a_step(engine("batched"), sel=(0, 1)), a_step(engine("batched"), sel=range(8))
+    assert (one == all8).all()
+
+
+def test_counts_of_a_step():
+    plain = a_step(engine("batched"))
+    assert (plain <= [68, 62]).all(), plain
+    for field in ("momentum", "weight_decay"):  # a constant number of launches, whatever the number of tensors
+        more = [a_step(engine("batched", depth=d, **{field: 0.5})) - a_step(engine("batched", depth=d)) for d in (1, 5)]
+        assert more[0][0] == more[1][0] <= 3, field
+
+
+def test_counts_of_a_step_of_one_client():
+    plain = a_step(engine("threads"), sel=(0,))
+    assert (plain <= [17, 21]).all(), plain
+    more = [a_step(engine("threads", depth=d, momentum=0.5), sel=(0,)) for d in (1, 5)]
+    plain = [a_step(engine("threads", depth=d), sel=(0,)) for d in (1, 5)]
+    assert more[0][0] - plain[0][0] == more[1][0] - plain[1][0] <= 3
+
+
+def test_a_replayed_step_launches_one_copy_and_the_graph(tape, monkeypatch):
+    e = engine("graphs")
+    for _ in range(2):
+        counted(e, 9)  # all sizes captured
+    monkeypatch.setattr(Tape, "replay", lambda self: None)
+    assert a_step(e).tolist() == [1, 0]  # the indices of the step's samples
+    assert len({graph for _, graph in tape}) == 1 == [w for w, _ in tape].count("capture")
+
+
+def test_evaluation_takes_large_batches():
+    e = engine("threads", counts=(600, 700))
+    e.fed.index["test"] = e.fed.index["train"]
+    e._map = lambda fn, items: [fn(i) for i in items]
+    common = expand(e.task.initial, 2)
+    counts = []
+    for p in (common, common, {n: v.clone() for n, v in common.items()}):
+        with Counter() as c:
+            e.evaluate(p, "test")
+        counts.append(c.ops)
+    assert 3 * 12 <= counts[1] <= 3 * 14, (
+        counts
+    )  # 1300 samples of one model in batches of 512; the first time modules are made
+    assert counts[2] == counts[1] / 3 * 4  # 600 and 700 of two models
+
+
+# -- precision -----------------------------------------------------------------------------------------------------------
+
+
+def test_precision_is_off_by_default_and_leaves_ids():
+    e = Experiment()
+    assert e.precision == "full" and e.but(precision="full").id_for("x") == e.id_for("x") != e.but(
+        precision="bf16"
+    ).id_for("x")
+    with pytest.raises(ValueError, match="precision='half'"):
+        Experiment(precision="half")
+    with pytest.raises(ValueError, match="float32 only"):
+        Experiment(precision="bf16", dtype="float64")
+
+
+def test_tf32_is_set_and_set_back():
+    flags = lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)  # noqa: E731
+    before = flags()
+    with precision("full"):
+        assert flags() == (False, False)
+    with precision("tf32"):
+        assert flags() == (True, True)
+    assert flags() == before
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched", "graphs"])
+def test_bf16_trains_coarsely_with_parameters_in_full(executor):
+    ends = []
+    for kind in ("full", "bf16"):
+        fed = federation((40, 24), dtype=torch.float32)
+        torch.manual_seed(0)
+        net = Small() if executor == "threads" else torch.nn.Sequential(torch.nn.Flatten())
+        if executor != "threads":  # a CPU has no stacked BatchNorm of two number formats
+            net.add_module("fc", torch.nn.Linear(64, 3))
+        task = Task(net, fed.n, fed.label_counts)
+        e = Engine(FedAvg().bind(task), fed, SimpleNamespace(**CFG, precision=kind), executor, 1)
+        ends.append(train(e))
+    a, b = (e["fc.weight"] for e in ends)
+    assert b.dtype == torch.float32 and not torch.equal(a, b)
+    torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)
+
+
+def test_a_batched_of_its_own_needs_no_engine():
+    e = engine("threads")
+    job = []
+    e._threads = lambda j: job.append(j) or {}
+    train(e)
+    del e._threads
+    got = Batched(e.method, e.fed, e.cfg, graphs=False).run(job[0])
+    assert_close({n: v for n, v in train(e).items() if n in got}, got)

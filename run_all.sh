@@ -76,7 +76,7 @@ fi
 # One test opens a notebook in a browser: install Debian's where that is possible; elsewhere, without one, the test says so.
 if [ "$extra" = "[test]" ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian$' /etc/os-release && ! command -v chromedriver >/dev/null; then
     printf 'run_all.sh: installing chromium and its driver\n'
-    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy chromium chromium-driver; } >/dev/null ||
+    { timeout 120 apt-get update -q && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -qy chromium chromium-driver; } >/dev/null ||
         printf 'run_all.sh: that did not work; the test in a browser will be skipped\n'
 fi
 

@@ -303,10 +303,11 @@ def note(fig: Figure, text: str) -> Figure:
 
 
 def save(fig: Figure, frame: pd.DataFrame, path: Path) -> Path:
-    """Write path.png, and path.csv with the numbers that were plotted; returns the PNG's path."""
+    """Write path.png, path.pdf, and path.csv with the numbers that were plotted; returns the PNG's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     png = path.with_suffix(".png")
     fig.savefig(png, dpi=150, metadata={"Software": None})
+    fig.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     frame.round(4).to_csv(path.with_suffix(".csv"), index=False)
     return png
 

@@ -278,7 +278,9 @@ def publish(paper: str) -> list[Path]:
                 shutil.copyfile(source.with_suffix(s), target.with_suffix(s))
                 done.append(target.with_suffix(s))
         folder = runs_root() / "figures" / paper / source.name.removeprefix(f"{paper}.").removesuffix(".csv")
-        for f in sorted(folder.glob("*")):
+        for f in sorted(
+            p for p in folder.glob("*") if p.suffix != ".pdf"
+        ):  # for papers, each of them a new file at every run
             out = home / "figures" / paper / folder.name / f.name
             out.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(f, out)

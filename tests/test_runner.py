@@ -160,9 +160,9 @@ def test_the_limit_ends_notebook_and_kernel(tmp_path):
     pid = tmp_path / "pid"
     make(tmp_path, "fedper", f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
     began = time.monotonic()
-    (row,) = runner.run(["fedper"], {}, runner.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=6)
-    assert time.monotonic() - began < 30
-    assert row.status == "failed" and row.where.startswith("stopped at its limit of 6 s; partly run: ")
+    (row,) = runner.run(["fedper"], {}, runner.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=15)
+    assert time.monotonic() - began < 60
+    assert row.status == "failed" and row.where.startswith("stopped at its limit of 15 s; partly run: ")
     assert (tmp_path / "runs/notebooks/fedper.quick-digits.failed.ipynb").exists()
     kernel = int(pid.read_text())
     assert not psutil.pid_exists(kernel) or psutil.Process(kernel).status() == psutil.STATUS_ZOMBIE

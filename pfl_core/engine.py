@@ -184,7 +184,9 @@ class Engine:
             idx = torch.as_tensor(self.fed.index[split][ids[i]], device=self.fed.device)
             mine = {n: v[i] for n, v in p.items()}
             with torch.no_grad(), self.task.mode(False):
-                parts = [fn(mine, Batch(*self.fed.batch(chunk))) for chunk in idx.split(EVAL_BATCH[self.fed.device.type])]
+                parts = [
+                    fn(mine, Batch(*self.fed.batch(chunk))) for chunk in idx.split(EVAL_BATCH[self.fed.device.type])
+                ]
             if isinstance(parts[0], dict):
                 return {n: sum(part[n] for part in parts) for n in parts[0]}
             return sum(parts)

@@ -234,7 +234,11 @@ def save_arrays(ids: Iterable[str], path: Path, store: Path | None = None) -> No
     """Write the probes' arrays and per-client test counts of runs as one .npz: keys "<id>/<array>"."""
     out = {}
     for i in dict.fromkeys(ids):
-        for key, v in arrays_of(i, store).items():
+        try:
+            arrays = arrays_of(i, store)
+        except KeyError:  # committed as rows alone
+            continue
+        for key, v in arrays.items():
             if key.startswith("probe/") or key in KEPT:
                 whole = v.dtype.kind == "f" and not key.startswith("probe/")
                 out[f"{i}/{key}"] = v.astype(np.int32) if whole else v

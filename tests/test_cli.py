@@ -193,7 +193,8 @@ def test_sources_are_runs_too(home):
 
 
 def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    from tensorboard.backend.event_processing import event_accumulator as events
+
     said(capsys, f"run --method fedper {WORDS} --tensorboard {tmp_path / 'logs'}")
     seen = events.EventAccumulator(str(tmp_path / "logs" / "fedper-0")).Reload()
     check_logged({name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]})

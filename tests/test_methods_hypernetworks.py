@@ -693,7 +693,7 @@ def test_new_clients_are_refused():
         ("pfedla", dict(dim=0), "dim=0"),
         ("pfedla", dict(by="net"), "net"),
         ("heurpfedla", dict(retain_k=6), "use one of 0, 1, 2, 3, 4, 5"),
-        ("pfedla", dict(retain_k=1), "no hyper-parameter"),
+        ("pfedla", dict(retain_k=1), "hyper-parameter of method 'pfedla': 'retain_k' is unknown"),
     ],
 )
 def test_pfedla_refuses(name, hyper, message):

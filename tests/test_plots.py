@@ -203,7 +203,7 @@ def test_note(ax):
 
 
 def test_save_writes_a_picture_and_its_numbers_twice_alike(tmp_path):
-    frame, kinds = rows().assign(value=lambda f: f.value / 3), ("png", "csv")
+    frame, kinds = rows().assign(value=lambda f: f.value / 3), ("png", "csv", "pdf")
     for folder in ("one", "two"):
         fig, (ax,) = plots.panels(1)
         plots.curves(frame, ax)
@@ -211,7 +211,7 @@ def test_save_writes_a_picture_and_its_numbers_twice_alike(tmp_path):
         plt.close(fig)
     one, two = ([(tmp_path / f / "deep" / f"fig2.{k}").read_bytes() for k in kinds] for f in ("one", "two"))
     assert one == two and one[0].startswith(b"\x89PNG") and b"Software" not in one[0]
-    assert sorted(p.name for p in (tmp_path / "one" / "deep").iterdir()) == ["fig2.csv", "fig2.png"]
+    assert sorted(p.name for p in (tmp_path / "one" / "deep").iterdir()) == ["fig2.csv", "fig2.pdf", "fig2.png"]
     back = pd.read_csv(tmp_path / "one" / "deep" / "fig2.csv")
     pd.testing.assert_frame_equal(back, frame.round(4), check_dtype=False)
     assert one[1].splitlines()[:3] == [

@@ -157,3 +157,9 @@ def test_a_probe_that_was_not_recorded_is_named(tmp_path):
     result = run(experiment(rounds=1), store=tmp_path)
     with pytest.raises(ValueError, match=r"'cka' was not recorded; run the Experiment with record=\('cka',\)"):
         result.probe("cka")
+
+
+def test_runs_that_were_committed_as_rows_alone_have_no_arrays(tmp_path):
+    store.save_arrays(["0" * 16], tmp_path / "some.npz", tmp_path)
+    with np.load(tmp_path / "some.npz") as kept:
+        assert kept.files == []

@@ -211,7 +211,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     said = s.finish()
     assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits.csv" in said
     assert str(home) not in said + capsys.readouterr().out, "no path of this computer in a notebook"
-    kinds = [f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "png")]
+    kinds = [f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")]
     assert sorted(p.name for p in s.folder.iterdir()) == sorted(
         [*kinds, *(f"claims.{k}" for k in ("csv", "md", "tex"))]
     )

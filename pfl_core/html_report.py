@@ -60,7 +60,8 @@ def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, 
 
 
 def _order(path: Path) -> list[tuple[str, int]]:
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path.stem)]
+    name = path.stem.replace("app", "~")  # an appendix comes last
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -70,19 +71,19 @@ def _table(path: Path) -> dict[str, Any]:
     )
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    by = {(c["row"], c["column"]): _cell(c) for c in ran.to_dict("records")}
     name, _, metric = path.name.removesuffix(".cells.csv").partition(".")
+    by = {(c["row"], c["column"]): _cell(c, 4 if metric == "weight" else 2) for c in ran.to_dict("records")}
     none = dict(reproduced="", reported="", verdict="")
     shown = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
     return dict(title=title(name) + (f" ({metric})" if metric else ""), columns=columns, rows=shown)
 
 
-def _cell(c: dict[str, Any]) -> dict[str, str]:
-    spread = f" ± {c['sd']:.2f}" if c["sd"] == c["sd"] else ""
+def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:
+    spread = f" ± {c['sd']:.{digits}f}" if c["sd"] == c["sd"] else ""
     known = c["reported"] == c["reported"]
     return dict(
-        reproduced=f"{c['reproduced']:.2f}{spread}",
-        reported=f"paper {c['reported']:.2f} ({c['difference']:+.2f})" if known else "",
+        reproduced=f"{c['reproduced']:.{digits}f}{spread}",
+        reported=f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})" if known else "",
         verdict=c["verdict"] if c["profile"] == "paper" else c["ordering"],
     )
 

@@ -9,6 +9,8 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 
 Only c_i is uploaded, and nothing is averaged. p_i is not confined to the simplex. BatchNorm statistics stay with their client.
 
+Cost: each of S participants mixes all K cores, K S D operations a round and a step; downloads grow as K, too.
+
 Differs from the paper
 1. Every client downloads all cores; the paper allows for fewer, keeping old copies of the others.
 Differs from the authors' code

@@ -12,6 +12,8 @@ Eq. 4-6 and App. Eq. 1; the authors' code.
 
 A layer is a convolution, BatchNorm or linear module, weight and bias together. Served is thetabar before training, theta after it.
 
+Cost: mixing and similarities take S K D operations each (S participants, K clients): quadratic where all take part.
+
 Differs from the paper (whose formulas are missing in the text we had: equations are those of the authors' code)
 1. The step on p and q as printed raises the loss. hn_sign="literal" does so and is the default: a small simulation of ours shows the
    published fall of the self weight with this sign only (inferred). "descent" is the corrected sign.

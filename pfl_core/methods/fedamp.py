@@ -11,6 +11,8 @@ Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
 
 Models mean trainable parameters; BatchNorm statistics stay with their client. No sample weights.
 
+Cost: the server's step takes K S D operations (K clients, S participants, D parameters): quadratic where all take part.
+
 Differs from the paper
 1. rho is given itself, for alpha spans orders of magnitude, and sigma is c times the round's median of ||w_i - w_j||^2 (ours);
    with a fixed sigma FedAMP tends to Local, as distances grow.

@@ -9,6 +9,8 @@ Zhang et al., "Personalized Federated Learning with First Order Model Optimizati
 
 No sample weights, no global model.
 
+Cost: a client weighs M models, so S M D operations a round (S participants, D parameters); the server's P is K x K numbers.
+
 Differs from the paper
 1. If no candidate helps, a client goes on from its own trained model; fallback="start" is the paper's rule, b_i.
 2. Distances are of trainable parameters; a model is judged with its own BatchNorm statistics, mixed only by buffers="average".

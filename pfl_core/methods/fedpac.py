@@ -12,6 +12,8 @@ arXiv:2306.11867.
 
 The server keeps each client's mixed head until it comes back. The head is the last linear layer, whatever head_depth says.
 
+Cost: distances of class means take S^2 C d operations a round, mixing of heads S^2 times a head, the programmes S^3 each.
+
 Differs from the paper
 1. Heads are trained with the experiment's rate; head_lr=0.1 is the authors' code's. No alignment in round 0 (as in that code).
 2. A class that no participant holds keeps its prototype.

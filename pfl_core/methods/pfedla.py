@@ -9,6 +9,8 @@ Ma, Zhang, Guo and Xu, "Layer-wised Model Aggregation for Personalized Federated
     retained: the k layers of largest alpha_i^{l,i} are    `retained`; theta_i^l itself, not sent to the client          (12)
     Served is thetabar_i (Algorithm 1's output): when="before".
 
+Cost: the server's step takes S K D operations (S participants, K clients, D parameters): quadratic where all take part.
+
 Differs from the paper
 1. Eq. 10-11 give no sign. v, psi + lr J^T Delta lowers the loss and is the default (Fig. 5 and 6 show self weights that grow);
    hn_sign="literal" subtracts, as the papers of this family print it.

@@ -128,9 +128,9 @@ def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
             out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
         out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
         for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
-            if c[text].any():
-                out[column, text] = dict(c[text])
-    return pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+            out[column, text] = dict(c[text])
+    table = pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+    return table.loc[:, (table != "").any()]  # a column of ours has nothing reported
 
 
 def standing(

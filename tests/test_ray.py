@@ -1,6 +1,5 @@
 """Sweeps on Ray: the logic with a stand-in of Ray's few functions, and a real two-node cluster where ray is installed."""
 
-import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -204,7 +203,6 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray, an optional extra, is not installed")
 def test_a_cluster_of_two_nodes_one_of_which_is_lost(tmp_path):
     note, rows = tmp_path / "note", tmp_path / "rows.csv"
     note.touch()

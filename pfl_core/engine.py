@@ -261,7 +261,8 @@ class Context:
 
 
 def _channels_last(v: Tensor) -> Tensor:
-    return v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v
+    # A copy, always: with one channel `contiguous` keeps strides that convolutions take for the other order.
+    return torch.empty_like(v, memory_format=torch.channels_last).copy_(v) if v.dim() == 4 else v
 
 
 def _namer(only: Iterable[str] | Callable[[str], bool], start: Params) -> set[str]:

@@ -186,13 +186,16 @@ def _convnet(
     padding: int = 0,
     bn: bool = False,
 ) -> Net:
-    """Units conv (BatchNorm) ReLU pool2 for each of `channels`, then fc ReLU for each of `hidden`, then fc."""
+    """Units conv (BatchNorm) pool2 ReLU for each of `channels`, then fc ReLU for each of `hidden`, then fc.
+
+    Pooling first: the same numbers (a maximum of rectified values is the rectified maximum) for a quarter of the ReLU's work.
+    """
     units: Units = {}
     relu, pool, least = nn.ReLU(), nn.MaxPool2d(2), 1
     c, *size = _image(name, input_shape) if channels else (prod(input_shape),)
     for i, out in enumerate(channels, 1):
         norm = {f"bn{i}": nn.BatchNorm2d(out)} if bn else {}
-        units[f"conv{i}"] = {f"conv{i}": nn.Conv2d(c, out, kernel, padding=padding), **norm, "relu": relu, "pool": pool}
+        units[f"conv{i}"] = {f"conv{i}": nn.Conv2d(c, out, kernel, padding=padding), **norm, "pool": pool, "relu": relu}
         c, size = out, [(s + 2 * padding - kernel + 1) // 2 for s in size]
         least = 2 * least + kernel - 1 - 2 * padding
     if min(size, default=1) < 1:

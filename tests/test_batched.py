@@ -381,7 +381,7 @@ def test_evaluation_takes_large_batches():
             e.evaluate(p, "test")
         counts.append(c.ops)
     # 11 batches of at most 128, whether 1300 samples of one model or 600 and 700 of two; the first time modules are made.
-    assert 11 * 12 <= counts[1] == counts[2] <= 11 * 14, counts
+    assert 11 * 12 <= counts[1] == counts[2] <= 11 * 18, counts
 
 
 # -- precision -----------------------------------------------------------------------------------------------------------

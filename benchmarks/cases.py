@@ -56,8 +56,8 @@ CASES: dict[str, Case] = {
         "FLAYER on CIFAR-10: 20 clients, CNN, batch 10, one epoch", _dirichlet("cifar10", "cnn", method="flayer", plan="drop"), 1.5, 30
     ),
     "fedaghn": Case(
-        "FedAGHN on CIFAR-10: 20 clients, CNN with BatchNorm, batch 64, 5 epochs",
-        _dirichlet("cifar10", "cnn_bn", method="fedaghn", batch=64, epochs=5, lr=0.01, plan="drop"),
+        "FedAGHN on CIFAR-10: 20 clients, CNN with BatchNorm, batch 64, 5 epochs of 600 images a client",
+        _dirichlet("cifar10", "cnn_bn", method="fedaghn", batch=64, epochs=5, lr=0.01, plan="drop", max_samples=600),
         1.4,
         8,
     ),

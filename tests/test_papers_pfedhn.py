@@ -1,40 +1,21 @@
 """pFedHN's paper module: its settings are those the paper prints, its labels those of the published numbers, its claims decidable."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, analysis, papers, report, runs, store, study
+from pfl_core import Experiment, analysis, papers, report, store
 from pfl_core.papers import pfedhn
-from pfl_core.runner import NOTEBOOKS
-
-
-def cells(profile: str, datasets: list[str]) -> list[Experiment]:
-    """Every Experiment that the notebook sweeps over, itself or as the start of another; nothing is trained."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "sweep", lambda e, **how: found.extend(e) or pd.DataFrame(columns=store.ROW_COLUMNS))
-        for name in ("show_partitions", "claims", "finish"):
-            patch.setattr(study.Study, name, lambda *a, **how: None)
-        names = {"display": lambda *a: None}
-        notebook = json.loads((NOTEBOOKS / "pfedhn.ipynb").read_text(encoding="utf-8"))
-        for cell in (c for c in notebook["cells"] if c["cell_type"] == "code"):
-            exec("".join(cell["source"]), names)
-            if "parameters" in cell["metadata"].get("tags", []):
-                names |= dict(profile=profile, datasets=datasets)
-    return found
 
 
 @pytest.fixture(scope="module")
-def paper_cells():
-    return cells("paper", [])
+def paper_cells(swept):
+    return swept("pfedhn", "paper")
 
 
 @pytest.fixture(scope="module")
-def quick_cells():
-    return cells("quick", [])
+def quick_cells(swept):
+    return swept("pfedhn", "quick")
 
 
 def named(found: list[Experiment], artefact: str) -> list[Experiment]:

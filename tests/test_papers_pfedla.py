@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import papers, report, runs, store, study
+from pfl_core import papers, report, runs, store
 from pfl_core.papers import pfedla
 from pfl_core.store import ROW_COLUMNS
-from pfl_core.study import Probed, Study
+from pfl_core.study import Probed
 
 SAID = report.published("pfedla")
 CLAIMS = {c.needs: c for c in pfedla.CLAIMS}
@@ -23,24 +23,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
 
 
-@pytest.fixture
-def planned(monkeypatch):
-    """The cells that sweeps ask for; nothing is trained."""
-    cells = []
-    monkeypatch.setattr(study.runs, "sweep", lambda some, **_: cells.extend(some) or pd.DataFrame(columns=ROW_COLUMNS))
-    return cells
-
-
-def notebook(**how):
-    """All sweeps of the notebook, in its order."""
-    s = Study("pfedla", **how)
-    for artefact in ("fig1", "table1", "table2", "fig5", "fig6", "table3", "fig7"):
-        pfedla.sweep(s, artefact, seeds=2 if artefact == "table1" else None)
-    pfedla.sweep(s, "table1", seeds=2, ours=True)
-
-
-def test_at_profile_paper_everything_is_as_printed(planned):
-    notebook(profile="paper")
+def test_at_profile_paper_everything_is_as_printed(swept):
+    planned = swept("pfedla", "paper")
     assert {c.seed for c in planned} == {0, 1, 2}
     assert set(pfedla.ARTEFACTS) == {c.tags["artefact"] for c in planned}
     for c in planned:
@@ -61,8 +45,8 @@ def test_at_profile_paper_everything_is_as_printed(planned):
     assert (len(planned), len(once)) == (600, 582), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
 
 
-def test_quick_is_within_its_budget_and_shares_runs(planned):
-    notebook(profile="quick")
+def test_quick_is_within_its_budget_and_shares_runs(swept):
+    planned = swept("pfedla", "quick")
     ids = {a: {c.id for c in planned if c.tags["artefact"] == a} for a in pfedla.ARTEFACTS}
     assert len(set.union(*ids.values())) <= 40
     assert ids["fig7"] < ids["table1"] and len(ids["table3"] & ids["table1"]) == 2

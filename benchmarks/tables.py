@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,30 @@ def peers(cases: dict) -> str:
     return table(["simulator", "processes (threads)", "s a round, median (range)", "accuracy (%)"], rows)
 
 
+def precision(cases: dict) -> str:
+    """Accuracy and seconds at each precision: mean and range over the seeds."""
+    rows = []
+    for k, c in cases.items():
+        for kind in dict.fromkeys(r["precision"] for r in c["rows"]):
+            acc, full = ([r["acc_pct"] for r in c["rows"] if r["precision"] == p] for p in (kind, "full"))
+            apart = [a - b for a, b in zip(acc, full, strict=True)]
+            seconds = statistics.median(r["train_s"] for r in c["rows"] if r["precision"] == kind)
+            e = c["experiment"]
+            said = f"{k}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images a client, {e['rounds']} rounds"
+            change = (
+                "-" if kind == "full" else f"{statistics.mean(apart):+.2f} ({min(apart):+.2f} to {max(apart):+.2f})"
+            )
+            rows.append([said, kind, f"{seconds:.2f}", f"{statistics.mean(acc):.2f}", change])
+    head = [
+        "experiment",
+        "precision",
+        "s a round, training",
+        "test accuracy (%), mean of the seeds",
+        "against full, points (range)",
+    ]
+    return table(head, rows)
+
+
 def plan(cases: dict) -> str:
     """The papers' cost at profile paper."""
     rows = []
@@ -136,6 +161,7 @@ KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
     "scaling": ("Growth", scaling),
     "peers": ("FedAvg in public simulators (quick start case, training only)", peers),
     "profile": ("Where the time goes", profile),
+    "precision": ("Accuracy at lower precision", precision),
     "plan": ("What the papers cost at profile paper", plan),
 }
 

@@ -22,6 +22,16 @@ def _own_folders(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A folder for a store of the test's own, beside which runs are kept too; checkpoints after every round."""
+    from pfl_core import simulate
+
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
+    return tmp_path / "store"
+
+
 @pytest.fixture(scope="session")
 def swept():
     """(paper, profile, datasets) -> every Experiment that the paper's notebook asks for; nothing is trained."""

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from jupyter_client import KernelManager
+from test_runs import same
 
 from pfl_core import Experiment, data, methods, simulate, sweep
 from pfl_core.methods.base import METHODS
@@ -27,19 +28,6 @@ from pfl_core.store import load_result
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=16, max_samples=40)
 TINY |= dict(rounds=4, lr=0.1)
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
-    return tmp_path / "store"
-
-
-def same(a, b):
-    assert a.arrays.keys() == b.arrays.keys()
-    for k, v in a.arrays.items():
-        np.testing.assert_array_equal(v, b.arrays[k], err_msg=k)
 
 
 # -- divergence ----------------------------------------------------------------------------------------------------------

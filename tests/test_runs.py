@@ -28,13 +28,6 @@ TINY = dict(
 TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
-    return tmp_path / "store"
-
-
 def same(a, b):
     assert a.arrays.keys() == b.arrays.keys()
     for k, v in a.arrays.items():

@@ -122,7 +122,7 @@ def largest(x: Tensor, keep: int) -> Tensor:
         return torch.full_like(x, keep > 0, dtype=torch.bool)
     least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
     above, equal = x > least, x == least
-    return above | equal & (equal.cumsum(-1) <= keep - above.sum(-1, keepdim=True))
+    return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= keep - above.sum(-1, keepdim=True))
 
 
 def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:

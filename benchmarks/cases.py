@@ -80,8 +80,8 @@ CASES: dict[str, Case] = {
         15,
     ),
     "resnet": Case(
-        "FLAYER's ResNet-18 on CIFAR-10: 20 clients, batch 10, one epoch of 300 images a client",
-        _dirichlet("cifar10", "resnet18", method="flayer", plan="drop", lr=0.1, max_samples=300),
+        "FLAYER's ResNet-18 on CIFAR-10: 20 clients, batch 10, one epoch of 150 images a client",
+        _dirichlet("cifar10", "resnet18", method="flayer", plan="drop", lr=0.1, max_samples=150),
         1.2,
         4,
     ),

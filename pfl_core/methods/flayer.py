@@ -246,9 +246,10 @@ class Flayer(Method):
             end = end | prefixed("flayer.", heads | {"acc": acc.to(self.task.dtype)})
         if self.masking:
             sent = {n: self.carried(n) for n in end if n not in c.state.clients and self.carried(n)}
-            change = {q: (end[n] - start[q]).abs() for n, q in sent.items()}
-            masks = FORMS[self.mode][1](change, self.task, self.fix_1x1)
-            end = end | {f"mask.{n}": masks[q] for n, q in sent.items()}
+            # One client after another: together they would take several times the memory of all models.
+            change = lambda i: {q: (end[n][i] - start[q][i]).abs()[None] for n, q in sent.items()}  # noqa: E731
+            masks = [FORMS[self.mode][1](change(i), self.task, self.fix_1x1) for i in range(len(c.sel))]
+            end = end | {f"mask.{n}": torch.cat([m[q] for m in masks]) for n, q in sent.items()}
         return end
 
     # -- (9): the server -------------------------------------------------------------------------------------------------

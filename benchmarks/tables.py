@@ -114,11 +114,14 @@ def peers(cases: dict) -> str:
     rows = [
         [
             "pfl_core" if who == "ours" else ", ".join(f"{p} {v}" for p, v in c["versions"].items()), str(c["processes"]),
-            f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})", f"{c['acc_pct']:.1f}",
+            str(c["samples"] or "all"), f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})", f"{c['acc_pct']:.1f}",
         ]
         for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"])
     ]  # fmt: skip
-    return table(["simulator", "processes (threads)", "s a round, median (range)", "accuracy (%)"], rows)
+    return table(
+        ["simulator", "processes (threads)", "images a client, at most", "s a round, median (range)", "accuracy (%)"],
+        rows,
+    )
 
 
 def precision(cases: dict) -> str:

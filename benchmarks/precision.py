@@ -1,4 +1,4 @@
-"""Effect of `Experiment(precision=...)` on accuracy and speed: `python -m benchmarks.precision [--device cuda] [--rounds 20] [--seeds 3]`.
+"""Effect of `Experiment(precision=...)` on accuracy and speed: `python -m benchmarks.precision [--device cuda] [--rounds 10] [--seeds 3]`.
 
 The same experiment at every precision that the device has ("tf32" is a GPU's), from the same initial model over the same batches, in turn.
 """
@@ -36,9 +36,9 @@ def one(e: Experiment, device: str) -> dict[str, Any]:
 def main() -> None:
     """Measure each case at each precision; write benchmarks/results/precision-<device>.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.precision", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=200, help="images a client at most")
+    parser.add_argument("--samples", type=int, default=100, help="images a client at most")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     args = parser.parse_args()
     device = pick_device(args.device)

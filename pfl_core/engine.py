@@ -7,6 +7,7 @@ them (see batched.py); `graphs` is `batched` with its steps captured and replaye
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import warnings
@@ -168,14 +169,20 @@ class Engine:
         where = [np.arange(n.sum())] if alike or len(ids) == 1 else np.split(np.arange(n.sum()), n.cumsum()[:-1])
         pool = torch.as_tensor(np.concatenate(index), device=self.fed.device)
         hit, loss = np.zeros(n.sum()), np.zeros(n.sum())
-        size, last = EVAL_BATCH[self.fed.device.type], _channels_last if self.fed.device.type == "cpu" else lambda v: v
+        size, cpu = EVAL_BATCH[self.fed.device.type], self.fed.device.type == "cpu"
         tasks = [(m, w[at : at + size]) for m, w in enumerate(where) for at in range(0, len(w), size)]
+
+        @functools.lru_cache(2 * self.workers)  # a model's batches follow one another
+        def served(model: int) -> Params:
+            return {k: _channels_last(v[model]) if cpu else v[model] for k, v in p.items()}
 
         def one(todo: tuple[int, np.ndarray]) -> None:
             model, at = todo
             x, y = self.fed.batch(pool[torch.as_tensor(at, device=self.fed.device)])
+            if cpu and self.fed.is_image:
+                x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
-                scores = self.method.logits({k: last(v[model]) for k, v in p.items()}, last(x))
+                scores = self.method.logits(served(model), x)
                 hit[at] = (scores.argmax(1) == y).cpu().numpy()
                 loss[at] = F.cross_entropy(scores, y, reduction="none").cpu().numpy()
 
@@ -273,8 +280,9 @@ def _libc(name: str, *args: int) -> None:
 
 
 def _keep_memory() -> None:
-    # Memory of freed tensors stays with the process while an engine is open: pages handed back and asked for again in every step cost up to
-    # half of a round (FLAYER's ResNet-18; a sixth of FedAGHN's). No maps of their own for large blocks, no trim, heaps grown by 64 MB.
+    # From now on memory of freed tensors stays with the process, until an engine closes and what is free goes back: pages handed back and
+    # asked for again in every step cost up to half of a round (FLAYER's ResNet-18; a sixth of FedAGHN's). In this order: no maps of their
+    # own for large blocks, no trim, heaps that grow by 64 MB.
     for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         _libc("mallopt", parameter, value)
 

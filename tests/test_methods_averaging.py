@@ -81,6 +81,8 @@ def test_fedrep_with_one_phase_off(net):
     still = {n for n, v in state.server.items() if torch.equal(v, method.task.initial[n])}
     without_gradient = {"conv1.bias", "conv2.bias"} if method.task.bn else set()  # BatchNorm takes the mean away
     assert state.server and still <= without_gradient
+    for n in without_gradient:
+        torch.testing.assert_close(state.server[n], method.task.initial[n], rtol=0, atol=1e-12)
     method, state = ran("fedrep", net, body_epochs=0)
     assert_same(state.server, select(method.task.initial, state.server), exact=False)
     assert not torch.equal(state.clients["fc.weight"], method.task.start()["fc.weight"])

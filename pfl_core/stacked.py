@@ -5,12 +5,15 @@ A model that all K clients hold alike is expanded with stride 0, never copied; `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
+BLOCK = (
+    2**20
+)  # float64 numbers held at once by products over all entries: what caches hold; models as a whole cost page faults
 
 
 def expand(p: Params, k: int) -> Params:
@@ -87,24 +90,38 @@ def unflat(x: Tensor, like: Params) -> Params:
     return {n: c.reshape(len(x), *v.shape[1:]) for (n, v), c in zip(like.items(), x.split(sizes, 1), strict=True)}
 
 
+def blocks(*stacks: Params) -> Iterator[list[Tensor]]:
+    """Columns of `flat` of each stack in float64, a few MB at a time: [(K, c), (S, c), ...], over the names of the first."""
+    for n, v in stacks[0].items():
+        size = max(1, BLOCK // len(v))
+        rows = [q[n].reshape(len(q[n]), -1) for q in stacks]
+        for at in range(0, rows[0].shape[1], size):
+            yield [r[:, at : at + size].double() for r in rows]
+
+
 def gram(p: Params, q: Params | None = None) -> Tensor:
     """Inner products over all entries, in float64: (K, K), or (K, S) with q."""
-    a = flat(p).double()
-    return a @ (a if q is None else flat(q).double()).T
+    return sum(b[0] @ b[-1].T for b in (blocks(p) if q is None else blocks(p, q)))
+
+
+def inner(p: Params, q: Params) -> Tensor:
+    """Inner product of each client's entries in p with its own in q, in float64: (K,)."""
+    return sum((a * b).sum(1) for a, b in blocks(p, q))
 
 
 def cosine(p: Params) -> Tensor:
     """Cosine similarity of the clients' parameter vectors, (K, K) float64; a zero vector has cosine 0 with all."""
-    x = flat(p).double()
+    g = gram(p)
     # No epsilon is added: small updates keep their angles.
-    x = x / x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    return x @ x.T
+    norm = g.diagonal().sqrt().clamp_min(torch.finfo(g.dtype).tiny)
+    return g / norm / norm[:, None]
 
 
 def distances(p: Params) -> Tensor:
-    """Squared Euclidean distances between clients, (K, K) float64; from centred vectors, so that near-equal models keep their digits."""
-    x = flat(p).double()
-    return torch.cdist(x - x.mean(0), x - x.mean(0), compute_mode="donot_use_mm_for_euclid_dist").square()
+    """Squared Euclidean distances between clients, (K, K) float64, to within 1e-15 of the largest squared distance from their mean."""
+    g = sum((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
+    d = g.diagonal()
+    return (d + d[:, None] - 2 * g).clamp_min(0)
 
 
 def scalars(p: Params) -> int:

@@ -37,17 +37,19 @@ def launches(func: Any) -> bool:
 
 
 class Counter(TorchDispatchMode):
-    """Counts, within it, the operations that compute (`ops`) and the tensors that are newly made (`made`)."""
+    """Counts, within it, the operations that compute (`ops`) and the tensors newly made (`made`; `largest`: entries of the largest)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ops = self.made = 0
+        self.ops = self.made = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if launches(func):
             self.ops += 1
-            self.made += len(tensors(out)) if not written(func, args, kwargs or {}) else 0
+            new = tensors(out) if not written(func, args, kwargs or {}) else []
+            self.made += len(new)
+            self.largest = max([self.largest, *(t.numel() for t in new)])
         return out
 
 

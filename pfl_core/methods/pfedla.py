@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
-from pfl_core.stacked import Params, flat, gram, mix, own, put, select, take
+from pfl_core.stacked import Params, gram, inner, mix, own, put, select, take
 
 SIGNS, OUT, DEPTH = ("descent", "literal"), ("softmax", "relu_norm"), 3
 
@@ -131,8 +131,7 @@ class PFedLA(Method):
         for i, names in enumerate(self.layers.values()):
             delta = {n: end[n] - start[n] for n in names}
             # <theta_j - thetabar_i, Delta_i> in float64: models are close to each other, Delta is small.
-            mine = (flat(delta).double() * flat(select(start, names)).double()).sum(1, keepdim=True)
-            slope[:, i] = gram(delta, select(theta, names)) - mine
+            slope[:, i] = gram(delta, select(theta, names)) - inner(delta, start)[:, None]
         slope.masked_fill_(self.retained(a, sel)[:, :, None], 0)
         grads = torch.autograd.grad(a, list(hn.values()), slope)
         rate = self.lr if self.hn_sign == "descent" else -self.lr

@@ -283,7 +283,7 @@ def _keep_memory() -> None:
     # From now on memory of freed tensors stays with the process, until an engine closes and what is free goes back: pages handed back and
     # asked for again in every step cost up to half of a round (FLAYER's ResNet-18; a sixth of FedAGHN's). In this order: no maps of their
     # own for large blocks, no trim, heaps that grow by 64 MB.
-    for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+    for parameter, value in ((-4, 0), (-1, -1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         _libc("mallopt", parameter, value)
 
 

@@ -232,7 +232,9 @@ class Flayer(Method):
         g = grad(p)
         factors = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
         eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
-        return p | {n: p[n] - eta[n] * factors.get(n, 1.0) * v for n, v in g.items()}, factors
+        rate = {n: eta[n] * factors.get(n, v.new_ones(())) for n, v in g.items()}
+        # addcmul: one pass over the model, where p - rate * v takes two.
+        return p | {n: p[n].addcmul(v, rate[n], value=-1) for n, v in g.items()}, factors
 
     def local(self, c, start):
         start = self.tune_head(c, start)

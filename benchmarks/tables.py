@@ -90,7 +90,7 @@ def scaling(cases: dict) -> str:
             c["series"], c["method"], str(c["value"]), f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}", f"{c['client_steps']:.0f}",
             f"{c['us_per_client_step']:.0f}", f"{c['memory_mb']:.0f}",
         ]
-        for c in cases.values()
+        for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"]))  # however they were measured, values in their order
     ]  # fmt: skip
     return table(head, rows)
 

@@ -230,11 +230,10 @@ class Flayer(Method):
     def step(self, p: Params, anchor: Params, grad: Any, ctx: Step) -> tuple[Params, Params]:
         """One step of ONE client; the factors of the first batch are kept for the whole training."""
         g = grad(p)
-        factors = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
+        f = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
         eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
-        rate = {n: eta[n] * factors.get(n, v.new_ones(())) for n, v in g.items()}
         # addcmul: one pass over the model, where p - rate * v takes two.
-        return p | {n: p[n].addcmul(v, rate[n], value=-1) for n, v in g.items()}, factors
+        return p | {n: p[n].addcmul(v, eta[n] * f.get(n, v.new_ones(())), value=-1) for n, v in g.items()}, f
 
     def local(self, c, start):
         start = self.tune_head(c, start)

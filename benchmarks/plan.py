@@ -1,8 +1,9 @@
 """What the five papers cost at profile paper: `python -m benchmarks.plan [PAPER ...] [--gflops N]`.
 
-Client-steps, bytes and FLOP are counted from the papers' settings (`pfl_core.papers`), no data needed: partitions are drawn over labels
-of the data sets' sizes. Hours are FLOP over the rate that `benchmarks.rounds` measured (results/rounds-<device>.json, the case of the
-nearest model), or over --gflops. Runs are independent: on G GPUs it is the longest run, or the sum over G, whichever is more.
+Client-steps, bytes and FLOP are counted from the runs that the notebooks ask for (`pfl_core.plan.planned`), no data needed: partitions
+are drawn over labels of the data sets' sizes. Hours are FLOP over the rate that `benchmarks.rounds` measured (results/rounds-<device>.json,
+the case of the nearest model), or over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
+whichever is more.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import torch
 
 from benchmarks.common import RESULTS, about, save
 from benchmarks.rounds import training_flop
-from pfl_core import experiments, models, papers, presets
+from pfl_core import models, papers, presets
 from pfl_core import partition as partitions
 from pfl_core.data import Pool
 from pfl_core.experiments import Experiment
-from pfl_core.papers import fedaghn, fedper, flayer, pfedhn, pfedla
-from pfl_core.study import Study
+from pfl_core.plan import planned
 
 # images or texts, classes, shape of one as a model sees it
 SIZES = {
@@ -51,76 +51,7 @@ NEAREST = {
     "lenet4": "pfedhn",
     "fasttext": "pfedhn",
 }
-GPUS = (1, 8, 64)
-
-
-class Planned(Study):
-    """A paper's notebook at profile paper that notes its runs instead of computing them."""
-
-    def __init__(self, paper: str):
-        super().__init__(paper, profile="paper", device="cpu")
-        self.cells: list[Experiment] = []
-
-    def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
-        """Note the grid that would be run."""
-        if base is not None and rows:
-            self.cells += experiments.grid(base, rows, columns, self.seeds[:seeds])
-        return super().sweep(None, {})
-
-
-CIFAR10, FLICKR = ("fig2", "fig3", "fig4", "fig13"), ("fig7", "fig8", "fig9", "fig10", "fig17", "fig18")
-BOTH, DEEP = ("fig2", "fig4", "fig14"), ("fig6", "fig8", "fig10", "fig11", "fig16", "fig18")
-KS = {"fig2": (4, 8, 10), "fig3": (4,), "fig4": (4,), "fig13": (10,)} | dict.fromkeys(("fig11", "fig12"), (40, 80, 100))
-
-
-def _fedper(s: Planned) -> None:
-    # As notebooks/fedper.ipynb does.
-    nets = fedper.nets("paper")
-    for a in s.known:
-        data = "flickr_aes" if a in FLICKR else "cifar10" if a in CIFAR10 else "cifar100"
-        some = nets if a in BOTH else dict([list(nets.items())[a in DEEP]])
-        cells = {f"{n}, k={k}": net | {"partition_args": {"k": k}} for n, net in some.items() for k in KS.get(a, (40,))}
-        if data == "flickr_aes":
-            cells = some
-        rows = s.rows_for(a, data)
-        if a in ("fig4", "fig14"):
-            rows = {f"K_P = {d}": dict(method="fedper", head_depth=d) for d in (1, 2, 3, 4)}
-        elif a in ("fig5", "fig6", "fig9", "fig10"):  # the networks are the rows'
-            net = next(iter(some.values()))
-            rows = {r: dict(method="fedper") | net | v for r, v in fedper.linear_rows(net).items()}
-            cells = {n: {k: v for k, v in c.items() if k not in net} for n, c in cells.items()}
-        s.sweep(s.base(a, data), rows, cells)
-
-
-def planned(paper: str) -> list[Experiment]:
-    """The runs of a paper at profile paper, each once."""
-    s = Planned(paper)
-    if paper == "fedper":
-        _fedper(s)
-    elif paper == "pfedhn":
-        pfedhn.table(s, "table1", pfedhn.columns("paper"))
-        pfedhn.table(s, "table3", {f"N={n}": ("mnist", n) for n in (10, 50, 100)})
-        pfedhn.table(s, "table4", {f"{d}, N={n}": (d, n) for d in ("cifar10", "cifar100") for n in (10, 50, 100)})
-        for d in ("cifar10", "cifar100"):
-            pfedhn.sizes(s, d, d, ["fedavg", "perfedavg", "pfedme", "lgfedavg"])
-        for a in ("fig3", "fig4", "fig5", "fig6", "appc5"):
-            data = "cifar100" if a == "fig4" else "cifar10"
-            s.sweep(s.base(a, data), s.rows_for(a, data))
-        for alpha in (0.1, 0.25, 0.5, 1.0):
-            base = s.base("fig2", "cifar10", partition_args={"novel_alpha": alpha})
-            s.sweep(base, s.rows_for("fig2", "cifar10"))
-    elif paper == "pfedla":
-        for a in s.known:
-            pfedla.sweep(s, a)
-    elif paper == "flayer":
-        for a in s.known:
-            flayer.sweep(s, flayer.sweeps(s, a))
-        flayer.sweep(s, flayer.rates(s))
-    else:
-        for a in s.known:
-            fedaghn.table(s, a)
-    every = {json.dumps(e.plain(), sort_keys=True): e for e in s.cells}
-    return list(every.values())
+DEVICES = (1, 8, 64)
 
 
 @functools.cache
@@ -196,7 +127,8 @@ def main() -> None:
     known, where = rates(args.device, args.gflops)
     print(f"rate: {where}")
     for paper in args.paper or papers.PAPERS:
-        frame = pd.DataFrame([cost(e) for e in planned(paper)])
+        each = {json.dumps(e.plain()): e for e in planned(paper, profile="paper", device="cpu")}
+        frame = pd.DataFrame([cost(e) for e in each.values()])
         case = frame.model.map(lambda m: NEAREST.get(m, "resnet"))
         total = frame[["client_steps", "bytes", "flop"]].sum()
         row = dict(
@@ -204,7 +136,7 @@ def main() -> None:
         )
         if set(case) <= known.keys():
             hours = frame.flop / case.map(known) / 3600
-            row |= {f"hours_{g}_gpus": max(hours.max(), hours.sum() / g) for g in GPUS}
+            row |= {f"hours_{g}_devices": max(hours.max(), hours.sum() / g) for g in DEVICES}
         row |= dict(seeds=len(presets.seeds("paper", False)), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
         said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "rate"]

@@ -153,9 +153,11 @@ def plan(cases: dict) -> str:
     rows = []
     for k, c in cases.items():
         counts = [f"{c[n]:.3g}" for n in ("client_steps", "terabytes", "petaflop")]
-        hours = [f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_gpus" for g in (1, 8, 64))]
+        hours = [f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_devices" for g in (1, 8, 64))]
         rows.append([k, str(c["runs"]), *counts, *hours, c["rate"]])
-    return table(["paper", "runs", "client-steps", "TB moved", "PFLOP", "h, 1 GPU", "8", "64", "rate"], rows)
+    return table(
+        ["paper", "runs", "client-steps", "TB moved", "PFLOP", "h on 1", "on 8", "on 64", "such devices"], rows
+    )
 
 
 KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {

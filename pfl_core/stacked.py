@@ -13,7 +13,7 @@ from torch import Tensor
 Params = dict[str, Tensor]
 BLOCK = (
     2**20
-)  # float64 numbers held at once by products over all entries: what caches hold; models as a whole cost page faults
+)  # numbers that products over all entries turn into float64 at once: a cache's size; more costs page faults
 
 
 def expand(p: Params, k: int) -> Params:
@@ -118,10 +118,10 @@ def cosine(p: Params) -> Tensor:
 
 
 def distances(p: Params) -> Tensor:
-    """Squared Euclidean distances between clients, (K, K) float64, to within 1e-15 of the largest squared distance from their mean."""
+    """Squared Euclidean distances between clients, (K, K) float64, to within 1e-12 of the largest squared distance from their mean."""
     g = sum((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
     d = g.diagonal()
-    return (d + d[:, None] - 2 * g).clamp_min(0)
+    return (d + d[:, None] - (g + g.T)).clamp_min(0)  # symmetric to the last digit, whatever the product's order
 
 
 def scalars(p: Params) -> int:

@@ -287,4 +287,15 @@ def test_distances_of_near_equal_models_keep_their_digits():
     got = stacked.distances({"w": base + step * torch.ones(3, 1000, dtype=torch.float64)})
     want = 1000 * (step - step.T) ** 2
     assert_close(got, want, rtol=1e-5, atol=0)
-    assert (got.diagonal() == 0).all()
+    assert (got.diagonal() == 0).all() and torch.equal(got, got.T)
+
+
+@pytest.mark.parametrize("far", [0.0, 1.0, 1e3])
+def test_distances_are_as_exact_as_said_with_one_client_far_away(far):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 200_000, generator=g, dtype=torch.float64) * 1e-3
+    x[1] = x[0]
+    x[-1] += far * torch.randn(200_000, generator=g, dtype=torch.float64)
+    want = torch.stack([(x - row).square().sum(1) for row in x])
+    got = stacked.distances({"w": x})
+    assert (got - want).abs().max() < 1e-12 * (x - x.mean(0)).square().sum(1).max()

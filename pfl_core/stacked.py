@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
-BLOCK = (
-    2**20
-)  # numbers that products over all entries turn into float64 at once: a cache's size; more costs page faults
+# Numbers that products over all entries turn into float64 at once: what a cache holds; whole models cost page faults.
+BLOCK = 2**20
 
 
 def expand(p: Params, k: int) -> Params:

@@ -11,8 +11,9 @@ from pfl_core.papers import PAPERS, paper, use
 
 
 def seeds(profile: str, embedded: bool) -> list[int]:
-    """Seeds of a profile: quick takes one on the embedded data, where time is short, and two on real data."""
-    return {"smoke": [0], "quick": [0] if embedded else [0, 1], "paper": [0, 1, 2]}[profile]
+    """Seeds of a profile: quick takes one on the embedded data, where time is short, and two on real data; medium two, unless a
+    paper's MEDIUM says otherwise of an artefact."""
+    return {"smoke": [0], "quick": [0] if embedded else [0, 1], "medium": [0, 1], "paper": [0, 1, 2]}[profile]
 
 
 def presets(name: str, artefact: str, dataset: str = "", clients: int = 0) -> dict[str, dict[str, Any]]:

@@ -36,7 +36,7 @@ DATASETS = tuple(
     "emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar10 cifar100 omniglot tiny_imagenet ag_news "
     "flickr_aes".split()
 )
-LIMIT_S = {"smoke": 600, "quick": 3600, "paper": 30 * 86400}  # wall clock of one notebook
+LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}  # wall clock of one notebook
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -275,7 +275,7 @@ def run(
 ) -> list[Row]:
     """Runs the notebooks of `papers`, `jobs` at a time; executed ones go to $PFL_RUNS/notebooks. One row each."""
     profile = parameters.get("profile", "quick")
-    data = "+".join(parameters.get("datasets", ())) or ("paper" if profile == "paper" else "digits")
+    data = "+".join(parameters.get("datasets", ())) or ("paper" if profile in ("medium", "paper") else "digits")
     short = "/tmp" if os.path.isdir("/tmp") else None  # the path of a unix socket has at most 100 characters or so
     with tempfile.TemporaryDirectory(prefix="pfl-", dir=short, ignore_cleanup_errors=True) as runtime:
 

@@ -19,7 +19,8 @@ from pfl_core.experiments import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.version import __version__
 
-PROFILES = ("smoke", "quick", "paper")
+PROFILES = ("smoke", "quick", "medium", "paper")
+FULL = ("medium", "paper")  # the paper's own networks, data and clients; medium has fewer rounds
 STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
     "cifar10": ("digits",),
     "cifar100": ("digits100",),
@@ -79,8 +80,8 @@ def check(known: Any, profile: Any, datasets: Any, methods: Any, seeds: Any, art
 class Study:
     """The notebook of one paper, checked parameters first.
 
-    profile "smoke" | "quick" | "paper"; datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own;
-    recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before anything runs.
+    profile "smoke" | "quick" | "medium" | "paper"; datasets, methods, seeds, artefacts: what to restrict it to, empty for the
+    profile's own; recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before anything runs.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Study:
         self.paper, self.profile, self.recompute = paper, profile, recompute
         self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
-        self.label = "+".join(self.datasets) or ("paper" if profile == "paper" else "digits")
+        self.label = "+".join(self.datasets) or ("paper" if profile in FULL else "digits")
         self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
         self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
@@ -111,7 +112,7 @@ class Study:
 
     def data(self, name: str) -> str | None:
         """The data set that serves for the paper's `name` here: itself, a stand-in, or None (then the artefact is not run)."""
-        if not self.datasets and self.profile == "paper":
+        if not self.datasets and self.profile in FULL:
             return name
         wanted = self.datasets or ["digits", "digits100", "raters_digits100"]
         return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
@@ -126,15 +127,23 @@ class Study:
         if served is None:
             print(f"{artefact}: not run, needs {dataset} (datasets={self.datasets or 'the embedded ones'})")
             return None
+        if not self.runs(artefact):
+            some = ", ".join(self.home.MEDIUM) or "nothing of this paper"
+            print(f"{artefact}: not run at profile medium, which has {some}; use profile='paper'")
+            return None
         fields = self.home.setting(artefact, self.profile, served, changes.get("clients", 0))
         return Experiment(**fields).but(
             **changes, tags={"paper": self.paper, "artefact": artefact, "profile": self.profile}
         )
 
+    def runs(self, artefact: str) -> bool:
+        """Whether this profile computes an artefact: medium those that its paper's MEDIUM names, others all."""
+        return self.profile != "medium" or artefact in self.home.MEDIUM
+
     def rows_for(self, artefact: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-        """The rows of an artefact as changes to its `base` over the data that serve for `dataset`; {} if none do."""
+        """The rows of an artefact as changes to its `base` over the data that serve for `dataset`; {} if it is not run."""
         served = self.data(dataset)
-        return self.home.rows(artefact, self.profile, served, clients) if served else {}
+        return self.home.rows(artefact, self.profile, served, clients) if served and self.runs(artefact) else {}
 
     def sweep(
         self,
@@ -145,7 +154,8 @@ class Study:
     ) -> pd.DataFrame:
         """Rows of the grid rows x columns x seeds of changes to `base`; an empty frame if base is None.
 
-        seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay.
+        seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay. Medium has as many
+        as the paper's MEDIUM says of the artefact.
         """
         cells = self.cells(base, rows, columns, seeds)
         if not cells:
@@ -165,7 +175,9 @@ class Study:
             return []
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        some = list(range(seeds)) if seeds and self.profile == "quick" and not self.given else self.seeds
+        if self.profile == "medium":
+            seeds = self.home.MEDIUM.get(base.tags["artefact"])
+        some = list(range(seeds)) if seeds and self.profile in ("quick", "medium") and not self.given else self.seeds
         return experiments.grid(base, rows, columns, some)
 
     def figure(
@@ -232,11 +244,13 @@ class Study:
         """What the title of a figure over FLICKR-AES must say when synthetic raters stand in for it."""
         return "" if self.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
 
-    def pick(self, paper: Any, *, quick: Any, smoke: Any = None) -> Any:
-        """The value for this notebook's profile: `quick` on the embedded data only; smoke takes quick's where it has none."""
+    def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
+        """The value for this notebook's profile: `quick` on the embedded data only; smoke takes quick's where it has none, medium the
+        paper's."""
         if self.profile == "quick" and self.label != "digits":
             return paper
-        return {"paper": paper, "quick": quick, "smoke": quick if smoke is None else smoke}[self.profile]
+        given = {"paper": paper, "medium": medium, "quick": quick, "smoke": smoke}[self.profile]
+        return {"medium": paper, "smoke": quick}.get(self.profile) if given is None else given
 
     # -- tables ----------------------------------------------------------------------------------------------------------
 

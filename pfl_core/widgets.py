@@ -176,7 +176,7 @@ class Explore:
         study.check(known, profile, datasets, methods, seeds, artefacts, recompute)
         self.artefacts, self.recompute, self.live = artefacts or known, recompute, live(interactive)
         self.device = runs.pick_device(device)
-        self.start: dict[str, Any] = {"rounds": {"smoke": 2, "quick": 20, "paper": 50}[profile]}
+        self.start: dict[str, Any] = {"rounds": {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}[profile]}
         self.start |= {"dataset": datasets[0]} if datasets else {}
         self.start |= {"rows": tuple(methods), "method": methods[0]} if methods else {}
         self.start |= {"seeds": tuple(seeds), "seed": seeds[0]} if seeds else {}

@@ -10,7 +10,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.papers import fedper
 from pfl_core.report import VIEWS
 from pfl_core.runs import ROW_COLUMNS
-from pfl_core.study import PROFILES, STAND_INS, Study
+from pfl_core.study import FULL, PROFILES, STAND_INS, Study
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
@@ -123,9 +123,11 @@ def test_embedded_data_stand_in_for_the_papers(profile):
     assert s.raters == ", synthetic raters"
 
 
-def test_the_paper_profile_takes_the_papers_data():
-    s = study(profile="paper")
+@pytest.mark.parametrize("profile", FULL)
+def test_the_paper_profile_takes_the_papers_data(profile):
+    s = study(profile=profile)
     assert [s.data(n) for n in STAND_INS] == list(STAND_INS) and s.raters == ""
+    assert (s.label, s.folder.name) == ("paper", f"{profile}-paper")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -173,12 +175,35 @@ def test_an_unknown_artefact_of_a_cell_is_a_mistake():
         study().base("fig99", "cifar10")
 
 
+def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys, monkeypatch):
+    monkeypatch.setattr(fedper, "MEDIUM", {"fig2": 3, "fig3": 1})
+    full = fedper.setting
+    monkeypatch.setattr(
+        fedper, "setting", lambda a, profile, *more: full(a, "paper" if profile == "medium" else profile, *more)
+    )
+    s = study(profile="medium", datasets=["cifar10"])
+    seeds = {a: [e.seed for e in s.cells(s.base(a, "cifar10"), {"a": {}}, None, 7)] for a in ("fig2", "fig3", "fig4")}
+    assert seeds == {"fig2": [0, 1, 2], "fig3": [0], "fig4": []} and s.rows_for("fig4", "cifar10") == {}
+    asked = study(profile="medium", datasets=["cifar10"], seeds=[5])
+    assert [e.seed for e in asked.cells(asked.base("fig2", "cifar10"), {"a": {}}, None, None)] == [5]
+    said = "fig4: not run at profile medium, which has fig2, fig3; use profile='paper'"
+    assert capsys.readouterr().out.splitlines() == [said]
+    monkeypatch.setattr(fedper, "MEDIUM", {})
+    assert s.base("fig2", "cifar10") is None and "which has nothing of this paper;" in capsys.readouterr().out
+
+
 def test_pick_follows_profile_and_data():
     three = dict(quick="q", smoke="s")
     values = [study(profile=p).pick("p", **three) for p in ("paper", "quick", "smoke")]
     assert values == ["p", "q", "s"] and study().pick("p", quick="q") == "q"
     assert study(profile="quick", datasets=["cifar10"]).pick("p", **three) == "p"
     assert study(profile="smoke", datasets=["cifar10"]).pick("p", **three) == "s"
+    assert (
+        study(profile="medium").pick("p", **three)
+        == "p"
+        == study(profile="quick", datasets=["mnist"]).pick("p", quick=0)
+    )
+    assert [study(profile=p).pick("p", quick=0, medium="m") for p in PROFILES] == [0, 0, "m", "p"]
 
 
 # ---------------------------------------------------------------- sweeps, figures, rows

@@ -1,7 +1,8 @@
 """What each paper's notebook needs, one file a paper: settings with their sources, rows of its tables, reporting rule, claims.
 
 A module holds ARTEFACTS (keys of tables and figures with data); OWN, the paper's own row; REPORT, which number of a run the paper
-reports (keywords of `analysis.pick`), WHEN, the rows that are read at another time than REPORT says; CLAIMS; and two functions:
+reports (keywords of `analysis.pick`), WHEN, the rows that are read at another time than REPORT says; MEDIUM, how many seeds each
+artefact has that profile `medium` computes (the paper's own setting with fewer rounds); CLAIMS; and two functions:
     setting(artefact, profile, dataset, clients=0) -> fields of the Experiment that the artefact's runs vary
     rows(artefact, profile, dataset, clients=0) -> {row: changes to it}
 Sources of values: [P] the paper, [O] the authors' code, [C] our choice, ? a substitute for what the paper's text does not hold.

@@ -17,6 +17,7 @@ TABLES = ("table1", "table2", "table3", "apptable1")  # those whose rows `preset
 OWN = "fedaghn"
 REPORT: dict[str, str] = dict(select="best_val", when="after", mean="client")
 WHEN: dict[str, str] = {"fedavg": "before", "fedprox": "before"}
+MEDIUM: dict[str, int] = {}  # artefact: seeds
 
 # Rows: all methods [P, Table 1], those of the case study, ablations (App. Table 1).
 PLAIN = ("local", "fedavg", "fedprox", "ditto", "fedrep", "pfedhn", "fedcp", "fedpac", "cfl", "fedamp")

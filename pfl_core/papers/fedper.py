@@ -13,6 +13,7 @@ TABLES: tuple[str, ...] = ()
 OWN = "fedper"
 REPORT: dict[str, str] = dict(select="last", when="before", mean="client")
 WHEN: dict[str, str] = {}
+MEDIUM: dict[str, int] = {}  # artefact: seeds
 
 # FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30, batch 4, 80/20.
 # [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start from draws of their own (Alg. 1),

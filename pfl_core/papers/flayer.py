@@ -17,6 +17,7 @@ OWN = "flayer"
 # Correct / tested over all clients, best round [O].
 REPORT: dict[str, str] = dict(select="best_test", when="before", mean="pooled")
 WHEN: dict[str, str] = {}
+MEDIUM: dict[str, int] = {}  # artefact: seeds
 
 # Columns as printed: the paper's data set and network.
 COLUMNS = {

@@ -18,6 +18,7 @@ TABLES = ("table1", "table2", "table3")  # those whose rows `presets` gives
 OWN = "pfedla"
 REPORT: dict[str, str] = dict(select="last", when="before", mean="client")
 WHEN: dict[str, str] = {"local": "after"}
+MEDIUM: dict[str, int] = {}  # artefact: seeds
 
 DATA = {"EMNIST": "emnist-digits", "FMNIST": "fashion_mnist", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 SPLITS = ("train", "val", "test")
 PLANS = ("wrap", "drop", "fresh")
+FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
 
 
 def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
@@ -24,10 +25,11 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 class Federation:
     """K clients over one pool of samples.
 
-    x (n, ...) uint8 images (scaled to [0, 1], then (x - mean) / std per channel), integer tokens, or floats as they are; y (n,) labels;
+    x: uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels, scaled to [0, 1], then (x - mean) / std per channel;
+    integer tokens (n, length); or floats (n, ...) as they are, images as (n, c, h, w). y: labels (n,) or (n, 1).
     train, val, test: one int array of pool indices a client (val and test may be left out); classes: C, by default max(y) + 1;
-    mean, std: a number a channel, or one for all. Raises ValueError for labels or indices out of range, masks in place of indices, a client
-    without training samples, or a val or test sample that is also trained on.
+    mean, std: a number a channel, or one for all. Raises ValueError for other arrays, NaN, labels or indices out of range, masks in place
+    of indices, a client without training samples, or a val or test sample that is also trained on.
     """
 
     def __init__(
@@ -48,25 +50,26 @@ class Federation:
         name: str = "own",
     ):
         self.name, self.seed, self.dtype, self.device = name, seed, dtype, torch.device(device)
-        self.x_raw, self.y_raw = np.asarray(x), np.asarray(y)
-        if self.y_raw.dtype.kind not in "biuf" or (self.y_raw != self.y_raw.astype(np.int64)).any():
-            raise ValueError(f"labels y are {self.y_raw.dtype}; allowed are integers 0 to classes - 1, one a sample")
-        self.y_raw = self.y_raw.astype(np.int64)
+        self.x_raw, self.y_raw = _samples(x), _labels(y)
+        if not 0 <= holdout < 1:
+            raise ValueError(f"Federation(holdout={holdout!r}): allowed is a share in [0, 1)")
         k = len(train)
         lists = {"train": train, "val": val, "test": test}
+        for s, v in lists.items():
+            if isinstance(v, dict):
+                raise ValueError(f"{s} is a dict; give a list of one index array a client, such as list({s}.values())")
         lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}
         self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
-        self.K, self.classes = k, int(classes or self.y_raw.max(initial=0) + 1)
+        self.K, self.classes = k, int(classes or _count_classes(self.y_raw))
         self._check()
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(self.counts("train"), device=self.device)
         self.index["holdout"], self.index["fit"] = self._hold_out(holdout)
         self.mean, self.std = mean, std
-        # torch warns of arrays that cannot be written, such as memory maps.
-        own = self.x_raw if self.x_raw.flags.writeable else self.x_raw.copy()
-        self.x, self.y = torch.as_tensor(own).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
+        self.x, self.y = _tensor(self.x_raw).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
         if self.x.is_floating_point():
             self.x = self.x.to(dtype)
+            self._check_finite()
         self.is_image = self.x.dtype == torch.uint8
         if self.is_image:
             if self.x.dim() == 3:
@@ -77,11 +80,14 @@ class Federation:
             self._scale, self._shift = 1 / (255 * s), -m / s
 
     def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
-        v = [default] if values is None else [float(c) for c in values]
+        v = [default] if values is None else np.asarray(values, float).ravel().tolist()
         if len(v) not in (1, self.x.shape[1]):
             raise ValueError(
                 f"mean or std has {len(v)} numbers; give one, or one for each of {self.x.shape[1]} channels"
             )
+        if not np.isfinite(v).all() or (default and min(v) <= 0):  # the default of std is 1, of mean 0
+            name, allowed = ("std", "finite numbers > 0") if default else ("mean", "finite numbers")
+            raise ValueError(f"{name} is {v}; allowed are {allowed}, a number a channel or one for all")
         return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(-1, *[1] * (self.x.dim() - 2))
 
     def _check(self) -> None:
@@ -103,14 +109,24 @@ class Federation:
             raise ValueError(
                 f"clients without training samples: {empty or 'all'}; give each at least one, or fewer clients"
             )
-        trained = np.zeros(n, bool)
-        trained[np.concatenate(self.index["train"])] = True
+        trainer = np.full(n, -1)
+        for i, idx in enumerate(self.index["train"]):
+            trainer[idx] = i
         for s in ("val", "test"):
             for i, idx in enumerate(self.index[s]):
-                if trained[idx].any():
+                if len(seen := idx[trainer[idx] >= 0]):
                     raise ValueError(
-                        f"{int(trained[idx].sum())} {s} samples of client {i} are trained on; {s} must be disjoint from train"
+                        f"{len(seen)} of {len(idx)} {s} samples of client {i} are trained on (sample {seen[0]} by client "
+                        f"{trainer[seen[0]]}); {s} must be disjoint from train of all clients"
                     )
+
+    def _check_finite(self) -> None:
+        bad = torch.nonzero(~torch.isfinite(self.x).flatten(1).all(1)).flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"x is not finite as {self.dtype} in {len(bad)} of {len(self.x)} samples, the first is sample {bad[0]}; "
+                "NaN and infinite values spoil every model: leave these samples out, or replace the values"
+            )
 
     def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
         # A fixed part of each client's train that SGD never sees (FedFomo's validation); at least one sample stays on either side.
@@ -138,6 +154,13 @@ class Federation:
         for a in (self.x_raw, self.y_raw, *(i for s in SPLITS for i in self.index[s])):
             h.update(str((a.shape, a.dtype)).encode() + np.ascontiguousarray(a).tobytes())
         return h.hexdigest()
+
+    def extremes(self) -> Tensor:
+        """Two samples as a model gets them, (2, *input_shape), on the CPU; of tokens those that hold the smallest and the largest."""
+        at = [0, len(self.x) - 1]
+        if not self.is_image and not self.x.is_floating_point():
+            at = [int(self.x.amin(1).argmin()), int(self.x.amax(1).argmax())]
+        return self.batch(torch.tensor(at, device=self.device))[0].cpu()
 
     def batch(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         """Samples `idx` (...,) as model inputs (..., *input_shape), and labels (...,)."""
@@ -238,8 +261,67 @@ def round_half_up(v: float) -> int:
     return int(v + 0.5)
 
 
+def _array(v: np.ndarray | Tensor) -> np.ndarray:
+    return np.asarray(v.detach().cpu() if isinstance(v, Tensor) else v)
+
+
+def _samples(x: np.ndarray | Tensor) -> np.ndarray:
+    # Samples as an array of a kind that is allowed; ValueError for others.
+    x = _array(x)
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    allowed = x.ndim == 2 if tokens else x.ndim >= 2 and x.dtype.newbyteorder("=").name in FORMS
+    if not allowed:
+        raise ValueError(
+            f"x is {x.dtype} {x.shape}; allowed are uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of 0 to 255, floats "
+            "(n, ...) as a model takes them, images as (n, c, h, w), and integer tokens (n, length)"
+        )
+    if x.dtype == np.uint8 and x.ndim == 4 and not {x.shape[1], x.shape[3]} & {1, 3}:
+        raise ValueError(
+            f"x is uint8 {x.shape}; images have 1 or 3 channels, first or last: leave an alpha channel out with x[..., :3], and "
+            "give images of other channels as floats (n, c, h, w)"
+        )
+    return x
+
+
+def _labels(y: np.ndarray | Tensor) -> np.ndarray:
+    # Labels as int64 (n,); ValueError for what is no label.
+    y = _array(y)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1:
+        raise ValueError(
+            f"labels y have shape {y.shape}; allowed is one integer a sample, (n,) or (n, 1); of one-hot rows take y.argmax(1)"
+        )
+    with np.errstate(invalid="ignore"):  # NaN differs from any integer, and is refused
+        whole = y.astype(np.int64) if y.dtype.kind in "biuf" else None
+    if whole is None or (y != whole).any():
+        raise ValueError(f"labels y are {y.dtype}; allowed are integers 0 to classes - 1, one a sample")
+    return whole
+
+
+def _count_classes(y: np.ndarray) -> int:
+    # A network has an output a class: a stray label, such as 10^9, would take all memory.
+    found, most = int(y.max(initial=0)) + 1, max(1000, len(y))
+    if found > most:
+        raise ValueError(
+            f"labels reach {found - 1}; without classes= at most {most - 1} is allowed for {len(y)} samples: number the labels from "
+            "0 with np.unique(y, return_inverse=True)[1], or give classes="
+        )
+    return found
+
+
+def _tensor(x: np.ndarray) -> Tensor:
+    # A copy where torch takes no view: arrays that cannot be written (memory maps), that run backwards, or of another machine's bytes.
+    if x.dtype.kind == "u" and x.dtype != np.uint8:
+        x = x.astype(np.int64)
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    return torch.as_tensor(x if x.flags.writeable and min(x.strides) >= 0 else x.copy())
+
+
 def _indices(v: np.ndarray, split: str, client: int) -> np.ndarray:
-    v = np.asarray(v).reshape(-1)
+    v = _array(v)
+    if not v.ndim:
+        raise ValueError(f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], [2, 3]]")
+    v = v.reshape(-1)
     if len(v) and v.dtype.kind not in "iu":
         raise ValueError(
             f"{split} of client {client} holds {v.dtype} values; give integer indices (np.flatnonzero(mask))"

@@ -258,6 +258,7 @@ def test_one_mean_serves_all_channels():
     x, y = images((4, 2, 2, 3)), [0, 1, 0, 1]
     one, three = (Federation(x, y, [[0]], mean=[0.5] * n, std=[0.5] * n).batch(torch.arange(4))[0] for n in (1, 3))
     assert torch.equal(one, three) and three.min() >= -1 and three.max() <= 1
+    assert torch.equal(one, Federation(x, y, [[0]], mean=0.5, std=0.5).batch(torch.arange(4))[0])
 
 
 def test_tokens_stay_integers():
@@ -287,6 +288,39 @@ def test_arrays_that_cannot_be_written_are_read():
     assert Federation(x, [0, 1, 0], [[0]]).batch(torch.tensor([1]))[0].shape == (1, 1, 2, 2)
 
 
+FORMS = {
+    "upside down": lambda x: x[:, ::-1, ::-1],
+    "backwards": lambda x: x[::-1],
+    "of other bytes": lambda x: x.astype(">f4"),
+    "halves": lambda x: x.astype(np.float16),
+    "a tensor with a gradient": lambda x: torch.tensor(x.astype(np.float32)).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_of_other_forms_are_read(form):
+    x = FORMS[form](images((3, 4, 2)))
+    fed = Federation(x, [[0], [1], [0]], [[0]])
+    want = np.asarray(x.detach() if isinstance(x, torch.Tensor) else x).astype(np.float64)
+    want = want[:, None] / 255 if fed.is_image else want
+    np.testing.assert_allclose(fed.batch(torch.arange(3))[0].numpy(), want, rtol=1e-6)
+    assert fed.y.tolist() == [0, 1, 0], "labels (n, 1) are as good as (n,)"
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int8, np.int64])
+def test_tokens_of_any_integers(dtype):
+    x = np.array([[5, 1], [2, 7], [3, 3]], dtype)
+    fed = Federation(x, [0, 1, 0], [[0]])
+    assert fed.batch(torch.arange(3))[0].tolist() == x.tolist() and fed.extremes().tolist() == [[5, 1], [2, 7]]
+
+
+def test_many_classes_are_allowed_where_they_are_meant():
+    x, far = np.zeros((3, 2)), [0, 1, 5000]
+    assert Federation(x, far, [[0]], classes=5001).classes == 5001
+    assert Federation(x, [0, 1, 999], [[0]]).classes == 1000
+    assert Federation(np.zeros((2000, 1)), np.arange(2000), [[0]]).classes == 2000
+
+
 def test_counts():
     y = np.array([0, 0, 1, 2, 2, 2, 1])
     fed = Federation(np.zeros((7, 2)), y, [[0, 1, 2], [3, 4]], None, [[5], [6]], classes=4)
@@ -312,8 +346,14 @@ MISTAKES = {
         "clients without training samples: [1, 3]; give each at least one",
     ),
     "no client": (dict(train=[]), "clients without training samples: all"),
-    "test in train": (dict(test=[[4], [2, 0, 5]]), "2 test samples of client 1 are trained on; test must be disjoint"),
-    "val in train": (dict(val=[[4, 1], [5]]), "1 val samples of client 0 are trained on; val must be disjoint"),
+    "test in train": (
+        dict(test=[[4], [5, 0, 2]]),
+        "2 of 3 test samples of client 1 are trained on (sample 0 by client 0); test must be disjoint",
+    ),
+    "val in train": (
+        dict(val=[[4, 3], [5]]),
+        "1 of 2 val samples of client 0 are trained on (sample 3 by client 1); val must be disjoint from train of all",
+    ),
     "lists": (dict(test=[[4]]), "test has index lists for 1 clients and train for 2; give one list a client"),
     "val lists": (dict(val=[[4]] * 3), "val has index lists for 3 clients and train for 2"),
     "labels": (dict(y=Y[:5]), "x has 6 samples and y has 5; they must be equally long"),
@@ -321,6 +361,36 @@ MISTAKES = {
     "negative labels": (dict(y=Y - 1), "labels reach -1..1; allowed: 0..1"),
     "channels": (dict(mean=[0.1, 0.2, 0.3]), "mean or std has 3 numbers; give one, or one for each of 1 channels"),
     "std": (dict(std=[]), "mean or std has 0 numbers"),
+    "std of 0": (dict(std=[0.0]), "std is [0.0]; allowed are finite numbers > 0"),
+    "mean of NaN": (dict(mean=np.nan), "mean is [nan]; allowed are finite numbers, a number a channel"),
+    "holdout": (dict(holdout=-1), "Federation(holdout=-1): allowed is a share in [0, 1)"),
+    "a whole holdout": (dict(holdout=1.0), "Federation(holdout=1.0): allowed is a share in [0, 1)"),
+    "a dict": (dict(train={0: [0], 1: [1]}), "train is a dict; give a list of one index array a client"),
+    "no lists": (dict(train=[0, 1]), "train of client 0 is 0; give one index array a client, such as [[0, 1], [2, 3]]"),
+    "one-hot labels": (
+        dict(y=np.eye(6)),
+        "labels y have shape (6, 6); allowed is one integer a sample, (n,) or (n, 1)",
+    ),
+    "one label for all": (dict(y=np.array(3)), "labels y have shape ()"),
+    "labels of NaN": (dict(y=np.full(6, np.nan)), "labels y are float64; allowed are integers 0 to classes - 1"),
+    "names for labels": (dict(y=np.array(list("abcdef"))), "labels y are <U1; allowed are integers"),
+    "a stray label": (
+        dict(y=np.where(Y, 10**9, 0)),
+        "labels reach 1000000000; without classes= at most 999 is allowed for 6 samples: number the labels from 0",
+    ),
+    "int16 images": (dict(x=X.astype(np.int16)), "x is int16 (6, 4, 4); allowed are uint8 images (n, h, w)"),
+    "images of bits": (dict(x=X > 0), "x is bool (6, 4, 4); allowed are uint8 images"),
+    "one number a sample": (dict(x=np.zeros(6)), "x is float64 (6,); allowed are uint8 images"),
+    "texts": (dict(x=np.array([["a word"]] * 6)), "x is <U6 (6, 1); allowed are"),
+    "an alpha channel": (
+        dict(x=np.zeros((6, 5, 5, 4), np.uint8)),
+        "x is uint8 (6, 5, 5, 4); images have 1 or 3 channels, first or last: leave an alpha channel out with x[..., :3]",
+    ),
+    "NaN": (
+        dict(x=np.where(np.arange(6)[:, None] > 3, np.nan, np.ones((6, 2)))),
+        "x is not finite as torch.float32 in 2 of 6 samples, the first is sample 4; NaN and infinite values spoil",
+    ),
+    "too large for float32": (dict(x=np.full((6, 2), 1e200)), "x is not finite as torch.float32 in 6 of 6 samples"),
 }
 
 
@@ -338,6 +408,8 @@ def test_good_lists_of_every_kind_pass():
         fed = Federation(X, Y, train, np.array([[4], [4]]), np.array([[5], [5]]))
         assert fed.index["train"][0].tolist() == [0, 1] and fed.index["val"][1].tolist() == [4]
         assert all(i.dtype == np.int64 for lists in fed.index.values() for i in lists)
+    tensors = Federation(X, Y, [torch.tensor([0, 1]), torch.tensor([2])])
+    assert tensors.index["train"][0].tolist() == [0, 1]
     for nothing in (None, [], [[], []]):
         assert [len(i) for i in Federation(X, Y, [[0], [1]], nothing, nothing).index["test"]] == [0, 0]
 
@@ -394,7 +466,7 @@ def test_the_hash_sees_every_change_and_nothing_else():
     other_x[9, 0, 0] ^= 1
     other_y[9] = (other_y[9] + 1) % 3
     changes = [
-        *(dict(x=v) for v in (other_x, x.astype(np.int32), x.reshape(12, 2, 8))),
+        *(dict(x=v) for v in (other_x, x.astype(np.float32), x.reshape(12, 2, 8))),
         dict(y=other_y),
         *(dict(train=v) for v in ([[5, 0], [1, 2, 3]], [[0, 5], [1, 2]], [[0], [5, 1, 2, 3]], [[1, 2, 3], [0, 5]])),
         *(dict(val=v) for v in (None, [[], [4]], [[9], []])),

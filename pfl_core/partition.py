@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_core import checks
+from pfl_core import checks, identity
 from pfl_core.cards import Listing
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
@@ -41,10 +41,20 @@ _SCHEMES: dict[str, Callable[..., Split]] = {}
 
 
 def register_partition(name: str, fn: Callable[..., Split]) -> Callable[..., Split]:
-    """Add a scheme `fn(pool, clients, rng, **args) -> Split`; returns fn. ValueError if the name is taken."""
-    _need(name not in _SCHEMES, f"partition {name!r} is registered already; choose another name")
+    """Add a scheme `fn(pool, clients, rng, **args) -> Split`; returns fn.
+
+    A name of yours may be registered again (a notebook cell runs twice), a scheme of the papers not: ValueError.
+    """
+    taken = name in _SCHEMES and identity.is_ours(_SCHEMES[name]) and not identity.is_ours(fn)
+    _need(not taken, f"partition {name!r} is one of the papers; register yours under another name")
+    identity.note(fn)
     _SCHEMES[name] = fn
     return fn
+
+
+def function(name: str) -> Callable[..., Split]:
+    """The function registered as `name`."""
+    return _SCHEMES[name]
 
 
 def list_partitions() -> Listing:
@@ -597,21 +607,21 @@ def dirichlet_columns(
     raise ValueError(f"alpha={alpha}, clients={clients}: {why}; raise alpha, lower clients or least")
 
 
-def fedper_classes(pool: Any, clients: int, rng: Rng, k: int | None = None) -> Split:
+def fedper_classes(pool: Any, clients: int, rng: Rng, k: int | None = None, val: float = 0.0) -> Split:
     """FedPer: k classes a client (4 of 10, 40 of 100), each class shared equally by its k * N / C owners; k = C: IID.
 
     Source: FedPer Sec. 4.1. CIFAR-10, 10 clients, k = 4: every class at 4 clients, 1,250 train images each, so 5,000
     train and 1,000 test a client. Ours: client j holds pi(j * C // N + r), r < k, on a ring, pi and the order of the
     clients random; official test kept and dealt to the same owners; clients are equal, (client, class) amounts equal
-    within one, so an uneven pool is cut to its smallest class.
+    within one, so an uneven pool is cut to its smallest class. A share val of every class's train part is validation.
     """
     classes, common = pool.classes, gcd(pool.classes, clients)
     step, turn = classes // common, clients // common
     k = _classes_each(k, pool, max(1, 2 * classes // 5), 2 * classes // 5)
     why = f"k={k} gives classes unequal numbers of owners: with {clients} clients and {classes} classes"
     _need(k * clients % classes == 0, f"{why} k must be a multiple of {step}, from {step} to {classes}")
-    parts, owners = _official(pool, 0.0, rng), k * clients // classes
-    small = min(*_sizes(parts[0]), *_sizes(parts[2]))
+    parts, owners = _official(pool, val, rng, each=bool(val)), k * clients // classes
+    small = min(_sizes(part).min() for part in parts if val or part is not parts[1])
     why = f"each class has {owners} owners, but the smallest official part of one {small} samples"
     _room(clients, lambda n: n * k % classes == 0 and n * k // classes <= small, why)
     order, start = rng.permutation(classes), rng.permutation(clients) * classes // clients

@@ -155,6 +155,15 @@ def test_fedper_classes_as_in_the_paper(pool, k):
     assert len(everything(split)) == 60_000
 
 
+def test_fedper_classes_with_validation():
+    split = partition("fedper_classes", CIFAR10, 10, 5, k=4, val=0.1)
+    assert [sizes(split, part) for part in PARTS] == [{4500}, {500}, {1000}]
+    held = [counts(CIFAR10, split, part) > 0 for part in PARTS]
+    assert (held[0].sum(1) == 4).all() and np.array_equal(held[0], held[1]) and np.array_equal(held[0], held[2])
+    with pytest.raises(ValueError, match="val=1"):
+        partition("fedper_classes", CIFAR10, 10, 5, k=4, val=1)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(2, 14),

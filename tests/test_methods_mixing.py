@@ -88,8 +88,8 @@ def test_a_default_mixes(name):
 
 
 BAD = {
-    "fedfomo": [dict(neighbours=-1), dict(fallback="none")],
-    "cfl": [dict(linkage="average"), dict(weighting="n"), dict(warmup=2.0), dict(min_size=0)],
+    "fedfomo": [dict(neighbours=-1), dict(fallback="none"), dict(affinity="share")],
+    "cfl": [dict(linkage="average"), dict(weighting="n"), dict(warmup=2.0), dict(min_size=0), dict(still=2.0)],
     "fedamp": [dict(rho=-1.0), dict(rho=100.0), dict(start="u"), dict(share=1.5), dict(sigma=0.0)],
     "heurfedamp": [dict(zeta=1.5), dict(similarity="l2"), dict(start="u")],
     "apple": [dict(schedule="linear"), dict(span=2.0), dict(dr_lr=-1.0)],
@@ -163,6 +163,37 @@ def test_fedfomo_goes_on_from_its_own_or_its_first_model():
         want = kept if fallback == "trained" else unprefixed("base.", kept)
         for n in method.task.parameters:
             assert torch.equal(end[n][unhelped], want[n][unhelped]), n
+
+
+def test_fedfomo_remembers_shares_of_omega_as_its_authors_do():
+    told = {}
+    for affinity in ("raw", "shares"):
+        method, fed, cfg = setup("fedfomo", args=dict(affinity=affinity, explore=0.0))
+        state, _ = one_round(method, fed, cfg, method.init())
+        before = state.extra["affinity"].clone()
+        state, _ = one_round(method, fed, cfg, state)
+        told[affinity] = state.extra["affinity"] - before
+    total = told["raw"].sum(1, keepdim=True).abs()
+    torch.testing.assert_close(told["shares"], told["raw"] / total, rtol=1e-9, atol=1e-12)
+    assert (total > 0).all() and not torch.allclose(total, torch.ones_like(total))
+
+
+def test_apples_momentum_acts_on_cores_and_relations():
+    # Two steps of one client, by hand: the second adds 0.9 of the first, on c_i and on p_i.
+    ends = {}
+    for momentum in (0.0, 0.9):
+        method, fed, cfg, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
+        cfg.momentum = momentum
+        cfg.steps = 1
+        _, first = one_round(method, fed, cfg, state)
+        method, fed, cfg2, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
+        cfg2.momentum, cfg2.steps = momentum, 2
+        begin = {n: v.clone() for n, v in state.clients.items()}
+        _, second = one_round(method, fed, cfg2, state)
+        ends[momentum] = {n: (first[n] - begin[n], second[n] - begin[n]) for n in ("dr", "core.fc.weight")}
+    for n, (one, two) in ends[0.0].items():
+        torch.testing.assert_close(ends[0.9][n][0], one)
+        torch.testing.assert_close(ends[0.9][n][1] - two, 0.9 * one, rtol=1e-9, atol=1e-12)
 
 
 def test_fedfomo_keeps_a_model_that_all_share():
@@ -320,6 +351,17 @@ def test_cfl_splits_only_what_it_may():
     assert labels(state) == [0] * 4 and torch.isfinite(flat(state.extra["models"])).all()
 
 
+def test_cfl_splits_a_cluster_that_stands_still_and_not_one_whose_updates_are_orthogonal():
+    method, fed, _, state = cfl(fed=federation(sizes=[4] * 8))
+    state = push(method, fed, state, torch.arange(8), torch.eye(8).double())  # the mean is a third as long as each
+    assert labels(state) == [0] * 8 and state.extra["fastest"] == pytest.approx(1 / math.sqrt(8))
+    halves = torch.tensor([1.0] * 4 + [-1.0] * 4).double()[:, None]
+    state = push(method, fed, state, torch.arange(8), halves + 0.2)  # more than half as fast as at first
+    assert labels(state) == [0] * 8
+    state = push(method, fed, state, torch.arange(8), halves + 0.1)
+    assert labels(state) in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+
+
 @pytest.mark.parametrize("limit", [dict(warmup=1.0), dict(eps2=1e9)])
 def test_cfl_that_never_splits_is_uniform_fedavg(limit):  # R11
     method, state = rounds("cfl", n=3, args=limit)
@@ -346,7 +388,7 @@ def test_cfl_finds_clients_that_disagree_on_labels():
         fed.y[torch.as_tensor(fed.index["train"][k])] = (fed.y[torch.as_tensor(fed.index["train"][k])] + 1) % 3
     method, fed, cfg = setup("cfl", bn=False, fed=fed, lr=0.2, rounds=10, epochs=2, args=dict(warmup=0.3))
     state = method.init()
-    for _ in range(8):
+    for _ in range(40):  # until all of them stand still
         state, _ = one_round(method, fed, cfg, state, torch.arange(6))
         if max(labels(state)):
             break

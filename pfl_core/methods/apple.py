@@ -14,8 +14,10 @@ Cost: each of S participants mixes all K cores, K S D operations a round and a s
 Differs from the paper
 1. Every client downloads all cores; the paper allows for fewer, keeping old copies of the others.
 Differs from the authors' code
-1. eta_c is K lr without momentum (there 0.01 with 0.9), as in PFLlib: it makes up for p_ii near 1 / K.
-2. The pull to p_0 is halved, as in the paper.
+1. eta_c is K lr, as in PFLlib: it makes up for p_ii near 1 / K. There it is 0.01, and c_i and p_i alike have momentum 0.9, afresh every
+   round: core_lr=0.01 with the experiment's momentum=0.9, which acts on both here, too.
+2. The pull to p_0 is halved, as in the paper; mu=0.2 is the code's 0.1.
+3. What is scored there is w_i after local training with the round's downloads: when="after".
 Differs from PFLlib's code
 1. There clients see cores already changed in the same round, w_i is uploaded in place of c_i, and p_i never moves.
 """

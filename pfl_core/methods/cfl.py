@@ -4,22 +4,24 @@ Sattler, Mueller, Samek, "Clustered Federated Learning: Model-Agnostic Distribut
 Constraints", IEEE TNNLS 2020, arXiv:1910.01991.
 
     Delta_i = theta_i - theta_c                                    what client i learned from the model of its cluster c
-    split c if ||mean_i Delta_i|| < eps1 and max_i ||Delta_i|| > eps2
+    split c if ||mean_i Delta_i|| < eps1 and max_i ||Delta_i|| > eps2    the cluster stands still, some of its members do not
     S_ij    = cos(Delta_i, Delta_j); two parts by agglomerative clustering with distance 1 - S
     theta_c <- theta_c + mean_{i in c} Delta_i                     each part of a cluster just split takes its own mean
 
 Cost: cosines of S participants' updates take S^2 D operations a round; FedAvg's step takes S D.
 
 Differs from the paper
-1. eps1 and eps2 scale with rate, steps and size of the model, so the defaults are relative (ours): the mean update is small below
-   half of the cluster's median update norm, and updates are large above a tenth of the largest one of the first round.
-   FedAGHN's case study (5 groups of 4) over digits: the groups were found by single linkage; by complete linkage one fell in two.
+1. eps1 and eps2 scale with rate, steps and size of the model, so the defaults are relative (ours): a cluster stands still when its
+   mean update is at most the share `still` of the largest mean update of any cluster so far, and updates are large above a tenth of
+   the largest one of the first round. To compare the mean with the updates of the same round (revision 1) asks whether they are
+   orthogonal, as they are in the first rounds of any uneven split, and not whether training has come to a stand.
 2. Complete linkage and uniform means, as in all codes. The paper (a recollection) merges the most similar pairs, which is single
    linkage and minimises the largest similarity between the parts, and weighs by samples: linkage="single", weighting="samples".
 3. With partial participation a cluster is split only in a round in which all its members took part.
 Differs from the authors' code
 1. Later splits keep client ids (there, positions inside a cluster are taken for ids).
 2. No cache of the models at each split.
+3. The rate there is 0.1, falls by 1 % at every call of local training, and has momentum 0.9; here they are the experiment's.
 """
 
 from dataclasses import dataclass
@@ -39,13 +41,21 @@ def bipartition(s, method):
     return torch.as_tensor(cut_tree(tree, 2)[:, 0] == 1, device=s.device)
 
 
+def _norm(square):
+    return square.clamp_min(0).sqrt()  # of inner products, which rounding may leave below 0
+
+
 @dataclass(frozen=True, eq=False)
 class CFL(Method):
     """FedAvg within clusters, found by halving along the cosine similarity of updates (Sattler et al., 2020)."""
 
     name = "cfl"
-    eps1: float | None = None  # split below this norm of the mean update (authors' code: 0.4); None: see the rule above
+    revision = 2
+    eps1: float | None = None  # split below this norm of the mean update (authors' code: 0.4); None: by `still`
     eps2: float | None = None  # and above this norm of the largest one (authors' code: 1.6); infinity is FedAvg
+    still: float = (
+        0.5  # eps1 as a share of the largest mean update so far (ours); 0 splits only what does not move at all
+    )
     warmup: float = 0.1  # share of the rounds before any split (authors' code: 20 rounds)
     min_size: int = 2  # only larger clusters are split (authors' code)
     linkage: str = "complete"  # or "single" (the paper)
@@ -55,15 +65,20 @@ class CFL(Method):
         for field, allowed in {"linkage": ("complete", "single"), "weighting": ("uniform", "samples")}.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"cfl: {field}={getattr(self, field)!r}; use one of {', '.join(allowed)}")
-        if self.min_size < 1 or not 0 <= self.warmup <= 1:
-            got = f"min_size={self.min_size}, warmup={self.warmup}"
-            raise ValueError(f"cfl: got {got}; allowed are min_size >= 1 and warmup in [0, 1]")
+        if self.min_size < 1 or not 0 <= self.warmup <= 1 or not 0 <= self.still <= 1:
+            got = f"min_size={self.min_size}, warmup={self.warmup}, still={self.still}"
+            raise ValueError(f"cfl: got {got}; allowed are min_size >= 1, warmup in [0, 1] and still in [0, 1]")
 
     def init(self):
         state, k = super().init(), self.task.K
         cluster = torch.zeros(k, dtype=torch.int64, device=self.task.device)
-        first = torch.zeros((), dtype=torch.float64, device=self.task.device)
-        state.extra = {"models": own(expand(state.server, k)), "cluster": cluster, "first": first}
+        zero = torch.zeros((), dtype=torch.float64, device=self.task.device)
+        state.extra = {
+            "models": own(expand(state.server, k)),
+            "cluster": cluster,
+            "first": zero,
+            "fastest": zero.clone(),
+        }
         state.server = {}
         return state
 
@@ -79,14 +94,15 @@ class CFL(Method):
 
     def halved(self, extra, sel, g):
         """Clusters (K,) after splitting, from the inner products g (S, S) of the updates of clients sel (S,)."""
-        cluster, norm = extra["cluster"].clone(), g.diagonal().clamp_min(0).sqrt()
+        cluster, norm = extra["cluster"].clone(), _norm(g.diagonal())
         cosine = g / (norm[:, None] * norm + 1e-12)
         for c, a in enumerate(self.share(cluster, sel)):
             here = a.nonzero()[:, 0]
             if len(here) <= self.min_size or len(here) < (cluster == c).sum():
                 continue
-            mean, largest = (a @ g @ a).clamp_min(0).sqrt(), norm[here].max()
-            eps1 = norm[here].median() / 2 if self.eps1 is None else self.eps1
+            mean, largest = _norm(a @ g @ a), norm[here].max()
+            # A mean that is 0 but for rounding stands still, also where none was larger so far.
+            eps1 = torch.maximum(self.still * extra["fastest"], 1e-6 * largest) if self.eps1 is None else self.eps1
             eps2 = extra["first"] / 10 if self.eps2 is None else self.eps2
             if mean < eps1 and largest > eps2:
                 part = bipartition(cosine[here][:, here], self.linkage)
@@ -97,7 +113,9 @@ class CFL(Method):
         extra = state.extra
         g = gram({n: end[n] - start[n] for n in self.task.parameters})
         if not extra["first"]:
-            extra["first"] = g.diagonal().max().sqrt()
+            extra["first"] = _norm(g.diagonal()).max()
+        a = self.share(extra["cluster"], sel)
+        extra["fastest"] = torch.maximum(extra["fastest"], _norm(((a @ g) * a).sum(1)).max())
         if state.round >= self.warmup * self.task.rounds:
             extra["cluster"] = self.halved(extra, sel, g)
         share = self.share(extra["cluster"], sel)

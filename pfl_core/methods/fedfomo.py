@@ -17,6 +17,10 @@ Differs from the paper
 Differs from the authors' code
 1. The norm is L2 (as in the paper), not L1, and 1e-5 is added to it.
 2. An exploring client draws all its M candidates at random (the code: each one on its own).
+3. Raw omega enters P, as in the paper; affinity="shares" divides it by |sum_n omega_n| first, as the code does, so that early rounds,
+   whose losses fall fastest, do not outweigh all later ones.
+4. Candidates are all that ever took part; there, those of the last round. The same at participation 1.
+5. M is 5; there 8, and weight decay 1e-4, which is the experiment's to set.
 """
 
 from dataclasses import dataclass
@@ -38,13 +42,17 @@ class FedFomo(Method):
     neighbours: int = 5  # M, models of others that a client downloads (PFLlib, FL-bench); 0 is Local
     explore: float = 0.3  # chance of M at random instead of the best, less 0.05 a round (authors' code); 0 is greedy
     fallback: str = "trained"  # if nobody helps: the own "trained" model (PFLlib), or b_i, the "start" of its training
+    affinity: str = "raw"  # what is added to P: omega as it is ("raw", the paper), or its "shares" (authors' code)
 
     def check(self):
         if not self.task.holdout > 0:
             raise ValueError(f"fedfomo compares models on held-out samples: holdout={self.task.holdout}; set it to 0.2")
-        if self.neighbours < 0 or self.fallback not in ("trained", "start"):
-            got = f"neighbours={self.neighbours}, fallback={self.fallback!r}"
-            raise ValueError(f"fedfomo: got {got}; allowed are neighbours >= 0 and fallback 'trained' or 'start'")
+        named = {"fallback": ("trained", "start"), "affinity": ("raw", "shares")}
+        if self.neighbours < 0 or any(getattr(self, n) not in allowed for n, allowed in named.items()):
+            got = f"neighbours={self.neighbours}, fallback={self.fallback!r}, affinity={self.affinity!r}"
+            raise ValueError(
+                f"fedfomo: got {got}; allowed are neighbours >= 0, fallback 'trained' or 'start', affinity 'raw' or 'shares'"
+            )
 
     def is_shared(self, name):
         return False
@@ -76,7 +84,7 @@ class FedFomo(Method):
 
     def losses(self, p, batch):
         """Summed losses (M + 2,) of ONE client's candidates p {name: (M + 2, *shape)}, and the number of samples."""
-        scores = [self.task.apply({n: v[m] for n, v in p.items()}, batch.x) for m in range(len(p["fc.weight"]))]
+        scores = [self.task.apply({n: v[m] for n, v in p.items()}, batch.x) for m in range(len(p[self.task.names[0]]))]
         loss = torch.stack([F.cross_entropy(s, batch.y, reduction="sum") for s in scores])
         return {"loss": loss, "n": loss.new_tensor(len(batch.y))}
 
@@ -98,6 +106,8 @@ class FedFomo(Method):
         mixed = [n for n in kept if n in t.parameters or t.buffers_policy == "average" and three[n].is_floating_point()]
         model = mine | {n: torch.einsum("sm,sm...->s...", w, three[n]) for n in mixed}
         end = c.train(self.loss, model)
+        if self.affinity == "shares":
+            omega = omega / omega[:, 1:].sum(1, keepdim=True).abs().clamp_min(1e-9)
         told = omega.new_zeros(len(ids), t.K).scatter_(1, torch.cat([c.sel[:, None], ids], 1), omega[:, 1:])
         base, sent = prefixed("base.", select(model, kept)), prefixed("sent.", select(end, kept))
         return end | base | sent | {"omega": told}

@@ -20,7 +20,6 @@ from pfl_core.methods.base import METHODS
 from pfl_core.version import __version__
 
 PROFILES = ("smoke", "quick", "medium", "paper")
-FULL = ("medium", "paper")  # the paper's own networks, data and clients; medium has fewer rounds
 STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
     "cifar10": ("digits",),
     "cifar100": ("digits100",),
@@ -81,7 +80,8 @@ class Study:
     """The notebook of one paper, checked parameters first.
 
     profile "smoke" | "quick" | "medium" | "paper"; datasets, methods, seeds, artefacts: what to restrict it to, empty for the
-    profile's own; recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before anything runs.
+    profile's own; recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before
+    anything runs.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Study:
         self.paper, self.profile, self.recompute = paper, profile, recompute
         self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
-        self.label = "+".join(self.datasets) or ("paper" if profile in FULL else "digits")
+        self.label = "+".join(self.datasets) or ("paper" if profile in papers.FULL else "digits")
         self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
         self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
@@ -112,7 +112,7 @@ class Study:
 
     def data(self, name: str) -> str | None:
         """The data set that serves for the paper's `name` here: itself, a stand-in, or None (then the artefact is not run)."""
-        if not self.datasets and self.profile in FULL:
+        if not self.datasets and self.profile in papers.FULL:
             return name
         wanted = self.datasets or ["digits", "digits100", "raters_digits100"]
         return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)

@@ -431,6 +431,20 @@ def test_novel_clients(name, novel):
     assert torch.equal(state.extra["phi"]["trunk.0.weight"], phi["trunk.0.weight"])
 
 
+def test_the_trained_clients_are_taken_in_once_more():
+    args = dict(weight_decay=0.0, novel="trained")
+    method, fed, cfg = small("pfedhn", args)
+    trained, *_ = simulate(method, fed, cfg, workers=1)
+    state, sel = method.adopt(trained, 4), everyone(4)
+    for n, v in method.download(trained, sel).items():
+        assert torch.equal(method.download(state, sel)[n], v)
+    before = method.embeddings(trained).clone()
+    *_, end = one_round(method, fed, cfg, state, sel)
+    assert torch.equal(method.embeddings(trained), before) and not torch.equal(method.embeddings(end), before)
+    with pytest.raises(ValueError, match="'trained' is for the 4 clients that were trained, here are 3; use mean"):
+        method.adopt(trained, 3)
+
+
 def test_novel_clients_are_fitted():
     # Targets that the frozen phi can write: the embeddings alone must come to write them.
     method, fed, _ = small("pfedhn", dict(lr=1.0, momentum=0.5, weight_decay=0.0))
@@ -487,7 +501,7 @@ def test_proposition_1():
     [
         (dict(embed="none"), "trainable"),
         (dict(hn_sign="up"), "descent, literal"),
-        (dict(novel="zero"), "mean, normal"),
+        (dict(novel="zero"), "mean, normal, trained"),
         (dict(dim=-1), "dim=-1"),
         (dict(widths=(0.3,)), "whole channels"),
         (dict(widths=(2,)), r"\(0, 1\]"),

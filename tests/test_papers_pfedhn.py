@@ -4,13 +4,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, analysis, papers, report, store
+from pfl_core import Experiment, analysis, papers, report, run, store
+from pfl_core.experiments import federation
 from pfl_core.papers import pfedhn
 
 
 @pytest.fixture(scope="module")
 def paper_cells(swept):
     return swept("pfedhn", "paper")
+
+
+@pytest.fixture(scope="module")
+def medium_cells(swept):
+    return swept("pfedhn", "medium")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +53,8 @@ def test_the_papers_sweeps(paper_cells):
     ]
     assert rows6["embedding dimension = 35"] == {"dim": 35} and rows6["hidden layers = 3"] == {}
     assert {e.clients for a in ("fig5", "fig6") for e in named(paper_cells, a)} == {50}
-    novel = [e for e in named(paper_cells, "fig2") if e.adopt]
-    assert {e.partition_args["novel_alpha"] for e in novel} == {0.1, 0.25, 0.5, 1.0}
-    assert {(e.clients, e.init_from.clients, e.partition_args["alpha"]) for e in novel} == {(10, 90, 0.1)}
+    assert {e.partition_args["novel_alpha"] for e in named(paper_cells, "fig2")} == {0.1, 0.25, 0.5, 1.0}
+    assert {(e.init_from.clients, e.partition_args["alpha"]) for e in named(paper_cells, "fig2")} == {(90, 0.1)}
     assert {e.id_for("") for e in named(paper_cells, "fig7")} == {e.id_for("") for e in named(paper_cells, "fig2")}
     sizes = {(e.tags["column"], e.clients, e.model_args["kernels"]) for e in named(paper_cells, "table2")}
     assert {s for s in sizes if "CIFAR-10," in s[0]} == {
@@ -61,7 +66,97 @@ def test_the_papers_sweeps(paper_cells):
     }
     assert {(e.model, e.dataset) for e in named(paper_cells, "table3")} == {("mlp", "mnist")}
     embed = {e.tags["row"]: e.method_args for e in named(paper_cells, "appc5")}
-    assert embed == {"trainable embedding": {"dim": 10}, "fixed embedding": {"embed": "fixed"}}
+    assert embed.pop("fixed embedding (over classes)") == {
+        "embed": "fixed"
+    }  # ours; the paper's is normalised over clients
+    assert embed == {"trainable embedding": {"dim": 10}, "fixed embedding": {"embed": "fixed_columns"}}
+
+
+def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_elsewhere(medium_cells, paper_cells):
+    def runs(cells, artefact):
+        return {
+            (e.tags["row"], e.seed): e.plain()
+            for e in named(cells, artefact)
+            if (e.dataset, e.clients) == ("cifar10", 10)
+        }
+
+    for artefact in ("table1", "fig3"):
+        ours, theirs = (runs(cells, artefact) for cells in (medium_cells, paper_cells))
+        assert (
+            ours == theirs
+            and len(ours) == len(named(medium_cells, artefact)) == 3 * {"table1": 11, "fig3": 1}[artefact]
+        )
+    assert {e.tags["artefact"] for e in medium_cells} == set(pfedhn.MEDIUM)
+    short = named(medium_cells, "table4") + named(medium_cells, "fig5")
+    assert {(e.rounds * e.participation * e.clients, e.seed) for e in short} == {(1000, 0), (1000, 1)}
+    assert {e.steps for e in named(medium_cells, "fig5")} == {1, 25, 50, 100}
+    same = {
+        f: getattr(short[0], f) for f in ("dataset", "model", "model_args", "batch", "lr", "max_samples", "eval_every")
+    }
+    whole = Experiment(**pfedhn.setting("table4", "paper", "cifar10", 10))
+    full = whole.but(**pfedhn.rows("table4", "paper", "cifar10", 10)["pfedhn"])
+    assert same == {f: getattr(full, f) for f in same}
+
+
+def test_heads_of_pfedhn_pc_are_drawn_one_by_one(paper_cells, medium_cells, quick_cells):
+    for cells in (paper_cells, medium_cells, quick_cells):
+        heads = {(e.method, e.head_init) for e in cells}
+        assert ("pfedhn_pc", "own") in heads and ("pfedhn_pc", "common") not in heads
+
+
+def test_training_clients_are_tuned_as_long_as_the_newcomers_in_runs_of_their_own(paper_cells):
+    cells = {}
+    for e in named(paper_cells, "fig2"):
+        cells.setdefault((e.tags["row"], e.partition_args["novel_alpha"], e.seed), []).append(e)
+    assert {row for row, *_ in cells} == {"pfedhn", "perfedavg", "pfedme", "fedavg_ft"}
+    for (row, *_), (train, new) in cells.items():
+        assert (train.clients, new.clients, new.partition_args["first"]) == (90, 10, 90)
+        assert (
+            (train.rounds, train.steps, train.participation)
+            == (200, 50, 1)
+            == (new.rounds, new.steps, new.participation)
+        )
+        assert train.init_from.plain() == new.init_from.plain() and train.adopt == new.adopt == (row == "pfedhn")
+        differ = {f for f, v in train.plain().items() if v != new.plain()[f]}
+        assert differ == {"clients", "partition_args"} | ({"method_args"} if row == "pfedhn" else set())
+
+
+def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
+    ours = [e for e in named(paper_cells, "table1") if "(all data)" in e.tags["row"]]
+    assert {(e.tags["row"], e.clients) for e in ours} == {("local (all data)", 10), ("pfedhn (all data)", 10)}
+    beside = {(e.method, e.seed): e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"}
+    beside |= {(e.tags["row"], e.seed): e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"}
+    for e in ours:
+        assert e.plain() == beside[e.method, e.seed].but(partition_args={"leftover": False}).plain()
+    dealt = [
+        federation(Experiment(clients=10, partition="pfedhn_classes", partition_args=a)).n
+        for a in ({}, {"leftover": False})
+    ]
+    used, total = (int(n.sum()) for n in dealt)
+    assert 0.6 < used / total < 0.73
+    rows = frame(
+        *FAILS["table1"], row("table1", "local (all data)", "a", 99), row("table1", "pfedhn (all data)", "a", 99)
+    )
+    assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
+    assert pfedhn.all_data(None, "paper") == {}
+
+
+def test_tuning_on_leaves_what_was_trained_as_it_was(store):
+    args = dict(of=9, alpha=0.5, novel_alpha=0.5, novel=3)
+    base = Experiment(
+        clients=6, partition="dirichlet_columns", partition_args=args, plan="fresh", steps=1, batch=4, max_samples=8
+    )
+    base = base.but(
+        model="lenet", model_args={"kernels": 2}, rounds=2, participation=0.5, keep_models=True, eval_after=False
+    )
+    some = {"pfedhn": pfedhn.own(base, "smoke"), "fedavg": pfedhn.baselines(base, "smoke")["fedavg"]}
+    for row, e in pfedhn.tuned(base, some, "smoke", False).items():
+        source = run(base.but(**e["init_from"].plain() | {"init_from": None}))
+        kept = (source.folder / "models.pt").read_bytes()
+        got = run(base.but(**e))
+        assert (source.folder / "models.pt").read_bytes() == kept and got.experiment.clients == 6, row
+        start, before = got.arrays["before/test/correct"][0], source.arrays["before/test/correct"][-1]
+        assert (start == before).all(), row  # round 0 is the federation as it was trained
 
 
 def test_how_many_runs(paper_cells, quick_cells):
@@ -69,7 +164,7 @@ def test_how_many_runs(paper_cells, quick_cells):
     assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
 
 
-PAPER_RUNS = 435
+PAPER_RUNS = 492
 
 
 def with_starts(found: list[Experiment]) -> list[Experiment]:
@@ -83,7 +178,7 @@ def test_what_is_shared_is_run_once(quick_cells):
     assert ids["fig3"]["pfedhn_pc"] == main["pfedhn_pc"]
     shared = ids["fig5"]["K = 10"], ids["fig6"]["hidden layers = 3"], ids["fig6"]["embedding dimension = 3"]
     assert {main["pfedhn"], ids["table4"]["pfedhn (no spectral norm)"], *shared} == {main["pfedhn"]}
-    trained = {e.id_for("") for e in named(quick_cells, "fig2") if e.clients == 20}
+    trained = {e.init_from.id_for("") for e in named(quick_cells, "fig2")}
     assert ids["appc5"]["trainable embedding"] in trained
 
 

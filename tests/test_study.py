@@ -7,10 +7,10 @@ import torch
 
 from pfl_core import data, presets, report, runs, store
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import fedper
+from pfl_core.papers import FULL, fedper
 from pfl_core.report import VIEWS
 from pfl_core.runs import ROW_COLUMNS
-from pfl_core.study import FULL, PROFILES, STAND_INS, Study
+from pfl_core.study import PROFILES, STAND_INS, Study
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")

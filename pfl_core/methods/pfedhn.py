@@ -9,8 +9,9 @@ Shamsian, Navon, Fetaya and Chechik, "Personalized Federated Learning using Hype
     v_i <- v_i - alpha (d theta_i / d v_i)^T Delta_i
     PC (Sec. 3.3): omega_i, the experiment's head, stays with client i; phi writes the rest
 
-Local training in the paper is steps=50, plan="fresh", batch=64, lr=5e-3, momentum=.9, weight_decay=5e-5, clip=50 with participation 1/K:
-fields of the Experiment. alpha and the hypernetwork's momentum, decay and clip are fields here.
+Local training is given by fields of the Experiment: steps=50 is the paper's (Sec. 5), participation 1/K Algorithm 1's; plan="fresh",
+batch=64, lr=5e-3, momentum=.9, weight_decay=5e-5, clip=50 are the released trainer's (the paper tunes rates over a grid and names no
+more). alpha and the hypernetwork's momentum, decay and clip are fields here.
 
 Differs from the paper
 1. Algorithm 1 prints Delta = theta~ - theta, with which phi - alpha J^T Delta climbs the loss; hn_sign="literal" does so.
@@ -154,15 +155,17 @@ class PFedHN(Method):
     hidden: int = 100  # width of the trunk (App. B)
     n_hidden: int = 3  # hidden layers of the trunk (App. B; 1 for MNIST); 0 is a linear hypernetwork (Sec. 4.1)
     spectral_norm: bool = False  # every linear layer divided by its top singular value (App. C.3)
-    embed: str = "trainable"  # "fixed": v_i = the client's class proportions (App. C.5); "fixed_columns": its share of each class
+    # "fixed": v_i = the client's class proportions; "fixed_columns": its share of each class, App. C.5's descriptor (that of Sec. 5.3).
+    embed: str = "trainable"
     hn_sign: str = "descent"  # the authors' code; "literal" is Algorithm 1 as printed
     # Sizes of the clients' networks, as shares of the model's channels; (.25, .5, 1) of 32 kernels is S/M/L (Sec. 5.2, App. B).
     widths: tuple[float, ...] = ()
-    novel: str = "mean"  # where embeddings of adopted clients start: "mean" of the trained ones, or "normal" draws
+    # Where embeddings of adopted clients start: "mean" of the trained ones, "normal" draws, or "trained" (the same clients once more).
+    novel: str = "mean"
 
     def check(self):
         options = {"embed": ("trainable", "fixed", "fixed_columns"), "hn_sign": ("descent", "literal")}
-        for field, legal in (options | {"novel": ("mean", "normal")}).items():
+        for field, legal in (options | {"novel": ("mean", "normal", "trained")}).items():
             if getattr(self, field) not in legal:
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}")
         for field, least in {"dim": 0, "n_hidden": 0, "hidden": 1}.items():
@@ -208,7 +211,12 @@ class PFedHN(Method):
         phi, fresh = own(state.extra["phi"]), super().adopt(state, k)
         with self.task.seeded("novel clients"):
             drawn = torch.randn(k, phi["v"].shape[1])
-        phi["v"], size = self._clients(k, drawn if self.novel == "normal" else phi["v"].mean(0).repeat(k, 1))
+        if self.novel == "trained" and k != len(phi["v"]):
+            raise ValueError(
+                f"{self.name}: novel='trained' is for the {len(phi['v'])} clients that were trained, here are {k}; use mean or normal"
+            )
+        start = {"mean": phi["v"].mean(0).repeat(k, 1), "normal": drawn, "trained": phi["v"]}[self.novel]
+        phi["v"], size = self._clients(k, start)
         momentum = {"v": torch.zeros_like(phi["v"])} if self.embed == "trainable" else {}
         fresh.extra = {"phi": phi, "momentum": momentum, "size": size}
         return fresh
@@ -245,6 +253,13 @@ class PFedHNPC(PFedHN):
     name = "pfedhn_pc"
     lr: float = 0.05  # alpha [code]
     # Classifiers of the clients' own draws, as in the code, are the experiment's head_init="own"; head_depth=0 is pFedHN.
+
+    def check(self):
+        super().check()
+        if self.novel == "trained":
+            raise ValueError(
+                f"{self.name}: novel='trained' needs classifiers that stayed with their clients; use mean, normal or pfedhn"
+            )
 
     def is_shared(self, name):
         return name not in self.task.head

@@ -21,6 +21,7 @@ import pandas as pd
 from pfl_core import checks
 from pfl_core.analysis import pick
 
+FULL = ("medium", "paper")  # profiles over the papers' own data, networks and clients; medium has fewer rounds
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 
 

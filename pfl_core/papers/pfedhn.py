@@ -10,31 +10,35 @@ import pandas as pd
 from pfl_core import data, experiments, store
 from pfl_core.analysis import clustering, diagonal_rank, pick, row_scaled, slope, total_variation, tsne
 from pfl_core.experiments import Experiment
-from pfl_core.papers import Claim, derived, use, value
+from pfl_core.papers import FULL, Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "fig2", "fig3", "fig4", "table3", "fig5", "fig6", "table4", "fig7", "appc5"]
 TABLES = ("table1", "table3", "table4")  # those whose rows `presets` gives
 OWN = "pfedhn"
 REPORT: dict[str, str] = dict(select="best_val", when="before", mean="client")
 WHEN: dict[str, str] = {}
+MEDIUM: dict[str, int] = {"table1": 3, "fig3": 3, "fig5": 2, "table4": 2}  # artefact: seeds
 
 # Sec. 5, App. B [P], released trainer [O]: batches of 64, drawn anew for each of K = 50 local steps; 5000 communication steps, of one
 # client each for pFedHN, of 5 clients a round for baselines [I]. Baselines' rates are tuned on validation data [P]; here they are one of
 # the paper's grid [C]. What is hers of pFedHN's clients and server are the trainer's defaults [O].
 # quick and smoke [C]: 300 communication steps of K = 10, small batches and networks, few samples a client. Rates of the paper's grid by
 # validation data with seed 7, which no artefact shows.
+# medium: Table 1 and Figure 3 are the paper's own runs over CIFAR-10 with 10 clients; the rest has 1000 of the 5000 steps.
 _SCALE: dict[str, dict[str, Any]] = {
     "paper": dict(batch=64, steps=50, lr=0.01, rounds=1000, eval_every=20),
+    "medium": dict(batch=64, steps=50, lr=0.01, rounds=200, eval_every=4),
     "quick": dict(batch=16, steps=10, lr=0.05, rounds=60, eval_every=6, max_samples=50),
     "smoke": dict(batch=4, steps=1, lr=0.05, rounds=2, eval_every=2, max_samples=8),
 }
 _REAL = dict(max_samples=300)  # of quick, where data are not embedded
 _NET = {  # kernels of LeNet, hidden units of MNIST's network, width of the hypernetwork [P; C]
     "paper": (16, 100, 100),
+    "medium": (16, 100, 100),
     "quick": (4, 32, 50),
     "smoke": (2, 8, 8),
 }
-_CLIENTS = {  # where the paper has one number: paper, quick, smoke
+_CLIENTS = {  # where the paper has one number: paper (and medium), quick, smoke
     "table2": (75, 12, 6),
     "fig2": (90, 20, 20),
     "fig7": (90, 20, 20),
@@ -44,6 +48,7 @@ _CLIENTS = {  # where the paper has one number: paper, quick, smoke
 }
 _VARIED = {  # Figures 5 and 6: local steps K, dimensions of the embedding, hidden layers [P]; the defaults among them below [C]
     "paper": ((1, 25, 50, 100, 200), (5, 15, 25, 35), (1, 2, 3, 4, 5)),
+    "medium": ((1, 25, 50, 100), (5, 15, 25, 35), (1, 2, 3, 4, 5)),
     "quick": ((1, 10, 20), (3, 15), (1, 3)),
     "smoke": ((1, 2), (3, 15), (1, 3)),
 }
@@ -53,19 +58,28 @@ SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
 
 def clients_of(artefact: str, profile: str) -> int:
     """How many clients an artefact has whose number the paper fixes (50, and 10 below its scale, in Figures 5 and 6)."""
-    return _CLIENTS.get(artefact, (50, 10, 10))[("paper", "quick", "smoke").index(profile)]
+    return _CLIENTS.get(artefact, (50, 10, 10))[{"quick": 1, "smoke": 2}.get(profile, 0)]
 
 
 def columns(profile: str) -> dict[str, tuple[str, int]]:
-    """Table 1's columns at a profile: {label: (data set, clients)}; below the paper's scale 10 clients, and 8 alphabets of Omniglot."""
+    """Table 1's columns at a profile: {label: (data set, clients)}; medium has the first one, those below it 10 clients and 8 alphabets
+    of Omniglot."""
     every = {f"CIFAR-{c}, N={n}": (f"cifar{c}", n) for c in (10, 100) for n in (10, 50, 100)}
     alphabets = 50 if profile == "paper" else 8
     every[f"Omniglot, N={alphabets}"] = ("omniglot", alphabets)
+    if profile == "medium":
+        return {"CIFAR-10, N=10": every["CIFAR-10, N=10"]}
     return {label: v for label, v in every.items() if profile == "paper" or v[1] <= 10}
+
+
+def _scale(artefact: str, profile: str) -> str:
+    # What medium has of Table 1 are the paper's own runs, id for id.
+    return "paper" if profile == "medium" and artefact in ("table1", "fig3") else profile
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that an artefact's runs vary; those of baselines, pFedHN's own are with its rows."""
+    profile = _scale(artefact, profile)
     kernels, hidden, _ = _NET[profile]
     clients = clients or clients_of(artefact, profile)
     fields = dict(dataset=dataset, clients=clients, partition="pfedhn_classes", plan="fresh", eval_after=False)
@@ -78,8 +92,8 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     elif artefact == "appc5" and profile == "paper":
         fields |= dict(partition="dirichlet_columns", partition_args={"alpha": 0.1, "novel": 0})
     elif artefact in ("fig2", "fig7", "appc5"):  # below the paper's scale App. C.5 has Figure 2's training clients
-        args = dict(alpha=0.1, novel_alpha=0.1, novel=NOVEL, of=clients + NOVEL)
-        fields |= dict(partition="dirichlet_columns", partition_args=args, keep_models=True, eval_after=True)
+        args = dict(alpha=0.1, novel_alpha=1.0, novel=NOVEL, of=clients + NOVEL)
+        fields |= dict(partition="dirichlet_columns", partition_args=args, keep_models=True)
     elif artefact == "fig4":
         fields |= dict(partition="coarse") | ({"rounds": 120} if profile == "quick" else {})
     elif dataset == "omniglot":
@@ -88,10 +102,12 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
 
 def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> dict[str, Any]:
-    """Changes that make `base`, a baseline's, one of pFedHN's: one client a communication step, as many client visits."""
-    paper = profile == "paper"
+    """Changes that make `base`, a baseline's, one of pFedHN's: one client a communication step, as many client visits. The classifiers
+    of pFedHN-PC are drawn one by one, as the authors' clients build theirs."""
+    paper = profile in FULL
     how = dict(participation=1 / base.clients, rounds=5 * base.rounds, eval_every=30 if paper else 5 * base.eval_every)
     how |= dict(lr=0.005 if paper else 0.01, momentum=0.9, weight_decay=5e-5, clip=50.0, eval_after=False)
+    how |= {"head_init": "own"} if method == "pfedhn_pc" else {}
     return use(method, **({} if paper else {"hidden": _NET[profile][2]}) | args) | how
 
 
@@ -99,6 +115,13 @@ def literal(base: Experiment | None, profile: str) -> dict[str, dict]:
     """Our row for Algorithm 1 as printed, whose step climbs; 30 communication steps, for after about 60 weights overflow."""
     few = dict(rounds=min(30, base.rounds), eval_every=6) if base else {}
     return {"pfedhn (literal sign)": own(base, profile, hn_sign="literal") | few} if base else {}
+
+
+def all_data(base: Experiment | None, profile: str) -> dict[str, dict]:
+    """Our rows of Table 1 where all data are dealt out, as the paper's formula does; its released partition leaves a third to nobody.
+    None where clients' data are cut anyway."""
+    some = rows("table1", profile, base.dataset, base.clients) if base and not base.max_samples else {}
+    return {f"{r} (all data)": some[r] | dict(partition_args={"leftover": False}) for r in ("local", "pfedhn") if some}
 
 
 def _but_default(of: int = 0, **args: int) -> dict[str, int]:
@@ -110,7 +133,7 @@ def _but_default(of: int = 0, **args: int) -> dict[str, int]:
 def baselines(base: Experiment, profile: str) -> dict[str, dict]:
     """Rows of Table 2's baselines for the clients of `base`."""
     fedavg = use("fedavg") | dict(keep_models=True)
-    pfedme = use("pfedme", inner_steps=3, personal_lr=0.01 if profile == "paper" else 0.03)  # 20 x 3 steps [P]
+    pfedme = use("pfedme", inner_steps=3, personal_lr=0.01 if profile in FULL else 0.03)  # 20 x 3 steps [P]
     more = dict(rounds=max(1, base.rounds // 5), eval_every=max(1, base.eval_every // 5))  # 1000 of 5000 steps [P]
     return {
         "fedavg": fedavg,
@@ -122,6 +145,7 @@ def baselines(base: Experiment, profile: str) -> dict[str, dict]:
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`."""
+    profile = _scale(artefact, profile)
     base = Experiment(**setting(artefact, profile, dataset, clients))
     probe = {"fig3": "mix_and_match", "fig4": "embeddings"}.get(artefact)
     record = {"record": (probe,)} if probe else {}
@@ -142,8 +166,7 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         each = dict(rounds=5000 if profile == "paper" else base.rounds * base.clients)
         return {"pfedhn": own(base, profile, widths=[0.25, 0.5, 1.0]) | each}
     if artefact in ("fig2", "fig7"):
-        quiet = {m: others[m] | {"eval_after": False} for m in ("perfedavg", "pfedme")}
-        return {"pfedhn": hn} | quiet | {"fedavg": others["fedavg"]}
+        return {"pfedhn": hn} | {m: others[m] for m in ("perfedavg", "pfedme", "fedavg")}
     if artefact == "fig3":
         return {"pfedhn_pc": own(base, profile, "pfedhn_pc") | record}
     if artefact in ("fig5", "fig6"):
@@ -155,7 +178,12 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         return wide | deep
     if artefact == "appc5":
         wide = {"dim": 10} if profile == "paper" else {}
-        return {"trainable embedding": own(base, profile, **wide), "fixed embedding": own(base, profile, embed="fixed")}
+        kinds = {
+            "": "fixed_columns",
+            " (over classes)": "fixed",
+        }  # the paper's descriptor is normalised over clients; and ours
+        fixed = {f"fixed embedding{label}": own(base, profile, embed=kind) for label, kind in kinds.items()}
+        return {"trainable embedding": own(base, profile, **wide)} | fixed
     return {"pfedhn": hn}
 
 
@@ -208,23 +236,24 @@ def by_size(rows: pd.DataFrame, label: str) -> pd.DataFrame:
     return pd.concat(out, ignore_index=True) if out else rows
 
 
-def newcomers(base: Experiment, trained: dict[str, dict], profile: str) -> dict[str, dict]:
-    """Rows of Figures 2 and 7: what each trained federation of `base` makes of the held-out clients.
+def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -> dict[str, dict]:
+    """Rows of Figures 2 and 7: what each trained federation of `base` makes of the held-out clients (new), or of its own clients.
 
-    pFedHN fits their embeddings under a frozen hypernetwork; of the others the global model is tuned by every client alone.
+    pFedHN fits embeddings under a frozen hypernetwork, a newcomer's from the mean, its own clients' from the trained ones; of the others
+    the global model is tuned by every client alone. Both kinds of clients have as many visits, in a run of their own.
     """
-    visits = {"paper": 200, "quick": 20, "smoke": 2}[profile]  # the paper does not say; [C]
-    args = dict(first=base.clients)
-    new = dict(clients=NOVEL, partition_args=args, participation=1.0, rounds=visits, eval_every=max(1, visits // 10))
-    new |= dict(keep_models=False, eval_after=False)
+    visits = {"quick": 20, "smoke": 2}.get(profile, 200)  # the paper does not say; [C]
+    how = dict(participation=1.0, rounds=visits, eval_every=max(1, visits // 10), keep_models=False)
+    how |= dict(clients=NOVEL, partition_args=dict(first=base.clients)) if new else {}
     out = {}
     for row, changes in trained.items():
         source = dict(init_from=base.but(**changes))
         if changes["method"] == "pfedhn":
-            fit = use("pfedhn", **changes["method_args"] | {"weight_decay": 0.0})
-            out[row] = changes | fit | new | source | dict(adopt=True)
+            start = {} if new else {"novel": "trained"}
+            fit = use("pfedhn", **changes["method_args"] | {"weight_decay": 0.0} | start)
+            out[row] = changes | fit | how | source | dict(adopt=True)
         else:
-            out[f"{row}_ft" if row == "fedavg" else row] = use("local") | new | source
+            out[f"{row}_ft" if row == "fedavg" else row] = use("local") | how | source
     return out
 
 
@@ -233,7 +262,8 @@ def novel(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Figures 2 and 7: rows over the novel clients, and a line for each of them: row, column, seed, client, acc_pct, distance, gap.
 
-    distance: total variation to the nearest training client; gap: points above the training clients' mean of the same seed.
+    distance: total variation to the nearest training client; gap: points above the mean of the same seed's training clients, who were
+    tuned as long.
     """
     parts, lines = [study.sweep(None, {})], []
     for alpha in alphas:
@@ -242,8 +272,8 @@ def novel(
             continue
         label = f"alpha = {alpha:g}"
         some = {m: v for m, v in study.rows_for(artefact, "cifar10").items() if m in methods}
-        train = study.sweep(base, some, {f"training, {label}": {}}, seeds)
-        parts.append(study.sweep(base, newcomers(base, some, study.profile), {label: {}}, seeds))
+        train = study.sweep(base, tuned(base, some, study.profile, False), {f"training, {label}": {}}, seeds)
+        parts.append(study.sweep(base, tuned(base, some, study.profile, True), {label: {}}, seeds))
         if parts[-1].empty:
             continue
         level = study.clients(train).groupby(["row", "seed"]).acc_pct.mean().rename("train").reset_index()
@@ -345,7 +375,9 @@ def _ahead(rows: pd.DataFrame, ours: tuple[str, ...], least: float) -> tuple[str
     gains = {}
     for c in dict.fromkeys(rows.column):
         acc = _cells(rows, c)
-        others = [v for r, v in acc.items() if r.split()[0] not in ("pfedhn", "pfedhn_pc")]
+        others = [
+            v for r, v in acc.items() if r not in ("pfedhn", "pfedhn_pc") and "(" not in r
+        ]  # rows of ours have (...)
         if others and set(ours) & set(acc):
             gains[c] = max(acc[r] for r in ours if r in acc) - max(others)
     if not gains:

@@ -5,6 +5,7 @@
     result = run(e)                                                      found in the store, resumed, or computed
     result, result.summary(), result.rows, result.clients                what came out
     sweep(grid(e, {"FedAvg": {"method": "fedavg"}, "FedPer": {}}))       many runs, as rows of one frame
+    tune(e, {"lr": [0.01, 0.1]})                                         the best of a grid, on validation data
     Federation(x, y, train=[...], test=[...])                            clients over arrays of your own
     Method                                                               the class to inherit from
 
@@ -18,7 +19,7 @@ from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, list_methods
 from pfl_core.models import list_models, register_model
 from pfl_core.partition import list_partitions, register_partition
-from pfl_core.runs import Result, run, sweep
+from pfl_core.runs import Result, run, sweep, tune
 from pfl_core.version import __version__
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "register_partition",
     "run",
     "sweep",
+    "tune",
 ]

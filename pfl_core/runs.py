@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from filelock import FileLock, Timeout
 from pfl_core import checks, probes
 from pfl_core.engine import AUTO, EXECUTORS
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
+from pfl_core.experiments import split as dealt
 from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, State
 from pfl_core.progress import Progress
@@ -317,25 +319,54 @@ def sweep(
 
 
 def tune(
-    e: Experiment, choices: list[dict[str, Any]], *, split: str = "val", when: str = "before", **how: Any
+    e: Experiment,
+    choices: dict[str, list[Any]] | list[dict[str, Any]],
+    *,
+    split: str = "val",
+    when: str = "before",
+    **how: Any,
 ) -> tuple[Experiment, pd.DataFrame]:
-    """The one of `choices` (changes to e, as for `but`) with the best validation accuracy, and the rows of all of them.
+    """The best of `choices` by validation accuracy, as an Experiment, and the rows of all of them.
 
-    Client mean at each choice's best round, one seed. Rows carry the choice as JSON in `row`. ValueError for split "test", or without
-    validation data: choosing on test data is what this function is there to prevent.
+    choices: values for each field, of which all combinations are tried, {"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}, or a
+    list of changes to e, as for `but`. Client mean at each choice's best round, read `when` ("before" or "after" local training), one
+    seed; of equal ones the first. Rows carry the choice as JSON in `row` (init_from by its id); `how` goes to `sweep`. ValueError,
+    before anything is trained, for split "test" or data without a validation part: choosing on test data is what this function is
+    there to prevent.
     """
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
-    labels = [json.dumps(c, sort_keys=True) for c in choices]
-    cells = [e.but(**c).but(tags={"row": label}) for c, label in zip(choices, labels, strict=True)]
+    checks.known("when", when, ("before", "after"))
+    combined = _choices(choices)
+    labels = [json.dumps(c, sort_keys=True, default=lambda v: v.id) for c in combined]
+    cells = [e.but(**c).but(tags={"row": label}) for c, label in zip(combined, labels, strict=True)]
+    if when == "after" and any(c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells):
+        raise ValueError("tune(when='after') reads models after local training; set eval_after=True in the Experiment")
+    empty = f"{e.partition} leaves no validation data; tune with a partition that does (split='70/10/20', for example)"
+    if e.dataset != "own" and not any(len(i) for c in cells for i in dealt(c).val):
+        raise ValueError(empty)
     rows = sweep(cells, **how)
+    if rows.empty:
+        raise ValueError(f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr")
     seen = rows[(rows.split == split) & (rows.when == when) & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
     if seen.empty:
-        raise ValueError(
-            f"{e.partition} leaves no validation data; tune with a partition that does (split='70/10/20', for example)"
-        )
+        raise ValueError(empty)
     best = seen.groupby("row", sort=False).value.max().idxmax()
-    return e.but(**choices[labels.index(best)]), rows
+    return e.but(**combined[labels.index(best)]), rows
+
+
+def _choices(given: Any) -> list[dict[str, Any]]:
+    # The changes to try, from a grid or a list of them.
+    allowed = 'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
+    if isinstance(given, dict):
+        wrong = [n for n, v in given.items() if not isinstance(v, list | tuple) or not v]
+        if wrong or not given:
+            what = f"{wrong[0]!r} has {given[wrong[0]]!r}, not a list of values" if wrong else "an empty dict"
+            raise ValueError(f"tune(choices): {what}; {allowed}")
+        return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(c, dict) for c in given):
+        raise ValueError(f"tune(choices={given!r}); {allowed}")
+    return list(given)
 
 
 def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+import io
+from collections.abc import Collection
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pfl_core import papers
+from pfl_core import papers, sums
 from pfl_core.analysis import SELECT, paired, pick, summary
 from pfl_core.store import ROW_COLUMNS, results_folder, runs_root
 
@@ -208,14 +210,24 @@ def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> p
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """Rows as `save_rows` wrote them."""
-    rows = pd.read_csv(path, dtype={"run": str}, keep_default_na=False, low_memory=False)
-    return rows.assign(value=pd.to_numeric(rows.value))
+    """Rows as `save_rows` wrote them. ValueError naming the file if it is damaged, or not as it was published (see `sums`)."""
+    raw = sums.read(path)
+    try:
+        rows = pd.read_csv(io.BytesIO(raw), dtype={"run": str}, keep_default_na=False, low_memory=False)
+        if missing := [c for c in ROW_COLUMNS[:16] if c not in rows]:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        return rows.assign(value=pd.to_numeric(rows.value))
+    except (ValueError, TypeError) as error:  # pandas' own errors of a table are ValueErrors
+        raise ValueError(
+            f"{path} is damaged ({error}); restore it from git, or delete it and run its notebook again: runs that are "
+            "finished are not computed again"
+        ) from error
 
 
 def save_rows(rows: pd.DataFrame, path: Path) -> None:
-    """Write rows as CSV, columns in the project's order, numbers to 4 decimals."""
-    rows[ROW_COLUMNS].assign(value=rows.value.astype(float).round(4)).to_csv(path, index=False)
+    """Write rows as CSV, columns in the project's order, numbers to 4 decimals; OSError leaves the old file."""
+    with sums.replacing(path) as file:
+        file.write(rows[ROW_COLUMNS].assign(value=rows.value.astype(float).round(4)).to_csv(index=False).encode())
 
 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
@@ -258,10 +270,11 @@ def latex(frame: pd.DataFrame) -> str:
     )
 
 
-def named_runs() -> set[str]:
-    """Ids of all runs that a row in results/ or runs/results/ names."""
+def named_runs(of: Collection[str] = ()) -> set[str]:
+    """Ids of all runs that a row in results/ or runs/results/ names; with `of`, a row of these papers. ValueError for a damaged file."""
     files = [*results_folder().glob("*.csv"), *(runs_root() / "results").glob("*.csv")]
-    return {run for f in files for run in pd.read_csv(f, usecols=["run"], dtype=str).run.unique()}
+    rows = [read_rows(f) for f in files]
+    return {run for r in rows for run in (r[r.paper.isin(list(of))] if of else r).run}
 
 
 def publish(paper: str) -> list[Path]:
@@ -273,20 +286,31 @@ def publish(paper: str) -> list[Path]:
             continue
         target = home / "results" / source.name
         target.parent.mkdir(exist_ok=True)
-        for s in (".csv", ".npz"):
-            if source.with_suffix(s).exists():
-                shutil.copyfile(source.with_suffix(s), target.with_suffix(s))
-                done.append(target.with_suffix(s))
+        done += _publish_rows(source, target)
         folder = runs_root() / "figures" / paper / source.name.removeprefix(f"{paper}.").removesuffix(".csv")
         for f in sorted(
             p for p in folder.glob("*") if p.suffix != ".pdf"
         ):  # for papers, each of them a new file at every run
             out = home / "figures" / paper / folder.name / f.name
             out.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(f, out)
+            with sums.replacing(out) as file:
+                file.write(f.read_bytes())
             done.append(out)
     if not done:
         raise ValueError(
             f"nothing of {paper!r} to publish in {runs_root()}; run its notebook at profile quick or paper first"
         )
-    return done
+    return list(dict.fromkeys(done))
+
+
+def _publish_rows(source: Path, target: Path) -> list[Path]:
+    # Rows and arrays are replaced together or not at all, then their digests; what is read in between is refused.
+    new = {target.with_suffix(s): source.with_suffix(s) for s in (".csv", ".npz") if source.with_suffix(s).exists()}
+    raw = {to.name: of.read_bytes() for to, of in new.items()}
+    with ExitStack() as whole:
+        for to in new:
+            file = whole.enter_context(sums.replacing(to))
+            file.write(raw[to.name])
+            file.flush()
+    sums.write(target.parent, raw)
+    return [*new, target.parent / sums.NAME]

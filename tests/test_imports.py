@@ -14,7 +14,7 @@ from pfl_core.pages import code_lines
 PACKAGE = Path(pfl_core.__file__).parent
 # From the bottom up; modules of one line do not import each other (files of a package do).
 ORDER = [
-    "version progress stacked checks cards",
+    "version progress stacked checks cards sums",
     "models partition readers",
     "data",
     "federation",
@@ -32,7 +32,7 @@ ORDER = [
     "plots",
     "presets",
     "study compare",
-    "pages views plan",
+    "pages views plan prune",
     "widgets extras html_report",
     "__main__ __init__",
     "runner",  # imports nothing of ours: it also runs before anything is installed
@@ -42,7 +42,7 @@ LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboar
 FRAMES_ONLY = {"report", "plots"}
 LIBRARY, FRONT, FILE, METHOD = (
     5000,
-    2000,
+    2400,
     400,
     80,
 )  # lines of code: the library, what shows it, a file, a method's class

@@ -1,9 +1,16 @@
 """Which number of a run is reported, how tables and claims say it, and what is published."""
 
+import errno
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import report
+from pfl_core import report, store, sums
 from pfl_core.papers import fedper
 from pfl_core.report import claims, latex, markdown, pick, publish, save_rows, save_table, summary
 from pfl_core.runs import ROW_COLUMNS
@@ -277,7 +284,7 @@ def files(folder):
 def test_publish_copies_rows_and_figures_but_never_smoke(home):
     done = publish("fedper")
     folders = ("paper-cifar10+cifar100", "quick-digits")
-    want = {f"results/fedper.{f}.csv" for f in folders}
+    want = {f"results/fedper.{f}.csv" for f in folders} | {"results/SHA256SUMS"}
     want |= {f"figures/fedper/{f}/fig2.{kind}" for f in folders for kind in ("png", "csv")}
     assert files(home) == want == {str(p.relative_to(home)) for p in done}
     assert (home / "figures/fedper/quick-digits/fig2.png").read_text() == "fedper.quick-digits fig2.png"
@@ -303,6 +310,100 @@ def test_nothing_to_publish_is_an_error(home):
 
 def test_rows_name_the_runs_to_keep(home):
     publish("fedper")
+    assert report.named_runs(["flayer"]) == set() and len(report.named_runs(["fedper"])) == 4  # as rows say, not files
     (home.parent / "runs" / "results" / "fedper.quick-digits.csv").unlink()  # still named by results/
     names = ("fedper.smoke-digits", "fedper.quick-digits", "fedper.paper-cifar10+cifar100", "pfedhn.quick-digits")
     assert report.named_runs() == {f"run of {n}" for n in names}
+
+
+# ---------------------------------------------------------------- digests, full disks
+
+
+def test_a_published_file_that_was_changed_is_refused(home):
+    publish("fedper")
+    csv = home / "results" / "fedper.quick-digits.csv"
+    text = csv.read_text()
+    lines = text.splitlines(keepends=True)
+    for changed in (text.replace("1.0", "7.0", 1), text + lines[-1], "".join(lines[:-1])):
+        assert changed != text
+        csv.write_text(changed)
+        with pytest.raises(
+            ValueError, match=r"fedper.quick-digits.csv is not as it was published .*git restore .*publish it"
+        ):
+            report.read_rows(csv)
+        with pytest.raises(ValueError, match="not as it was published"):
+            report.named_runs()
+    publish("fedper")
+    assert csv.read_text() == text and len(report.read_rows(csv)) == len(lines) - 1
+    shutil.copy(csv, home / "results" / "fedper.quick-mnist.csv")
+    with pytest.raises(ValueError, match="fedper.quick-mnist.csv was not published"):
+        report.read_rows(home / "results" / "fedper.quick-mnist.csv")
+
+
+def test_digests_are_those_of_sha256sum_and_follow_what_is_there(home):
+    publish("fedper"), publish("pfedhn")
+    check = ["sha256sum", "--check", "--strict", "--quiet", sums.NAME]
+    subprocess.run(check, cwd=home / "results", check=True)
+    (home / "results" / "pfedhn.quick-digits.csv").unlink()
+    publish("fedper")
+    subprocess.run(check, cwd=home / "results", check=True)
+    assert set(sums.known(home / "results")) == {p.name for p in (home / "results").glob("*.csv")}
+
+
+def test_what_is_committed_is_as_it_was_published():
+    folder = report.results_folder()
+    there = {p.name for p in folder.iterdir()} - {sums.NAME}
+    assert set(sums.known(folder)) == there
+    assert all(sums.read(folder / name) for name in there)
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A disk that takes 100 bytes of a file, and no more."""
+
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def open_(path, mode="r", **how):
+        real = original(path, mode, **how)
+        if "w" in mode:
+            real.write(b"x" * 100)
+            real.close()
+            return Full()
+        return real
+
+    original = Path.open
+    monkeypatch.setattr(Path, "open", open_)
+
+
+def test_a_full_disk_leaves_the_old_files(tmp_path, request):
+    run_id = "0" * 16
+    rows, csv, npz = series([1.0, 2.0]), tmp_path / "rows.csv", tmp_path / "rows.npz"
+    (tmp_path / "store" / run_id).mkdir(parents=True)
+    np.savez(tmp_path / "store" / run_id / "arrays.npz", rounds=np.arange(3))
+    save_rows(rows, csv), store.save_arrays([run_id], npz, tmp_path / "store")
+    old = {p: p.read_bytes() for p in (csv, npz)}
+    request.getfixturevalue("full")
+    for write in (lambda: save_rows(rows[:1], csv), lambda: store.save_arrays([], npz, tmp_path / "store")):
+        with pytest.raises(OSError, match="cannot write .*rows.* what was there is as it was: make room"):
+            write()
+    assert {p: p.read_bytes() for p in tmp_path.glob("*.*")} == old
+
+
+def test_publishing_on_a_full_disk_changes_nothing(home, request):
+    publish("fedper")
+    old = {name: (home / name).read_bytes() for name in files(home)}
+    save_rows(series([2.0]), home.parent / "runs" / "results" / "fedper.quick-digits.csv")
+    request.getfixturevalue("full")
+    with pytest.raises(OSError, match="No space left"):
+        publish("fedper")
+    assert {name: (home / name).read_bytes() for name in files(home)} == old
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x00\xff", b"a,b\n1,2,3\n", b"run,value\n1,x\n", b"run,paper\n"])
+def test_damaged_rows_are_named(tmp_path, raw):
+    path = tmp_path / "fedper.quick-digits.csv"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match="fedper.quick-digits.csv is damaged .*restore it from git, or delete it"):
+        report.read_rows(path)

@@ -1,0 +1,57 @@
+"""Committed files: written whole or not at all, and held to the digests in SHA256SUMS beside them (by hand: sha256sum -c SHA256SUMS)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+NAME = "SHA256SUMS"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` when all went well; else the old one stays, and OSError says why."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(
+            f"cannot write {path} ({error.strerror or error}); what was there is as it was: make room, and run it again"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def known(folder: Path) -> dict[str, str]:
+    """{name: hex digest} of the files that SHA256SUMS in `folder` lists; nothing where there is none."""
+    file = folder / NAME
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines if line.strip())}
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file. ValueError if SHA256SUMS beside it says otherwise, or does not have it."""
+    raw, listed = path.read_bytes(), known(path.parent)
+    if listed and listed.get(path.name) != hashlib.sha256(raw).hexdigest():
+        what = "is not as it was published" if path.name in listed else "was not published"
+        raise ValueError(
+            f"{path} {what} ({NAME} beside it {'differs' if path.name in listed else 'does not list it'}); restore it "
+            f"(git restore {path.name} {NAME}, in that folder), or publish it again (python -m pfl_core publish PAPER)"
+        )
+    return raw
+
+
+def write(folder: Path, new: Mapping[str, bytes]) -> None:
+    """Write SHA256SUMS of `folder` anew: `new` files (their bytes), and those listed before that are still there."""
+    sums = {name: digest for name, digest in known(folder).items() if (folder / name).exists()}
+    sums |= {name: hashlib.sha256(raw).hexdigest() for name, raw in new.items()}
+    with replacing(folder / NAME) as file:
+        file.write("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import itertools
 import json
 import multiprocessing
 import os
 import platform
-import shutil
 import signal
 import sys
 import threading
@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from pfl_core import checks, probes
+from pfl_core import checks, probes, sums
 from pfl_core.engine import AUTO, EXECUTORS
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
 from pfl_core.experiments import split as dealt
@@ -47,6 +47,26 @@ from pfl_core.store import (
 from pfl_core.version import __version__
 
 
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One call of `run`: what is to be computed, where it is kept, and how."""
+
+    e: Experiment
+    id: str
+    course: str
+    store: Path
+    device: str
+    executor: str
+    workers: int | None
+    fed: Federation | None  # the user's own
+    on_round: Callable[[int, History], bool | str | None] | None
+    keep_state: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.store / self.id
+
+
 def run(
     e: Experiment,
     *,
@@ -55,120 +75,233 @@ def run(
     workers: int | None = None,
     store: Path | None = None,
     fed: Federation | None = None,
-    on_round: Callable[[int, History], bool | None] | None = None,
+    recompute: bool = False,
+    keep_state: bool = False,
+    on_round: Callable[[int, History], bool | str | None] | None = None,
 ) -> Result:
     """The stored result of an Experiment, or its computation, resumed from the last checkpoint if there is one.
 
-    device "auto" | "cpu" | "cuda"; executor and workers as for Engine; `fed` replaces the Experiment's own data and clients
-    (dataset="own"). Raises DatasetMissing or ValueError before training; Diverged runs are stored as failed and returned.
-    Waits while another process computes the same run.
+    device "auto" | "cpu" | "cuda"; executor and workers as for Engine; `fed` brings data and clients (dataset="own"). recompute=True
+    computes anew, and keeps what the store had as <id>.before-<time>. keep_state keeps the end, from which a run of more rounds goes on;
+    every method does that but those that are `scheduled`. `on_round(round, history)` is told of each round: "finish" ends the run there,
+    with the result of an Experiment of so many rounds; True stops it with Interrupted, and the next call goes on. Raises DatasetMissing
+    or ValueError before training; Diverged runs are stored as failed and returned. Waits while another process computes the same run.
     """
     if not isinstance(e, Experiment):
         raise TypeError(f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))")
-    device = pick_device(device)
+    if on_round is not None and not callable(on_round):
+        raise TypeError(f"on_round={on_round!r}: allowed is a function of (round, history), or None")
     checks.known("executor", executor, EXECUTORS)
+    e, fed = _whose(e, fed)
+    device = pick_device(fed.given_device.type if fed is not None and fed.given_device and device == "auto" else device)
+    if fed is not None and fed.given_device and fed.given_device.type != device:
+        raise ValueError(f"Federation(device={str(fed.given_device)!r}) in run(device={device!r}); leave one of them out")
+    store = store or runs_root() / "store"
+    checks.make_folder(store)
+    data_sum = fed.checksum if fed is not None else data.load(e.dataset).checksum
+    ids = e.id_for(data_sum), e.course_for(data_sum)
+    job = _Job(e, *ids, store, device, executor, workers, fed, on_round, keep_state)
+    found = None if recompute else load_result(job.folder, e, aside=False)
+    if found:
+        return found
+    with FileLock(store / f"{job.id}.lock"):
+        if recompute:
+            _keep_aside(job.folder)
+        elif found := load_result(job.folder, e):
+            return found
+        return _compute(job)
+
+
+def _whose(e: Experiment, fed: Federation | None) -> tuple[Experiment, Federation | None]:
     if (e.dataset == "own") != (fed is not None):
         raise ValueError(
             'dataset="own" and a Federation go together: run(Experiment(dataset="own", ...), fed=Federation(...))'
         )
-    run_id = e.id_for(fed.hash) if fed is not None else e.id
-    store = store or runs_root() / "store"
-    checks.make_folder(store)
-    folder = store / run_id
-    found = load_result(folder, e, aside=False)
-    if found:
-        return found
-    with FileLock(store / f"{run_id}.lock"):
-        return load_result(folder, e) or _compute(e, run_id, folder, device, executor, workers, fed, on_round, store)
+    return (own(e, fed), fed.bound_to(e)) if fed is not None else (e, None)
 
 
-def _compute(e, run_id, folder, device, executor, workers, fed, on_round, store) -> Result:
-    fed = fed or federation(e, device)
+def _keep_aside(folder: Path) -> None:
+    now = time.strftime("%Y%m%d-%H%M%S")
+    for path in (folder, folder.with_suffix(".part")):
+        if os.path.lexists(path):
+            away = next(p for i in itertools.count() if not os.path.lexists(p := path.parent / f"{path.name}.before-{now}{i or ''}"))
+            os.replace(path, away)
+            print(f"{path.name}: computed anew; what was there is kept as {away.name}")
+
+
+def _compute(job: _Job) -> Result:
+    e = job.e
+    fed = bind(e, job.fed, job.device) if job.fed is not None else federation(e, job.device)
     method = build_method(e, fed)
-    work = folder.with_suffix(".part")
-    checks.make_folder(work)
-    checkpoint = work / "checkpoint.pt"
-    _drop_damaged(checkpoint)
-    used = _recorded_executor(work, executor, device)
-    status, wall = "done", time.monotonic()
+    work = _work_folder(job)
+    stamp = _resume(job, method, work)
+    status, wall, began = "done", time.monotonic(), None
     try:
-        state = _initial_state(e, method, store, device, executor, workers)
+        state = _initial_state(job, method)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
-            step = lambda r, h: (bar.update(r - bar.done), on_round and on_round(r, h))[1]  # noqa: E731
             final, history, before, _ = simulate(
                 method,
                 fed,
                 e,
-                executor=used,
-                workers=workers,
+                executor=stamp["executor"],
+                workers=job.workers,
                 state=state,
-                checkpoint=checkpoint,
-                on_round=step,
+                checkpoint=work / "checkpoint.pt",
+                stamp=stamp,
+                end=work / "state.pt" if job.keep_state or job.on_round else None,
+                on_round=_told(job, method, bar),
                 record=probes.recorder(e.record),
             )
+        began = final.round
     except Diverged as error:
         final, history, before, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
-            f"{e.method} on {device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
+            f"{e.method} on {job.device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
             "lower batch or participation, take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
             f"resumes from it ({str(error).partition('.')[0]})"
         ) from error
-    meta = dict(
-        id=run_id,
+    if began is not None and began < e.rounds:  # ended early: the result of an Experiment of so many rounds
+        short = e.but(rounds=began)
+        early, job = job, replace(job, e=short, id=short.id_for(fed_sum(job)))
+        stamp |= {"id": job.id, "ended_early": early.id}
+    wall = history.wall[-1] if history.wall else time.monotonic() - wall
+    meta = _meta(job, fed, method, history, stamp, status, wall)
+    return _finish(job, work, meta, method, fed, history, final, before)
+
+
+def fed_sum(job: _Job) -> str:
+    """The checksum of a job's data."""
+    return job.fed.checksum if job.fed is not None else data.load(job.e.dataset).checksum
+
+
+def _told(job: _Job, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
+    # Moves the bar, and passes on what the user's on_round says.
+    def step(r: int, history: History) -> bool | str:
+        acc = history.accuracy()
+        bar.update(r - bar.done, "" if acc is None else f"{acc:.1f} %")
+        told = job.on_round(r, history) if job.on_round else None
+        if told == FINISH and method.scheduled and r < job.e.rounds:
+            print(f"{method.name}: what a round does depends on their number, so it cannot end early; run rounds={r} instead")
+            return True
+        return told if told == FINISH else bool(told)
+
+    return step
+
+
+def _work_folder(job: _Job) -> Path:
+    # Where the run is written until it is whole; what stands in its way is set aside before anything is trained.
+    work = job.folder.with_suffix(".part")
+    for path in (job.folder, work):
+        if path.is_symlink() or os.path.lexists(path) and not path.is_dir():
+            set_aside(path, "it is no folder of a run")
+    checks.make_folder(work)
+    with writing(work):
+        trial = work / "trial"
+        trial.write_bytes(b"0" * 4096)
+        trial.unlink()
+    return work
+
+
+def _resume(job: _Job, method: Method, work: Path) -> dict[str, Any]:
+    """The stamp of a run, its executor that of the checkpoint in `work`; a checkpoint that is not this run's is set aside.
+
+    Without one, the end of the longest run of the same course with fewer rounds serves as one.
+    """
+    checkpoint, e = work / "checkpoint.pt", job.e
+    stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__)
+    stamp |= {"device": job.device, "executor": AUTO[job.device] if job.executor == "auto" else job.executor}
+    if not checkpoint.exists() and not method.scheduled and (shorter := _beginning(job)):
+        with writing(checkpoint):
+            shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))
+            os.replace(part, checkpoint)
+    if checkpoint.exists():
+        try:
+            z = load_whole(checkpoint)
+            if not method.scheduled or z["stamp"]["id"] == job.id:
+                stamp["executor"] = z["stamp"]["executor"]  # a resumed run's numbers are of one kind
+            check_checkpoint(checkpoint, stamp if not method.scheduled else stamp | {"run": job.id}, method, e.rounds)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, another run's, or of another version's form
+            set_aside(checkpoint, error)
+    return stamp
+
+
+def _beginning(job: _Job) -> Path | None:
+    found = {}
+    for path in job.store.glob("*/state.pt"):
+        meta = read_meta(path.parent)
+        if meta and meta["status"] == "done" and meta.get("course") == job.course and meta["rounds"] < job.e.rounds:
+            found[meta["rounds"]] = path
+    return found[max(found)] if found else None
+
+
+def _meta(job, fed, method, history, stamp, status, wall) -> dict[str, Any]:
+    e = job.e
+    own_data = dict(mean=fed.mean, std=fed.std, classes=fed.classes, input_shape=list(fed.input_shape), input_kind=fed.kind)
+    return stamp | own_data | dict(
         status=status,
-        schema=SCHEMA,
-        revision=method.revision,
-        version=__version__,
+        rounds=e.rounds,
         clients=fed.K,
-        classes=fed.classes,
-        input_shape=list(fed.input_shape),
         parameters=sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters),
-        device=_device_name(device),
-        executor=history.executor or used,
+        device=_device_name(job.device),
+        executor=history.executor or stamp["executor"],
         torch=torch.__version__,
         python=platform.python_version(),
+        processor=processor(),
+        commit=commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         partition_hash=fed.hash,
         leaks_test=method.leaks_test,
-        wall_s=history.wall[-1] if history.wall else time.monotonic() - wall,
+        wall_s=wall,
     )
+
+
+def _finish(job, work, meta, method, fed, history, final, before) -> Result:
+    # Write what was measured, and rename the folder: from then on it is a finished run.
+    e = job.e
     arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
     arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
     arrays |= probes.stacked(history.probes)
-    arrays |= {f"n/{s}": np.array([len(i) for i in fed.index[s]]) for s in ("train", "val", "test")}
+    arrays |= {"n/train": np.array([len(i) for i in fed.index["train"]])}
+    arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in fed.index[s]])) for s in ("val", "test")}
     with writing(work):
         if e.keep_models and final is not None:
-            _save_models(work / "models.pt", final, before, method)
+            _save_models(work / "models.pt", final, before, method, meta)
         _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
-        raw = {name: (work / name).read_bytes() for name in ("history.csv", "arrays.npz")}
-        whole = {"experiment": e.plain(), "meta": meta, "sha256": digests(e.plain(), meta, raw)}
+        plain = json.loads(json.dumps(e.plain()))
+        whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
-    checkpoint.unlink(missing_ok=True)
-    (work / "executor").unlink(missing_ok=True)
-    os.replace(work, folder)
-    return load_result(folder, e)
+    (work / "checkpoint.pt").unlink(missing_ok=True)
+    if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
+        (work / "state.pt").unlink(missing_ok=True)
+    with FileLock(job.store / f"{job.id}.lock"):  # another one's, where the run ended early
+        if found := load_result(job.folder, e):
+            shutil.rmtree(work)
+            return found
+        os.replace(work, job.folder)
+    return load_result(job.folder, e)
 
 
-def _initial_state(
-    e: Experiment, method: Method, store: Path, device: str, executor: str, workers: int | None
-) -> State | None:
+def _initial_state(job: _Job, method: Method) -> State | None:
     # Another experiment's end: its global model (or the mean of its personal ones) becomes the common initial model.
+    e = job.e
     if e.init_from is None:
         return None
-    source = run(e.init_from.but(keep_models=True), device=device, executor=executor, workers=workers, store=store)
+    if e.adopt and not method.adopts:
+        raise ValueError(
+            f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
+        )
+    how = dict(device=job.device, executor=job.executor, workers=job.workers, store=job.store)
+    source = run(e.init_from.but(keep_models=True), fed=job.fed if e.init_from.dataset == "own" else None, **how)
     if not source.ok:
         raise Diverged(f"{e.method}: init_from, run {source.id}, {source.meta['status']}", History())
     try:
-        z = load_whole(source.folder / "models.pt", device)
+        z = source.kept("models.pt", job.device)
     except ValueError as error:
         set_aside(source.folder, error)
-        return _initial_state(e, method, store, device, executor, workers)
+        return _initial_state(job, method)
     if e.adopt:
-        if z["extra"] and type(method).adopt is Method.adopt:  # rows of the clients that the server knows
-            raise ValueError(
-                f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
-            )
         return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
     initial = method.task.initial
     for n in initial:
@@ -181,14 +314,14 @@ def _initial_state(
     return None
 
 
-def _save_models(path: Path, final: State, before: dict, method: Method) -> None:
+def _save_models(path: Path, final: State, before: dict, method: Method, meta: dict[str, Any]) -> None:
     kept = {
         "models": final_models(before, method.task.names),
         "server": final.server,
         "clients": final.clients,
         "extra": final.extra,
     }
-    torch.save(kept, path)
+    torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 
 
 def _history_frame(h: History, fed: Federation, arrays: dict[str, np.ndarray], method: Method) -> pd.DataFrame:
@@ -223,25 +356,6 @@ def _history_frame(h: History, fed: Federation, arrays: dict[str, np.ndarray], m
         )
         out.append(frame.assign(when="", split="", mean="total", metric=metric))
     return pd.concat(out, ignore_index=True)[["round", "when", "split", "mean", "metric", "value"]]
-
-
-def _drop_damaged(checkpoint: Path) -> None:
-    if not checkpoint.exists():
-        return
-    try:
-        restore(checkpoint, torch.device("cpu"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, or of another version's form
-        set_aside(checkpoint, error)
-
-
-def _recorded_executor(work: Path, executor: str, device: str) -> str:
-    # A resumed run keeps the executor it began with, so that its numbers are of one kind.
-    note = work / "executor"
-    if note.exists() and (work / "checkpoint.pt").exists():
-        return note.read_text()
-    chosen = AUTO[device] if executor == "auto" else executor
-    note.write_text(chosen)
-    return chosen
 
 
 def pick_device(device: str) -> str:
@@ -425,7 +539,8 @@ def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
 
 @functools.lru_cache(maxsize=1)
 def _committed_at(stamp: tuple) -> dict[str, pd.DataFrame]:
-    frames = [pd.read_csv(path, dtype={"run": str}, keep_default_na=False, low_memory=False) for path, _ in stamp]
+    raw = (io.BytesIO(sums.read(Path(path))) for path, _ in stamp)
+    frames = [pd.read_csv(file, dtype={"run": str}, keep_default_na=False, low_memory=False) for file in raw]
     if not frames:
         return {}
     rows = pd.concat(frames, ignore_index=True).assign(value=lambda f: pd.to_numeric(f.value))
@@ -448,17 +563,3 @@ def is_there(e: Experiment, recompute: bool = True) -> bool:
 
 def _committed() -> dict[str, pd.DataFrame]:
     return _committed_at(tuple((str(p), p.stat().st_mtime_ns) for p in sorted(results_folder().glob("*.csv"))))
-
-
-def prune(keep: Iterable[str], store: Path | None = None) -> list[str]:
-    """Delete finished runs of the store whose id is not in `keep`; returns the deleted ids. Runs in progress are left alone."""
-    keep, store, gone = set(keep), store or runs_root() / "store", []
-    for folder in sorted(store.glob("*")):
-        if folder.is_dir() and "." not in folder.name and folder.name not in keep:
-            try:
-                with FileLock(store / f"{folder.name}.lock", timeout=0):
-                    shutil.rmtree(folder)
-                    gone.append(folder.name)
-            except Timeout:
-                continue
-    return gone

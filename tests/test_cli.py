@@ -1,8 +1,13 @@
 """The command line: the same Experiment and the same store as at the prompt; plans; logging; how objects look."""
 
+import dataclasses
+import json
+import os
 import pydoc
 import subprocess
 import sys
+import zipfile
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -17,10 +22,11 @@ from pfl_core import (
     plan,
     report,
     run,
+    runner,
     runs,
     store,
 )
-from pfl_core.__main__ import FIELDS, main, value
+from pfl_core.__main__ import FIELDS, described, listed, main, side_by_side, value
 from pfl_core.methods.base import make_method
 
 TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
@@ -72,7 +78,9 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
     found = run(e, on_round=lambda r, h: pytest.fail("trained again"))
     assert said(capsys, f"show {e.id[:5]}") == out[out.index("Result(") :]
     assert f"{found.summary().loc['before', 'last']:.2f}" in out
-    assert said(capsys, "list runs").split() == [e.id, *str(found).partition(": ")[2].rstrip(")").split()]
+    (line,) = said(capsys, "list runs").splitlines()
+    assert line.startswith(f"{e.id} ") and f"{found.history.value.iloc[0]:.2f}" not in line.partition(": ")[0]
+    assert " fedper on digits, seed 0, lr 0.01: " in line and line.endswith(" % (after)")
     again = said(capsys, f"run --method fedavg --init_from {e.id[:6]} {WORDS}")
     assert (
         "init_from=Experiment(" in again and len(list(store.finished())) == 3
@@ -92,7 +100,16 @@ def test_every_field_is_an_option(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     out = capsys.readouterr().out
-    assert all(f"--{name} " in out and f"--{name.replace('_', '-')} " in out for name in FIELDS)
+    for name, f in FIELDS.items():
+        assert out.count(f"--{name} ") in (1, 2) and (
+            "_" not in name or f"--{name.replace('_', '-')}" not in out
+        )  # usage
+        assert "(default: " in described(f)
+    assert "one of wrap, drop, fresh" in described(FIELDS["plan"]) and described(FIELDS["plan"]).endswith(
+        "(default: wrap)"
+    )
+    assert "of `list methods`" in described(FIELDS["method"]) and "--recompute" in out and "revision" in out
+    assert described(FIELDS["shuffle"]).endswith("(default: true)")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +144,13 @@ def test_all_lists_at_once_and_a_reader_that_leaves():
 def test_compare_runs_methods_papers(home, capsys):
     ids = [run(Experiment(**TINY | {"method": m})).id for m in ("fedper", "fedavg")]
     out = said(capsys, f"compare {ids[0]} {ids[1][:8]}")
-    assert all(i in out for i in ids) and len(out.splitlines()) == 12  # two of head, five numbers before and after
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+    assert (
+        out.splitlines()[0].split() == ids and lines["method"] == ["fedper", "fedavg"] and lines["lr"] == ["0.01"] * 2
+    )
+    assert (
+        "rounds" not in lines and len(lines["date"]) == 4 and {"commit", "processor", "before", "after"} <= set(lines)
+    )
     assert "worst tenth" in said(capsys, "compare methods")
     assert "FedPer is clearly better than FedAvg" in said(capsys, "compare fedper")
 
@@ -244,3 +267,104 @@ def test_help_begins_with_what_to_do():
     assert text.index("list_methods()") < text.index("PACKAGE CONTENTS") and "docs/errors.md" in text
     public = [getattr(pfl_core, name) for name in pfl_core.__all__ if callable(getattr(pfl_core, name))]
     assert all(thing.__doc__ and len(thing.__doc__) > 20 for thing in public)
+
+
+# -- many runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_says_what_differs(home, capsys):
+    e = Experiment(**TINY)
+    others = [e.but(seed=1), e.but(partition_args={"alpha": 5.0}), e.but(lr=0.5, epochs=2, model_args={"hidden": 7})]
+    lines = {r.id: "" for r in map(run, [e, *others])}
+    for line in said(capsys, "list runs").splitlines():
+        lines[line.split()[0]] = line
+    first, seed, alpha, rate = lines.values()
+    assert " seed 0, lr 0.01: " in first and " seed 1, lr 0.01: " in seed
+    assert " seed 0, lr 0.01, partition_args.alpha=5.0: " in alpha
+    assert " seed 0, lr 0.5, epochs=2, model_args.hidden=7: " in rate
+    today = f"{datetime.now():%Y-%m-%d} "
+    assert all(today in line for line in lines.values())
+    table = side_by_side([run(e), run(others[1])])
+    assert table.loc["partition_args.alpha"].iloc[0].tolist() == [0.5, 5.0] and "rounds" not in table.index
+
+
+def test_dates_commits_and_processors_are_shown_where_they_are_known(home):
+    r = run(Experiment(**TINY))
+    told = dataclasses.replace(
+        r, meta=r.meta | {"date": "2026-03-04T05:06:07+00:00", "commit": "abc", "processor": "CPU"}
+    )
+    line = listed([told])[r.id]
+    assert line.startswith(f"{datetime(2026, 3, 4, 5, 6, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}  fedper on digits")
+    table = side_by_side([told])[r.id]
+    assert "abc" in table.loc["commit"].to_numpy() and "CPU" in table.loc["processor"].to_numpy()
+
+
+def test_one_broken_folder_does_not_stop_the_list(home, capsys):
+    good = [run(Experiment(**TINY, seed=s)) for s in range(4)]
+    bare, large, half, _ = (r.folder for r in good)
+    whole = json.loads((bare / "experiment.json").read_text())
+    del whole["meta"]["status"], whole["sha256"]
+    (bare / "experiment.json").write_text(json.dumps(whole))
+    whole = json.loads((large / "experiment.json").read_text())
+    del whole["sha256"]
+    (large / "experiment.json").write_text(json.dumps(whole))
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(large / "arrays.npz", "w") as z:
+        z.writestr("rounds.npy", b"\x93NUMPY\x01\x00v\x00" + header)
+    (half / "history.csv").write_text("a,b\n")
+    out = said(capsys, "list runs")
+    assert [line.split()[0] for line in out.splitlines()] == [good[3].id]
+    assert said(capsys, f"show {good[3].id}")
+
+
+def test_a_run_that_diverged_ends_with_its_message_and_another_status(home, capsys):
+    assert main(["run", *WORDS.split(), "--lr", "1e30"]) == 1
+    got = capsys.readouterr()
+    (failed,) = store.finished()
+    assert got.err.endswith(f"pfl_core run: run {failed.id} {failed.meta['status']}\n") and "failed: " in got.err
+    assert "Empty DataFrame" not in got.out
+    assert failed.meta["status"] in said(capsys, "list runs")
+
+
+def test_runs_of_plugins_can_be_shown(home, tmp_path, monkeypatch, capsys):
+    source = "from pfl_core import Method\n\n\nclass Own(Method):\n    name = 'own_of_cli'\n"
+    (tmp_path / "own_methods.py").write_text(source)
+    env = os.environ | {"PFL_RUNS": str(home), "PYTHONPATH": f"{runner.ROOT}"}
+
+    def call(*words):
+        command = [sys.executable, "-m", "pfl_core", *words]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    done = call("run", "--plugins", "own_methods", "--method", "own_of_cli", *WORDS.split())
+    assert done.returncode == 0, done.stderr
+    run_id = next(p.name for p in (home / "store").iterdir() if p.is_dir())
+    assert run_id in call("list", "runs", "--plugins", "own_methods").stdout
+    assert "own_of_cli" in call("show", run_id, "--plugins", "own_methods").stdout
+    bare = call("show", run_id)
+    assert bare.returncode == 1 and "needs --plugins NAME, as when it was run" in bare.stderr
+    assert "no such module" in call("show", run_id, "--plugins", "own_method").stderr
+
+
+def test_lists_import_nothing_that_draws_or_tests(tmp_path):
+    code = (
+        "import sys; from pfl_core.__main__ import main; main(['list', 'methods']); "
+        "print(sorted(m for m in ('scipy.stats', 'sklearn', 'seaborn', 'matplotlib', 'nbformat') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_ctrl_c_is_a_line(monkeypatch, capsys, home):
+    def stopped(*args, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", stopped)
+    assert "goes on from the last checkpoint" in said(capsys, f"run {WORDS}", 130)
+
+
+def test_recompute_is_passed_on(monkeypatch, home, capsys):
+    asked = []
+    monkeypatch.setattr(runs, "run", lambda e, **how: asked.append(how.get("recompute", False)) or original(e))
+    original = run
+    said(capsys, f"run {WORDS}"), said(capsys, f"run {WORDS} --recompute")
+    assert asked == [False, True]

@@ -72,7 +72,7 @@ def test_fetch_embedded_and_refused(capsys):
         cli.main(["fetsch"])
 
 
-def test_publish_and_prune(tmp_path, monkeypatch, capsys):
+def test_publish(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.setattr(report, "results_folder", lambda: tmp_path / "home" / "results")
     assert cli.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
@@ -80,8 +80,5 @@ def test_publish_and_prune(tmp_path, monkeypatch, capsys):
     (tmp_path / "results").mkdir()
     (tmp_path / "home").mkdir()
     report.save_rows(pd.DataFrame([row]), tmp_path / "results" / "fedper.quick-digits.csv")
-    for name in ("0" * 16, "1" * 16):
-        (tmp_path / "store" / name).mkdir(parents=True)
-    assert cli.main(["publish", "fedper"]) == 0 and cli.main(["prune"]) == 0
+    assert cli.main(["publish", "fedper"]) == 0
     assert (tmp_path / "home" / "results" / "fedper.quick-digits.csv").exists()
-    assert [p.name for p in (tmp_path / "store").iterdir() if p.is_dir()] == ["0" * 16]

@@ -303,13 +303,6 @@ def test_own_method_by_name_from_a_file_outside(store, tmp_path, monkeypatch):
     assert torch.equal(a.fc.weight, b.fc.weight) and not torch.equal(a.fc.bias, b.fc.bias)
 
 
-def test_prune_deletes_only_unnamed_finished_runs(store):
-    a, b = run(Experiment(**TINY)), run(Experiment(**TINY, seed=1))
-    (store / "0123456789abcdef.part").mkdir()
-    assert runs.prune([a.id], store) == [b.id]
-    assert (store / a.id).is_dir() and (store / "0123456789abcdef.part").is_dir()
-
-
 def test_gpu_asked_for_and_absent(store, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="no GPU"):

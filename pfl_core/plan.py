@@ -1,4 +1,4 @@
-"""What a paper's notebook would run, before anything is started: its runs, those that are there, steps, hours, memory."""
+"""What a paper's notebook would run: its runs, those that are there, steps, hours, memory; and their computation without it."""
 
 from __future__ import annotations
 
@@ -55,11 +55,14 @@ def planned(paper: str, **how: Any) -> list[Experiment]:
         for source in code[1:]:
             exec(source, space)
     out = [e for cell in getattr(space["study"], "planned", []) for e in _with_sources(cell)]
-    return list({json.dumps([e.plain(), e.tags.get("artefact")]): e for e in out}.values())
+    once: dict[str, Experiment] = {}
+    for e in out:
+        once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
+    return list(once.values())
 
 
 def _with_sources(e: Experiment) -> list[Experiment]:
-    source = e.init_from and e.init_from.but(keep_models=True, tags=e.tags)
+    source = e.init_from and e.init_from.but(keep_models=True, tags=e.tags | {"row": f"{e.tags.get('row')}'s start"})
     return [*(_with_sources(source) if source else []), e]
 
 
@@ -86,6 +89,27 @@ def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) 
     out = total.astype({"cached": int}).assign(GB=by.GB.max()).round({"hours": 2, "GB": 2})
     out.insert(0, "runs", by.size())
     return out
+
+
+def compute(paper: str, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any) -> pd.DataFrame:
+    """Train what the notebook of `paper` asks for with the parameters `how` into the store, `jobs` runs at a time; a line a run.
+
+    In the notebook's order of artefacts; of each, all rows of the first seed before those of the next, and what others start from before
+    them. Finished runs are found and interrupted ones go on, so that the same call resumes. Raises DatasetMissing or ValueError before
+    anything is trained.
+    """
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
+    cells = planned(paper, profile=profile, device=device, **how)
+    order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
+    cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
+    runs.sweep(cells, recompute=True, device=device, jobs=jobs)
+    lines = []
+    for e in cells:
+        status = store.load_result(store.runs_root() / "store" / e.id, e, aside=False).meta["status"]
+        where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
+        lines.append(where | dict(seed=e.seed, run=e.id, status=status))
+    return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
 
 
 def client_steps(e: Experiment) -> int:

@@ -25,6 +25,8 @@ from pfl_core.cards import Listing
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
 TRIES = 1000
+# Draws, each of which leaves so many clients short: were they 30 on average, a share of about e^-30 of all draws would leave none.
+HOPELESS = (20, 30)
 _EPS = 1e-9  # keeps 0.2 * 3000 and 600 * 0.53 / 6 on the intended side of an integer
 
 
@@ -455,15 +457,20 @@ def dirichlet(
     _room(clients, lambda k: n / k / 2 >= few, f"{n} samples: half the mean is below {few}, which the parts need")
     wanted = max(few, min(_integer("least", least, 1), n / clients / 2))
     spare = np.inf if fallback_least is None else max(few, _integer("fallback_least", fallback_least, 1))
-    found, best = None, 0
-    for _ in range(TRIES):
+    found, best, short, enough = None, 0, clients, min(wanted, spare)
+    for draw in range(1, TRIES + 1):
         want = _dirichlet_table(sizes, clients, alpha, rng)
-        low = want.sum(1).min()
+        each = want.sum(1)
+        low = each.min()
         if low >= wanted:
             break
         found, best = want if found is None and low >= spare else found, max(best, low)
-    else:
-        why = f"none of {TRIES} draws gave all of them {min(wanted, spare):g} samples, the best left one with {best}"
+        short = min(short, (each < enough).sum())
+        if draw == HOPELESS[0] and short >= HOPELESS[1]:
+            break
+    if low < wanted:
+        why = f"none of {draw} draws gave all of them {enough:g} samples, the best left one with {best}"
+        why += f" and each left {short} of them or more with too few" if draw < TRIES else ""
         cure = "raise alpha, lower clients, least or fallback_least"
         _need(found is not None, f"alpha={alpha}, clients={clients}: {why}; {cure}")
         want = found

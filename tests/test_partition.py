@@ -371,6 +371,18 @@ def test_dirichlet_falls_back_after_the_cap():
         partition("dirichlet", DIGITS, 20, 0, alpha=0.001)
 
 
+def test_a_hopeless_dirichlet_is_given_up_early(monkeypatch):
+    scheme, drawn = import_module("pfl_core.partition"), []
+    table = scheme._dirichlet_table
+    monkeypatch.setattr(scheme, "_dirichlet_table", lambda *a: drawn.append(0) or table(*a))
+    said = "none of 20 draws gave all of them 10 samples, the best left one with 0 and each left .* of them or more with too"
+    with pytest.raises(ValueError, match=said):
+        partition("dirichlet", CIFAR10, 1000, 0, alpha=0.02)
+    assert len(drawn) == 20
+    with pytest.raises(ValueError, match="none of 1000 draws"):  # few clients are short: a later draw might serve them
+        partition("dirichlet", DIGITS, 20, 0, alpha=0.001)
+
+
 def test_dirichlet_with_all_shares_at_full_clients_is_redrawn():
     class Forced:  # the first draw of the second class goes to client 0 alone, which is full by then
         draws = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([0.5, 0.5])]
@@ -585,5 +597,6 @@ def test_a_scheme_of_ones_own_is_checked_too(monkeypatch):
         partition("halves", DIGITS, 2, 0, test=6)
     with pytest.raises(ValueError, match=r"clients \[0, 1\] have no train samples"):
         partition("halves", DIGITS, 2, 0, test=10**4)
-    with pytest.raises(ValueError, match="registered already"):
-        register_partition("halves", halves)
+    register_partition("halves", halves)
+    with pytest.raises(ValueError, match="'iid' is one of the papers; register yours under another name"):
+        register_partition("iid", halves)

@@ -1,7 +1,8 @@
 """What is measured on models while they exist: collaboration weights, embeddings, CKA between clients, mix-and-match.
 
-A probe is a function of a `View` that returns {key: array}. An Experiment names its probes in `record`; they run at round 0, at each new
-best evaluation and at the last one, those in `EVERY` at every evaluated round. The arrays are kept with the run: `Result.probe(name)`.
+A probe is a function of a `View` that returns {key: array}. An Experiment names its probes in `record`; they run at round 0 (or the first
+evaluated one that has something for them), at each new best evaluation and at the last one, those in `EVERY` at every evaluated round. The
+arrays are kept with the run: `Result.probe(name)`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,16 @@ def embeddings(v: View) -> dict[str, Tensor]:
 
 def cka(v: View) -> dict[str, Tensor]:
     """Linear CKA between clients {layer: (K, K)} after local training, on test images common to all, balanced over classes (E.1)."""
-    x, models = common_samples(v.engine.fed, CKA_SAMPLES), v.after or v.before
-    grams = None
+    return _cka(v, v.after or v.before)
+
+
+def cka_cores(v: View) -> dict[str, Tensor]:
+    """As `cka`, of APPLE's core models as the server has them, where `cka` sees mixtures of them; not at round 0, where all are equal."""
+    return _cka(v, v.before | v.state.extra["cores"]) if v.round else {}
+
+
+def _cka(v: View, models: Params) -> dict[str, Tensor]:
+    x, grams = common_samples(v.engine.fed, CKA_SAMPLES), None
     for k in range(v.engine.fed.K):
         with v.method.task.mode(False):
             found = activations(v.method.task, {n: t[k] for n, t in models.items()}, x)
@@ -71,20 +80,33 @@ def mix_and_match(v: View) -> dict[str, Tensor]:
     return {"acc": out}
 
 
+def train(v: View) -> dict[str, Tensor]:
+    """{"hits": (K,), "n": (K,)}: right answers of the models as served, and samples, on each client's training data."""
+    got = v.engine.evaluate(v.before, "train")
+    return {"hits": torch.as_tensor(got["correct"]), "n": torch.as_tensor(got["n"])}
+
+
 PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
     "weights": weights,
     "embeddings": embeddings,
     "cka": cka,
+    "cka_cores": cka_cores,
     "mix_and_match": mix_and_match,
+    "train": train,
 }
-EVERY = {"weights"}  # small, and its course over the rounds is of interest
+EVERY = {"weights", "train"}  # small, and their course over the rounds is of interest
+NEEDS = {
+    "weights": "weights",
+    "embeddings": "embeddings",
+    "cka_cores": "combine",
+}  # what a method must have for a probe
 
 
 def check(names: Iterable[str], method: Any) -> None:
     """ValueError for an unknown probe, or one that the method has nothing for."""
     for name in names:
         checks.known("probe of `record`", name, PROBES)
-        if name in ("weights", "embeddings") and not hasattr(method, name):
+        if name in NEEDS and not hasattr(method, NEEDS[name]):
             raise ValueError(f"record: {method.name} has no {name}; leave {name!r} out of `record`")
 
 
@@ -149,10 +171,12 @@ def recorder(names: Iterable[str]) -> Callable[..., None] | None:
     ) -> None:
         view, kept = View(engine.method, state, engine, before, after, state.round), history.probes
         for name in names:
-            if not (name in EVERY or view.round == 0 or best or last):
+            mine = [k for k in kept if k.startswith(f"{name}/")]
+            if not (name in EVERY or not mine or best or last):
                 continue
             if best and name not in EVERY:  # an earlier best is one no longer
-                for key in [k for k in kept if k.startswith(f"{name}/") and not k.startswith(f"{name}/0/")]:
+                first = min((int(k.split("/")[1]) for k in mine), default=0)
+                for key in [k for k in mine if not k.startswith(f"{name}/{first}/")]:
                     del kept[key]
             for key, value in PROBES[name](view).items():
                 kept[f"{name}/{view.round}/{key}"] = value.detach().to("cpu", torch.float32).clone()

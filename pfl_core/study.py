@@ -104,7 +104,8 @@ class Study:
         self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
         self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
         self.label = "+".join(self.datasets) or ("paper" if profile in papers.FULL else "digits")
-        self.given, self.seeds = bool(seeds), seeds or presets.seeds(profile, self.label == "digits")
+        own = list(range(getattr(self.home, "SEEDS", {}).get(profile, 0)))  # where a paper says how many runs it has
+        self.given, self.seeds = bool(seeds), seeds or own or presets.seeds(profile, self.label == "digits")
         self.folder = store.runs_root() / "figures" / paper / f"{profile}-{self.label}"
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})

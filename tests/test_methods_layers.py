@@ -627,6 +627,24 @@ def test_flayer_official_trains_the_head_before_it_is_tested():
         assert torch.equal(changed[n], end["mask." + n])
 
 
+@pytest.mark.parametrize("part", [None, "rates", "masking"])
+def test_flayer_official_trains_heads_that_are_not_mixed(part):  # Fig. 3: else one global model would be served
+    args = dict.fromkeys(("mixing", "rates", "masking"), False) | ({part: True} if part else {})
+    method, state = rounds("flayer", 1, args=args | {"mode": "official"})
+    c = context(method, state)
+    start, served = method.begin(state, ALL), method.personal(state, c)
+    head = {n for n in method.task.parameters if n in method.task.head}
+    assert not any(n.startswith("flayer.") for n in start) and not method.leaks_test
+    for n in method.task.parameters:
+        assert torch.equal(start[n][0], start[n][1]), "all clients begin with the global model"
+        assert torch.equal(served[n], start[n]) == (n not in head)
+    assert not torch.equal(served["fc.weight"][0], served["fc.weight"][1])
+    c = context(method, state)
+    method.local(c, start)
+    assert [call.get("only") and set(call["only"]) for call in c.calls] == [head, None]
+    assert all(torch.equal(c.calls[0]["end"][n], served[n]) for n in head)
+
+
 PARTS = {"mixing": "flayer.", "rates": None, "masking": "mask."}
 
 

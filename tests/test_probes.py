@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pfl_core import Experiment, probes, run, runs, store
 from pfl_core.analysis import shares
+from pfl_core.experiments import federation
 from pfl_core.simulate import Interrupted
 
 SMALL = dict(
@@ -81,6 +82,30 @@ def test_mix_and_match_has_the_served_accuracy_on_its_diagonal(tmp_path):
         assert np.allclose(m.diagonal(), acc[rounds.index(r)])
     # FedPer's bases are one and the same, so that each row is constant.
     assert np.allclose(found["acc"], found["acc"][:, :, :1])
+
+
+def test_accuracy_on_training_data_is_recorded_at_every_evaluation(tmp_path):
+    e = experiment("fedper", record=("train",), keep_models=True)
+    result = run(e, store=tmp_path)
+    at, found = result.probe("train")
+    fed = federation(e)
+    assert list(at) == [0, 2, 4, 6] and (found["n"] == [len(i) for i in fed.index["train"]]).all()
+    for k, index in enumerate(fed.index["train"]):
+        x, y = fed.batch(torch.as_tensor(index))
+        with torch.no_grad():
+            assert found["hits"][-1, k] == (result.model(k)(x).argmax(1) == y).sum()
+
+
+def test_cores_of_apple_differ_where_its_mixtures_do_not(tmp_path):
+    e = experiment("apple", record=("cka", "cka_cores"), max_samples=60)
+    result = run(e, store=tmp_path)
+    (at, cka), (later, cores) = result.probe("cka"), result.probe("cka_cores")
+    assert at[0] == 0 and later[0] == 2 and list(cka) == list(cores), "at round 0 all cores are one model"
+    off = ~np.eye(4, dtype=bool)
+    assert np.allclose(cores["fc"].diagonal(0, 1, 2), 1, atol=1e-4)
+    assert cores["fc"][-1][off].mean() < cka["fc"][-1][off].mean()
+    with pytest.raises(ValueError, match="record: fedper has no cka_cores"):
+        experiment("fedper", record=("cka_cores",))
 
 
 def test_costly_probes_keep_first_best_and_last(tmp_path):

@@ -1,7 +1,8 @@
 """FLAYER: heads begin between global and own by accuracy, each layer has its own rate, and only what changed most is uploaded.
 
 Chen, Yang, Ren, Li, Wang, "Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning", arXiv:2412.07062 (IJCAI
-2025), Eq. 2-9, Algorithm 1. Layers i = 1..L are the model's top-level children; the last s of them, the head, are the experiment's.
+2025), Eq. 2-9, Algorithm 1. Layers i = 1..L of rates and masks are the model's top-level children, as in the released code. The head, the
+paper's last s layers, is the experiment's; counted in modules (head_by="module"), s = 2 of ResNet-18 is its last BatchNorm and classifier.
 
     thetatilde = [theta_g; A_k theta_k + (1 - A_k) theta_g in the head]      `begin`; "flayer." holds theta_k's head and A_k  (2)
     eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)                              `paper_rates`, `step`                        (3), (4)
@@ -18,8 +19,8 @@ Differs from the paper
 2. Silent there: A_k is of the model that ended the client's last round, on its training data (D_k), 0 at first; rates are taken on a
    training's first batch and kept for it (as in code); ceil(UP^i n_i) entries are kept, of equal changes those of lower index; theta_k
    stays unmasked on its client (as in code); what `inner` covers (Tab. 5c names methods only). All but "as in code" are ours.
-Differs from the authors' code, which mode="official" follows: head-only epoch before A_k (on test data!) is taken, rates by 0-based
-child, `middle` and last/5, masks by tensor inside each kernel
+Differs from the authors' code, which mode="official" follows: an epoch on the head alone before clients are tested (and A_k taken, on
+test data!), with or without `mixing`, rates by 0-based child, `middle` and last/5, masks by tensor inside each kernel
 1. The head epoch takes rates by the same rule from its first batch; the code takes those of the last training, and constants at first.
    For the CNN both are eta/5.
 2. Who is not sampled keeps its state; there all clients begin and train their heads in every round. The same at participation 1.
@@ -180,7 +181,8 @@ class Flayer(Method):
     @property
     def revision(self) -> int:
         """Raised with FLAYER's own numbers and with those of the method inside."""
-        return METHODS[self.inner].revision  # plus one for each change of FLAYER itself
+        # Plus one for each change of FLAYER itself: mode official tunes heads that are not mixed, too.
+        return METHODS[self.inner].revision + int(self.mode == "official")
 
     @property
     def split(self) -> str:
@@ -216,15 +218,16 @@ class Flayer(Method):
         return self.method.begin(state, sel, sent | mixed)
 
     def tune_head(self, c: Context, start: Params) -> Params:
-        """Mode official: `start` after one epoch on the mixed head alone."""
-        if self.mode == "paper" or "flayer.acc" not in start:
+        """Mode official: `start` after one epoch on the head alone, mixed or not."""
+        if self.mode == "paper":
             return start
-        only = [n for n in unprefixed("flayer.", start) if n in start]
+        only = [n for n in self.task.parameters if n in self.task.head]
         return c.train(self.loss, start, only=only, epochs=1, stream="flayer", step=self.step if self.rates else None)
 
     def personal(self, state, c):
         start = self.begin(state, c.sel)
-        return self.serve(self.tune_head(c, start)) if "flayer.acc" in start else self.method.personal(state, c)
+        own = self.mode == "official" or "flayer.acc" in start
+        return self.serve(self.tune_head(c, start)) if own else self.method.personal(state, c)
 
     # -- (3), (4): the step ----------------------------------------------------------------------------------------------
     def step(self, p: Params, anchor: Params, grad: Any, ctx: Step) -> tuple[Params, Params]:

@@ -35,10 +35,11 @@ class DatasetDamaged(ValueError):
 class Pool:
     """All samples of a data set, official parts together. All who load it share it: treat the arrays as read-only.
 
-    x: uint8 or float32 images [n, h, w] or [n, h, w, channels], or int32 tokens [n, length]; y: int64 [n], class 0 to
-    classes - 1; is_test: bool [n], the official, else a fixed random, test part; extra: columns [n] (coarse, alphabet,
-    character, worker ...) and, of tokens, `vocab`, the words [v]; mean, std: per channel, on the [0, 1] scale; images
-    without get those of their training part. Raises ValueError where these do not fit together.
+    x: uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, or int32 tokens [n, length]; y: int64
+    [n], class 0 to classes - 1; is_test: bool [n], the official, else a fixed random, test part; extra: columns [n]
+    (coarse, alphabet, character, worker ...) and, of tokens, `vocab`, the words [v]; mean, std: per channel, on the
+    [0, 1] scale; images without get those of their training part. uint8 images are normalised by them, float32 ones are
+    taken as they are. Raises ValueError where these do not fit together, and for NaN.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Pool:
         if problem := self._problem():
             raise ValueError(f"pool {self.name!r}: {problem}")
         if self.kind == "image" and self.mean is None:
-            for key, value in zip(("mean", "std"), _statistics(self.x[~self.is_test]), strict=True):
+            for key, value in zip(("mean", "std"), statistics(self.x[~self.is_test]), strict=True):
                 object.__setattr__(self, key, value)
 
     def _problem(self) -> str | None:
@@ -63,11 +64,17 @@ class Pool:
         columns = {k: v for k, v in self.extra.items() if k != "vocab"}
         if x.ndim not in allowed.get(x.dtype.name, ()) or x.size == 0:
             return f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 [n, h, w(, c)], int32 [n, length], not empty"
+        if x.ndim == 4 and x.shape[3] not in (1, 3):
+            return f"x is {x.dtype} {x.shape}; allowed are 1 or 3 channels, last: leave an alpha channel out with x[..., :3]"
+        if x.dtype == np.float32 and (bad := sum(not np.isfinite(a).all() for a in x)):
+            return f"x is not finite in {bad} of {n} samples; leave them out, or replace NaN and infinite values"
         for key, a, dtype in (("y", y, np.int64), ("is_test", self.is_test, bool)):
             if a.dtype != dtype or a.shape != (n,):
                 return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},)"
         if not 0 <= y.min() <= y.max() < self.classes:
             return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}"
+        if self.classes > max(1000, n):  # a network has an output a class: a stray label would take all memory
+            return f"{self.classes} classes of {n} samples; allowed are {max(1000, n)}: number the labels from 0 on"
         if wrong := [k for k, v in columns.items() if v.shape != (n,)]:
             return f"extra column {wrong[0]!r} has shape {columns[wrong[0]].shape}, expected ({n},)"
         if "vocab" in self.extra and not 0 <= x.min() <= x.max() < len(self.extra["vocab"]):
@@ -94,17 +101,25 @@ class Pool:
         h, w, *c = self.x.shape[1:]
         return (*(c or [1]), h, w)
 
+    @property
+    def inputs(self) -> np.ndarray:
+        """x as a Federation takes it: float images with their channels first [n, channels, h, w]."""
+        if self.x.dtype != np.float32:
+            return self.x
+        return self.x[:, None] if self.x.ndim == 3 else self.x.transpose(0, 3, 1, 2)
+
     @cached_property
     def checksum(self) -> str:
-        """sha256 (hex) over kind, shape and bytes of x, y and is_test."""
-        digest = hashlib.sha256()
-        for a in (self.x, self.y, self.is_test):
+        """sha256 (hex) over all that decides numbers: kind, shape and bytes of x, y, is_test and columns, classes, mean and std."""
+        stats = [v and [float(c) for c in v] for v in (self.mean, self.std)]
+        digest = hashlib.sha256(repr((self.classes, *stats)).encode())
+        for a in (self.x, self.y, self.is_test, *(self.extra[k] for k in sorted(self.extra))):
             digest.update(f"{a.dtype.str}{a.shape}".encode())
-            digest.update(np.ascontiguousarray(a).data)
+            digest.update(np.ascontiguousarray(a).view(np.uint8).data)
         return digest.hexdigest()
 
 
-def _statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel gets std 1."""
     x = x.reshape(*x.shape[:3], -1)
     total = np.zeros((2, x.shape[-1]))

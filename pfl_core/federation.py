@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import zlib
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 class Federation:
     """K clients over one pool of samples.
 
+    seed, holdout, dtype and device are an Experiment's to say (`bound`); one that is given here, too, must be the same there.
     x: uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels, scaled to [0, 1], then (x - mean) / std per channel;
     integer tokens (n, length); or floats (n, ...) as they are, images as (n, c, h, w). y: labels (n,) or (n, 1).
     train, val, test: one int array of pool indices a client (val and test may be left out); classes: C, by default max(y) + 1;
@@ -43,13 +45,17 @@ class Federation:
         classes: int | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        holdout: float = 0.0,
-        seed: int = 0,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        holdout: float | None = None,
+        seed: int | None = None,
         name: str = "own",
     ):
-        self.name, self.seed, self.dtype, self.device = name, seed, dtype, torch.device(device)
+        said = dict(seed=seed, holdout=holdout, dtype=dtype and str(dtype).removeprefix("torch."))
+        self.given = {n: v for n, v in said.items() if v is not None}  # an Experiment may not say otherwise
+        self.given_device = device and torch.device(device)
+        self.name, self.seed, self.dtype = name, seed or 0, dtype or torch.float32
+        self.device, holdout = torch.device(device or "cpu"), holdout or 0.0
         self.x_raw, self.y_raw = _samples(x), _labels(y)
         if not 0 <= holdout < 1:
             raise ValueError(f"Federation(holdout={holdout!r}): allowed is a share in [0, 1)")
@@ -68,7 +74,7 @@ class Federation:
         self.mean, self.std = mean, std
         self.x, self.y = _tensor(self.x_raw).to(self.device), torch.as_tensor(self.y_raw).to(self.device)
         if self.x.is_floating_point():
-            self.x = self.x.to(dtype)
+            self.x = self.x.to(self.dtype)
             self._check_finite()
         self.is_image = self.x.dtype == torch.uint8
         if self.is_image:
@@ -76,8 +82,44 @@ class Federation:
                 self.x = self.x[:, None]
             elif self.x.dim() == 4 and self.x.shape[-1] in (1, 3):
                 self.x = self.x.permute(0, 3, 1, 2).contiguous()
-            m, s = (self._per_channel(v, d) for v, d in ((mean, 0.0), (std, 1.0)))
-            self._scale, self._shift = 1 / (255 * s), -m / s
+            self._normalize()
+
+    def _normalize(self) -> None:
+        m, s = (self._per_channel(v, d) for v, d in ((self.mean, 0.0), (self.std, 1.0)))
+        self._scale, self._shift = 1 / (255 * s), -m / s
+
+    def bound(
+        self,
+        device: str | torch.device,
+        *,
+        seed: int,
+        holdout: float,
+        dtype: str,
+        max_samples: int = 0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> Federation:
+        """The same data and clients under an Experiment's settings, on a device; at most max_samples (0: all) in each client's lists."""
+        fed = copy.copy(self)
+        fed.__dict__.pop("hash", None)
+        fed.seed, fed.dtype, fed.device, fed.mean, fed.std = (
+            seed,
+            getattr(torch, dtype),
+            torch.device(device),
+            mean,
+            std,
+        )
+        # Lists are in random order, so their start is a random part.
+        fed.index = {s: [i[: max_samples or None] for i in self.index[s]] for s in SPLITS}
+        fed.index["holdout"], fed.index["fit"] = fed._hold_out(holdout)
+        fed.n = torch.tensor([len(i) for i in fed.index["train"]], device=fed.device)
+        fed.label_counts = torch.tensor(fed.counts("train"), device=fed.device)
+        fed.x, fed.y = self.x.to(fed.device), self.y.to(fed.device)
+        if fed.x.is_floating_point():
+            fed.x = _tensor(self.x_raw).to(fed.device, fed.dtype)
+        if fed.is_image:
+            fed._normalize()
+        return fed
 
     def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
         v = [default] if values is None else np.asarray(values, float).ravel().tolist()
@@ -154,6 +196,17 @@ class Federation:
         for a in (self.x_raw, self.y_raw, *(i for s in SPLITS for i in self.index[s])):
             h.update(str((a.shape, a.dtype)).encode() + np.ascontiguousarray(a).tobytes())
         return h.hexdigest()
+
+    @property
+    def kind(self) -> str:
+        """What samples are: "image" (uint8), "tokens" or "float"."""
+        return "image" if self.is_image else "float" if self.x.is_floating_point() else "tokens"
+
+    @property
+    def checksum(self) -> str:
+        """sha256 of all of it that decides numbers: samples, labels, lists, classes, mean and std."""
+        rest = [self.classes, *(None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std))]
+        return hashlib.sha256(f"{self.hash}{rest}".encode()).hexdigest()
 
     def extremes(self) -> Tensor:
         """Two samples as a model gets them, (2, *input_shape), on the CPU; of tokens those that hold the smallest and the largest."""

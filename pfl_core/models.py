@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pfl_core import checks
+from pfl_core import checks, draws, identity
 from pfl_core.cards import Listing
 
 Shape = Sequence[int]
@@ -116,8 +115,6 @@ def lenet(input_shape: Shape, classes: int, kernels: int = 16, bn: bool = False)
 def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Module:
     """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C; kernel 5 from 76x76, else 3 (padded)."""
     kernel = (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
-    if kernel not in (3, 5):
-        raise ValueError(f"lenet4 has kernel=5 (for 105x105 images) or kernel=3 (padded, for 28x28), got {kernel}")
     return _convnet("lenet4", input_shape, classes, (16, 32, 64, 128), (120, 84), kernel, padding=int(kernel == 3))
 
 
@@ -153,9 +150,6 @@ def mobilenet(
     """MobileNet-v1 of 11 (FedPer) or 13 blocks; stem stride 1 ("cifar", default up to 32x32) or 2 ("imagenet")."""
     c, *size = _image("mobilenet", input_shape)
     stem = stem or ("cifar" if min(size) <= 32 else "imagenet")
-    _check_options("mobilenet", stem, width)
-    if blocks < 8:
-        raise ValueError(f"mobilenet has at least 8 blocks (11 in FedPer, 13 in the original), got blocks={blocks}")
     out = [64, 128, 128, 256, 256, *[512] * (blocks - 7), 1024, 1024]
     a, *out = [max(1, round(width * n)) for n in (32, *out)]
     conv = nn.Conv2d(c, a, 3, 1 if stem == "cifar" else 2, 1, bias=False)
@@ -215,7 +209,6 @@ def _resnet(name: str, input_shape: Shape, classes: int, depths: Sequence[int], 
     from torchvision.models.resnet import BasicBlock  # here alone: the import takes seconds
 
     c, *_ = _image(name, input_shape)
-    _check_options(name, stem, width)
     w = [max(1, round(width * n)) for n in (64, 128, 256, 512)]
     kernel, stride, padding = (3, 1, 1) if stem == "cifar" else (7, 2, 3)
     conv = nn.Conv2d(c, w[0], kernel, stride, padding, bias=False)
@@ -249,24 +242,20 @@ def _separable(a: int, b: int, stride: int) -> nn.Sequential:
 
 def _image(name: str, input_shape: Shape) -> Shape:
     if len(input_shape) != 3:
-        raise ValueError(f"{name} takes (channels, height, width), got {tuple(input_shape)}; use fasttext for texts")
+        raise ValueError(
+            f"{name} takes (channels, height, width), got {tuple(input_shape)}; give float images of one channel as x[:, None], and "
+            "use fasttext for texts"
+        )
     return input_shape
-
-
-def _check_options(name: str, stem: str, width: float) -> None:
-    if stem not in STEMS:
-        raise ValueError(f"{name}: stem is one of {STEMS}, got {stem!r}")
-    if not width > 0:
-        raise ValueError(f"{name}: width multiplies the channels and must be > 0, got {width}")
 
 
 def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object) -> nn.Module:
     """FedPer's linear base (Sec. 4.4): the last `depth` blocks of the network `of`, all below them one linear layer."""
     return linear_base(
-        build(of, input_shape, classes, torch.initial_seed() % 2**31, **options),
+        build(of, input_shape, classes, draws.current_seed() % 2**31, **options),
         depth,
         input_shape,
-        torch.initial_seed(),
+        draws.current_seed(),
     )
 
 
@@ -274,6 +263,14 @@ def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int =
 
 _OURS = {fn.__name__: fn for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)}
 _MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {n: (fn, fn.__doc__) for n, fn in _OURS.items()}
+_COUNT = (lambda v: v >= 1, "an integer >= 1")
+_RANGES = {  # option of our networks: (test, what is allowed)
+    **dict.fromkeys(("kernels", "hidden", "vocab", "dim", "depth"), _COUNT),
+    "width": (lambda v: v > 0, "a number > 0, by which the channels are multiplied"),
+    "blocks": (lambda v: v >= 8, "an integer >= 8 (11 in FedPer, 13 in the original)"),
+    "kernel": ((None, 3, 5).__contains__, "5 (for 105x105 images), 3 (padded, for 28x28), or None (by the images)"),
+    "stem": ((None, *STEMS).__contains__, " or ".join(STEMS)),
+}
 
 
 def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> None:
@@ -283,7 +280,13 @@ def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> No
     """
     if name in _OURS:
         raise ValueError(f"{name!r} is a network of the papers; register yours under another name")
+    identity.note(fn)
     _MODELS[name] = fn, doc or (inspect.getdoc(fn) or "").partition("\n")[0]
+
+
+def function(name: str) -> Callable[..., nn.Module]:
+    """The function registered as `name`."""
+    return _MODELS[name][0]
 
 
 def list_models() -> Listing:
@@ -300,6 +303,8 @@ def check(name: str, options: Mapping[str, object]) -> None:
         checks.known(f"option of model {name!r}:", option, [*own, *([option] if free else [])])
         if option in own:
             checks.kind(name, option, value, own[option].annotation)
+        if name in _OURS and option in _RANGES and not _RANGES[option][0](value):
+            raise ValueError(f"{name}({option}={value!r}): allowed is {_RANGES[option][1]}")
 
 
 def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object) -> nn.Module:
@@ -312,19 +317,11 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options:
     fn, _ = _MODELS[name]
     if not input_shape or min(input_shape) < 1 or classes < 1:
         raise ValueError(f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}")
-    with _seeded(seed):
+    with draws.seeded(seed):
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):
         raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {type(model).__name__}")
     return model
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    # The CPU generator itself, because torch.manual_seed would reseed the accelerators too.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 # What the methods ask about a model
@@ -368,20 +365,65 @@ def bn(model: nn.Module) -> list[str]:
 
 
 def buffers(model: nn.Module) -> list[str]:
-    """Names of all buffers."""
-    return [n for n, _ in model.named_buffers()]
+    """Names of all buffers that are part of the model's state (others, such as positions of a text, are constants)."""
+    kept = model.state_dict()
+    return [n for n, _ in model.named_buffers() if n in kept]
+
+
+def last_linear(model: nn.Module) -> tuple[str, ...]:
+    """Names of weight and bias (if it has one) of the nn.Linear that holds a model's last parameters, in order of registration.
+
+    Raises ValueError if that is another layer.
+    """
+    names = [n for n, _ in model.named_parameters()]
+    path = names[-1].rpartition(".")[0] if names else ""
+    last, inside = model.get_submodule(path), path + "." if path else ""
+    found = tuple(n for n in (inside + "weight", inside + "bias") if n in names)
+    if not isinstance(last, nn.Linear) or found[:1] != (inside + "weight",):
+        raise ValueError(
+            f"it needs a model whose last layer is an nn.Linear that gives the scores, and {type(model).__name__} ends in "
+            f"{names[-1:]} of {type(last).__name__}; let it end in an nn.Linear, registered last and not shared"
+        )
+    return found
 
 
 def features(model: nn.Module, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The input of the last layer `fc`, (B, F), of a batch x (B, *input_shape); at `params` {name: (*shape)}, if given.
+    """The input of the last nn.Linear, (B, F), of a batch x (B, *input_shape); at `params` {name: (*shape)}, if given.
 
-    Raises ValueError for a model whose last layer is not an nn.Linear named fc.
+    Raises ValueError for a model whose scores are not what its `last_linear` gives.
     """
-    last = list(dict(model.named_parameters()))[-1:]
-    if not isinstance(getattr(model, "fc", None), nn.Linear) or not last or not last[0].startswith("fc."):
-        kind = type(model).__name__
-        raise ValueError(f"features are the input of a last nn.Linear named fc; {kind} ends in {last}: rename that")
     return _at(model, _features, x, params)
+
+
+def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
+    """Raise ValueError unless a copy of the model, in evaluation mode, makes of inputs x (B, *input_shape) scores (B, classes)."""
+    names, every = (dict(model.named_parameters(remove_duplicate=d)) for d in (True, False))
+    if not names or len(names) < len(every):
+        why = (
+            f"uses a parameter under several names, {sorted(every.keys() - names.keys())} is one that"
+            if names
+            else "has no parameters:"
+        )
+        raise ValueError(f"model {name!r} {why} cannot be trained here; give each layer parameters of its own")
+    trial, given = copy.deepcopy(model).eval(), f"{tuple(x.shape[1:])}, {x.dtype}"
+    try:
+        with torch.no_grad():
+            scores = trial(x)
+    except IndexError as error:  # torch says no more than that an index is out of range
+        raise ValueError(
+            f"model {name!r} cannot take these samples ({given}), whose values go from {x.min():g} to {x.max():g}: {error}; for tokens "
+            f"it needs an embedding of {int(x.max()) + 1} rows or more, such as model_args={{'vocab': {int(x.max()) + 1}}}, and none < 0"
+        ) from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(f"model {name!r} cannot take these samples ({given}): {error}") from error
+    want, got = (len(x), classes), tuple(getattr(scores, "shape", ())) or type(scores).__name__
+    if got != want:
+        raise ValueError(
+            f"model {name!r} makes of {len(x)} samples {got}, and these data have {classes} classes: it must give scores {want}, so "
+            "let its last layer have as many outputs as `classes` says"
+        )
 
 
 def activations(model: Net, x: Tensor, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -406,7 +448,7 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
     net = copy.deepcopy(model)
     with torch.no_grad():
         outputs = net.eval().activations(torch.zeros(1, *input_shape).to(net.fc.weight))
-    with _seeded(seed):
+    with draws.seeded(seed):
         base = LinearTo(prod(input_shape), outputs[units[-head_depth - 1][0]].shape[1:]).to(net.fc.weight)
     parts = {unit: {path: net.get_submodule(path) for path in paths} for unit, paths in kept}
     return Net({"base": {"base": base}, **parts}).train(model.training)
@@ -454,10 +496,17 @@ def _at(model: nn.Module, call: Callable, x: Tensor, params: Mapping[str, Tensor
 def _features(model: nn.Module, x: Tensor) -> Tensor:
     if isinstance(model, Net):
         return model.features(x)
-    caught: list[Tensor] = []
-    hook = model.fc.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    path = last_linear(model)[0].rpartition(".")[0]
+    seen: list[tuple[Tensor, Tensor]] = []
+    keep = lambda _, args, named, out: seen.append(((*args, *named.values())[0], out))  # noqa: E731
+    hook = model.get_submodule(path).register_forward_hook(keep, with_kwargs=True)
     try:
-        model(x)
+        scores = model(x)
     finally:
         hook.remove()
-    return caught[-1]
+    if not seen or seen[-1][1] is not scores:
+        raise ValueError(
+            f"features are the input of the layer that gives the scores, and the scores of {type(model).__name__} are not the output of "
+            f"its last nn.Linear {path!r}; let its forward end in that layer, without a softmax or a reshape after it"
+        )
+    return seen[-1][0]

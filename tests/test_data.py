@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pfl_core import data, readers
+from pfl_core import Experiment, data, experiments, readers
 from pfl_core.data import DatasetDamaged, DatasetMissing, Pool, fetch, load
 
 REAL = os.environ.get("PFL_DATA")  # read before the fixtures point it elsewhere
@@ -161,12 +162,28 @@ def test_statistics_are_those_of_the_training_part():
     assert Pool("black", np.zeros((2, 3, 3), np.uint8), np.zeros(2, np.int64), np.zeros(2, bool), 1).std == (1.0,)
 
 
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1), (5, 4, 3)])
+def test_float_images_reach_a_model_as_bytes_do(shape, monkeypatch):
+    x = images(30, *shape)
+    a = arrays() | {"x": x}
+    data.register_dataset("bytes", lambda: Pool("bytes", **a, classes=10, mean=(0.0,), std=(1.0,)))
+    data.register_dataset("floats", lambda: Pool("floats", **a | {"x": (x / 255).astype(np.float32)}, classes=10))
+    one, two = (
+        experiments.federation(Experiment(dataset=name, partition="iid", clients=2)) for name in ("bytes", "floats")
+    )
+    assert one.input_shape == two.input_shape == load("floats").input_shape
+    at = torch.arange(30)
+    torch.testing.assert_close(one.batch(at)[0], two.batch(at)[0])
+
+
 def test_checksum_sees_values_shapes_and_kinds():
     a = arrays()
     pool = Pool("own", **a, classes=10)
     assert pool.checksum == Pool("other", **{k: v.copy() for k, v in a.items()}, classes=10).checksum
     for key, changed in (("x", a["x"] ^ 1), ("x", a["x"].reshape(30, 14, 56)), ("is_test", ~a["is_test"])):
         assert Pool("own", **{**a, key: changed}, classes=10).checksum != pool.checksum
+    for other in (dict(classes=11), dict(mean=(0.2,), std=(0.3,)), dict(extra={"coarse": a["y"]})):
+        assert Pool("own", **{**a, "classes": 10} | other).checksum != pool.checksum
 
 
 @pytest.mark.parametrize(
@@ -182,6 +199,13 @@ def test_checksum_sees_values_shapes_and_kinds():
         ({"is_test": np.ones(30, bool)}, "all samples are test samples"),
         ({"extra": {"worker": np.zeros(3)}}, "'worker' has shape"),
         ({"x": np.full((30, 4), 9, np.int32), "extra": {"vocab": np.array(["a", "b"])}}, "vocabulary has 2 words"),
+        ({"x": images(30, 28, 28, 4)}, r"x is uint8 \(30, 28, 28, 4\); allowed are 1 or 3 channels, last"),
+        ({"x": images(30, 3, 28, 28).astype(np.float32)}, "allowed are 1 or 3 channels, last"),
+        (
+            {"x": np.where(np.arange(30) < 28, 0, np.nan).astype(np.float32)[:, None, None]},
+            "not finite in 2 of 30 samples",
+        ),
+        ({"classes": 10**9}, "1000000000 classes of 30 samples; allowed are 1000"),
     ],
 )
 def test_pool_says_what_does_not_fit(changes, message):

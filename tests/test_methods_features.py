@@ -6,15 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
-from test_methods import assert_same, setup
+from test_methods import ARGS, OURS, assert_same, setup
+from torch import nn
 
+from pfl_core import Experiment, models, run
 from pfl_core.engine import Engine
 from pfl_core.methods.base import Batch
-from pfl_core.methods.fedcp import FC, mmd
+from pfl_core.methods.fedcp import mmd
 from pfl_core.methods.fedpac import simplex_qp
 from pfl_core.stacked import expand, select
 
 EVERYONE = torch.arange(4)
+FC = ("fc.weight", "fc.bias")
 
 
 def randn(*shape, seed=0):
@@ -85,6 +88,59 @@ def test_traffic_is_that_of_the_formula(name):
     down = {"fedcp": whole + square, "fedpac": whole + classes * size, "gpfl": whole - head + classes * size + square}
     extra = {"fedcp": 0, "fedpac": classes * size + classes + 1, "gpfl": 0}
     assert method.traffic(state, EVERYONE[:3], sent, up) == (3 * down[name], 3 * (down[name] + extra[name]))
+
+
+# -- models of other forms ---------------------------------------------------------------------------------------------------
+
+
+def chain(input_shape, classes):
+    """No fc, no features, no bias at the end."""
+    body = nn.Linear(math.prod(input_shape), 6), nn.BatchNorm1d(6), nn.Tanh()
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(6, classes, bias=False))
+
+
+def all_convolutions(input_shape, classes):
+    """The scores are means of a convolution."""
+    last = nn.Conv2d(4, classes, 1)
+    return nn.Sequential(nn.Conv2d(input_shape[0], 4, 5, 4), nn.ReLU(), last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def softmax_after(input_shape, classes):
+    """More than the last layer makes the scores."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes), nn.LogSoftmax(1))
+
+
+@pytest.fixture
+def experiment(monkeypatch, store):
+    """(method, model function) -> a tiny Experiment over that model."""
+    monkeypatch.setattr(models, "_MODELS", dict(models._MODELS))
+
+    def make(name, fn):
+        models.register_model("mine", fn)
+        how = dict(method=name, method_args=ARGS.get(name, {}), holdout=0.25, lr=0.05, rounds=2)
+        return Experiment(model="mine", partition="iid", clients=3, max_samples=12, **how)
+
+    return make
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("name", OURS)
+def test_every_method_takes_a_model_without_fc_and_features(name, executor, experiment):
+    result = run(experiment(name, chain), executor=executor)
+    assert result.ok and result.history.value.notna().all()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_model_that_does_not_end_in_a_linear_layer_is_refused_where_that_is_needed(name, experiment):
+    e = experiment(name, all_convolutions)
+    if name not in ("fedcp", "fedpac", "gpfl"):
+        assert run(e).ok
+        return
+    said = rf"{name}: it needs a model whose last layer is an nn.Linear .* \['2.bias'\] of Conv2d; .* or take a method other"
+    with pytest.raises(ValueError, match=said):
+        run(e)
+    with pytest.raises(ValueError, match="not the output of its last nn.Linear '1'; let its forward end in that layer"):
+        run(experiment(name, softmax_after))
 
 
 # -- FedCP -----------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,8 @@ def test_resnet18_layers():
     assert models.buffers(model) == [n for n in models.bn(model) if n.split(".")[-1] not in ("weight", "bias")]
     statistics = [f"layer4.1.bn2.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")]
     flayer = ["layer4.1.bn2.weight", "layer4.1.bn2.bias", "fc.weight", "fc.bias"]
-    assert head(model, 4, by="tensor") == flayer + statistics
+    assert head(model, 4, by="tensor") == head(model, 2, by="module") == flayer + statistics
+    assert head(model, 3, by="module") == ["layer4.1.conv2.weight", *flayer, *statistics]
 
 
 def test_resnet34_heads_by_depth():
@@ -430,15 +431,21 @@ def test_own_units_and_a_bare_batchnorm():
         (("lenet", (3, 12, 32), 10), {}, r"lenet needs 16x16 pixels or more, got \(3, 12, 32\)"),
         (("cnn", (3, 8, 8), 10), {}, "cnn needs 16x16 pixels or more"),
         (("lenet4", RGB, 10), {"kernel": 5}, "lenet4 needs 76x76 pixels or more"),
-        (("lenet4", RGB, 10), {"kernel": 4}, "kernel=5 .* or kernel=3 .*, got 4"),
+        (("lenet4", RGB, 10), {"kernel": 4}, r"lenet4\(kernel=4\): allowed is 5 .*, 3 .*, or None"),
         (("cnn", (200,), 10), {}, r"cnn takes \(channels, height, width\), got \(200,\)"),
+        (("cnn", (8, 8), 10), {}, r"got \(8, 8\); give float images of one channel as x\[:, None\]"),
         (("resnet18", (200,), 10), {}, "resnet18 takes"),
         (("fasttext", RGB, 4), {}, r"fasttext takes texts.*got \(3, 32, 32\)"),
         (("cnn", (0, 32, 32), 10), {}, "must be positive"),
         (("cnn", RGB, 0), {}, "must be positive"),
-        (("resnet34", RGB, 10), {"stem": "tiny"}, "stem is one of .* got 'tiny'"),
-        (("resnet34", RGB, 10), {"width": 0}, "width .* must be > 0, got 0"),
-        (("mobilenet", RGB, 10), {"blocks": 7}, "at least 8 blocks .* got blocks=7"),
+        (("resnet34", RGB, 10), {"stem": "tiny"}, r"resnet34\(stem='tiny'\): allowed is imagenet or cifar"),
+        (("resnet34", RGB, 10), {"width": 0}, r"resnet34\(width=0\): allowed is a number > 0"),
+        (("cnn", RGB, 10), {"width": -1.0}, r"cnn\(width=-1.0\): allowed is a number > 0"),
+        (("mobilenet", RGB, 10), {"blocks": 7}, r"mobilenet\(blocks=7\): allowed is an integer >= 8"),
+        (("mlp", GRAY, 10), {"hidden": 0}, r"mlp\(hidden=0\): allowed is an integer >= 1"),
+        (("lenet", RGB, 10), {"kernels": 0}, r"lenet\(kernels=0\): allowed is an integer >= 1"),
+        (("fasttext", (20,), 4), {"vocab": 0}, r"fasttext\(vocab=0\): allowed is an integer >= 1"),
+        (("fasttext", (20,), 4), {"dim": -3}, r"fasttext\(dim=-3\): allowed is an integer >= 1"),
     ],
 )
 def test_build_says_what_is_wrong(args, options, message):
@@ -465,15 +472,84 @@ def test_other_errors(registry):
     models.register_model("none", lambda input_shape, classes: None)
     with pytest.raises(TypeError, match="'none' must return an nn.Module, got NoneType"):
         build("none", GRAY, 2)
-    for other in (
-        nn.Sequential(nn.Linear(2, 2)),
-        nn.ReLU(),
-        nn.ModuleDict({"fc": nn.Linear(2, 2), "b": nn.Linear(2, 2)}),
-    ):
-        with pytest.raises(ValueError, match="a last nn.Linear named fc; .* ends in"):
+    tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2))
+    tied[2].weight = tied[0].weight
+    ends = {"Conv2d": nn.Conv2d(1, 2, 3), "LayerNorm": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))}
+    for kind, other in (ends | {"Sequential": nn.Sequential(nn.ReLU()), "of Linear": tied}).items():
+        with pytest.raises(ValueError, match=f"whose last layer is an nn.Linear that gives the scores.*{kind}"):
             models.features(other, torch.zeros(1, 2))
+    for last in (nn.LogSoftmax(1), nn.Unflatten(1, (1, 2))):
+        with pytest.raises(
+            ValueError, match="Sequential are not the output of its last nn.Linear '0'; let its forward"
+        ):
+            models.features(nn.Sequential(nn.Linear(2, 2), last), torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"a Net ends in an nn.Linear named fc, got \['a'\]"):
         models.Net({"a": {"a": nn.Linear(2, 2)}})
+
+
+class Named(nn.Module):
+    """A last layer without a bias, called by the name of its argument; positions that are no part of the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("positions", torch.arange(4.0), persistent=False)
+        self.inner = nn.ModuleDict({"body": nn.Linear(4, 3), "scores": nn.Linear(3, 2, bias=False)})
+
+    def forward(self, x):
+        return self.inner["scores"](input=self.inner["body"](x + self.positions).tanh())
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (nn.Linear(4, 2), ("weight", "bias")),
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), ("2.weight", "2.bias")),
+        (Named(), ("inner.scores.weight",)),
+    ],
+    ids=["bare", "chain", "named"],
+)
+def test_the_last_linear_of_any_module(model, names):
+    assert models.last_linear(model) == names and models.buffers(model) == []
+    x, p = torch.randn(5, 4), {n: v.detach() for n, v in model.named_parameters()}
+    z = models.features(model, x)
+    torch.testing.assert_close(nn.functional.linear(z, *(p[n] for n in names)), model(x))
+    stacked = {n: torch.stack([v, v + 1]) for n, v in p.items()}
+    both = vmap(lambda p: models.features(model, x, p))(stacked)
+    torch.testing.assert_close(both[0], z)
+    torch.testing.assert_close(both[1], models.features(model, x, {n: v[1] for n, v in stacked.items()}))
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_a_model_is_tried_on_the_data_before_anything_else():
+    x, chain = torch.randn(2, 4), lambda *parts: nn.Sequential(nn.Linear(4, 3), *parts)
+    models.check_fit("mine", chain(nn.BatchNorm1d(3), nn.Dropout()), x, 3)
+    tied = chain(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[2].weight = tied[1].weight
+    tokens = nn.Sequential(models.Tokens(50, 3), models.Mean(1))
+    for model, given, said in (
+        (
+            chain(),
+            x,
+            r"'mine' makes of 2 samples \(2, 3\), and these data have 5 classes: it must give scores \(2, 5\)",
+        ),
+        (chain(nn.Unflatten(1, (3, 1))), x, r"\(2, 3, 1\)"),
+        (
+            nn.Sequential(nn.Linear(9, 5)),
+            x,
+            r"'mine' cannot take these samples \(\(4,\), torch.float32\): .*mat1 and mat2",
+        ),
+        (nn.Flatten(), x, "'mine' has no parameters"),
+        (tied, x, r"'mine' uses a parameter under several names, \['2.weight'\] is one"),
+        (tokens, torch.tensor([[0, 1], [2, 50]]), r"go from 0 to 50: .* an embedding of 51 rows or more.*'vocab': 51"),
+        (tokens, torch.tensor([[0, -1], [2, 3]]), "go from -1 to 3: .* and none < 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            models.check_fit("mine", model, given, 5)
+    norm = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
+    before = torch.random.get_rng_state(), {n: v.clone() for n, v in norm.state_dict().items()}
+    models.check_fit("mine", norm, torch.randn(2, 4, generator=torch.Generator()), 3)
+    assert norm.training and torch.equal(before[0], torch.random.get_rng_state())
+    assert all(torch.equal(v, before[1][n]) for n, v in norm.state_dict().items())
 
 
 def test_registry_lists_one_line_each():

@@ -1,13 +1,15 @@
 """The contract of a method: hooks with FedAvg as their defaults; a method overrides the one or two in which it differs.
 
 Letters: K clients, S sampled this round (`sel` (S,) int64), B batch, C classes. Params is {name: tensor}, stacked over clients unless it
-says ONE client. `start` and `end` are read-only; a State changes only through `stacked.put` or by assigning a new server entry in `upload`.
+says ONE client. `start` and `end` are read-only. Of a State, `upload` alone changes `server` and `extra`; the round loop writes into
+`clients` what `local` returns under their names.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import checks, models
+from pfl_core import checks, draws, identity, models
 from pfl_core.cards import Listing, card
 from pfl_core.federation import rng
 from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
@@ -107,9 +109,8 @@ class Task:
 
     @contextmanager
     def seeded(self, purpose: str):
-        """Within it, torch's CPU generator draws by (seed, purpose): for initial weights of a method's own modules; restored afterwards."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng(self.seed, purpose).integers(2**62)))
+        """Within it, torch draws by (seed, purpose): for initial weights of a method's own modules."""
+        with draws.seeded(int(rng(self.seed, purpose).integers(2**62))):
             yield
 
     def layers_by(self, by: str) -> dict[str, list[str]]:
@@ -124,13 +125,18 @@ class Task:
         """Class scores (B, C) of ONE client's model p on x (B, ...)."""
         return self._module(p)(x)
 
+    @functools.cached_property
+    def last_linear(self) -> tuple[str, ...]:
+        """Names of weight and bias (if it has one) of the model's last layer; ValueError if that is no nn.Linear."""
+        return models.last_linear(self.model)
+
     def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
-        """Input of the last linear layer, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
-        return self._module(p, training).features(x)
+        """Input of `last_linear`, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
+        return models.features(self._module(p, training), x)
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
-        """Class scores (B, C) of ONE client's last linear layer on features z (B, F)."""
-        return F.linear(z, p["fc.weight"], p["fc.bias"])
+        """Class scores (B, C) of ONE client's `last_linear` on features z (B, F)."""
+        return F.linear(z, *(p[n] for n in self.last_linear))
 
     @contextmanager
     def mode(self, training: bool):
@@ -170,6 +176,7 @@ class Method:
     name: ClassVar[str] = ""
     revision: ClassVar[int] = 1  # raised when a method's numbers change
     leaks_test: ClassVar[bool] = False  # True allows reading test data while training; printed with its rows
+    scheduled: ClassVar[bool] = False  # True: what a round does depends on how many there are, so that a run cannot be continued
     noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's uniform noise in Batch, if the loss needs any
     task: ClassVar[Task]
 
@@ -181,6 +188,7 @@ class Method:
                 f"method name {cls.name!r} is taken by {known.__module__}.{known.__qualname__}; choose another `name`"
             )
         if cls.name and "name" in cls.__dict__:
+            identity.note(cls)
             METHODS[cls.name] = cls
 
     def bind(self, task: Task) -> Method:
@@ -196,6 +204,13 @@ class Method:
 
     def check(self) -> None:
         """Raise ValueError for hyper-parameters that do not fit the task; called before anything is trained."""
+
+    def check_last_linear(self) -> None:
+        """For a `check`: raise ValueError, naming the method, unless the model ends in an nn.Linear."""
+        try:
+            _ = self.task.last_linear
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}, or take a method other than fedcp, fedpac and gpfl") from None
 
     # -- state -----------------------------------------------------------------------------------------------------------
     def is_shared(self, name: str) -> bool:

@@ -29,8 +29,6 @@ from torch import nn
 from pfl_core.methods.base import Method
 from pfl_core.stacked import expand, own, prefixed, select, unprefixed, weighted_mean
 
-FC = ("fc.weight", "fc.bias")  # the last linear layer, which Task.classify applies
-
 
 def mmd(x, y, widths=(10.0, 15.0, 20.0, 50.0)):
     """Squared maximum mean discrepancy of x and y (B, F), kernel sum_w exp(-d^2 / 2w) over `widths` w; a scalar >= 0."""
@@ -52,20 +50,21 @@ class FedCP(Method):
 
     @property
     def noise(self):
-        return (self.task.initial["fc.weight"].shape[1],)
+        return (self.task.initial[self.task.last_linear[0]].shape[1],)
 
     def check(self):
+        self.check_last_linear()
         if self.lam < 0:
             raise ValueError(f"fedcp: lam={self.lam}; allowed are numbers >= 0")
 
     def is_shared(self, name):
-        return name not in FC
+        return name not in self.task.last_linear
 
     def init(self):
         state, t, (size,) = super().init(), self.task, self.noise
         with t.seeded("fedcp"):
             cpn, context = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size)), torch.rand(t.K, size)
-        head = prefixed("global.", {n: t.initial[n].clone() for n in FC})
+        head = prefixed("global.", {n: t.initial[n].clone() for n in t.last_linear})
         state.server |= prefixed("cpn.", dict(cpn.to(t.device, t.dtype).state_dict())) | head
         # The client's copy of h_g, so that it is at hand after training and yet not uploaded.
         state.clients |= own(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
@@ -73,7 +72,7 @@ class FedCP(Method):
 
     def begin(self, state, sel, sent=None):
         p = super().begin(state, sel, sent)
-        return p | ({"context": p["fc.weight"].sum(1)} if state.round else {})
+        return p | ({"context": p[self.task.last_linear[0]].sum(1)} if state.round else {})
 
     def gate(self, p, z, noise=None):
         """r (B, F) in (0, 1) of ONE client: what of the features z (B, F) goes to its personal head; uniform noise (B, F)."""
@@ -100,7 +99,7 @@ class FedCP(Method):
     def local(self, c, start):
         trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]
         end = c.train(self.loss, start, only=trained)
-        return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in FC}
+        return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in self.task.last_linear}
 
     def upload(self, state, sel, start, end, weight):
         heads = prefixed("global.", unprefixed("sent.", end))

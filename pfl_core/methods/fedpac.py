@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 
 from pfl_core.methods.base import Method
-from pfl_core.methods.fedcp import FC
 from pfl_core.stacked import expand, gram, mix, put, select, take, weighted_mean
 
 
@@ -65,16 +64,18 @@ class FedPAC(Method):
     cut: float = 1e-3  # head weights below it become 0 (authors' code)
 
     def check(self):
+        self.check_last_linear()
         if min(self.lam, self.head_epochs, self.cut) < 0 or self.cut >= 1:
             got = f"lam={self.lam}, head_epochs={self.head_epochs}, cut={self.cut}"
             raise ValueError(f"fedpac: got {got}; allowed are lam >= 0, head_epochs >= 0 and cut in [0, 1)")
 
     def is_shared(self, name):
-        return name not in FC
+        return name not in self.task.last_linear
 
     def init(self):
-        state, proto = super().init(), torch.zeros_like(self.task.initial["fc.weight"])
-        state.extra = {n: state.clients.pop(n) for n in FC}
+        state, fc = super().init(), self.task.last_linear
+        proto = torch.zeros_like(self.task.initial[fc[0]])
+        state.extra = {n: state.clients.pop(n) for n in fc}
         state.server |= {"proto": proto, "seen": torch.zeros_like(proto[:, 0], dtype=torch.bool)}
         return state
 
@@ -92,14 +93,15 @@ class FedPAC(Method):
         return F.cross_entropy(self.task.classify(p, z), batch.y) + self.lam * F.mse_loss(z, anchor["target"][batch.y])
 
     def local(self, c, start):
-        model, base = select(start, self.task.names), [n for n in self.task.parameters if n not in FC]
+        model, fc = select(start, self.task.names), self.task.last_linear
+        base = [n for n in self.task.parameters if n not in fc]
         means = lambda s: s["z"] / s["n"].clamp_min(1)[..., None]  # noqa: E731
         s = c.measure(self.sums, model)
         n = s["n"].sum(1)
         h = s["z"] / n[:, None, None]
         v = ((s["square"] / n - h.square().sum((1, 2))) / n).clamp_min(0)
         target = torch.where(start["seen"][..., None], start["proto"], means(s))
-        model = c.train(self.loss, model, only=FC, lr=self.head_lr, epochs=self.head_epochs, stream="head")
+        model = c.train(self.loss, model, only=fc, lr=self.head_lr, epochs=self.head_epochs, stream="head")
         loss = self.aligned if c.round and self.lam else self.loss
         end = c.train(loss, model, only=base, anchor={"target": target})
         s = c.measure(self.sums, end)
@@ -115,7 +117,7 @@ class FedPAC(Method):
         return a / a.sum(1, keepdim=True)
 
     def upload(self, state, sel, start, end, weight):
-        heads, count = select(end, FC), end["count"].sum(0)
+        heads, count = select(end, self.task.last_linear), end["count"].sum(0)
         mean = torch.einsum("sc,scf->cf", end["count"], end["mean"]) / count.clamp_min(1)[:, None]
         proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
         base = weighted_mean(select(end, self.shared()), weight)

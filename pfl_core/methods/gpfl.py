@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from pfl_core.methods.base import Method
-from pfl_core.methods.fedcp import FC
 from pfl_core.stacked import prefixed, unprefixed
 
 
@@ -41,16 +40,17 @@ class GPFL(Method):
     condition: str = "own"  # g and p_i from the "own" embeddings trained last, or from the "global" ones received
 
     def check(self):
+        self.check_last_linear()
         if min(self.lam, self.mu) < 0 or self.condition not in ("own", "global"):
             got = f"lam={self.lam}, mu={self.mu}, condition={self.condition!r}"
             raise ValueError(f"gpfl: got {got}; allowed are lam >= 0, mu >= 0 and condition 'own' or 'global'")
 
     def is_shared(self, name):
-        return name not in FC
+        return name not in self.task.last_linear
 
     def init(self):
         state, t = super().init(), self.task
-        classes, size = t.initial["fc.weight"].shape
+        classes, size = t.initial[t.last_linear[0]].shape
         with t.seeded("gpfl"):
             branch = lambda: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))  # noqa: E731
             cov = nn.ModuleDict({"gamma": branch(), "beta": branch()})

@@ -11,15 +11,16 @@ die() {
     exit 1
 }
 
+# Python looks for modules in the current folder, with -c and -m: -I and -P (of 3.11) forbid it, so that nothing there is executed.
 # usable PYTHON [MODULE]: PYTHON runs, is new enough, and has MODULE.
 usable() {
-    "$1" -c "import sys, ${2:-os}; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1
+    "$1" -I -c "import sys, ${2:-os}; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1
 }
 
 find_python() {
     for name in python3.13 python3.12 python3.11 python3; do
         if usable "$name" ensurepip; then
-            "$name" -c 'import sys; print(sys.executable)'
+            "$name" -I -c 'import sys; print(sys.executable)'
             return
         fi
     done
@@ -53,13 +54,13 @@ fi
 python=$env/bin/python
 
 for word in "$@"; do
-    case $word in -h | --help) exec "$base" "$runner" --help ;; esac
+    case $word in -h | --help) exec "$base" -P "$runner" --help ;; esac
 done
 extra=$("$base" -P "$runner" --check "$@") # "[test]", "[ray]" or nothing; a wrong word ends here with code 2
 
 if [ "$base" != "$python" ]; then
     printf 'run_all.sh: making %s with %s\n' "$env" "$("$base" --version)"
-    "$base" -m venv --clear "$env"
+    "$base" -I -m venv --clear "$env"
 fi
 
 stamp=$env/.pfl_core-installed
@@ -68,8 +69,8 @@ if [ -f "$stamp" ]; then have=$(cat "$stamp"); fi
 want=$(state "$python")
 if [ "$have" != "$want $extra" ] && { [ -n "$extra" ] || [ "${have% *}" != "$want" ]; }; then
     printf 'run_all.sh: installing into %s (the first time about four minutes)\n' "$env"
-    "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip
-    (cd -- "$here" && "$python" -m pip install --disable-pip-version-check -e ".$extra")
+    "$python" -I -m pip --version >/dev/null 2>&1 || "$python" -I -m ensurepip
+    (cd -- "$here" && "$python" -I -m pip install --disable-pip-version-check -e ".$extra")
     printf '%s %s\n' "$(state "$python")" "$extra" >"$stamp"
 fi
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,19 @@ KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"run_all.sh: {message} (see ./run_all.sh --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            listed = ", ".join(map(str, action.choices)) or "none"
+            raise argparse.ArgumentError(
+                action, f"{value!r} is unknown{nearest(value, action.choices)}; known: {listed}"
+            )
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" where a known word is near, else nothing."""
+    near = difflib.get_close_matches(given.lower(), list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _folder(text: str) -> Path:
@@ -89,7 +103,8 @@ def parse(argv: Sequence[str], notebooks: Path = NOTEBOOKS) -> argparse.Namespac
     parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="notebooks side by side (default: 1)")
     for flag in (word.partition("=")[0] for word in argv if word.startswith("-")):
         if flag not in parser._option_string_actions:
-            parser.error(f"unknown option {flag}; known: {', '.join(parser._option_string_actions)}")
+            names = parser._option_string_actions
+            parser.error(f"unknown option {flag}{nearest(flag, names)}; known: {', '.join(names)}")
     args = parser.parse_args(argv)
     given = {name for name, value in vars(args).items() if name != "word" and value != parser.get_default(name)}
     if surplus := given - {None: given, "lab": {"data"}}.get(args.word, set()):
@@ -318,7 +333,7 @@ def main_run(args: argparse.Namespace) -> int:
 
 
 def main_lab(args: argparse.Namespace) -> NoReturn:
-    command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={ROOT}"]
+    command = [sys.executable, "-P", "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={ROOT}"]
     command += ["--LabApp.default_url=/lab/tree/notebooks"] + ["--allow-root"] * (os.geteuid() == 0)
     env = os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"} | ({"PFL_DATA": str(args.data)} if args.data else {})
     os.chdir(ROOT)
@@ -326,7 +341,7 @@ def main_lab(args: argparse.Namespace) -> NoReturn:
 
 
 def main_report() -> int:
-    return subprocess.run([sys.executable, "-m", "pfl_core", "report"], cwd=ROOT).returncode
+    return subprocess.run([sys.executable, "-P", "-m", "pfl_core", "report"], cwd=ROOT).returncode
 
 
 # The gates
@@ -347,7 +362,7 @@ def main_test() -> int:
     def stage(name: str, *command: str, env: Mapping[str, str] = os.environ) -> None:
         print(f"\n== {name}", flush=True)
         began = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=dict(env)).returncode
+        code = subprocess.run([sys.executable, "-P", "-m", *command], cwd=ROOT, env=dict(env)).returncode
         rows.append(Row(name, "failed" if code else "ok", _clock(time.monotonic() - began), ""))
 
     def nbval(name: str, notebooks: Sequence[str], runs: Path) -> None:

@@ -1,6 +1,7 @@
 """The runner and run_all.sh, on tiny notebooks: words, parameters, failures, limits, the cleaner, the install stamp."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,16 +55,16 @@ def project(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("tset", "'tset'"),
-        ("--profile fast", "'fast' (choose from"),
-        ("--paper fedpr", "'fedpr'"),
+        ("tset", "'tset' is unknown; did you mean test?; known: test, lab, report"),
+        ("--profile fast", "'fast' is unknown; known: smoke, quick, "),
+        ("--paper fedpr", "'fedpr' is unknown; did you mean fedper?"),
         ("--paper pfedhn", "'pfedhn'"),  # known, but it has no notebook
         ("--data no/such/folder", "'no/such/folder' is not a folder"),
-        ("--datasets digits cifar", "'cifar'"),
-        ("--device gpu", "'gpu' (choose from"),
+        ("--datasets digits cifar", "'cifar' is unknown; did you mean cifar10"),
+        ("--device gpu", "'gpu' is unknown; did you mean cpu?; known: auto, cpu, cuda"),
         ("--jobs 0", "'0' is not a number"),
         ("--jobs two", "'two' is not a number"),
-        ("--prof quick", "unknown option --prof"),
+        ("--prof quick", "unknown option --prof; did you mean --profile?; known: "),
         ("test --jobs 2", "test takes no --jobs"),
         ("lab --profile smoke", "lab takes no --profile"),
     ],
@@ -253,12 +254,20 @@ def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
 # ---------------------------------------------------------------- run_all.sh
 
 
+HOSTILE = (
+    "ensurepip venv pip json argparse ast signal torch psutil papermill nbformat jupyter_client ruff pytest runner"
+)
+
+
 @pytest.fixture
 def shell(tmp_path):
-    """run_all.sh in a folder with a space, with an active environment whose pip only writes down what it is asked."""
-    here, bin = project(tmp_path / "my project"), tmp_path / "env" / "bin"
-    bin.mkdir(parents=True)
-    note = f'if [ "$3" = install ]; then echo "$PWD: $*" >>"{tmp_path}/asked"; exit; fi'
+    """run_all.sh in a folder with a space, with an active environment whose pip only writes down what it is asked; called in a folder
+    of files that are named as modules are: if one of them is executed, the test fails."""
+    here, bin, cwd = project(tmp_path / "my project"), tmp_path / "env" / "bin", tmp_path / "called here"
+    bin.mkdir(parents=True), cwd.mkdir()
+    for name in HOSTILE.split():
+        (cwd / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
+    note = f'case "$*" in *"pip install"*) echo "$PWD: $*" >>"{tmp_path}/asked"; exit;; esac'
     (bin / "python").write_text(f'#!/bin/sh\n{note}\nexec "{sys.executable}" "$@"\n')
     (bin / "python").chmod(0o755)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("CONDA", "PFL_"))}
@@ -266,11 +275,29 @@ def shell(tmp_path):
     def call(*words: str, **more: str) -> SimpleNamespace:
         command = ["bash", str(here / "run_all.sh"), *words]
         active = {"VIRTUAL_ENV": str(tmp_path / "env")} | more
-        done = subprocess.run(command, env=env | active, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(command, env=env | active, cwd=cwd, capture_output=True, text=True)
         asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
         return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, asked=asked, here=here)
 
-    return call
+    yield call
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
+
+
+def test_nothing_of_the_current_folder_is_executed_while_an_environment_is_made(shell, tmp_path):
+    for name in ("python3.13", "python3.12", "python3.11", "python3"):
+        shutil.copy(tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / name)
+    none = {"VIRTUAL_ENV": "", "PATH": f"{tmp_path / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    assert shell("--help", **none).code == 0
+    done = shell(PIP_NO_INDEX="1", **none)  # a real venv with a real pip, which finds nothing to install from
+    assert done.code == 1 and "run_all.sh: installing into " in done.out and "setuptools" in done.err
+    assert (done.here / ".venv" / "bin" / "python").exists()
+
+
+def test_no_python_is_started_that_looks_into_the_current_folder():
+    script = (runner.ROOT / "run_all.sh").read_text()
+    first = re.findall(r'"\$(?:1|name|base|python)" (-\S+|"\$runner")', script)
+    assert len(first) == 11 and set(first) == {"-I", "-P", '--version)"'}
+    assert not re.search(r'sys\.executable, "(?!-P|-I)', Path(runner.__file__).read_text())
 
 
 def test_wrong_words_install_nothing(shell):
@@ -289,7 +316,7 @@ def test_help_installs_nothing(shell):
 def test_installs_when_something_changed_only(shell):
     done = shell()
     assert done.code == 1 and "no notebook in" in done.err  # an empty project: everything before went well
-    assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -m pip install")
+    assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -I -m pip install")
     assert done.asked[0].endswith(" -e .")
     assert len(shell().asked) == 1
     make(done.here / "notebooks", "fedper", FIGURE)

@@ -19,6 +19,7 @@ from pfl_core.federation import Federation
 from pfl_core.methods.base import Method, list_methods
 from pfl_core.models import list_models, register_model
 from pfl_core.partition import list_partitions, register_partition
+from pfl_core.personal import load_model
 from pfl_core.runs import Result, run, sweep, tune
 from pfl_core.version import __version__
 
@@ -35,6 +36,7 @@ __all__ = [
     "list_models",
     "list_partitions",
     "load",
+    "load_model",
     "methods",
     "register_dataset",
     "register_model",

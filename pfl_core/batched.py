@@ -46,6 +46,7 @@ class Job(NamedTuple):
     step: Callable | None
     lr: float | dict[str, float]
     training: bool
+    seeds: list[int] = []  # of what foreign code draws, one a client
 
     @property
     def rates(self) -> list[float]:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_core import checks
+from pfl_core import checks, identity
 from pfl_core.batched import GRAPHS, Batched, Job, cast, sgd
+from pfl_core.draws import Draws
 from pfl_core.federation import Federation, rng
 from pfl_core.methods.base import Batch, Method, State, Step
 from pfl_core.stacked import Params, is_common, own
@@ -49,6 +51,9 @@ class Engine:
         self.batched = Batched(self.method, fed, cfg, graphs=self.executor == "graphs")
         self.ran: set[str] = set()  # executors that jobs went through
         self._resists: set[Any] = set()  # losses and steps that no stack can take
+        # Only code that is not ours may draw random numbers of its own (dropout): it is looked at, and seeded.
+        self.foreign = not (identity.is_ours(type(method)) and identity.is_ours(type(method.task.model)))
+        self._random: dict[Any, bool] = {}
         self.workers = workers or (os.cpu_count() or 1)
         if fed.device.type == "cpu":
             _keep_memory()
@@ -69,10 +74,37 @@ class Engine:
         # On a GPU one thread issues all work; on a CPU each worker takes the next client.
         return list(self._pool.map(fn, items)) if self.fed.device.type == "cpu" else [fn(i) for i in items]
 
+    def drawing(self, purpose: str, *ids: int) -> AbstractContextManager:
+        """Within it, what foreign code draws in this thread is a function of (seed, purpose, ids), not of torch's global generator."""
+        seed = lambda: int(rng(self.fed.seed, purpose + "/draws", *ids).integers(2**62))  # noqa: E731
+        return Draws(seed()) if self.foreign else nullcontext()
+
+    def draws(self, job: Job) -> bool:
+        """Whether local training draws random numbers beside its batches, as a model with dropout does: its first step is tried."""
+        what = (job.loss, job.step)
+        if self.foreign and what not in self._random:
+            first = job._replace(plans=[job.plans[0][:1]])
+            with self.task.mode(job.training), Draws(0) as trial:
+                if job.step:
+                    self._one_custom(first, 0)
+                else:
+                    p, near = ({n: v[0].clone() for n, v in q.items()} for q in (job.start, job.anchor))
+                    job.loss(p, near, next(self._batches(first, 0))[0])
+            self._random[what] = trial.count > 0
+        return self.foreign and self._random[what]
+
     # -- local training --------------------------------------------------------------------------------------------------
     def run(self, job: Job) -> Params:
         """Local training of all clients of a job: `job.start` with the trained entries replaced."""
         what = (job.loss, job.step)
+        if self.draws(job):
+            if self.executor == "batched":
+                raise ValueError(
+                    f"{self.method.name}: its loss draws random numbers (dropout), for which executor 'batched' has no seed a "
+                    "client; use executor='auto' or 'threads'"
+                )
+            self.ran.add("threads")
+            return job.start | self._threads(job, drawn=True)
         if self.executor == "threads" or what in self._resists:
             self.ran.add("threads")
             return job.start | self._threads(job)
@@ -88,14 +120,15 @@ class Engine:
         self.ran |= self.batched.used
         return job.start | changed
 
-    def _threads(self, job: Job) -> Params:
+    def _threads(self, job: Job, drawn: bool = False) -> Params:
         # Own memory for all that local SGD writes.
         changing = job.changing(self.task.buffers) if job.step is None else ()
         out = own({n: job.start[n] for n in changing})
         results: list[Params] = [{}] * len(job.plans)
 
         def one(i: int) -> None:
-            with self.task.mode(job.training), torch.enable_grad():
+            seeded = Draws(job.seeds[i]) if drawn else nullcontext()
+            with self.task.mode(job.training), torch.enable_grad(), seeded:
                 results[i] = self._one_custom(job, i) if job.step else self._one_sgd(job, i, out)
 
         self._map(one, job.order)
@@ -252,10 +285,9 @@ class Context:
         how |= dict(stream=stream, batches=batches, split=split, fraction=fraction)
         plans = [torch.as_tensor(e.fed.plan(k, self.round, **how), device=e.fed.device) for k in self._ids]
         noise = [_noise(e, stream, self.round, k) for k in self._ids]
-        rate = cfg.lr if lr is None else lr
-        return e.run(
-            Job(loss, start, start if anchor is None else anchor, names, plans, noise, step, rate, bn == "train")
-        )
+        rate, near = cfg.lr if lr is None else lr, start if anchor is None else anchor
+        seeds = [int(rng(e.fed.seed, stream + "/draws", self.round, k).integers(2**62)) for k in self._ids if e.foreign]
+        return e.run(Job(loss, start, near, names, plans, noise, step, rate, bn == "train", seeds))
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
         """Sums of fn(ONE client's p, Batch) over all samples of each client's split, in evaluation mode: (S, ...), or a dict of them.

@@ -9,7 +9,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import sys
 import threading
@@ -21,50 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
 
-from pfl_core import checks, probes, sums
-from pfl_core.engine import AUTO, EXECUTORS
-from pfl_core.experiments import SCHEMA, TAGS, Experiment, build_method, federation
+from pfl_core import checks, data, sums
+from pfl_core.checkpoint import History
+from pfl_core.compute import Job, compute
+from pfl_core.engine import EXECUTORS
+from pfl_core.experiments import TAGS, Experiment, own
 from pfl_core.experiments import split as dealt
 from pfl_core.federation import Federation
-from pfl_core.methods.base import Method, State
 from pfl_core.progress import Progress
-from pfl_core.simulate import Diverged, History, final_models, load_whole, restore, simulate, writing
-from pfl_core.store import (
-    ROW_COLUMNS,
-    Result,
-    committed_arrays,
-    digests,
-    load_result,
-    results_folder,
-    runs_root,
-    set_aside,
-)
-from pfl_core.version import __version__
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """One call of `run`: what is to be computed, where it is kept, and how."""
-
-    e: Experiment
-    id: str
-    course: str
-    store: Path
-    device: str
-    executor: str
-    workers: int | None
-    fed: Federation | None  # the user's own
-    on_round: Callable[[int, History], bool | str | None] | None
-    keep_state: bool
-
-    @property
-    def folder(self) -> Path:
-        return self.store / self.id
+from pfl_core.store import ROW_COLUMNS, Result, committed_arrays, load_result, results_folder, runs_root
 
 
 def run(
@@ -95,12 +63,25 @@ def run(
     e, fed = _whose(e, fed)
     device = pick_device(fed.given_device.type if fed is not None and fed.given_device and device == "auto" else device)
     if fed is not None and fed.given_device and fed.given_device.type != device:
-        raise ValueError(f"Federation(device={str(fed.given_device)!r}) in run(device={device!r}); leave one of them out")
+        raise ValueError(
+            f"Federation(device={str(fed.given_device)!r}) in run(device={device!r}); leave one of them out"
+        )
     store = store or runs_root() / "store"
     checks.make_folder(store)
     data_sum = fed.checksum if fed is not None else data.load(e.dataset).checksum
-    ids = e.id_for(data_sum), e.course_for(data_sum)
-    job = _Job(e, *ids, store, device, executor, workers, fed, on_round, keep_state)
+    job = Job(
+        e,
+        e.id_for(data_sum),
+        e.course_for(data_sum),
+        data_sum,
+        store,
+        device,
+        executor,
+        workers,
+        fed,
+        on_round,
+        keep_state,
+    )
     found = None if recompute else load_result(job.folder, e, aside=False)
     if found:
         return found
@@ -109,7 +90,7 @@ def run(
             _keep_aside(job.folder)
         elif found := load_result(job.folder, e):
             return found
-        return _compute(job)
+        return compute(job, lambda source: _source(source, job))
 
 
 def _whose(e: Experiment, fed: Federation | None) -> tuple[Experiment, Federation | None]:
@@ -117,245 +98,25 @@ def _whose(e: Experiment, fed: Federation | None) -> tuple[Experiment, Federatio
         raise ValueError(
             'dataset="own" and a Federation go together: run(Experiment(dataset="own", ...), fed=Federation(...))'
         )
-    return (own(e, fed), fed.bound_to(e)) if fed is not None else (e, None)
+    return (own(e, fed), fed) if fed is not None else (e, None)
+
+
+def _source(e: Experiment, job: Job) -> Result:
+    how = dict(device=job.device, executor=job.executor, workers=job.workers, store=job.store)
+    return run(e, fed=job.fed if e.dataset == "own" else None, **how)
 
 
 def _keep_aside(folder: Path) -> None:
     now = time.strftime("%Y%m%d-%H%M%S")
     for path in (folder, folder.with_suffix(".part")):
         if os.path.lexists(path):
-            away = next(p for i in itertools.count() if not os.path.lexists(p := path.parent / f"{path.name}.before-{now}{i or ''}"))
+            away = next(
+                p
+                for i in itertools.count()
+                if not os.path.lexists(p := path.parent / f"{path.name}.before-{now}{i or ''}")
+            )
             os.replace(path, away)
             print(f"{path.name}: computed anew; what was there is kept as {away.name}")
-
-
-def _compute(job: _Job) -> Result:
-    e = job.e
-    fed = bind(e, job.fed, job.device) if job.fed is not None else federation(e, job.device)
-    method = build_method(e, fed)
-    work = _work_folder(job)
-    stamp = _resume(job, method, work)
-    status, wall, began = "done", time.monotonic(), None
-    try:
-        state = _initial_state(job, method)
-        with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
-            final, history, before, _ = simulate(
-                method,
-                fed,
-                e,
-                executor=stamp["executor"],
-                workers=job.workers,
-                state=state,
-                checkpoint=work / "checkpoint.pt",
-                stamp=stamp,
-                end=work / "state.pt" if job.keep_state or job.on_round else None,
-                on_round=_told(job, method, bar),
-                record=probes.recorder(e.record),
-            )
-        began = final.round
-    except Diverged as error:
-        final, history, before, status = None, error.history, {}, f"failed: {error}"
-    except torch.OutOfMemoryError as error:
-        raise torch.OutOfMemoryError(
-            f"{e.method} on {job.device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
-            "lower batch or participation, take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
-            f"resumes from it ({str(error).partition('.')[0]})"
-        ) from error
-    if began is not None and began < e.rounds:  # ended early: the result of an Experiment of so many rounds
-        short = e.but(rounds=began)
-        early, job = job, replace(job, e=short, id=short.id_for(fed_sum(job)))
-        stamp |= {"id": job.id, "ended_early": early.id}
-    wall = history.wall[-1] if history.wall else time.monotonic() - wall
-    meta = _meta(job, fed, method, history, stamp, status, wall)
-    return _finish(job, work, meta, method, fed, history, final, before)
-
-
-def fed_sum(job: _Job) -> str:
-    """The checksum of a job's data."""
-    return job.fed.checksum if job.fed is not None else data.load(job.e.dataset).checksum
-
-
-def _told(job: _Job, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
-    # Moves the bar, and passes on what the user's on_round says.
-    def step(r: int, history: History) -> bool | str:
-        acc = history.accuracy()
-        bar.update(r - bar.done, "" if acc is None else f"{acc:.1f} %")
-        told = job.on_round(r, history) if job.on_round else None
-        if told == FINISH and method.scheduled and r < job.e.rounds:
-            print(f"{method.name}: what a round does depends on their number, so it cannot end early; run rounds={r} instead")
-            return True
-        return told if told == FINISH else bool(told)
-
-    return step
-
-
-def _work_folder(job: _Job) -> Path:
-    # Where the run is written until it is whole; what stands in its way is set aside before anything is trained.
-    work = job.folder.with_suffix(".part")
-    for path in (job.folder, work):
-        if path.is_symlink() or os.path.lexists(path) and not path.is_dir():
-            set_aside(path, "it is no folder of a run")
-    checks.make_folder(work)
-    with writing(work):
-        trial = work / "trial"
-        trial.write_bytes(b"0" * 4096)
-        trial.unlink()
-    return work
-
-
-def _resume(job: _Job, method: Method, work: Path) -> dict[str, Any]:
-    """The stamp of a run, its executor that of the checkpoint in `work`; a checkpoint that is not this run's is set aside.
-
-    Without one, the end of the longest run of the same course with fewer rounds serves as one.
-    """
-    checkpoint, e = work / "checkpoint.pt", job.e
-    stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__)
-    stamp |= {"device": job.device, "executor": AUTO[job.device] if job.executor == "auto" else job.executor}
-    if not checkpoint.exists() and not method.scheduled and (shorter := _beginning(job)):
-        with writing(checkpoint):
-            shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))
-            os.replace(part, checkpoint)
-    if checkpoint.exists():
-        try:
-            z = load_whole(checkpoint)
-            if not method.scheduled or z["stamp"]["id"] == job.id:
-                stamp["executor"] = z["stamp"]["executor"]  # a resumed run's numbers are of one kind
-            check_checkpoint(checkpoint, stamp if not method.scheduled else stamp | {"run": job.id}, method, e.rounds)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, another run's, or of another version's form
-            set_aside(checkpoint, error)
-    return stamp
-
-
-def _beginning(job: _Job) -> Path | None:
-    found = {}
-    for path in job.store.glob("*/state.pt"):
-        meta = read_meta(path.parent)
-        if meta and meta["status"] == "done" and meta.get("course") == job.course and meta["rounds"] < job.e.rounds:
-            found[meta["rounds"]] = path
-    return found[max(found)] if found else None
-
-
-def _meta(job, fed, method, history, stamp, status, wall) -> dict[str, Any]:
-    e = job.e
-    own_data = dict(mean=fed.mean, std=fed.std, classes=fed.classes, input_shape=list(fed.input_shape), input_kind=fed.kind)
-    return stamp | own_data | dict(
-        status=status,
-        rounds=e.rounds,
-        clients=fed.K,
-        parameters=sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters),
-        device=_device_name(job.device),
-        executor=history.executor or stamp["executor"],
-        torch=torch.__version__,
-        python=platform.python_version(),
-        processor=processor(),
-        commit=commit(),
-        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        partition_hash=fed.hash,
-        leaks_test=method.leaks_test,
-        wall_s=wall,
-    )
-
-
-def _finish(job, work, meta, method, fed, history, final, before) -> Result:
-    # Write what was measured, and rename the folder: from then on it is a finished run.
-    e = job.e
-    arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
-    arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
-    arrays |= probes.stacked(history.probes)
-    arrays |= {"n/train": np.array([len(i) for i in fed.index["train"]])}
-    arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in fed.index[s]])) for s in ("val", "test")}
-    with writing(work):
-        if e.keep_models and final is not None:
-            _save_models(work / "models.pt", final, before, method, meta)
-        _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
-        np.savez_compressed(work / "arrays.npz", **arrays)
-        plain = json.loads(json.dumps(e.plain()))
-        whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
-        (work / "experiment.json").write_text(json.dumps(whole, indent=1))
-    (work / "checkpoint.pt").unlink(missing_ok=True)
-    if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
-        (work / "state.pt").unlink(missing_ok=True)
-    with FileLock(job.store / f"{job.id}.lock"):  # another one's, where the run ended early
-        if found := load_result(job.folder, e):
-            shutil.rmtree(work)
-            return found
-        os.replace(work, job.folder)
-    return load_result(job.folder, e)
-
-
-def _initial_state(job: _Job, method: Method) -> State | None:
-    # Another experiment's end: its global model (or the mean of its personal ones) becomes the common initial model.
-    e = job.e
-    if e.init_from is None:
-        return None
-    if e.adopt and not method.adopts:
-        raise ValueError(
-            f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
-        )
-    how = dict(device=job.device, executor=job.executor, workers=job.workers, store=job.store)
-    source = run(e.init_from.but(keep_models=True), fed=job.fed if e.init_from.dataset == "own" else None, **how)
-    if not source.ok:
-        raise Diverged(f"{e.method}: init_from, run {source.id}, {source.meta['status']}", History())
-    try:
-        z = source.kept("models.pt", job.device)
-    except ValueError as error:
-        set_aside(source.folder, error)
-        return _initial_state(job, method)
-    if e.adopt:
-        return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
-    initial = method.task.initial
-    for n in initial:
-        v = z["server"].get(n, z["models"][n].mean(0) if z["models"][n].is_floating_point() else z["models"][n][0])
-        if v.shape != initial[n].shape:
-            raise ValueError(
-                f"init_from has {n} of shape {tuple(v.shape)}, this model needs {tuple(initial[n].shape)}; use the same model"
-            )
-        initial[n] = v.clone()
-    return None
-
-
-def _save_models(path: Path, final: State, before: dict, method: Method, meta: dict[str, Any]) -> None:
-    kept = {
-        "models": final_models(before, method.task.names),
-        "server": final.server,
-        "clients": final.clients,
-        "extra": final.extra,
-    }
-    torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
-
-
-def _history_frame(h: History, fed: Federation, arrays: dict[str, np.ndarray], method: Method) -> pd.DataFrame:
-    size = torch.finfo(fed.dtype).bits // 8
-    out = []
-    for key in [k for k in arrays if k.endswith("/correct")]:
-        when, split, _ = key.split("/")
-        n = arrays[f"n/{split}"]
-        has = n > 0
-        if not has.any():
-            continue
-        acc = 100 * arrays[key][:, has] / n[has]
-        loss = arrays[key.replace("correct", "loss")]
-        spread = {
-            "acc_pct": acc.mean(1),
-            "acc_sd": acc.std(1),
-            "acc_min": acc.min(1),
-            "acc_max": acc.max(1),
-            "acc_p10": np.percentile(acc, 10, axis=1),
-        }
-        spread["acc_worst10"] = np.sort(acc, 1)[:, : max(1, acc.shape[1] // 10)].mean(1)
-        series = [("client", m, v) for m, v in spread.items()]
-        series += [("pooled", "acc_pct", 100 * arrays[key].sum(1) / n.sum()), ("pooled", "loss", loss.sum(1) / n.sum())]
-        for mean, metric, values in series:
-            frame = pd.DataFrame({"round": arrays["rounds"], "value": values})
-            out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
-    totals = {"download_bytes": h.download, "upload_bytes": h.upload, "client_visits": h.steps, "train_s": h.wall}
-    for metric, values in totals.items():
-        scale = size if metric.endswith("bytes") else 1
-        frame = pd.DataFrame(
-            {"round": arrays["rounds"], "value": np.array(values[: len(arrays["rounds"])], dtype=float) * scale}
-        )
-        out.append(frame.assign(when="", split="", mean="total", metric=metric))
-    return pd.concat(out, ignore_index=True)[["round", "when", "split", "mean", "metric", "value"]]
 
 
 def pick_device(device: str) -> str:
@@ -367,10 +128,6 @@ def pick_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda was asked for, but torch sees no GPU here; use device='cpu' or 'auto'")
     return device
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
 # -- many runs -----------------------------------------------------------------------------------------------------------
@@ -471,7 +228,9 @@ def tune(
 
 def _choices(given: Any) -> list[dict[str, Any]]:
     # The changes to try, from a grid or a list of them.
-    allowed = 'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
+    allowed = (
+        'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
+    )
     if isinstance(given, dict):
         wrong = [n for n, v in given.items() if not isinstance(v, list | tuple) or not v]
         if wrong or not given:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +14,14 @@ import torch
 from torch import Tensor
 
 from pfl_core.batched import precision
+from pfl_core.checkpoint import History, restore, save
 from pfl_core.engine import Engine
 from pfl_core.federation import Federation, rng
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, own, select
 
 CHECKPOINT_EVERY = 60.0  # seconds
-
-
-@dataclass
-class History:
-    """What was measured: one entry a recorded round; per-client sums are (K,) float64 arrays.
-
-    evals[(when, split)] holds {"correct", "loss"} as lists of (K,) arrays, in step with `rounds`; traffic and time are cumulative.
-    """
-
-    rounds: list[int] = field(default_factory=list)
-    evals: dict[str, list[Tensor]] = field(default_factory=dict)
-    download: list[float] = field(default_factory=list)
-    upload: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
-    probes: Params = field(default_factory=dict)  # what `record` measured: "weights/10/conv1"
-    executor: str = ""  # what local training ran through, "graphs+threads" where it was more than one
-
-    def add(self, key: str, value: np.ndarray) -> None:
-        """Append one (K,) array under "when/split/metric"."""
-        self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
+FINISH = "finish"  # what `on_round` returns to end a run early, with a result
 
 
 class Diverged(FloatingPointError):
@@ -53,15 +32,30 @@ class Diverged(FloatingPointError):
         self.history = history
 
 
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
 def sample(cfg: Any, k: int, round: int) -> Tensor:
     """Participants of a round, sorted ids (S,): the same for every method of one seed."""
     s = max(1, int(cfg.participation * k + 0.5))
     return torch.as_tensor(np.sort(rng(cfg.seed, "participants", round).permutation(k)[:s]))
 
 
+def evaluated(cfg: Any, k: int) -> Tensor:
+    """Clients that are evaluated, sorted ids: all, or a sample of eval_clients, the same for every method of one seed."""
+    few = getattr(cfg, "eval_clients", 0)
+    return torch.as_tensor(np.sort(rng(cfg.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k))
+
+
 def evaluate_at(cfg: Any, round: int) -> bool:
     """Whether a round is evaluated: 0, e, 2e, ..., and always the last."""
     return round % cfg.eval_every == 0 or round == cfg.rounds
+
+
+def evaluates_after(cfg: Any, k: int) -> bool:
+    """Whether models are evaluated after local training, too: as cfg.eval_after says, by default where all k clients take part."""
+    return len(sample(cfg, k, 0)) == k if cfg.eval_after is None else cfg.eval_after
 
 
 def simulate(
@@ -73,84 +67,176 @@ def simulate(
     workers: int | None = None,
     state: State | None = None,
     checkpoint: Path | None = None,
-    on_round: Callable[[int, History], bool | None] | None = None,
+    stamp: dict[str, Any] | None = None,
+    end: Path | None = None,
+    on_round: Callable[[int, History], bool | str | None] | None = None,
     record: Callable[..., None] | None = None,
 ) -> tuple[State, History, Params, Params]:
     """Run cfg.rounds rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
 
-    cfg: fields of an Experiment (rounds, participation, eval_every, eval_after, seed and the training fields of `Engine`). `checkpoint` is
-    a file written at most once a minute and resumed from if it is there. `on_round(round, history)` is told of each round; True stops
-    after writing the checkpoint. `record(engine, state, before, after, history, best, last)` sees the models of every evaluated round.
-    Raises Diverged when parameters stop being finite, Interrupted when stopped.
+    cfg: fields of an Experiment (rounds, participation, eval_every, eval_after, eval_clients, keep_models, seed and the training fields
+    of `Engine`). `checkpoint` is a file written at most once a minute and resumed from if it is there, `end` one written at the last
+    round, from which a longer run can go on; both carry `stamp`. `on_round(round, history)` is told of each round; True stops after
+    writing the checkpoint, "finish" makes this round the last one. `record(engine, state, before, after, history, best, last)` sees
+    the models of every evaluated round. Raises Diverged when parameters stop being finite, Interrupted when stopped.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    engine = Engine(method, fed, cfg, executor, workers)
-    try:
-        with torch.no_grad(), precision(getattr(cfg, "precision", "full")):
-            return _loop(engine, cfg, state or method.init(), checkpoint, on_round, record)
-    finally:
-        engine.close()
-        torch.set_num_threads(threads)
+    with one_thread(), torch.no_grad(), precision(getattr(cfg, "precision", "full")):
+        engine = Engine(method, fed, cfg, executor, workers)
+        try:
+            with engine.drawing("init"):
+                state = state or method.init()
+            loop = _Loop(engine, cfg, state, checkpoint, stamp or {}, on_round, record)
+            return loop.run(end)
+        finally:
+            engine.close()
 
 
-class Interrupted(Exception):
-    """The run was asked to stop; its checkpoint is written."""
+class _Loop:
+    """One run's rounds: what is measured and when a checkpoint is written."""
 
+    def __init__(self, engine: Engine, cfg: Any, state: State, checkpoint: Path | None, stamp: dict, on_round, record):
+        self.engine, self.method, self.fed, self.cfg, self.state = engine, engine.method, engine.fed, cfg, state
+        self.checkpoint, self.stamp, self.on_round, self.record = checkpoint, stamp, on_round, record
+        self.history, self.moved, self.spent = History(), [0.0, 0.0, 0.0], 0.0
+        if checkpoint and checkpoint.exists():
+            self.state, self.history, self.moved, self.spent = restore(checkpoint, self.fed.device)
+        self.ids = evaluated(cfg, self.fed.K).to(self.fed.device)
+        self.history.n = {s: self._counts(s) for s in ("val", "test")}
+        self.with_after = evaluates_after(cfg, self.fed.K)
+        self.saved = self.clock = time.monotonic()
+        self.before: Params = {}
+        self.after: Params = {}
 
-def _loop(
-    engine: Engine, cfg: Any, state: State, checkpoint: Path | None, on_round: Callable | None, record: Callable | None
-):
-    method, fed = engine.method, engine.fed
-    everyone = torch.arange(fed.K, device=fed.device)
-    history, moved, spent = History(), [0.0, 0.0, 0.0], 0.0
-    if checkpoint and checkpoint.exists():
-        state, history, moved, spent = restore(checkpoint, fed.device)
-    saved = clock = time.monotonic()
-    before: Params = {}
-    after: Params = {}
-    while True:
-        r = state.round
-        sel = sample(cfg, fed.K, r).to(fed.device)
-        full, last, measured = len(sel) == fed.K, r == cfg.rounds, evaluate_at(cfg, r)
-        if measured:
-            before = method.personal(state, engine.context(state, everyone, r))
-            _check_finite(before, method, r, history, everyone)
-            _record(engine, history, "before", before)
-        sent = start = end = None
-        if not last or (measured and cfg.eval_after and full):
-            sent = method.download(state, sel)
-            start = method.begin(state, sel, sent)
-            end = method.local(engine.context(state, sel, r), start)
-            _check_finite(end, method, r, history, sel)
-        history.executor = "+".join(sorted({*history.executor.split("+")} - {""} | engine.ran))
-        if measured and cfg.eval_after:
-            after = _after(engine, state, sel, end, r)
-            _check_finite(after, method, r, history, everyone)
-            _record(engine, history, "after", after)
-        if measured:
-            history.rounds.append(r)
-            for series, value in zip((history.download, history.upload, history.steps), moved, strict=True):
-                series.append(value)
-            history.wall.append(spent + time.monotonic() - clock)
-            if record:
-                record(engine, state, before, after, history, _is_best(history, fed), last)
-        stop = bool(on_round and on_round(r, history))
-        if last:
-            return state, history, before, after
-        kept, up = returned(method, state, start, sent, end)
-        down_n, up_n = method.traffic(state, sel, sent, up)
-        state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
-        _check_finite({**state.server, **state.extra}, method, r, history)
+    def _counts(self, split: str) -> np.ndarray:
+        n = np.zeros(self.fed.K, dtype=np.int64)
+        n[self.ids.cpu()] = [len(self.fed.index[split][k]) for k in self.ids.tolist()]
+        return n
+
+    @property
+    def seconds(self) -> float:
+        return self.spent + time.monotonic() - self.clock
+
+    def run(self, end: Path | None) -> tuple[State, History, Params, Params]:
+        while True:
+            r, history = self.state.round, self.history
+            start_of_round = len(history.rounds), dict(history.probes)
+            sel = sample(self.cfg, self.fed.K, r).to(self.fed.device)
+            last, measured = r == self.cfg.rounds, evaluate_at(self.cfg, r)
+            if measured:
+                self._measure_before(r)
+            sent = start = trained = None
+            if not last or (measured and self.with_after and len(sel) == self.fed.K):
+                sent, start, trained = self._train(sel, r)
+            if measured:
+                self._measure_after(sel, trained, r, last)
+            told = self.on_round(r, history) if self.on_round else None
+            if told == FINISH and not last:
+                last = True
+                if not measured:
+                    self._measure_before(r)
+                    self._measure_after(sel, trained, r, last)
+            if last:
+                if end:
+                    save(end, self.state, history.until(*start_of_round), self.moved, self.seconds, self.stamp)
+                if len(self.ids) < self.fed.K and getattr(self.cfg, "keep_models", False):
+                    self.before = self._personal(torch.arange(self.fed.K, device=self.fed.device), r)
+                return self.state, history, self.before, self.after
+            self._upload(sel, sent, start, trained, r)
+            if self.checkpoint and (told or time.monotonic() - self.saved > CHECKPOINT_EVERY):
+                save(self.checkpoint, self.state, history, self.moved, self.seconds, self.stamp)
+                self.saved = time.monotonic()
+            if told:
+                raise Interrupted(f"stopped after round {r}; run it again to go on from there")
+
+    def _train(self, sel: Tensor, r: int) -> tuple[Params, Params, Params]:
+        with self.engine.drawing("local", r):
+            sent = self.method.download(self.state, sel)
+            start = self.method.begin(self.state, sel, sent)
+            trained = self.method.local(self.engine.context(self.state, sel, r), start)
+        _check_finite(trained, self.method, r, self.history, sel)
+        self.history.executor = "+".join(sorted({*self.history.executor.split("+")} - {""} | self.engine.ran))
+        return sent, start, trained
+
+    def _upload(self, sel: Tensor, sent: Params, start: Params, trained: Params, r: int) -> None:
+        kept, up = returned(self.method, self.state, start, sent, trained)
+        down_n, up_n = self.method.traffic(self.state, sel, sent, up)
+        with self.engine.drawing("upload", r):
+            self.state = self.method.upload(self.state, sel, start, up, self.fed.n[sel].to(self.fed.dtype))
+        _check_finite({**self.state.server, **self.state.extra}, self.method, r, self.history)
         for n, v in kept.items():
-            state.clients[n][sel] = v
-        state.round = r + 1
-        moved = [moved[0] + down_n, moved[1] + up_n, moved[2] + len(sel)]
-        if checkpoint and (stop or time.monotonic() - saved > CHECKPOINT_EVERY):
-            _save(checkpoint, state, history, moved, spent + time.monotonic() - clock)
-            saved = time.monotonic()
-        if stop:
-            raise Interrupted(f"stopped after round {r}; run it again to go on from there")
+            self.state.clients[n][sel] = v
+        self.state.round = r + 1
+        self.moved = [self.moved[0] + down_n, self.moved[1] + up_n, self.moved[2] + len(sel)]
+
+    # -- evaluation ------------------------------------------------------------------------------------------------------
+    def _personal(self, ids: Tensor, r: int) -> Params:
+        with self.engine.drawing("personal", r):
+            models = self.method.personal(self.state, self.engine.context(self.state, ids, r))
+        _check_finite(models, self.method, r, self.history, ids)
+        return models
+
+    def _measure_before(self, r: int) -> None:
+        self.before = self._personal(self.ids, r)
+        self._add("before", self.before)
+
+    def _measure_after(self, sel: Tensor, trained: Params | None, r: int, last: bool) -> None:
+        history = self.history
+        if self.with_after:
+            with self.engine.drawing("after", r):
+                self.after = self._after(sel, trained, r)
+            _check_finite(self.after, self.method, r, history, self.ids)
+            self._add("after", self.after)
+            history.executor = "+".join(sorted({*history.executor.split("+")} - {""} | self.engine.ran))
+        history.rounds.append(r)
+        for series, value in zip((history.download, history.upload, history.steps), self.moved, strict=True):
+            series.append(value)
+        history.wall.append(self.seconds)
+        if self.record:
+            self.record(self.engine, self.state, self.before, self.after, history, _is_best(history), last)
+
+    def _after(self, sel: Tensor, trained: Params | None, r: int) -> Params:
+        # Models after local training on round r's batches; who was not sampled trains a copy that is thrown away.
+        if trained is not None and len(sel) == len(self.ids) == self.fed.K:
+            return self.method.serve(trained)
+        at = {k: i for i, k in enumerate(sel.tolist())} if trained is not None else {}
+        have = [k for k in self.ids.tolist() if k in at]
+        rest = torch.tensor([k for k in self.ids.tolist() if k not in at], dtype=torch.int64, device=sel.device)
+        parts = [{n: v[[at[k] for k in have]] for n, v in trained.items()}] if have else []
+        if len(rest):
+            context = self.engine.context(self.state, rest, r)
+            parts.append(self.method.local(context, self.method.begin(self.state, rest)))
+        back = torch.argsort(torch.tensor([*have, *rest.tolist()], device=sel.device))
+        served = [self.method.serve(p) for p in parts]
+        return {n: torch.cat([s[n] for s in served])[back] for n in served[0]}
+
+    def _add(self, when: str, models: Params) -> None:
+        for split in ("val", "test"):
+            got = self.engine.evaluate(models, split, self.ids.tolist())
+            for metric in ("correct", "loss"):
+                whole = np.zeros(self.fed.K)
+                whole[self.ids.cpu()] = got[metric]
+                self.history.add(f"{when}/{split}/{metric}", whole)
+
+
+_threads = threading.Lock()
+_runs = [0, 1]  # runs under way in this process, and its number of threads before the first of them
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it, torch computes with one thread, so that numbers do not depend on how many there are; several runs may be within."""
+    with _threads:
+        _runs[:] = [_runs[0] + 1, _runs[1] if _runs[0] else torch.get_num_threads()]
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _threads:
+            _runs[0] -= 1
+            if not _runs[
+                0
+            ]:  # a library's threads are one number for the whole process: not while another run counts on it
+                torch.set_num_threads(_runs[1])
 
 
 def returned(method: Method, state: State, start: Params, sent: Params, end: Params) -> tuple[Params, Params]:
@@ -160,31 +246,10 @@ def returned(method: Method, state: State, start: Params, sent: Params, end: Par
     return kept, {n: v for n, v in end.items() if n not in kept and n not in reset}
 
 
-def _after(engine: Engine, state: State, sel: Tensor, end: Params | None, r: int) -> Params:
-    # Every client's model after local training on round r's batches; who was not sampled trains a copy that is thrown away.
-    method, k = engine.method, engine.fed.K
-    if end is not None and len(sel) == k:
-        return method.serve(end)
-    others = torch.tensor([i for i in range(k) if end is None or i not in set(sel.tolist())], device=sel.device)
-    ids, ends = ([sel], [end]) if end is not None else ([], [])
-    ids.append(others)
-    ends.append(method.local(engine.context(state, others, r), method.begin(state, others)))
-    back = torch.argsort(torch.cat(ids))
-    served = [method.serve(e) for e in ends]
-    return {n: torch.cat([s[n] for s in served])[back] for n in served[0]}
-
-
-def _record(engine: Engine, history: History, when: str, models: Params) -> None:
-    for split in ("val", "test"):
-        got = engine.evaluate(models, split)
-        for metric in ("correct", "loss"):
-            history.add(f"{when}/{split}/{metric}", got[metric])
-
-
-def _is_best(history: History, fed: Federation) -> bool:
+def _is_best(history: History) -> bool:
     # Whether the latest evaluation is better than all before: client mean on validation data, without any on test data.
-    split = "val" if any(map(len, fed.index["val"])) else "test"
-    n = torch.tensor([len(i) for i in fed.index[split]])
+    split = "val" if history.n["val"].any() else "test"
+    n = torch.as_tensor(history.n[split])
     score = (torch.stack(history.evals[f"before/{split}/correct"])[:, n > 0] / n[n > 0]).mean(1)
     return bool((score[-1] > score[:-1]).all())
 
@@ -209,66 +274,6 @@ def _check_finite(p: dict[str, Any], method: Method, r: int, history: History, i
 def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for n, v in p.items():
         yield from _flat(v, f"{prefix}{n}.") if isinstance(v, dict) else ((prefix + n, v),)
-
-
-def _save(path: Path, state: State, history: History, moved: list[float], spent: float) -> None:
-    whole = {
-        "server": state.server,
-        "clients": state.clients,
-        "extra": state.extra,
-        "round": state.round,
-        "moved": moved,
-        "spent": spent,
-    }
-    whole["history"] = {**vars(history), "evals": {k: torch.stack(v) for k, v in history.evals.items()}}
-    part = path.with_suffix(".part")
-    with writing(part):
-        with part.open("wb") as file:
-            torch.save(whole, file)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut after the rename leaves neither the old one nor the new one
-        os.replace(part, path)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Within it, what cannot be written is said with its place and what to do, as OSError; half a file is deleted."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, RuntimeError) as error:  # torch.save on a full disk raises RuntimeError, from the reason
-        if path.is_file():
-            path.unlink()
-        why = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise OSError(
-            f"cannot write {path} ({why}); make room there, or set PFL_RUNS to another folder, and run it again: "
-            "finished runs and the last checkpoint are kept"
-        ) from error
-
-
-def load_whole(path: Path, device: torch.device | str = "cpu") -> Any:
-    """torch.load of a file each of whose bytes is as it was written (torch looks at no checksum); ValueError if not."""
-    try:
-        with zipfile.ZipFile(path) as z:
-            if bad := z.testzip():
-                raise ValueError(f"{bad} is not as it was written")
-        return torch.load(path, map_location=device, weights_only=True)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # torch and zipfile meet damage with many types
-        raise ValueError(f"{path.name} is damaged: {error}") from error
-
-
-def restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
-    """State, history, traffic and seconds of a checkpoint; ValueError or KeyError for a damaged one."""
-    z = load_whole(path, device)
-    h = z["history"]
-    series = {k: list(v) for k, v in h.items() if isinstance(v, list)}
-    history = History(**series, executor=h.get("executor", ""))
-    history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}
-    history.probes = {k: v.cpu() for k, v in h["probes"].items()}
-    return State(z["server"], z["clients"], z["extra"], z["round"]), history, z["moved"], z["spent"]
 
 
 def final_models(models: Params, names: tuple[str, ...]) -> Params:

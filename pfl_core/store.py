@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
-from pfl_core import models, probes, sums
+from pfl_core import probes, sums
 from pfl_core.cards import card
+from pfl_core.checkpoint import load_whole
 from pfl_core.experiments import SCHEMA, TAGS, Experiment, vocabulary
-from pfl_core.simulate import load_whole
+from pfl_core.personal import Personal
 
 
 def runs_root() -> Path:
     """Where runs are kept: $PFL_RUNS, else runs/ beside the checked-out package, else runs/ below the current folder."""
     if os.environ.get("PFL_RUNS"):
-        return Path(os.environ["PFL_RUNS"])
+        return Path(os.environ["PFL_RUNS"]).expanduser()
     checkout = Path(__file__).resolve().parent.parent
     return (checkout if (checkout / "pyproject.toml").exists() else Path.cwd()) / "runs"
 
@@ -122,23 +122,42 @@ class Result:
                 )
         return pd.DataFrame(out).T.round(2).rename_axis("when")
 
-    def model(self, client: int) -> nn.Module:
-        """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
+    def kept(self, name: str, device: str = "cpu") -> dict[str, Any]:
+        """What a file of this run's folder holds, "models.pt" or "state.pt"; ValueError if it is another run's, or damaged."""
+        path = self.folder / name
+        whole = json.loads((self.folder / "experiment.json").read_text())
+        if whole["sha256"].get(name) != file_digest(path):
+            raise ValueError(f"{name} of run {self.id} is not as it was written")
+        return load_whole(path, device)
+
+    def personal(self, client: int) -> Personal:
+        """Client `client`'s personal model as served at the end, with what it needs to predict; needs keep_models=True."""
         if self.folder is None or not (self.folder / "models.pt").exists():
             raise ValueError(f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)")
         if not 0 <= client < self.meta["clients"]:
             raise ValueError(f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}")
         e = self.experiment
-        z = load_whole(self.folder / "models.pt")
-        net = models.build(
-            e.model, tuple(self.meta["input_shape"]), self.meta["classes"], **vocabulary(e) | e.model_args
+        weights = {n: v[client] for n, v in self.kept("models.pt")["models"].items()}
+        facts = {
+            n: self.meta[n]
+            for n in ("id", "revision", "version", "mean", "std", "classes", "input_shape", "input_kind")
+        }
+        facts |= dict(
+            method=e.method, client=client, model=e.model, model_args=vocabulary(e) | e.model_args, dtype=e.dtype
         )
-        net.to(getattr(torch, e.dtype)).load_state_dict({n: v[client] for n, v in z["models"].items()})
-        return net.eval()
+        return Personal(facts, weights)
+
+    def model(self, client: int) -> nn.Module:
+        """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
+        return self.personal(client).net
+
+    def predict(self, client: int, x: np.ndarray) -> np.ndarray:
+        """Classes (n,) int64 that client `client`'s personal model gives samples x (n, ...), as they are before normalisation."""
+        return self.personal(client).predict(x)
 
     def save(self, client: int, path: str | Path) -> None:
-        """Write client `client`'s personal model as a state_dict (torch.save); needs keep_models=True."""
-        torch.save(self.model(client).state_dict(), path)
+        """Write client `client`'s personal model with normalisation, classes and the network's name; `load_model` reads it."""
+        self.personal(client).save(path)
 
     def __repr__(self) -> str:
         e, acc = self.experiment, self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
@@ -169,10 +188,9 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
     try:
         raw = {name: (folder / name).read_bytes() for name in ("experiment.json", "history.csv", "arrays.npz")}
         z = json.loads(raw["experiment.json"])
-        if z["meta"]["schema"] != SCHEMA:
-            raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
-        for part, digest in z.get("sha256", {}).items():  # none in runs of the first versions
-            if digest != digests(z["experiment"], z["meta"], raw)[part]:
+        _check_whose(z, folder, e)
+        for part, digest in digests(z["experiment"], z["meta"], folder, ("history.csv", "arrays.npz")).items():
+            if z["sha256"].get(part) != digest:
                 raise ValueError(f"{part} is not as it was written")
         if e is None and (foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]):
             print(
@@ -200,11 +218,36 @@ def _plugins(plain: dict[str, Any] | None) -> list[str]:
     return [*plain["plugins"], *_plugins(plain["init_from"])] if plain else []
 
 
-def digests(plain: dict[str, Any], meta: dict[str, Any], raw: dict[str, bytes]) -> dict[str, str]:
-    """sha256 (hex) of what a finished run consists of: its experiment and meta, history.csv, arrays.npz."""
-    parts = {n: raw[n] for n in ("history.csv", "arrays.npz")}
-    parts["experiment.json"] = json.dumps([plain, meta], sort_keys=True).encode()
-    return {n: hashlib.sha256(v).hexdigest() for n, v in parts.items()}
+def _check_whose(z: dict[str, Any], folder: Path, e: Experiment | None) -> None:
+    if z["meta"]["schema"] != SCHEMA:
+        raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
+    if z["meta"]["id"] != folder.name:
+        raise ValueError(f"it is run {z['meta']['id']}")
+    if e is not None and z["experiment"] != json.loads(json.dumps(e.plain())):
+        raise ValueError("it is of another Experiment")
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """What the finished run in `folder` ran on, None where that cannot be read; no more of it is looked at."""
+    try:
+        return json.loads((folder / "experiment.json").read_text())["meta"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt")
+
+
+def digests(plain: dict[str, Any], meta: dict[str, Any], folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
+    """sha256 (hex) of what a finished run consists of: its experiment and meta, and those of its files that are there."""
+    whole = hashlib.sha256(json.dumps([plain, meta], sort_keys=True).encode()).hexdigest()
+    return {"experiment.json": whole} | {n: file_digest(folder / n) for n in names if (folder / n).exists()}
+
+
+def file_digest(path: Path) -> str:
+    """sha256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finished() -> Iterable[Result]:

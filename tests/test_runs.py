@@ -242,7 +242,16 @@ def test_models_are_kept_on_request(store, tmp_path):
     net = r.model(2)
     assert (net(x).argmax(1) == y).sum() == r.arrays["before/test/correct"][-1, 2]
     r.save(2, tmp_path / "model.pt")
-    net.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    again = load_model(tmp_path / "model.pt")
+    raw = fed.x_raw[fed.index["test"][2]]
+    np.testing.assert_array_equal(again.predict(raw), net(x).argmax(1).numpy())
+    np.testing.assert_array_equal(r.predict(2, raw), again.predict(raw))
+    assert (again.facts["model"], again.facts["classes"], again.facts["mean"]) == ("mlp", 10, list(load("digits").mean))
+    with pytest.raises(ValueError, match=r"kind float and shape \(1, 28, 28\); this model takes image"):
+        again.predict(raw[:, None].astype(np.float32))
+    torch.save({"state": 1}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="holds no personal model"):
+        load_model(tmp_path / "other.pt")
     with pytest.raises(ValueError, match="keep_models=True"):
         run(Experiment(**TINY, method="fedper")).model(0)
     with pytest.raises(ValueError, match="clients 0..3"):

@@ -37,6 +37,7 @@ class APPLE(Method):
     """Personal models as learned linear combinations of all clients' core models (Luo and Wu, 2022)."""
 
     name = "apple"
+    scheduled = True
     core_lr: float | None = None  # eta_c; None: K lr (PFLlib)
     dr_lr: float = 0.001  # eta_p (authors' code); 0 keeps p_i at p_0
     mu: float = 0.1  # weight of the pull of p_i to p_0 (authors' code); 0 is no pull

@@ -50,6 +50,7 @@ class CFL(Method):
     """FedAvg within clusters, found by halving along the cosine similarity of updates (Sattler et al., 2020)."""
 
     name = "cfl"
+    scheduled = True
     revision = 2
     eps1: float | None = None  # split below this norm of the mean update (authors' code: 0.4); None: by `still`
     eps2: float | None = None  # and above this norm of the largest one (authors' code: 1.6); infinity is FedAvg

@@ -1,0 +1,73 @@
+"""Torch's random numbers from a generator of our own, in this thread alone: the global one is neither read nor written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_seed: ContextVar[int] = ContextVar("seed", default=0)
+
+
+class Draws(TorchDispatchMode):
+    """Within it, what torch draws at random in this thread is a function of `seed`; `count` says how often it drew.
+
+    On a CPU the numbers are those of torch.manual_seed(seed). Raises ValueError for an operation that takes no generator.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed, self.count = seed % 2**63, 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """The generator of a kind of device, made when it is first asked for."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return self._generators[device]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run `func`; where it draws, with our generator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            self.count += 1
+            device = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
+            own = self.generator(torch.device(device or "cpu"))
+            if func is torch.ops.aten.native_dropout.default:  # a GPU's, which takes no generator
+                return _dropout(*args, own)
+            if not any(a.name == "generator" for a in func._schema.arguments):
+                if not hasattr(func.overloadpacket, "generator"):
+                    raise ValueError(
+                        f"{func} draws random numbers that cannot be seeded for one run alone; use torch.rand, "
+                        "torch.randn, torch.bernoulli or nn.Dropout, or a method's Batch.noise"
+                    )
+                func = func.overloadpacket.generator
+            kwargs = kwargs | {"generator": own}
+        return func(*args, **kwargs)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None, generator: torch.Generator) -> tuple:
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = torch.empty_like(x).bernoulli_(1 - p, generator=generator)
+    return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask.bool()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[Draws]:
+    """Within it, modules made on the CPU have weights that are a function of `seed`; `current_seed()` is that seed."""
+    token = _seed.set(seed)
+    try:
+        with torch.device("cpu"), Draws(seed) as draws:
+            yield draws
+    finally:
+        _seed.reset(token)
+
+
+def current_seed() -> int:
+    """The seed of the innermost `seeded`, 0 outside."""
+    return _seed.get()

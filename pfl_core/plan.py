@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,11 +27,18 @@ class Plan(study.Study):
     """A Study that notes what would be swept, and trains and draws nothing."""
 
     planned: list[Experiment]
+    runs_root: Path
 
     def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
-        """Note the cells; no rows."""
-        self.planned = [*getattr(self, "planned", []), *self.cells(base, rows, columns, seeds)]
-        return pd.DataFrame(columns=store.ROW_COLUMNS)
+        """Note the cells; no rows, but where they choose the parameters of others ("tuning") and all of them are finished."""
+        cells = self.cells(base, rows, columns, seeds)
+        self.planned = [*getattr(self, "planned", []), *cells]
+        found = []
+        with contextlib.suppress(data.DatasetMissing):
+            tuning = [e for e in cells if e.tags.get("artefact") == "tuning"]
+            found = [store.load_result(self.runs_root / "store" / e.id, e, aside=False) for e in tuning]
+        frames = [r.rows for r in found if r and r.ok] if all(found) else []
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
 
     def show_partitions(self, *args: Any, **kw: Any) -> None:
         """Nothing: the data may not be there."""
@@ -42,13 +50,14 @@ def planned(paper: str, **how: Any) -> list[Experiment]:
 
     Plan(paper, **how)  # parameters are checked before the notebook is read
     cells = nbformat.read(store.results_folder().parent / "notebooks" / f"{paper}.ipynb", as_version=4).cells
-    code = [c.source for c in cells if c.cell_type == "code"]
+    code, there = [c.source for c in cells if c.cell_type == "code"], store.runs_root()
     given = {"datasets": [], "methods": [], "seeds": [], "artefacts": []} | how
     space: dict[str, Any] = {"display": lambda *shown: None}
     with contextlib.ExitStack() as stack:
         aside = stack.enter_context(tempfile.TemporaryDirectory())  # empty tables are saved, too
         stack.enter_context(mock.patch.dict(os.environ, PFL_RUNS=aside))
         stack.enter_context(mock.patch.object(study, "Study", Plan))
+        stack.enter_context(mock.patch.object(Plan, "runs_root", there, create=True))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         exec(code[0], space)
         space |= given
@@ -68,8 +77,9 @@ def _with_sources(e: Experiment) -> list[Experiment]:
 
 def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
     """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
-    over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing."""
-    device, lines = runs.pick_device(device), []
+    over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing, of which
+    `attrs["missing"]` says {data set: where it was looked for, how to get it}."""
+    device, lines, missing = runs.pick_device(device), [], {}
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
     for e in planned(paper, device=device, recompute=recompute, **how):
         try:
@@ -79,7 +89,8 @@ def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) 
                 steps = client_steps(e)
                 hours = steps * second / 3600 / cores
                 size = (COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes) / 1e9
-        except data.DatasetMissing:
+        except data.DatasetMissing as error:
+            missing[e.dataset] = str(error)
             cached, steps, hours, size = False, *[float("nan")] * 3
         lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, steps, hours, size))
     frame = pd.DataFrame(lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"])
@@ -88,22 +99,27 @@ def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) 
     total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
     out = total.astype({"cached": int}).assign(GB=by.GB.max()).round({"hours": 2, "GB": 2})
     out.insert(0, "runs", by.size())
+    out.attrs["missing"] = missing
     return out
 
 
 def compute(paper: str, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any) -> pd.DataFrame:
     """Train what the notebook of `paper` asks for with the parameters `how` into the store, `jobs` runs at a time; a line a run.
 
-    In the notebook's order of artefacts; of each, all rows of the first seed before those of the next, and what others start from before
-    them. Finished runs are found and interrupted ones go on, so that the same call resumes. Raises DatasetMissing or ValueError before
-    anything is trained.
+    What chooses parameters of others comes first. Then in the notebook's order of artefacts; of each, all rows of the first seed before
+    those of the next, and what others start from before them. Finished runs are found and interrupted ones go on, so that the same call
+    resumes. Raises DatasetMissing or ValueError before anything is trained.
     """
     if not isinstance(jobs, int) or jobs < 1:
         raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
     cells = planned(paper, profile=profile, device=device, **how)
+    if tuning := [e for e in cells if e.tags["artefact"] == "tuning"]:
+        runs.sweep(tuning, recompute=True, device=device, jobs=jobs)
+        cells = planned(paper, profile=profile, device=device, **how)  # with what they choose
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
     cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
-    runs.sweep(cells, recompute=True, device=device, jobs=jobs)
+    # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
+    runs.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in ("medium", "paper"))
     lines = []
     for e in cells:
         status = store.load_result(store.runs_root() / "store" / e.id, e, aside=False).meta["status"]
@@ -128,21 +144,29 @@ def _net(e: Experiment) -> tuple[str, str, int]:
 
 @functools.lru_cache
 def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
-    """Seconds of one plain SGD step of a model on one core (or on the GPU), from a batch of at most 16, and its parameters."""
+    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters; a large model's from a batch of 16."""
     dataset, options = json.loads(rest)
-    pool, few = data.load(dataset), min(batch, 16)
+    pool = data.load(dataset)
     net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
-    x = torch.zeros(few, *pool.input_shape, device=device, dtype=torch.int32 if pool.kind == "text" else torch.float32)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        seconds = float("inf")
+    kind = torch.int32 if pool.kind == "text" else torch.float32
+    clock = time.process_time if device == "cpu" else time.perf_counter  # what else the computer does is not counted
+
+    def step(few: int) -> float:
+        x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")
         for _ in range(3):  # the first pays for what is made once; others may be disturbed
-            began = time.perf_counter()
+            began = clock()
             net(x).logsumexp(1).mean().backward()
             if device == "cuda":
                 torch.cuda.synchronize()
-            seconds = min(seconds, time.perf_counter() - began)
+            seconds = min(seconds, clock() - began)
+        return seconds * batch / few
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = step(min(batch, 16))
+        if seconds < 0.5:  # a small batch makes a small model look slow
+            seconds = min(seconds, step(batch))
     finally:
         torch.set_num_threads(threads)
-    return seconds * batch / few, sum(p.numel() for p in net.parameters())
+    return seconds, sum(p.numel() for p in net.parameters())

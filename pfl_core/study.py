@@ -151,12 +151,12 @@ class Study:
         base: Experiment | None,
         rows: dict[str, dict],
         columns: dict[str, dict] | None = None,
-        seeds: int | None = None,
+        seeds: int | list[int] | None = None,
     ) -> pd.DataFrame:
         """Rows of the grid rows x columns x seeds of changes to `base`; an empty frame if base is None.
 
         seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay. Medium has as many
-        as the paper's MEDIUM says of the artefact.
+        as the paper's MEDIUM says of the artefact. A list names them, whatever was asked for.
         """
         cells = self.cells(base, rows, columns, seeds)
         if not cells:
@@ -169,13 +169,19 @@ class Study:
         return frame
 
     def cells(
-        self, base: Experiment | None, rows: dict[str, dict], columns: dict[str, dict] | None, seeds: int | None
+        self,
+        base: Experiment | None,
+        rows: dict[str, dict],
+        columns: dict[str, dict] | None,
+        seeds: int | list[int] | None,
     ) -> list[Experiment]:
         """The Experiments of `sweep`."""
         if base is None:
             return []
         if self.methods:
             rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+        if isinstance(seeds, list):
+            return experiments.grid(base, rows, columns, seeds)
         if self.profile == "medium":
             seeds = self.home.MEDIUM.get(base.tags["artefact"])
         some = list(range(seeds)) if seeds and self.profile in ("quick", "medium") and not self.given else self.seeds

@@ -45,6 +45,32 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     assert (len(planned), len(once)) == (600, 582), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
 
 
+def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
+    cells, n = swept("pfedla", "medium"), {"fig5": 8, "fig6": 8}
+    assert {c.tags["artefact"] for c in cells} == set(pfedla.MEDIUM) and {c.seed for c in cells} == {0, 1}
+    columns = {
+        a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a)) for a in pfedla.MEDIUM
+    }
+    assert sorted(columns["table1"]) == ["CIFAR-10, N=10", "FMNIST, N=10"]
+    assert (columns["fig5"], columns["fig7"], sorted(columns["fig6"])) == (
+        ["CIFAR-10"],
+        ["CIFAR-10"],
+        ["CIFAR-10", "FMNIST"],
+    )
+    for c in cells:
+        visits, cifar = (10, False) if c.method == "pfedhn" else (1, c.dataset == "cifar10")
+        assert c.clients == n.get(c.tags["artefact"], 10) and c.rounds == 60 * visits and c.rounds // c.eval_every >= 12
+        assert (c.epochs, c.batch, c.max_samples, c.model_args) == (10, 32, 0, {"bn": c.dataset == "cifar10"})
+        assert visits == 10 or c.lr == (0.01 if cifar else 0.005)
+        assert c.partition_args == {"split": "63/7/30"}, "a tenth of train is validation, the test part is the paper's"
+        assert visits == 1 or c.eval_after
+    of = {a: {repr(replace(c, tags={})) for c in cells if c.tags["artefact"] == a} for a in ("fig7", "table1")}
+    assert of["fig7"] <= of["table1"]
+    said = set(SAID[(SAID.table == "table1") & (SAID.column == "CIFAR-10, N=10")].row)
+    ran = {c.tags["row"] for c in cells if c.tags["column"] == "CIFAR-10, N=10" and c.tags["artefact"] == "table1"}
+    assert said <= ran
+
+
 def test_quick_is_within_its_budget_and_shares_runs(swept):
     planned = swept("pfedla", "quick")
     ids = {a: {c.id for c in planned if c.tags["artefact"] == a} for a in pfedla.ARTEFACTS}

@@ -11,14 +11,15 @@ from pfl_core import models, store
 from pfl_core.analysis import agreement, overlap, pick
 from pfl_core.experiments import federation
 from pfl_core.methods.pfedla import table3_megabytes
-from pfl_core.papers import Claim, derived, use, value
+from pfl_core.papers import FULL, Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "table3", "fig1", "fig5", "fig6", "fig7"]
 TABLES = ("table1", "table2", "table3")  # those whose rows `presets` gives
 OWN = "pfedla"
 REPORT: dict[str, str] = dict(select="last", when="before", mean="client")
 WHEN: dict[str, str] = {"local": "after"}
-MEDIUM: dict[str, int] = {}  # artefact: seeds
+MEDIUM: dict[str, int] = dict.fromkeys(("table1", "fig5", "fig6", "fig7"), 2)  # artefact: seeds
+AT_MEDIUM = ("CIFAR-10", "FMNIST")  # with ten clients
 
 DATA = {"EMNIST": "emnist-digits", "FMNIST": "fashion_mnist", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}
@@ -32,30 +33,34 @@ PERIODS = {"prior": (0.0, 0.1), "middle": (0.45, 0.55), "last": (0.9, 1.0)}  # s
 
 # Sec. 4.1, 4.2 [P]: SGD, batch 32, lr .01 (CIFAR) or .005, 600 rounds of 10 epochs with 10 clients, 2500 of 20 with a tenth of 100.
 # LeNet-16, with BatchNorm for CIFAR only, from Table 3's megabytes [I]; 600 images a client [I]; BatchNorm statistics stay local [C].
-# Fig. 1: 100 rounds [C]. quick and smoke [C]: half as many channels, larger rates, fewer rounds, epochs and images.
+# Fig. 1: 100 rounds [C]. medium: 60 rounds, and a tenth of train as validation. quick and smoke [C]: half as many channels, larger
+# rates, fewer rounds, epochs and images.
 _SCALE: dict[str, dict[str, Any]] = {
     "paper": dict(batch=32, eval_every=10),
+    "medium": dict(batch=32, eval_every=5, partition_args={"split": "63/7/30"}),
     "quick": dict(rounds=20, epochs=5, batch=12, lr=0.1, eval_every=4, partition_args={"split": "20/80"}),
     "real": dict(rounds=16, epochs=3, batch=32, lr=0.1, eval_every=4, max_samples=160),  # quick on data not embedded
     "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, eval_every=1, max_samples=8),
 }
-_KERNELS = {"paper": 16, "quick": 8, "smoke": 2}
+_KERNELS = {"quick": 8, "smoke": 2}
 _CLIENTS = {"fig1": 6, "fig5": 8, "fig6": 8}
 _PARTITION = {"table2": "pfedla_noniid2", "fig1": "pfedla_ring", "fig5": "pfedla_target", "fig6": "pfedla_ring"}
 # Rate of the hypernetworks: 5e-3 is third-party code's (their file's default). quick [C]: 1, the power of ten with which weights leave
 # 1/N but do not reach 1 within 20 rounds on digits; accuracy had no part in it.
-_RATE: dict[str, dict[str, Any]] = {"paper": {}, "quick": dict(lr=1.0), "smoke": dict(lr=1.0)}
+_RATE: dict[str, dict[str, Any]] = {"paper": {}, "medium": {}, "quick": dict(lr=1.0), "smoke": dict(lr=1.0)}
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that an artefact's runs vary."""
     cifar, n = dataset.startswith("cifar"), clients or _CLIENTS.get(artefact, 10)
     fields = dict(dataset=dataset, clients=n, partition=_PARTITION.get(artefact, "pfedla_noniid1"), model="lenet")
-    fields |= dict(model_args={"bn": cifar} | ({} if profile == "paper" else {"kernels": _KERNELS[profile]}))
+    fields |= dict(model_args={"bn": cifar} | ({} if profile in FULL else {"kernels": _KERNELS[profile]}))
     fields |= _SCALE["real" if profile == "quick" and not dataset.startswith("digits") else profile]
-    if profile == "paper":
+    if profile in FULL:
         few = dict(rounds=600, epochs=10) if n <= 10 else dict(rounds=2500, epochs=20, participation=0.1)
         fields |= dict(lr=0.01 if cifar else 0.005) | few | (dict(rounds=100) if artefact == "fig1" else {})
+    if profile == "medium":
+        fields |= dict(rounds=60)
     if profile == "quick" and artefact in ("fig1", "fig5"):
         fields |= dict(eval_every=1)
     return fields
@@ -68,7 +73,7 @@ def own(profile: str, method: str = "pfedla", **args: Any) -> dict[str, Any]:
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`."""
-    n, cifar, paper = clients or 10, dataset.startswith("cifar"), profile == "paper"
+    n, cifar, paper = clients or 10, dataset.startswith("cifar"), profile in FULL
     if artefact == "table3":
         heur = {f"k={k}": own(profile, "heurpfedla", retain_k=k) for k in range(2, 8 if cifar else 6)}
         return {"k=0": own(profile), "k=1": own(profile, "heurpfedla")} | heur
@@ -83,7 +88,8 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
     # FedRep 1 + E epochs; FedFomo all others). quick [C]: what suits its rate, pFedMe with fewer inner steps.
     fields = setting(artefact, profile, dataset, clients)
     visits = max(1, round(fields.get("participation", 1) * n))
-    hn = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh", participation=1 / n, eval_after=False)
+    hn = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh", participation=1 / n)
+    hn |= dict(eval_after=profile == "medium")
     hn |= {f: fields[f] * visits for f in ("rounds", "eval_every")}  # as many visits as the others
     out = {m: use(m) for m in ("local", "fedavg")}
     out["perfedavg"] = use("perfedavg", **({} if paper else dict(alpha=0.01, passes=2)))
@@ -109,12 +115,14 @@ def columns(study: Any, artefact: str) -> dict[str, tuple[str, int]]:
         found = COLUMNS
     else:
         found = {c: (c, 0) for c in {"fig1": ("CIFAR-10",), "fig6": four}.get(artefact, both)}
-    if study.profile == "paper" and not study.datasets:
+    if study.profile == "medium":
+        found = {c: v for c, v in found.items() if v[0] in AT_MEDIUM and v[1] <= 10}
+    if study.profile in FULL and not study.datasets:
         return found
     if study.label == "digits":
         return dict([next(iter(found.items()))])
     found = {c: v for c, v in found.items() if study.data(DATA[v[0]]) == DATA[v[0]]}
-    if study.profile == "paper":
+    if study.profile in FULL:
         return found
     few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, four)  # what quick has time for
     return {c: v for c, v in found.items() if v[0] in few and v[1] < 100} or dict(list(found.items())[:1])

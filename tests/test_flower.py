@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pfl_core import Experiment, runner
 from pfl_core.extras.flower import Client, serve, write_app
@@ -68,6 +70,122 @@ def test_an_app_holds_the_experiment_as_a_value(tmp_path):
     assert config["output"].endswith('it\'s "here".npz')
     with pytest.raises(ValueError, match="clients 0..3"):
         Client(e, 4)
+
+
+# -- answers that cannot be ----------------------------------------------------------------------------------------------
+
+
+BAD = {  # client 1's answer: (what it does to (upload, sums), what is said)
+    "nan": (lambda up, s: (up | {"fc.bias": up["fc.bias"] * float("nan")}, s), "its fc.bias is not finite"),
+    "inf": (lambda up, s: (up | {"fc.bias": up["fc.bias"] + float("inf")}, s), "its fc.bias is not finite"),
+    "shape": (
+        lambda up, s: (up | {"fc.bias": up["fc.bias"][:3]}, s),
+        r"its fc.bias is .* of shape \(3,\); needed .*\(10,\)",
+    ),
+    "type": (
+        lambda up, s: (up | {"fc.bias": up["fc.bias"].double()}, s),
+        "its fc.bias is torch.float64 .*torch.float32",
+    ),
+    "more": (lambda up, s: (up | {"extra": up["fc.bias"]}, s), "its upload has .*'extra'.*, the others' "),
+    "less": (lambda up, s: ({"fc.bias": up["fc.bias"]}, s), r"its upload has \['fc.bias'\], the others' "),
+    "nothing": (lambda up, s: ({}, s), r"its upload has \[\]"),
+    "correct": (lambda up, s: (up, s | {"correct": 1e9}), r"correct=1000000000.0, .*correct at most that"),
+    "n": (lambda up, s: (up, s | {"n": -50}), "n=-50; allowed are finite"),
+    "more n": (lambda up, s: (up, s | {"n": s["n"] + 1}), "n must be its .* test samples"),
+    "loss": (lambda up, s: (up, s | {"loss": float("nan")}), "loss=nan, .*finite"),
+    "text": (lambda up, s: (up, s | {"loss": "low"}), "loss='low'"),
+    "bool": (lambda up, s: (up, s | {"correct": True}), "correct=True"),
+    "missing": (lambda up, s: (up, {}), "correct=None"),
+    "error": (lambda up, s: "its node was lost", "its node was lost"),
+}
+
+
+def told(e, spoil, bad=(1,), **how):
+    """`serve` with clients of which `bad` ones answer what `spoil` makes of their answers; None: nothing."""
+    kept, about = {}, [Client(e, k).about() for k in range(e.clients)]
+
+    def ask(kind, round, sent):
+        out = {}
+        for k, p in sent.items():
+            client = Client(e, k, kept.get(k))
+            answer = client.answer(kind, round, p)
+            kept[k] = client.kept
+            out[k] = spoil(*answer) if k in bad and kind == "train" else answer
+        return {k: a for k, a in out.items() if a is not None}
+
+    return serve(e, about, ask, **how)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_answer_is_left_out_and_the_round_goes_on(case, capsys):
+    e, (spoil, said) = Experiment(**TINY | {"rounds": 2, "eval_every": 1}, method="fedavg"), BAD[case]
+    state, seen = told(e, spoil)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(re.search(rf"^round {r}: client 1 is left out: .*{said}", lines[r]) for r in (0, 1))
+    without, _ = told(e, lambda up, s: None)
+    assert all(torch.isfinite(v).all() and torch.equal(v, without.server[n]) for n, v in state.server.items())
+    assert (seen["n"] == sizes(e)).all() and (seen["correct"] <= seen["n"]).all()  # it is asked to evaluate
+
+
+def sizes(e):
+    return [Client(e, k).about()["test"] for k in range(e.clients)]
+
+
+def test_too_few_good_answers_are_an_error(capsys):
+    e = Experiment(**TINY, method="fedper")
+    spoil = lambda up, s: ({n: v * float("nan") for n, v in up.items()}, s)  # noqa: E731
+    with pytest.raises(
+        RuntimeError, match=r"round 0: 1 of 4 clients .* share of 0.5 \(client 1: .* not finite .*client 3: "
+    ):
+        told(e, spoil, bad=(1, 2, 3))
+    told(e, spoil, bad=(1, 2, 3), enough=0.25)
+    with pytest.raises(RuntimeError, match="0 of 4 clients answered well"):
+        told(e, spoil, bad=range(4), enough=0)
+
+
+def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
+    e = Experiment(**TINY | {"participation": 0.5, "rounds": 1, "eval_every": 1}, method="fedavg")
+    about = [Client(e, k).about() for k in range(4)]
+
+    def ask(kind, round, sent):
+        out = {k: Client(e, k).answer(kind, round, p) for k, p in sent.items()}
+        return {
+            k: (up, s | {"correct": 1e9}) if kind == "evaluate" and k == max(out) else (up, s)
+            for k, (up, s) in out.items()
+        }
+
+    _, seen = serve(e, about, ask)
+    assert np.isfinite(seen["loss"]).all() and (seen["n"] == 0).any(1).all() and (seen["correct"] <= seen["n"]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n": -50}, {"n": 10**9}, {"test": -1}, {"counts": [1, 2]}, {"shape": [3, 9, 9]}, {"n": True}, {"counts": "x"}],
+)
+def test_what_a_client_says_of_itself_is_checked(wrong):
+    e = Experiment(**TINY, method="fedavg")
+    about = [Client(e, k).about() for k in range(4)]
+    about[2] |= wrong
+    with pytest.raises(ValueError, match="^client 2 says of itself .*mend its data"):
+        serve(e, about, lambda *asked: pytest.fail("asked"))
+
+
+def test_quotes_in_a_methods_name_stay_text(tmp_path, monkeypatch):
+    import tomllib
+
+    name = 'x"\n[tool.flwr.app.config]\noutput = "\x7f\U0001f600'
+    from pfl_core.methods.base import METHODS
+
+    monkeypatch.setitem(METHODS, name, METHODS["fedavg"])
+    e = Experiment(**TINY, method=name)
+    text = (write_app(tmp_path / "app", e, tmp_path / "\U0001f600.npz") / "pyproject.toml").read_text("utf-8")
+    app = tomllib.loads(text)
+    assert app["project"]["description"] == f"{name} of pfl_core"
+    assert app["tool"]["flwr"]["app"]["config"]["output"].endswith("\U0001f600.npz")
+    assert json.loads(app["tool"]["flwr"]["app"]["config"]["experiment"])["method"] == name
+
+
+# -- Flower's own transport ----------------------------------------------------------------------------------------------
 
 
 def free_port():

@@ -20,8 +20,9 @@ from papermill.translators import PythonTranslator
 
 import pfl_core
 from pfl_core import Experiment, data, federation, report, runner, runs, store
+from pfl_core.checkpoint import load_whole
 from pfl_core.methods.base import METHODS
-from pfl_core.simulate import Interrupted, load_whole
+from pfl_core.simulate import Interrupted
 
 some = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -103,6 +104,66 @@ OUTSIDE = {
 def test_what_is_outside_its_range_is_refused(name, draw):
     with pytest.raises(ValueError, match=name):
         Experiment(**{name: draw.draw(OUTSIDE[name])})
+
+
+# -- own data ------------------------------------------------------------------------------------------------------------
+
+KINDS = ["u1", "i1", "i2", "u2", "i8", ">f4", "f2", "f4", "f8", "c8", "?", "U3", "O", "M8[s]"]
+SHAPES = [
+    (6,),
+    (6, 1),
+    (6, 3),
+    (6, 4, 4),
+    (6, 3, 4),
+    (6, 4, 4, 1),
+    (6, 4, 4, 3),
+    (6, 3, 4, 4),
+    (6, 4, 4, 4),
+    (),
+    (0, 4),
+]
+VALUES = [0, 1, 2, 7, 255, -1, 10**9, np.nan, np.inf, -1e300]
+
+
+@st.composite
+def arrays(draw, kinds=KINDS, shapes=SHAPES):
+    a = np.empty(draw(st.sampled_from(shapes)), object)
+    a[...] = draw(st.sampled_from(VALUES[:3]))
+    if a.size and draw(st.booleans()):
+        a.flat[draw(st.integers(0, a.size - 1))] = draw(st.sampled_from(VALUES))
+    try:
+        with np.errstate(all="ignore"):
+            a = a.astype(draw(st.sampled_from(kinds)))
+    except (OverflowError, ValueError, TypeError):
+        pass
+    return a[::-1] if a.ndim and draw(st.booleans()) else a
+
+
+LISTS = st.lists(st.lists(st.integers(-1, 6), max_size=3), max_size=2)
+GOOD = {  # argument: what is legal, and what need not be
+    "x": (arrays(["u1", ">f4", "f2", "f8"], SHAPES[2:7]) | arrays(["i1", "u2", "i8"], SHAPES[1:3]), arrays()),
+    "y": (st.sampled_from([np.array([0, 1, 2, 0, 1, 2]), np.array([[0.0], [1.0]] * 3)]), arrays(shapes=SHAPES[:3])),
+    "train": (st.lists(st.lists(st.integers(0, 3), min_size=1), min_size=2, max_size=2), LISTS),
+    "test": (st.none() | st.just([[4], [5, 4]]), LISTS),
+    "std": (st.none() | st.just(0.5), st.sampled_from([[0.1] * 3, [0.0], float("nan"), []])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+@settings(some, max_examples=300)
+@given(st.sampled_from([None, *GOOD]), st.data())
+def test_own_data_are_taken_whole_or_refused(wild, draw):
+    given = {name: draw.draw(GOOD[name][name == wild]) for name in GOOD}
+    try:
+        fed = federation.Federation(**given)
+    except ValueError as error:
+        assert len(str(error)) > 20
+        return
+    n = len(given["y"])
+    got, labels = fed.batch(torch.arange(n))
+    assert torch.isfinite(got.double()).all() and got.shape == (n, *fed.input_shape)
+    assert 0 <= labels.min() <= labels.max() < fed.classes <= 1000 and len(fed.extremes()) == 2
+    assert fed.K == len(given["train"]) and fed.counts().sum() == sum(map(len, given["train"]))
 
 
 # -- published numbers ---------------------------------------------------------------------------------------------------
@@ -218,6 +279,16 @@ def finished(tmp_path, monkeypatch):
     return runs.run(Experiment(**args, rounds=1))
 
 
+def signed(folder):
+    """Give a run's folder the digests of what lies in it, if its experiment.json is one."""
+    path = folder / "experiment.json"
+    try:
+        z = json.loads(path.read_bytes())
+        path.write_text(json.dumps(z | {"sha256": store.digests(z["experiment"], z["meta"], folder)}))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+
+
 def test_run_folders(finished, tmp_path, capsys):
     whole = {p.name: p.read_bytes() for p in finished.folder.iterdir()}
     json_like = st.recursive(
@@ -233,11 +304,13 @@ def test_run_folders(finished, tmp_path, capsys):
             z = json.loads(whole[name])
             z[draw.draw(st.sampled_from(sorted(z)))] = draw.draw(json_like)
             raw = json.dumps(z).encode()
-        folder = tmp_path / ("0" * 16)
+        folder = tmp_path / "other" / finished.id
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for other, content in whole.items():
             (folder / other).write_bytes(raw if other == name else content)
+        if draw.draw(st.booleans()):  # digests that fit: what is read then is fuzz, too
+            signed(folder)
         found = store.load_result(folder, aside=False)
         assert found is None or len(found.history)
 
@@ -285,12 +358,12 @@ def test_a_run_folder_imports_nothing(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     path = finished.folder / "experiment.json"
     whole = json.loads(path.read_text())
-    del whole["sha256"]
     for source in (False, True):
         z = json.loads(json.dumps(whole))
         inner = z["experiment"]["init_from"] = dict(z["experiment"]) if source else None
         (inner or z["experiment"])["plugins"] = ["from_outside"]
         path.write_text(json.dumps(z))
+        signed(finished.folder)
         assert store.load_result(finished.folder) is None and finished.folder.is_dir()
         assert "import from_outside first" in capsys.readouterr().out
     assert not (tmp_path / "opened").exists()
@@ -367,7 +440,7 @@ def test_jupyterlab_is_started_on_the_loopback_with_its_token(monkeypatch, tmp_p
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
     runner.main_lab(runner.parse(["lab"]))
     (_, words, env), said = started[0], " ".join(started[0][1]).lower()
-    assert words[1:3] == ["-m", "jupyterlab"] and [w for w in words if "ip=" in w] == ["--ip=127.0.0.1"]
+    assert words[1:4] == ["-P", "-m", "jupyterlab"] and [w for w in words if "ip=" in w] == ["--ip=127.0.0.1"]
     assert not [w for w in ("token", "password", "xsrf", "allow_origin", "allow_remote", "certfile") if w in said]
     assert env == os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"}
 

@@ -217,8 +217,8 @@ def do_plan(args: Namespace) -> None:
     )
     table = late("plan").plan(args.paper, args.device, args.recompute, **how)
     print(table.to_string())
-    if table.hours.isna().any():
-        print("NaN: data are missing here; `python -m pfl_core list datasets`, `python -m pfl_core fetch NAME`")
+    if missing := table.attrs["missing"]:
+        print(f"NaN: the time cannot be told without {', '.join(missing)}.", *missing.values(), sep="\n")
 
 
 def do_compute(args: Namespace) -> int:
@@ -233,8 +233,9 @@ def do_compute(args: Namespace) -> int:
 
 
 def do_methods_table(args: Namespace) -> None:
-    """Run every method of the five papers on one data set, side by side"""
-    print(late("compare").run(args.dataset, methods=args.methods, seeds=args.seeds).to_string())
+    """Tune and run every method of the five papers on one data set, side by side; --plan says the hours, and starts nothing"""
+    how, compare = dict(methods=args.methods, seeds=args.seeds, profile=args.profile, device=args.device), late("compare")
+    print((compare.hours(args.dataset, **how) if args.plan else compare.run(args.dataset, jobs=args.jobs, **how)).to_string())
 
 
 def do_publish(args: Namespace) -> None:
@@ -332,6 +333,10 @@ def parser() -> argparse.ArgumentParser:
     add("dataset", metavar="DATASET", help="of `list datasets`")
     add("--methods", nargs="+", default=[], metavar="NAME", help="rows of the comparison (default: all)")
     add("--seeds", nargs="+", type=int, default=[0, 1], metavar="N", help="(default: 0 1)")
+    add("--profile", default="medium", metavar="NAME", help="medium (default), or smoke, to see that it works")
+    add("--plan", action="store_true", help="print runs and hours, and start nothing")
+    add("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda")
+    add("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default: 1)")
     word(do_publish)("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
     word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
     word(do_pages), word(do_report)
@@ -368,7 +373,7 @@ def _options_of_run(add: Callable) -> None:
 
 def described(f: dataclasses.Field) -> str:
     """What a field of Experiment is, what is allowed, and its default."""
-    doc, allowed = f.metadata.get("doc", ""), experiments._RANGES.get(f.name, ("", ""))[1]
+    doc, allowed = f.metadata.get("doc", ""), experiments.RANGES.get(f.name, ("", ""))[1]
     default = experiments._default(f)
     shown = "none" if default in (None, {}, (), "") else str(default).lower() if isinstance(default, bool) else default
     parts = [doc.rstrip("."), "" if allowed and allowed in doc else allowed, _where(f.name)]

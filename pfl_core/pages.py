@@ -100,11 +100,12 @@ def results_section() -> str:
     """README's results, from the rows in results/: the comparison of all methods, and how many claims of each paper hold."""
     parts = []
     for path in sorted(results_folder().glob("methods.*.csv")):
-        rows = report.read_rows(path)
-        e = presets.COMPARISON
+        rows, e = report.read_rows(path), presets.COMPARISON
+        profile, data = path.stem.removeprefix("methods.").split("-", 1)
         parts += [
-            f"**All methods, {path.stem.split('-', 1)[1]}, profile quick** ({e['clients']} clients, Dir({e['partition_args']['alpha']}), "
-            f"{rows.seed.nunique()} seeds; best validation round, client mean of test accuracy in %):\n",
+            f"**All methods, {data}, profile {profile}** ({e['clients']} clients, Dir({e['partition_args']['alpha']}), "
+            f"{rows.seed.nunique()} seeds; equal tuning; best validation round, client mean of test accuracy in %; "
+            "[how it is made](docs/comparison.md)):\n",
             report.markdown(compare.table(rows)) + "\n",
         ]
     lines = []

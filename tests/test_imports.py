@@ -31,8 +31,10 @@ ORDER = [
     "report",
     "plots",
     "presets",
-    "study compare",
-    "pages views plan prune",
+    "study",
+    "plan",
+    "compare",
+    "pages views prune",
     "widgets extras html_report",
     "__main__ __init__",
     "runner",  # imports nothing of ours: it also runs before anything is installed

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import Experiment, Federation, compare, grid, runs, simulate, sweep, tune
+from pfl_core import Experiment, Federation, grid, load, load_model, runs, simulate, sweep, tune
 from pfl_core.experiments import federation
 from pfl_core.runs import load_result, run
 from pfl_core.simulate import Interrupted
@@ -345,7 +345,7 @@ def test_evaluation_has_no_influence(store):
     np.testing.assert_array_equal(often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1])
 
 
-# -- tuning and the comparison -------------------------------------------------------------------------------------------
+# -- tuning -------------------------------------------------------------------------------------------------------------
 
 
 def test_tune_chooses_on_validation_data_only(store):
@@ -407,14 +407,3 @@ def test_what_tune_refuses_it_refuses_before_training(choices, how, said, store,
 def test_tune_says_that_no_choice_ended(store):
     with pytest.raises(ValueError, match="none of 2 choices ended with finite numbers; try lower"):
         tune(Experiment(**VAL), {"lr": [1e30, 1e35]})
-
-
-def test_comparison_table(store):
-    cells = compare.experiments("digits", ["fedavg_ft", "local"], seeds=[0, 1], clients=4, max_samples=16, rounds=3)
-    assert [e.tags["row"] for e in cells] == ["fedavg", "fedavg", "local", "local"]
-    shown = compare.table(sweep(cells))
-    assert shown.index.tolist() == ["fedavg", "fedavg_ft", "local"] and shown.columns[0] == "before"
-    assert shown.before.fedavg_ft == "" and "±" in shown.after.fedavg and shown["up, kB"].local == "0"
-    assert shown.after.fedavg_ft == shown.after.fedavg and shown["up, kB"].fedavg == shown["down, kB"].fedavg != "0"
-    with pytest.raises(ValueError, match="is unknown"):
-        compare.experiments("digits", ["fedavgft"])

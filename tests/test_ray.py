@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from pfl_core import Experiment, runner, runs, simulate, sweep
+from pfl_core.extras.ray import start
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=3, model="mlp", model_args={"hidden": 4}, max_samples=20, rounds=4)
 CELLS = [Experiment(**TINY, seed=s) for s in range(3)]
@@ -34,16 +35,21 @@ class StandIn(SimpleNamespace):
         super().__init__(started=0, options=None, cancelled=[], exceptions=SimpleNamespace(RayTaskError=RayTaskError))
         self.there = [{"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}}]
         self.there.append({"Alive": False, "Resources": {"CPU": 64, "GPU": 8}})
+        self.address, self.asked = "127.0.0.1", []
+        self._private = SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True))
 
     def is_initialized(self):
         return self.started
 
     def init(self, **how):
-        assert "address" not in how  # $RAY_ADDRESS, or a Ray of this computer's own
+        self.asked.append(how | {"cluster": self._private.ray_constants.ENABLE_RAY_CLUSTER})
         self.started += 1
 
+    def shutdown(self):
+        self.started = 0
+
     def nodes(self):
-        return self.there
+        return [{"NodeManagerAddress": self.address} | n for n in self.there]
 
     def remote(self, **options):
         self.options = options
@@ -130,6 +136,41 @@ def test_without_ray(monkeypatch, tmp_path):
         sweep(CELLS, on="ray", store=tmp_path)
     with pytest.raises(ValueError, match="on 'dask' is unknown; .*known are local, ray"):
         sweep(CELLS, on="dask", store=tmp_path)
+
+
+def test_ray_of_its_own_is_for_this_computer_only(ray, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    start(ray)
+    own = dict(address="local", include_dashboard=False, log_to_driver=False, cluster=False)
+    assert ray.asked == [own] and ray._private.ray_constants.ENABLE_RAY_CLUSTER
+    ray.address = "192.0.2.7"
+    with pytest.raises(RuntimeError, match="Ray would listen on 192.0.2.7, .*start it yourself .*RAY_ADDRESS"):
+        start(ray)
+    assert not ray.started
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:6379")
+    start(ray)
+    assert ray.started and ray.asked[-1] == dict(log_to_driver=False, cluster=True)
+
+
+LISTENING = """
+import psutil, ray
+from pfl_core.extras.ray import start
+
+start(ray)
+assert ray.get(ray.remote(lambda: 7).remote()) == 7
+processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+print(*{c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == "LISTEN"})
+ray.shutdown()
+"""
+
+
+def test_every_server_of_that_ray_listens_on_the_loopback(tmp_path):
+    path = os.pathsep.join([str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LISTENING], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    listening = set(done.stdout.split())
+    assert listening and listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):

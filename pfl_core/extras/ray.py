@@ -1,8 +1,9 @@
 """Sweeps over a Ray cluster: sweep(experiments, on="ray", cpus=1, gpus=0.25). Each run is a task; all nodes share the store.
 
-The cluster is that of $RAY_ADDRESS; without it, Ray is started on this computer. A task whose node is lost is started again elsewhere and
-goes on from the run's checkpoint, so that the rounds since then are all that is lost. Every node needs pfl_core, the data below the same
-$PFL_DATA, and the store at the same path.
+The cluster is that of $RAY_ADDRESS, or the one to which `ray.init` was called before. Without either, Ray is started on this computer and
+listens on 127.0.0.1 only; who can connect to a cluster can run any code on it (docs/cluster.md says what Ray's token does). A task whose
+node is lost is started again elsewhere and goes on from the run's checkpoint, so that the rounds since then are all that is lost. Every
+node needs pfl_core, the data below the same $PFL_DATA, and the store at the same path.
 """
 
 from __future__ import annotations
@@ -18,6 +19,27 @@ from pfl_core.store import Result, load_result
 
 RETRIES = 10  # nodes that one run may lose
 CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")
+
+
+def start(ray: Any) -> None:
+    """Connect to $RAY_ADDRESS, else start Ray on this computer, for nobody else; RuntimeError if it listens to others, too."""
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return
+    # No argument of ray.init does this (it turns 127.0.0.1 into the address that others see). Where clusters are switched off, as Ray does
+    # on macOS and Windows, its address is the loopback's, and with that every one of its servers'.
+    constants = ray._private.ray_constants
+    as_it_was, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    finally:
+        constants.ENABLE_RAY_CLUSTER = as_it_was
+    if open_to := {n["NodeManagerAddress"] for n in ray.nodes()} - {"127.0.0.1", "::1"}:
+        ray.shutdown()
+        raise RuntimeError(
+            f"Ray would listen on {', '.join(sorted(open_to))}, not on this computer only; start it yourself (ray start --head) and "
+            "set RAY_ADDRESS"
+        )
 
 
 def run_all(
@@ -36,7 +58,7 @@ def run_all(
     except ImportError as error:
         raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
     if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+        start(ray)
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     if gpus is None:
         gpus = 0.25 if how.get("device") != "cpu" and any(n.get("GPU") for n in nodes) else 0

@@ -356,7 +356,7 @@ def _count_classes(y: np.ndarray) -> int:
     found, most = int(y.max(initial=0)) + 1, max(1000, len(y))
     if found > most:
         raise ValueError(
-            f"labels reach {found - 1}; without classes= at most {most - 1} is allowed for {len(y)} samples: number the labels from "
+            f"labels reach {found - 1}; without classes= labels up to {most - 1} are allowed for {len(y)} samples: number them from "
             "0 with np.unique(y, return_inverse=True)[1], or give classes="
         )
     return found

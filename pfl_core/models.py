@@ -405,19 +405,24 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
             else "has no parameters:"
         )
         raise ValueError(f"model {name!r} {why} cannot be trained here; give each layer parameters of its own")
-    trial, given = copy.deepcopy(model).eval(), f"{tuple(x.shape[1:])}, {x.dtype}"
+    trial, low, high = copy.deepcopy(model).eval(), x.min().item(), x.max().item()
     try:
         with torch.no_grad():
             scores = trial(x)
-    except IndexError as error:  # torch says no more than that an index is out of range
-        raise ValueError(
-            f"model {name!r} cannot take these samples ({given}), whose values go from {x.min():g} to {x.max():g}: {error}; for tokens "
-            f"it needs an embedding of {int(x.max()) + 1} rows or more, such as model_args={{'vocab': {int(x.max()) + 1}}}, and none < 0"
-        ) from error
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise ValueError(f"model {name!r} cannot take these samples ({given}): {error}") from error
+        why = ""
+        if isinstance(error, IndexError):  # torch says no more than that an index is out of range
+            cure = f"an embedding of {high + 1} rows or more, such as model_args={{'vocab': {high + 1}}}"
+            why = f"; tokens are counted from 0, and these go from {low} to {high}" + (
+                f": take {cure}" if low >= 0 else ""
+            )
+        elif not x.is_floating_point():
+            why = "; integers (n, length) are tokens, for models such as fasttext: give other numbers as floats"
+        raise ValueError(
+            f"model {name!r} cannot take samples of shape {tuple(x.shape[1:])}, {x.dtype}: {error}{why}"
+        ) from error
     want, got = (len(x), classes), tuple(getattr(scores, "shape", ())) or type(scores).__name__
     if got != want:
         raise ValueError(

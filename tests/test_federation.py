@@ -376,7 +376,7 @@ MISTAKES = {
     "names for labels": (dict(y=np.array(list("abcdef"))), "labels y are <U1; allowed are integers"),
     "a stray label": (
         dict(y=np.where(Y, 10**9, 0)),
-        "labels reach 1000000000; without classes= at most 999 is allowed for 6 samples: number the labels from 0",
+        "labels reach 1000000000; without classes= labels up to 999 are allowed for 6 samples: number them from 0",
     ),
     "int16 images": (dict(x=X.astype(np.int16)), "x is int16 (6, 4, 4); allowed are uint8 images (n, h, w)"),
     "images of bits": (dict(x=X > 0), "x is bool (6, 4, 4); allowed are uint8 images"),

@@ -536,12 +536,21 @@ def test_a_model_is_tried_on_the_data_before_anything_else():
         (
             nn.Sequential(nn.Linear(9, 5)),
             x,
-            r"'mine' cannot take these samples \(\(4,\), torch.float32\): .*mat1 and mat2",
+            r"'mine' cannot take samples of shape \(4,\), torch.float32: .*mat1 and mat2",
         ),
         (nn.Flatten(), x, "'mine' has no parameters"),
         (tied, x, r"'mine' uses a parameter under several names, \['2.weight'\] is one"),
-        (tokens, torch.tensor([[0, 1], [2, 50]]), r"go from 0 to 50: .* an embedding of 51 rows or more.*'vocab': 51"),
-        (tokens, torch.tensor([[0, -1], [2, 3]]), "go from -1 to 3: .* and none < 0"),
+        (
+            tokens,
+            torch.tensor([[0, 1], [2, 50]]),
+            r"go from 0 to 50: take an embedding of 51 rows or more.*'vocab': 51",
+        ),
+        (tokens, torch.tensor([[0, -1], [2, 3]]), "tokens are counted from 0, and these go from -1 to 3$"),
+        (
+            chain(),
+            torch.ones(2, 4, dtype=torch.int16),
+            r"\(4,\), torch.int16: .* are tokens, .* other numbers as floats",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             models.check_fit("mine", model, given, 5)

@@ -18,7 +18,7 @@ import torch
 
 from pfl_core import data, models, runs, store, study
 from pfl_core.experiments import Experiment, split, vocabulary
-from pfl_core.simulate import evaluate_at, sample
+from pfl_core.simulate import evaluate_at, evaluates_after, sample
 
 COPIES = 4  # of all clients' models at once: their state, where a round starts, its gradient, its end
 
@@ -134,7 +134,8 @@ def client_steps(e: Experiment) -> int:
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
     visited = len(sample(e, e.clients, 0))
-    extra = sum(evaluate_at(e, r) for r in range(e.rounds + 1)) * (e.clients - visited) * e.eval_after
+    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(e, e.clients)
+    extra = sum(evaluate_at(e, r) for r in range(e.rounds + 1)) * others
     return int(visit * (visited * e.rounds + extra))
 
 

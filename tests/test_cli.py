@@ -185,7 +185,7 @@ def test_a_plan_names_the_runs_of_the_notebook_and_trains_nothing(home, capsys, 
 
 def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
     out = said(capsys, "plan fedper --profile paper --artefacts fig2")
-    assert "NaN: data are missing here" in out and "36" in out
+    assert "NaN: the time cannot be told without cifar10" in out and "python -m pfl_core fetch cifar10" in out
 
 
 @pytest.mark.parametrize("changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}])

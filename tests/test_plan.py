@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pfl_core import data, plan, runs, store
+from pfl_core import Experiment, compute, data, plan, runs, store
 from pfl_core.__main__ import main
 from pfl_core.papers import pfedhn
 from pfl_core.simulate import Interrupted
@@ -31,7 +31,7 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(home,
     assert table.seed.tolist() == [0] * (len(table) // 2) + [1] * (len(table) // 2)
     assert asked == [table.run.tolist()] and set(table.column) == {"CIFAR-10, N=10"}
     assert set(table.run) == {p.name for p in (home / "store").glob("*/")}
-    monkeypatch.setattr(runs, "simulate", None)  # nothing is trained again, and the plan agrees
+    monkeypatch.setattr(compute, "simulate", None)  # nothing is trained again, and the plan agrees
     again = plan.compute("pfedhn", **HOW)
     pd.testing.assert_frame_equal(again, table)
     left = plan.plan("pfedhn", recompute=True, **HOW)
@@ -44,7 +44,7 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(home,
 
 
 def test_an_interrupted_computation_goes_on(home, monkeypatch):
-    simulate, seen = runs.simulate, []
+    simulate, seen = compute.simulate, []
 
     def second_stops(*args, **how):
         seen.append(args[0].name)
@@ -53,7 +53,7 @@ def test_an_interrupted_computation_goes_on(home, monkeypatch):
         return simulate(*args, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "simulate", second_stops)
+        patch.setattr(compute, "simulate", second_stops)
         with pytest.raises(Interrupted):
             plan.compute("pfedhn", **HOW)
     (first,) = store.finished()
@@ -82,3 +82,18 @@ def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
         *((a, s) for a in ("fig5", "table4") for s in range(2)),
     ]  # fmt: skip
     assert set(pfedhn.MEDIUM) == {a for a, _ in order}
+
+
+def test_steps_of_evaluations_after_local_training_are_counted_where_they_are_made():
+    e = Experiment(clients=4, partition="iid", rounds=2, steps=3, participation=0.5)
+    visits = [plan.client_steps(e.but(eval_after=a, participation=p)) for a in (None, False, True) for p in (0.5, 1.0)]
+    assert visits == [12, 24, 12, 24, 12 + 3 * 3 * 2, 24]
+    assert plan.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * 3 * 1
+
+
+def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
+    clock = iter(range(0, 100_000_000, 1000))  # a wall clock that runs away
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: next(clock))
+    plan.measured.cache_clear()
+    seconds, parameters = plan.measured("mlp", '["digits", {}]', 64, "cpu")
+    assert 0 < seconds < 1 and parameters > 0

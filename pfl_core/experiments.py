@@ -140,7 +140,9 @@ class Experiment:
     keep_models: bool = _is(False, "keep the personal models of the last round")
     init_from: Experiment | None = _is(None, "another Experiment whose end this one starts from")
     adopt: bool = _is(False, "take over init_from's server, with clients that are new to it")
-    record: tuple[str, ...] = _is((), "probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, train")
+    record: tuple[str, ...] = _is(
+        (), "probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, train"
+    )
     plugins: tuple[str, ...] = _is((), "modules to import: they register your methods, models or partitions")
     tags: dict = _is(dict, "labels of rows; they do not count in the id")
 

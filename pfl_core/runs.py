@@ -142,6 +142,7 @@ def sweep(
     cpus: float = 1,
     gpus: float | None = None,
     store: Path | None = None,
+    fed: Federation | None = None,
     **how: Any,
 ) -> pd.DataFrame:
     """Rows of all experiments, computing what neither the store nor (unless recompute) the committed results/ holds.
@@ -153,9 +154,11 @@ def sweep(
         raise TypeError("sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)")
     on = on or os.environ.get("PFL_ON") or "local"
     checks.known("on", on, ("local", "ray"))
-    experiments = list(experiments)
+    experiments = [_whose(e, fed)[0] for e in experiments]
     if not experiments:
         return pd.DataFrame(columns=ROW_COLUMNS)
+    if fed is not None:
+        return _sweep_own(experiments, fed, store, how)
     store = store or runs_root() / "store"
     committed = {} if recompute else _committed()
     missing = {}
@@ -187,6 +190,13 @@ def sweep(
             tags = {t: e.tags.get(t, "") for t in TAGS}
             frames.append(committed[e.id].assign(**tags)[ROW_COLUMNS])
     return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
+
+
+def _sweep_own(experiments: list[Experiment], fed: Federation, store: Path | None, how: dict) -> pd.DataFrame:
+    # One after another in this process, which has the data.
+    results = [run(e, fed=fed, store=store, **how) for e in experiments]
+    frames = [r.rows for r in results if r.ok]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=ROW_COLUMNS)
 
 
 def tune(
@@ -244,6 +254,9 @@ def _choices(given: Any) -> list[dict[str, Any]]:
 
 def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:
     jobs = min(jobs, len(experiments))
+    if jobs > 1 and any(e.in_main for e in experiments):
+        print("a method, model or partition is defined in this notebook or script, where worker processes do not find it: jobs=1")
+        jobs = 1
     if jobs <= 1:
         yield from map(functools.partial(run, store=store, **how), experiments)
         return
@@ -256,8 +269,9 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
         _pool.cache_clear()
         if isinstance(error, BrokenProcessPool):
             raise RuntimeError(
-                f"one of {jobs} worker processes was ended from outside (by hand, or for want of memory); run the sweep again, "
-                "with fewer jobs where memory is short: it goes on from finished runs and checkpoints"
+                f"one of {jobs} worker processes ended (by hand, for want of memory, or because a script calls sweep without "
+                "`if __name__ == '__main__':`); run it again, with fewer jobs where memory is short: it goes on from finished "
+                "runs and checkpoints"
             ) from error
         raise
 

@@ -109,7 +109,7 @@ class _Loop:
 
     def _counts(self, split: str) -> np.ndarray:
         n = np.zeros(self.fed.K, dtype=np.int64)
-        n[self.ids.cpu()] = [len(self.fed.index[split][k]) for k in self.ids.tolist()]
+        n[self.ids.cpu().numpy()] = [len(self.fed.index[split][k]) for k in self.ids.tolist()]
         return n
 
     @property
@@ -214,7 +214,7 @@ class _Loop:
             got = self.engine.evaluate(models, split, self.ids.tolist())
             for metric in ("correct", "loss"):
                 whole = np.zeros(self.fed.K)
-                whole[self.ids.cpu()] = got[metric]
+                whole[self.ids.cpu().numpy()] = got[metric]
                 self.history.add(f"{when}/{split}/{metric}", whole)
 
 

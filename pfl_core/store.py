@@ -127,7 +127,7 @@ class Result:
         path = self.folder / name
         whole = json.loads((self.folder / "experiment.json").read_text())
         if whole["sha256"].get(name) != file_digest(path):
-            raise ValueError(f"{name} of run {self.id} is not as it was written")
+            raise ValueError(f"{name} is damaged: it is not what run {self.id} wrote")
         return load_whole(path, device)
 
     def personal(self, client: int) -> Personal:

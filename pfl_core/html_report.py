@@ -105,6 +105,11 @@ def _comparison(at: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _speed(readme: Path) -> str:
     from markupsafe import Markup
-    from nbconvert.filters import markdown2html
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-    return Markup(markdown2html(readme.read_text(encoding="utf-8"))) if readme.exists() else ""
+    if not readme.exists():
+        return ""
+    text = re.sub("<!--.*?-->", "", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
+    # Other HTML that stands in the file is shown as text, and no link runs anything.
+    page = MarkdownWithMath(renderer=IPythonRenderer(escape=True, allow_harmful_protocols=False))
+    return Markup(page.render(text))

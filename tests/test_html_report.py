@@ -110,6 +110,23 @@ def test_the_committed_results_make_one_page_that_needs_nothing_else(tmp_path):
     assert "None" not in page.text and "nan" not in page.text and not any("{{" in t for t in page.text)
 
 
+def test_html_in_what_is_shown_stays_text(root):
+    readme = root / "benchmarks" / "README.md"
+    readme.write_text(
+        "| case | ours |\n| --- | --- |\n| <script>alert(1)</script> | 1.5 s |\n\n<img src=x onerror=alert(2)>\n\n"
+        "<!-- a note -->\n<iframe src='https://example.org'></iframe>\n\n[here](javascript:alert(3)) $a<b$\n"
+    )
+    (csv,) = (root / "results").glob("fedaghn.quick-*.csv")
+    csv.write_text(csv.read_text().replace(",cpu,", ",<script>alert(4)</script>,"))
+    page = Page(html_report.build(root).read_text())
+    assert not {"script", "iframe"} & {tag for tag, _ in page.tags}
+    assert not [
+        a for _, attrs in page.tags for a in attrs.items() if a[0].startswith("on") or "javascript" in (a[1] or "")
+    ]
+    shown = "".join(page.text)
+    assert all(f"alert({i})" in shown for i in (1, 2, 4)) and "1.5 s" in shown and "a note" not in shown
+
+
 def test_figures_stand_in_their_order():
     names = ["fig10.png", "fig2.png", "fig6b.png", "fig6a.png", "partition.png", "appfig1.png"]
     ordered = sorted(map(Path, names), key=html_report._order)

@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_at_profile_paper_everything_is_as_printed(swept):
-    planned = swept("pfedla", "paper")
+    planned = [c for c in swept("pfedla", "paper") if c.tags["artefact"] != "tuning"]
     assert {c.seed for c in planned} == {0, 1, 2}
     assert set(pfedla.ARTEFACTS) == {c.tags["artefact"] for c in planned}
     for c in planned:
@@ -42,11 +42,11 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     assert {c.tags["column"] for c in main} == set(SAID[SAID.table == "table1"].column)
     assert {c.method_args.get("retain_k", 1) for c in main if c.method == "heurpfedla"} == {1}
     once = {repr(replace(c, tags={})) for c in planned}
-    assert (len(planned), len(once)) == (600, 582), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
+    assert (len(planned), len(once)) == (624, 606), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
 
 
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
-    cells, n = swept("pfedla", "medium"), {"fig5": 8, "fig6": 8}
+    cells, n = [c for c in swept("pfedla", "medium") if c.tags["artefact"] != "tuning"], {"fig5": 8, "fig6": 8}
     assert {c.tags["artefact"] for c in cells} == set(pfedla.MEDIUM) and {c.seed for c in cells} == {0, 1}
     columns = {
         a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a)) for a in pfedla.MEDIUM
@@ -92,9 +92,9 @@ def test_published_labels_are_those_of_the_notebook(table):
 
 def test_extra_rows_are_named_apart_from_published_ones():
     more = pfedla.extras("paper", "cifar10")
-    assert len(more) == 4 and not set(more) & set(SAID.row)
+    assert len(more) == 5 and not set(more) & set(SAID.row)
     assert more["pfedla (literal sign)"]["method_args"]["hn_sign"] == "literal"
-    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:2])
+    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:3])
 
 
 # ---------------------------------------------------------------- numbers
@@ -194,6 +194,82 @@ def test_accuracy_of_one_client(monkeypatch):
     frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
     assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
     assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {"client 1": 75, "mean of all clients": 75}
+
+
+# ---------------------------------------------------------------- the rate of the hypernetworks
+
+
+@pytest.mark.parametrize("profile", ["quick", "medium", "paper"])
+def test_the_third_party_rate_stands_with_the_outputs_that_it_belongs_to(profile):
+    extra = pfedla.extras(profile, "cifar10")
+    assert extra["pfedla (relu_norm, rate 0.005)"]["method_args"] == {"lr": 0.005, "hn_out": "relu_norm"}
+    assert pfedla.own(profile)["method_args"]["lr"] > 0.1, "with softmax and zero heads 0.005 is FedAvg"
+    assert pfedla.own("paper") == pfedla.own("medium")
+
+
+def test_rates_are_tried_on_the_papers_network_and_another_seed(swept):
+    assert not [c for c in swept("pfedla", "quick") if c.tags["artefact"] == "tuning"]
+    for profile, rounds in (("medium", 60), ("paper", 600)):
+        tried = {repr(c): c for c in swept("pfedla", profile) if c.tags["artefact"] == "tuning"}.values()
+        args = [c.method_args for c in tried]
+        assert args[:-1] == [{"lr": r} for r in pfedla.RATES] and args[-1] == {"lr": 0.005, "hn_out": "relu_norm"}
+        assert max(pfedla.RATES) / min(pfedla.RATES) >= 1000 and pfedla.RATE in pfedla.RATES
+        where = {(c.dataset, c.model, c.model_args["bn"], c.clients, c.rounds, c.seed, c.max_samples) for c in tried}
+        assert where == {("cifar10", "lenet", True, 10, rounds, pfedla.TUNING_SEED, 0)}
+        assert all(c.partition_args["split"] == "63/7/30" and c.record == ("weights",) for c in tried)
+
+
+def tried(best):
+    made = []
+    for row, v in best.items():
+        for split, score in (("val", v), ("test", 100 - v)):
+            line = dict.fromkeys(ROW_COLUMNS, "") | dict(run=row, artefact="tuning", row=row, column="CIFAR-10, N=10")
+            line |= dict(when="before", mean="client", metric="acc_pct", seed=7, split=split)
+            made += [line | dict(round=n, value=score + (n - 4) ** 2) for n in (0, 2, 4)]
+    return pd.DataFrame(made, columns=ROW_COLUMNS)
+
+
+def test_the_rate_is_chosen_by_validation_accuracy_alone():
+    rows = tried({"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0})
+    w = np.stack([np.full((2, 2), 0.5), np.array([[0.6, 0.4], [0.2, 0.8]]), np.array([[0.9, 0.1], [0.3, 0.7]])])
+    study = SimpleNamespace(probed=lambda rows, probe: [
+        Probed(r, r, "CIFAR-10, N=10", 7, np.array([0, 2, 4]), {"conv1": w, "fc": np.full_like(w, 0.5)})
+        for r in dict.fromkeys(rows.run)
+    ])  # fmt: skip
+    course = pfedla.rate_course(study, rows)
+    assert list(dict.fromkeys(course.panel)) == [pfedla.ALL_LAYERS, "conv1", "fc"]
+    assert course[(course.panel == "conv1") & (course.row == "rate 5")].value.tolist() == pytest.approx([0.5, 0.7, 0.8])
+    table = pfedla.rate_table(rows, course)
+    assert table["validation accuracy"].tolist() == [60, 50, 70], "of the last round"
+    assert table.chosen.tolist() == ["best", "", ""], "among the rates of our own outputs"
+    assert table["weight on itself, middle"].tolist() == pytest.approx([0.6] * 3)
+    assert table["at the end"].tolist() == pytest.approx([0.65] * 3)
+
+
+def test_the_chosen_rate_is_that_of_all_rows_but_those_that_name_theirs(monkeypatch):
+    grid = []
+    best = {"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0}
+    base = SimpleNamespace(dataset="cifar10")
+
+    def sweep(base, rows, columns=None, seeds=None):
+        grid.append(rows)
+        return tried(best) if isinstance(seeds, list) else tried({})
+
+    study = SimpleNamespace(profile="medium", datasets=[], label="paper", data=lambda name: name, sweep=sweep)
+    study.base, study.rows_for = lambda *a, **k: base, lambda a, d, n: pfedla.rows(a, "medium", d, n)
+    assert pfedla.chosen_rate(study) == 0.5, "test accuracy and other outputs have no part in it"
+    pfedla.sweep(study, "table1"), pfedla.sweep(study, "table1", ours=True)
+    got = {r: v["method_args"]["lr"] for some in grid for r, v in some.items() if "pfedla" in v["method"]}
+    named = {r: v for r, v in got.items() if "rate" in r}
+    assert {v for r, v in got.items() if r not in named} == {0.5} and len(got) > len(named) + 3
+    assert named["pfedla (rate 0.005)"] == 0.005 == named["pfedla (relu_norm, rate 0.005)"]
+    study.profile = "quick"
+    assert pfedla.chosen_rate(study) == pfedla.RATE != pfedla._RATE["quick"]
+
+
+def test_no_rates_where_none_were_tried():
+    study = SimpleNamespace(probed=lambda rows, probe: [])
+    assert pfedla.rate_table(tried({}), pfedla.rate_course(study, tried({}))).empty
 
 
 # ---------------------------------------------------------------- claims

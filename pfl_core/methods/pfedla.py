@@ -3,6 +3,7 @@
 Ma, Zhang, Guo and Xu, "Layer-wised Model Aggregation for Personalized Federated Learning", CVPR 2022, arXiv:2205.03993, Algorithms 1 and 2.
 
     alpha_i = HN_i(v_i; psi_i)                             `alpha`: a row of weights over the K clients for each layer   (4)
+    alpha_i^l = softmax(z_i^l), or relu(z_i^l) / sum_j relu(z_i^{l,j}), of the head's outputs z_i^l                `hn_out`
     thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l           `download`                                                    (5), (6)
     theta_i <- local SGD from thetabar_i                   `local` (the default); Delta_i = theta_i - thetabar_i
     Delta v_i, Delta psi_i = (d thetabar_i)^T Delta_i      `upload`; with d/d alpha^{l,j} = <theta_j^l, Delta_i^l>       (10), (11)
@@ -15,7 +16,8 @@ Differs from the paper
 1. Eq. 10-11 give no sign. v, psi + lr J^T Delta lowers the loss and is the default (Fig. 5 and 6 show self weights that grow);
    hn_sign="literal" subtracts, as the papers of this family print it.
 2. Not in the text, from third-party code: d_e = hidden = 100, three hidden layers, lr 5e-3 by plain SGD, one step a visit.
-3. Weights of a layer sum to 1: by softmax. hn_out="relu_norm" is third-party code: ReLU over its sum, heads drawn from U(0, 1).
+3. Weights of a layer sum to 1: by softmax. hn_out="relu_norm" is third-party code: ReLU over its sum, heads drawn from U(0, 1). Its
+   rate of 5e-3 belongs to those outputs; with softmax and heads of zero it leaves all weights at 1/K: set `lr` by validation data.
 4. Heads begin at zero, so that the first aggregation is the plain mean; all clients begin with one model.
 5. A layer is a convolution, BatchNorm or linear module (by="module"); Table 3's megabytes fit that count. BatchNorm statistics are
    never mixed: they follow the experiment's buffer policy.

@@ -22,7 +22,7 @@ MEDIUM: dict[str, int] = {"fig2": 2, "fig3": 2}  # artefact: seeds; MobileNet, k
 # validation. quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a rate that suits them.
 _FEDPER: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
-    "medium": dict(rounds=40, epochs=4, batch=128, lr=0.01, clients=10, eval_every=2, max_samples=1000),
+    "medium": dict(rounds=40, epochs=4, batch=128, lr=0.01, clients=10, eval_every=3, max_samples=1000),
     "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=160),
     "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, clients=10, eval_every=2, max_samples=8),
 }

@@ -209,5 +209,5 @@ AFTER = ("fedavg_ft", "fedprox_ft", "fedaghn")  # rows read after local training
 # Rows whose models after local training are not meant to be served: Per-FedAvg's meta-model there has not been adapted.
 UNSERVED_AFTER = ("perfedavg",)
 TUNING: dict[str, float] = dict(
-    rounds=1 / 4, max_samples=600
+    rounds=1 / 4, max_samples=400
 )  # share of the rounds, and images a client at most, on one seed

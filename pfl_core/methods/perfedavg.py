@@ -22,7 +22,8 @@ Differs from others' code (of the authors' own we know none)
 1. PFLlib ties beta to alpha and passes twice over batches cut in halves; `passes` gives as many updates as FedAvg makes.
 2. The pFedMe authors' Per-FedAvg adapts on test batches before scoring; here on the training data only.
 
-At when="after" the meta-trained w_i are read as they are (pFedGraph's choice); "before" is the method's own number.
+At when="after" the meta-trained w_i are read as they are (pFedGraph's choice): models made to be adapted, which nobody has adapted, and
+near chance once training is under way. "before" is the method's own number; the comparison of all methods leaves the other blank.
 """
 
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -82,8 +83,7 @@ def do_run(args: Namespace) -> int:
         from pfl_core.extras import logging
 
         log = logging.tensorboard(e, args.tensorboard)
-    anew = {"recompute": True} if args.recompute else {}
-    r = runs.run(e, device=args.device, executor=args.executor, on_round=log, **anew)
+    r = runs.run(e, device=args.device, executor=args.executor, on_round=log, recompute=args.recompute)
     show(r)
     if not r.ok:
         print(f"pfl_core run: run {r.id} {r.meta['status']}", file=sys.stderr)
@@ -98,8 +98,15 @@ def do_show(args: Namespace) -> None:
 def show(r: store.Result) -> None:
     """Print a run."""
     accuracies = r.summary()
-    print(r, repr(r.experiment), "", accuracies.to_string() if len(accuracies) else "no test accuracy", "", sep="\n")
-    print("\n".join(f"{k:14} {v}" for k, v in r.meta.items() if k != "id"))
+    print(
+        clean(r),
+        repr(r.experiment),
+        "",
+        accuracies.to_string() if len(accuracies) else "no test accuracy",
+        "",
+        sep="\n",
+    )
+    print("\n".join(f"{k:14} {clean(v)}" for k, v in r.meta.items() if k != "id"))
     print(f"{'folder':14} {r.folder}")
 
 
@@ -109,7 +116,12 @@ def do_list(args: Namespace) -> None:
         if len(args.kind) != 1:
             print(f"\n{kind}:")
         for name, line in LISTS[kind]().items():
-            print(f"{name:20} {line}")
+            print(f"{name:20} {clean(line)}")
+
+
+def clean(what: Any) -> str:
+    """A text of a run's files for a terminal: what would steer it is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(what))
 
 
 HEAD = ("method", "dataset", "seed", "lr")  # said of every run, whether they differ or not
@@ -227,15 +239,24 @@ def do_compute(args: Namespace) -> int:
     how = {n: getattr(args, n) for n in ("profile", "device", "jobs", "datasets", "artefacts", "methods", "seeds")}
     table = late("plan").compute(args.paper, **how)
     failed = table[table.status != "done"]
-    print(f"{args.paper}, profile {args.profile}: {table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged")
+    print(
+        f"{args.paper}, profile {args.profile}: {table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
+    )
     print(failed.to_string(index=False) if len(failed) else "", end="\n" * bool(len(failed)))
     return int(len(failed) > 0)
 
 
 def do_methods_table(args: Namespace) -> None:
     """Tune and run every method of the five papers on one data set, side by side; --plan says the hours, and starts nothing"""
-    how, compare = dict(methods=args.methods, seeds=args.seeds, profile=args.profile, device=args.device), late("compare")
-    print((compare.hours(args.dataset, **how) if args.plan else compare.run(args.dataset, jobs=args.jobs, **how)).to_string())
+    how, compare = (
+        dict(methods=args.methods, seeds=args.seeds, profile=args.profile, device=args.device),
+        late("compare"),
+    )
+    print(
+        (
+            compare.hours(args.dataset, **how) if args.plan else compare.run(args.dataset, jobs=args.jobs, **how)
+        ).to_string()
+    )
 
 
 def do_publish(args: Namespace) -> None:
@@ -373,18 +394,12 @@ def _options_of_run(add: Callable) -> None:
 
 def described(f: dataclasses.Field) -> str:
     """What a field of Experiment is, what is allowed, and its default."""
-    doc, allowed = f.metadata.get("doc", ""), experiments.RANGES.get(f.name, ("", ""))[1]
+    allowed = experiments.RANGES.get(f.name, ("", ""))[1]
+    allowed = re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", allowed)  # the doc says that
     default = experiments._default(f)
     shown = "none" if default in (None, {}, (), "") else str(default).lower() if isinstance(default, bool) else default
-    parts = [doc.rstrip("."), "" if allowed and allowed in doc else allowed, _where(f.name)]
-    return "; ".join(p for p in parts if p) + f" (default: {shown})"
-
-
-def _where(name: str) -> str:
-    lists = {"method": "methods", "dataset": "datasets", "model": "models", "partition": "partitions"}
-    if name in lists:
-        return f"of `list {lists[name]}`"
-    return "the id of a finished run, or its first digits" if name == "init_from" else ""
+    source = "the id of a finished run, or its first digits" if f.name == "init_from" else ""
+    return "; ".join(p for p in (f.metadata["doc"], allowed, source) if p) + f" (default: {shown})"
 
 
 def _options_of_paper(add: Callable) -> None:

@@ -1,8 +1,8 @@
 """What a store may be cleared of: runs are listed, then moved to a trash folder; only `empty` deletes, and only what lies in the trash.
 
 A run is a folder named by 16 hex digits whose experiment.json names the same id. Of anything else in the store nothing is touched, but
-for what runs leave beside themselves (ID.part, ID.damaged..., ID.old..., an empty ID.lock), as long as no process holds the run. Links are
-never followed.
+for what runs leave beside themselves (ID.part, ID.damaged..., ID.before-..., an empty ID.lock), as long as no process holds the run.
+Links are never followed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pfl_core import checks, report
 from pfl_core.store import runs_root
 
 STATUS = ("done", "failed", "unfinished", "aside")  # aside: damaged, or replaced by a run that was computed anew
-_NAME = re.compile(r"([0-9a-f]{16})(\.part|\.damaged\d*|\.old\d*)?")
+_NAME = re.compile(r"([0-9a-f]{16})(\.part|(?:\.part)?\.(?:damaged\d*|before-\d{8}-\d{6,}))?")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d(\.\d+)?")
 
 

@@ -20,13 +20,14 @@ from pfl_core import (
     list_models,
     list_partitions,
     plan,
+    prune,
     report,
     run,
     runner,
     runs,
     store,
 )
-from pfl_core.__main__ import FIELDS, described, listed, main, side_by_side, value
+from pfl_core.__main__ import FIELDS, described, listed, main, show, side_by_side, value
 from pfl_core.methods.base import make_method
 
 TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
@@ -104,11 +105,9 @@ def test_every_field_is_an_option(capsys):
         assert out.count(f"--{name} ") in (1, 2) and (
             "_" not in name or f"--{name.replace('_', '-')}" not in out
         )  # usage
-        assert "(default: " in described(f)
-    assert "one of wrap, drop, fresh" in described(FIELDS["plan"]) and described(FIELDS["plan"]).endswith(
-        "(default: wrap)"
-    )
-    assert "of `list methods`" in described(FIELDS["method"]) and "--recompute" in out and "revision" in out
+        assert f.metadata["doc"] and described(f).startswith(f.metadata["doc"]) and "(default: " in described(f)
+    assert described(FIELDS["buffers"]).endswith("; one of local, average, reset (default: local)")
+    assert described(FIELDS["steps"]).count("count in epochs") == 1 and "--recompute" in out and "revision" in out
     assert described(FIELDS["shuffle"]).endswith("(default: true)")
 
 
@@ -324,6 +323,9 @@ def test_a_run_that_diverged_ends_with_its_message_and_another_status(home, caps
     assert got.err.endswith(f"pfl_core run: run {failed.id} {failed.meta['status']}\n") and "failed: " in got.err
     assert "Empty DataFrame" not in got.out
     assert failed.meta["status"] in said(capsys, "list runs")
+    steering = dataclasses.replace(failed, meta=failed.meta | {"status": "failed: \x1b[2Jgone\r"})
+    show(steering)
+    assert "\x1b" not in (out := capsys.readouterr().out) and "\\x1b[2Jgone" in out
 
 
 def test_runs_of_plugins_can_be_shown(home, tmp_path, monkeypatch, capsys):
@@ -364,7 +366,10 @@ def test_ctrl_c_is_a_line(monkeypatch, capsys, home):
 
 def test_recompute_is_passed_on(monkeypatch, home, capsys):
     asked = []
-    monkeypatch.setattr(runs, "run", lambda e, **how: asked.append(how.get("recompute", False)) or original(e))
-    original = run
+    monkeypatch.setattr(
+        runs, "run", lambda e, **how: asked.append(how["recompute"]) or run(e, recompute=how["recompute"])
+    )
     said(capsys, f"run {WORDS}"), said(capsys, f"run {WORDS} --recompute")
     assert asked == [False, True]
+    aside = [f for f in prune.find() if f.status == "aside"]
+    assert len(aside) == 1 and ".before-" in aside[0].path.name  # what prune lists of it

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from pfl_core import (
     Experiment,
@@ -34,6 +35,7 @@ from pfl_core import (
     runs,
     store,
     sweep,
+    tune,
 )
 from pfl_core.__main__ import main
 from pfl_core.analysis import pick
@@ -120,6 +122,60 @@ def fetch_into_a_file() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFL_OFFLINE", "0")  # the folder is made before the network is touched
         load("mnist", root="data", download=True)
+
+
+def float_images() -> None:
+    run(Experiment(dataset="own", model="cnn"), fed=Federation(np.zeros((8, 8, 8), np.float32), Y, [[0, 1], [2, 3]]))
+
+
+def too_few_outputs() -> None:
+    register_model("few", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(784, 2)))
+    run(tiny(model="few"))
+
+
+def no_last_layer(end: nn.Module) -> None:
+    def net(shape: tuple, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, classes), end)
+
+    register_model("no_last_layer", net)
+    run(tiny(model="no_last_layer", method="fedcp"))
+
+
+def tokens_beyond() -> None:
+    fed = Federation(np.arange(32).reshape(8, 4) * 7, Y, [[0, 1], [2, 3]])
+    run(Experiment(dataset="own", model="fasttext", model_args={"vocab": 100}), fed=fed)
+
+
+def other_models(client: int = 0) -> None:
+    a, b = (run(tiny(keep_models=True, seed=s)) for s in (0, 1))
+    (a.folder / "models.pt").write_bytes((b.folder / "models.pt").read_bytes())
+    a.model(client)
+
+
+def other_run() -> None:
+    a, b = run(tiny()), tiny(seed=1)
+    a.folder.rename(a.folder.with_name(b.id))
+    run(b)
+
+
+def with_dropout() -> None:
+    def net(shape: tuple, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, classes))
+
+    register_model("dropout", net)
+    run(tiny(model="dropout"), executor="batched")
+
+
+def changed_value() -> None:
+    tiny(partition_args={"split": "70/10/20"}).partition_args["split"] = "60/20/20"
+
+
+def models_of_fedcp() -> None:
+    run(tiny(method="fedcp", keep_models=True)).model(0)
+
+
+def another_network_to_start_from() -> None:
+    run(tiny(init_from=tiny(model_args={"hidden": 9})))
 
 
 def without_gpu(use: Callable[[], object]) -> None:
@@ -284,7 +340,7 @@ CASES = [
     Case("Federation: test data that are trained on", lambda: own(test=[[0], [4]]), "must be disjoint from train"),
     Case("Federation: test lists for 3 of 2 clients", lambda: own(test=[[4]] * 3), "one list a client"),
     Case("Pool of float64", lambda: Pool("mine", X / 255, Y, Y > 0, 2), "allowed: uint8 or float32"),
-    Case("own data, no Federation", lambda: run(tiny(dataset="own")), r"fed=Federation\("),
+    Case("own data, no Federation", lambda: run(tiny(dataset="own", partition="own")), r"fed=Federation\("),
     Case("a Federation, but dataset is digits", lambda: run(tiny(), fed=own()), "go together"),
     Case("lenet4 with kernel 5 on 28x28", lambda: run(tiny(model="lenet4", model_args={"kernel": 5})), "76x76"),
     Case("fasttext on images", lambda: run(tiny(model="fasttext")), "fasttext takes texts.*use an image model"),
@@ -311,6 +367,15 @@ CASES = [
     Case("result.model(0) without keep_models", lambda: run(tiny()).model(0), "keep_models=True"),
     Case("result.model(7) of 2 clients", lambda: run(tiny(keep_models=True)).model(7), r"clients 0\.\.1"),
     Case('result.probe("weights"), not recorded', lambda: run(tiny()).probe("weights"), r"record=\('weights',\)"),
+    Case('tune(e, {"lr": 0.1})', lambda: tune(tiny(), {"lr": 0.1}), "'lr' has 0.1, not a list of values"),
+    Case("tune(e, [0.1, 0.2])", lambda: tune(tiny(), [0.1, 0.2]), "whose combinations are tried, or a list of changes"),
+    Case("tune(e, {})", lambda: tune(tiny(), {}), "an empty dict; allowed is"),
+    Case('tune(..., when="befor")', lambda: tune(tiny(), {"lr": [0.1]}, when="befor"), "did you mean 'before'"),
+    Case(
+        'tune(e.but(eval_after=False), ..., when="after")',
+        lambda: tune(tiny(eval_after=False), {"lr": [0.1]}, when="after"),
+        "set eval_after=True",
+    ),
     Case('tune(e, ..., split="test")', lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"), "only 'val'"),
     Case("tune(...) without validation data", lambda: runs.tune(tiny(), [{"lr": 0.1}]), "leaves no validation data"),
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
@@ -333,6 +398,70 @@ CASES = [
     Case("a second method named fedper", taken_method_name, "is taken by pfl_core.methods.fedper.FedPer"),
     Case('register_model("cnn", ...)', lambda: taken(register_model, "cnn"), "another name"),
     Case('register_dataset("mnist", ...)', lambda: taken(register_dataset, "mnist"), "another name"),
+    Case(
+        "Federation: int16 images", lambda: Federation(X.astype(np.int16), Y, [[0]]), "x is int16 .*; allowed are uint8"
+    ),
+    Case(
+        "Federation: RGBA images",
+        lambda: Federation(np.zeros((8, 5, 5, 4), np.uint8), Y, [[0]]),
+        "leave an alpha channel",
+    ),
+    Case(
+        "Federation: NaN in the samples",
+        lambda: Federation(np.full((8, 2), np.nan), Y, [[0]]),
+        "not finite .* in 8 of 8",
+    ),
+    Case("Federation: one-hot labels", lambda: Federation(X, np.eye(8), [[0]]), r"one-hot rows take y.argmax\(1\)"),
+    Case("Federation: a label of 10^9", lambda: Federation(X, np.where(Y, 10**9, 0), [[0]]), "with np.unique"),
+    Case("Federation: a dict of clients", lambda: own(train={0: [0], 1: [1]}), "train is a dict; give a list"),
+    Case("Federation: train=[0, 1]", lambda: own(train=[0, 1]), "give one index array a client"),
+    Case("Federation(holdout=-1)", lambda: own(holdout=-1), r"allowed is a share in \[0, 1\)"),
+    Case("Federation(std=0)", lambda: own(std=0), "allowed are finite numbers > 0"),
+    Case(
+        "Pool of RGBA images",
+        lambda: Pool("mine", np.zeros((8, 5, 5, 4), np.uint8), Y, Y > 0, 2),
+        "1 or 3 channels, last",
+    ),
+    Case("Pool with NaN", lambda: Pool("mine", np.full((8, 2, 2), np.nan, np.float32), Y, Y > 0, 2), "x is not finite"),
+    Case("Pool of 10^9 classes", lambda: Pool("mine", X, Y, Y > 0, 10**9), "1000000000 classes of 8 samples"),
+    Case('Experiment(model_args={"hidden": 0})', lambda: tiny(model_args={"hidden": 0}), "allowed is an integer >= 1"),
+    Case(
+        'Experiment(model="cnn", model_args={"width": -1})',
+        lambda: tiny(model="cnn", model_args={"width": -1}),
+        "number > 0",
+    ),
+    Case("float images (n, 8, 8)", float_images, r"give float images of one channel as x\[:, None\]"),
+    Case("a model with too few outputs", too_few_outputs, r"it must give scores \(2, 10\)"),
+    Case("tokens beyond the vocabulary", tokens_beyond, "take an embedding of 218 rows or more"),
+    Case(
+        "fedcp over a model that ends in no Linear layer",
+        lambda: no_last_layer(nn.LogSoftmax(1)),
+        "let its forward end in",
+    ),
+    Case(
+        "own data: clients=99 of 2",
+        lambda: run(tiny(dataset="own", partition="own", clients=99), fed=own()),
+        "give clients=2",
+    ),
+    Case(
+        "own data: two seeds",
+        lambda: run(tiny(dataset="own", partition="own"), fed=Federation(X, Y, [[0], [1]], seed=3)),
+        "give seed",
+    ),
+    Case("own data and a partition", lambda: tiny(dataset="own"), "a Federation says who holds what"),
+    Case("e.partition_args changed", changed_value, "make another one with e.but", TypeError),
+    Case("Experiment(eval_clients=3) of 2", lambda: tiny(eval_clients=3), "0 means all"),
+    Case(
+        'Experiment(eval_clients=1, record=("cka",))',
+        lambda: tiny(eval_clients=1, record=("cka",)),
+        "probes need all clients",
+    ),
+    Case("run(e, on_round=3)", lambda: run(tiny(), on_round=3), "allowed is a function", TypeError),
+    Case("dropout under executor='batched'", with_dropout, "use executor='auto' or 'threads'"),
+    Case("init_from of another network", another_network_to_start_from, "has fc1.weight of shape .*use the same model"),
+    Case("another run's folder in its place", other_run, "it is run .*set aside", None),
+    Case("another run's models", other_models, "models.pt is damaged: it is not what run"),
+    Case("a personal model of FedCP", models_of_fedcp, "need modules beside the network"),
     Case('register_partition("iid", ...)', lambda: taken(register_partition, "iid"), "another name"),
     # the command line
     Case(
@@ -344,7 +473,7 @@ CASES = [
     Case(
         "./run_all.sh --profil quick",
         lambda: run_all("--profil", "quick"),
-        "unknown option --profil; known:",
+        "unknown option --profil; did you mean --profile.; known:",
         SystemExit,
     ),
     Case(

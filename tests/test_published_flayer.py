@@ -38,7 +38,7 @@ TABLES = {  # rows, columns, metrics, whether accuracies come with a deviation; 
 def table(name, metric="acc_pct"):
     """One metric of a table: rows x columns; accuracies with those on training texts."""
     metrics = ["acc_pct", TRAINED] if metric == "acc_pct" else [metric]
-    part = PUBLISHED.query("table == @name and metric in @metrics")
+    part = PUBLISHED[(PUBLISHED["table"] == name) & PUBLISHED["metric"].isin(metrics)]
     return part.pivot(index="row", columns="column", values="number")
 
 

@@ -24,9 +24,8 @@ from pfl_core import checks, identity
 from pfl_core.cards import Listing
 
 Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
-TRIES = 1000
-# Draws, each of which leaves so many clients short: were they 30 on average, a share of about e^-30 of all draws would leave none.
-HOPELESS = (20, 30)
+# Hopeless: draws, each of which leaves so many clients short; were they 30 on average, about e^-30 of all draws would leave none.
+TRIES, HOPELESS = 1000, (20, 30)
 _EPS = 1e-9  # keeps 0.2 * 3000 and 600 * 0.53 / 6 on the intended side of an integer
 
 
@@ -460,21 +459,14 @@ def dirichlet(
     found, best, short, enough = None, 0, clients, min(wanted, spare)
     for draw in range(1, TRIES + 1):
         want = _dirichlet_table(sizes, clients, alpha, rng)
-        each = want.sum(1)
-        low = each.min()
-        if low >= wanted:
-            break
+        low, short = want.sum(1).min(), min(short, (want.sum(1) < enough).sum())
         found, best = want if found is None and low >= spare else found, max(best, low)
-        short = min(short, (each < enough).sum())
-        if draw == HOPELESS[0] and short >= HOPELESS[1]:
+        if low >= wanted or (draw == HOPELESS[0] and short >= HOPELESS[1]):
             break
-    if low < wanted:
-        why = f"none of {draw} draws gave all of them {enough:g} samples, the best left one with {best}"
-        why += f" and each left {short} of them or more with too few" if draw < TRIES else ""
-        cure = "raise alpha, lower clients, least or fallback_least"
-        _need(found is not None, f"alpha={alpha}, clients={clients}: {why}; {cure}")
-        want = found
-    return _split(_deal(members, want, rng), shares, rng)
+    why = f"none of {draw} draws gave all of them {enough:g} samples, the best left one with {best} and each {short} or more short"
+    cure = "raise alpha, lower clients, least or fallback_least"
+    _need(low >= wanted or found is not None, f"alpha={alpha}, clients={clients}: {why}; {cure}")
+    return _split(_deal(members, want if low >= wanted else found, rng), shares, rng)
 
 
 def groups(pool: Any, clients: int, rng: Rng, groups: int = 5, share: float = 0.8, split: str = "70/10/20") -> Split:

@@ -375,7 +375,7 @@ def test_a_hopeless_dirichlet_is_given_up_early(monkeypatch):
     scheme, drawn = import_module("pfl_core.partition"), []
     table = scheme._dirichlet_table
     monkeypatch.setattr(scheme, "_dirichlet_table", lambda *a: drawn.append(0) or table(*a))
-    said = "none of 20 draws gave all of them 10 samples, the best left one with 0 and each left .* of them or more with too"
+    said = "none of 20 draws gave all of them 10 samples, the best left one with 0 and each .* short"
     with pytest.raises(ValueError, match=said):
         partition("dirichlet", CIFAR10, 1000, 0, alpha=0.02)
     assert len(drawn) == 20

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import data, presets, report, runs, store
+from pfl_core import compute, data, presets, report, runs, store
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import FULL, fedper
 from pfl_core.report import VIEWS
@@ -32,13 +32,13 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch):
     """The list of (method, seed) that were trained, as it grows."""
-    seen, simulate = [], runs.simulate
+    seen, simulate = [], compute.simulate
 
     def counting(method, fed, cfg, **how):
         seen.append((method.name, cfg.seed))
         return simulate(method, fed, cfg, **how)
 
-    monkeypatch.setattr(runs, "simulate", counting)
+    monkeypatch.setattr(compute, "simulate", counting)
     return seen
 
 

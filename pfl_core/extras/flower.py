@@ -83,7 +83,10 @@ def serve(
     counts = torch.tensor([a["counts"] for a in about])
     n = torch.tensor([a["n"] for a in about])
     known = dict(K=len(about), n=n, label_counts=counts, classes=counts.shape[1], input_shape=tuple(about[0]["shape"]))
-    fed = SimpleNamespace(**known, device=torch.device("cpu"), dtype=getattr(torch, e.dtype))
+    dtype = getattr(torch, e.dtype)
+    fed = SimpleNamespace(**known, device=torch.device("cpu"), dtype=dtype)
+    # Two empty samples, to try the model on: token 0s of a text, black images; the server has no others.
+    fed.extremes = lambda: torch.zeros(2, *fed.input_shape, dtype=torch.int32 if len(fed.input_shape) == 1 else dtype)
     with torch.no_grad():
         method = build_method(e, fed)
         if type(method).personal is not Method.personal:

@@ -70,6 +70,8 @@ def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
     # One client a communication step [P]; as many client visits as the others have, so K times their rounds. Local SGD as in the
     # authors' code [O]: fresh batches, lr 5e-3, momentum .9, weight decay 5e-5, clip 50.
     local = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+    if method == "pfedhn_pc":  # each client draws its own classifier, as there
+        local["head_init"] = "own"
     return lambda e: dict(
         method=method,
         participation=1 / e.clients,

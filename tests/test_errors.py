@@ -26,6 +26,7 @@ from pfl_core import (
     engine,
     grid,
     load,
+    plan,
     register_dataset,
     register_model,
     register_partition,
@@ -34,6 +35,7 @@ from pfl_core import (
     runner,
     runs,
     store,
+    sums,
     sweep,
     tune,
 )
@@ -48,6 +50,7 @@ from pfl_core.study import Study
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 TINY = dict(dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8)
+DIVERGING = "--clients 2 --model mlp --rounds 3 --max_samples 8 --lr 1e30 --partition iid"
 X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
 
 
@@ -176,6 +179,12 @@ def models_of_fedcp() -> None:
 
 def another_network_to_start_from() -> None:
     run(tiny(init_from=tiny(model_args={"hidden": 9})))
+
+
+def changed_results() -> None:
+    Path("fedper.quick-digits.csv").write_text("run,value\n1,2\n")
+    sums.write(Path(), {"fedper.quick-digits.csv": b"as it was"})
+    report.read_rows(Path("fedper.quick-digits.csv"))
 
 
 def without_gpu(use: Callable[[], object]) -> None:
@@ -462,6 +471,18 @@ CASES = [
     Case("another run's folder in its place", other_run, "it is run .*set aside", None),
     Case("another run's models", other_models, "models.pt is damaged: it is not what run"),
     Case("a personal model of FedCP", models_of_fedcp, "need modules beside the network"),
+    Case(
+        "python -m pfl_core prune --status broken",
+        lambda: main(["prune", "--status", "broken"]),
+        "known are done, failed",
+        None,
+    ),
+    Case("python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "needs --plugins NAME", None),
+    Case("a committed file that was changed", changed_results, "is not as it was published .*restore it"),
+    Case("plan.compute(..., jobs=0)", lambda: plan.compute("pfedhn", jobs=0), "allowed is an integer >= 1"),
+    Case(
+        "run(e) that diverges, on the command line", lambda: main(["run", *DIVERGING.split()]), "run .* failed: ", None
+    ),
     Case('register_partition("iid", ...)', lambda: taken(register_partition, "iid"), "another name"),
     # the command line
     Case(

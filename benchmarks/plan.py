@@ -24,6 +24,7 @@ from pfl_core import partition as partitions
 from pfl_core.data import Pool
 from pfl_core.experiments import Experiment
 from pfl_core.plan import planned
+from pfl_core.simulate import evaluates_after
 
 # images or texts, classes, shape of one as a model sees it
 SIZES = {
@@ -97,9 +98,9 @@ def cost(e: Experiment) -> dict[str, Any]:
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
-    full = e.participation == 1
-    also = e.eval_after * (1 if full else evaluations) * batches.sum()  # training that is for "after" alone
-    forward = evaluations * (1 + e.eval_after) * rest.sum() / 3
+    full, after = e.participation == 1, evaluates_after(e, e.clients)
+    also = after * (1 if full else evaluations) * batches.sum()  # training that is for "after" alone
+    forward = evaluations * (1 + after) * rest.sum() / 3
     work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)
     return dict(client_steps=steps + also, bytes=visits * 2 * 4 * size, flop=work, model=e.model)
 

@@ -360,6 +360,11 @@ def own(e: Experiment, fed: Federation) -> Experiment:
             raise ValueError(
                 f"Federation({name}={mine!r}) in Experiment({name}={its!r}); give {name} to the Experiment alone, or the same to both"
             )
+    if e.normalize != "dataset" and fed.kind != "image":
+        raise ValueError(
+            f"Experiment(normalize={e.normalize!r}) over a Federation of {fed.kind}: only uint8 images are normalised, other samples are "
+            "taken as they are; leave normalize out"
+        )
     if e.normalize != "dataset" and fed.mean is not None:
         raise ValueError(f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); leave one of them out")
     return e.but(clients=fed.K)

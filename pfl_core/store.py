@@ -60,7 +60,7 @@ class Result:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The history in the one long form of the project, one number a row."""
+        """The history in the one long form of the project, one number a row. The column mean is rows["mean"]: rows.mean is pandas' own."""
         e, m = self.experiment, self.meta
         head = {"run": self.id} | {t: e.tags.get(t, "") for t in TAGS[:4]}
         head |= dict(

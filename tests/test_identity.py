@@ -196,6 +196,18 @@ def test_contradictions_name_both_values(store, fields, given, words):
     assert not list(store.glob("*.part"))
 
 
+def test_floats_are_not_normalised(store):
+    fed = Federation(np.zeros((8, 4), np.float32), np.arange(8) % 2, [[0, 1], [2, 3]])
+    with pytest.raises(ValueError, match="normalize='half'.* over a Federation of float"):
+        run(Experiment(**OWN, normalize="half"), fed=fed)
+
+
+def test_what_a_script_defines_is_computed_in_its_own_process(store, capsys, monkeypatch):
+    monkeypatch.setattr(Experiment, "in_main", True)
+    assert sweep([Experiment(**TINY), Experiment(**TINY, seed=1)], jobs=2).run.nunique() == 2
+    assert "worker processes do not find it: jobs=1" in capsys.readouterr().out
+
+
 def test_own_data_have_no_partition():
     with pytest.raises(ValueError, match="a Federation says who holds what"):
         Experiment(**OWN, partition="iid")

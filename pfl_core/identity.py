@@ -1,7 +1,8 @@
 """The code behind a run that is not pfl_core's: plugins, registered functions, methods of a notebook, as one digest.
 
 Of a module it is the syntax tree, without comments and docstrings, of its file as it was loaded and of every module below the
-file's folder that it imports. Of what a notebook or a script defines it is the definition, and what that refers to.
+file's folder that it imports; of an installed package its version. Of what a notebook or a script defines it is the definition, and what
+that refers to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
+INSTALLED = {"site-packages", "dist-packages"}
 MAIN = ("__main__", "__mp_main__")  # a notebook's or script's own namespace, and its name in a worker process
 _loaded: dict[str, tuple[Any, str]] = {}  # module: (its spec, which a reload makes anew; its source when it was loaded)
 
@@ -66,7 +68,13 @@ def _add(thing: Any, seen: dict[str, str]) -> None:
     home = _home(thing)
     if home.partition(".")[0] == "pfl_core":
         return
+    if _standard(home):
+        return
     if home not in MAIN and (path := _file(home)):
+        if INSTALLED & set(path.parts):  # a package from an index is what its version says
+            top = home.partition(".")[0]
+            seen[top] = str(getattr(sys.modules.get(top), "__version__", "")) or _tree(_source(home, path))
+            return
         return _add_module(home, _root(home, path), seen)
     for part in [c for c in thing.__mro__ if c.__module__ == home] if inspect.isclass(thing) else [thing]:
         _add_definition(part, seen)
@@ -92,10 +100,7 @@ def _root(name: str, path: Path) -> Path:
 
 
 def _below(file: Path, root: Path) -> bool:
-    installed = {"site-packages", "dist-packages"}
-    if not file.is_relative_to(root) or file.is_relative_to(PACKAGE) or root.name in installed:
-        return False
-    return not installed & set(file.relative_to(root).parts)
+    return file.is_relative_to(root) and not file.is_relative_to(PACKAGE) and not INSTALLED & set(file.parts)
 
 
 def _file(name: str) -> Path | None:

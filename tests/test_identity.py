@@ -131,7 +131,7 @@ def test_what_a_script_defines_is_hashed_by_definition_and_what_it_refers_to():
         "RATE = 1\ndef helper(x): return x * RATE\ndef chosen(x): return helper(x)\nchosen.__module__ = '__main__'\n"
     )
     assert one and one != of("def chosen(x): return x + 1\nchosen.__module__ = '__main__'\n")
-    assert identity.digest(Experiment, federation, nn.Linear) == identity.digest(nn.Linear)
+    assert identity.digest(Experiment, federation, nn.Linear) == identity.digest(nn.Conv2d) != ""
 
 
 def test_ours_is_not_hashed():

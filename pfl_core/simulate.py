@@ -38,8 +38,12 @@ class Interrupted(Exception):
 
 def sample(cfg: Any, k: int, round: int) -> Tensor:
     """Participants of a round, sorted ids (S,): the same for every method of one seed."""
-    s = max(1, int(cfg.participation * k + 0.5))
-    return torch.as_tensor(np.sort(rng(cfg.seed, "participants", round).permutation(k)[:s]))
+    return torch.as_tensor(np.sort(rng(cfg.seed, "participants", round).permutation(k)[: participants(cfg, k)]))
+
+
+def participants(cfg: Any, k: int) -> int:
+    """How many of k clients take part in a round."""
+    return max(1, int(cfg.participation * k + 0.5))
 
 
 def evaluated(cfg: Any, k: int) -> Tensor:
@@ -55,7 +59,7 @@ def evaluate_at(cfg: Any, round: int) -> bool:
 
 def evaluates_after(cfg: Any, k: int) -> bool:
     """Whether models are evaluated after local training, too: as cfg.eval_after says, by default where all k clients take part."""
-    return len(sample(cfg, k, 0)) == k if cfg.eval_after is None else cfg.eval_after
+    return participants(cfg, k) == k if cfg.eval_after is None else cfg.eval_after
 
 
 def simulate(

@@ -337,7 +337,7 @@ def test_a_worker_that_is_killed(store, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     cells = [Experiment(**TINY, seed=s, plugins=("dies_in_workers",)) for s in range(2)]
-    with pytest.raises(RuntimeError, match="one of 2 worker processes was ended.*run the sweep again"):
+    with pytest.raises(RuntimeError, match="one of 2 worker processes ended.*run it again"):
         sweep(cells, jobs=2)
     assert sweep(cells).run.nunique() == 2  # the next sweep finds no lock and no half run
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pfl_core import Experiment, Federation, identity, load_model, register_model, simulate, sweep
+from pfl_core import Experiment, Federation, identity, load_model, models, register_model, simulate, sweep
 from pfl_core.data import load
 from pfl_core.draws import Draws, seeded
 from pfl_core.experiments import federation, split
@@ -423,8 +423,13 @@ def dropout(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes))
 
 
-register_model("with_dropout", dropout)
 DROPS = TINY | dict(model="with_dropout", model_args={})
+
+
+@pytest.fixture(autouse=True)
+def _with_dropout(monkeypatch):
+    monkeypatch.setattr("pfl_core.models._MODELS", dict(models._MODELS))  # other tests take every model
+    register_model("with_dropout", dropout)
 
 
 def test_dropout_has_a_seed_a_client(store, tmp_path):

@@ -291,10 +291,10 @@ def test_own_federation(store):
     g = np.random.default_rng(0)
     x, y = g.standard_normal((60, 1, 8, 8)).astype(np.float32), g.integers(0, 3, 60)
     fed = Federation(x, y, [np.arange(20), np.arange(20, 40)], test=[np.arange(40, 50), np.arange(50, 60)])
-    r = run(Experiment(**TINY | {"dataset": "own", "clients": 2}), fed=fed)
+    r = run(Experiment(**TINY | {"dataset": "own", "clients": 2, "partition_args": {}}), fed=fed)
     assert r.ok and r.arrays["n/test"].tolist() == [10, 10]
     with pytest.raises(ValueError, match="go together"):
-        run(Experiment(**TINY | {"dataset": "own"}))
+        run(Experiment(**TINY | {"dataset": "own", "partition_args": {}}))
 
 
 def test_own_method_by_name_from_a_file_outside(store, tmp_path, monkeypatch):

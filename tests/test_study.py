@@ -250,7 +250,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     written = home / "runs" / "results" / "fedper.smoke-digits.csv"
     written.rename(written.with_name("fedper.quick-digits.csv"))
     (home / "home").mkdir()
-    assert [p.name for p in report.publish("fedper")] == ["fedper.quick-digits.csv"]
+    assert [p.name for p in report.publish("fedper")] == ["fedper.quick-digits.csv", "SHA256SUMS"]
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
     served = sweep(study(seeds=[0, 1]))
     assert len(trained) == 4 and not list((home / "elsewhere").glob("store/*/"))

@@ -132,7 +132,7 @@ def test_clients_view(results):
 
 
 def test_a_client_is_compared_with_another_method_only(results):
-    c = views.clients_choices({"first": "fedper", "second": "fedper"})
+    c = views.clients_choices({"column": COLUMN, "first": "fedper", "second": "fedper"})
     assert c["first"].value == "fedper" and c["second"].value != "fedper"
 
 

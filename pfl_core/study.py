@@ -164,7 +164,8 @@ class Study:
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
         jobs = 1 if self.profile == "smoke" else many
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs)
+        keep = self.profile in papers.FULL  # so that a column whose contrasts still move can go on
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs, keep_state=keep)
         self.collected.append(frame)
         return frame
 

@@ -46,6 +46,7 @@ class Job:
     fed: Federation | None  # the user's own
     on_round: Callable[[int, History], bool | str | None] | None
     keep_state: bool
+    anew: bool  # not from the end of a shorter run either
 
     @property
     def folder(self) -> Path:
@@ -89,8 +90,9 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         ) from error
     if ended < e.rounds:  # ended early: the result of an Experiment of so many rounds
         short = e.but(rounds=ended)
-        early, job = job, replace(job, e=short, id=short.id_for(job.checksum))
-        stamp |= {"id": job.id, "ended_early": early.id}
+        stamp |= {"ended_early": job.id}
+        job = replace(job, e=short, id=short.id_for(job.checksum))
+        stamp |= {"id": job.id}
     wall = history.wall[-1] if history.wall else time.monotonic() - began
     meta = _meta(job, fed, method, history, stamp, status, wall)
     return _finish(job, work, meta, method, fed, history, final, before)
@@ -134,7 +136,8 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
     checkpoint, e = work / "checkpoint.pt", job.e
     stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__)
     stamp |= {"device": job.device, "executor": AUTO[job.device] if job.executor == "auto" else job.executor}
-    if not checkpoint.exists() and not method.scheduled and (shorter := _beginning(job)):
+    may = not (checkpoint.exists() or method.scheduled or job.anew)
+    if may and (shorter := _beginning(job)):
         with writing(checkpoint):
             shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))
             os.replace(part, checkpoint)
@@ -143,12 +146,7 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
             ran = load_whole(checkpoint)["stamp"]["executor"]
             check(checkpoint, stamp | {"executor": ran}, method, e.rounds)
             stamp["executor"] = ran  # a resumed run's numbers are of one kind
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # damaged, another run's, or of another version's form
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, another run's, or of another form
             set_aside(checkpoint, error)
     return stamp
 
@@ -163,30 +161,14 @@ def _beginning(job: Job) -> Path | None:
 
 
 def _meta(job, fed, method, history, stamp, status, wall) -> dict[str, Any]:
-    e = job.e
-    own_data = dict(
-        mean=fed.mean, std=fed.std, classes=fed.classes, input_shape=list(fed.input_shape), input_kind=fed.kind
-    )
-    return (
-        stamp
-        | own_data
-        | dict(
-            status=status,
-            rounds=e.rounds,
-            clients=fed.K,
-            parameters=sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters),
-            device=_device_name(job.device),
-            executor=history.executor or stamp["executor"],
-            torch=torch.__version__,
-            python=platform.python_version(),
-            processor=processor(),
-            commit=commit(),
-            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            partition_hash=fed.hash,
-            leaks_test=method.leaks_test,
-            wall_s=wall,
-        )
-    )
+    of_data = dict(mean=fed.mean, std=fed.std, classes=fed.classes)
+    of_data |= dict(input_shape=list(fed.input_shape), input_kind=fed.kind, partition_hash=fed.hash)
+    parameters = sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters)
+    ran_on = dict(device=_device_name(job.device), executor=history.executor or stamp["executor"])
+    ran_on |= dict(torch=torch.__version__, python=platform.python_version(), processor=processor(), commit=commit())
+    ran_on |= dict(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), wall_s=wall)
+    about = dict(status=status, rounds=job.e.rounds, clients=fed.K, parameters=parameters, leaks_test=method.leaks_test)
+    return stamp | of_data | about | ran_on
 
 
 def _finish(job, work, meta, method, fed, history, final, before) -> Result:
@@ -197,6 +179,8 @@ def _finish(job, work, meta, method, fed, history, final, before) -> Result:
     arrays |= probes.stacked(history.probes)
     arrays |= {"n/train": np.array([len(i) for i in fed.index["train"]])}
     arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in fed.index[s]])) for s in ("val", "test")}
+    if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
+        (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
         if e.keep_models and final is not None:
             _save_models(work / "models.pt", final, before, method, meta)
@@ -206,8 +190,6 @@ def _finish(job, work, meta, method, fed, history, final, before) -> Result:
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     (work / "checkpoint.pt").unlink(missing_ok=True)
-    if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
-        (work / "state.pt").unlink(missing_ok=True)
     # A run that ended early is another one than that whose lock is held.
     with FileLock(job.store / f"{job.id}.lock") if "ended_early" in meta else nullcontext():
         if found := load_result(job.folder, e):

@@ -50,10 +50,11 @@ def run(
     """The stored result of an Experiment, or its computation, resumed from the last checkpoint if there is one.
 
     device "auto" | "cpu" | "cuda"; executor and workers as for Engine; `fed` brings data and clients (dataset="own"). recompute=True
-    computes anew, and keeps what the store had as <id>.before-<time>. keep_state keeps the end, from which a run of more rounds goes on;
-    every method does that but those that are `scheduled`. `on_round(round, history)` is told of each round: "finish" ends the run there,
-    with the result of an Experiment of so many rounds; True stops it with Interrupted, and the next call goes on. Raises DatasetMissing
-    or ValueError before training; Diverged runs are stored as failed and returned. Waits while another process computes the same run.
+    computes anew (but not what it starts from), and keeps what the store had as <id>.before-<time>. keep_state keeps the end, from which
+    a run of more rounds goes on; every method does that but those that are `scheduled`. `on_round(round, history)` is told of each
+    round: "finish" ends the run there, with the result of an Experiment of so many rounds; True stops it with Interrupted, and the next
+    call goes on. Raises DatasetMissing or ValueError before training; Diverged runs are stored as failed and returned. Waits while
+    another process computes the same run.
     """
     if not isinstance(e, Experiment):
         raise TypeError(f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))")
@@ -81,6 +82,7 @@ def run(
         fed,
         on_round,
         keep_state,
+        recompute,
     )
     found = None if recompute else load_result(job.folder, e, aside=False)
     if found:
@@ -255,7 +257,9 @@ def _choices(given: Any) -> list[dict[str, Any]]:
 def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:
     jobs = min(jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
-        print("a method, model or partition is defined in this notebook or script, where worker processes do not find it: jobs=1")
+        print(
+            "a method, model or partition is defined in this notebook or script, where worker processes do not find it: jobs=1"
+        )
         jobs = 1
     if jobs <= 1:
         yield from map(functools.partial(run, store=store, **how), experiments)

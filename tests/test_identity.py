@@ -324,6 +324,16 @@ def test_recompute_keeps_the_old_result(store, capsys):
     assert f"kept as {kept[0].name}" in capsys.readouterr().out
 
 
+def test_recompute_does_not_go_on_from_a_shorter_run(store):
+    e, seen = Experiment(**TINY), []
+    run(e, keep_state=True)
+    run(e.but(rounds=5), recompute=True, on_round=lambda r, h: seen.append(r))
+    assert seen[0] == 0
+    whole = json.loads((store / e.id / "experiment.json").read_text())
+    assert "state.pt" in whole["sha256"] and run(e).kept("state.pt")["round"] == 3
+    assert not (store / e.but(rounds=5).id / "state.pt").exists()
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedhn", "fedala"])
 def test_a_longer_run_goes_on_from_a_shorter_one(store, tmp_path, method):
     e = Experiment(**TINY, method=method, participation=0.5, momentum=0.5, eval_every=2, record=())

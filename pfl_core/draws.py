@@ -33,7 +33,8 @@ class Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run `func`; where it draws, with our generator."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+        draws = torch.Tag.nondeterministic_seeded in func.tags and _dropped(func, args, kwargs) != 0
+        if draws and kwargs.get("generator") is None:
             self.count += 1
             device = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
             own = self.generator(torch.device(device or "cpu"))
@@ -48,6 +49,14 @@ class Draws(TorchDispatchMode):
                 func = func.overloadpacket.generator
             kwargs = kwargs | {"generator": own}
         return func(*args, **kwargs)
+
+
+def _dropped(func: Any, args: tuple, kwargs: dict[str, Any]) -> float | None:
+    # The share that an attention or a recurrent layer drops, None where that is not asked.
+    for i, a in enumerate(func._schema.arguments):
+        if a.name in ("dropout_p", "dropout"):
+            return args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
+    return None
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None, generator: torch.Generator) -> tuple:

@@ -487,6 +487,28 @@ def test_draws_are_those_of_a_seeded_generator():
     assert (outer.count, inner.count) == (0, 1)
 
 
+def test_dropout_of_a_gpu_has_a_seed_too():
+    x = torch.ones(4000, requires_grad=True)
+    out = []
+    for seed in (1, 1, 2):
+        with Draws(seed):
+            out.append(torch.native_dropout(x, 0.25, True))  # what torch takes there; it knows no generator
+    assert torch.equal(out[0][0], out[1][0]) and not torch.equal(out[0][0], out[2][0])
+    values, kept = out[0]
+    assert torch.equal(values, kept / 0.75) and abs(kept.float().mean() - 0.75) < 0.03
+    (grad,) = torch.autograd.grad(values.sum(), x)
+    assert torch.allclose(grad, kept / 0.75)
+
+
+def test_attention_without_dropout_draws_nothing():
+    x = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    attend = nn.functional.scaled_dot_product_attention
+    with Draws(1) as draws:
+        assert torch.equal(attend(x, x, x), attend(x, x, x)) and draws.count == 0
+        attend(x, x, x, dropout_p=0.5)
+    assert draws.count > 0
+
+
 def test_runs_in_threads_of_one_process(store, tmp_path):
     cells = [
         Experiment(**TINY | dict(model="cnn_bn", model_args={}), method=m, seed=s)

@@ -297,6 +297,12 @@ checks.KINDS["Experiment"] = Experiment
 
 
 def _import(plugin: str) -> None:
+    if plugin.endswith(".py") or not all(part.isidentifier() for part in plugin.split(".")):
+        name = plugin.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+        raise ValueError(
+            f"Experiment(plugins=({plugin!r},)): give the name of a module, such as {name!r}: without .py, and without folders, which "
+            "PYTHONPATH names"
+        )
     try:
         importlib.import_module(plugin)
     except ModuleNotFoundError as error:

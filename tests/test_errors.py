@@ -281,6 +281,11 @@ CASES = [
     Case('Experiment(record=("wieghts",))', lambda: tiny(record=("wieghts",)), "did you mean 'weights'"),
     Case('Experiment(tags={"colour": "red"})', lambda: tiny(tags={"colour": "red"}), "known are paper, artefact"),
     Case('Experiment(plugins=("my_method",))', lambda: tiny(plugins=("my_method",)), "no such module.*PYTHONPATH"),
+    Case(
+        'Experiment(plugins=("my_method.py",))',
+        lambda: tiny(plugins=("./my_method.py",)),
+        "such as 'my_method': without .py",
+    ),
     Case('Study("fedpr")', lambda: Study("fedpr"), "did you mean 'fedper'"),
     Case('Study("fedper", profile="fast")', lambda: Study("fedper", profile="fast"), "known are smoke, quick.*, paper"),
     Case('Study("fedper", artefacts=["fig33"])', lambda: Study("fedper", artefacts=["fig33"]), "did you mean 'fig3'"),

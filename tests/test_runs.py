@@ -388,7 +388,7 @@ def test_tune_names_other_runs_by_their_ids(store):
         ({"lr": "0.1"}, {}, "'lr' has '0.1', not a list of values"),
         ({"lr": []}, {}, "not a list of values"),
         ({}, {}, "an empty dict; allowed is"),
-        ([0.1, 0.2], {}, "allowed is {\"lr\": "),
+        ([0.1, 0.2], {}, 'allowed is {"lr": '),
         ([], {}, "allowed is"),
         ({"rate": [0.1]}, {}, "'rate' is unknown"),
         ({"lr": [0.1]}, {"when": "befor"}, "did you mean 'before'"),

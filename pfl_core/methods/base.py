@@ -176,7 +176,7 @@ class Method:
     name: ClassVar[str] = ""
     revision: ClassVar[int] = 1  # raised when a method's numbers change
     leaks_test: ClassVar[bool] = False  # True allows reading test data while training; printed with its rows
-    scheduled: ClassVar[bool] = False  # True: what a round does depends on how many there are, so that a run cannot be continued
+    scheduled: ClassVar[bool] = False  # True: a round depends on how many there are; such a run is not continued
     noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's uniform noise in Batch, if the loss needs any
     task: ClassVar[Task]
 

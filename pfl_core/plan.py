@@ -29,6 +29,11 @@ class Plan(study.Study):
     planned: list[Experiment]
     runs_root: Path
 
+    @property
+    def there(self) -> Path:
+        """The user's store: what is planned writes its tables elsewhere."""
+        return self.runs_root / "store"
+
     def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
         """Note the cells; no rows, but where they choose the parameters of others ("tuning") and all of them are finished."""
         cells = self.cells(base, rows, columns, seeds)
@@ -36,7 +41,7 @@ class Plan(study.Study):
         found = []
         with contextlib.suppress(data.DatasetMissing):
             tuning = [e for e in cells if e.tags.get("artefact") == "tuning"]
-            found = [store.load_result(self.runs_root / "store" / e.id, e, aside=False) for e in tuning]
+            found = [store.load_result(self.there / e.id, e, aside=False) for e in tuning]
         frames = [r.rows for r in found if r and r.ok] if all(found) else []
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
 

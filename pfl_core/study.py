@@ -84,6 +84,8 @@ class Study:
     anything runs.
     """
 
+    there: Path | None = None  # the store that runs are read from, where it is not that of $PFL_RUNS
+
     def __init__(
         self,
         paper: str,
@@ -324,7 +326,7 @@ class Study:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
         out = []
         for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
-            arrays = store.arrays_of(v.run)
+            arrays = store.arrays_of(v.run, self.there)
             if f"probe/{probe}" in arrays:
                 out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
         return out

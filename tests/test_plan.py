@@ -97,3 +97,21 @@ def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
     plan.measured.cache_clear()
     seconds, parameters = plan.measured("mlp", '["digits", {}]', 64, "cpu")
     assert 0 < seconds < 1 and parameters > 0
+
+
+def test_what_tuning_recorded_is_read_from_the_users_store(store, tmp_path, monkeypatch):
+    e = Experiment(
+        dataset="digits",
+        partition="iid",
+        clients=3,
+        model="mlp",
+        rounds=1,
+        max_samples=8,
+        method="pfedla",
+        record=("weights",),
+    )
+    done = runs.run(e.but(tags={"row": "rate 5", "column": "a"}))
+    monkeypatch.setattr(plan.Plan, "runs_root", tmp_path, raising=False)
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "aside"))
+    (found,) = plan.Plan("pfedla", profile="smoke").probed(done.rows, "weights")
+    assert (found.run, found.row) == (done.id, "rate 5") and found.values

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-runner=$here/pfl_core/runner.py # standard library only until it runs something, so it checks the words before any install
+runner=$here/tools/runner.py # standard library only until it runs something, so it checks the words before any install
 
 die() {
     printf 'run_all.sh: %s\n' "$*" >&2

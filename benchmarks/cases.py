@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfl_core import data
-from pfl_core.data import DatasetMissing, Pool
-from pfl_core.experiments import Experiment
+from pfl_core.data import pools as data
+from pfl_core.data.pools import DatasetMissing, Pool
+from pfl_core.experiments.experiment import Experiment
 
 SHAPES = {"mnist": (70_000, (28, 28)), "cifar10": (60_000, (32, 32, 3))}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pfl_core.version import __version__
+from pfl_core.util.version import __version__
 
 RESULTS = Path(__file__).parent / "results"
 

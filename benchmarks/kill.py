@@ -24,8 +24,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pfl_core import Experiment, data, simulate, sweep
-from pfl_core.store import load_result
+from pfl_core import Experiment, sweep
+from pfl_core.data import pools as data
+from pfl_core.engine import simulate
+from pfl_core.experiments.store import load_result
 
 FORK = multiprocessing.get_context("fork")  # a process that has imported torch, in milliseconds
 INSIDE = (

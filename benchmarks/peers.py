@@ -23,7 +23,7 @@ import torch
 from benchmarks.cases import CASES
 from benchmarks.common import about, save
 from benchmarks.plain_loop import PlainLoop
-from pfl_core.experiments import build_method, federation
+from pfl_core.experiments.experiment import build_method, federation
 
 PACKAGES = {"ours": (), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
 
@@ -74,7 +74,7 @@ def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], floa
 def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
     """The same of pfl_core with `processes` worker threads."""
     from benchmarks.rounds import Ours
-    from pfl_core.engine import Engine
+    from pfl_core.engine.engine import Engine
 
     torch.set_num_threads(1)
     run = Ours(CASES["quickstart"].experiment().but(max_samples=samples), "cpu")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_core.federation import Federation
+from pfl_core.data.federation import Federation
 
 
 class PlainLoop:

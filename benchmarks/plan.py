@@ -1,6 +1,6 @@
 """What the five papers cost at profile paper: `python -m benchmarks.plan [PAPER ...] [--gflops N]`.
 
-Client-steps, bytes and FLOP are counted from the runs that the notebooks ask for (`pfl_core.plan.planned`), no data needed: partitions
+Client-steps, bytes and FLOP are counted from the runs that the notebooks ask for (`pfl_core.papers.plan.planned`), no data needed: partitions
 are drawn over labels of the data sets' sizes. Hours are FLOP over the rate that `benchmarks.rounds` measured (results/rounds-<device>.json,
 the case of the nearest model), or over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
 whichever is more.
@@ -19,12 +19,14 @@ import torch
 
 from benchmarks.common import RESULTS, about, save
 from benchmarks.rounds import training_flop
-from pfl_core import models, papers, presets
-from pfl_core import partition as partitions
-from pfl_core.data import Pool
-from pfl_core.experiments import Experiment
-from pfl_core.plan import planned
-from pfl_core.simulate import evaluates_after
+from pfl_core import models
+from pfl_core.data import partition as partitions
+from pfl_core.data.pools import Pool
+from pfl_core.engine.simulate import evaluates_after
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.papers import base as papers
+from pfl_core.papers import presets
+from pfl_core.papers.plan import planned
 
 # images or texts, classes, shape of one as a model sees it
 SIZES = {

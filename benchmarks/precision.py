@@ -14,9 +14,9 @@ import torch
 from benchmarks.cases import CASES
 from benchmarks.common import about, save, timed
 from benchmarks.rounds import Ours
-from pfl_core.batched import precision
-from pfl_core.experiments import Experiment
-from pfl_core.runs import pick_device
+from pfl_core.engine.batched import precision
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import pick_device
 
 KINDS = {"cpu": ("full", "bf16"), "cuda": ("full", "tf32", "bf16")}
 # Models and methods of the papers; few images, so that all rounds take minutes on two cores.

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS, about, save, timed
 from benchmarks.rounds import Ours
-from pfl_core.runs import pick_device
+from pfl_core.experiments.run import pick_device
 
 KINDS = {  # the first whose word is in an operation's name
     "convolution": ("conv", "cudnn", "mkldnn_conv", "wgrad", "dgrad"),

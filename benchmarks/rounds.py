@@ -15,10 +15,10 @@ import torch
 from benchmarks.cases import CASES, Case
 from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
-from pfl_core.engine import Engine
-from pfl_core.experiments import Experiment, build_method, federation
-from pfl_core.runs import pick_device
-from pfl_core.simulate import sample
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import sample
+from pfl_core.experiments.experiment import Experiment, build_method, federation
+from pfl_core.experiments.run import pick_device
 
 
 class Ours:

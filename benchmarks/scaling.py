@@ -19,8 +19,8 @@ import torch
 from benchmarks.cases import served
 from benchmarks.common import RESULTS, about, save, timed
 from benchmarks.rounds import Ours
-from pfl_core.experiments import Experiment
-from pfl_core.runs import pick_device
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import pick_device
 
 # 60 images a client, so that only the number of clients grows; FedAGHN and pFedLA weigh all pairs of clients on the server.
 BASE = dict(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.common import about, save, timed
 from pfl_core import models
-from pfl_core.runs import pick_device
+from pfl_core.experiments.run import pick_device
 from pfl_core.stacked import Params, mix
 
 

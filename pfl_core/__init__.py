@@ -13,15 +13,15 @@
 """
 
 from pfl_core import methods
-from pfl_core.data import fetch, list_datasets, load, register_dataset
-from pfl_core.experiments import Experiment, grid
-from pfl_core.federation import Federation
+from pfl_core.data.federation import Federation
+from pfl_core.data.partition import list_partitions, register_partition
+from pfl_core.data.pools import fetch, list_datasets, load, register_dataset
+from pfl_core.experiments.experiment import Experiment, grid
+from pfl_core.experiments.personal import load_model
+from pfl_core.experiments.run import Result, run, sweep, tune
 from pfl_core.methods.base import Method, list_methods
 from pfl_core.models import list_models, register_model
-from pfl_core.partition import list_partitions, register_partition
-from pfl_core.personal import load_model
-from pfl_core.runs import Result, run, sweep, tune
-from pfl_core.version import __version__
+from pfl_core.util.version import __version__
 
 __all__ = [
     "__version__",

@@ -19,10 +19,16 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core import checks, data, experiments, models, partition, runs, store
-from pfl_core.engine import EXECUTORS
-from pfl_core.experiments import Experiment
+from pfl_core import models
+from pfl_core.data import partition
+from pfl_core.data import pools as data
+from pfl_core.engine.engine import EXECUTORS
+from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import list_methods
+from pfl_core.util import checks, paths
 
 LISTS = {
     "methods": list_methods,
@@ -194,20 +200,20 @@ def do_compare(args: Namespace) -> None:
     """Compare: a paper's table reported beside reproduced (`compare fedaghn table1`), its claims (`compare fedper`), all methods
     (`compare methods`), or finished runs by their ids"""
     what, *rest = args.what
-    PAPERS = late("papers").PAPERS
+    PAPERS = late("papers.base").PAPERS
     if what != "methods" and what not in PAPERS:
         if len(what) < 4 or set(what) - set("0123456789abcdef"):
             checks.known("paper or run", what, [*PAPERS, "methods"], "a run is named by its id")
         print(side_by_side([stored(start) for start in args.what]).to_string())
         return
-    compare, report = late("compare"), late("report")
+    compare, report = late("papers.comparison"), late("papers.report")
     files = {
         p.name: p
-        for home in (store.results_folder(), store.runs_root() / "results")
+        for home in (paths.results_folder(), paths.runs_root() / "results")
         for p in home.glob(f"{what}.*.csv")
     }
     if not files:
-        raise ValueError(f"no rows of {what!r} in results/ or {store.runs_root() / 'results'}; run its notebook first")
+        raise ValueError(f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first")
     if rest and what != "methods":
         checks.known(f"table of {what}:", rest[0], sorted(set(report.published(what).table)))
     for path in files.values():
@@ -227,7 +233,7 @@ def do_plan(args: Namespace) -> None:
     how = dict(
         profile=args.profile, datasets=args.datasets, artefacts=args.artefacts, methods=args.methods, seeds=args.seeds
     )
-    table = late("plan").plan(args.paper, args.device, args.recompute, **how)
+    table = late("papers.plan").plan(args.paper, args.device, args.recompute, **how)
     print(table.to_string())
     if missing := table.attrs["missing"]:
         print(f"NaN: the time cannot be told without {', '.join(missing)}.", *missing.values(), sep="\n")
@@ -237,7 +243,7 @@ def do_compute(args: Namespace) -> int:
     """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same command resumes. Status 1 if a run
     diverged"""
     how = {n: getattr(args, n) for n in ("profile", "device", "jobs", "datasets", "artefacts", "methods", "seeds")}
-    table = late("plan").compute(args.paper, **how)
+    table = late("papers.plan").compute(args.paper, **how)
     failed = table[table.status != "done"]
     print(
         f"{args.paper}, profile {args.profile}: {table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
@@ -250,7 +256,7 @@ def do_methods_table(args: Namespace) -> None:
     """Tune and run every method of the five papers on one data set, side by side; --plan says the hours, and starts nothing"""
     how, compare = (
         dict(methods=args.methods, seeds=args.seeds, profile=args.profile, device=args.device),
-        late("compare"),
+        late("papers.comparison"),
     )
     print(
         (
@@ -262,7 +268,7 @@ def do_methods_table(args: Namespace) -> None:
 def do_publish(args: Namespace) -> None:
     """Copy rows and figures of a paper from runs/ to results/ and figures/"""
     for paper in args.paper:
-        print(f"{paper}: {len(late('report').publish(paper))} files")
+        print(f"{paper}: {len(late('papers.report').publish(paper))} files")
 
 
 # -- the house -----------------------------------------------------------------------------------------------------------
@@ -275,20 +281,15 @@ def do_fetch(args: Namespace) -> None:
         print(f"{name}: {pool.n} samples, {pool.classes} classes, checksum {pool.checksum[:12]}")
 
 
-def do_pages(args: Namespace) -> None:
-    """Write methods/README.md, docs/results.md and the results section of README.md"""
-    print(*late("pages").write(), sep="\n")
-
-
 def do_report(args: Namespace) -> None:
     """Write figures/report.html: every table, figure and claim on one page that needs no server"""
-    print(late("html_report").build())
+    print(late("papers.html_report").build())
 
 
 def do_prune(args: Namespace) -> None:
     """List runs of the store that no row in runs/results/ or results/ names, and, if you say yes, move them to a trash folder beside
     the store. Nothing is deleted but by --empty-trash, which asks, too"""
-    prune = late("prune")
+    prune = late("experiments.prune")
     if args.empty_trash:
         lying = prune.trashed()
         print(*(f"{path}  {prune.megabytes(size)}" for path, size in lying), sep="\n")
@@ -305,7 +306,7 @@ def do_prune(args: Namespace) -> None:
     if kept := len(found) - len(chosen):
         print(f"{kept} more are named by rows in results/ or runs/results/ and stay; --all lists them, too")
     whole = f"{len(chosen)} ({prune.megabytes(sum(f.size for f in chosen))})"
-    if chosen and _agreed(args, f"move these {whole} to {store.runs_root() / 'trash'}"):
+    if chosen and _agreed(args, f"move these {whole} to {paths.runs_root() / 'trash'}"):
         away, moved = prune.move(chosen)
         print(
             f"{len(moved)} moved to {away}; move a folder back to have it again, or free the room: prune --empty-trash"
@@ -360,7 +361,7 @@ def parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default: 1)")
     word(do_publish)("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
     word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
-    word(do_pages), word(do_report)
+    word(do_report)
     _options_of_prune(word(do_prune))
     return top
 

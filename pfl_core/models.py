@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pfl_core import checks, draws, identity
-from pfl_core.cards import Listing
+from pfl_core.util import checks, draws, identity
+from pfl_core.util.cards import Listing
 
 Shape = Sequence[int]
 Units = dict[str, dict[str, nn.Module]]

@@ -25,7 +25,7 @@ def _own_folders(tmp_path_factory):
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A folder for a store of the test's own, beside which runs are kept too; checkpoints after every round."""
-    from pfl_core import simulate
+    from pfl_core.engine import simulate
 
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
@@ -39,8 +39,10 @@ def swept():
 
     import pandas as pd
 
-    from pfl_core import runs, store, study
-    from pfl_core.runner import NOTEBOOKS
+    from pfl_core.experiments import run as runs
+    from pfl_core.experiments import store
+    from pfl_core.papers import study
+    from tools.runner import NOTEBOOKS
 
     def cells(paper, profile, datasets=()):
         found, names = [], {"display": lambda *a: None}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import spearmanr
 
-from pfl_core import analysis
+from pfl_core.analysis import select
+from pfl_core.analysis import stats as analysis
 
 COUNTS = st.integers(0, 9)
 
@@ -24,9 +25,9 @@ def close(got, want, **kw):
 
 def test_pick_and_summary_work_on_rows_of_the_long_form():
     rows = pd.concat([series([10, 60, 40], row=r, seed=s) for r in ("fedper", "fedavg") for s in (0, 1)])
-    assert set(analysis.SELECT) == {"last", "last10", "best_val", "best_test"}
-    assert analysis.pick(rows, "best_test").value.tolist() == [60] * 4
-    assert analysis.summary(analysis.pick(rows)).to_dict() == {"c": dict.fromkeys(("fedper", "fedavg"), "40.00 ± 0.00")}
+    assert set(select.SELECT) == {"last", "last10", "best_val", "best_test"}
+    assert select.pick(rows, "best_test").value.tolist() == [60] * 4
+    assert select.summary(select.pick(rows)).to_dict() == {"c": dict.fromkeys(("fedper", "fedavg"), "40.00 ± 0.00")}
 
 
 def test_ranks_share_ties_and_leave_gaps():

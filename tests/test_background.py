@@ -2,8 +2,8 @@
 
 import time
 
-from pfl_core.background import Background
-from pfl_core.experiments import Experiment
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.explore.background import Background
 
 LONG = Experiment(
     clients=2, model="lenet", model_args={"kernels": 2}, rounds=100_000, batch=10, max_samples=10, eval_after=False

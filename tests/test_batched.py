@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from tape import Counter, Tape
 
-from pfl_core import batched, models
-from pfl_core.batched import KEPT, WARM, Batched, precision, sizes
-from pfl_core.engine import Engine
-from pfl_core.experiments import Experiment
-from pfl_core.federation import Federation
+from pfl_core import models
+from pfl_core.data.federation import Federation
+from pfl_core.engine import batched
+from pfl_core.engine.batched import KEPT, WARM, Batched, precision, sizes
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import simulate
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import State, Task, make_method
 from pfl_core.methods.fedavg import FedAvg
-from pfl_core.simulate import simulate
 from pfl_core.stacked import expand
 
 CFG = dict(batch=4, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0)

@@ -13,22 +13,14 @@ import numpy as np
 import pytest
 
 import pfl_core
-from pfl_core import (
-    Experiment,
-    list_datasets,
-    list_methods,
-    list_models,
-    list_partitions,
-    plan,
-    prune,
-    report,
-    run,
-    runner,
-    runs,
-    store,
-)
+from pfl_core import Experiment, list_datasets, list_methods, list_models, list_partitions, run
 from pfl_core.__main__ import FIELDS, described, listed, main, show, side_by_side, value
+from pfl_core.experiments import prune, store
+from pfl_core.experiments import run as runs
 from pfl_core.methods.base import make_method
+from pfl_core.papers import plan, report
+from pfl_core.util import paths
+from tools import runner
 
 TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
 TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
@@ -126,7 +118,7 @@ def test_every_field_is_an_option(capsys):
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys, monkeypatch):
-    monkeypatch.setattr(store, "results_folder", lambda: home / "none")
+    monkeypatch.setattr(paths, "results_folder", lambda: home / "none")
     message = said(capsys, words, code)
     assert line in message and message.startswith("pfl_core ") and message.count("\n") == 1
 
@@ -191,7 +183,7 @@ def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
 def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
     e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
     made = []
-    from pfl_core import federation
+    from pfl_core.data import federation
 
     original = federation.Federation.plan
 

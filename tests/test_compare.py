@@ -8,11 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import compare as comparison
-from pfl_core import experiments, pages, papers, presets, report, runs, store
-from pfl_core.experiments import build_method, federation
-from pfl_core.report import compare, published, reproduced, standing, verdict, wide
-from pfl_core.store import ROW_COLUMNS
+from pfl_core.analysis import verdicts
+from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import run as runs
+from pfl_core.experiments.experiment import build_method, federation
+from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.papers import base as papers
+from pfl_core.papers import comparison, presets, report
+from pfl_core.papers.report import compare, published, reproduced, standing, wide
+from pfl_core.util import paths
+from tools import pages
 
 COLUMN = "Dir(0.1), CIFAR-10"  # of FedAGHN's Table 1
 
@@ -96,7 +101,7 @@ CELL = dict(
     ],
 )
 def test_verdicts_follow_their_rule(changes, said):
-    assert verdict(pd.Series(CELL | changes)) == said
+    assert verdicts.of_cell(pd.Series(CELL | changes)) == said
 
 
 def test_orderings_are_taken_to_the_papers_own_row():
@@ -190,7 +195,7 @@ TINY = dict(rounds=2, eval_every=1)
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(store, "results_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "none")
     return tmp_path / "runs"
 
 
@@ -318,5 +323,5 @@ def test_the_page_of_the_comparison_has_its_grids():
 
 
 def test_readmes_results_need_no_comparison(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
     assert "All methods" not in pages.results_section()

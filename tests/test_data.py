@@ -19,8 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pfl_core import Experiment, data, experiments, readers
-from pfl_core.data import DatasetDamaged, DatasetMissing, Pool, fetch, load
+from pfl_core import Experiment
+from pfl_core.data import pools as data
+from pfl_core.data import readers
+from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool, fetch, load
+from pfl_core.experiments import experiment as experiments
 
 REAL = os.environ.get("PFL_DATA")  # read before the fixtures point it elsewhere
 PARTS = ["looked in", "found", "expected", "get it", "or", "licence", "meanwhile"]
@@ -775,7 +778,7 @@ def test_register():
         with pytest.raises(ValueError, match="exists already"):
             data.register_dataset(name, own)
     data.register_dataset("wrong", lambda: made[0].x)
-    with pytest.raises(TypeError, match="returned ndarray, expected pfl_core.data.Pool"):
+    with pytest.raises(TypeError, match="returned ndarray, expected pfl_core.data.pools.Pool"):
         load("wrong")
 
 

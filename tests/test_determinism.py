@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_core import Experiment, simulate
+from pfl_core import Experiment
+from pfl_core.engine import simulate
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS
-from pfl_core.runs import run
-from pfl_core.simulate import Interrupted
 
 OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="lenet", model_args={"kernels": 2, "bn": True}, batch=6)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from pfl_core import models
-from pfl_core.batched import clip_
-from pfl_core.engine import Engine
-from pfl_core.federation import Federation
+from pfl_core.data.federation import Federation
+from pfl_core.engine.batched import clip_
+from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import State, Task
 from pfl_core.methods.fedavg import FedAvg
 from pfl_core.stacked import expand

@@ -23,30 +23,28 @@ from pfl_core import (
     Experiment,
     Federation,
     Method,
-    engine,
     grid,
     load,
-    plan,
     register_dataset,
     register_model,
     register_partition,
-    report,
     run,
-    runner,
-    runs,
-    store,
-    sums,
     sweep,
     tune,
 )
 from pfl_core.__main__ import main
-from pfl_core.analysis import pick
-from pfl_core.data import DatasetDamaged, DatasetMissing, Pool
+from pfl_core.analysis.select import pick
+from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool
+from pfl_core.engine import engine
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import run as runs
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.papers import paper
-from pfl_core.presets import presets
-from pfl_core.simulate import Interrupted
-from pfl_core.study import Study
+from pfl_core.papers import plan, report
+from pfl_core.papers.base import paper
+from pfl_core.papers.presets import presets
+from pfl_core.papers.study import Study
+from pfl_core.util import paths, sums
+from tools import runner
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 TINY = dict(dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8)
@@ -538,9 +536,9 @@ def test_what_a_wrong_use_prints(case, tmp_path):
 
 def test_a_notebook_started_from_another_folder_finds_the_same_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("PFL_RUNS")
-    here = store.runs_root()
+    here = paths.runs_root()
     monkeypatch.chdir(tmp_path)
-    assert store.runs_root() == here and here.is_absolute()
+    assert paths.runs_root() == here and here.is_absolute()
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ import torch
 from jupyter_client import KernelManager
 from test_runs import same
 
-from pfl_core import Experiment, data, methods, simulate, sweep
+from pfl_core import Experiment, methods, sweep
+from pfl_core.data import pools as data
+from pfl_core.engine import simulate
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments.run import run
+from pfl_core.experiments.store import load_result
 from pfl_core.methods.base import METHODS
-from pfl_core.runs import run
-from pfl_core.simulate import Interrupted
-from pfl_core.store import load_result
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=16, max_samples=40)
 TINY |= dict(rounds=4, lr=0.1)
@@ -345,7 +347,8 @@ def test_a_worker_that_is_killed(store, tmp_path, monkeypatch):
 def test_a_notebook_interrupted_and_run_again(store, tmp_path):
     cell = """
     import os, signal
-    from pfl_core import Experiment, simulate, sweep
+    from pfl_core import Experiment, sweep
+    from pfl_core.engine import simulate
     simulate.CHECKPOINT_EVERY = 0.0
     seen = []
     def on_round(r, h):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core.federation import Federation, rng, round_half_up
+from pfl_core.data.federation import Federation, rng, round_half_up
 
 few = settings(max_examples=25)
 

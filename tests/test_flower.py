@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_core import Experiment, runner
+from pfl_core import Experiment
+from pfl_core.experiments.run import run
 from pfl_core.extras.flower import Client, serve, write_app
-from pfl_core.runs import run
+from tools import runner
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=8, max_samples=24)
 TINY |= dict(rounds=3, lr=0.05, eval_every=3, eval_after=False)

@@ -19,10 +19,17 @@ from hypothesis import strategies as st
 from papermill.translators import PythonTranslator
 
 import pfl_core
-from pfl_core import Experiment, data, federation, report, runner, runs, store
-from pfl_core.checkpoint import load_whole
+from pfl_core import Experiment
+from pfl_core.data import federation
+from pfl_core.data import pools as data
+from pfl_core.engine.checkpoint import load_whole
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import store
 from pfl_core.methods.base import METHODS
-from pfl_core.simulate import Interrupted
+from pfl_core.papers import report
+from pfl_core.util import paths
+from tools import runner
 
 some = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -337,7 +344,7 @@ def test_pickles_from_outside_are_not_opened(finished, tmp_path, capsys):
     e = finished.experiment.but(seed=1)
     with pytest.raises(Interrupted):
         runs.run(e, on_round=lambda r, h: r == 0)
-    checkpoint = runs.runs_root() / "store" / f"{e.id}.part" / "checkpoint.pt"
+    checkpoint = paths.store_folder() / f"{e.id}.part" / "checkpoint.pt"
     torch.save({"round": Trap(opened)}, checkpoint)
     assert runs.run(e).ok and "set aside" in capsys.readouterr().out
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Trap(opened)))
@@ -446,5 +453,5 @@ def test_jupyterlab_is_started_on_the_loopback_with_its_token(monkeypatch, tmp_p
 
 
 def test_results_that_are_committed_hold_numbers_only():
-    for path in store.results_folder().glob("*.csv"):
+    for path in paths.results_folder().glob("*.csv"):
         assert pd.read_csv(path, usecols=["value"]).value.dtype == float

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfl_core import Experiment, plan, report
+from pfl_core import Experiment
+from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.papers import PAPERS
-from pfl_core.runs import run
-from pfl_core.store import results_folder
+from pfl_core.papers import plan, report
+from pfl_core.papers.base import PAPERS
+from pfl_core.util import paths
 
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -28,7 +29,7 @@ POOLS = {
     "ag_news": "75460760820a998066dab1bfe1ae1a1e02183dd6939c63a3e41416fce3228599",
 }
 OURS = sorted(m for m, cls in METHODS.items() if cls.__module__.startswith("pfl_core."))
-COMMITTED = [f for p in PAPERS for f in sorted(results_folder().glob(f"{p}.*.csv"))]
+COMMITTED = [f for p in PAPERS for f in sorted(paths.results_folder().glob(f"{p}.*.csv"))]
 
 
 def experiment(method):

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pfl_core import html_report, pages, report
-from pfl_core.papers import PAPERS
-from pfl_core.runs import ROW_COLUMNS
+from pfl_core.experiments.run import ROW_COLUMNS
+from pfl_core.papers import html_report, report
+from pfl_core.papers.base import PAPERS
+from tools import pages
 
 
 class Page(HTMLParser):

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from pfl_core import Experiment, Federation, identity, load_model, models, register_model, simulate, sweep
-from pfl_core.data import load
-from pfl_core.draws import Draws, seeded
-from pfl_core.experiments import federation, split
-from pfl_core.runs import run
-from pfl_core.simulate import Interrupted
+from pfl_core import Experiment, Federation, load_model, models, register_model, sweep
+from pfl_core.data.pools import load
+from pfl_core.engine import simulate
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments.experiment import federation, split
+from pfl_core.experiments.run import run
+from pfl_core.util import identity
+from pfl_core.util.draws import Draws, seeded
 
 TINY = dict(model="mlp", model_args={"hidden": 8}, partition_args={"alpha": 1.0}, clients=4, rounds=3)
 TINY |= dict(batch=16, lr=0.1, max_samples=40)
@@ -103,7 +105,7 @@ def test_an_edited_registered_function_is_another_run(plugin):
         plugin(own_net=text.format(width=width) + "register_model('own_net', net)\n")
         ids.append(Experiment(**TINY | dict(model="own_net", model_args={})).id)
     assert ids[0] == ids[2] != ids[1]
-    text = "from pfl_core import register_partition\nfrom pfl_core.partition import Split\nimport numpy as np\n"
+    text = "from pfl_core import register_partition\nfrom pfl_core.data.partition import Split\nimport numpy as np\n"
     text += "def dealt(pool, clients, rng):\n    o = rng.permutation(len(pool.y))[:400].reshape(clients, -1)\n"
     text += (
         "    return Split(list(o[:, {n}:]), list(o[:, :0]), list(o[:, :{n}]))\nregister_partition('own_split', dealt)\n"
@@ -372,8 +374,8 @@ def test_on_round_must_be_a_function(store):
 
 
 def test_progress_says_the_last_accuracy(store, capsys, monkeypatch):
-    monkeypatch.setattr("pfl_core.progress.mode", lambda *a: "log")
-    monkeypatch.setitem(sys.modules["pfl_core.progress"].EVERY_S, "log", 0.0)
+    monkeypatch.setattr("pfl_core.util.progress.mode", lambda *a: "log")
+    monkeypatch.setitem(sys.modules["pfl_core.util.progress"].EVERY_S, "log", 0.0)
     r = run(Experiment(**TINY))
     last = r.history.query(
         "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"

@@ -1,6 +1,7 @@
 """The shape of the library: imports point down only, optional packages are imported late, files stay small."""
 
 import ast
+import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -9,43 +10,26 @@ import pytest
 
 import pfl_core
 from pfl_core.methods.base import METHODS
-from pfl_core.pages import code_lines
+from tools.pages import code_lines
 
 PACKAGE = Path(pfl_core.__file__).parent
-# From the bottom up; modules of one line do not import each other (files of a package do).
-ORDER = [
-    "version progress stacked checks cards sums identity draws provenance",
-    "models partition readers",
-    "data",
-    "federation",
+ROOMS = [  # from the bottom up: a room takes from those above its line in this list, and from itself
+    "util",
+    "stacked",
+    "models data",
     "methods",
-    "batched checkpoint",
-    "engine personal",
-    "simulate",
-    "probes",
+    "engine",
     "experiments",
-    "store",
-    "compute",
-    "runs",
-    "background analysis",
+    "analysis extras",
     "papers",
-    "report",
-    "plots",
-    "presets",
-    "study",
-    "plan",
-    "compare",
-    "pages views prune",
-    "widgets extras html_report",
-    "__main__ __init__",
-    "runner",  # imports nothing of ours: it also runs before anything is installed
+    "explore",
+    "__init__ __main__",
 ]
-RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
+RANK = {name: rank for rank, line in enumerate(ROOMS) for name in line.split()}
 LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboard", "ipywidgets", "IPython"}
-FRAMES_ONLY = {"report", "plots"}
 FILE, METHOD = 400, 100  # lines of code: a file, a method's class
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent == PACKAGE)
 
 
 def module(path: Path) -> str:
@@ -55,7 +39,7 @@ def module(path: Path) -> str:
 
 def imported(path: Path) -> set[str]:
     """Dotted names imported or reached anywhere in a file, relative ones written out: `from . import data` is
-    pfl_core.data, and so is `pfl_core.data` after a plain `import pfl_core`."""
+    pfl_core.data.pools, and so is `pfl_core.data.pools` after a plain `import pfl_core`."""
     package = ["pfl_core", *path.relative_to(PACKAGE).parent.parts]
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -94,7 +78,18 @@ def size(path: Path) -> int:
     return code_lines(path.read_text(encoding="utf-8"))
 
 
-def test_every_module_has_its_place():
+def modules(path: Path) -> set[str]:
+    """The files of pfl_core that a file imports, "engine.simulate"."""
+    known = {dotted(p) for p in FILES}
+    parts = [name.removeprefix("pfl_core.").split(".") for name in imported(path) if name.startswith("pfl_core.")]
+    return {found for p in parts for n in (1, 2) if (found := ".".join(p[:n])) in known}
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def test_every_file_is_in_a_room():
     assert {module(path) for path in FILES} <= RANK.keys()
 
 
@@ -104,18 +99,39 @@ def test_imports_point_down(path):
     assert {name for name in ours(path) if name != mine and RANK[name] >= RANK[mine]} == set()
 
 
+def test_there_is_no_circle():
+    below = {dotted(path): modules(path) - {dotted(path)} for path in FILES}
+    assert "engine.engine" in below["engine.simulate"]
+    while ends := [name for name, found in below.items() if not found & below.keys()]:
+        for name in ends:
+            del below[name]
+    assert below == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_take_only_what_another_names(path):
+    rooms = {room.name: importlib.import_module(f"pfl_core.{room.name}") for room in PACKAGE.iterdir() if room.is_dir()}
+    taken = [name.split(".") for name in modules(path) if "." in name]
+    assert [t for t in taken if t[0] != module(path) and t[1] not in rooms[t[0]].__all__] == []
+
+
+def test_rooms_say_what_they_are_for():
+    for room in {module(path) for path in FILES if path.parent != PACKAGE}:
+        assert importlib.import_module(f"pfl_core.{room}").__doc__
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_optional_packages_are_imported_late(path):
-    late = set() if module(path) in ("extras", "widgets") else LATE
+    late = set() if module(path) in ("extras", "explore") else LATE
     assert at_import(path) & late == set()
 
 
-def test_report_and_plots_see_no_tensors():
-    assert [path.name for path in FILES if module(path) in FRAMES_ONLY and "torch" in at_import(path)] == []
+def test_analysis_sees_no_tensors():
+    assert [path.name for path in FILES if module(path) == "analysis" and "torch" in at_import(path)] == []
 
 
 def test_runner_needs_nothing_before_it_runs_something():
-    assert at_import(PACKAGE / "runner.py") <= set(sys.stdlib_module_names)
+    assert at_import(PACKAGE.parent / "tools" / "runner.py") <= set(sys.stdlib_module_names)
 
 
 def test_sizes():
@@ -135,6 +151,5 @@ def test_code_lines():
 
 
 def test_imports_are_seen_in_every_form():
-    assert "readers" in ours(PACKAGE / "data.py")  # from . import readers
-    assert ours(PACKAGE / "simulate.py") >= {"engine", "federation", "methods", "stacked"}
-    assert "__version__" not in ours(PACKAGE / "study.py") and "plots" in ours(PACKAGE / "study.py")
+    assert {"readers", "checks"} <= {n.split(".")[1] for n in modules(PACKAGE / "data" / "pools.py")}
+    assert ours(PACKAGE / "engine" / "simulate.py") >= {"engine", "data", "methods", "stacked"}

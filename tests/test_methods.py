@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pfl_core import models
-from pfl_core.engine import Engine
-from pfl_core.federation import Federation
+from pfl_core.data.federation import Federation
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import METHODS, State, Task, make_method
-from pfl_core.simulate import simulate
 
 CFG = dict(batch=6, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.05, momentum=0.0, weight_decay=0.0, clip=0.0)
 CFG |= dict(rounds=3, participation=1.0, eval_every=1, eval_after=True, seed=0, holdout=0.25)
@@ -119,7 +119,7 @@ def test_who_is_not_sampled_keeps_its_state(name):
     _, state = rounds(name, n=1)
     before = copy.deepcopy(state)
     cfg.participation, cfg.rounds, cfg.eval_after = 0.5, 2, False
-    from pfl_core.simulate import sample
+    from pfl_core.engine.simulate import sample
 
     idle = sorted(set(range(4)) - set(sample(cfg, 4, 1).tolist()))
     after, *_ = simulate(method, fed, cfg, state=state, workers=1)

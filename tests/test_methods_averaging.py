@@ -13,13 +13,13 @@ from torch import nn
 from torch.func import grad as gradient_of
 
 from pfl_core import Experiment, models, run
-from pfl_core.engine import Engine
-from pfl_core.federation import Federation
+from pfl_core.data.federation import Federation
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import Batch, State, Step, Task, make_method
 from pfl_core.methods.fedavg import Local
 from pfl_core.methods.fedprox import FedProx, half_square
 from pfl_core.methods.perfedavg import PerFedAvg
-from pfl_core.simulate import simulate
 from pfl_core.stacked import axpy, expand, scalars, select, unprefixed
 
 NETS = {"mlp": dict(hidden=5), "lenet": dict(kernels=2, bn=True)}

@@ -5,10 +5,10 @@ import torch
 from test_methods import assert_same, federation, leaves, setup
 
 from pfl_core import models
-from pfl_core.engine import Engine
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import METHODS, Method, Task, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
-from pfl_core.simulate import simulate
 from pfl_core.stacked import expand, weighted_mean
 
 

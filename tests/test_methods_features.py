@@ -10,7 +10,7 @@ from test_methods import ARGS, OURS, assert_same, setup
 from torch import nn
 
 from pfl_core import Experiment, models, run
-from pfl_core.engine import Engine
+from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import Batch
 from pfl_core.methods.fedcp import mmd
 from pfl_core.methods.fedpac import simplex_qp

@@ -13,11 +13,11 @@ from torch import nn
 from torch.func import functional_call
 
 from pfl_core import models
-from pfl_core.engine import Engine
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import sample, simulate
 from pfl_core.methods import pfedla
 from pfl_core.methods.base import State, Task, make_method
 from pfl_core.methods.pfedla import table3_megabytes
-from pfl_core.simulate import sample, simulate
 from pfl_core.stacked import flat, select
 
 PLAIN = dict(momentum=0.0, weight_decay=0.0, clip=0.0)

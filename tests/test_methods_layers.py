@@ -10,11 +10,11 @@ from test_methods import CFG, assert_same, federation, rounds, setup
 from torch import nn
 
 from pfl_core import models
-from pfl_core.engine import Engine
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import METHODS, Batch, State, Step, Task, make_method
 from pfl_core.methods.fedaghn import ABLATIONS
 from pfl_core.methods.flayer import CHOICES, FORMS, accuracy, largest
-from pfl_core.simulate import simulate
 from pfl_core.stacked import flat, prefixed, select, unprefixed
 
 ALL = torch.arange(4)

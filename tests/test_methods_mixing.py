@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.cluster import AgglomerativeClustering
 from test_methods import assert_same, federation, rounds, setup
 
-from pfl_core.engine import Engine
+from pfl_core.engine.engine import Engine
 from pfl_core.methods.cfl import bipartition
 from pfl_core.methods.fedavg import FedAvg
 from pfl_core.stacked import expand, flat, own, select, unprefixed

@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from papermill import inspect_notebook
 
-from pfl_core import papers
-from pfl_core.runner import KERNELSPEC, NOTEBOOKS, PAPERS
+from pfl_core.papers import base as papers
+from tools.runner import KERNELSPEC, NOTEBOOKS, PAPERS
 
 PARAMETERS = {
     **{"profile": "quick", "datasets": [], "methods": [], "seeds": [], "artefacts": []},
@@ -89,9 +89,9 @@ def problems(path: Path) -> list[str]:
     if nb.metadata.get("kernelspec") != KERNELSPEC:
         found.append(f"kernelspec is not {KERNELSPEC}")
     if foreign := nb.metadata.keys() - {"kernelspec", "language_info"}:
-        found.append(f"metadata {', '.join(sorted(foreign))}: run `python -m pfl_core.runner clean`")
+        found.append(f"metadata {', '.join(sorted(foreign))}: run `python -m tools.runner clean`")
     if any(cell.metadata.keys() - {"tags"} for cell in nb.cells):
-        found.append("cells have metadata besides tags: run `python -m pfl_core.runner clean`")
+        found.append("cells have metadata besides tags: run `python -m tools.runner clean`")
     if hit := ABSOLUTE.search(prose):
         found.append(f"the text holds an absolute path ({hit[0]!r}...)")
     if any("injected-parameters" in tags(cell) for cell in code):

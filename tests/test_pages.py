@@ -6,10 +6,13 @@ import pandas as pd
 import pytest
 
 from pfl_core import __main__ as cli
-from pfl_core import pages, presets, report, runs
+from pfl_core.analysis.plots import LABELS
+from pfl_core.experiments import run as runs
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import PAPERS, paper, title
-from pfl_core.plots import LABELS
+from pfl_core.papers import presets, report
+from pfl_core.papers.base import PAPERS, paper, title
+from pfl_core.util import paths
+from tools import pages
 
 
 def test_every_method_of_the_papers_is_compared():
@@ -18,19 +21,17 @@ def test_every_method_of_the_papers_is_compared():
 
 
 def test_the_methods_page_is_current():
-    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), (
-        "run: python -m pfl_core pages"
-    )
+    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), "run: python -m tools.pages"
 
 
 def test_the_readme_holds_the_results_of_the_rows():
     readme = (pages.ROOT / "README.md").read_text()
-    assert pages.between(readme, pages.results_section()) == readme, "run: python -m pfl_core pages"
+    assert pages.between(readme, pages.results_section()) == readme, "run: python -m tools.pages"
 
 
 def test_the_results_page_is_current_and_its_links_lead_somewhere():
     page = pages.ROOT / "docs" / "results.md"
-    assert page.read_text() == pages.results_page(), "run: python -m pfl_core pages"
+    assert page.read_text() == pages.results_page(), "run: python -m tools.pages"
     links = re.findall(r"\]\(\.\./(.*?)\)", page.read_text())
     assert len(links) > 20 and [link for link in links if not (pages.ROOT / link).is_file()] == []
 
@@ -74,7 +75,7 @@ def test_fetch_embedded_and_refused(capsys):
 
 def test_publish(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(report, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
     assert cli.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
     row = dict.fromkeys(runs.ROW_COLUMNS, "") | {"run": "0" * 16, "value": 1.0}
     (tmp_path / "results").mkdir()

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, papers, plan, report
-from pfl_core.papers import fedaghn
-from pfl_core.store import ROW_COLUMNS
+from pfl_core import Experiment
+from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.papers import base as papers
+from pfl_core.papers import fedaghn, plan, report
 
 PUBLISHED = report.published("fedaghn")
 

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from pfl_core import models
+from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import fedper
-from pfl_core.store import ROW_COLUMNS
 
 
 @pytest.fixture(scope="module")

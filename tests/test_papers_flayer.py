@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import models, report
-from pfl_core.papers import flayer
-from pfl_core.probes import PROBES
-from pfl_core.store import ROW_COLUMNS
-from pfl_core.study import Probed
+from pfl_core import models
+from pfl_core.engine.probes import PROBES
+from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.papers import flayer, report
+from pfl_core.papers.study import Probed
 
 PUBLISHED = report.published("flayer")
 

@@ -4,9 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, analysis, papers, report, run, store
-from pfl_core.experiments import federation
-from pfl_core.papers import pfedhn
+from pfl_core import Experiment, run
+from pfl_core.analysis import select
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import federation
+from pfl_core.papers import base as papers
+from pfl_core.papers import pfedhn, report
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +277,7 @@ def test_by_size_reads_every_third_client(monkeypatch):
     kept = {"rounds": np.array([0, 1]), "before/test/correct": test, "n/test": np.full(6, 10)}
     monkeypatch.setattr(store, "arrays_of", lambda run: kept)
     rows = frame(row("table2", "pfedhn", "C, all sizes", 50))
-    got = analysis.pick(pfedhn.by_size(rows, "C"), "best_val")
+    got = select.pick(pfedhn.by_size(rows, "C"), "best_val")
     assert dict(zip(got.column, got.value, strict=True)) == {"C, S": 40, "C, M": 50, "C, L": 60}
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import papers, report, runs, store
-from pfl_core.papers import pfedla
-from pfl_core.store import ROW_COLUMNS
-from pfl_core.study import Probed
+from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.papers import base as papers
+from pfl_core.papers import pfedla, report
+from pfl_core.papers.study import Probed
+from pfl_core.util import paths
 
 SAID = report.published("pfedla")
 CLAIMS = {c.needs: c for c in pfedla.CLAIMS}
@@ -18,8 +19,7 @@ CLAIMS = {c.needs: c for c in pfedla.CLAIMS}
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    for module in (runs, report, store):
-        monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core.partition import Split, label_counts, list_partitions, partition, register_partition, total_variation
+from pfl_core.data.partition import Split, label_counts, list_partitions, partition, register_partition, total_variation
 
-SCHEMES = import_module("pfl_core.partition")._SCHEMES
+SCHEMES = import_module("pfl_core.data.partition")._SCHEMES
 PARTS = ("train", "val", "test")
 OFFICIAL = {"iid", "pfedhn_classes", "coarse", "dirichlet_columns", "fedper_classes"}
 
@@ -372,7 +372,7 @@ def test_dirichlet_falls_back_after_the_cap():
 
 
 def test_a_hopeless_dirichlet_is_given_up_early(monkeypatch):
-    scheme, drawn = import_module("pfl_core.partition"), []
+    scheme, drawn = import_module("pfl_core.data.partition"), []
     table = scheme._dirichlet_table
     monkeypatch.setattr(scheme, "_dirichlet_table", lambda *a: drawn.append(0) or table(*a))
     said = "none of 20 draws gave all of them 10 samples, the best left one with 0 and each .* short"
@@ -390,7 +390,7 @@ def test_dirichlet_with_all_shares_at_full_clients_is_redrawn():
         def dirichlet(self, alpha):
             return self.draws.pop(0)
 
-    table = import_module("pfl_core.partition")._dirichlet_table(np.array([50, 50]), 2, 0.1, Forced())
+    table = import_module("pfl_core.data.partition")._dirichlet_table(np.array([50, 50]), 2, 0.1, Forced())
     assert table.tolist() == [[50, 0], [0, 50]]
 
 
@@ -584,7 +584,7 @@ def test_a_missing_column_is_named(name, column):
 
 
 def test_a_scheme_of_ones_own_is_checked_too(monkeypatch):
-    monkeypatch.setattr(import_module("pfl_core.partition"), "_SCHEMES", dict(SCHEMES))
+    monkeypatch.setattr(import_module("pfl_core.data.partition"), "_SCHEMES", dict(SCHEMES))
 
     def halves(pool, clients, rng, test=5):
         """Halves."""

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, compute, data, plan, runs, store
+from pfl_core import Experiment
 from pfl_core.__main__ import main
-from pfl_core.papers import pfedhn
-from pfl_core.simulate import Interrupted
+from pfl_core.data import pools as data
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import compute, store
+from pfl_core.experiments import run as runs
+from pfl_core.papers import pfedhn, plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import seaborn as sns
 from matplotlib.colors import to_rgb
 
-from pfl_core import plots
+from pfl_core.analysis import plots
 from pfl_core.methods.base import METHODS
 
 SAFE = [to_rgb(c) for c in sns.color_palette("colorblind", 10)]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 
-from pfl_core import plots
+from pfl_core.analysis import plots
 
 
 @pytest.fixture(autouse=True)

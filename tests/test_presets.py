@@ -2,7 +2,9 @@
 
 import pytest
 
-from pfl_core import Experiment, papers, presets
+from pfl_core import Experiment
+from pfl_core.papers import base as papers
+from pfl_core.papers import presets
 
 TABLES = [(p, t) for p in papers.PAPERS for t in papers.paper(p).TABLES]
 

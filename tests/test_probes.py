@@ -6,10 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core import Experiment, probes, run, runs, store
-from pfl_core.analysis import shares
-from pfl_core.experiments import federation
-from pfl_core.simulate import Interrupted
+from pfl_core import Experiment, run
+from pfl_core.analysis.stats import shares
+from pfl_core.engine import probes
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import federation
+from pfl_core.util import paths
 
 SMALL = dict(
     dataset="digits", partition="pfedla_noniid1", clients=4, model="mlp", batch=8, lr=0.1, max_samples=24, rounds=6
@@ -140,8 +144,7 @@ def test_recording_changes_no_number(tmp_path):
 
 
 def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
-    for module in (runs, store):
-        monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
     (tmp_path / "results").mkdir()
     e, old = experiment(record=("weights",)), tmp_path / "old"
     rows, result = runs.sweep([e], store=old), run(e, store=old)

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from pfl_core import progress
-from pfl_core.progress import Progress, duration, mode
+from pfl_core.util import progress
+from pfl_core.util.progress import Progress, duration, mode
 
 
 class Clock:

@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 
-from pfl_core import prune, report, store
 from pfl_core.__main__ import main
-from pfl_core.runs import ROW_COLUMNS
+from pfl_core.experiments import prune
+from pfl_core.experiments.run import ROW_COLUMNS
+from pfl_core.papers import report
+from pfl_core.util import paths
 
 A, B, C, D = (d * 16 for d in "abcd")
 
@@ -33,7 +35,7 @@ def home(tmp_path, monkeypatch):
     """A store of four runs, the last of which a row in runs/results/ names, and what else people keep there."""
     runs = tmp_path / "runs"
     monkeypatch.setenv("PFL_RUNS", str(runs))
-    monkeypatch.setattr(report, "results_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "none")
     put(runs / "store" / A, days=40)
     put(runs / "store" / B, status="failed: diverged", method="fedper", size=2_000_000)
     put(runs / "store" / C, dataset="cifar10", days=3)
@@ -214,4 +216,4 @@ def test_another_disk_is_said_and_nothing_moved(home, monkeypatch, capsys):
 def test_a_store_that_is_not_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "none"))
     assert prune.find(store=tmp_path / "none") == [] and not (tmp_path / "none").exists()
-    assert store.runs_root() == tmp_path / "none"
+    assert paths.runs_root() == tmp_path / "none"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 PUBLISHED = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_core/published/fedaghn.csv", dtype=str, keep_default_na=False
+    Path(__file__).parents[1] / "pfl_core/papers/published/fedaghn.csv", dtype=str, keep_default_na=False
 ).assign(number=lambda f: f["value"].astype(float))
 
 DATA = ["CIFAR-10", "CIFAR-100", "CIFAR-100*", "TINY"]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 PUBLISHED = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_core/published/flayer.csv", dtype=str, keep_default_na=False
+    Path(__file__).parents[1] / "pfl_core/papers/published/flayer.csv", dtype=str, keep_default_na=False
 ).assign(number=lambda f: f["value"].astype(float))
 
 IMAGES = [f"{data}, {net}" for net in ("CNN", "ResNet-18") for data in ("CIFAR-10", "CIFAR-100", "Tiny")]

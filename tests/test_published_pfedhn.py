@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-ROWS = pd.read_csv(Path(__file__).parents[1] / "pfl_core/published/pfedhn.csv", keep_default_na=False, dtype=str)
+ROWS = pd.read_csv(Path(__file__).parents[1] / "pfl_core/papers/published/pfedhn.csv", keep_default_na=False, dtype=str)
 NUMBERS = ROWS.assign(value=ROWS["value"].astype(float))
 OURS = ["pfedhn", "pfedhn_pc"]
 

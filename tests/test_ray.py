@@ -12,8 +12,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, runner, runs, simulate, sweep
+from pfl_core import Experiment, sweep
+from pfl_core.engine import simulate
+from pfl_core.experiments import run as runs
 from pfl_core.extras.ray import start
+from tools import runner
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=3, model="mlp", model_args={"hidden": 4}, max_samples=20, rounds=4)
 CELLS = [Experiment(**TINY, seed=s) for s in range(3)]
@@ -200,7 +203,7 @@ def test_worker_processes_share_out_the_gpus(monkeypatch):
 SLOW = """
 import time
 import ray
-from pfl_core import simulate
+from pfl_core.engine import simulate
 
 simulate.CHECKPOINT_EVERY = 0.0
 if ray.is_initialized() and not hasattr(simulate, "fast"):

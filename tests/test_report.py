@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import report, store, sums
-from pfl_core.papers import fedper
-from pfl_core.report import claims, latex, markdown, pick, publish, save_rows, save_table, summary
-from pfl_core.runs import ROW_COLUMNS
+from pfl_core.experiments import store
+from pfl_core.experiments.run import ROW_COLUMNS
+from pfl_core.papers import fedper, report
+from pfl_core.papers.report import claims, latex, markdown, pick, publish, save_rows, save_table, summary
+from pfl_core.util import paths, sums
 
 
 def series(values, row="fedper", column="a", run=None, rounds=None, split="test", **more):
@@ -263,8 +264,8 @@ def test_the_other_claims(artefact):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A project whose runs hold rows and figures of two papers, one of them at smoke."""
-    monkeypatch.setattr(report, "runs_root", lambda: tmp_path / "runs")
-    monkeypatch.setattr(report, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(paths, "runs_root", lambda: tmp_path / "runs")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
     (tmp_path / "home").mkdir()
     (tmp_path / "runs" / "results").mkdir(parents=True)
     for name in ("fedper.smoke-digits", "fedper.quick-digits", "fedper.paper-cifar10+cifar100", "pfedhn.quick-digits"):
@@ -351,7 +352,7 @@ def test_digests_are_those_of_sha256sum_and_follow_what_is_there(home):
 
 
 def test_what_is_committed_is_as_it_was_published():
-    folder = report.results_folder()
+    folder = paths.results_folder()
     there = {p.name for p in folder.iterdir()} - {sums.NAME}
     assert set(sums.known(folder)) == there
     assert all(sums.read(folder / name) for name in there)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pfl_core import runner
+from tools import runner
 
 PARAMETERS = """profile: str = "quick"  # size
 datasets: list[str] = []
@@ -44,7 +44,7 @@ def make(folder: Path, name: str, *cells: str) -> Path:
 def project(folder: Path) -> Path:
     """A copy of what run_all.sh needs, with no notebooks."""
     (folder / "pfl_core").mkdir(parents=True)
-    for name in ("run_all.sh", "pyproject.toml", "pfl_core/runner.py"):
+    for name in ("run_all.sh", "pyproject.toml", "tools/runner.py"):
         shutil.copy(runner.ROOT / name, folder / name)
     return folder
 

@@ -13,10 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import Experiment, Federation, grid, load, load_model, runs, simulate, sweep, tune
-from pfl_core.experiments import federation
-from pfl_core.runs import load_result, run
-from pfl_core.simulate import Interrupted
+from pfl_core import Experiment, Federation, grid, load, load_model, sweep, tune
+from pfl_core.engine import simulate
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import run as runs
+from pfl_core.experiments.experiment import federation
+from pfl_core.experiments.run import load_result, run
+from pfl_core.util import paths
 
 TINY = dict(
     dataset="digits",
@@ -135,7 +138,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_numbers(store, tmp_path, met
 
 
 def script(body):
-    head = f"import os, signal\nfrom pfl_core import Experiment, simulate\nfrom pfl_core.runs import run\nTINY = {TINY!r}\n"
+    head = f"import os, signal\nfrom pfl_core import Experiment; from pfl_core.engine import simulate\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
     code = head + "simulate.CHECKPOINT_EVERY = 0.0\n" + textwrap.dedent(body)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
 
@@ -192,7 +195,9 @@ def test_two_processes_never_compute_the_same_run(store):
     """
     procs = []
     for _ in range(2):
-        head = f"import os\nfrom pfl_core import Experiment\nfrom pfl_core.runs import run\nTINY = {TINY!r}\n"
+        head = (
+            f"import os\nfrom pfl_core import Experiment\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
+        )
         procs.append(subprocess.Popen([sys.executable, "-c", head + textwrap.dedent(body)], env=os.environ))
     assert [p.wait(120) for p in procs] == [0, 0]
     assert len(set((store.parent / "who").read_text().split())) == 1
@@ -229,7 +234,7 @@ def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
     results = tmp_path / "results"
     results.mkdir()
     pd.concat([rows, rows.assign(artefact="fig3")]).to_csv(results / "fedper.quick-digits.csv", index=False)
-    monkeypatch.setattr(runs, "results_folder", lambda: results)
+    monkeypatch.setattr(paths, "results_folder", lambda: results)
     again = sweep([e.but(tags={"artefact": "fig3"})], recompute=False, store=tmp_path / "empty")
     assert not (tmp_path / "empty" / e.id).exists() and set(again.artefact) == {"fig3"}
     np.testing.assert_allclose(again.value, rows.value)

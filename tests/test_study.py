@@ -5,12 +5,16 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import compute, data, presets, report, runs, store
+from pfl_core.data import pools as data
+from pfl_core.experiments import compute
+from pfl_core.experiments import run as runs
+from pfl_core.experiments.run import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import FULL, fedper
-from pfl_core.report import VIEWS
-from pfl_core.runs import ROW_COLUMNS
-from pfl_core.study import PROFILES, STAND_INS, Study
+from pfl_core.papers import fedper, presets, report
+from pfl_core.papers.base import FULL
+from pfl_core.papers.report import VIEWS
+from pfl_core.papers.study import PROFILES, STAND_INS, Study
+from pfl_core.util import paths
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
@@ -21,8 +25,7 @@ BOTH = {"fedavg": {"method": "fedavg"}, "fedper": {"method": "fedper"}}
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A project with nothing run and nothing committed."""
-    for module in (runs, report, store):
-        monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     with plt.rc_context():
         yield tmp_path

@@ -7,8 +7,12 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from pfl_core import analysis, plots, runs, store, views, widgets
-from pfl_core.experiments import Experiment, federation
+from pfl_core.analysis import plots
+from pfl_core.analysis import stats as analysis
+from pfl_core.experiments import run as runs
+from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.explore import views, widgets
+from pfl_core.util import paths
 
 SMALL = Experiment(
     dataset="digits",
@@ -36,14 +40,14 @@ def results(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
         empty = tmp_path_factory.mktemp("results")
-        patch.setattr(store, "results_folder", lambda: empty)
+        patch.setattr(paths, "results_folder", lambda: empty)
         yield {label: runs.run(SMALL.but(**changes), executor="threads") for label, changes in RUNS.items()}
 
 
 @pytest.fixture
 def nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(store, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
 
 
 def default(name: str, **wanted):
@@ -200,7 +204,7 @@ def test_alike_clients(results):
 
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(tmp_path, monkeypatch, results):
     committed, own = tmp_path / "results", tmp_path / "runs" / "results"
-    monkeypatch.setattr(store, "results_folder", lambda: committed)
+    monkeypatch.setattr(paths, "results_folder", lambda: committed)
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     rows = results["fedper"].rows.assign(paper="fedper", artefact="fig2", row="fedper", column="k=4")
     for folder, value in ((committed, 1.0), (own, 2.0)):

@@ -1,1 +1,4 @@
-"""What needs packages that not everybody has; each is imported where it is used."""
+"""What needs packages of its own: Flower, Ray, TensorBoard and trackers; reached by name, when asked for."""
+
+# What other rooms may take from it.
+__all__ = ["flower", "logging", "ray"]

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_core.engine import Engine
-from pfl_core.experiments import Experiment, build_method, federation
+from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import evaluate_at, returned, sample
+from pfl_core.experiments.experiment import Experiment, build_method, federation
 from pfl_core.methods.base import Method, State
-from pfl_core.simulate import evaluate_at, returned, sample
 from pfl_core.stacked import Params
 
 Model = dict[str, Tensor]  # of one client: no client axis

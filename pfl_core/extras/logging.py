@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pfl_core.experiments import Experiment, federation
-from pfl_core.federation import Federation
-from pfl_core.simulate import History
+from pfl_core.data.federation import Federation
+from pfl_core.engine.simulate import History
+from pfl_core.experiments.experiment import Experiment, federation
 
 
 def tensorboard(e: Experiment, folder: str | Path, fed: Federation | None = None) -> Callable[[int, History], None]:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pfl_core.experiments import Experiment
-from pfl_core.runs import run
-from pfl_core.store import Result, load_result
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import run
+from pfl_core.experiments.store import Result, load_result
 
 RETRIES = 10  # nodes that one run may lose
 CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")

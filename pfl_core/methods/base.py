@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import checks, draws, identity, models
-from pfl_core.cards import Listing, card
-from pfl_core.federation import rng
+from pfl_core import models
+from pfl_core.data.federation import rng
 from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
+from pfl_core.util import checks, draws, identity
+from pfl_core.util.cards import Listing, card
 
 METHODS: dict[str, type[Method]] = {}
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pfl_core.federation import rng
+from pfl_core.data.federation import rng
 from pfl_core.methods.base import Method
 from pfl_core.stacked import own, prefixed, put, scalars, select, unprefixed
 

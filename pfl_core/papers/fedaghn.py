@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis import pick, shares, stages
-from pfl_core.experiments import Experiment
-from pfl_core.papers import FULL, Claim, derived, use, value
+from pfl_core.analysis.select import pick
+from pfl_core.analysis.stats import shares, stages
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.papers.base import FULL, Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "table3", "table4", "fig4", "fig5", "apptable1", "apptable2", "appfig1", "appfig2"]
 TABLES = ("table1", "table2", "table3", "apptable1")  # those whose rows `presets` gives

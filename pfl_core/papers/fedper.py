@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core.papers import Claim, use, value
+from pfl_core.papers.base import Claim, use, value
 
 ARTEFACTS = [f"fig{i}" for i in range(2, 19)]
 TABLES: tuple[str, ...] = ()

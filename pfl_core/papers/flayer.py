@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis import pick
-from pfl_core.papers import Claim, derived, use, value
+from pfl_core.analysis.select import pick
+from pfl_core.papers.base import Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "table3", "table4", "table5a", "table5b", "table5c", "fig2", "fig3"]
 TABLES = ("table1", "table2", "table3", "table5a", "table5b")  # those whose rows `presets` gives

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core import data, experiments, store
-from pfl_core.analysis import clustering, diagonal_rank, pick, row_scaled, slope, total_variation, tsne
-from pfl_core.experiments import Experiment
-from pfl_core.papers import FULL, Claim, derived, use, value
+from pfl_core.analysis.select import pick
+from pfl_core.analysis.stats import clustering, diagonal_rank, row_scaled, slope, total_variation, tsne
+from pfl_core.data import pools as data
+from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.papers.base import FULL, Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "fig2", "fig3", "fig4", "table3", "fig5", "fig6", "table4", "fig7", "appc5"]
 TABLES = ("table1", "table3", "table4")  # those whose rows `presets` gives

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core import models, store
-from pfl_core.analysis import agreement, overlap, pick
-from pfl_core.experiments import Experiment, federation
+from pfl_core import models
+from pfl_core.analysis.select import pick
+from pfl_core.analysis.stats import agreement, overlap
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import Experiment, federation
 from pfl_core.methods.pfedla import table3_megabytes
-from pfl_core.papers import FULL, Claim, derived, use, value
+from pfl_core.papers.base import FULL, Claim, derived, use, value
 
 ARTEFACTS = ["table1", "table2", "table3", "fig1", "fig5", "fig6", "fig7"]
 TABLES = ("table1", "table2", "table3")  # those whose rows `presets` gives

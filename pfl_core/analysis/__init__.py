@@ -1,0 +1,4 @@
+"""From data frames to numbers, verdicts and pictures; sees no tensors."""
+
+# What other rooms may take from it.
+__all__ = ["plots", "select", "stats", "verdicts"]

@@ -1,0 +1,538 @@
+"""Data set name -> `Pool` of arrays.
+
+Looked for in this order: the array cache ROOT/NAME.npz, then raw files below ROOT; never on the network unless told to.
+ROOT is the argument `root`, else $PFL_DATA, else $XDG_CACHE_HOME/pfl, else ~/.cache/pfl. What is absent or damaged is
+said before anything is trained, and nothing stands in for it silently. `digits`, `digits100` and `raters_digits100` are
+made from scikit-learn's digits and need no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from pfl_core.data import readers
+from pfl_core.util import checks
+from pfl_core.util.cards import Listing
+
+DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
+
+
+class DatasetMissing(FileNotFoundError):
+    """A data set is in none of its places; the message says where was looked and how to get it."""
+
+
+class DatasetDamaged(ValueError):
+    """A file of a data set is not what it should be; the message names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples of a data set, official parts together. All who load it share it: treat the arrays as read-only.
+
+    x: uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, or int32 tokens [n, length]; y: int64
+    [n], class 0 to classes - 1; is_test: bool [n], the official, else a fixed random, test part; extra: columns [n]
+    (coarse, alphabet, character, worker ...) and, of tokens, `vocab`, the words [v]; mean, std: per channel, on the
+    [0, 1] scale; images without get those of their training part. uint8 images are normalised by them, float32 ones are
+    taken as they are. Raises ValueError where these do not fit together, and for NaN.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    is_test: np.ndarray
+    classes: int
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self):
+        if problem := self._problem():
+            raise ValueError(f"pool {self.name!r}: {problem}")
+        if self.kind == "image" and self.mean is None:
+            for key, value in zip(("mean", "std"), statistics(self.x[~self.is_test]), strict=True):
+                object.__setattr__(self, key, value)
+
+    def _problem(self) -> str | None:
+        x, y, n = self.x, self.y, len(self.x)
+        allowed = {"uint8": (3, 4), "float32": (3, 4), "int32": (2,)}
+        columns = {k: v for k, v in self.extra.items() if k != "vocab"}
+        if x.ndim not in allowed.get(x.dtype.name, ()) or x.size == 0:
+            return f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 [n, h, w(, c)], int32 [n, length], not empty"
+        if x.ndim == 4 and x.shape[3] not in (1, 3):
+            return f"x is {x.dtype} {x.shape}; allowed are 1 or 3 channels, last: leave an alpha channel out with x[..., :3]"
+        if x.dtype == np.float32 and (bad := sum(not np.isfinite(a).all() for a in x)):
+            return f"x is not finite in {bad} of {n} samples; leave them out, or replace NaN and infinite values"
+        for key, a, dtype in (("y", y, np.int64), ("is_test", self.is_test, bool)):
+            if a.dtype != dtype or a.shape != (n,):
+                return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},)"
+        if not 0 <= y.min() <= y.max() < self.classes:
+            return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}"
+        if self.classes > max(1000, n):  # a network has an output a class: a stray label would take all memory
+            return f"{self.classes} classes of {n} samples; allowed are {max(1000, n)}: number the labels from 0 on"
+        if wrong := [k for k, v in columns.items() if v.shape != (n,)]:
+            return f"extra column {wrong[0]!r} has shape {columns[wrong[0]].shape}, expected ({n},)"
+        if "vocab" in self.extra and not 0 <= x.min() <= x.max() < len(self.extra["vocab"]):
+            return f"tokens go from {x.min()} to {x.max()}, the vocabulary has {len(self.extra['vocab'])} words"
+        if self.is_test.all():
+            return "all samples are test samples"
+        return None
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.y)
+
+    @property
+    def kind(self) -> str:
+        """ "image" or "text"."""
+        return "text" if self.x.dtype == np.int32 else "image"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image, (length,) of a text."""
+        if self.kind == "text":
+            return self.x.shape[1:]
+        h, w, *c = self.x.shape[1:]
+        return (*(c or [1]), h, w)
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """x as a Federation takes it: float images with their channels first [n, channels, h, w]."""
+        if self.x.dtype != np.float32:
+            return self.x
+        return self.x[:, None] if self.x.ndim == 3 else self.x.transpose(0, 3, 1, 2)
+
+    @cached_property
+    def checksum(self) -> str:
+        """sha256 (hex) over all that decides numbers: kind, shape and bytes of x, y, is_test and columns, classes, mean and std."""
+        stats = [v and [float(c) for c in v] for v in (self.mean, self.std)]
+        digest = hashlib.sha256(repr((self.classes, *stats)).encode())
+        for a in (self.x, self.y, self.is_test, *(self.extra[k] for k in sorted(self.extra))):
+            digest.update(f"{a.dtype.str}{a.shape}".encode())
+            digest.update(np.ascontiguousarray(a).view(np.uint8).data)
+        return digest.hexdigest()
+
+
+def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel gets std 1."""
+    x = x.reshape(*x.shape[:3], -1)
+    total = np.zeros((2, x.shape[-1]))
+    for i in range(0, len(x), 1024):  # in pieces: the whole in float64 would be eight times its size
+        a = x[i : i + 1024] / (255.0 if x.dtype == np.uint8 else 1.0)
+        total += [a.sum((0, 1, 2), dtype=np.float64), np.square(a, dtype=np.float64).sum((0, 1, 2))]
+    mean, square = total / (x.size / x.shape[-1])
+    std = np.sqrt(np.maximum(square - mean**2, 0)).round(4)
+    return tuple(mean.round(4).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+# ---- public sets, read from files
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a public data set is found and what it must look like."""
+
+    doc: str
+    classes: int | None  # None: as many as there are labels
+    shape: tuple[int, ...] | None  # of one sample; None: any
+    read: Callable[[Path], readers.Arrays]
+    folders: tuple[str, ...]  # below ROOT, in order of preference
+    files: tuple[str, ...]  # all in one of these folders
+    official: tuple[int, int]  # train and test samples of the complete set, of equal classes if `balanced`
+    licence: str
+    by_hand: str
+    download: Callable[[Path], readers.Arrays | None] | None = (
+        None  # brings the raw files below ROOT, or returns the arrays
+    )
+    columns: tuple[str, ...] = ()
+    stats: tuple[tuple[float, ...] | None, tuple[float, ...] | None] = (None, None)
+    balanced: bool = True
+    packed: str = ""  # ending of the packed form in which the files may be, too
+    slow: bool = False  # reading the raw files takes so long that `load` keeps the arrays
+
+    def absent(self, folder: Path) -> list[str]:
+        """Which of the files `folder` lacks."""
+        return [f for f in self.files if not ((folder / f).exists() or (folder / (f + self.packed)).exists())]
+
+
+def _torchvision(dataset: str, *parts: dict) -> Callable[[Path], None]:
+    def download(root: Path) -> None:
+        from torchvision import datasets  # late: it is slow to import, and most uses of this module never need it
+
+        for part in parts or ({},):
+            getattr(datasets, dataset)(root, download=True, **part)
+
+    return download
+
+
+def _hugging_face(repository: str, test: str, convert: Callable) -> Callable[[Path], readers.Arrays]:
+    def download(root: Path) -> readers.Arrays:
+        try:
+            import datasets  # late: an optional extra
+        except ImportError as e:
+            raise ImportError('it needs the package `datasets`: pip install "pfl-core[datasets]"') from e
+        parts = datasets.load_dataset(repository, cache_dir=str(root / "huggingface"))
+        return convert(*((p["label"], p) for p in (parts["train"], parts[test])))
+
+    return download
+
+
+def _hf_images(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
+    return readers.joined(
+        *((np.stack([np.asarray(r["image"].convert("RGB")) for r in p]), np.array(y)) for y, p in parts)
+    )
+
+
+def _hf_texts(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
+    return readers.texts(*((list(p["text"]), list(y)) for y, p in parts))
+
+
+def _idx_files(train: str = "train", test: str = "t10k") -> tuple[str, ...]:
+    return tuple(f"{p}-{kind}-ubyte" for p in (train, test) for kind in ("images-idx3", "labels-idx1"))
+
+
+def _emnist(split: str, doc: str, classes: int, *official: int, balanced: bool = True) -> Source:
+    parts = (f"emnist-{split}-train", f"emnist-{split}-test")
+    first_label = 1 if split == "letters" else 0
+    read = partial(readers.idx, train=parts[0], test=parts[1], transposed=True, first_label=first_label)
+    by_hand = "gzip.zip (536 MB, md5 58c8d27c78d21e728a6bc7b3cc06412e) of the NIST page on EMNIST, into EMNIST/raw"
+    folders, licence = ("EMNIST/raw", "EMNIST/raw/gzip"), "none stated; cite Cohen et al. 2017"
+    kw = {"download": _torchvision("EMNIST", {"split": split}), "balanced": balanced, "packed": ".gz"}
+    return Source(doc, classes, (28, 28), read, folders, _idx_files(*parts), official, licence, by_hand, **kw)
+
+
+_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+_CIFAR = "none stated; cite Krizhevsky 2009"
+# fmt: off
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        "handwritten digits, 28x28", 10, (28, 28), readers.idx, ("MNIST/raw",), _idx_files(), (60_000, 10_000),
+        "CC BY-SA 3.0", "the four .gz files (12 MB) from https://ossci-datasets.s3.amazonaws.com/mnist/ into MNIST/raw",
+        _torchvision("MNIST"), stats=((0.1307,), (0.3081,)), balanced=False, packed=".gz"),
+    "fashion_mnist": Source(
+        "pictures of clothes, 28x28", 10, (28, 28), readers.idx, ("FashionMNIST/raw", DEBIAN_FASHION), _idx_files(),
+        (60_000, 10_000), "MIT", "apt install dataset-fashion-mnist, or the four .gz files (31 MB) of the repository "
+        "zalandoresearch/fashion-mnist into FashionMNIST/raw",
+        _torchvision("FashionMNIST"), stats=((0.2860,), (0.3530,)), packed=".gz"),
+    "emnist": _emnist("byclass", "EMNIST ByClass, 28x28: 0-9, A-Z, a-z", 62, 697_932, 116_323, balanced=False),
+    "emnist-bymerge": _emnist("bymerge", "EMNIST, cases merged where alike", 47, 697_932, 116_323, balanced=False),
+    "emnist-balanced": _emnist("balanced", "EMNIST ByMerge, equal classes", 47, 112_800, 18_800),
+    "emnist-letters": _emnist("letters", "EMNIST letters, cases merged", 26, 124_800, 20_800),
+    "emnist-mnist": _emnist("mnist", "EMNIST digits, as many as in MNIST", 10, 60_000, 10_000),
+    "cifar10": Source(
+        "photographs of 10 kinds of things, 32x32x3", 10, (32, 32, 3),
+        partial(readers.cifar, train=_BATCHES, test="test_batch", label="labels"),
+        ("cifar-10-batches-py",), (*_BATCHES, "test_batch"), (50_000, 10_000),
+        _CIFAR, "cifar-10-python.tar.gz (170 MB, md5 c58f30108f718f92721af3b95e74349a) from "
+        "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked",
+        _torchvision("CIFAR10"), stats=((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))),  # as pFedHN's code has it
+    "cifar100": Source(
+        "photographs of 100 kinds of things in 20 coarse classes, 32x32x3", 100, (32, 32, 3),
+        partial(readers.cifar, train=("train",), test="test", label="fine_labels", columns={"coarse": "coarse_labels"}),
+        ("cifar-100-python",), ("train", "test"), (50_000, 10_000),
+        _CIFAR, "cifar-100-python.tar.gz (169 MB, md5 eb9058c3a382ffc7106e4002c42a8d85) from "
+        "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked",
+        _torchvision("CIFAR100"), columns=("coarse",), stats=((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))),
+    "omniglot": Source(
+        "characters of 50 alphabets, 20 drawings each, 105x105 (a cache may hold 28x28)", None, None,
+        readers.omniglot, ("omniglot-py",), ("images_background", "images_evaluation"), (1623 * 17, 1623 * 3),
+        "MIT", "images_background.zip and images_evaluation.zip (16 MB) of the repository brendenlake/omniglot, folder "
+        "python, unpacked into omniglot-py",
+        _torchvision("Omniglot", {"background": True}, {"background": False}),
+        columns=("alphabet", "character"), slow=True),
+    "tiny_imagenet": Source(
+        "photographs of 200 kinds of things, 64x64x3; the test part is the official val", 200, (64, 64, 3),
+        readers.tiny_imagenet, (".",), ("tiny-imagenet-200",), (100_000, 10_000),
+        "non-commercial research (ImageNet's terms)",
+        "tiny-imagenet-200.zip (248 MB) from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked or as it is",
+        _hugging_face("zh-plus/tiny-imagenet", "valid", _hf_images), packed=".zip", slow=True),
+    "ag_news": Source(
+        "news texts of 4 kinds, 200 tokens", 4, (readers.TEXT_LENGTH,),
+        readers.ag_news, ("ag_news",), ("train.csv", "test.csv"), (120_000, 7_600),
+        "non-commercial use", "train.csv and test.csv (rows class,title,description or text,label) into ag_news",
+        _hugging_face("fancyzhx/ag_news", "test", _hf_texts), columns=("vocab",), slow=True),
+    "flickr_aes": Source(
+        "photographs rated 0-4 by 210 workers, resampled to 64x64x3, one row a rating", 5, (*readers.FLICKR_SIZE, 3),
+        readers.flickr_aes, ("flickr_aes",), (readers.FLICKR_CSV, "40K"), (0, 0),
+        "none stated, so never downloaded by this package",
+        "FLICKR-AES-001.zip (5.8 GB) and the CSV by the links in the repository alanspike/personalizedImageAesthetics; "
+        "the CSV and the folder 40K into flickr_aes", columns=("worker", "image"), slow=True),
+}
+# fmt: on
+
+
+def _root(root: str | os.PathLike | None) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root or os.environ.get("PFL_DATA") or Path(cache, "pfl")).expanduser().absolute()
+
+
+def _offline() -> bool:
+    return os.environ.get("PFL_OFFLINE", "0") not in ("", "0")
+
+
+def _explain(name: str, root: Path, headline: str, found: str = "") -> str:
+    """The error about a public data set, in seven parts."""
+    s = SOURCES[name]
+    partly = {folder: s.absent(root / folder) for folder in s.folders}
+    partly = [f"{root / f} without {', '.join(lost)}" for f, lost in partly.items() if len(lost) < len(s.files)]
+    there = ", ".join(sorted(p.name for p in root.iterdir())[:12]) if root.is_dir() else "does not exist"
+    parts = {
+        "looked in": ", ".join(str(root / f) for f in (f"{name}.npz", *s.folders)),
+        "found": found or "; ".join(partly) or f"nothing of it ({root}: {there or 'empty'})",
+        "expected": f"{name}.npz, or {', '.join(s.files)} in one folder" + (f" (or as {s.packed})" if s.packed else ""),
+        "get it": f"python -m pfl_core fetch {name}" if s.download else "by hand only",
+        "or": f"{s.by_hand}, below {root}",
+        "licence": f"{s.licence}; not redistributed with this package",
+        "meanwhile": f'data set "digits" needs no file (its numbers say nothing about {name})',
+    }
+    if s.download and _offline():
+        parts["get it"] += "   (network: off, because PFL_OFFLINE is set)"
+    return "\n".join([f"{name} {headline}", *(f"  {key:<10}: {text}" for key, text in parts.items())])
+
+
+def _pool(name: str, root: Path, path: Path, arrays: Callable[[], readers.Arrays], complete: bool = False) -> Pool:
+    """The Pool of what `arrays` reads from `path`, else DatasetDamaged; `complete`: as large as the official set."""
+    s = SOURCES[name]
+    try:
+        a = dict(arrays())
+        if absent := {"x", "y", "is_test", *s.columns} - set(a):
+            raise ValueError(f"the array {min(absent)!r} is not in it")
+        x, y, is_test = (a.pop(key) for key in ("x", "y", "is_test"))
+        if s.shape and x.shape[1:] != s.shape:
+            raise ValueError(f"x is {x.shape}, expected (n, {', '.join(map(str, s.shape))})")
+        pool = Pool(name, x, y, is_test, s.classes or int(y.max(initial=0)) + 1, a, *s.stats)
+        counts = [np.bincount(y[part], minlength=pool.classes) for part in (~is_test, is_test)]
+        if complete and tuple(c.sum() for c in counts) != s.official:
+            raise ValueError(f"{counts[0].sum()} train and {counts[1].sum()} test samples, expected {s.official}")
+        if complete and s.balanced and any(np.ptp(c) for c in counts):
+            raise ValueError("the classes are not equally large, as they should be")
+        return pool
+    except (MemoryError, ImportError):
+        raise
+    except Exception as e:  # zipfile, numpy and Pillow meet damaged files with nearly any exception
+        found = f"{path}: {e}. Delete or replace it, then get it again"
+        raise DatasetDamaged(_explain(name, root, "is damaged.", found)) from e
+
+
+def _read_cache(path: Path) -> readers.Arrays:
+    with path.open("rb") as f, np.load(f, allow_pickle=False) as z:  # given a path, numpy leaves broken files open
+        return {"x" if key == "tokens" else key: z[key] for key in z.files}
+
+
+def _write_cache(pool: Pool, root: Path) -> None:
+    """ROOT/NAME.npz, whole or not at all: processes at work at the same time never see half of it."""
+    mine = root / f".{pool.name}.{os.getpid()}.npz"
+    try:
+        x = {"tokens" if pool.kind == "text" else "x": pool.x}
+        np.savez(mine, **x, y=pool.y, is_test=pool.is_test, **pool.extra)
+        os.replace(mine, root / f"{pool.name}.npz")
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _read(name: str, root: Path, complete: bool = False) -> Pool:
+    s, cache = SOURCES[name], root / f"{name}.npz"
+    if cache.exists():
+        return _pool(name, root, cache, partial(_read_cache, cache))
+    for folder in (root / f for f in s.folders):
+        if not s.absent(folder):
+            pool = _pool(name, root, folder, partial(s.read, folder), complete)
+            if complete or (s.slow and os.access(root, os.W_OK)):
+                try:
+                    _write_cache(pool, root)
+                except OSError as error:
+                    print(
+                        f"{name}: its array cache could not be kept in {root} ({error}); the raw files serve, more slowly"
+                    )
+            return pool
+    raise DatasetMissing(_explain(name, root, "is not available."))
+
+
+def _download(name: str, root: Path) -> None:
+    checks.make_folder(root, "PFL_DATA")
+    try:
+        arrays = SOURCES[name].download(root)
+    except (OSError, RuntimeError, ImportError) as e:
+        found = f"nothing: the download failed ({type(e).__name__}: {e})"
+        raise DatasetMissing(_explain(name, root, "is not available.", found)) from e
+    if arrays is None:
+        _read(name, root, complete=True)
+    else:
+        _write_cache(_pool(name, root, root, lambda: arrays, complete=True), root)
+
+
+# ---- sets made from others
+
+
+def _digits() -> Pool:
+    """scikit-learn's 1,797 digits of 8x8 as 28x28: each pixel 3x3, border 2; a sixth of each class is test."""
+    from sklearn.datasets import load_digits
+
+    small = load_digits()
+    y = small.target.astype(np.int64)
+    x = np.rint(small.images * (255 / 16)).astype(np.uint8)
+    x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
+    return Pool("digits", x, y, readers.held_out(y, 1 / 6, seed=0), 10)
+
+
+def _digits100() -> Pool:
+    """6,000 two-digit numbers of 28x28, 60 of each, in the frame of `digits`; `coarse` is the tens digit.
+
+    Of each 8x8 digit the outer columns (0.3 % of the ink) are left out; the six others are drawn 2 wide and 3 high, two
+    digits side by side, border 2. The 10 test images of a class are pairs of test digits, the 50 others distinct pairs
+    of training digits.
+    """
+    ones = _digits()
+    rng = np.random.RandomState(1)
+    x, y, is_test = [], [], []
+    narrow = np.delete(ones.x[:, 2:26, 5:23], np.s_[2::3], axis=2)  # columns 1-6, of whose three copies two stay
+    for test, each in ((False, 50), (True, 10)):
+        members = [narrow[(ones.y == d) & (ones.is_test == test)] for d in range(10)]
+        for number in range(100):
+            left, right = members[number // 10], members[number % 10]
+            i, j = np.divmod(rng.choice(len(left) * len(right), each, replace=False), len(right))
+            x.append(np.concatenate([left[i], right[j]], axis=2))
+            y += [number] * each
+            is_test += [test] * each
+    order = rng.permutation(len(y))
+    x = np.pad(np.concatenate(x), ((0, 0), (2, 2), (2, 2)))[order]
+    y = np.array(y, dtype=np.int64)[order]
+    return Pool("digits100", x, y, np.array(is_test)[order], 100, {"coarse": y // 10})
+
+
+def _raters(name: str, base: Pool, workers: int = 40) -> Pool:
+    """Synthetic raters, a stand-in for FLICKR-AES (papers.md C.9); y = score 0-4, columns `worker` and `image`.
+
+    1,400 images of `base`; each worker rates 60 to 290 of them. Their taste weighs the class (the coarse one, where
+    there is one), brightness, contrast and colourfulness; half of it is common to all workers, half their own. The
+    score is the quintile, among their images, of taste plus noise (sd 30 % of it): one image has several labels.
+    `is_test` is a fifth of each worker's images.
+    """
+    rng = np.random.RandomState(2)
+    chosen = np.sort(rng.permutation(base.n)[:1400])
+    x = base.x[chosen] / 255.0
+    scalars = [x.mean(tuple(range(1, x.ndim))), x.std(tuple(range(1, x.ndim)))]
+    if x.ndim == 4:  # colourfulness after Hasler and Suesstrunk (2003)
+        opponent = np.stack([x[..., 0] - x[..., 1], (x[..., 0] + x[..., 1]) / 2 - x[..., 2]])
+        scalars.append(np.hypot(*opponent.std((2, 3))) + 0.3 * np.hypot(*opponent.mean((2, 3))))
+    scalars = [(s - s.mean()) / s.std() for s in scalars]
+    kind = base.extra.get("coarse", base.y)[chosen]
+    features = np.column_stack([np.eye(kind.max() + 1)[kind], *scalars])
+    common, image, score, worker = rng.randn(features.shape[1]), [], [], []
+    for w in range(workers):
+        mine = rng.permutation(len(chosen))[: rng.randint(60, 291)]
+        taste = features[mine] @ (0.5 * common + 0.5 * rng.randn(len(common)))
+        taste += 0.3 * taste.std() * rng.randn(len(mine))
+        image.append(chosen[mine])
+        score.append(taste.argsort().argsort() * 5 // len(mine))
+        worker.append(np.full(len(mine), w, dtype=np.int64))
+    image, worker = np.concatenate(image), np.concatenate(worker)
+    is_test, columns = readers.held_out(worker, 0.2, seed=2), {"worker": worker, "image": image}
+    return Pool(name, base.x[image], np.concatenate(score), is_test, 5, columns, base.mean, base.std)
+
+
+def _relabelled(name: str, base: Pool, label: np.ndarray, classes: int) -> Pool:
+    """The samples of `base` whose new label (n,) is not -1."""
+    keep = label >= 0
+    return Pool(name, base.x[keep], label[keep], base.is_test[keep], classes)
+
+
+def _emnist_digits(root: Path) -> Pool:
+    base = _load("emnist", root)
+    return _relabelled("emnist-digits", base, np.where(base.y < 10, base.y, -1), 10)
+
+
+def _emnist_letters10(root: Path) -> Pool:
+    base = _load("emnist", root)
+    letter = np.where(base.y < 36, base.y - 10, base.y - 36)
+    return _relabelled("emnist-letters10", base, np.where((base.y >= 10) & (letter < 10), letter, -1), 10)
+
+
+# ---- names
+
+
+@dataclass(frozen=True)
+class _Entry:
+    doc: str
+    make: Callable[[Path], Pool]
+    needs: str = ""  # the public set whose files it needs
+
+
+def _raters_of(base: str) -> Callable[[Path], Pool]:
+    return lambda root: _raters(f"raters_{base}", _load(base, root))
+
+
+_ENTRIES: dict[str, _Entry] = {
+    "digits": _Entry("scikit-learn's digits as 28x28; needs no file", lambda root: _digits()),
+    "digits100": _Entry(
+        "numbers 00-99 made of `digits`, coarse = tens, 28x28; needs no file", lambda root: _digits100()
+    ),
+    "raters_digits100": _Entry("synthetic raters (score 0-4) of `digits100`; needs no file", _raters_of("digits100")),
+    "raters_cifar10": _Entry("synthetic raters (score 0-4) of `cifar10`", _raters_of("cifar10"), "cifar10"),
+    "emnist-digits": _Entry("the digits of `emnist`", _emnist_digits, "emnist"),
+    "emnist-letters10": _Entry("A-J of `emnist`, cases merged", _emnist_letters10, "emnist"),
+    **{name: _Entry(s.doc, partial(_read, name), name) for name, s in SOURCES.items()},
+}
+
+
+def _entry(name: str) -> _Entry:
+    checks.known("data set", name, sorted(_ENTRIES), "add your own with register_dataset")
+    return _ENTRIES[name]
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError, naming the nearest, unless `load` knows the data set."""
+    _entry(name)
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, root: Path) -> Pool:
+    pool = _entry(name).make(root)
+    if not isinstance(pool, Pool):
+        raise TypeError(f"data set {name!r}: its function returned {type(pool).__name__}, expected pfl_core.data.pools.Pool")
+    return pool if pool.name == name else replace(pool, name=name)
+
+
+def load(name: str, *, root: str | os.PathLike | None = None, download: bool = False) -> Pool:
+    """The Pool of data set `name` (see `list_datasets`); the same object while it is among the last four loaded.
+
+    root: folder of caches and raw files (default: see the module); download: `fetch` what is missing. Raises ValueError
+    for an unknown name, DatasetMissing or DatasetDamaged, saying what to do, where files are absent or not as expected.
+    """
+    return fetch(name, root) if download else _load(name, _root(root))
+
+
+def fetch(name: str, root: str | os.PathLike | None = None) -> Pool:
+    """The Pool of data set `name`; where it is missing, it is downloaded, verified and kept as ROOT/NAME.npz first.
+
+    Vision sets come through torchvision (md5), tiny_imagenet and ag_news through the optional package `datasets`
+    (number of samples in all and in each class). Raises as `load` does; with PFL_OFFLINE=1 in the environment the
+    network is not touched, and DatasetMissing says so.
+    """
+    entry, where = _entry(name), _root(root)
+    try:
+        return _load(name, where)
+    except DatasetMissing:
+        if _offline() or not entry.needs or not SOURCES[entry.needs].download:
+            raise
+    _download(entry.needs, where)
+    return _load(name, where)
+
+
+def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
+    """Make `load(name)` return fn(), a Pool; `doc`: its line in `list_datasets`. Raises ValueError for a taken name."""
+    if name in _ENTRIES:
+        raise ValueError(f"data set {name!r} exists already ({_ENTRIES[name].doc}); choose another name")
+    _ENTRIES[name] = _Entry(doc, lambda root: fn())
+
+
+def list_datasets() -> Listing:
+    """{name: one line} of every data set that `load` knows, whether its files are here or not."""
+    return Listing({name: entry.doc for name, entry in sorted(_ENTRIES.items())})

@@ -1,0 +1,471 @@
+"""The batched executor: one vmapped step for a whole stack of clients, replayed as a CUDA graph where there is a GPU.
+
+A stack is memory that stays where it is. Clients lie in it longest first; those that are done drop off its end, over a few sizes
+(`sizes`), so that few graphs are captured. Within a size a client that is done is copied out and its rows run on, unused.
+The only file that knows of CUDA graphs. `GRAPHS` says by kind of device what captures a step; tests put a stand-in there.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad as func_grad
+from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from pfl_core.data.federation import Federation
+from pfl_core.methods.base import Batch, Method, Step
+from pfl_core.stacked import Params, is_common, own, select
+
+PRECISIONS = ("full", "tf32", "bf16")
+WARM = 2  # eager steps of a size before it is captured: libraries choose their kernels in them
+KEPT = 4  # stacks kept between rounds: a method's phases
+SHRINK = 0.71  # of a stack's size to the next: at most three rows in ten are computed in vain, on average one or two
+Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
+
+
+class Job(NamedTuple):
+    """One phase of local training: what every client starts from, what it trains on and how."""
+
+    loss: Callable
+    start: Params
+    anchor: Params
+    names: list[str]  # trained
+    plans: list[Tensor]  # pool indices (T_k, batches, B) of each client
+    noise: list[Callable[[], Callable[[tuple[int, ...]], Tensor]] | None]  # called anew, it draws the same again
+    step: Callable | None
+    lr: float | dict[str, float]
+    training: bool
+    seeds: list[int] = []  # of what foreign code draws, one a client
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each trained name."""
+        return [self.lr[n] if isinstance(self.lr, dict) else self.lr for n in self.names]
+
+    def changing(self, buffers: Iterable[str]) -> list[str]:
+        """Names of start that local SGD writes: trained parameters, optimiser state and, in training mode, the model's `buffers`."""
+        names = {*self.names, *(f"opt.{n}" for n in self.names), *(buffers if self.training else ())}
+        return [n for n in self.start if n in names]
+
+    @property
+    def order(self) -> list[int]:
+        """Clients by their number of steps, longest first."""
+        return sorted(range(len(self.plans)), key=lambda i: -len(self.plans[i]))
+
+
+class Graph(Protocol):
+    """A step that was captured once and can be replayed: the same operations on the same memory."""
+
+    def capture(self, fn: Callable[[], None]) -> None:
+        """Record what fn launches, without running it; RuntimeError if it needs the host."""
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+
+
+class CudaGraph:
+    """A CUDA graph; all share one memory pool, since they run one after another and keep nothing in it."""
+
+    pool: Any = None
+
+    def __init__(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        CudaGraph.pool = CudaGraph.pool or torch.cuda.graph_pool_handle()
+
+    def capture(self, fn: Callable[[], None]) -> None:
+        """Record what fn launches; RuntimeError if it needs the host."""
+        try:
+            with torch.cuda.graph(self.graph, pool=CudaGraph.pool):
+                fn()
+        except RuntimeError:
+            CudaGraph.pool = None  # a broken capture may leave its mark on it
+            raise
+
+    def replay(self) -> None:
+        """Launch it."""
+        self.graph.replay()
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {"cuda": CudaGraph}
+
+
+@contextmanager
+def precision(kind: str) -> Iterator[None]:
+    """Within it, a GPU multiplies float32 matrices as `kind` says: "tf32" in TF32, else in full (torch lets convolutions use TF32)."""
+    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [f.allow_tf32 for f in flags]
+    try:
+        for f in flags:
+            f.allow_tf32 = kind == "tf32"
+        yield
+    finally:
+        for f, v in zip(flags, before, strict=True):
+            f.allow_tf32 = v
+
+
+def cast(cfg: Any, device: torch.device) -> Any:
+    """The context of a training loss: with precision "bf16" its products are taken in bfloat16; parameters and updates stay float32."""
+    if getattr(cfg, "precision", "full") != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a captured step must not keep casts
+
+
+def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
+    """Scale gradients in place to L2 norm <= limit, over all tensors together and for each client of a stack alone."""
+    square = sum(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
+    scale = (limit / (square.sqrt() + 1e-6)).clamp(max=1)
+    if stacked:
+        torch._foreach_mul_(grads, [scale.view(-1, *[1] * (g.dim() - 1)) for g in grads])
+    else:
+        torch._foreach_mul_(grads, scale)
+
+
+def sgd(method: Method, cfg: Any, job: Job, stacked: bool) -> Update:
+    """update(params, grads, velocity): one step in place, as torch.optim.SGD counts it; velocity is empty without momentum."""
+    rates = job.rates
+    uniform = rates[0] if len(set(rates)) == 1 else None
+    clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if cfg.clip else []
+
+    def update(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
+        if clipped:
+            clip_([grads[i] for i in clipped], cfg.clip, stacked)
+        if cfg.weight_decay:
+            grads = torch._foreach_add(grads, params, alpha=cfg.weight_decay)
+        if cfg.momentum:
+            torch._foreach_mul_(velocity, cfg.momentum)
+            torch._foreach_add_(velocity, grads)
+            grads = velocity
+        if uniform is None:
+            torch._foreach_add_(params, torch._foreach_mul(grads, [-r for r in rates]))
+        else:
+            torch._foreach_add_(params, grads, alpha=-uniform)
+
+    return update
+
+
+def sizes(most: int) -> list[int]:
+    """The sizes that a stack of `most` clients shrinks over, largest first, 1 last."""
+    out = [most]
+    while out[-1] > 1:
+        out.append(min(out[-1] - 1, math.ceil(out[-1] * SHRINK)))
+    return out
+
+
+class Stack:
+    """Memory for `most` clients of one kind of job, and its step over the first rows, captured for each of `sizes`."""
+
+    def __init__(self, method: Method, fed: Federation, cfg: Any, job: Job, most: int, graph: Callable | None):
+        self.method, self.fed, self.cfg, self.most, self.graph = method, fed, cfg, most, graph
+        # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
+        self.names, self.loss, self.custom, self.lr = job.names, job.loss, job.step, job.lr
+        self.update = sgd(method, cfg, job, stacked=True)
+        changing = set(job.changing(method.task.buffers))
+        self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
+        self.live = {n: v.new_empty(most, *v.shape[1:]) for n, v in job.start.items() if n in changing}
+        self.fixed = {n: _room(v, most) for n, v in job.start.items() if n not in changing}
+        self.anchor = {n: _room(v, most) for n, v in job.anchor.items()}
+        self.given = tuple(job.start)
+        self.memory: Params = {}
+        self.velocity: list[Tensor] = []
+        if cfg.momentum and self.custom is None:
+            kept = [self.live.get(f"opt.{n}") for n in self.names]
+            self.velocity = [
+                torch.empty_like(self.live[n]) if v is None else v for n, v in zip(self.names, kept, strict=True)
+            ]
+        self.idx = job.plans[0].new_zeros(most, *job.plans[0].shape[1:])
+        self.noise: Tensor | None = None
+        self.t = torch.zeros((), dtype=torch.float64, device=fed.device)  # calculates as a Python number does
+        steps = sizes(most)
+        self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
+        self.graphs: dict[int, Graph] = {}
+        self.warm = dict.fromkeys(steps, 0)
+
+    def run(self, job: Job, ids: list[int], out: Params) -> None:
+        """Train clients `ids` of a job, longest first, and write what changed into their rows of `out` {name: (S, *shape)}."""
+        self._begin(job, ids)
+        rows = torch.tensor(ids, device=self.fed.device)
+        plan = pad_sequence([job.plans[i] for i in ids])  # (T, clients, batches, B)
+        draw = [job.noise[i]() for i in ids] if job.noise[0] else []
+        lengths, active = [len(job.plans[i]) for i in ids], len(ids)
+        for t in range(lengths[0]):
+            self.idx[:active] = plan[t, :active]
+            if draw:
+                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(self.fed.device)
+                if self.noise is None:
+                    self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
+                self.noise[:active] = drawn
+            self._step(active, t)
+            done = active
+            while active and lengths[active - 1] == t + 1:
+                active -= 1
+            if active < done:
+                for n, v in self.live.items():
+                    if n not in out:  # a custom step changed it, or brought it forth
+                        old = job.start.get(n)
+                        out[n] = v.new_zeros(len(job.plans), *v.shape[1:]) if old is None else own({n: old})[n]
+                    out[n][rows[active:done]] = v[active:done]
+
+    def _begin(self, job: Job, ids: list[int]) -> None:
+        rows = torch.tensor(ids, device=self.fed.device)
+        _fill(select(self.live, job.start), job.start, rows)
+        _fill(self.fixed, job.start, rows)
+        _fill(self.anchor, job.anchor, rows)
+        kept = {id(v) for v in self.live.values()}
+        for v in self.velocity:
+            if id(v) not in kept:
+                v.zero_()
+        self.t.zero_()
+
+    def _step(self, active: int, t: int) -> None:
+        if self.graph is None:  # as many rows as there are clients
+            return self._body(active, t)
+        size = self.size_for[active]
+        # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
+        eager = self.custom is not None and t == 0
+        if size not in self.graphs and self.warm[size] >= WARM and not eager:
+            graph = self.graph()
+            try:
+                graph.capture(lambda: self._body(size, None))
+                self.graphs[size] = graph
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.graph, self.graphs = None, {}
+                said = str(error).strip().partition("\n")[0]
+                warnings.warn(
+                    f"{self.method.name}: its step cannot be captured ({said}); it runs batched", stacklevel=2
+                )
+                return self._body(active, t)
+        if size in self.graphs and not eager:
+            return self.graphs[size].replay()
+        self.warm[size] += not eager
+        self._body(size, t)
+
+    def _body(self, size: int, t: int | None) -> None:
+        # One local step of the first `size` rows, from gathering to update; t None: read where it counts itself.
+        x, y = self.fed.batch(self.idx[:size])
+        noise = None if self.noise is None else self.noise[:size]
+        known = self.fixed | self.live  # what a custom step brings forth is not there at first
+        here = {n: known[n][:size] for n in (self.given if t == 0 else known)}
+        near = {n: v[:size] for n, v in self.anchor.items()}
+        if self.custom is None:
+            grads, new = self._gradients(here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0])
+            params, trained = [here[n] for n in self.names], [grads[n] for n in self.names]
+            self.update(params, trained, [v[:size] for v in self.velocity])
+        else:
+            memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
+            new, memory = self._custom_step(self.t if t is None else t, here, near, x, y, noise, memory)
+            if t != 0 and memory.keys() != self.memory.keys():
+                self._changed("memory", t)
+                self.memory = select(self.memory, memory)
+            self._keep(self.memory, memory, size, t)
+            self.t += 1
+        self._keep(self.live, new, size, t)
+
+    def _keep(self, into: Params, new: Params, size: int, t: int | None) -> None:
+        for n, v in new.items():
+            if n not in into:  # what a step changes of what stood fixed has from now on memory of its own
+                if t != 0 or self.graphs:
+                    self._changed(n, t)
+                old = self.fixed.get(n) if into is self.live else None
+                into[n] = v.new_zeros(self.most, *v.shape[1:]) if old is None else own({n: old})[n]
+            into[n][:size] = v
+
+    def _changed(self, what: str, t: int | None) -> None:
+        # Graphs are of steps that touch the same memory each time.
+        if t is None:
+            raise RuntimeError(f"{what} is not the same from step to step")
+        self.graph, self.graphs = None, {}
+
+    def _gradients(
+        self, p: Params, anchor: Params, x: Tensor, y: Tensor, noise: Tensor | None
+    ) -> tuple[Params, Params]:
+        stats = {n: p[n] for n in self.stats}
+        rest = {n: v for n, v in p.items() if n not in stats and n not in self.names}
+
+        def value(
+            trained: Params, stats: Params, rest: Params, anchor: Params, *batch: Tensor
+        ) -> tuple[Tensor, Params]:
+            stats = {n: v.clone() for n, v in stats.items()}  # BatchNorm writes into them
+            with cast(self.cfg, self.fed.device):
+                return self.loss(rest | trained | stats, anchor, Batch(*batch)), stats
+
+        args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
+        return _over_clients(func_grad(value, has_aux=True), args)
+
+    def _custom_step(self, t, p, anchor, x, y, noise, memory) -> tuple[Params, Params]:
+        stats = {n: p[n] for n in self.stats}
+        p = {n: v for n, v in p.items() if n not in stats}
+
+        def step(p: Params, stats: Params, anchor: Params, x: Tensor, y: Tensor, noise: Tensor | None, memory: Params):
+            live = [stats]
+
+            def gradient(q: Params, j: int = 0) -> Params:
+                def value(trained: Params) -> tuple[Tensor, Params]:
+                    s = {n: v.clone() for n, v in live[0].items()}
+                    with cast(self.cfg, self.fed.device):
+                        batch = Batch(x[j], y[j], None if noise is None else noise[j])
+                        return self.loss(q | trained | s, anchor, batch), s
+
+                g, s = func_grad(value, has_aux=True)({n: q[n] for n in self.names})
+                if j == 0:
+                    live[0] = s
+                return g
+
+            q, kept = self.custom(p, anchor, gradient, Step(t, self.lr, memory))
+            return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
+
+        return _over_clients(step, (p, stats, anchor, x, y, noise, memory))
+
+
+class Batched:
+    """The executor: chunks of clients that fit the device's memory, each in a stack that later rounds find again."""
+
+    def __init__(self, method: Method, fed: Federation, cfg: Any, graphs: bool, free: Callable[[], int] | None = None):
+        self.method, self.fed, self.cfg = method, fed, cfg
+        self.graph = GRAPHS[fed.device.type] if graphs else None
+        self.free = free or (_free if fed.device.type == "cuda" else None)  # a CPU's memory is left to its system
+        self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
+        self.fits: dict[tuple, int] = {}
+        self.used: set[str] = set()
+
+    def run(self, job: Job) -> Params:
+        """What local training changed, {name: (S, *shape)}; MemoryError if not even one client's step fits."""
+        key, order = self._kind(job), job.order
+        most = self.fits.get(key) or self._fitting(job)
+        while True:
+            self.fits[key] = most
+            chunks = -(-len(order) // most)
+            each = -(-len(order) // chunks)  # of equal size: one stack serves all
+            try:
+                out = own({n: job.start[n] for n in job.changing(self.method.task.buffers)})
+                with self.method.task.mode(job.training):
+                    stack = self._stack(key, job, each)
+                    for at in range(0, len(order), each):
+                        stack.run(job, order[at : at + each], out)
+                self.used.add("graphs" if stack.graph else "batched")
+                return out
+            except torch.OutOfMemoryError:  # the estimate was too low, or other phases' stacks are in the way
+                alone = len(self.stacks) <= 1
+                out = stack = None
+                self._forget()
+                if alone and each == 1:
+                    raise MemoryError(self._advice("one client's training step ran out of memory")) from None
+                most = each // 2 if alone else most
+
+    def _forget(self) -> None:
+        self.stacks.clear()
+        gc.collect()
+        if self.fed.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _stack(self, key: tuple, job: Job, most: int) -> Stack:
+        key = (*key, most)
+        if key not in self.stacks:
+            while len(self.stacks) >= KEPT:
+                self.stacks.popitem(last=False)
+            self.stacks[key] = Stack(self.method, self.fed, self.cfg, job, most, self.graph)
+        self.stacks.move_to_end(key)
+        return self.stacks[key]
+
+    def _kind(self, job: Job) -> tuple:
+        # Jobs of one kind launch the same operations on memory of the same shapes.
+        shapes = [[(n, v.shape[1:], v.dtype, is_common(v)) for n, v in p.items()] for p in (job.start, job.anchor)]
+        rates = tuple(sorted(job.lr.items())) if isinstance(job.lr, dict) else job.lr
+        how = (job.loss, job.step, tuple(job.names), rates, job.training, job.plans[0].shape[1:])
+        return (*how, *map(tuple, shapes))
+
+    def _fitting(self, job: Job) -> int:
+        # How many clients fit at once, by an estimate that is said before anything is trained.
+        s = len(job.plans)
+        if self.free is None:
+            return sys.maxsize
+        least, likely, free = *self.estimate(job), self.free()
+        if s * likely > 0.9 * free and self.stacks:
+            self._forget()
+            free = self.free()
+        if least > free:
+            need = f"one client's training step needs at least {least / 1e9:.2f} GB and {free / 1e9:.2f} GB are free"
+            raise MemoryError(self._advice(need))
+        most = max(1, int(0.9 * free / likely))
+        amount = f"about {likely / 1e9:.1g} GB each of {free / 1e9:.2g} GB"
+        _say(f"{self.method.name}: {s} clients, {min(s, most)} at once, {amount}")
+        return most
+
+    def _advice(self, what: str) -> str:
+        return f"{self.method.name}: {what}; take smaller batches, a smaller model, fewer clients, or device='cpu'"
+
+    def estimate(self, job: Job) -> tuple[int, int]:
+        """Bytes that a client's step needs at least (its rows, what a backward pass keeps), and those it is likely to."""
+        own_rows = sum(v[0].nbytes for p in (job.start, job.anchor) for v in p.values() if not is_common(v))
+        trained = sum(job.start[n][0].nbytes for n in job.names)
+        own_rows += 2 * trained  # live and gradient
+        kept: dict[int, int] = {}
+        p, near = ({n: v[0] for n, v in q.items()} for q in (job.start, job.anchor))
+        mine = {t.untyped_storage().data_ptr() for q in (p, near) for t in q.values()}
+
+        def pack(t: Tensor) -> Tensor:
+            storage = t.untyped_storage()
+            if storage.data_ptr() not in mine:
+                kept[storage.data_ptr()] = storage.nbytes()
+                held.append(t)  # so that no later tensor gets its address
+            return t
+
+        held: list[Tensor] = []
+        leaves = {n: p[n].detach().requires_grad_() for n in job.names}
+        stats = {n: p[n].clone() for n in self.method.task.buffers if n in p}
+        noise = job.noise[0]()(job.plans[0].shape[2:]).to(self.fed.device) if job.noise[0] else None
+        batch = Batch(*self.fed.batch(job.plans[0][0, 0]), noise)
+        with self.method.task.mode(job.training), torch.enable_grad(), cast(self.cfg, self.fed.device):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                job.loss(p | leaves | stats, near, batch)
+        activations = sum(kept.values()) + batch.x.nbytes
+        # Rows of results, momentum and a step's copies; gradients of activations, workspaces of convolutions, eager steps beside graphs.
+        return own_rows + activations, 2 * own_rows + 4 * trained + 3 * activations
+
+
+@functools.cache  # a sweep says it once
+def _say(text: str) -> None:
+    print(text)
+
+
+def _free() -> int:
+    # What the driver has left, and what torch holds without using it.
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def _room(v: Tensor, most: int) -> Tensor:
+    # Memory for `most` rows like those of v; one row for all where v's are one.
+    return v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:]) if is_common(v) else v.new_empty(most, *v.shape[1:])
+
+
+def _fill(into: Params, source: Params, rows: Tensor) -> None:
+    for n, room in into.items():
+        v = source[n]
+        if is_common(v):
+            room[: 1 if is_common(room) else len(rows)] = v[:1]
+        else:
+            room[: len(rows)] = v[rows]
+
+
+def _over_clients(fn: Callable, args: tuple) -> Any:
+    # vmap over the leading axis; what all clients hold alike is passed once.
+    def split(v: Any) -> tuple[Any, Any]:
+        if isinstance(v, dict):
+            pairs = {n: split(u) for n, u in v.items()}
+            return {n: a for n, (a, _) in pairs.items()}, {n: d for n, (_, d) in pairs.items()}
+        return (None, None) if v is None else (v[0], None) if is_common(v) else (v, 0)
+
+    values, dims = zip(*(split(a) for a in args), strict=True)
+    return vmap(fn, in_dims=dims, randomness="error")(*values)

@@ -1,0 +1,204 @@
+"""What is measured on models while they exist: collaboration weights, embeddings, CKA between clients, mix-and-match.
+
+A probe is a function of a `View` that returns {key: array}. An Experiment names its probes in `record`; they run at round 0 (or the first
+evaluated one that has something for them), at each new best evaluation and at the last one, those in `EVERY` at every evaluated round. The
+arrays are kept with the run: `Result.probe(name)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_core.stacked import Params
+from pfl_core.util import checks
+
+if TYPE_CHECKING:
+    from pfl_core.engine.engine import Engine
+    from pfl_core.methods.base import Method, State
+
+CKA_SAMPLES = 1000  # test images shared by all clients (papers.md E.1)
+
+
+class View(NamedTuple):
+    """A federation at one evaluated round: the models as served (K, *shape), and those after local training ({} if not evaluated)."""
+
+    method: Method
+    state: State
+    engine: Engine
+    before: Params
+    after: Params
+    round: int
+
+
+def weights(v: View) -> dict[str, Tensor]:
+    """Collaboration weights {layer: (K, K)} of the next aggregation: row = receiving client, column = source (E.3)."""
+    return v.method.weights(v.state)
+
+
+def embeddings(v: View) -> dict[str, Tensor]:
+    """What the server knows a client by: {"v": (K, d)} (E.2)."""
+    return {"v": v.method.embeddings(v.state)}
+
+
+def cka(v: View) -> dict[str, Tensor]:
+    """Linear CKA between clients {layer: (K, K)} after local training, on test images common to all, balanced over classes (E.1)."""
+    return _cka(v, v.after or v.before)
+
+
+def cka_cores(v: View) -> dict[str, Tensor]:
+    """As `cka`, of APPLE's core models as the server has them, where `cka` sees mixtures of them; not at round 0, where all are equal."""
+    return _cka(v, v.before | v.state.extra["cores"]) if v.round else {}
+
+
+def _cka(v: View, models: Params) -> dict[str, Tensor]:
+    x, grams = common_samples(v.engine.fed, CKA_SAMPLES), None
+    for k in range(v.engine.fed.K):
+        with v.method.task.mode(False):
+            found = activations(v.method.task, {n: t[k] for n, t in models.items()}, x)
+        unit = {layer: _unit_gram(a) for layer, a in found.items()}
+        grams = grams or {layer: [] for layer in unit}
+        for layer, g in unit.items():
+            grams[layer].append(g)
+    stacked = {layer: torch.stack(g).flatten(1) for layer, g in grams.items()}
+    return {layer: g @ g.T for layer, g in stacked.items()}
+
+
+def mix_and_match(v: View) -> dict[str, Tensor]:
+    """{"acc": (K, K)}: accuracy (%) on client i's test samples of i's classifier (row) over j's feature extractor (column) (E.4)."""
+    k, head = v.engine.fed.K, v.method.task.head
+    out = torch.zeros(k, k, dtype=torch.float64)
+    for shift in range(k):
+        source = (torch.arange(k) + shift) % k
+        mixed = {n: t if n in head else t[source.to(t.device)] for n, t in v.before.items()}
+        got = v.engine.evaluate(mixed, "test")
+        out[torch.arange(k), source] = torch.as_tensor(100 * got["correct"] / np.maximum(got["n"], 1))
+    return {"acc": out}
+
+
+def train(v: View) -> dict[str, Tensor]:
+    """{"hits": (K,), "n": (K,)}: right answers of the models as served, and samples, on each client's training data."""
+    got = v.engine.evaluate(v.before, "train")
+    return {"hits": torch.as_tensor(got["correct"]), "n": torch.as_tensor(got["n"])}
+
+
+PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
+    "weights": weights,
+    "embeddings": embeddings,
+    "cka": cka,
+    "cka_cores": cka_cores,
+    "mix_and_match": mix_and_match,
+    "train": train,
+}
+EVERY = {"weights", "train"}  # small, and their course over the rounds is of interest
+NEEDS = {
+    "weights": "weights",
+    "embeddings": "embeddings",
+    "cka_cores": "combine",
+}  # what a method must have for a probe
+
+
+def check(names: Iterable[str], method: Any) -> None:
+    """ValueError for an unknown probe, or one that the method has nothing for."""
+    for name in names:
+        checks.known("probe of `record`", name, PROBES)
+        if name in NEEDS and not hasattr(method, NEEDS[name]):
+            raise ValueError(f"record: {method.name} has no {name}; leave {name!r} out of `record`")
+
+
+# -- linear CKA ----------------------------------------------------------------------------------------------------------
+
+
+def linear_cka(x: Tensor, y: Tensor) -> Tensor:
+    """Linear CKA of activations x (n, p) and y (n, q) of the same n inputs, in [0, 1], by features: |Y'X|^2 / (|X'X| |Y'Y|) (E.1)."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return (y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm())
+
+
+def gram_cka(x: Tensor, y: Tensor) -> Tensor:
+    """The same number by samples, <K, L> / (|K| |L|) with K = XX': cheaper where there are more features than samples (E.1)."""
+    return (_unit_gram(x) * _unit_gram(y)).sum()
+
+
+def _unit_gram(x: Tensor) -> Tensor:
+    x = x.flatten(1)
+    x = x - x.mean(0)
+    k = x @ x.T
+    return k / k.norm().clamp_min(torch.finfo(k.dtype).tiny)
+
+
+def activations(task: Any, p: Params, x: Tensor) -> dict[str, Tensor]:
+    """What each top-level layer of ONE client's model hands on, (n, features): after ReLU and pooling; the last, class scores."""
+    module, found, hooks = task._module(p), {}, []
+    layers = task.layers_by("child")
+    names = list(layers)
+    for layer, following in zip(names, names[1:], strict=False):
+        first = module.get_submodule(layers[following][0].rpartition(".")[0])
+        keep = lambda _, inputs, layer=layer: found.__setitem__(layer, inputs[0].flatten(1))  # noqa: E731
+        hooks.append(first.register_forward_pre_hook(keep))
+    try:
+        found[names[-1]] = module(x)
+    finally:
+        for h in hooks:
+            h.remove()
+    return {layer: found[layer] for layer in names}
+
+
+def common_samples(fed: Any, n: int) -> Tensor:
+    """At most n test samples of all clients together, in turn from each class; the same whatever the method."""
+    index = np.unique(np.concatenate(fed.index["test"]))
+    y = fed.y_raw[index]
+    turn = np.concatenate([np.arange((y == c).sum()) for c in np.unique(y)])
+    order = np.argsort(turn, kind="stable")
+    by_class = np.argsort(y, kind="stable")
+    chosen = index[by_class][order][:n]
+    return fed.batch(torch.as_tensor(chosen, device=fed.device))[0]
+
+
+# -- recording -----------------------------------------------------------------------------------------------------------
+
+
+def recorder(names: Iterable[str]) -> Callable[..., None] | None:
+    """What `simulate` calls at every evaluated round; it puts the probes' arrays into history.probes, on the CPU. None without names."""
+    names = tuple(names)
+
+    def record(
+        engine: Engine, state: State, before: Params, after: Params, history: Any, best: bool, last: bool
+    ) -> None:
+        view, kept = View(engine.method, state, engine, before, after, state.round), history.probes
+        for name in names:
+            mine = [k for k in kept if k.startswith(f"{name}/")]
+            if not (name in EVERY or not mine or best or last):
+                continue
+            if best and name not in EVERY:  # an earlier best is one no longer
+                first = min((int(k.split("/")[1]) for k in mine), default=0)
+                for key in [k for k in mine if not k.startswith(f"{name}/{first}/")]:
+                    del kept[key]
+            for key, value in PROBES[name](view).items():
+                kept[f"{name}/{view.round}/{key}"] = value.detach().to("cpu", torch.float32).clone()
+
+    return record if names else None
+
+
+def stacked(kept: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Arrays to store: "probe/weights" (E,) the rounds, and "probe/weights/conv1" (E, ...) for each key."""
+    out: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(k.split("/")[0] for k in kept):
+        mine = {tuple(k.split("/", 2)[1:]): v for k, v in kept.items() if k.startswith(f"{name}/")}
+        rounds = sorted({int(r) for r, _ in mine})
+        out[f"probe/{name}"] = np.array(rounds, dtype=np.int64)
+        for key in dict.fromkeys(k for _, k in mine):
+            out[f"probe/{name}/{key}"] = np.stack([mine[str(r), key].numpy() for r in rounds])
+    return out
+
+
+def read(arrays: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A probe's rounds (E,) and {key: (E, ...)} from arrays as `stacked` made them; ValueError if it is not among them."""
+    if f"probe/{name}" not in arrays:
+        raise ValueError(f"probe {name!r} was not recorded; run the Experiment with record=({name!r},)")
+    start = f"probe/{name}/"
+    return arrays[f"probe/{name}"], {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}

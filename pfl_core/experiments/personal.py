@@ -1,0 +1,65 @@
+"""A client's personal model on its own: the network, and what it needs to predict from samples as they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl_core import models
+from pfl_core.data.federation import Federation
+from pfl_core.engine.checkpoint import load_whole
+from pfl_core.stacked import Params
+
+BATCH = 256
+OWN_SCORES = ("fedcp", "gpfl")  # their class scores need more than the network
+
+
+class Personal:
+    """One client's network with its facts: model, model_args, input_shape, input_kind, classes, mean, std, dtype, method, client, id.
+
+    Raises ValueError for a method whose scores need more than the network.
+    """
+
+    def __init__(self, facts: dict[str, Any], weights: Params):
+        if facts["method"] in OWN_SCORES:
+            raise ValueError(
+                f"the class scores of {facts['method']} need modules beside the network, which are not kept; "
+                f"models can be taken out of runs of all methods but {', '.join(OWN_SCORES)}"
+            )
+        self.facts = facts
+        net = models.build(facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"])
+        net.to(getattr(torch, facts["dtype"])).load_state_dict(weights)
+        self.net: nn.Module = net.eval()
+
+    def scores(self, x: np.ndarray) -> Tensor:
+        """Class scores (n, C) of samples x (n, ...) as the run's data were before normalisation; ValueError for another kind or shape."""
+        f = self.facts
+        n = len(x)
+        how = dict(classes=f["classes"], mean=f["mean"], std=f["std"], dtype=getattr(torch, f["dtype"]))
+        fed = Federation(x, np.zeros(n, np.int64), [np.arange(n)], **how)
+        if (fed.kind, fed.input_shape) != (f["input_kind"], tuple(f["input_shape"])):
+            raise ValueError(
+                f"samples of kind {fed.kind} and shape {fed.input_shape}; this model takes {f['input_kind']} {tuple(f['input_shape'])}"
+            )
+        with torch.no_grad():
+            return torch.cat([self.net(fed.batch(i)[0]) for i in torch.arange(n).split(BATCH)])
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Classes (n,) int64 of samples x, as for `scores`."""
+        return self.scores(x).argmax(1).numpy()
+
+    def save(self, path: str | Path) -> None:
+        """Write network and facts to one file, without pickled code."""
+        torch.save({"facts": self.facts, "state_dict": self.net.state_dict()}, path)
+
+
+def load_model(path: str | Path) -> Personal:
+    """The personal model that `Result.save` or `Personal.save` wrote; ValueError for another or a damaged file."""
+    z = load_whole(Path(path))
+    if not isinstance(z, dict) or {"facts", "state_dict"} - z.keys():
+        raise ValueError(f"{path} holds no personal model; write one with result.save(client, path)")
+    return Personal(z["facts"], z["state_dict"])

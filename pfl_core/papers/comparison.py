@@ -1,0 +1,397 @@
+"""Every method of the five papers side by side: one data set, one network, one budget, equal tuning, one selection rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+import torch
+
+from pfl_core.engine.engine import Context, Engine
+from pfl_core.experiments import run as runs
+from pfl_core.experiments.experiment import Experiment, build_method, federation, grid, split, vocabulary
+from pfl_core.papers import plan, presets, report
+from pfl_core.stacked import Params
+from pfl_core.util import checks, paths
+
+START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
+KEPT = [
+    "acc_pct",
+    "acc_worst10",
+    "download_bytes",
+    "upload_bytes",
+    "client_visits",
+    "gradients",
+]  # metrics in the results
+
+
+# -- the runs ------------------------------------------------------------------------------------------------------------
+
+
+def chosen(methods: Iterable[str] = ()) -> list[str]:
+    """Rows of the comparison in the order of its table, all or those named; ValueError for an unknown one."""
+    views = {v: [w for w, source in report.VIEWS.items() if source == v] for v in presets.COMPARED}
+    every = [row for m in presets.COMPARED for row in (m, *views[m])]
+    wanted = list(methods)
+    for row in wanted:
+        checks.known("method of the comparison", row, every)
+    return [row for row in every if row in wanted] if wanted else every
+
+
+def common(dataset: str, profile: str = "medium", **changes: Any) -> Experiment:
+    """The settings that all rows share; `changes` to those of `presets.COMPARISON`. ValueError for an unknown profile."""
+    checks.known("profile of the comparison", profile, presets.SCALES)
+    return Experiment(**presets.COMPARISON | {"dataset": dataset}).but(**presets.SCALES[profile]).but(**changes)
+
+
+def grid_of(method: str) -> presets.Grid:
+    """What of a row is tuned, with its source: `.choices()` are the nine changes that are tried."""
+    checks.known("method of the comparison", method, presets.GRIDS)
+    return presets.GRIDS[method]
+
+
+def when(row: str) -> str:
+    """When a row's model is scored: before local training, or after it, as the row's paper does."""
+    return "after" if row in presets.AFTER else "before"
+
+
+def cell(row: str, shared: Experiment, choice: dict[str, Any] | None = None) -> Experiment:
+    """A row's run with one choice of its grid; what it starts from has the same learning rate."""
+    choice = grid_of(row).choices()[4] if choice is None else choice
+    rate = {n: v for n, v in choice.items() if n == "lr"}
+    return shared.but(**presets.COMPARED[report.VIEWS.get(row, row)](shared.but(**rate))).but(**choice)
+
+
+def shorter(row: str, shared: Experiment) -> Experiment:
+    """`shared` for tuning: a part of the rounds and of the images (`presets.TUNING`), read at the end and half-way."""
+    rounds = math.ceil(shared.rounds * presets.TUNING["rounds"])
+    most = int(presets.TUNING["max_samples"])
+    # Rows of one method, read at different times, share their runs.
+    both = when(row) == "after" or row in report.VIEWS.values()
+    return shared.but(
+        rounds=rounds,
+        eval_every=math.ceil(rounds / 2),
+        eval_after=both,
+        max_samples=min(shared.max_samples or most, most),
+    )
+
+
+def tuning(row: str, shared: Experiment) -> tuple[Experiment, list[dict[str, Any]]]:
+    """What `tune` gets for a row: an Experiment, and the changes to try."""
+    short = shorter(row, shared)
+    tags = {"paper": "methods", "artefact": "tune", "column": row}
+    changes = []
+    for choice in grid_of(row).choices():
+        start = cell(row, short, choice).init_from
+        changes.append(choice | ({"init_from": start} if start else {}))
+    return cell(row, short, {}).but(tags=tags), changes
+
+
+def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.DataFrame]:
+    """A row's best choice by validation accuracy, read at the row's own time, on the seed of `shared`; and the rows of all nine.
+
+    `how` goes to `sweep`. Rows are labelled with the row of the comparison, their column is the choice as JSON.
+    """
+    e, changes = tuning(row, shared)
+    best, rows = runs.tune(e, changes, when=when(row), **how)
+    at = next(i for i, c in enumerate(changes) if e.but(**c).plain() == best.plain())
+    choices = grid_of(row).choices()
+    labels = {
+        json.dumps(c, sort_keys=True, default=lambda v: v.id): json.dumps(k)
+        for c, k in zip(changes, choices, strict=True)
+    }
+    return choices[at], rows.assign(row=row, column=rows.row.map(labels))
+
+
+def experiments(
+    dataset: str,
+    methods: Iterable[str] = (),
+    seeds: Iterable[int] = (0, 1),
+    profile: str = "medium",
+    choices: dict[str, dict[str, Any]] | None = None,
+    **changes: Any,
+) -> list[Experiment]:
+    """The runs of the comparison with the tuned `choices` of rows (default: the middle of the grid), and what they start from, each
+    on its own seed; `changes` to the common settings."""
+    shared, out = common(dataset, profile, **changes), []
+    for row in chosen(methods):
+        base = cell(row, shared, (choices or {}).get(row))
+        for e in grid(base, {row: {}}, {dataset: {}}, seeds):  # which gives what they start from their seed, too
+            e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
+            start = e.init_from and e.init_from.but(keep_models=True, tags=e.tags | {"row": row + START})
+            out += [*([start] if start else []), e]
+    return out
+
+
+def run(
+    dataset: str,
+    *,
+    methods: Iterable[str] = (),
+    seeds: Iterable[int] = (0, 1),
+    profile: str = "medium",
+    changes: dict[str, Any] | None = None,
+    **how: Any,
+) -> pd.DataFrame:
+    """Tune and run all rows, or find in the store what is done; returns the table.
+
+    Prints each grid and what was chosen. Writes runs/results/methods.<profile>-<dataset>.csv, and both tables beside it in
+    runs/figures/methods/. `how` goes to `sweep`: device, jobs, ...
+    """
+    shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
+    for row in chosen(methods):
+        choices[row], rows = tuned(row, shared, **how)
+        parts.append(
+            rows[(rows.split == "val") & (rows.when == when(row)) & (rows["mean"] == "client")].assign(profile=profile)
+        )
+        print(_said(row, parts[-1]))
+    cells = experiments(dataset, methods, seeds, profile, choices, **changes or {})
+    rows = runs.sweep(cells, **how)
+    spent = {e.id: gradients(e) for e in cells}
+    heads = rows.drop_duplicates(["run", "row"])
+    spent_rows = heads.assign(
+        round=0, when="", split="", mean="derived", metric="gradients", value=heads.run.map(spent)
+    )
+    every = pd.concat([*parts, rows[rows["mean"] != "pooled"], spent_rows], ignore_index=True)
+    out = paths.runs_root() / "results" / f"methods.{profile}-{dataset}.csv"
+    checks.make_folder(out.parent)
+    report.save_rows(every[every.metric.isin(KEPT)], out)
+    folder = paths.runs_root() / "figures" / "methods" / f"{profile}-{dataset}"
+    report.save_table(table(every), folder / "comparison")
+    report.save_table(choices_table(every), folder / "choices")
+    return table(every)
+
+
+# -- what it costs -------------------------------------------------------------------------------------------------------
+
+
+class _Counted(Context):
+    # Counts how often clients take the gradient of a loss over one batch.
+    calls = 0
+
+    def train(self, loss: Callable, start: Params, **how: Any) -> Params:
+        def counted(*args: Any) -> torch.Tensor:
+            self.calls += 1
+            return loss(*args)
+
+        return super().train(counted, start, **how)
+
+
+# What decides how many gradients a method takes stays as it is.
+_SMALL: dict[str, Any] = dict(
+    dataset="digits", partition="iid", partition_args={}, partition_seed=None, clients=2, max_samples=80
+)
+_SMALL |= dict(
+    batch=8,
+    rounds=3,
+    eval_every=1,
+    lr=0.01,
+    momentum=0.0,
+    participation=1.0,
+    seed=0,
+    init_from=None,
+    tags={},
+    record=(),
+)
+_SMALL |= dict(model="lenet", model_args={"bn": True, "kernels": 2})
+
+
+def multiple(e: Experiment) -> float:
+    """Gradients over one batch that a method takes in a round, as a multiple of one epoch's batches: 1 for FedAvg at epochs=1, 2 for Ditto.
+
+    Counted in the third round of two small clients on digits, after what a method does once; passes that only serve a model are
+    not in it.
+    """
+    return _multiple(json.dumps(dataclasses.replace(e, **_SMALL).plain(), sort_keys=True))
+
+
+@functools.lru_cache
+def _multiple(plain: str) -> float:
+    e = Experiment.from_plain(json.loads(plain))
+    fed = federation(e)
+    method = build_method(e, fed)
+    engine, everyone = Engine(method, fed, e, "threads", 1), torch.arange(fed.K)
+    try:
+        with torch.no_grad():
+            state = method.init()
+            for r in range(3):
+                c = _Counted(engine, state, everyone, r)
+                start = method.begin(state, everyone, method.download(state, everyone))
+                end = method.local(c, start)
+                kept = {n: v for n, v in end.items() if n in state.clients}
+                up = {n: v for n, v in end.items() if n not in kept}
+                state = method.upload(state, everyone, start, up, fed.n.to(fed.dtype))
+                state.clients |= kept
+                state.round = r + 1
+    finally:
+        engine.close()
+    return c.calls / (fed.K * _epoch(e))
+
+
+def _epoch(e: Experiment) -> float:
+    # Batches of an epoch, mean over clients.
+    whole = e.but(epochs=1, steps=0, participation=1.0, rounds=1, eval_after=False, init_from=None, adopt=False)
+    return plan.client_steps(whole) / e.clients
+
+
+def gradients(e: Experiment) -> float:
+    """Gradients over one batch that a client takes in a round in which it takes part, mean over clients."""
+    return multiple(e) * _epoch(e)
+
+
+def hours(
+    dataset: str,
+    methods: Iterable[str] = (),
+    seeds: Iterable[int] = (0, 1),
+    profile: str = "medium",
+    device: str = "auto",
+    changes: dict[str, Any] | None = None,
+) -> pd.DataFrame:
+    """A line a row and one for all: runs of tuning and of the comparison, how many are there, and hours of the rest on this computer.
+
+    From the seconds of one step, measured here; forward passes of evaluations count a third of a step. A row's choice is not known
+    before it is tuned: the middle of its grid stands for it.
+    """
+    device, shared, lines = runs.pick_device(device), common(dataset, profile, **changes or {}), {}
+    for row in chosen(methods):
+        e, tried = tuning(row, shared)
+        tunes = [e.but(**c) for c in tried]
+        finals = experiments(dataset, [row], seeds, profile, **changes or {})
+        todo = [c for c in (*tunes, *finals) if not runs.is_there(c)]
+        some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]  # rates, the outer axis, cost nothing
+        spent = list(itertools.islice(itertools.cycle(some), len(tunes))), [_hours(c, device) for c in finals]
+        lines[row] = {
+            "tuning": len(tunes),
+            "runs": len(finals),
+            "there": len(tunes) + len(finals) - len(todo),
+            "gradients": round(gradients(finals[-1]), 1),
+            "hours of tuning": sum(h for c, h in zip(tunes, spent[0], strict=True) if c in todo),
+            "hours of runs": sum(h for c, h in zip(finals, spent[1], strict=True) if c in todo),
+        }
+    out = pd.DataFrame(lines).T.rename_axis("method")
+    out.loc["all"] = out.sum()
+    out.loc["all", "gradients"] = float("nan")
+    return out.astype({n: int for n in ("tuning", "runs", "there")}).round(2)
+
+
+def _hours(e: Experiment, device: str) -> float:
+    second, _ = plan.measured(e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch, device)
+    seen = e.rounds // e.eval_every + 1
+    visits = max(1, round(e.participation * e.clients)) * e.rounds
+    others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
+    parts = [len(i) for n in ("val", "test") for i in getattr(split(e), n)]
+    forward = sum(min(n, e.max_samples or n) for n in parts) / e.batch / 3 * seen * (1 + bool(e.eval_after))
+    cores = (os.cpu_count() or 1) if device == "cpu" else 1
+    return ((visits + others) * gradients(e) + forward) * second / 3600 / cores
+
+
+# -- tables --------------------------------------------------------------------------------------------------------------
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a row of the comparison: accuracy before and after local training at the best validation round, with its rank among all
+    rows, at the last round (mean ± sd over seeds) and for the worst tenth of clients; gradients of a client and round, traffic of a
+    client and visit, and seconds of a run, each with what the run starts from.
+
+    `last` and `worst tenth` are read at the row's own time (`read`); `served` is what its model has just gone through then.
+    """
+    rows = rows[rows.artefact == "comparison"]
+    out, ranked = {}, {}
+    for row in dict.fromkeys(r for r in rows.row if not r.endswith(START)):
+        own, main = rows[rows.row == row], when(row)
+        times = [t for t in ("before", "after") if t == main or t not in _blank(row)]
+        picked = {t: report.pick(own, "best_val", t) for t in times}
+        ranked[row] = {t: p.value.mean() for t, p in picked.items()}
+        cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
+        cells |= {t: _cell(picked[t]) if t in picked else "" for t in ("before", "after")}
+        cells |= {"last": _cell(report.pick(own, "last", main))}
+        cells |= {"worst tenth": _cell(report.pick(own, "best_val", main, metric="acc_worst10"))}
+        out[row] = cells | _spent(rows[rows.row.isin([row, row + START])], row)
+    frame = pd.DataFrame(out).T.rename_axis("method")
+    ranks = pd.DataFrame(ranked).T.reindex(columns=["before", "after"]).rank(ascending=False, method="min")
+    for t in ("after", "before"):
+        frame.insert(list(frame).index(t) + 1, f"rank {t}", ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}"))
+    return frame
+
+
+def _blank(row: str) -> tuple[str, ...]:
+    # A method and its view are two rows, tuned each for its own time; models that nobody is meant to use have no number.
+    if row in report.VIEWS:
+        return ("before",)
+    return ("after",) if row in report.VIEWS.values() or row in presets.UNSERVED_AFTER else ()
+
+
+def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
+    last = rows[rows["mean"] == "total"]
+    last = last[last["round"] == last.groupby("run")["round"].transform("max")]
+    total = last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()  # what it starts from is added
+    own = rows[(rows.metric == "gradients") & (rows.row == row)].value
+    visits = total["client_visits"]
+    moved = {
+        f"{d}, kB": f"{total[f'{name}_bytes'] / visits / 1000:.0f}"
+        for d, name in (("down", "download"), ("up", "upload"))
+    }
+    seconds = rows.drop_duplicates(["row", "run"]).groupby("row").wall_s.mean().sum()
+    return {"gradients": f"{own.mean():.0f}" if len(own) else ""} | moved | {"seconds": f"{seconds:.0f}"}
+
+
+def _cell(picked: pd.DataFrame) -> str:
+    return report.summary(picked.assign(row="", column="")).iloc[0, 0]
+
+
+def grids() -> pd.DataFrame:
+    """The grids of all rows as a table: learning rates, the parameter and its values, and their source."""
+    return pd.DataFrame(
+        {
+            row: {
+                "rates": _values(g.rate, g.rates),
+                "tuned": _values(g.own, g.values),
+                "source": g.source,
+                "read": when(row),
+            }
+            for row, g in ((r, grid_of(r)) for r in chosen())
+        }
+    ).T.rename_axis("method")
+
+
+def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """What tuning chose, a line a row: rate, value of the parameter, validation accuracy of this choice and of the worst of the nine,
+    and which of both lies at the edge of its grid, so that a wider one might give more."""
+    rows, out = rows[(rows.artefact == "tune") & (rows.metric == "acc_pct")], {}
+    for row in dict.fromkeys(rows.row):
+        best = rows[rows.row == row].groupby("column", sort=False).value.max()
+        g, choice = grid_of(row), json.loads(best.idxmax())
+        got = {name: _of(choice, name) for name in (g.rate, g.own)}
+        at = [n for n, vs in ((g.rate, g.rates), (g.own, g.values)) if got[n] in (vs[0], vs[-1])]
+        out[row] = {
+            "rate": _values(g.rate, [got[g.rate]]),
+            "chosen": _values(g.own, [got[g.own]]),
+            "validation": f"{best.max():.2f}",
+            "worst of nine": f"{best.min():.2f}" if len(best) == 9 else "diverged",
+            "at the edge": ", ".join(n.removeprefix("method_args.") for n in at),
+        }
+    return pd.DataFrame(out).T.rename_axis("method")
+
+
+def _of(choice: dict[str, Any], name: str) -> float:
+    field, _, key = name.partition(".")
+    return choice[field][key] if key else choice[field]
+
+
+def _values(name: str, values: Iterable[float]) -> str:
+    return f"{name.removeprefix('method_args.')} " + ", ".join(f"{v:g}" for v in values)
+
+
+def _said(row: str, tried: pd.DataFrame) -> str:
+    g, got = grid_of(row), choices_table(tried).loc[row]
+    edge = f", {got['at the edge']} at the edge" if got["at the edge"] else ""
+    return (
+        f"{row}: {_values(g.rate, g.rates)} x {_values(g.own, g.values)} -> {got.rate}, {got.chosen} "
+        f"(validation {got.validation} %, worst {got['worst of nine']}{edge})"
+    )

@@ -1,0 +1,183 @@
+"""What a paper's notebook would run: its runs, those that are there, steps, hours, memory; and their computation without it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from pfl_core import models
+from pfl_core.data import pools as data
+from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import store
+from pfl_core.experiments.experiment import Experiment, split, vocabulary
+from pfl_core.papers import study
+from pfl_core.util import paths
+
+COPIES = 4  # of all clients' models at once: their state, where a round starts, its gradient, its end
+
+
+class Plan(study.Study):
+    """A Study that notes what would be swept, and trains and draws nothing."""
+
+    planned: list[Experiment]
+    runs_root: Path
+
+    @property
+    def there(self) -> Path:
+        """The user's store: what is planned writes its tables elsewhere."""
+        return self.runs_root / "store"
+
+    def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
+        """Note the cells; no rows, but where they choose the parameters of others ("tuning") and all of them are finished."""
+        cells = self.cells(base, rows, columns, seeds)
+        self.planned = [*getattr(self, "planned", []), *cells]
+        found = []
+        with contextlib.suppress(data.DatasetMissing):
+            tuning = [e for e in cells if e.tags.get("artefact") == "tuning"]
+            found = [store.load_result(self.there / e.id, e, aside=False) for e in tuning]
+        frames = [r.rows for r in found if r and r.ok] if all(found) else []
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
+
+    def show_partitions(self, *args: Any, **kw: Any) -> None:
+        """Nothing: the data may not be there."""
+
+
+def planned(paper: str, **how: Any) -> list[Experiment]:
+    """The runs that the notebook of `paper` asks for with the parameters `how`, sources (`init_from`) first; each once an artefact."""
+    import nbformat
+
+    Plan(paper, **how)  # parameters are checked before the notebook is read
+    cells = nbformat.read(paths.results_folder().parent / "notebooks" / f"{paper}.ipynb", as_version=4).cells
+    code, there = [c.source for c in cells if c.cell_type == "code"], paths.runs_root()
+    given = {"datasets": [], "methods": [], "seeds": [], "artefacts": []} | how
+    space: dict[str, Any] = {"display": lambda *shown: None}
+    with contextlib.ExitStack() as stack:
+        aside = stack.enter_context(tempfile.TemporaryDirectory())  # empty tables are saved, too
+        stack.enter_context(mock.patch.dict(os.environ, PFL_RUNS=aside))
+        stack.enter_context(mock.patch.object(study, "Study", Plan))
+        stack.enter_context(mock.patch.object(Plan, "runs_root", there, create=True))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        exec(code[0], space)
+        space |= given
+        for source in code[1:]:
+            exec(source, space)
+    out = [e for cell in getattr(space["study"], "planned", []) for e in _with_sources(cell)]
+    once: dict[str, Experiment] = {}
+    for e in out:
+        once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
+    return list(once.values())
+
+
+def _with_sources(e: Experiment) -> list[Experiment]:
+    source = e.init_from and e.init_from.but(keep_models=True, tags=e.tags | {"row": f"{e.tags.get('row')}'s start"})
+    return [*(_with_sources(source) if source else []), e]
+
+
+def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
+    """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
+    over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing, of which
+    `attrs["missing"]` says {data set: where it was looked for, how to get it}."""
+    device, lines, missing = runs.pick_device(device), [], {}
+    cores = (os.cpu_count() or 1) if device == "cpu" else 1
+    for e in planned(paper, device=device, recompute=recompute, **how):
+        try:
+            cached, steps, hours, size = runs.is_there(e, recompute), 0, 0.0, 0.0
+            if not cached:
+                second, parameters = measured(*_net(e), device)
+                steps = client_steps(e)
+                hours = steps * second / 3600 / cores
+                size = (COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes) / 1e9
+        except data.DatasetMissing as error:
+            missing[e.dataset] = str(error)
+            cached, steps, hours, size = False, *[float("nan")] * 3
+        lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, steps, hours, size))
+    frame = pd.DataFrame(lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"])
+    whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
+    by = pd.concat([frame, whole]).groupby("artefact", sort=False)
+    total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
+    out = total.astype({"cached": int}).assign(GB=by.GB.max()).round({"hours": 2, "GB": 2})
+    out.insert(0, "runs", by.size())
+    out.attrs["missing"] = missing
+    return out
+
+
+def compute(paper: str, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any) -> pd.DataFrame:
+    """Train what the notebook of `paper` asks for with the parameters `how` into the store, `jobs` runs at a time; a line a run.
+
+    What chooses parameters of others comes first. Then in the notebook's order of artefacts; of each, all rows of the first seed before
+    those of the next, and what others start from before them. Finished runs are found and interrupted ones go on, so that the same call
+    resumes. Raises DatasetMissing or ValueError before anything is trained.
+    """
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
+    cells = planned(paper, profile=profile, device=device, **how)
+    if tuning := [e for e in cells if e.tags["artefact"] == "tuning"]:
+        runs.sweep(tuning, recompute=True, device=device, jobs=jobs)
+        cells = planned(paper, profile=profile, device=device, **how)  # with what they choose
+    order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
+    cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
+    # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
+    runs.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in ("medium", "paper"))
+    lines = []
+    for e in cells:
+        status = store.load_result(paths.store_folder() / e.id, e, aside=False).meta["status"]
+        where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
+        lines.append(where | dict(seed=e.seed, run=e.id, status=status))
+    return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
+
+
+def client_steps(e: Experiment) -> int:
+    """Local SGD steps of a run, summed over clients, those of evaluations after local training included."""
+    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
+    epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
+    visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
+    visited = len(sample(e, e.clients, 0))
+    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(e, e.clients)
+    extra = sum(evaluate_at(e, r) for r in range(e.rounds + 1)) * others
+    return int(visit * (visited * e.rounds + extra))
+
+
+def _net(e: Experiment) -> tuple[str, str, int]:
+    return e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch
+
+
+@functools.lru_cache
+def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
+    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters; a large model's from a batch of 16."""
+    dataset, options = json.loads(rest)
+    pool = data.load(dataset)
+    net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
+    kind = torch.int32 if pool.kind == "text" else torch.float32
+    clock = time.process_time if device == "cpu" else time.perf_counter  # what else the computer does is not counted
+
+    def step(few: int) -> float:
+        x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")
+        for _ in range(3):  # the first pays for what is made once; others may be disturbed
+            began = clock()
+            net(x).logsumexp(1).mean().backward()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds = min(seconds, clock() - began)
+        return seconds * batch / few
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = step(min(batch, 16))
+        if seconds < 0.5:  # a small batch makes a small model look slow
+            seconds = min(seconds, step(batch))
+    finally:
+        torch.set_num_threads(threads)
+    return seconds, sum(p.numel() for p in net.parameters())

@@ -1,0 +1,288 @@
+"""Published numbers beside ours: tables with verdicts, claims, and what is published to results/ and figures/."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.select import SELECT, pick, summary
+from pfl_core.analysis.stats import paired
+from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.papers import base as papers
+from pfl_core.util import paths, sums
+
+__all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
+VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from another row's run, at when="after"
+
+
+# -- published beside reproduced -----------------------------------------------------------------------------------------
+
+
+def published(paper: str) -> pd.DataFrame:
+    """Every number that a paper prints: table, row, column, metric, value, std, note. ValueError for a paper without tables."""
+    file = resources.files("pfl_core.papers") / "published" / f"{paper}.csv"
+    if not file.is_file():
+        raise ValueError(f"no published numbers for {paper!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
+    with file.open(encoding="utf-8") as f:
+        return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
+
+
+def reproduced(rows: pd.DataFrame, paper: str, metric: str = "acc_pct", **how: str) -> pd.DataFrame:
+    """One number a run as the paper reports it (its REPORT and WHEN, or `how`), views added; as `select.pick` returns them."""
+    module, parts = papers.paper(paper), []
+    for name in dict.fromkeys(rows.row):
+        own = rows[rows.row == name]
+        if metric != "acc_pct":  # computed from finished runs: `Study.derive`
+            parts.append(own[(own["mean"] == "derived") & (own.metric == metric)])
+            continue
+        rule = module.REPORT | {"when": module.WHEN.get(name, module.REPORT["when"])} | how
+        parts.append(pick(own, **rule))
+        for view in [v for v, source in VIEWS.items() if source == name and "when" not in how]:
+            parts.append(pick(own, **rule | {"when": "after"}).assign(row=view))
+    return pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
+
+
+def compare(
+    rows: pd.DataFrame, paper: str, table: str, *, metric: str = "acc_pct", own: str = "", **how: str
+) -> pd.DataFrame:
+    """Every published cell of a table beside what `rows` give: a line a row and column.
+
+    rows: those of the table's runs, labelled as the published rows and columns are; own: the row that orderings are taken to (default the
+    paper's own method); how: select, when, mean in place of the paper's. Columns: row, column, reported, reported_sd, reproduced, sd, n,
+    difference, ordering ("kept", "changed": sign of the difference to `own` in this column), verdict, profile, dataset. Rows of ours that
+    the paper does not have stand at the end of their column. Verdicts are of architecture.md 6's kind: see `analysis.verdicts`.
+    """
+    said = published(paper)
+    said = said[(said.table == table) & (said.metric == metric)]
+    if said.empty:
+        raise ValueError(f"{paper} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
+    ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
+    own = own or papers.paper(paper).OWN
+    stats = ours.groupby(["column", "row"], sort=False).agg(
+        reproduced=("value", "mean"),
+        sd=("value", "std"),
+        n=("value", "size"),
+        profile=("profile", "first"),
+        dataset=("dataset", "first"),
+    )
+    cells = said.set_index(["column", "row"])[["value", "std"]].set_axis(["reported", "reported_sd"], axis=1)
+    columns = list(dict.fromkeys([*said.column, *ours.column]))
+    order = [(c, r) for c in columns for r in dict.fromkeys([*said.row, *ours[ours.column == c].row])]
+    both = cells.join(stats, how="outer").reindex([k for k in order if k in cells.index or k in stats.index])
+    both["difference"] = both.reproduced - both.reported
+    both["ordering"] = [verdicts.ordering(both, c, r, own) for c, r in both.index]
+    both["verdict"] = [verdicts.of_cell(v) for v in both.itertuples()]
+    return both.reset_index().fillna({"profile": "", "dataset": "", "n": 0}).astype({"n": int})
+
+
+def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
+    """`compare`'s lines as a table to read, a row a method: columns that were run show reported, reproduced, difference and ordering (at
+    profile paper the verdict, too; "last" where compared has that), and stand first; the others show what the paper reports."""
+
+    def cell(v: float, sd: float = float("nan"), sign: str = "") -> str:
+        return "" if pd.isna(v) else f"{v:{sign}.{digits}f}" + ("" if pd.isna(sd) else f" ± {sd:.{digits}f}")
+
+    ran = set(compared[compared.reproduced.notna()].column)
+    names = sorted(dict.fromkeys(compared.column), key=lambda c: c not in ran)
+    out = {}
+    for column in names:
+        c = compared[compared.column == column].set_index("row")
+        out[column, "reported"] = {r: cell(v.reported, v.reported_sd) for r, v in c.iterrows()}
+        if column not in ran:
+            continue
+        out[column, "reproduced"] = {r: cell(v.reproduced, v.sd) or "not run" for r, v in c.iterrows()}
+        if "last" in c:
+            out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
+        out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
+        for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
+            out[column, text] = dict(c[text])
+    table = pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+    return table.loc[:, (table != "").any()]  # a column of ours has nothing reported
+
+
+def standing(
+    rows: pd.DataFrame,
+    paper: str,
+    table: str,
+    clients: pd.DataFrame,
+    own: str = "",
+    column: str | None = None,
+    **how: str,
+) -> pd.DataFrame:
+    """Ranks in one column, reported beside reproduced, and the paper's own row against each other one, client by client.
+
+    clients: test accuracy of every client of every run at the round that is reported: row, seed, client, acc_pct. p is of Wilcoxon's signed
+    ranks over clients and seeds: clients of one seed are not independent, so it says less than as many seeds would.
+    """
+    compared = compare(rows, paper, table, own=own, **how).dropna(subset=["reproduced"])
+    column = column or compared.column.iloc[0]
+    c = compared[compared.column == column].set_index("row")
+    own = own or papers.paper(paper).OWN
+    wide_clients = clients[clients.column == column].pivot_table(
+        index=["seed", "client"], columns="row", values="acc_pct"
+    )
+    tests = {
+        r: paired(*wide_clients[[own, r]].dropna().to_numpy().T)
+        for r in c.index
+        if r != own and r in wide_clients and own in wide_clients
+    }
+    out = pd.DataFrame(
+        {
+            "rank reported": c.reported.rank(ascending=False),
+            "rank reproduced": c.reproduced.where(c.reported.notna()).rank(ascending=False),
+            f"{own} ahead by": pd.Series({r: t["difference"] for r, t in tests.items()}, dtype=float).round(2),
+            "share of clients": pd.Series({r: t["better"] for r, t in tests.items()}, dtype=float).round(2),
+            "p": pd.Series({r: t["p"] for r, t in tests.items()}, dtype=float).round(4),
+        }
+    )
+    return out.reindex(c.index).sort_values("rank reported")
+
+
+# -- claims --------------------------------------------------------------------------------------------------------------
+
+
+def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
+    """The paper's claims with the deciding number and a verdict: columns says, artefact, measured, verdict, profile.
+
+    rows: those of a notebook with its derived numbers, of one profile; without them, every committed result of the paper is judged (and
+    a column names its data).
+    """
+    if rows is None:
+        out = []
+        for path in sorted(paths.results_folder().glob(f"{paper}.*.csv")):
+            profile, data = path.stem.removeprefix(f"{paper}.").split("-", 1)
+            out.append(claims(paper, read_rows(path), profile).assign(data=data))
+        return (
+            pd.concat(out, ignore_index=True)
+            if out
+            else pd.DataFrame(columns=["says", "artefact", "measured", "verdict"])
+        )
+    out = []
+    for c in papers.paper(paper).CLAIMS:
+        own = rows[rows.artefact == c.needs]
+        try:
+            measured, holds = c.judge(own) if len(own) else ("", None)
+        except LookupError as missing:
+            measured, holds = f"{missing.args[0]} was not run", None
+        if not measured:  # no cell of the artefact decides it, so neither does all([])
+            holds = None
+        out.append(
+            dict(says=c.says, artefact=c.needs, measured=measured, verdict=verdicts.of_claim(holds), profile=profile)
+        )
+    return pd.DataFrame(out)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """Rows as `save_rows` wrote them. ValueError naming the file if it is damaged, or not as it was published (see `sums`)."""
+    raw = sums.read(path)
+    try:
+        rows = pd.read_csv(io.BytesIO(raw), dtype={"run": str}, keep_default_na=False, low_memory=False)
+        if missing := [c for c in ROW_COLUMNS[:16] if c not in rows]:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        return rows.assign(value=pd.to_numeric(rows.value))
+    except (ValueError, TypeError) as error:  # pandas' own errors of a table are ValueErrors
+        raise ValueError(
+            f"{path} is damaged ({error}); restore it from git, or delete it and run its notebook again: runs that are "
+            "finished are not computed again"
+        ) from error
+
+
+def save_rows(rows: pd.DataFrame, path: Path) -> None:
+    """Write rows as CSV, columns in the project's order, numbers to 4 decimals; OSError leaves the old file."""
+    with sums.replacing(path) as file:
+        file.write(rows[ROW_COLUMNS].assign(value=rows.value.astype(float).round(4)).to_csv(index=False).encode())
+
+
+def save_table(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as path.csv, path.md and path.tex (booktabs)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = frame.set_axis([": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1)
+    frame.to_csv(f"{path}.csv")
+    Path(f"{path}.md").write_text(markdown(frame) + "\n")
+    Path(f"{path}.tex").write_text(latex(frame))
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table; a plain 0..n-1 index is left out."""
+    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
+    head, *rest = [[str(v).replace("|", "\\|") for v in r] for r in (body.columns, *body.to_numpy())]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * body.shape[1], *rest))
+
+
+def latex(frame: pd.DataFrame) -> str:
+    """A frame as a LaTeX table (booktabs); a plain 0..n-1 index is left out."""
+    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
+    marks = (
+        {"\\": r"\textbackslash{}"}
+        | {c: "\\" + c for c in "&%$#_{}"}
+        | {"±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\^{}"}
+    )
+    text = [["".join(marks.get(ch, ch) for ch in str(v)) for v in r] for r in (body.columns, *body.to_numpy())]
+    head, *rest = [" & ".join(r) + r" \\" for r in text]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{'l' * body.shape[1]}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rest,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def named_runs(of: Collection[str] = ()) -> set[str]:
+    """Ids of all runs that a row in results/ or runs/results/ names; with `of`, a row of these papers. ValueError for a damaged file."""
+    files = [*paths.results_folder().glob("*.csv"), *(paths.runs_root() / "results").glob("*.csv")]
+    rows = [read_rows(f) for f in files]
+    return {run for r in rows for run in (r[r.paper.isin(list(of))] if of else r).run}
+
+
+def publish(paper: str) -> list[Path]:
+    """Copy rows and figures of a paper's notebook (not of smoke) from runs/ to results/ and figures/; returns the files."""
+    home, done = paths.results_folder().parent, []
+    for source in sorted((paths.runs_root() / "results").glob(f"{paper}.*.csv")):
+        profile = source.name.split(".")[1].split("-")[0]
+        if profile == "smoke":  # never shown as a reproduction
+            continue
+        target = home / "results" / source.name
+        target.parent.mkdir(exist_ok=True)
+        done += _publish_rows(source, target)
+        folder = paths.runs_root() / "figures" / paper / source.name.removeprefix(f"{paper}.").removesuffix(".csv")
+        for f in sorted(
+            p for p in folder.glob("*") if p.suffix != ".pdf"
+        ):  # for papers, each of them a new file at every run
+            out = home / "figures" / paper / folder.name / f.name
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with sums.replacing(out) as file:
+                file.write(f.read_bytes())
+            done.append(out)
+    if not done:
+        raise ValueError(
+            f"nothing of {paper!r} to publish in {paths.runs_root()}; run its notebook at profile quick or paper first"
+        )
+    return list(dict.fromkeys(done))
+
+
+def _publish_rows(source: Path, target: Path) -> list[Path]:
+    # Rows and arrays are replaced together or not at all, then their digests; what is read in between is refused.
+    new = {target.with_suffix(s): source.with_suffix(s) for s in (".csv", ".npz") if source.with_suffix(s).exists()}
+    raw = {to.name: of.read_bytes() for to, of in new.items()}
+    with ExitStack() as whole:
+        for to in new:
+            file = whole.enter_context(sums.replacing(to))
+            file.write(raw[to.name])
+            file.flush()
+    sums.write(target.parent, raw)
+    return [*new, target.parent / sums.NAME]

@@ -1,0 +1,37 @@
+"""Where numbers come from: the commit of this checkout and the processor they were computed on."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import subprocess
+from pathlib import Path
+
+from pfl_core.util.paths import PACKAGE
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the checkout that pfl_core runs from, 12 digits, "+" where its code has changed since; "" outside of one."""
+    home = PACKAGE
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True, timeout=20)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    if not (home.parent / ".git").exists():
+        return ""
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+        return found + "+" * bool(found and git("status", "--porcelain", "--", str(home)))
+    except (OSError, subprocess.SubprocessError):  # no git here
+        return ""
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

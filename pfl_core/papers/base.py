@@ -1,11 +1,7 @@
-"""What each paper's notebook needs, one file a paper: settings with their sources, rows of its tables, reporting rule, claims.
+"""What a paper is here: its artefacts, its claims, and the sweeps that they need, as data that trains nothing.
 
-A module holds ARTEFACTS (keys of tables and figures with data); OWN, the paper's own row; REPORT, which number of a run the paper
-reports (keywords of `select.pick`), WHEN, the rows that are read at another time than REPORT says; MEDIUM, how many seeds each
-artefact has that profile `medium` computes (the paper's own setting with fewer rounds); CLAIMS; and two functions:
-    setting(artefact, profile, dataset, clients=0) -> fields of the Experiment that the artefact's runs vary
-    rows(artefact, profile, dataset, clients=0) -> {row: changes to it}
-Sources of values: [P] the paper, [O] the authors' code, [C] our choice, ? a substitute for what the paper's text does not hold.
+A paper's file holds `PAPER`, its settings with their sources, and the functions that make numbers of finished runs. Sources of values:
+[P] the paper, [O] the authors' code, [C] our choice, ? a substitute for what the paper's text does not hold.
 """
 
 from __future__ import annotations
@@ -13,22 +9,227 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
+from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.util import checks
 
-FULL = ("medium", "paper")  # profiles over the papers' own data, networks and clients; medium has fewer rounds
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
+PROFILES = ("smoke", "quick", "medium", "paper")
+FULL = ("medium", "paper")  # profiles over the papers' own data, networks and clients; medium has fewer rounds
+TUNING = "tuning"  # the artefact of runs that choose the parameters of others
+EMBEDDED = ("digits", "digits100", "raters_digits100")
+STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
+    "cifar10": ("digits",),
+    "cifar100": ("digits100",),
+    "mnist": ("digits",),
+    "fashion_mnist": ("digits",),
+    "emnist-digits": ("digits",),
+    "omniglot": (),
+    "tiny_imagenet": ("digits100",),
+    "ag_news": (),
+    "flickr_aes": ("raters_cifar10", "raters_digits100"),
+}
 
 
-def paper(name: str) -> ModuleType:
-    """The module of one paper; ValueError for an unknown name."""
+class Probed(NamedTuple):
+    """What a probe recorded in one run: rounds (E,), values {key: (E, ...)}."""
+
+    run: str
+    row: str
+    column: str
+    seed: int
+    rounds: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def at(self, round: int | None = None) -> dict[str, np.ndarray]:
+        """{key: array} at the recorded round nearest to `round` (the later of two); default the last one."""
+        i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
+        return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
+
+
+Recorded = Callable[[str], list[Probed]]  # name of a probe -> what it recorded in the runs at hand
+Number = dict[str, Any]  # run, metric, value, and what else differs from that run's rows (row, column, round)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure with data: what it needs, how many seeds it has, and what `Study.show` makes of its runs.
+
+    data: the paper's data sets in it. quick, medium: seeds at these profiles; quick 0 means the profile's own number, medium 0 that it
+    is not run there. own: the row that orderings are taken to, "" for the paper's own. show: of "compare", "standing" (tables),
+    "curves", "spread" (figures). metrics: published numbers to compare. numbers: what is derived from its rows and probes. said: a
+    sentence for the figure's caption. tuned: whether runs of the artefact "tuning" choose its parameters.
+    """
+
+    data: tuple[str, ...]
+    show: tuple[str, ...] = ("compare",)
+    medium: int = 0
+    quick: int = 0
+    own: str = ""
+    metrics: tuple[str, ...] = ("acc_pct",)
+    digits: int = 2
+    numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
+    said: str = ""
+    tuned: bool = False
+
+
+class Claim(NamedTuple):
+    """What a paper says; `needs` the artefact it is judged on; `judge(its rows) -> (what we measured, whether it holds)`."""
+
+    says: str
+    needs: str
+    judge: Callable[[pd.DataFrame], tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of an artefact: the grid rows x columns x seeds of changes to `base`; `part` tells the sweeps of one artefact apart."""
+
+    artefact: str
+    base: Experiment
+    rows: dict[str, dict[str, Any]]
+    columns: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    part: str = ""
+
+    def experiments(self) -> list[Experiment]:
+        """Its runs, rows outermost."""
+        return grid(self.base, self.rows, self.columns, list(self.seeds))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper as data. `sweeps(scope)` lists all runs that its artefacts need at a profile, trains nothing, and may read finished runs
+    of the artefact "tuning" with `scope.finished`.
+
+    report: which number of a run the paper reports (keywords of `select.pick`); when: rows that are read at another time; seeds: {profile:
+    how many} where the paper says so; setting, rows: fields and rows of a table at a profile, for `presets`, which has `tables`.
+    """
+
+    key: str
+    artefacts: dict[str, Artefact]
+    claims: tuple[Claim, ...]
+    sweeps: Callable[[Scope], list[Sweep]]
+    own: str
+    report: dict[str, str]
+    when: dict[str, str] = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+    setting: Callable[..., dict[str, Any]] = dict
+    rows: Callable[..., dict[str, dict[str, Any]]] = dict
+
+    def planned(self, scope: Scope, artefact: str = "", part: str | None = None) -> list[Sweep]:
+        """The sweeps of an artefact (of all that the scope asks for), those of "tuning" that they need first."""
+        wanted = [artefact] if artefact else [a for a in self.artefacts if a in (scope.artefacts or self.artefacts)]
+        found = self.sweeps(scope)
+        serves = {a for a in wanted if a == TUNING or self.artefacts[a].tuned}
+        first = [s for s in found if s.artefact == TUNING and serves and (not s.part or s.part in serves)]
+        rest = [s for s in found if s.artefact in wanted and s.artefact != TUNING and part in (None, s.part)]
+        return [*first, *rest]
+
+    def missing(self, scope: Scope, artefact: str) -> str:
+        """Why an artefact is not run in this scope, "" if it is."""
+        checks.known("artefact:", artefact, self.artefacts)
+        if scope.artefacts and artefact not in scope.artefacts:
+            return f"not run, not among artefacts={list(scope.artefacts)}"
+        needed = self.artefacts[artefact].data
+        if not any(scope.data(d) for d in needed):
+            return f"not run, needs {' or '.join(needed)} (datasets={list(scope.datasets) or 'the embedded ones'})"
+        if scope.profile == "medium" and not self.artefacts[artefact].medium:
+            some = ", ".join(a for a, v in self.artefacts.items() if v.medium) or "nothing of this paper"
+            return f"not run at profile medium, which has {some}; use profile='paper'"
+        return ""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is asked of a paper: a profile, and what to restrict it to (empty: the profile's own).
+
+    finished: rows of the given Experiments if all of them are finished, else None; by default none are.
+    """
+
+    profile: str = "quick"
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    artefacts: tuple[str, ...] = ()
+    finished: Callable[[list[Experiment]], pd.DataFrame | None] = field(default=lambda cells: None, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The data in the names of files: "cifar10+cifar100"; "paper" where every artefact has its own; "digits", embedded."""
+        return "+".join(self.datasets) or ("paper" if self.full else "digits")
+
+    @property
+    def full(self) -> bool:
+        """Whether networks, data and clients are the paper's."""
+        return self.profile in FULL
+
+    def data(self, name: str) -> str | None:
+        """The data set that serves for the paper's `name`: itself, a stand-in, or None (then the artefact is not run)."""
+        if not self.datasets and self.full:
+            return name
+        wanted = self.datasets or EMBEDDED
+        return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
+
+    def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
+        """The value for the profile: `quick` on the embedded data only; smoke takes quick's where it has none, medium the paper's."""
+        if self.profile == "quick" and self.label != "digits":
+            return paper
+        given = {"paper": paper, "medium": medium, "quick": quick, "smoke": smoke}[self.profile]
+        return {"medium": paper, "smoke": quick}.get(self.profile) if given is None else given
+
+    def base(self, paper: Paper, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
+        """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run."""
+        served = self.data(dataset)
+        if served is None or paper.missing(self, artefact):
+            return None
+        fields = paper.setting(artefact, self.profile, served, changes.get("clients", 0))
+        tags = {"paper": paper.key, "artefact": artefact, "profile": self.profile}
+        return Experiment(**fields).but(**changes, tags=tags)
+
+    def sweep(
+        self,
+        paper: Paper,
+        base: Experiment | None,
+        rows: dict[str, dict[str, Any]],
+        columns: dict[str, dict[str, Any]],
+        *,
+        quick: int = 0,
+        seeds: tuple[int, ...] = (),
+        part: str = "",
+    ) -> list[Sweep]:
+        """One Sweep of changes to `base`, restricted to the methods and seeds that were asked for; none where base is None.
+
+        quick: how many seeds at profile quick, in place of the artefact's own number; seeds: these, whatever was asked for.
+        """
+        if base is None:
+            return []
+        if self.methods:
+            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+        artefact = base.tags["artefact"]
+        return [Sweep(artefact, base, rows, columns, seeds or self.seeds_of(paper, artefact, quick), part)]
+
+    def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
+        """The seeds of an artefact: those asked for, else as many as the paper, the artefact or the profile says."""
+        if self.seeds:
+            return self.seeds
+        own = paper.artefacts.get(artefact)
+        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}[self.profile]
+        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}.get(self.profile, 0)
+        return tuple(range(few or paper.seeds.get(self.profile, usual)))
+
+
+def paper(name: str) -> Paper:
+    """One paper; ValueError for an unknown name."""
     checks.known("paper", name, PAPERS)
-    return importlib.import_module(f"pfl_core.papers.{name}")
+    return importlib.import_module(f"pfl_core.papers.{name}").PAPER
 
 
 def title(artefact: str) -> str:
@@ -43,14 +244,6 @@ def title(artefact: str) -> str:
 def use(method: str, **args: Any) -> dict[str, Any]:
     """Changes to an Experiment that make it run a method with these hyper-parameters."""
     return dict(method=method, method_args=args)
-
-
-class Claim(NamedTuple):
-    """What a paper says; `needs` the artefact it is judged on; `judge(its rows) -> (what we measured, whether it holds)`."""
-
-    says: str
-    needs: str
-    judge: Callable[[pd.DataFrame], tuple[str, bool]]
 
 
 def value(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct", **how: Any) -> float:

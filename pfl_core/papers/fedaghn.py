@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,23 +12,34 @@ import pandas as pd
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import shares, stages
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.papers.base import FULL, Claim, derived, use, value
+from pfl_core.papers.base import (
+    FULL,
+    TUNING,
+    Artefact,
+    Claim,
+    Number,
+    Paper,
+    Probed,
+    Recorded,
+    Scope,
+    Sweep,
+    derived,
+    use,
+    value,
+)
 
-ARTEFACTS = ["table1", "table2", "table3", "table4", "fig4", "fig5", "apptable1", "apptable2", "appfig1", "appfig2"]
-TABLES = ("table1", "table2", "table3", "apptable1")  # those whose rows `presets` gives
+
+class Column(NamedTuple):
+    """A column: the paper's data set, changes to `setting`, and its rows (none named: all)."""
+
+    dataset: str
+    changes: dict[str, Any] = {}
+    rows: tuple[str, ...] = ()
+
+
 OWN = "fedaghn"
-REPORT: dict[str, str] = dict(select="best_val", when="after", mean="client")
-WHEN: dict[str, str] = {"fedavg": "before", "fedprox": "before"}
-MEDIUM: dict[str, int] = {
-    "table1": 2,
-    "table4": 1,
-    "fig4": 1,
-    "fig5": 1,
-    "apptable1": 2,
-    "apptable2": 1,
-    "appfig2": 1,
-}  # seeds
-
+REPORT = dict(select="best_val", when="after", mean="client")
+WHEN = {"fedavg": "before", "fedprox": "before"}
 # Rows: all methods [P, Table 1], those of the case study, ablations (App. Table 1).
 PLAIN = ("local", "fedavg", "fedprox", "ditto", "fedrep", "pfedhn", "fedcp", "fedpac", "cfl", "fedamp")
 GRAPHS = ("cfl", "heurfedamp", "fedaghn")  # methods whose weights are drawn
@@ -43,20 +55,22 @@ CASE = {  # artefacts of the case study and their rows
 }
 # Columns: data set, and what differs from `setting`. CIFAR-100* is ResNet-18 on CIFAR-100.
 RESNET: dict[str, Any] = dict(model="resnet18", rounds=80)
-DATA: dict[str, tuple[str, dict]] = {
-    "CIFAR-10": ("cifar10", {}),
-    "CIFAR-100": ("cifar100", {}),
-    "CIFAR-100*": ("cifar100", RESNET),
-    "TINY": ("tiny_imagenet", {}),
+DATA = {
+    "CIFAR-10": Column("cifar10"),
+    "CIFAR-100": Column("cifar100"),
+    "CIFAR-100*": Column("cifar100", RESNET),
+    "TINY": Column("tiny_imagenet"),
 }
 PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}  # where the paper does not show all four
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
 ABLATED_AT_MEDIUM = ("w/o p and q", "frozen", OWN)
 PATHOLOGICAL = dict(partition="shards", partition_args={"split": "70/10/20"})  # 5, 20, 40 classes [P]: its default
 ALPHAS = (0.1, 0.2, 0.5)
+PARTITIONS = {
+    f"Dir({a:g})": {"partition_args": {"alpha": a}} for a in ALPHAS
+}  # panels of App. Figure 1, changes to `setting`
 GROUPS = 5  # of the case study, clients in order
 # p0 and q0 are tuned for each data set and partition [P]; the grid is lost [C]. Those of the case study follow from Table 4.
-TUNED = ("table1", "table2", "apptable1")
 GRID = {"p0": (0.01, 0.03, 0.1), "q0": (0.5, 1.0, 3.0)}
 TUNING_SEED = 7  # no artefact shows it
 EXAMPLE = {"q0": 0.5}  # with p0 = .03, the method's default: the example of the code, CIFAR-10 with Dir(.1) [O]
@@ -124,68 +138,85 @@ def _rows(artefact: str, profile: str, base: Experiment, strengths: dict[str, fl
     return every
 
 
-# -- what the notebook does with them: `study` is its Study ---------------------------------------------------------------
+# -- runs -----------------------------------------------------------------------------------------------------------------
 
 
-def columns(study: Any, artefact: str) -> dict[str, tuple[str, dict, tuple[str, ...]]]:
-    """A table's columns at the study's profile: {label: (data set, changes to `setting`, rows)}; no rows: all.
+def columns(artefact: str, scope: Scope) -> dict[str, Column]:
+    """An artefact's columns in a scope, by label; none for App. Figure 1, which runs nothing.
 
     Below profile medium it is one data set, the first that is there, and of Table 2 also Dir(.5), for FedAvg and FedAGHN. medium has
     the case study's columns as printed, else CIFAR-10 alone.
     """
-    full, medium = study.profile == "paper", study.profile == "medium"
-    data = (
-        DATA if full else dict([next((d for d in DATA.items() if study.data(d[1][0])), ("CIFAR-10", DATA["CIFAR-10"]))])
-    )
-    if medium:
-        wanted = PRINTED.get(artefact, ("CIFAR-10",))
-        data = {c: DATA[c] for c in wanted if study.data(DATA[c][0]) == DATA[c][0]}
+    if artefact == "appfig1":
+        return {}
+    full, printed = scope.profile == "paper", PRINTED.get(artefact)
+    if full:
+        data = {c: v for c, v in DATA.items() if c in (printed or DATA)}
+    elif scope.profile == "medium":
+        data = {c: DATA[c] for c in printed or ("CIFAR-10",) if scope.data(DATA[c].dataset) == DATA[c].dataset}
+    else:
+        data = dict([(c, v) for c, v in DATA.items() if scope.data(v.dataset)][:1])
     if artefact == "table1":
-        dirichlet = {f"Dir(0.1), {c}": (d, more, ()) for c, (d, more) in data.items()}
+        dirichlet = {f"Dir(0.1), {c}": v for c, v in data.items()}
         if not full:
             return dirichlet
-        shards = {f"Pathological, {c}": (d, PATHOLOGICAL | more, ()) for c, (d, more) in data.items()}
-        return (
-            shards | dirichlet | {"Dir(0.1), CIFAR-10, a partition a seed": ("cifar10", {"partition_seed": None}, ())}
-        )
+        shards = {f"Pathological, {c}": v._replace(changes=PATHOLOGICAL | v.changes) for c, v in data.items()}
+        anew = {"Dir(0.1), CIFAR-10, a partition a seed": Column("cifar10", {"partition_seed": None})}
+        return shards | dirichlet | anew
     if artefact == "table2":
         some = dict.fromkeys(ALPHAS, ()) if full else {0.1: (), 0.5: ("fedavg", "fedaghn")}
-        return {f"Dir({a:g})": ("cifar10", {"alpha": a}, kept) for a, kept in some.items()}
-    some = ABLATED_AT_MEDIUM if medium and artefact == "apptable1" else ()
-    return {c: (*v, some) for c, v in data.items() if not full or c in PRINTED.get(artefact, DATA)}
+        return {f"Dir({a:g})": Column("cifar10", {"alpha": a}, kept) for a, kept in some.items()}
+    if scope.profile == "medium" and artefact == "apptable1":
+        return {c: v._replace(rows=ABLATED_AT_MEDIUM) for c, v in data.items()}
+    return data
 
 
-def table(study: Any, artefact: str, seeds: int | None = None) -> pd.DataFrame:
-    """Rows of a table, or of what a figure of the case study is drawn from, over its `columns`; seeds: how many at quick."""
-    parts = [study.sweep(None, {})]
-    for label, (dataset, more, some) in columns(study, artefact).items():
-        base = study.base(artefact, dataset)
-        if base is None:
-            continue
-        alpha = {"partition_args": base.partition_args | more} if "alpha" in more else more
-        base = replace(base, **alpha)  # `but` would merge the arguments of two partitions
-        every = _rows(artefact, study.profile, base, _strengths(study, artefact, label, base))
-        if base.model == "resnet18":  # no figure is drawn from these
-            every = {r: {k: v for k, v in changes.items() if k != "record"} for r, changes in every.items()}
-        kept = {r: v for r, v in every.items() if not some or r in some}
-        parts.append(study.sweep(base, kept, {label: {}}, seeds))
-    return pd.concat(parts, ignore_index=True)
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs of the artefacts, a sweep a column; at medium and paper those that choose p0 and q0 stand before what they serve."""
+    found = []
+    for artefact, about in PAPER.artefacts.items():
+        for label, column in columns(artefact, scope).items():
+            base = scope.base(PAPER, artefact, column.dataset)
+            if base is None:
+                continue
+            alpha = "alpha" in column.changes
+            changes = {"partition_args": base.partition_args | column.changes} if alpha else column.changes
+            base = replace(base, **changes)  # `but` would merge the arguments of two partitions
+            tried = _tried(scope, label, base) if scope.full and about.tuned else []
+            every = _rows(artefact, scope.profile, base, _chosen(scope, tried))
+            if base.model == "resnet18":  # no figure is drawn from these
+                every = {r: {k: v for k, v in row.items() if k != "record"} for r, row in every.items()}
+            kept = {r: v for r, v in every.items() if not column.rows or r in column.rows}
+            found += [*tried, *scope.sweep(PAPER, base, kept, {label: {}})]
+    return found
 
 
-def _strengths(study: Any, artefact: str, label: str, base: Experiment) -> dict[str, float]:
-    # p0 and q0 of a column: at medium and paper those of the best validation accuracy over `GRID`, a quarter of the rounds, one seed.
-    if study.profile not in FULL or artefact not in TUNED:
-        return EXAMPLE
-    pairs = [(p, q) for p in GRID["p0"] for q in GRID["q0"]]
-    points = {f"p0 = {p:g}, q0 = {q:g}": {"q0": q} | ({} if p == 0.03 else {"p0": p}) for p, q in pairs}
-    short = base.but(rounds=max(1, base.rounds // 4), tags={"artefact": "tuning"})
-    seen = study.sweep(short, {r: use(OWN, **p) for r, p in points.items()}, {label: {}}, [TUNING_SEED])
-    return EXAMPLE if seen.empty else points[tuning(seen).chosen.iloc[0]]
+def _tried(scope: Scope, label: str, base: Experiment) -> list[Sweep]:
+    # FedAGHN with all pairs of `GRID`, a quarter of the rounds, one seed.
+    points = {f"p0 = {p:g}, q0 = {q:g}": _pair(p, q) for p in GRID["p0"] for q in GRID["q0"]}
+    short = base.but(rounds=max(1, base.rounds // 4), tags={"artefact": TUNING})
+    tried = {r: use(OWN, **pair) for r, pair in points.items()}
+    return scope.sweep(PAPER, short, tried, {label: {}}, seeds=(TUNING_SEED,), part=base.tags["artefact"])
+
+
+def _pair(p0: float, q0: float) -> dict[str, float]:
+    # p0 = .03 is the method's default and left out, so that runs are shared with those that do not name it.
+    return {"q0": q0} | ({} if p0 == 0.03 else {"p0": p0})
+
+
+def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
+    # p0 and q0 of a column: of the best validation accuracy among `tried`, once these are finished; until then those of the example.
+    cells = [e for s in tried for e in s.experiments()]
+    seen = scope.finished(cells) if cells else None
+    return EXAMPLE if seen is None else tried[0].rows[tuning(seen).chosen.iloc[0]]["method_args"]
+
+
+# -- numbers and pictures of finished runs --------------------------------------------------------------------------------
 
 
 def tuning(rows: pd.DataFrame) -> pd.DataFrame:
     """Validation accuracy (%) at the best round for each p0 and q0 that was tried, a line a column, and the pair that was chosen."""
-    seen = rows[(rows.artefact == "tuning") & (rows.split == "val") & (rows.when == REPORT["when"])]
+    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.when == REPORT["when"])]
     seen = seen[(seen["mean"] == REPORT["mean"]) & (seen.metric == "acc_pct")]
     if seen.empty:
         return pd.DataFrame({"chosen": ["p0 = 0.03, q0 = 0.5, as given in the code's example"]}, index=["not tuned"])
@@ -194,55 +225,49 @@ def tuning(rows: pd.DataFrame) -> pd.DataFrame:
     return best.assign(chosen=best.idxmax(axis=1))
 
 
-def partitions(study: Any) -> dict[str, dict]:
-    """Appendix Figure 1's panels, as changes to its `setting`."""
-    return {f"Dir({a:g})": {"partition_args": {"alpha": a}} for a in ALPHAS}
-
-
 def reported_rounds(rows: pd.DataFrame) -> dict[str, int]:
     """{run: round that is reported}, where the paper reads a run's weights."""
     return dict(pick(rows, **REPORT).drop_duplicates("run").set_index("run")["round"]) if len(rows) else {}
 
 
-def staged(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+def staged(rows: pd.DataFrame, weights: list[Probed]) -> pd.DataFrame:
     """Mean weights by part of the model, kind of client and stage: `analysis.stages` of each run, with run, row, column, seed."""
     best, parts = reported_rounds(rows), [pd.DataFrame(columns=["part", "kind", "stage", "weight", "run", "row"])]
-    for p in study.probed(rows, "weights"):
+    for p in weights:
         got = stages(p.values, p.rounds, _groups(p), best[p.run])
         parts.append(got.assign(run=p.run, row=p.row, column=p.column, seed=p.seed))
     return pd.concat(parts[len(parts) > 1 :], ignore_index=True)
 
 
-def _groups(p: Any) -> np.ndarray:
+def _groups(p: Probed) -> np.ndarray:
     n = next(iter(p.values.values())).shape[-1]
     return np.arange(n) * GROUPS // n
 
 
-def table4(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
-    """Table 4's weights as derived rows "part, kind" x stage; those of the whole model under the other sign stand beside them."""
+def stage_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Table 4's weights: rows "part, kind" x stage; those of the whole model under the other sign stand beside them."""
     numbers = []
-    for v in staged(study, rows).itertuples():
+    for v in staged(rows, recorded("weights")).itertuples():
         if v.row == OWN or v.part == "whole":
             label = f"{v.part}, {v.kind}" + (" (descent)" if v.row == DESCENT else "")
             numbers.append(dict(run=v.run, row=label, column=v.stage, metric="weight", value=v.weight, round=v.round))
-    return study.derive(rows, numbers)
+    return numbers
 
 
-def apptable2(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
-    """Appendix Table 2's weights at the reported round as derived rows method x kind of client."""
-    s = staged(study, rows)
+def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Appendix Table 2's weights at the reported round: rows method x kind of client."""
+    s = staged(rows, recorded("weights"))
     final = s[(s.stage == "Final") & (s.part == "whole")]
-    numbers = [
+    return [
         dict(run=v.run, row=v.row, column=v.kind.capitalize(), metric="weight", value=v.weight, round=v.round)
         for v in final.itertuples()
     ]
-    return study.derive(rows, numbers)
 
 
-def course(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+def course(weights: list[Probed]) -> pd.DataFrame:
     """Mean weights at every recorded round: kind, row (part of the model, other sign), round, value."""
     out = [pd.DataFrame(columns=["kind", "row", "round", "value"])]
-    for p in study.probed(rows, "weights"):
+    for p in weights:
         layers = list(p.values.values())
         n, other = len(layers), p.row == DESCENT
         parts = {"whole": layers} | ({} if other else {"shallow": layers[: (n + 1) // 2], "deep": layers[n // 2 :]})
@@ -255,16 +280,20 @@ def course(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def graphs(
-    study: Any, rows: pd.DataFrame, label: Any, *, layered: bool = False, staged: bool = False
+    rows: pd.DataFrame,
+    weights: list[Probed],
+    label: Callable[[str], str],
+    *,
+    layered: bool = False,
+    staged: bool = False,
 ) -> dict[str, np.ndarray]:
     """Collaboration graphs {title: (K, K)} of the first seed at the reported round, mean over layers; `label` names a method.
 
     layered: the first and last two convolution and linear layers, each on its own; staged: at all four stages.
     """
     best, out = reported_rounds(rows), {}
-    first = rows[rows.seed == rows.seed.min()]
-    several = rows.column.nunique() > 1
-    for p in study.probed(first, "weights"):
+    several = len({p.column for p in weights}) > 1
+    for p in [p for p in weights if p.seed == rows.seed.min()]:
         name, at = label(p.row) + f", {p.column}" * several, best[p.run]
         aims = dict(zip(STAGES, (1, at / 4, at / 2, at), strict=True)) if staged else {"Final": at}
         for stage, aim in aims.items():
@@ -369,7 +398,7 @@ def _ablation(rows: pd.DataFrame) -> tuple[str, bool]:
     return "; ".join(out), good
 
 
-CLAIMS = [
+CLAIMS = (
     Claim("FedAGHN is best in every column but pathological CIFAR-10, where it is second (Sec. 5.1)", "table1", _best),
     Claim("FedAvg's global model is worse than Local, and better once fine-tuned (Sec. 5.1)", "table1", _global),
     Claim(
@@ -379,4 +408,33 @@ CLAIMS = [
     Claim("Similar clients weigh more than others, and more so in deep layers (Sec. 6.2, 6.3)", "table4", _similar),
     Claim("The self weight falls during training (Sec. 6.3)", "table4", _falls),
     Claim("FedAGHN is best with all of its parts, above all with p and q (App. D.1)", "apptable1", _ablation),
-]
+)
+
+# Below profile paper the case study's tables and figures are of the first data set that is there, whichever the paper shows.
+_DATA = ("cifar10", "cifar100", "tiny_imagenet")
+_DRAWN = Artefact(_DATA, show=(), medium=1, quick=1)
+_WEIGHTS = Artefact(_DATA, medium=1, quick=1, metrics=("weight",), digits=4)
+
+PAPER = Paper(
+    key="fedaghn",
+    artefacts={  # in the notebook's order
+        "table1": Artefact(_DATA, show=("compare", "standing"), medium=2, quick=2, tuned=True),
+        "table2": Artefact(("cifar10",), quick=1, tuned=True),
+        "table3": Artefact(_DATA, quick=1),
+        "fig4": _DRAWN,
+        "fig5": _DRAWN,
+        "table4": replace(_WEIGHTS, numbers=stage_weights),
+        "apptable1": Artefact(_DATA, medium=2, quick=1, tuned=True),
+        "appfig1": Artefact(("cifar10",), show=()),
+        "apptable2": replace(_WEIGHTS, numbers=final_weights),
+        "appfig2": _DRAWN,
+    },
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own=OWN,
+    report=REPORT,
+    when=WHEN,
+    tables=("table1", "table2", "table3", "apptable1"),  # those whose rows `presets` gives
+    setting=setting,
+    rows=rows,
+)

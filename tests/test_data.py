@@ -21,7 +21,7 @@ from PIL import Image
 
 from pfl_core import Experiment
 from pfl_core.data import pools as data
-from pfl_core.data import readers
+from pfl_core.data import readers, sources
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool, fetch, load
 from pfl_core.experiments import experiment as experiments
 
@@ -43,7 +43,7 @@ def root(tmp_path, monkeypatch):
 
 
 def source(monkeypatch, name, **changes):
-    monkeypatch.setitem(data.SOURCES, name, replace(data.SOURCES[name], **changes))
+    monkeypatch.setitem(sources.SOURCES, name, replace(sources.SOURCES[name], **changes))
 
 
 def images(n, *shape):
@@ -226,12 +226,14 @@ def test_idx_files(root, name, folder, packed):
     pool = load(name)
     assert np.array_equal(pool.x, x) and np.array_equal(pool.y, y)
     assert np.array_equal(np.flatnonzero(pool.is_test), np.arange(20, 30))
-    assert pool.mean == data.SOURCES[name].stats[0] and not (root / f"{name}.npz").exists()
+    assert pool.mean == sources.SOURCES[name].stats[0] and not (root / f"{name}.npz").exists()
 
 
 def test_fashion_mnist_of_debian_is_looked_for():
-    assert "/usr/share/datasets/fashion-mnist" == data.DEBIAN_FASHION
-    assert str(Path("/any") / data.DEBIAN_FASHION) == data.DEBIAN_FASHION  # an absolute folder is not below the root
+    assert "/usr/share/datasets/fashion-mnist" == sources.DEBIAN_FASHION
+    assert (
+        str(Path("/any") / sources.DEBIAN_FASHION) == sources.DEBIAN_FASHION
+    )  # an absolute folder is not below the root
 
 
 @pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "letters", "mnist"])
@@ -278,21 +280,20 @@ def test_truncated_gzip(root):
         load("mnist")
 
 
-def write_cifar(folder: Path, monkeypatch, batches, **labels):
-    """Pickles of two images each, whose md5 is made the published one; returns the images as [n, 32, 32, 3]."""
-    x = images(2 * len(batches), 3, 32, 32)
-    for i, name in enumerate(batches):
+def write_cifar(folder: Path, monkeypatch, published, **labels):
+    """Pickles of two images each, whose md5 takes the place of the `published` one; returns the images as [n, 32, 32, 3]."""
+    x = images(2 * len(published), 3, 32, 32)
+    for i, name in enumerate(published):
         part = slice(2 * i, 2 * i + 2)
         raw = pickle.dumps({"data": x[part].reshape(2, -1), **{k: v[part] for k, v in labels.items()}})
         write(folder / name, raw)
-        monkeypatch.setitem(readers.CIFAR_MD5, name, hashlib.md5(raw).hexdigest())
+        monkeypatch.setitem(published, name, hashlib.md5(raw).hexdigest())
     return x.transpose(0, 2, 3, 1)
 
 
 def test_cifar10_pickles(root, monkeypatch):
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     y = RNG.integers(0, 10, 12).tolist()
-    x = write_cifar(root / "cifar-10-batches-py", monkeypatch, names, labels=y)
+    x = write_cifar(root / "cifar-10-batches-py", monkeypatch, sources.CIFAR10_MD5, labels=y)
     pool = load("cifar10")
     assert np.array_equal(pool.x, x) and pool.y.tolist() == y and pool.is_test.tolist() == [False] * 10 + [True] * 2
     assert (pool.mean, pool.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -300,7 +301,9 @@ def test_cifar10_pickles(root, monkeypatch):
 
 def test_cifar100_pickles_have_coarse_labels(root, monkeypatch):
     fine, coarse = [3, 99, 0, 50], [1, 19, 0, 7]
-    x = write_cifar(root / "cifar-100-python", monkeypatch, ["train", "test"], fine_labels=fine, coarse_labels=coarse)
+    x = write_cifar(
+        root / "cifar-100-python", monkeypatch, sources.CIFAR100_MD5, fine_labels=fine, coarse_labels=coarse
+    )
     pool = load("cifar100")
     assert np.array_equal(pool.x, x) and pool.y.tolist() == fine and pool.extra["coarse"].tolist() == coarse
 
@@ -314,7 +317,9 @@ class Trap:
 
 
 def test_foreign_pickle_is_not_opened(root, monkeypatch):
-    write_cifar(root / "cifar-100-python", monkeypatch, ["train", "test"], fine_labels=[1] * 4, coarse_labels=[1] * 4)
+    write_cifar(
+        root / "cifar-100-python", monkeypatch, sources.CIFAR100_MD5, fine_labels=[1] * 4, coarse_labels=[1] * 4
+    )
     (root / "cifar-100-python/test").write_bytes(pickle.dumps(Trap(str(root / "opened"))))
     with pytest.raises(DatasetDamaged, match="test has md5"):
         load("cifar100")
@@ -588,7 +593,7 @@ def test_lack_of_memory_is_no_damage(root, monkeypatch):
 # ---- missing data, downloads
 
 
-@pytest.mark.parametrize("name", list(data.SOURCES))
+@pytest.mark.parametrize("name", list(sources.SOURCES))
 def test_missing_in_seven_parts(root, name):
     with pytest.raises(DatasetMissing, match=f"^{name} is not available.") as error:
         load(name)
@@ -759,7 +764,9 @@ def test_unknown_names_without_a_near_one():
 
 def test_list_has_a_line_for_each():
     listed = data.list_datasets()
-    assert {"digits", "digits100", "raters_digits100", "raters_cifar10", "emnist-digits", *data.SOURCES} <= set(listed)
+    assert {"digits", "digits100", "raters_digits100", "raters_cifar10", "emnist-digits", *sources.SOURCES} <= set(
+        listed
+    )
     assert all(line and "\n" not in line for line in listed.values())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from pfl_core.data import readers
+from pfl_core.data.sources import SOURCES
 from pfl_core.util import checks
 from pfl_core.util.cards import Listing
-
-DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 
 
 class DatasetMissing(FileNotFoundError):
@@ -132,140 +131,7 @@ def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.round(4).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-# ---- public sets, read from files
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a public data set is found and what it must look like."""
-
-    doc: str
-    classes: int | None  # None: as many as there are labels
-    shape: tuple[int, ...] | None  # of one sample; None: any
-    read: Callable[[Path], readers.Arrays]
-    folders: tuple[str, ...]  # below ROOT, in order of preference
-    files: tuple[str, ...]  # all in one of these folders
-    official: tuple[int, int]  # train and test samples of the complete set, of equal classes if `balanced`
-    licence: str
-    by_hand: str
-    download: Callable[[Path], readers.Arrays | None] | None = (
-        None  # brings the raw files below ROOT, or returns the arrays
-    )
-    columns: tuple[str, ...] = ()
-    stats: tuple[tuple[float, ...] | None, tuple[float, ...] | None] = (None, None)
-    balanced: bool = True
-    packed: str = ""  # ending of the packed form in which the files may be, too
-    slow: bool = False  # reading the raw files takes so long that `load` keeps the arrays
-
-    def absent(self, folder: Path) -> list[str]:
-        """Which of the files `folder` lacks."""
-        return [f for f in self.files if not ((folder / f).exists() or (folder / (f + self.packed)).exists())]
-
-
-def _torchvision(dataset: str, *parts: dict) -> Callable[[Path], None]:
-    def download(root: Path) -> None:
-        from torchvision import datasets  # late: it is slow to import, and most uses of this module never need it
-
-        for part in parts or ({},):
-            getattr(datasets, dataset)(root, download=True, **part)
-
-    return download
-
-
-def _hugging_face(repository: str, test: str, convert: Callable) -> Callable[[Path], readers.Arrays]:
-    def download(root: Path) -> readers.Arrays:
-        try:
-            import datasets  # late: an optional extra
-        except ImportError as e:
-            raise ImportError('it needs the package `datasets`: pip install "pfl-core[datasets]"') from e
-        parts = datasets.load_dataset(repository, cache_dir=str(root / "huggingface"))
-        return convert(*((p["label"], p) for p in (parts["train"], parts[test])))
-
-    return download
-
-
-def _hf_images(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
-    return readers.joined(
-        *((np.stack([np.asarray(r["image"].convert("RGB")) for r in p]), np.array(y)) for y, p in parts)
-    )
-
-
-def _hf_texts(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
-    return readers.texts(*((list(p["text"]), list(y)) for y, p in parts))
-
-
-def _idx_files(train: str = "train", test: str = "t10k") -> tuple[str, ...]:
-    return tuple(f"{p}-{kind}-ubyte" for p in (train, test) for kind in ("images-idx3", "labels-idx1"))
-
-
-def _emnist(split: str, doc: str, classes: int, *official: int, balanced: bool = True) -> Source:
-    parts = (f"emnist-{split}-train", f"emnist-{split}-test")
-    first_label = 1 if split == "letters" else 0
-    read = partial(readers.idx, train=parts[0], test=parts[1], transposed=True, first_label=first_label)
-    by_hand = "gzip.zip (536 MB, md5 58c8d27c78d21e728a6bc7b3cc06412e) of the NIST page on EMNIST, into EMNIST/raw"
-    folders, licence = ("EMNIST/raw", "EMNIST/raw/gzip"), "none stated; cite Cohen et al. 2017"
-    kw = {"download": _torchvision("EMNIST", {"split": split}), "balanced": balanced, "packed": ".gz"}
-    return Source(doc, classes, (28, 28), read, folders, _idx_files(*parts), official, licence, by_hand, **kw)
-
-
-_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-_CIFAR = "none stated; cite Krizhevsky 2009"
-# fmt: off
-SOURCES: dict[str, Source] = {
-    "mnist": Source(
-        "handwritten digits, 28x28", 10, (28, 28), readers.idx, ("MNIST/raw",), _idx_files(), (60_000, 10_000),
-        "CC BY-SA 3.0", "the four .gz files (12 MB) from https://ossci-datasets.s3.amazonaws.com/mnist/ into MNIST/raw",
-        _torchvision("MNIST"), stats=((0.1307,), (0.3081,)), balanced=False, packed=".gz"),
-    "fashion_mnist": Source(
-        "pictures of clothes, 28x28", 10, (28, 28), readers.idx, ("FashionMNIST/raw", DEBIAN_FASHION), _idx_files(),
-        (60_000, 10_000), "MIT", "apt install dataset-fashion-mnist, or the four .gz files (31 MB) of the repository "
-        "zalandoresearch/fashion-mnist into FashionMNIST/raw",
-        _torchvision("FashionMNIST"), stats=((0.2860,), (0.3530,)), packed=".gz"),
-    "emnist": _emnist("byclass", "EMNIST ByClass, 28x28: 0-9, A-Z, a-z", 62, 697_932, 116_323, balanced=False),
-    "emnist-bymerge": _emnist("bymerge", "EMNIST, cases merged where alike", 47, 697_932, 116_323, balanced=False),
-    "emnist-balanced": _emnist("balanced", "EMNIST ByMerge, equal classes", 47, 112_800, 18_800),
-    "emnist-letters": _emnist("letters", "EMNIST letters, cases merged", 26, 124_800, 20_800),
-    "emnist-mnist": _emnist("mnist", "EMNIST digits, as many as in MNIST", 10, 60_000, 10_000),
-    "cifar10": Source(
-        "photographs of 10 kinds of things, 32x32x3", 10, (32, 32, 3),
-        partial(readers.cifar, train=_BATCHES, test="test_batch", label="labels"),
-        ("cifar-10-batches-py",), (*_BATCHES, "test_batch"), (50_000, 10_000),
-        _CIFAR, "cifar-10-python.tar.gz (170 MB, md5 c58f30108f718f92721af3b95e74349a) from "
-        "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked",
-        _torchvision("CIFAR10"), stats=((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))),  # as pFedHN's code has it
-    "cifar100": Source(
-        "photographs of 100 kinds of things in 20 coarse classes, 32x32x3", 100, (32, 32, 3),
-        partial(readers.cifar, train=("train",), test="test", label="fine_labels", columns={"coarse": "coarse_labels"}),
-        ("cifar-100-python",), ("train", "test"), (50_000, 10_000),
-        _CIFAR, "cifar-100-python.tar.gz (169 MB, md5 eb9058c3a382ffc7106e4002c42a8d85) from "
-        "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked",
-        _torchvision("CIFAR100"), columns=("coarse",), stats=((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))),
-    "omniglot": Source(
-        "characters of 50 alphabets, 20 drawings each, 105x105 (a cache may hold 28x28)", None, None,
-        readers.omniglot, ("omniglot-py",), ("images_background", "images_evaluation"), (1623 * 17, 1623 * 3),
-        "MIT", "images_background.zip and images_evaluation.zip (16 MB) of the repository brendenlake/omniglot, folder "
-        "python, unpacked into omniglot-py",
-        _torchvision("Omniglot", {"background": True}, {"background": False}),
-        columns=("alphabet", "character"), slow=True),
-    "tiny_imagenet": Source(
-        "photographs of 200 kinds of things, 64x64x3; the test part is the official val", 200, (64, 64, 3),
-        readers.tiny_imagenet, (".",), ("tiny-imagenet-200",), (100_000, 10_000),
-        "non-commercial research (ImageNet's terms)",
-        "tiny-imagenet-200.zip (248 MB) from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked or as it is",
-        _hugging_face("zh-plus/tiny-imagenet", "valid", _hf_images), packed=".zip", slow=True),
-    "ag_news": Source(
-        "news texts of 4 kinds, 200 tokens", 4, (readers.TEXT_LENGTH,),
-        readers.ag_news, ("ag_news",), ("train.csv", "test.csv"), (120_000, 7_600),
-        "non-commercial use", "train.csv and test.csv (rows class,title,description or text,label) into ag_news",
-        _hugging_face("fancyzhx/ag_news", "test", _hf_texts), columns=("vocab",), slow=True),
-    "flickr_aes": Source(
-        "photographs rated 0-4 by 210 workers, resampled to 64x64x3, one row a rating", 5, (*readers.FLICKR_SIZE, 3),
-        readers.flickr_aes, ("flickr_aes",), (readers.FLICKR_CSV, "40K"), (0, 0),
-        "none stated, so never downloaded by this package",
-        "FLICKR-AES-001.zip (5.8 GB) and the CSV by the links in the repository alanspike/personalizedImageAesthetics; "
-        "the CSV and the folder 40K into flickr_aes", columns=("worker", "image"), slow=True),
-}
-# fmt: on
+# ---- public sets: caches, raw files, downloads
 
 
 def _root(root: str | os.PathLike | None) -> Path:
@@ -408,7 +274,7 @@ def _digits100() -> Pool:
 
 
 def _raters(name: str, base: Pool, workers: int = 40) -> Pool:
-    """Synthetic raters, a stand-in for FLICKR-AES (papers.md C.9); y = score 0-4, columns `worker` and `image`.
+    """Synthetic raters, a stand-in for FLICKR-AES; y = score 0-4, columns `worker` and `image`.
 
     1,400 images of `base`; each worker rates 60 to 290 of them. Their taste weighs the class (the coarse one, where
     there is one), brightness, contrast and colourfulness; half of it is common to all workers, half their own. The
@@ -496,7 +362,9 @@ def check_name(name: str) -> None:
 def _load(name: str, root: Path) -> Pool:
     pool = _entry(name).make(root)
     if not isinstance(pool, Pool):
-        raise TypeError(f"data set {name!r}: its function returned {type(pool).__name__}, expected pfl_core.data.pools.Pool")
+        raise TypeError(
+            f"data set {name!r}: its function returned {type(pool).__name__}, expected pfl_core.data.pools.Pool"
+        )
     return pool if pool.name == name else replace(pool, name=name)
 
 

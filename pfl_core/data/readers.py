@@ -15,7 +15,7 @@ import pickle
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -25,22 +25,8 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-CIFAR_MD5 = {  # as published with the sets; nothing else is unpickled
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-    "train": "16019d7e3df5f24257cddd939b257f8d",
-    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-}
-SPECIALS = (
-    "<pad>",
-    "<cls>",
-    "<unk>",
-    "<eos>",
-)  # ids 0-3; eos is in no text, but counts in the vocabulary (papers.md C.10)
+# ids 0-3; eos is in no text, but counts in the vocabulary, as in FLAYER's code
+SPECIALS = ("<pad>", "<cls>", "<unk>", "<eos>")
 TEXT_LENGTH = 200
 MAX_VOCAB: int | None = None  # None: every word of the corpus (FLAYER); 32,000 is the later PFLlib setting
 FLICKR_CSV = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -94,19 +80,22 @@ def idx(
     return joined(part(train), part(test))
 
 
-def cifar(folder: Path, train: Sequence[str], test: str, label: str, columns: dict[str, str] | None = None) -> Arrays:
-    """CIFAR's pickles, loaded only if their md5 is the published one; `columns` = {our extra column: their key}."""
+def cifar(folder: Path, md5: Mapping[str, str], label: str, columns: Mapping[str, str] | None = None) -> Arrays:
+    """CIFAR's pickles, the last of `md5` {file: digest} being the test part; one of another digest is not opened.
+
+    label: the key of the labels; columns: {our extra column: their key}.
+    """
 
     def read(name: str) -> dict:
         raw = (folder / name).read_bytes()
-        md5 = hashlib.md5(raw).hexdigest()
-        if md5 != CIFAR_MD5[name]:
+        digest = hashlib.md5(raw).hexdigest()
+        if digest != md5[name]:
             raise ValueError(
-                f"{name} has md5 {md5}, not {CIFAR_MD5[name]}; a pickle that is not the published one is not opened"
+                f"{name} has md5 {digest}, not {md5[name]}; a pickle that is not the published one is not opened"
             )
         return pickle.loads(raw, encoding="latin1")
 
-    parts = [read(name) for name in (*train, test)]
+    parts = [read(name) for name in md5]
     x = np.concatenate([p["data"] for p in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     column = {
         k: np.concatenate([p[key] for p in parts]).astype(np.int64)

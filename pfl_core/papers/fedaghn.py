@@ -38,8 +38,6 @@ class Column(NamedTuple):
 
 
 OWN = "fedaghn"
-REPORT = dict(select="best_val", when="after", mean="client")
-WHEN = {"fedavg": "before", "fedprox": "before"}
 # Rows: all methods [P, Table 1], those of the case study, ablations (App. Table 1).
 PLAIN = ("local", "fedavg", "fedprox", "ditto", "fedrep", "pfedhn", "fedcp", "fedpac", "cfl", "fedamp")
 GRAPHS = ("cfl", "heurfedamp", "fedaghn")  # methods whose weights are drawn
@@ -208,7 +206,7 @@ def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
     # p0 and q0 of a column: of the best validation accuracy among `tried`, once these are finished; until then those of the example.
     cells = [e for s in tried for e in s.experiments()]
     seen = scope.finished(cells) if cells else None
-    return EXAMPLE if seen is None else tried[0].rows[tuning(seen).chosen.iloc[0]]["method_args"]
+    return EXAMPLE if seen is None or seen.empty else tried[0].rows[tuning(seen).chosen.iloc[0]]["method_args"]
 
 
 # -- numbers and pictures of finished runs --------------------------------------------------------------------------------
@@ -216,8 +214,8 @@ def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
 
 def tuning(rows: pd.DataFrame) -> pd.DataFrame:
     """Validation accuracy (%) at the best round for each p0 and q0 that was tried, a line a column, and the pair that was chosen."""
-    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.when == REPORT["when"])]
-    seen = seen[(seen["mean"] == REPORT["mean"]) & (seen.metric == "acc_pct")]
+    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.when == PAPER.report["when"])]
+    seen = seen[(seen["mean"] == PAPER.report["mean"]) & (seen.metric == "acc_pct")]
     if seen.empty:
         return pd.DataFrame({"chosen": ["p0 = 0.03, q0 = 0.5, as given in the code's example"]}, index=["not tuned"])
     best = seen.groupby(["column", "row"], sort=False).value.max().unstack("row")
@@ -227,7 +225,7 @@ def tuning(rows: pd.DataFrame) -> pd.DataFrame:
 
 def reported_rounds(rows: pd.DataFrame) -> dict[str, int]:
     """{run: round that is reported}, where the paper reads a run's weights."""
-    return dict(pick(rows, **REPORT).drop_duplicates("run").set_index("run")["round"]) if len(rows) else {}
+    return dict(pick(rows, **PAPER.report).drop_duplicates("run").set_index("run")["round"]) if len(rows) else {}
 
 
 def staged(rows: pd.DataFrame, weights: list[Probed]) -> pd.DataFrame:
@@ -313,13 +311,13 @@ def graphs(
 def _acc(rows: pd.DataFrame, row: str, column: str) -> float:
     # As the paper reports the row; FedAvg-FT and FedProx-FT are FedAvg and FedProx after local training.
     source = row.removesuffix("_ft")
-    when = WHEN.get(row, REPORT["when"])
-    return value(rows, source, column, **REPORT | {"when": when})
+    when = PAPER.when.get(row, PAPER.report["when"])
+    return value(rows, source, column, **PAPER.report | {"when": when})
 
 
 def _all(rows: pd.DataFrame, column: str) -> dict[str, float]:
     names = [r for r in dict.fromkeys(rows[rows.column == column].row)]
-    names += [f"{r}_ft" for r in WHEN if r in names]
+    names += [f"{r}_ft" for r in PAPER.when if r in names]
     return {r: _acc(rows, r, column) for r in names}
 
 
@@ -432,8 +430,8 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own=OWN,
-    report=REPORT,
-    when=WHEN,
+    report=dict(select="best_val", when="after", mean="client"),
+    when={"fedavg": "before", "fedprox": "before"},
     tables=("table1", "table2", "table3", "apptable1"),  # those whose rows `presets` gives
     setting=setting,
     rows=rows,

@@ -128,8 +128,9 @@ class Paper:
         """The sweeps of an artefact (of all that the scope asks for), those of "tuning" that they need first."""
         wanted = [artefact] if artefact else [a for a in self.artefacts if a in (scope.artefacts or self.artefacts)]
         found = self.sweeps(scope)
-        serves = {a for a in wanted if a == TUNING or self.artefacts[a].tuned}
-        first = [s for s in found if s.artefact == TUNING and serves and (not s.part or s.part in serves)]
+        serves = {a for a in wanted if a != TUNING and self.artefacts[a].tuned}
+        tuning = [s for s in found if s.artefact == TUNING]
+        first = tuning if artefact == TUNING else [s for s in tuning if serves and (not s.part or s.part in serves)]
         rest = [s for s in found if s.artefact in wanted and s.artefact != TUNING and part in (None, s.part)]
         return [*first, *rest]
 
@@ -226,8 +227,10 @@ class Scope:
         return tuple(range(few or paper.seeds.get(self.profile, usual)))
 
 
-def paper(name: str) -> Paper:
-    """One paper; ValueError for an unknown name."""
+def paper(name: str | Paper) -> Paper:
+    """One paper by its name (a Paper is itself); ValueError for an unknown name."""
+    if isinstance(name, Paper):
+        return name
     checks.known("paper", name, PAPERS)
     return importlib.import_module(f"pfl_core.papers.{name}").PAPER
 

@@ -6,14 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_core.papers.base import Claim, use, value
-
-ARTEFACTS = [f"fig{i}" for i in range(2, 19)]
-TABLES: tuple[str, ...] = ()
-OWN = "fedper"
-REPORT: dict[str, str] = dict(select="last", when="before", mean="client")
-WHEN: dict[str, str] = {}
-MEDIUM: dict[str, int] = {"fig2": 2, "fig3": 2}  # artefact: seeds; MobileNet, k = 4 and 10
+from pfl_core.papers.base import Artefact, Claim, Paper, Scope, Sweep, use, value
 
 # FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30, batch 4, 80/20.
 # [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start from draws of their own (Alg. 1),
@@ -63,9 +56,75 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     return fields | ({"clients": clients} if clients else {})
 
 
-def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-    """The two rows of Figures 2, 3, 7, 8 and 11 to 13."""
-    return {"fedavg": use("fedavg"), "fedper": use("fedper")}
+# -- figures and their runs ----------------------------------------------------------------------------------------------
+
+CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
+CURVES, SPREAD = ("curves",), ("spread",)
+FIGURES = {
+    "fig2": Artefact(CIFAR10, CURVES, medium=2, said="K_P = 2."),  # at medium MobileNet, k = 4 and 10
+    "fig3": Artefact(CIFAR10, SPREAD, medium=2, said="K_P = 2."),
+    "fig4": Artefact(CIFAR10, CURVES),
+    "fig5": Artefact(CIFAR100, CURVES),
+    "fig6": Artefact(CIFAR100, CURVES),
+    "fig7": Artefact(FLICKR, CURVES),
+    "fig8": Artefact(FLICKR, CURVES),
+    "fig9": Artefact(FLICKR, CURVES),
+    "fig10": Artefact(FLICKR, CURVES),
+    "fig11": Artefact(CIFAR100, CURVES, said="K_P = 2."),
+    "fig12": Artefact(CIFAR100, CURVES, said="K_P = 2."),
+    "fig13": Artefact(CIFAR10, SPREAD, said="K_P = 2."),
+    "fig14": Artefact(CIFAR100, CURVES),
+    "fig15": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
+    "fig16": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
+    "fig17": Artefact(FLICKR, CURVES),
+    "fig18": Artefact(FLICKR, CURVES),
+}
+BOTH = {"fedavg": use("fedavg"), "fedper": use("fedper")}
+TUNED = {"fedper": use("fedper"), "fedper + fine-tuning": use("fedper", finetune_epochs=1)}
+
+
+def holding(k: int) -> dict[str, Any]:
+    """Clients that hold k classes each, as a change to an Experiment."""
+    return {"partition_args": {"k": k}}
+
+
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs of Figures 2 to 18: of each figure what its base changes, its rows and its columns."""
+    both = nets(scope.profile)
+    (mobile, mobilenet), (res, resnet) = both.items()
+    raters = "" if scope.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
+    own = {"method": "fedper"}
+    each_k = {mobile: scope.pick((4, 8, 10), quick=(4, 8, 10), medium=(4, 10))}
+    each_k[res] = scope.pick((4, 8, 10), quick=(4,), medium=())
+    many_k = scope.pick((40, 80, 100), quick=(40, 100), smoke=(40,))
+    few_k = scope.pick(many_k, quick=(40,))
+    depths = [scope.pick((1, 2, 3, 4), quick=few) for few in ((1, 2, 4), (1, 2))]
+    fig4, fig14 = ({f"K_P = {d}": {"head_depth": d} for d in ds} for ds in depths)
+    deep = scope.pick(both, quick={mobile: mobilenet})
+    runs: dict[str, tuple[dict, dict, dict]] = {
+        "fig2": ({}, BOTH, {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks}),
+        "fig3": (mobilenet | holding(4), BOTH, {f"{mobile}, k=4": {}}),
+        "fig4": (own | holding(4), fig4, deep),
+        "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet), {mobile: {}}),
+        "fig6": (own | holding(40) | resnet, linear_rows(resnet), {res: {}}),
+        "fig7": (mobilenet, BOTH, {mobile + raters: {}}),
+        "fig8": (resnet, BOTH, {res + raters: {}}),
+        "fig9": (own | mobilenet, linear_rows(mobilenet), {mobile + raters: {}}),
+        "fig10": (own | resnet, linear_rows(resnet), {res + raters: {}}),
+        "fig11": (resnet, BOTH, {f"{res}, k={k}": holding(k) for k in few_k}),
+        "fig12": (mobilenet, BOTH, {f"{mobile}, k={k}": holding(k) for k in many_k}),
+        "fig13": (mobilenet | holding(10), BOTH, {f"{mobile}, k=10": {}}),
+        "fig14": (own | holding(40), fig14, deep),
+        "fig15": (holding(40) | mobilenet, TUNED, {mobile: {}}),
+        "fig16": (holding(40) | resnet, TUNED, {res: {}}),
+        "fig17": (mobilenet, TUNED, {mobile + raters: {}}),
+        "fig18": (resnet, TUNED, {res + raters: {}}),
+    }
+    out = []
+    for figure, (changes, rows, columns) in runs.items():
+        base = scope.base(PAPER, figure, FIGURES[figure].data[0], **changes)
+        out += scope.sweep(PAPER, base, rows, columns)
+    return out
 
 
 # -- claims --------------------------------------------------------------------------------------------------------------
@@ -130,7 +189,7 @@ def _unnoticed(rows: pd.DataFrame) -> tuple[str, bool]:
     return text, max(map(abs, gains)) < 3
 
 
-CLAIMS = [
+CLAIMS = (
     Claim(
         "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)", "fig2", _heterogeneous
     ),
@@ -152,4 +211,13 @@ CLAIMS = [
         Claim(f"On FLICKR-AES it has no noticeable effect (App. A.3, Fig. {n}: within 3 points)", f, _unnoticed)
         for f, n in (("fig17", 17), ("fig18", 18))
     ),
-]
+)
+PAPER = Paper(
+    key="fedper",
+    artefacts=FIGURES,
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own="fedper",
+    report=dict(select="last", when="before", mean="client"),
+    setting=setting,
+)

@@ -15,6 +15,7 @@ from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
+from pfl_core.papers.base import Paper
 from pfl_core.util import paths, sums
 
 __all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
@@ -24,8 +25,9 @@ VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from anoth
 # -- published beside reproduced -----------------------------------------------------------------------------------------
 
 
-def published(paper: str) -> pd.DataFrame:
+def published(paper: str | Paper) -> pd.DataFrame:
     """Every number that a paper prints: table, row, column, metric, value, std, note. ValueError for a paper without tables."""
+    paper = papers.paper(paper).key
     file = resources.files("pfl_core.papers") / "published" / f"{paper}.csv"
     if not file.is_file():
         raise ValueError(f"no published numbers for {paper!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
@@ -33,15 +35,15 @@ def published(paper: str) -> pd.DataFrame:
         return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
 
 
-def reproduced(rows: pd.DataFrame, paper: str, metric: str = "acc_pct", **how: str) -> pd.DataFrame:
-    """One number a run as the paper reports it (its REPORT and WHEN, or `how`), views added; as `select.pick` returns them."""
-    module, parts = papers.paper(paper), []
-    for name in dict.fromkeys(rows.row):
-        own = rows[rows.row == name]
-        if metric != "acc_pct":  # computed from finished runs: `Study.derive`
-            parts.append(own[(own["mean"] == "derived") & (own.metric == metric)])
-            continue
-        rule = module.REPORT | {"when": module.WHEN.get(name, module.REPORT["when"])} | how
+def reproduced(rows: pd.DataFrame, paper: str | Paper, metric: str = "acc_pct", **how: str) -> pd.DataFrame:
+    """One number a run as the paper reports it (its `report` and `when`, or `how`), views added; as `select.pick` returns them."""
+    paper, parts = papers.paper(paper), []
+    derived = rows["mean"] == "derived"  # computed from finished runs: `Artefact.numbers`
+    if metric != "acc_pct":
+        return rows[derived & (rows.metric == metric)].reset_index(drop=True)
+    for name in dict.fromkeys(rows[~derived].row):
+        own = rows[~derived & (rows.row == name)]
+        rule = paper.report | {"when": paper.when.get(name, paper.report["when"])} | how
         parts.append(pick(own, **rule))
         for view in [v for v, source in VIEWS.items() if source == name and "when" not in how]:
             parts.append(pick(own, **rule | {"when": "after"}).assign(row=view))
@@ -49,7 +51,7 @@ def reproduced(rows: pd.DataFrame, paper: str, metric: str = "acc_pct", **how: s
 
 
 def compare(
-    rows: pd.DataFrame, paper: str, table: str, *, metric: str = "acc_pct", own: str = "", **how: str
+    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct", own: str = "", **how: str
 ) -> pd.DataFrame:
     """Every published cell of a table beside what `rows` give: a line a row and column.
 
@@ -58,12 +60,13 @@ def compare(
     difference, ordering ("kept", "changed": sign of the difference to `own` in this column), verdict, profile, dataset. Rows of ours that
     the paper does not have stand at the end of their column. Verdicts are of architecture.md 6's kind: see `analysis.verdicts`.
     """
+    paper = papers.paper(paper)
     said = published(paper)
     said = said[(said.table == table) & (said.metric == metric)]
     if said.empty:
-        raise ValueError(f"{paper} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
+        raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
     ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
-    own = own or papers.paper(paper).OWN
+    own = own or papers.paper(paper).own
     stats = ours.groupby(["column", "row"], sort=False).agg(
         reproduced=("value", "mean"),
         sd=("value", "std"),
@@ -108,7 +111,7 @@ def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
 
 def standing(
     rows: pd.DataFrame,
-    paper: str,
+    paper: str | Paper,
     table: str,
     clients: pd.DataFrame,
     own: str = "",
@@ -123,7 +126,7 @@ def standing(
     compared = compare(rows, paper, table, own=own, **how).dropna(subset=["reproduced"])
     column = column or compared.column.iloc[0]
     c = compared[compared.column == column].set_index("row")
-    own = own or papers.paper(paper).OWN
+    own = own or papers.paper(paper).own
     wide_clients = clients[clients.column == column].pivot_table(
         index=["seed", "client"], columns="row", values="acc_pct"
     )
@@ -147,7 +150,7 @@ def standing(
 # -- claims --------------------------------------------------------------------------------------------------------------
 
 
-def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
+def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
     """The paper's claims with the deciding number and a verdict: columns says, artefact, measured, verdict, profile.
 
     rows: those of a notebook with its derived numbers, of one profile; without them, every committed result of the paper is judged (and
@@ -155,8 +158,9 @@ def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> p
     """
     if rows is None:
         out = []
-        for path in sorted(paths.results_folder().glob(f"{paper}.*.csv")):
-            profile, data = path.stem.removeprefix(f"{paper}.").split("-", 1)
+        key = papers.paper(paper).key
+        for path in sorted(paths.results_folder().glob(f"{key}.*.csv")):
+            profile, data = path.stem.removeprefix(f"{key}.").split("-", 1)
             out.append(claims(paper, read_rows(path), profile).assign(data=data))
         return (
             pd.concat(out, ignore_index=True)
@@ -164,7 +168,7 @@ def claims(paper: str, rows: pd.DataFrame | None = None, profile: str = "") -> p
             else pd.DataFrame(columns=["says", "artefact", "measured", "verdict"])
         )
     out = []
-    for c in papers.paper(paper).CLAIMS:
+    for c in papers.paper(paper).claims:
         own = rows[rows.artefact == c.needs]
         try:
             measured, holds = c.judge(own) if len(own) else ("", None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,180 +25,139 @@ from pfl_core.experiments import store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
-from pfl_core.papers import presets, report
+from pfl_core.papers import report
+from pfl_core.papers.base import Paper, Probed, Scope, Sweep
 from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
-
-PROFILES = ("smoke", "quick", "medium", "paper")
-STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
-    "cifar10": ("digits",),
-    "cifar100": ("digits100",),
-    "mnist": ("digits",),
-    "fashion_mnist": ("digits",),
-    "emnist-digits": ("digits",),
-    "omniglot": (),
-    "tiny_imagenet": ("digits100",),
-    "ag_news": (),
-    "flickr_aes": ("raters_cifar10", "raters_digits100"),
-}
-
 
 SELECTED = {"last": "last round", "last10": "mean of the last ten evaluations", "best_val": "best validation round"}
 SELECTED["best_test"] = "best test round (optimistic: test data choose it)"
 
 
-class Probed(NamedTuple):
-    """What a probe recorded in one run: rounds (E,), values {key: (E, ...)}."""
+def asked(
+    paper: Paper,
+    *,
+    profile: str = "quick",
+    datasets: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: list[int] | None = None,
+    artefacts: list[str] | None = None,
+    recompute: bool = False,
+) -> Scope:
+    """The Scope that these parameters of a notebook ask for; ValueError for one that is unknown or of the wrong type.
 
-    run: str
-    row: str
-    column: str
-    seed: int
-    rounds: np.ndarray
-    values: dict[str, np.ndarray]
-
-    def at(self, round: int | None = None) -> dict[str, np.ndarray]:
-        """{key: array} at the recorded round nearest to `round` (the later of two); default the last one."""
-        i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
-        return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
-
-
-def check(known: Any, profile: Any, datasets: Any, methods: Any, seeds: Any, artefacts: Any, recompute: Any) -> None:
-    """ValueError for a parameter of a notebook that is unknown or of the wrong type; `known` are the artefacts it may name."""
-    checks.known("profile:", profile, PROFILES)
-    for name, value, legal in (
-        ("datasets", datasets, data.list_datasets()),
-        ("methods", methods, (*METHODS, *report.VIEWS)),
-        ("artefacts", artefacts, known),
-    ):
+    What it finds finished is in the store or, unless recompute, committed.
+    """
+    checks.known("profile:", profile, papers.PROFILES)
+    known: dict[str, tuple[Any, Iterable[str]]] = dict(
+        datasets=(datasets, data.list_datasets()),
+        methods=(methods, (*METHODS, *report.VIEWS)),
+        artefacts=(artefacts, paper.artefacts),
+    )
+    for name, (value, legal) in known.items():
         if value is not None and not isinstance(value, list):
-            raise ValueError(
-                f"{name}={value!r}: give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
-            )
+            some = f"give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
+            raise ValueError(f"{name}={value!r}: {some}")
         for v in value or []:
             checks.known(f"{name}:", v, legal)
     if not isinstance(recompute, bool):
-        raise ValueError(
-            f"recompute={recompute!r}: got {type(recompute).__name__}, allowed is True or False (not a string)"
-        )
+        got = type(recompute).__name__
+        raise ValueError(f"recompute={recompute!r}: got {got}, allowed is True or False (not a string)")
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if seeds is not None and not whole:
         raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+    lists = (tuple(v or ()) for v in (datasets, methods, seeds, artefacts))
+    return Scope(profile, *lists, finished=functools.partial(finished, recompute=recompute))
+
+
+def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
+    """Rows of Experiments that are all finished, in the store or (unless recompute) committed; None if one is not. Trains nothing."""
+    try:
+        found = [store.load_result(paths.store_folder() / e.id, e, aside=False) for e in cells]
+        there = all(r or (not recompute and runs.is_there(e, False)) for r, e in zip(found, cells, strict=True))
+    except data.DatasetMissing:
+        return None
+    return runs.sweep(cells, recompute=recompute) if there else None
 
 
 class Study:
-    """The notebook of one paper, checked parameters first.
+    """The notebook of one paper: `show` an artefact, or `run` it and make more of its rows; `claims` and `finish` at the end.
 
     profile "smoke" | "quick" | "medium" | "paper"; datasets, methods, seeds, artefacts: what to restrict it to, empty for the
-    profile's own; recompute: train even where committed rows exist. Raises ValueError for an unknown or ill-typed parameter, before
-    anything runs.
+    profile's own; recompute: train even where committed rows exist. `paper` is a Paper, or its name. Raises ValueError for an unknown or
+    ill-typed parameter, before anything runs.
     """
 
-    there: Path | None = None  # the store that runs are read from, where it is not that of $PFL_RUNS
-
-    def __init__(
-        self,
-        paper: str,
-        *,
-        profile: str = "quick",
-        datasets: list[str] | None = None,
-        methods: list[str] | None = None,
-        seeds: list[int] | None = None,
-        artefacts: list[str] | None = None,
-        recompute: bool = False,
-        device: str = "auto",
-    ):
+    def __init__(self, paper: str | Paper, *, recompute: bool = False, device: str = "auto", **how: Any):
         self.began = time.monotonic()
-        self.home = papers.paper(paper)
-        self.known = self.home.ARTEFACTS
-        check(self.known, profile, datasets, methods, seeds, artefacts, recompute)
-        self.paper, self.profile, self.recompute = paper, profile, recompute
-        self.device, self.asked = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
-        self.datasets, self.methods, self.artefacts = datasets or [], methods or [], artefacts or list(self.known)
-        self.label = "+".join(self.datasets) or ("paper" if profile in papers.FULL else "digits")
-        own = list(range(getattr(self.home, "SEEDS", {}).get(profile, 0)))  # where a paper says how many runs it has
-        self.given, self.seeds = bool(seeds), seeds or own or presets.seeds(profile, self.label == "digits")
-        self.folder = paths.runs_root() / "figures" / paper / f"{profile}-{self.label}"
+        self.paper = papers.paper(paper)
+        self.scope = asked(self.paper, recompute=recompute, **how)
+        self.recompute = recompute
+        self.device, self.wanted = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
+        self.folder = paths.runs_root() / "figures" / self.paper.key / f"{self.scope.profile}-{self.scope.label}"
+        self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
         pd.set_option("display.max_colwidth", None)  # claims are sentences
 
-    def data(self, name: str) -> str | None:
-        """The data set that serves for the paper's `name` here: itself, a stand-in, or None (then the artefact is not run)."""
-        if not self.datasets and self.profile in papers.FULL:
-            return name
-        wanted = self.datasets or ["digits", "digits100", "raters_digits100"]
-        return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
-
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run here."""
-        served = self.data(dataset)
-        checks.known("artefact:", artefact, self.known)
-        if artefact not in self.artefacts:
-            print(f"{artefact}: not run, not among artefacts={self.artefacts}")
-            return None
-        if served is None:
-            print(f"{artefact}: not run, needs {dataset} (datasets={self.datasets or 'the embedded ones'})")
-            return None
-        if not self.runs(artefact):
-            some = ", ".join(self.home.MEDIUM) or "nothing of this paper"
-            print(f"{artefact}: not run at profile medium, which has {some}; use profile='paper'")
-            return None
-        fields = self.home.setting(artefact, self.profile, served, changes.get("clients", 0))
-        return Experiment(**fields).but(
-            **changes, tags={"paper": self.paper, "artefact": artefact, "profile": self.profile}
-        )
+        return self.scope.base(self.paper, artefact, dataset, **changes)
 
-    def runs(self, artefact: str) -> bool:
-        """Whether this profile computes an artefact: medium those that its paper's MEDIUM names, others all."""
-        return self.profile != "medium" or artefact in self.home.MEDIUM
+    # -- runs ------------------------------------------------------------------------------------------------------------
 
-    def rows_for(self, artefact: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-        """The rows of an artefact as changes to its `base` over the data that serve for `dataset`; {} if it is not run."""
-        served = self.data(dataset)
-        return self.home.rows(artefact, self.profile, served, clients) if served and self.runs(artefact) else {}
+    def run(self, artefact: str, part: str | None = None) -> pd.DataFrame:
+        """Rows of an artefact's runs (of the sweeps called `part`), those derived from them at the end; each is run once.
 
-    def sweep(
-        self,
-        base: Experiment | None,
-        rows: dict[str, dict],
-        columns: dict[str, dict] | None = None,
-        seeds: int | list[int] | None = None,
-    ) -> pd.DataFrame:
-        """Rows of the grid rows x columns x seeds of changes to `base`; an empty frame if base is None.
-
-        seeds: how many at profile quick, in place of its own number; a user's own seeds and other profiles' stay. Medium has as many
-        as the paper's MEDIUM says of the artefact. A list names them, whatever was asked for.
+        What chooses its parameters is run first. "tuning" is an artefact, too. An empty frame, and why, if it is not run here.
         """
-        cells = self.cells(base, rows, columns, seeds)
-        if not cells:
+        if (artefact, part) not in self.ran:
+            self.ran[artefact, part] = self._run(artefact, part)
+        return self.ran[artefact, part]
+
+    def _run(self, artefact: str, part: str | None) -> pd.DataFrame:
+        tuning = artefact == papers.TUNING
+        if not tuning and (why := self.paper.missing(self.scope, artefact)):
+            print(f"{artefact}: {why}")
             return pd.DataFrame(columns=store.ROW_COLUMNS)
+        first = [s for s in self.paper.planned(self.scope, artefact, part) if s.artefact == papers.TUNING]
+        rows = self._sweep(first)
+        if not tuning:  # asked again: what tuning chose is known now
+            planned = self.paper.planned(self.scope, artefact, part)
+            rows = self._sweep([s for s in planned if s.artefact != papers.TUNING])
+        numbers = None if tuning else self.paper.artefacts[artefact].numbers
+        if numbers is None or rows.empty:
+            return rows
+        made = self.derive(rows, numbers(rows, functools.partial(self.probed, rows)))
+        return pd.concat([rows, made], ignore_index=True) if len(made) else rows
+
+    def _sweep(self, sweeps: list[Sweep]) -> pd.DataFrame:
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
-        jobs = 1 if self.profile == "smoke" else many
-        keep = self.profile in papers.FULL  # so that a column whose contrasts still move can go on
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.asked, jobs=jobs, keep_state=keep)
+        jobs = 1 if self.scope.profile == "smoke" else many
+        keep = self.scope.full  # so that a column whose contrasts still move can go on
+        cells = [e for s in sweeps for e in s.experiments()]
+        frame = runs.sweep(cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep)
         self.collected.append(frame)
         return frame
 
-    def cells(
-        self,
-        base: Experiment | None,
-        rows: dict[str, dict],
-        columns: dict[str, dict] | None,
-        seeds: int | list[int] | None,
-    ) -> list[Experiment]:
-        """The Experiments of `sweep`."""
-        if base is None:
-            return []
-        if self.methods:
-            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
-        if isinstance(seeds, list):
-            return experiments.grid(base, rows, columns, seeds)
-        if self.profile == "medium":
-            seeds = self.home.MEDIUM.get(base.tags["artefact"])
-        some = list(range(seeds)) if seeds and self.profile in ("quick", "medium") and not self.given else self.seeds
-        return experiments.grid(base, rows, columns, some)
+    def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
+        """Run an artefact and display what its `Artefact.show` names; `how` goes to `compare` and `standing`, or `curves` and `spread`."""
+        from IPython.display import display
+
+        rows, about = self.run(artefact, part), self.paper.artefacts[artefact]
+        for kind in about.show:
+            if kind == "compare":
+                shown = [self.compare(artefact, rows, metric=m, **how) for m in about.metrics]
+            elif kind == "standing":
+                shown = [self.standing(artefact, rows, **how)]
+            else:
+                shown = [getattr(self, kind)(artefact, rows, about.said, **how)]
+            for table in shown:
+                if table is not None:
+                    display(table)
+
+    # -- figures ---------------------------------------------------------------------------------------------------------
 
     def figure(
         self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "", rows: pd.DataFrame | None = None
@@ -205,11 +166,11 @@ class Study:
         from IPython.display import Image, display
 
         rows = frame if rows is None else rows
-        used = ", ".join(sorted(set(rows.get("dataset", pd.Series([self.label])))))
+        used = ", ".join(sorted(set(rows.get("dataset", pd.Series([self.scope.label])))))
         seeds = rows.seed.nunique() if "seed" in rows else 1
         plots.note(
             fig,
-            f"{papers.title(name)}, profile {self.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip(),
+            f"{papers.title(name)}, profile {self.scope.profile}, data {used}, {seeds} seed{'s' * (seeds > 1)}. {said}".strip(),
         )
         plots.save(fig, frame, self.folder / name)
         display(Image(data=plots.compact(fig)))
@@ -249,38 +210,26 @@ class Study:
         if base is None:
             return
         fig, axes = plots.panels(len(columns))
-        frames = []
+        frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
         for ax, (label, changes) in zip(axes, columns.items(), strict=True):
-            counts = experiments.federation(base.but(**changes, seed=self.seeds[0])).counts()
+            counts = experiments.federation(base.but(**changes, seed=seed)).counts()
             plots.label_distribution(counts, ax).set_title(label)
             k, c = counts.nonzero()
             frames.append(pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]}))
         self.figure(name, fig, pd.concat(frames).assign(dataset=base.dataset), "Area: number of training samples.")
 
-    @property
-    def raters(self) -> str:
-        """What the title of a figure over FLICKR-AES must say when synthetic raters stand in for it."""
-        return "" if self.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
-
-    def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
-        """The value for this notebook's profile: `quick` on the embedded data only; smoke takes quick's where it has none, medium the
-        paper's."""
-        if self.profile == "quick" and self.label != "digits":
-            return paper
-        given = {"paper": paper, "medium": medium, "quick": quick, "smoke": smoke}[self.profile]
-        return {"medium": paper, "smoke": quick}.get(self.profile) if given is None else given
-
     # -- tables ----------------------------------------------------------------------------------------------------------
 
     def compare(
-        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", digits: int = 2, **how: Any
+        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", digits: int = 0, **how: Any
     ) -> pd.DataFrame:
         """Table `table`: reported beside reproduced (see `report.compare`), saved with every cell of it; prints its caption.
 
-        digits: decimals shown.
+        own: the row that orderings are taken to, digits: decimals shown; by default the artefact's.
         """
-        got = report.compare(rows, self.paper, table, own=own, metric=metric, **how)
-        rule = self.home.REPORT | how
+        about = self.paper.artefacts[table]
+        got = report.compare(rows, self.paper, table, own=own or about.own, metric=metric, **how)
+        rule = self.paper.report | how
         if metric == "acc_pct" and rule["select"] != "last" and len(rows):
             last = report.reproduced(rows, self.paper, **how | {"select": "last"})
             means = last.groupby(["column", "row"]).value.mean().rename("last")
@@ -290,23 +239,23 @@ class Study:
         print(
             self._caption(table, got, rule if metric == "acc_pct" else {}, "" if metric == "acc_pct" else f", {metric}")
         )
-        return self.table(name, report.wide(got, digits))
+        return self.table(name, report.wide(got, digits or about.digits))
 
     def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str], what: str) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [papers.title(table) + what, f"profile {self.profile}"]
+        parts = [papers.title(table) + what, f"profile {self.scope.profile}"]
         if len(ran):
-            instead = " in place of the paper's" if self.label == "digits" else ""
+            instead = " in place of the paper's" if self.scope.label == "digits" else ""
             parts += [
                 f"data {', '.join(sorted(set(ran.dataset)))}{instead}",
                 f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}",
             ]
         if rule:
             when = {"before": "before local training", "after": "after local training"}[rule["when"]]
-            odd = "".join(f", {r} {w}" for r, w in self.home.WHEN.items() if r in set(ran.row))
+            odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))
             parts.append(f"{SELECTED[rule['select']]}, {when}{odd}, {rule['mean']} mean")
         if missing := [c for c in dict.fromkeys(got.column) if c not in set(ran.column)]:
-            parts.append(f"not run at {self.profile}: {'; '.join(missing)}")
+            parts.append(f"not run at {self.scope.profile}: {'; '.join(missing)}")
         return ". ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 2 else ", ".join(parts)
 
     def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
@@ -325,6 +274,7 @@ class Study:
         """Ranks reported and reproduced in the column that was run, and the own row against each other one over clients and seeds."""
         if rows.empty:
             return None
+        own = own or self.paper.artefacts[table].own
         got = report.standing(rows, self.paper, table, self.clients(rows, **how), own, **how)
         return self.table(f"{table}.standing", got)
 
@@ -334,7 +284,7 @@ class Study:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
         out = []
         for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
-            arrays = store.arrays_of(v.run, self.there)
+            arrays = store.arrays_of(v.run)
             if f"probe/{probe}" in arrays:
                 out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
         return out
@@ -396,11 +346,11 @@ class Study:
 
     def claims(self) -> pd.DataFrame:
         """What the paper says, the number here that decides it, and a verdict; saved as the table `claims`."""
-        return self.table("claims", report.claims(self.paper, self.rows(), self.profile))
+        return self.table("claims", report.claims(self.paper, self.rows(), self.scope.profile))
 
     def finish(self) -> str:
         """Write all rows to runs/results/ and return one line on versions, device and time."""
-        out = paths.runs_root() / "results" / f"{self.paper}.{self.profile}-{self.label}.csv"
+        out = paths.runs_root() / "results" / f"{self.paper.key}.{self.scope.profile}-{self.scope.label}.csv"
         checks.make_folder(out.parent)
         report.save_rows(self.rows(), out)
         store.save_arrays(self.rows().run, out.with_suffix(".npz"))

@@ -1,6 +1,6 @@
 """What the five papers cost at profile paper: `python -m benchmarks.plan [PAPER ...] [--gflops N]`.
 
-Client-steps, bytes and FLOP are counted from the runs that the notebooks ask for (`pfl_core.papers.plan.planned`), no data needed: partitions
+Client-steps, bytes and FLOP are counted from the papers' runs (`pfl_core.papers.plan.planned`), no data needed: partitions
 are drawn over labels of the data sets' sizes. Hours are FLOP over the rate that `benchmarks.rounds` measured (results/rounds-<device>.json,
 the case of the nearest model), or over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
 whichever is more.
@@ -25,7 +25,6 @@ from pfl_core.data.pools import Pool
 from pfl_core.engine.simulate import evaluates_after
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers import presets
 from pfl_core.papers.plan import planned
 
 # images or texts, classes, shape of one as a model sees it
@@ -130,7 +129,7 @@ def main() -> None:
     known, where = rates(args.device, args.gflops)
     print(f"rate: {where}")
     for paper in args.paper or papers.PAPERS:
-        each = {json.dumps(e.plain()): e for e in planned(paper, profile="paper", device="cpu")}
+        each = {json.dumps(e.plain()): e for e in planned(paper, profile="paper")}
         frame = pd.DataFrame([cost(e) for e in each.values()])
         case = frame.model.map(lambda m: NEAREST.get(m, "resnet"))
         total = frame[["client_steps", "bytes", "flop"]].sum()
@@ -140,7 +139,7 @@ def main() -> None:
         if set(case) <= known.keys():
             hours = frame.flop / case.map(known) / 3600
             row |= {f"hours_{g}_devices": max(hours.max(), hours.sum() / g) for g in DEVICES}
-        row |= dict(seeds=len(presets.seeds("paper", False)), rate=where)
+        row |= dict(seeds=len(papers.Scope("paper").seeds_of(papers.paper(paper), "")), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
         said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "rate"]
         print(f"{paper:8}", *said, sep="  ", flush=True)

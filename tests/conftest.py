@@ -34,28 +34,11 @@ def store(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def swept():
-    """(paper, profile, datasets) -> every Experiment that the paper's notebook asks for; nothing is trained."""
-    import json
-
-    import pandas as pd
-
-    from pfl_core.experiments import run as runs
-    from pfl_core.experiments import store
-    from pfl_core.papers import study
-    from tools.runner import NOTEBOOKS
+    """(paper, profile, datasets) -> every Experiment that the paper asks for; nothing is trained."""
+    from pfl_core.papers import base
 
     def cells(paper, profile, datasets=()):
-        found, names = [], {"display": lambda *a: None}
-        with pytest.MonkeyPatch.context() as patch:
-            empty = pd.DataFrame(columns=store.ROW_COLUMNS)
-            patch.setattr(runs, "sweep", lambda some, **how: found.extend(some) or empty)
-            for name in ("show_partitions", "claims", "finish"):
-                patch.setattr(study.Study, name, lambda *a, **how: None)
-            for cell in json.loads((NOTEBOOKS / f"{paper}.ipynb").read_text(encoding="utf-8"))["cells"]:
-                if cell["cell_type"] == "code":
-                    exec("".join(cell["source"]), names)
-                    if "parameters" in cell["metadata"].get("tags", []):
-                        names |= dict(profile=profile, datasets=list(datasets))
-        return found
+        sweeps = base.paper(paper).planned(base.Scope(profile, tuple(datasets)))
+        return [e for s in sweeps for e in s.experiments()]
 
     return functools.lru_cache(cells)

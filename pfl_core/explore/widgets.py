@@ -177,7 +177,8 @@ class Explore:
         interactive="auto",
     ):  # fmt: skip
         self.began, known = time.monotonic(), [*views.VIEWS, "train"]
-        study.check(known, profile, datasets, methods, seeds, artefacts, recompute)
+        some = dict(datasets=datasets, methods=methods, seeds=seeds, artefacts=artefacts)
+        study.check(known, profile=profile, recompute=recompute, **some)
         self.artefacts, self.recompute, self.live = artefacts or known, recompute, live(interactive)
         self.device = runs.pick_device(device)
         self.start: dict[str, Any] = {"rounds": {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}[profile]}

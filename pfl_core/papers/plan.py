@@ -1,17 +1,12 @@
-"""What a paper's notebook would run: its runs, those that are there, steps, hours, memory; and their computation without it."""
+"""What a paper's runs cost: those that are there, steps, hours, memory of the rest; and their computation without a notebook."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import json
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pandas as pd
 import torch
@@ -21,61 +16,25 @@ from pfl_core.data import pools as data
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import store
-from pfl_core.experiments.experiment import Experiment, split, vocabulary
+from pfl_core.experiments.build import split, vocabulary
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.papers import base as papers
 from pfl_core.papers import study
+from pfl_core.papers.base import Paper
 from pfl_core.util import paths
 
 COPIES = 4  # of all clients' models at once: their state, where a round starts, its gradient, its end
 
 
-class Plan(study.Study):
-    """A Study that notes what would be swept, and trains and draws nothing."""
+def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Experiment]:
+    """The runs of `paper` that a notebook's parameters `how` ask for, sources (`init_from`) first; each once an artefact.
 
-    planned: list[Experiment]
-    runs_root: Path
-
-    @property
-    def there(self) -> Path:
-        """The user's store: what is planned writes its tables elsewhere."""
-        return self.runs_root / "store"
-
-    def sweep(self, base, rows, columns=None, seeds=None) -> pd.DataFrame:
-        """Note the cells; no rows, but where they choose the parameters of others ("tuning") and all of them are finished."""
-        cells = self.cells(base, rows, columns, seeds)
-        self.planned = [*getattr(self, "planned", []), *cells]
-        found = []
-        with contextlib.suppress(data.DatasetMissing):
-            tuning = [e for e in cells if e.tags.get("artefact") == "tuning"]
-            found = [store.load_result(self.there / e.id, e, aside=False) for e in tuning]
-        frames = [r.rows for r in found if r and r.ok] if all(found) else []
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
-
-    def show_partitions(self, *args: Any, **kw: Any) -> None:
-        """Nothing: the data may not be there."""
-
-
-def planned(paper: str, **how: Any) -> list[Experiment]:
-    """The runs that the notebook of `paper` asks for with the parameters `how`, sources (`init_from`) first; each once an artefact."""
-    import nbformat
-
-    Plan(paper, **how)  # parameters are checked before the notebook is read
-    cells = nbformat.read(paths.results_folder().parent / "notebooks" / f"{paper}.ipynb", as_version=4).cells
-    code, there = [c.source for c in cells if c.cell_type == "code"], paths.runs_root()
-    given = {"datasets": [], "methods": [], "seeds": [], "artefacts": []} | how
-    space: dict[str, Any] = {"display": lambda *shown: None}
-    with contextlib.ExitStack() as stack:
-        aside = stack.enter_context(tempfile.TemporaryDirectory())  # empty tables are saved, too
-        stack.enter_context(mock.patch.dict(os.environ, PFL_RUNS=aside))
-        stack.enter_context(mock.patch.object(study, "Study", Plan))
-        stack.enter_context(mock.patch.object(Plan, "runs_root", there, create=True))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        exec(code[0], space)
-        space |= given
-        for source in code[1:]:
-            exec(source, space)
-    out = [e for cell in getattr(space["study"], "planned", []) for e in _with_sources(cell)]
+    What tuning chose is known where all of its runs are finished (recompute: in the store, not only committed).
+    """
+    paper = papers.paper(paper)
+    sweeps = paper.planned(study.asked(paper, recompute=recompute, **how))
     once: dict[str, Experiment] = {}
-    for e in out:
+    for e in (e for s in sweeps for cell in s.experiments() for e in _with_sources(cell)):
         once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
     return list(once.values())
 
@@ -85,13 +44,13 @@ def _with_sources(e: Experiment) -> list[Experiment]:
     return [*(_with_sources(source) if source else []), e]
 
 
-def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
+def plan(paper: str | Paper, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
     """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
     over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing, of which
     `attrs["missing"]` says {data set: where it was looked for, how to get it}."""
     device, lines, missing = runs.pick_device(device), [], {}
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
-    for e in planned(paper, device=device, recompute=recompute, **how):
+    for e in planned(paper, recompute, **how):
         try:
             cached, steps, hours, size = runs.is_there(e, recompute), 0, 0.0, 0.0
             if not cached:
@@ -113,23 +72,25 @@ def plan(paper: str, device: str = "auto", recompute: bool = False, **how: Any) 
     return out
 
 
-def compute(paper: str, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any) -> pd.DataFrame:
+def compute(
+    paper: str | Paper, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any
+) -> pd.DataFrame:
     """Train what the notebook of `paper` asks for with the parameters `how` into the store, `jobs` runs at a time; a line a run.
 
-    What chooses parameters of others comes first. Then in the notebook's order of artefacts; of each, all rows of the first seed before
+    What chooses parameters of others comes first. Then in the paper's order of artefacts; of each, all rows of the first seed before
     those of the next, and what others start from before them. Finished runs are found and interrupted ones go on, so that the same call
     resumes. Raises DatasetMissing or ValueError before anything is trained.
     """
     if not isinstance(jobs, int) or jobs < 1:
         raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
-    cells = planned(paper, profile=profile, device=device, **how)
-    if tuning := [e for e in cells if e.tags["artefact"] == "tuning"]:
+    cells = planned(paper, True, profile=profile, **how)
+    if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
         runs.sweep(tuning, recompute=True, device=device, jobs=jobs)
-        cells = planned(paper, profile=profile, device=device, **how)  # with what they choose
+        cells = planned(paper, True, profile=profile, **how)  # with what they choose
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
     cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
     # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
-    runs.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in ("medium", "paper"))
+    runs.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in papers.FULL)
     lines = []
     for e in cells:
         status = store.load_result(paths.store_folder() / e.id, e, aside=False).meta["status"]

@@ -11,18 +11,12 @@ from pfl_core.papers.base import PAPERS, paper, use
 from pfl_core.util import checks
 
 
-def seeds(profile: str, embedded: bool) -> list[int]:
-    """Seeds of a profile: quick takes one on the embedded data, where time is short, and two on real data; medium two, unless a
-    paper's MEDIUM says otherwise of an artefact."""
-    return {"smoke": [0], "quick": [0] if embedded else [0, 1], "medium": [0, 1], "paper": [0, 1, 2]}[profile]
-
-
 def presets(name: str, artefact: str, dataset: str = "", clients: int = 0) -> dict[str, dict[str, Any]]:
     """{row: fields of its Experiment} of a paper's table at the paper's scale; dataset and clients pick the column.
 
     Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox read at when="after". ValueError for an unknown paper or table.
     """
-    tables = {p: paper(p).TABLES for p in PAPERS if paper(p).TABLES}
+    tables = {p: paper(p).tables for p in PAPERS if paper(p).tables}
     checks.known("paper with presets", name, tables)
     checks.known(f"table of {name}:", artefact, tables[name])
     where = (artefact, "paper", dataset or "cifar10", clients)

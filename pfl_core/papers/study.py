@@ -34,8 +34,8 @@ SELECTED = {"last": "last round", "last10": "mean of the last ten evaluations", 
 SELECTED["best_test"] = "best test round (optimistic: test data choose it)"
 
 
-def asked(
-    paper: Paper,
+def check(
+    known: Iterable[str],
     *,
     profile: str = "quick",
     datasets: list[str] | None = None,
@@ -43,18 +43,11 @@ def asked(
     seeds: list[int] | None = None,
     artefacts: list[str] | None = None,
     recompute: bool = False,
-) -> Scope:
-    """The Scope that these parameters of a notebook ask for; ValueError for one that is unknown or of the wrong type.
-
-    What it finds finished is in the store or, unless recompute, committed.
-    """
+) -> None:
+    """ValueError for a parameter of a notebook that is unknown or of the wrong type; `known` are the artefacts it may name."""
     checks.known("profile:", profile, papers.PROFILES)
-    known: dict[str, tuple[Any, Iterable[str]]] = dict(
-        datasets=(datasets, data.list_datasets()),
-        methods=(methods, (*METHODS, *report.VIEWS)),
-        artefacts=(artefacts, paper.artefacts),
-    )
-    for name, (value, legal) in known.items():
+    lists = dict(datasets=(datasets, data.list_datasets()), methods=(methods, (*METHODS, *report.VIEWS)))
+    for name, (value, legal) in (lists | dict(artefacts=(artefacts, known))).items():
         if value is not None and not isinstance(value, list):
             some = f"give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
             raise ValueError(f"{name}={value!r}: {some}")
@@ -66,8 +59,13 @@ def asked(
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if seeds is not None and not whole:
         raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
-    lists = (tuple(v or ()) for v in (datasets, methods, seeds, artefacts))
-    return Scope(profile, *lists, finished=functools.partial(finished, recompute=recompute))
+
+
+def asked(paper: Paper, *, profile: str = "quick", recompute: bool = False, **lists: Any) -> Scope:
+    """The Scope that a notebook's parameters ask for, checked; what it finds finished is in the store or, unless recompute, committed."""
+    check(paper.artefacts, profile=profile, recompute=recompute, **lists)
+    some = {name: tuple(v or ()) for name, v in lists.items()}
+    return Scope(profile, **some, finished=functools.partial(finished, recompute=recompute))
 
 
 def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:

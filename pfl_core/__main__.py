@@ -197,8 +197,8 @@ def side_by_side(found: Sequence[store.Result]) -> pd.DataFrame:
 
 
 def do_compare(args: Namespace) -> None:
-    """Compare: a paper's table reported beside reproduced (`compare fedaghn table1`), its claims (`compare fedper`), all methods
-    (`compare methods`), or finished runs by their ids"""
+    """Compare: a paper's table reported beside reproduced (`compare fedaghn table1`, with --latex for a document), its claims (`compare
+    fedper`), all methods (`compare methods`), or finished runs by their ids"""
     what, *rest = args.what
     PAPERS = late("papers.base").PAPERS
     if what != "methods" and what not in PAPERS:
@@ -215,17 +215,21 @@ def do_compare(args: Namespace) -> None:
     if not files:
         raise ValueError(f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first")
     if rest and what != "methods":
-        checks.known(f"table of {what}:", rest[0], sorted(set(report.published(what).table)))
+        printed = set(report.published(what).table)
+        checks.known(
+            f"table of {what}:", rest[0], [a for a in late("papers.base").paper(what).artefacts if a in printed]
+        )
     for path in files.values():
         rows, profile = report.read_rows(path), path.stem.partition(".")[2]
-        print(f"{what}, {profile}:")
+        print(f"{'% ' * args.latex}{what}, {profile}:")  # a comment, to LaTeX
         if what == "methods":
-            shown = compare.table(rows)
+            shown = [compare.table(rows)]
         elif rest:
-            shown = report.wide(report.compare(rows[rows.artefact == rest[0]], what, rest[0]))
+            shown = [report.wide(cells) for cells in report.tables(rows, what, rest[0]).values()]
         else:
-            shown = report.claims(what, rows, profile.split("-")[0])[["verdict", "says", "measured"]]
-        print(shown.to_string(index=what == "methods" or bool(rest)))
+            shown = [report.claims(what, rows, profile.split("-")[0])[["verdict", "says", "measured"]]]
+        for table in shown:
+            print(report.latex(table) if args.latex else table.to_string(index=what == "methods" or bool(rest)))
 
 
 def do_plan(args: Namespace) -> None:
@@ -345,6 +349,7 @@ def parser() -> argparse.ArgumentParser:
     add("kind", nargs="*", choices=[[], *LISTS], metavar="KIND", help=f"of {', '.join(LISTS)}"), _plugins(add)
     add = word(do_compare)
     add("what", nargs="+", metavar="WHAT", help="PAPER [TABLE], methods, or RUN RUN ..."), _plugins(add)
+    add("--latex", action="store_true", help="a paper's table or claims, or all methods, as LaTeX (booktabs)")
     add = word(do_plan)
     _options_of_paper(add)
     add("--recompute", action="store_true", help="as run_all.sh does: committed rows do not count as there")

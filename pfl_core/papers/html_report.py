@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import platform
 import re
 from pathlib import Path
@@ -54,10 +55,12 @@ def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, 
     for at in (at.removeprefix(f"{name}.") for at in rows if at.startswith(f"{name}.")):
         profile, data = at.split("-", 1)
         claims = report.claims(name, rows[f"{name}.{at}"], profile).to_dict("records")
-        tables = [_table(p) for p in sorted((folder / at).glob("*.cells.csv"), key=_order)]
+        found = {a: report.tables(rows[f"{name}.{at}"], name, a) for a in paper(name).artefacts}
+        tables = [_table(a, m, cells) for a, each in found.items() for m, cells in each.items()]
         figures = [_figure(p) for p in sorted((folder / at).glob("*.png"), key=_order)]
-        runs.append(dict(profile=profile, data=data, claims=claims, tables=tables, figures=figures))
-    about = (paper(name).__doc__ or "").partition("\n")[0]
+        shown = dict(tables=[t for t in tables if t["rows"]], figures=figures)
+        runs.append(dict(profile=profile, data=data, claims=claims) | shown)
+    about = (importlib.import_module(f"pfl_core.papers.{name}").__doc__ or "").partition("\n")[0]
     return dict(key=name, label=LABELS[name], about=about, runs=runs)
 
 
@@ -66,18 +69,14 @@ def _order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _table(path: Path) -> dict[str, Any]:
-    # `Study.compare` keeps every cell as name.cells.csv, verdicts and orderings included.
-    cells = pd.read_csv(
-        path, keep_default_na=False, na_values={c: [""] for c in ("reported", "reproduced", "sd", "difference")}
-    )
+def _table(name: str, metric: str, cells: pd.DataFrame) -> dict[str, Any]:
+    # cells: as `report.compare` gives them.
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    name, _, metric = path.name.removesuffix(".cells.csv").partition(".")
     by = {(c["row"], c["column"]): _cell(c, 4 if metric == "weight" else 2) for c in ran.to_dict("records")}
     none = dict(reproduced="", reported="", verdict="")
     shown = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
-    return dict(title=title(name) + (f" ({metric})" if metric else ""), columns=columns, rows=shown)
+    return dict(title=title(name) + (f" ({metric})" if metric != "acc_pct" else ""), columns=columns, rows=shown)
 
 
 def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:

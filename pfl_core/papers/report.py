@@ -56,9 +56,9 @@ def compare(
     """Every published cell of a table beside what `rows` give: a line a row and column.
 
     rows: those of the table's runs, labelled as the published rows and columns are; own: the row that orderings are taken to (default the
-    paper's own method); how: select, when, mean in place of the paper's. Columns: row, column, reported, reported_sd, reproduced, sd, n,
-    difference, ordering ("kept", "changed": sign of the difference to `own` in this column), verdict, profile, dataset. Rows of ours that
-    the paper does not have stand at the end of their column. Verdicts are of architecture.md 6's kind: see `analysis.verdicts`.
+    artefact's, or the paper's own method); how: select, when, mean in place of the paper's. Columns: row, column, reported, reported_sd,
+    reproduced, sd, n, difference, ordering ("kept", "changed": sign of the difference to `own` in this column), verdict, profile,
+    dataset. Rows of ours that the paper does not have stand at the end of their column. Verdicts: see `analysis.verdicts`.
     """
     paper = papers.paper(paper)
     said = published(paper)
@@ -66,7 +66,7 @@ def compare(
     if said.empty:
         raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
     ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
-    own = own or papers.paper(paper).own
+    own = own or _own(paper, table)
     stats = ours.groupby(["column", "row"], sort=False).agg(
         reproduced=("value", "mean"),
         sd=("value", "std"),
@@ -82,6 +82,21 @@ def compare(
     both["ordering"] = [verdicts.ordering(both, c, r, own) for c, r in both.index]
     both["verdict"] = [verdicts.of_cell(v) for v in both.itertuples()]
     return both.reset_index().fillna({"profile": "", "dataset": "", "n": 0}).astype({"n": int})
+
+
+def _own(paper: Paper, table: str) -> str:
+    about = paper.artefacts.get(table)  # numbers of the paper's text belong to none
+    return about.own if about and about.own else paper.own
+
+
+def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
+    """{metric: `compare`} of a table with all of its Artefact's metrics that the paper prints; {} for a figure that prints none."""
+    paper = papers.paper(paper)
+    if not paper.tables:
+        return {}
+    own, said = rows[rows.artefact == table], published(paper)
+    printed = set(said[said.table == table].metric)
+    return {m: compare(own, paper, table, metric=m) for m in paper.artefacts[table].metrics if m in printed}
 
 
 def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
@@ -126,7 +141,7 @@ def standing(
     compared = compare(rows, paper, table, own=own, **how).dropna(subset=["reproduced"])
     column = column or compared.column.iloc[0]
     c = compared[compared.column == column].set_index("row")
-    own = own or papers.paper(paper).own
+    own = own or _own(papers.paper(paper), table)
     wide_clients = clients[clients.column == column].pivot_table(
         index=["seed", "client"], columns="row", values="acc_pct"
     )
@@ -207,12 +222,11 @@ def save_rows(rows: pd.DataFrame, path: Path) -> None:
 
 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as path.csv, path.md and path.tex (booktabs)."""
+    """Write a table as path.csv and path.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = frame.set_axis([": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1)
     frame.to_csv(f"{path}.csv")
     Path(f"{path}.md").write_text(markdown(frame) + "\n")
-    Path(f"{path}.tex").write_text(latex(frame))
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -224,26 +238,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def latex(frame: pd.DataFrame) -> str:
     """A frame as a LaTeX table (booktabs); a plain 0..n-1 index is left out."""
-    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    marks = (
-        {"\\": r"\textbackslash{}"}
-        | {c: "\\" + c for c in "&%$#_{}"}
-        | {"±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\^{}"}
-    )
-    text = [["".join(marks.get(ch, ch) for ch in str(v)) for v in r] for r in (body.columns, *body.to_numpy())]
-    head, *rest = [" & ".join(r) + r" \\" for r in text]
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{{'l' * body.shape[1]}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rest,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    return frame.to_latex(escape=True, index=not isinstance(frame.index, pd.RangeIndex))
 
 
 def named_runs(of: Collection[str] = ()) -> set[str]:

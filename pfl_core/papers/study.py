@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
-from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import build, store
 from pfl_core.experiments import run as runs
-from pfl_core.experiments import store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
@@ -210,7 +209,7 @@ class Study:
         fig, axes = plots.panels(len(columns))
         frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
         for ax, (label, changes) in zip(axes, columns.items(), strict=True):
-            counts = experiments.federation(base.but(**changes, seed=seed)).counts()
+            counts = build.federation(base.but(**changes, seed=seed)).counts()
             plots.label_distribution(counts, ax).set_title(label)
             k, c = counts.nonzero()
             frames.append(pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]}))
@@ -221,23 +220,21 @@ class Study:
     def compare(
         self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", digits: int = 0, **how: Any
     ) -> pd.DataFrame:
-        """Table `table`: reported beside reproduced (see `report.compare`), saved with every cell of it; prints its caption.
+        """Table `table`: reported beside reproduced (see `report.compare`); prints its caption.
 
-        own: the row that orderings are taken to, digits: decimals shown; by default the artefact's.
+        digits: decimals shown, by default the artefact's.
         """
-        about = self.paper.artefacts[table]
-        got = report.compare(rows, self.paper, table, own=own or about.own, metric=metric, **how)
+        got = report.compare(rows, self.paper, table, own=own, metric=metric, **how)
         rule = self.paper.report | how
         if metric == "acc_pct" and rule["select"] != "last" and len(rows):
             last = report.reproduced(rows, self.paper, **how | {"select": "last"})
             means = last.groupby(["column", "row"]).value.mean().rename("last")
             got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
         name = table if metric == "acc_pct" else f"{table}.{metric}"
-        report.save_table(got, self.folder / f"{name}.cells")
         print(
             self._caption(table, got, rule if metric == "acc_pct" else {}, "" if metric == "acc_pct" else f", {metric}")
         )
-        return self.table(name, report.wide(got, digits or about.digits))
+        return self.table(name, report.wide(got, digits or self.paper.artefacts[table].digits))
 
     def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str], what: str) -> str:
         ran = got[got.reproduced.notna()]
@@ -272,7 +269,6 @@ class Study:
         """Ranks reported and reproduced in the column that was run, and the own row against each other one over clients and seeds."""
         if rows.empty:
             return None
-        own = own or self.paper.artefacts[table].own
         got = report.standing(rows, self.paper, table, self.clients(rows, **how), own, **how)
         return self.table(f"{table}.standing", got)
 
@@ -333,7 +329,7 @@ class Study:
         self.figure(name, fig, frame, said, rows)
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Save a table as CSV, Markdown and LaTeX below runs/ and return it for display."""
+        """Save a table as CSV and Markdown below runs/ and return it for display."""
         report.save_table(frame, self.folder / name)
         return frame
 

@@ -16,7 +16,7 @@ from pfl_core import Experiment, Federation, load_model, models, register_model,
 from pfl_core.data.pools import load
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments.experiment import federation, split
+from pfl_core.experiments.build import client_data, federation, split, train_config
 from pfl_core.experiments.run import run
 from pfl_core.util import identity
 from pfl_core.util.draws import Draws, seeded
@@ -171,8 +171,8 @@ def test_two_seeds_are_two_sets_of_batches(store):
     a, b = (run(Experiment(**OWN, seed=s, record=()), fed=fed) for s in (0, 1))
     assert (
         a.id != b.id
-        and fed.bound("cpu", seed=0, holdout=0, dtype="float32").plan(0, 0, batch=8).tolist()
-        != fed.bound("cpu", seed=1, holdout=0, dtype="float32").plan(0, 0, batch=8).tolist()
+        and client_data(a.experiment, fed=fed).plan(0, 0, batch=8).tolist()
+        != client_data(b.experiment, fed=fed).plan(0, 0, batch=8).tolist()
     )
 
 
@@ -186,9 +186,6 @@ def test_what_is_recorded_of_own_data_is_true(store):
     "fields, given, words",
     [
         (dict(clients=99), {}, r"clients=99\) over a Federation of 2 clients; give clients=2"),
-        ({}, dict(seed=3), r"Federation\(seed=3\) in Experiment\(seed=0\)"),
-        ({}, dict(holdout=0.2), r"Federation\(holdout=0.2\) in Experiment\(holdout=0.0\)"),
-        ({}, dict(dtype=torch.float64), r"Federation\(dtype='float64'\) in Experiment\(dtype='float32'\)"),
         (dict(normalize="half"), dict(mean=[0.1]), r"mean=\[0.1\]\) in Experiment\(normalize='half'\)"),
     ],
 )
@@ -196,6 +193,21 @@ def test_contradictions_name_both_values(store, fields, given, words):
     with pytest.raises(ValueError, match=words):
         run(Experiment(**OWN | fields), fed=own(**given))
     assert not list(store.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (dict(seed=3), r"Federation\(seed=3\): .* give Experiment\(seed=...\)"),
+        (dict(holdout=0.2), r"Federation\(holdout=0.2\): .* give Experiment\(holdout=...\)"),
+        (dict(dtype=torch.float64), r"Federation\(dtype=torch.float64\): .* give Experiment\(dtype=...\)"),
+        (dict(device="cuda"), r"Federation\(device='cuda'\): .* give run\(device=...\)"),
+        (dict(labels=[0]), r"Federation\(labels=\[0\]\): unknown; a Federation takes x, y, train, val, test, classes"),
+    ],
+)
+def test_settings_are_not_a_federations(given, words):
+    with pytest.raises(TypeError, match=words):
+        own(**given)
 
 
 def test_floats_are_not_normalised(store):
@@ -375,12 +387,12 @@ def test_on_round_must_be_a_function(store):
 
 def test_progress_says_the_last_accuracy(store, capsys, monkeypatch):
     monkeypatch.setattr("pfl_core.util.progress.mode", lambda *a: "log")
-    monkeypatch.setitem(sys.modules["pfl_core.util.progress"].EVERY_S, "log", 0.0)
+    monkeypatch.setattr("pfl_core.util.progress.LOG_EVERY_S", 0.0)
     r = run(Experiment(**TINY))
     last = r.history.query(
         "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
     ).value.iloc[-1]
-    assert f"3/3, {last:.1f} %" in capsys.readouterr().out
+    assert f"3/3, {last:.1f} %" in capsys.readouterr().err
 
 
 def test_where_numbers_come_from_is_stored(store):
@@ -551,4 +563,5 @@ def test_own_data_can_be_swept(store):
 
 def test_simulate_knows_who_is_evaluated():
     e = Experiment(**TINY, eval_clients=2)
-    assert simulate.evaluated(e, 4).tolist() == simulate.evaluated(e.but(method="local", rounds=9), 4).tolist()
+    ours, others = (simulate.evaluated(train_config(c), 4).tolist() for c in (e, e.but(method="local", rounds=9)))
+    assert ours == others

@@ -1,18 +1,14 @@
-"""Progress: where it shows what, how often, and that a nested bar moves the outer one."""
+"""Progress: where it shows what, how often, and that a nested one moves the outer one."""
 
+import html
 import io
+import json
+import multiprocessing
 
 import pytest
 
 from pfl_core.util import progress
-from pfl_core.util.progress import Progress, duration, mode
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from pfl_core.util.progress import Progress, mode
 
 
 class Terminal(io.StringIO):
@@ -20,15 +16,36 @@ class Terminal(io.StringIO):
         return True
 
 
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def steps(self, bar: Progress, first: int, last: int, seconds: float, note: str = "") -> None:
+        for done in range(first, last + 1):
+            self.now += seconds
+            bar.at(done, note)
+
+
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
 
 
-def steps(bar: Progress, clock: Clock, n: int, seconds: float, **update) -> None:
-    for _ in range(n):
-        clock.now += seconds
-        bar.update(**update)
+@pytest.fixture
+def shown(monkeypatch):
+    """shown("log") -> what stderr gets from now on, in that form."""
+
+    def use(how: str, stream: io.StringIO | None = None) -> io.StringIO:
+        stream = stream or io.StringIO()
+        monkeypatch.setattr(progress, "mode", lambda *a: how)
+        monkeypatch.setattr("sys.stderr", stream)
+        return stream
+
+    return use
 
 
 def test_mode_follows_the_environment(monkeypatch):
@@ -43,76 +60,105 @@ def test_mode_follows_the_environment(monkeypatch):
     assert mode(lab, Terminal()) == "line"
 
 
+def test_worker_processes_leave_the_screen_to_their_parent(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert mode({}, Terminal()) == mode({"JPY_SESSION_NAME": "fedper.ipynb"}, io.StringIO()) == "silent"
+    assert mode({}, io.StringIO()) == mode({"PFL_HEADLESS": "1"}, Terminal()) == "log"
+
+
 def test_silent_here_by_default(capsys):
     with Progress(3, "rounds") as bar:
-        bar.update(3)
-    assert bar.how == "silent" and capsys.readouterr().out == ""
+        bar.at(3)
+    assert bar.bar.disable and capsys.readouterr() == ("", "")
 
 
-def test_log_has_a_line_every_ten_seconds(clock):
-    out = io.StringIO()
-    with Progress(100, "rounds", clock=clock, stream=out, how="log") as bar:
-        steps(bar, clock, 50, 1.0, note="acc 50")
+def test_log_has_a_line_every_ten_seconds(clock, shown):
+    out = shown("log")
+    with Progress(100, "rounds", done=0) as bar:
+        clock.steps(bar, 1, 55, 1.0, "acc 50")
     lines = out.getvalue().splitlines()
-    assert lines[0] == "rounds 10/100, acc 50, 0:10, about 1:30 left"
-    assert lines[-1] == "rounds 50/100, acc 50, done after 0:50"
+    assert lines[0] == "rounds 10/100, acc 50, 00:10, 01:30 left"
+    assert lines[-2:] == ["rounds 50/100, acc 50, 00:50, 00:50 left", "rounds 55/100, acc 50, 00:55, 00:00 left"]
     assert len(lines) == 6 and "\r" not in out.getvalue()
 
 
-def test_quick_work_prints_nothing(clock):
-    out = io.StringIO()
-    with Progress(5, "rounds", clock=clock, stream=out, how="log") as bar:
-        steps(bar, clock, 5, 1.0)
-    assert out.getvalue() == ""
+def test_quick_work_prints_nothing(clock, shown):
+    for how, stream in (("log", io.StringIO()), ("line", Terminal())):
+        out = shown(how, stream)
+        with Progress(5, "rounds", done=0) as bar:
+            clock.steps(bar, 1, 4, 0.1)
+        assert out.getvalue() == ""
 
 
-def test_terminal_redraws_one_line(clock):
-    out = Terminal()
-    with Progress(4, "rounds", clock=clock, stream=out, how="line") as bar:
-        steps(bar, clock, 4, 0.5)
+def test_terminal_redraws_one_line(clock, shown):
+    out = shown("line", Terminal())
+    with Progress(4, "rounds", done=0) as bar:
+        clock.steps(bar, 1, 4, 0.5, "61.2 %")
     text = out.getvalue()
     assert text.count("\n") == 1 and text.endswith("\n") and text.count("\r") == 5
-    assert "rounds 4/4, done after 0:02" in text
+    assert "rounds 1/4  25%|" in text and "00:00<00:01, 61.2 %" in text and "rounds 4/4 100%|" in text
 
 
-def test_an_error_says_where_it_stopped(clock):
-    out = io.StringIO()
-    with pytest.raises(RuntimeError), Progress(9, "rounds", clock=clock, stream=out, how="log") as bar:
-        steps(bar, clock, 2, 10.0)
+def test_an_error_says_where_it_stopped(clock, shown):
+    out = shown("log")
+    with pytest.raises(RuntimeError), Progress(9, "rounds", done=0) as bar:
+        clock.steps(bar, 1, 1, 10.0)
+        clock.steps(bar, 2, 2, 5.0)
         raise RuntimeError
-    assert out.getvalue().splitlines()[-1] == "rounds 2/9, stopped after 0:20"
+    assert out.getvalue().splitlines() == ["rounds 1/9, 00:10, 01:20 left", "rounds 2/9, 00:15, 00:52 left"]
 
 
-def test_a_nested_bar_moves_the_outer_one(clock):
-    out, inner_out = io.StringIO(), io.StringIO()
-    with Progress(2, "runs", clock=clock, stream=out, how="log") as outer:
-        for _ in range(2):
-            with Progress(4, "fedper", clock=clock, stream=inner_out, how="log") as inner:
-                steps(inner, clock, 4, 10.0)
-            outer.update()
+def test_a_nested_one_moves_the_outer_one(clock, shown):
+    out = shown("log")
+    with Progress(2, "runs", done=0) as outer:
+        for run in (1, 2):
+            with Progress(4, "fedper") as inner:
+                inner.at(0)
+                clock.steps(inner, 1, 4, 10.0, "61.2 %")
+            outer.at(run)
+        assert inner.bar is None and outer.bar.n == 2
     lines = out.getvalue().splitlines()
-    assert lines[0] == "runs 0/2, fedper 1/4, 0:10, about 1:10 left"
-    assert lines[-1] == "runs 2/2, done after 1:20"
-    assert inner_out.getvalue() == ""
+    assert lines[0] == "runs 0/2, fedper 1/4, 61.2 %, 00:10, 01:10 left"
+    assert lines[4] == "runs 1/2, fedper 1/4, 61.2 %, 00:50, 00:30 left" and len(lines) == 8
 
 
-def test_a_resumed_run_is_timed_from_where_it_resumed(clock):
-    out = io.StringIO()
-    with Progress(100, "rounds", done=80, clock=clock, stream=out, how="log") as bar:
-        steps(bar, clock, 10, 1.0)
-    assert out.getvalue().splitlines()[0] == "rounds 90/100, 0:10, about 0:10 left"
+def test_a_resumed_run_is_timed_from_where_it_resumed(clock, shown):
+    out = shown("log")
+    with Progress(100, "rounds") as bar:
+        bar.at(80)
+        clock.steps(bar, 81, 90, 1.0)
+    assert out.getvalue().splitlines()[0] == "rounds 90/100, 00:10, 00:10 left"
 
 
-def test_widget_shows_count_and_text(clock, monkeypatch):
+def test_widget_shows_count_note_and_time(clock, shown, monkeypatch):
     displayed = []
-    monkeypatch.setattr("IPython.display.display", displayed.append)
-    with Progress(4, "rounds", clock=clock, how="widget") as bar:
-        steps(bar, clock, 2, 1.0)
-    (box,) = displayed
-    assert box.children[0].value == 2 and box.children[1].value == "rounds 2/4, done after 0:02"
+    monkeypatch.setattr("tqdm.notebook.display", displayed.append)
+    shown("widget")
+    with Progress(4, "rounds", done=0) as bar:
+        clock.steps(bar, 1, 2, 1.0, "61.2 %")
+        (box,) = displayed
+        words = [html.unescape(child.value).replace("\u2007", " ") for child in (box.children[0], box.children[2])]
+        assert box.children[1].value == 2 and words == ["rounds 2/4  50%", " 00:02<00:02, 61.2 %"]
+    assert box.children[1].bar_style == "success"  # ended early, but in good order
+    with pytest.raises(RuntimeError), Progress(4, "rounds", done=0) as bar:
+        clock.steps(bar, 1, 2, 1.0)
+        raise RuntimeError
+    assert displayed[1].children[1].bar_style == "danger"
 
 
-def test_duration_and_unknown_kind():
-    assert [duration(s) for s in (0, 59.6, 3600, 7384)] == ["0:00", "1:00", "1:00:00", "2:03:04"]
-    with pytest.raises(ValueError, match="'loud'; known: widget, line, log, silent"):
-        Progress(1, how="loud")
+def test_workers_of_a_sweep_write_lines_of_their_own(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        written = pool.map(_work, [str(tmp_path / name) for name in "ab"])
+    assert [json.loads(w) for w in written] == [["runs 2/2, 00:00, 00:00 left"]] * 2
+
+
+def _work(path: str) -> str:
+    import sys
+
+    progress.LOG_EVERY_S, progress.environ = 0.0, {"PFL_HEADLESS": "1"}
+    with open(path, "w+") as sys.stderr:
+        with Progress(2, "runs", done=0) as bar:
+            bar.at(2)
+        sys.stderr.seek(0)
+        return json.dumps(sys.stderr.read().splitlines())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import multiprocessing
 import signal
 import time
@@ -15,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.engine.simulate import History, Interrupted
-from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import end_with_parent, run
 
 EVERY_S = 0.5  # how often news are sent
@@ -79,8 +78,7 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connect
     try:
         e = Experiment.from_plain(plain)
         n = np.array([len(i) for i in federation(e).index["test"]])  # a partition gives everybody some
-        with contextlib.redirect_stdout(io.StringIO()):  # a progress bar of its own would write into the server's log
-            result = run(e, on_round=told, **how)
+        result = run(e, on_round=told, **how)
         rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
         outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
     except Interrupted:

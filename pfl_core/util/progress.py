@@ -1,117 +1,111 @@
-"""Progress of long work, shown in the way that fits where the code runs.
+"""Progress of long work by tqdm, in the form that fits where the code runs: all of it goes to stderr.
 
-A widget in JupyterLab, one redrawn line in a terminal, plain lines every ten seconds in a log (papermill), nothing
-under pytest and nbval. A bar opened while another one is open draws nothing itself: it moves the outer one.
+A widget in JupyterLab, one redrawn line in a terminal, plain lines every ten seconds in a log (papermill), nothing under pytest and
+nbval. Short work shows nothing. A Progress opened inside another one draws nothing itself: it moves the outer one.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import multiprocessing
 import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Mapping
+from os import environ
+from typing import Any, TextIO
 
-EVERY_S = {"widget": 0.2, "line": 0.2, "log": 10.0, "silent": float("inf")}
+from tqdm import tqdm
+
+LOG_EVERY_S = 10.0
+LIVE = dict(mininterval=0.2, delay=0.5, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}")
 _open: list[Progress] = []
 
 
 def mode(environ: Mapping[str, str], stream: TextIO) -> str:
-    """One of `EVERY_S`, from the environment variables and the stream written to."""
+    """ "widget", "line", "log" or "silent", by the environment variables, the process and the stream written to."""
+    lab = bool(environ.get("JPY_SESSION_NAME"))
     if environ.get("PYTEST_VERSION"):  # nbval's kernels inherit it: progress would differ from the committed output
         return "silent"
     if environ.get("PFL_HEADLESS"):
         return "log"
-    if environ.get("JPY_SESSION_NAME") and "ipykernel" in sys.modules:  # a kernel, not a process started by one
+    if multiprocessing.parent_process() is not None and (lab or stream.isatty()):  # the bar there is its parent's
+        return "silent"
+    if lab and "ipykernel" in sys.modules:  # a kernel, not a program started by one
         return "widget"
     return "line" if stream.isatty() else "log"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, s = divmod(int(seconds + 0.5), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+class Lines(tqdm):
+    """A line of its own each time, for a log; the last one where something has changed since."""
+
+    monitor_interval = 0  # no thread that watches
+
+    def __init__(self, **how: Any):
+        shape = "{desc}{postfix}, {elapsed}, {remaining} left"
+        super().__init__(
+            **how, bar_format=shape, mininterval=LOG_EVERY_S, gui=True
+        )  # gui: it is drawn by `display` alone
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Write the line."""
+        self.fp.write(f"{self}\n")
+        self.fp.flush()
+
+    def close(self) -> None:
+        """Write the last line, if there was one before."""
+        if not self.disable and self.start_t < self.last_print_t and self.last_print_n < self.n:
+            self.display()
+        super().close()
+
+
+def _bar(how: str, total: int) -> tqdm:
+    # miniters=0: whether it is time to draw is asked at each step; smoothing=0: the time left is by the mean speed so far.
+    common = dict(total=total, miniters=0, smoothing=0)
+    if how == "widget":
+        from tqdm.notebook import tqdm as widget  # here alone: it looks for a kernel's widgets
+
+        return widget(**common, **LIVE)
+    return Lines(**common) if how == "log" else tqdm(**common, **LIVE, disable=how == "silent")
 
 
 class Progress:
     """Context manager that shows how far `total` steps have come.
 
-    total: number of steps; label: what is counted; done: steps finished before (a resumed run);
-    clock: seconds, rising; stream: where text goes (stdout); how: one of `EVERY_S`, found out by default.
+    label: what is counted; done: steps finished before, whose time is not known; None: those that the first call of `at` names.
     """
 
-    def __init__(
-        self,
-        total: int,
-        label: str = "",
-        *,
-        done: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        stream: TextIO | None = None,
-        how: str | None = None,
-    ):
-        self.total, self.label, self.done, self.note = total, label, done, ""
-        self.clock, self.stream = clock, stream or sys.stdout
-        self.how = how or mode(os.environ, self.stream)
-        if self.how not in EVERY_S:
-            raise ValueError(f"unknown kind of progress {self.how!r}; known: {', '.join(EVERY_S)}")
-        self.first, self.outer, self.inner, self.drawn = done, None, 0.0, False
+    def __init__(self, total: int, label: str, done: int | None = None):
+        self.total, self.label, self.done = total, label, done
+        self.outer: Progress | None = None
+        self.bar: tqdm | None = None
 
     def __enter__(self) -> Progress:
-        self.outer = _open[-1] if _open else None
+        if _open:
+            self.outer = _open[-1]
+        else:
+            self.bar = _bar(mode(environ, sys.stderr), self.total)
         _open.append(self)
-        self.began = self.last = self.clock()
         return self
 
-    def update(self, n: int = 1, note: str = "") -> None:
-        """Counts n more steps; note: a few words on the step, shown behind the count."""
-        self.done, self.note, self.inner = self.done + n, note, 0.0
-        self._moved()
+    def at(self, done: int, note: str = "") -> None:
+        """So many steps are done; note: a few words on the last one."""
+        if self.done is None and self.bar is not None:
+            self.bar.initial = done
+        self.done = done
+        self._show(done, note)
 
-    def __exit__(self, kind, error, trace) -> None:
-        _open.remove(self)
-        if self.outer is None and self.drawn:
-            self._draw(end=f"{'done' if kind is None else 'stopped'} after {duration(self.clock() - self.began)}")
-
-    def _moved(self) -> None:
+    def _show(self, steps: float, note: str) -> None:
+        count = f"{self.label} {self.done or 0}/{self.total}"
         if self.outer is not None:
-            self.outer.inner = self._steps() / max(self.total, 1)
-            self.outer.note = self._count()
-            self.outer._moved()
-        elif self.clock() - self.last >= EVERY_S[self.how]:
-            self.last = self.clock()
-            self._draw(end=self._left())
-
-    def _steps(self) -> float:
-        return min(self.done + self.inner, self.total)
-
-    def _count(self) -> str:
-        return f"{self.label} {self.done}/{self.total}" + (f", {self.note}" if self.note else "")
-
-    def _left(self) -> str:
-        spent, steps = self.clock() - self.began, self._steps() - self.first
-        left = f", about {duration(spent / steps * (self.total - self._steps()))} left" if steps else ""
-        return duration(spent) + left
-
-    def _draw(self, end: str) -> None:
-        text = f"{self._count()}, {end}"
-        if self.how == "widget":
-            self._widget(text)
-        elif self.how == "line":
-            width, last = shutil.get_terminal_size().columns - 1, "\n" if self not in _open else ""
-            self.stream.write(f"\r{text[:width]:<{width}}{last}")
+            whole = self.outer.done or 0
+            self.outer._show(whole + steps / max(self.total, 1), ", ".join(filter(None, (count, note))))
         else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
-        self.drawn = True
+            self.bar.set_description_str(count, refresh=False)
+            self.bar.set_postfix_str(note, refresh=False)
+            self.bar.n = min(steps, self.total)
+            self.bar.update(0)
 
-    def _widget(self, text: str) -> None:
-        if not self.drawn:
-            import ipywidgets
-            from IPython.display import display
-
-            self.bar, self.text = ipywidgets.FloatProgress(max=self.total), ipywidgets.Label()
-            display(ipywidgets.HBox([self.bar, self.text]))
-        self.bar.value, self.text.value = self._steps(), text
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        _open.remove(self)
+        if self.bar is not None:
+            if kind is None:  # ended early in good order: not in the colour of an error
+                self.bar.total = self.bar.n
+            self.bar.close()

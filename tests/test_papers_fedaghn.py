@@ -10,8 +10,11 @@ from pfl_core import Experiment
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import fedaghn, plan, report
+from pfl_core.papers.base import Probed, Scope
+from pfl_core.papers.fedaghn import PAPER
 
 PUBLISHED = report.published("fedaghn")
+MEDIUM = {a: about.medium for a, about in PAPER.artefacts.items() if about.medium}  # seeds
 
 
 def labels(artefact, metric="acc_pct"):
@@ -38,7 +41,7 @@ def test_the_papers_own_numbers(paper_cells):
 def test_cells_of_the_main_table(paper_cells):
     main = [e for e in paper_cells if e.tags["artefact"] == "table1" and "partition a seed" not in e.tags["column"]]
     rows, columns = labels("table1")
-    assert {e.tags["row"] for e in main} | {f"{r}_ft" for r in fedaghn.WHEN} == rows
+    assert {e.tags["row"] for e in main} | {f"{r}_ft" for r in PAPER.when} == rows
     assert {e.tags["column"] for e in main} == columns and len(main) == 8 * 14 * 3
     assert {e.partition for e in main if "Pathological" in e.tags["column"]} == {"shards"}
     assert {e.partition_seed for e in main if e.dataset == "cifar10"} == {66666}
@@ -62,8 +65,8 @@ def test_the_case_study_is_computed_once(paper_cells):
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
     every = swept("fedaghn", "medium")
     cells = [e for e in every if e.tags["artefact"] != "tuning"]
-    assert {e.tags["artefact"] for e in cells} == set(fedaghn.MEDIUM)
-    assert all({e.seed for e in cells if e.tags["artefact"] == a} == set(range(n)) for a, n in fedaghn.MEDIUM.items())
+    assert {e.tags["artefact"] for e in cells} == set(MEDIUM)
+    assert all({e.seed for e in cells if e.tags["artefact"] == a} == set(range(n)) for a, n in MEDIUM.items())
     assert {(e.model, e.clients, e.epochs, e.batch, e.max_samples) for e in cells} == {("cnn_bn", 20, 5, 64, 800)}
     assert {e.rounds * e.participation for e in cells} == {20} and all(e.rounds // e.eval_every >= 12 for e in cells)
     assert {e.lr for e in cells if e.method != "pfedhn"} == {0.01} and {e.partition for e in cells} == {
@@ -71,14 +74,14 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
         "groups",
     }
     main = {e.tags["row"] for e in cells if e.tags["artefact"] == "table1"}
-    assert main | {f"{r}_ft" for r in fedaghn.WHEN} == labels("table1")[0] and len(main) == 14
-    columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in fedaghn.MEDIUM}
+    assert main | {f"{r}_ft" for r in PAPER.when} == labels("table1")[0] and len(main) == 14
+    columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in MEDIUM}
     assert columns["table1"] == {"Dir(0.1), CIFAR-10"} and columns["fig4"] == {"CIFAR-10", "CIFAR-100"}
     assert columns["table4"] == columns["fig5"] == {"CIFAR-100"}
     ablated = {e.tags["row"] for e in cells if e.tags["artefact"] == "apptable1"}
     assert ablated == {"w/o p and q", "frozen", "fedaghn"}
     full = [replace(e, tags={}, rounds=0, max_samples=0, eval_every=1, partition_seed=None) for e in cells]
-    theirs = [e for e in swept("fedaghn", "paper") if e.tags["artefact"] in fedaghn.MEDIUM]
+    theirs = [e for e in swept("fedaghn", "paper") if e.tags["artefact"] in MEDIUM]
     theirs = {repr(replace(e, tags={}, rounds=0, eval_every=1, partition_seed=None)) for e in theirs}
     assert {repr(e) for e in full} <= theirs, "else as at profile paper"
 
@@ -109,7 +112,7 @@ def weights(course):
 
 
 def judge(start, *frames):
-    (claim,) = (c for c in fedaghn.CLAIMS if c.says.startswith(start))
+    (claim,) = (c for c in PAPER.claims if c.says.startswith(start))
     return claim.judge(pd.concat(frames, ignore_index=True))
 
 
@@ -179,12 +182,76 @@ def test_the_papers_own_table_4_fulfils_its_claims():
 
 def test_settings_below_the_papers_scale():
     for profile in ("quick", "smoke"):
-        for artefact in fedaghn.ARTEFACTS:
+        for artefact in PAPER.artefacts:
             e = Experiment(**fedaghn.setting(artefact, profile, "digits"))
             assert (e.partition == "groups") == (artefact in fedaghn.CASE)
             assert len(fedaghn.rows(artefact, profile, "digits")) >= 1
-    assert np.array_equal(fedaghn._groups(type("P", (), {"values": {"fc": np.zeros((1, 20, 20))}})), np.arange(20) // 4)
+    recorded = Probed("", "", "", 0, np.zeros(1), {"fc": np.zeros((1, 20, 20))})
+    assert np.array_equal(fedaghn._groups(recorded), np.arange(20) // 4)
     assert papers.title("apptable2") == "Appendix Table 2"
+
+
+# -- weights that probes recorded ------------------------------------------------------------------------------------------
+
+
+def probed(row, column="CIFAR-100", own=0.1):
+    """Weights of ten clients in five pairs at rounds 0 to 8: `own` + .01 a round on oneself, .3 and .05 on a similar client in the deep
+    and the shallow layer, 0 on others."""
+    same = np.arange(10) // 2
+    pair = (same[:, None] == same) & ~np.eye(10, dtype=bool)
+    rounds = np.arange(9)
+    kinds = {"conv1": 0.05, "bn1": 0.05, "fc2": 0.3, "fc3": 0.3}
+    layers = {k: np.stack([np.eye(10) * (own + r / 100) + pair * v for r in rounds]) for k, v in kinds.items()}
+    return Probed(f"{row}/{column}", row, column, 0, rounds, layers)
+
+
+def recorded(*some, best=8):
+    """Rows of these probes' runs, best at one round, and what `Artefact.numbers` reads."""
+    made = [rows({p.row: 90}, p.column).assign(round=best) for p in some]
+    return pd.concat(made, ignore_index=True), lambda probe: list(some) if probe == "weights" else []
+
+
+def test_weights_of_table_4_by_part_kind_and_stage():
+    numbers = pd.DataFrame(fedaghn.stage_weights(*recorded(probed("fedaghn"), probed(fedaghn.DESCENT, own=0.5))))
+    at = numbers.set_index(["row", "column"])
+    assert at.loc["whole, self"].value.tolist() == pytest.approx([0.11, 0.12, 0.14, 0.18])
+    assert at.loc["whole, self"]["round"].tolist() == [1, 2, 4, 8]
+    assert at.loc[("deep, similar", "Final")].value == pytest.approx(0.3)
+    assert at.loc[("shallow, similar", "Final")].value == pytest.approx(0.05)
+    assert at.loc[("whole, self (descent)", "First")].value == pytest.approx(0.51)
+    assert set(numbers.row) == labels("table4", "weight")[0] | {
+        f"whole, {k} (descent)" for k in ("self", "similar", "other")
+    }
+
+
+def test_final_weights_of_each_method():
+    numbers = pd.DataFrame(fedaghn.final_weights(*recorded(probed("cfl"), probed("fedaghn"), best=4)))
+    assert set(numbers.column) == labels("apptable2", "weight")[1] and set(numbers.row) == {"cfl", "fedaghn"}
+    assert numbers[numbers.column == "Self"].value.tolist() == pytest.approx([0.14] * 2)
+
+
+def test_the_course_of_weights_leaves_derived_rows_out():
+    runs = [probed("fedaghn"), probed(fedaghn.DESCENT)]
+    got = fedaghn.course([*runs, runs[0]._replace(row="whole, self", column="First")])
+    assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "round"]).any()
+    assert set(got.row) == {"whole", "shallow", "deep", "whole, descent"}
+
+
+def test_graphs_of_the_first_seed():
+    runs = [probed("cfl"), probed("fedaghn", own=0.4)]
+    finished, _ = recorded(*runs)
+    both = fedaghn.graphs(finished, [*runs, runs[0]._replace(seed=1)], str.upper)
+    assert list(both) == ["CFL", "FEDAGHN"] and both["FEDAGHN"][0, :3] == pytest.approx([0.48, 0.175, 0])
+    at_stages = fedaghn.graphs(finished, runs[:1], str.upper, staged=True)
+    assert [m[0, 0] for m in at_stages.values()] == pytest.approx([0.11, 0.12, 0.14, 0.18])
+    assert list(at_stages) == [f"CFL, {s}" for s in fedaghn.STAGES]
+    by_layer = fedaghn.graphs(finished, runs[:1], str.upper, layered=True)
+    assert list(by_layer) == ["conv1", "fc2", "fc3"] and by_layer["fc3"][0, 1] == pytest.approx(0.3)
+    other = runs[0]._replace(run="cfl/CIFAR-10", column="CIFAR-10")
+    assert set(fedaghn.graphs(recorded(runs[0], other)[0], [runs[0], other], str.upper)) == {
+        "CFL, CIFAR-100",
+        "CFL, CIFAR-10",
+    }
 
 
 # -- p0 and q0 of each column ------------------------------------------------------------------------------------------------
@@ -202,50 +269,65 @@ def scored(best, metric="acc_pct"):
     return pd.DataFrame(made, columns=ROW_COLUMNS)
 
 
-class Tried:
-    """A study whose tuning runs end as told."""
+def tuned(profile, best=None, **asked):
+    """The paper's sweeps where the runs that choose p0 and q0 end as told ({} or None: are not finished), and these runs."""
+    tried = []
 
-    datasets, methods = [], []
+    def finished(cells):
+        tried.append(cells)
+        return pd.concat([scored({c.tags["row"]: best.get(c.tags["row"], 10)}) for c in cells]) if best else None
 
-    def __init__(self, profile, best=None):
-        self.profile, self.best, self.asked = profile, best or {}, []
-
-    def sweep(self, base, rows, columns, seeds):
-        self.asked.append((base, rows, columns, seeds))
-        return scored({r: self.best.get(r, 10) for r in rows} if self.best else {})
+    return PAPER.sweeps(Scope(profile, finished=finished, **asked)), tried
 
 
-def base(profile, artefact="table1"):
-    tags = {"paper": "fedaghn", "artefact": artefact}
-    return Experiment(**fedaghn.setting(artefact, profile, "digits"), tags=tags)
+def column(sweeps, artefact, label):
+    (found,) = (s for s in sweeps if s.artefact == artefact and label in s.columns)
+    return found
 
 
 def test_p0_and_q0_are_chosen_on_validation_data():
-    study = Tried("medium", {"p0 = 0.1, q0 = 3": 70, "p0 = 0.03, q0 = 1": 60})
-    assert fedaghn._strengths(study, "table1", C, base("medium")) == {"p0": 0.1, "q0": 3.0}
-    ((short, tried, column, seeds),) = study.asked
-    assert len(tried) == 9 and short.rounds == 5 and seeds == [7] and list(column) == [C]
-    assert short.tags["artefact"] == "tuning" and short.partition_seed == base("medium").partition_seed
-    kept = fedaghn._rows("table1", "medium", base("medium"), {"p0": 0.1, "q0": 3.0})
-    assert kept["fedaghn"]["method_args"] == {"p0": 0.1, "q0": 3.0}
-    ablated = fedaghn._rows("apptable1", "medium", base("medium"), {"p0": 0.1, "q0": 3.0})
+    sweeps, tried = tuned(
+        "medium", {"p0 = 0.1, q0 = 3": 70, "p0 = 0.03, q0 = 1": 60}, artefacts=("table1", "apptable1")
+    )
+    main = column(sweeps, "table1", C)
+    assert main.rows["fedaghn"]["method_args"] == {"p0": 0.1, "q0": 3.0}
+    cells, _ = tried  # of Table 1's column and App. Table 1's
+    assert len(cells) == 9 and {(e.rounds, e.seed, e.tags["column"]) for e in cells} == {(5, 7, C)}
+    short = column(sweeps, "tuning", C)
+    assert [e.plain() for e in short.experiments()] == [e.plain() for e in cells] and short.part == "table1"
+    assert short.base.partition_seed == main.base.partition_seed
+    ablated = column(sweeps, "apptable1", "CIFAR-10").rows
     assert all({"p0": 0.1, "q0": 3.0}.items() <= r["method_args"].items() for r in ablated.values())
 
 
+def test_what_chooses_stands_before_what_it_serves():
+    sweeps, _ = tuned("paper", artefacts=("table2",))
+    assert [(s.artefact, s.part) for s in sweeps] == [("tuning", "table2"), ("table2", "")] * 3
+    assert all(a.columns == b.columns for a, b in zip(sweeps[::2], sweeps[1::2], strict=True))
+
+
 def test_the_default_p0_is_left_out_so_that_runs_are_shared():
-    study = Tried("paper", {"p0 = 0.03, q0 = 0.5": 70})
-    assert fedaghn._strengths(study, "table2", "Dir(0.1)", base("paper")) == {"q0": 0.5} == fedaghn.EXAMPLE
+    sweeps, tried = tuned("paper", {"p0 = 0.03, q0 = 0.5": 70}, artefacts=("table2",))
+    assert column(sweeps, "table2", "Dir(0.1)").rows["fedaghn"]["method_args"] == {"q0": 0.5} == fedaghn.EXAMPLE
+    assert len(tried) == 3, "a column each"
 
 
 @pytest.mark.parametrize("profile, artefact", [("quick", "table1"), ("smoke", "apptable1"), ("medium", "table4")])
 def test_given_values_stay_where_nothing_is_tuned(profile, artefact):
-    study = Tried(profile, {"p0 = 0.1, q0 = 3": 70})
-    assert fedaghn._strengths(study, artefact, C, base(profile, artefact)) == fedaghn.EXAMPLE and not study.asked
-    assert fedaghn._rows("table4", "medium", base("medium", "table4"))["fedaghn"]["method_args"] == {"q0": 3.0}
+    sweeps, tried = tuned(profile, {"p0 = 0.1, q0 = 3": 70}, artefacts=(artefact,))
+    (only,) = sweeps
+    given = {"q0": 3.0} if artefact == "table4" else fedaghn.EXAMPLE
+    assert only.rows["fedaghn"]["method_args"] == given and not tried
 
 
 def test_nothing_tuned_yet():
-    assert fedaghn._strengths(Tried("medium"), "table1", C, base("medium")) == fedaghn.EXAMPLE
+    sweeps, tried = tuned("medium", artefacts=("table1",))
+    assert column(sweeps, "table1", C).rows["fedaghn"]["method_args"] == fedaghn.EXAMPLE and len(tried) == 1
+
+
+def test_nothing_is_tuned_for_other_methods_alone():
+    sweeps, tried = tuned("medium", {"p0 = 0.1, q0 = 3": 70}, artefacts=("table1",), methods=("local",))
+    assert [list(s.rows) for s in sweeps if s.rows] == [["local"]] and not tried
 
 
 def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_path):
@@ -258,21 +340,21 @@ def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_
         partition="iid",
         partition_args={},
     )
-    full = fedaghn.setting
-    monkeypatch.setattr(fedaghn, "setting", lambda *where: full(*where) | small)
+    monkeypatch.setattr(fedaghn, "PAPER", replace(PAPER, setting=lambda *where: fedaghn.setting(*where) | small))
     monkeypatch.setattr(
-        fedaghn, "columns", lambda study, artefact: {C: ("cifar10", {}, ())} if artefact == "table1" else {}
+        fedaghn, "columns", lambda artefact, scope: {C: fedaghn.DATA["CIFAR-10"]} if artefact == "table1" else {}
     )
     monkeypatch.setattr(fedaghn, "tuning", lambda rows: pd.DataFrame({"chosen": ["p0 = 0.01, q0 = 3"]}))
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    how = dict(profile="medium", datasets=["digits"], methods=["fedaghn"], artefacts=["table1"], device="cpu")
-    assert [e.method_args for e in plan.planned("fedaghn", **how) if e.tags["artefact"] == "table1"] == [
-        {"q0": 0.5}
-    ] * 2
-    table = plan.compute("fedaghn", **how)
+    how = dict(profile="medium", datasets=["digits"], methods=["fedaghn"], artefacts=["table1"])
+
+    def main():
+        return [e.method_args for e in plan.planned("fedaghn", **how) if e.tags["artefact"] == "table1"]
+
+    assert main() == [{"q0": 0.5}] * 2
+    table = plan.compute("fedaghn", **how, device="cpu")
     assert set(table.status) == {"done"} and table.artefact.value_counts().to_dict() == {"tuning": 9, "table1": 2}
-    chosen = [e.method_args for e in plan.planned("fedaghn", **how) if e.tags["artefact"] == "table1"]
-    assert chosen == [{"q0": 3.0, "p0": 0.01}] * 2 and list(table[table.artefact == "table1"].seed) == [0, 1]
+    assert main() == [{"q0": 3.0, "p0": 0.01}] * 2 and list(table[table.artefact == "table1"].seed) == [0, 1]
 
 
 def test_the_table_of_what_was_tried():

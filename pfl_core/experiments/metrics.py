@@ -1,0 +1,123 @@
+"""Rows and summaries: what a run's arrays say, as data frames; nothing here reads a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.engine.checkpoint import History
+from pfl_core.util.percent import accuracy
+
+# The one long form of rows in memory, one number a row.
+ROW_COLUMNS = (
+    "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
+    "n_clients device executor revision version wall_s"
+).split()
+KEYS = ["round", "when", "split"]  # of a number in a run's history, besides mean and metric
+TOTALS = {"download_bytes": "download", "upload_bytes": "upload", "client_visits": "steps", "train_s": "wall"}
+
+
+def history_frame(arrays: dict[str, np.ndarray], history: History, scalar_bytes: int) -> pd.DataFrame:
+    """A run's history in long form: round, when, split, mean, metric, value; totals of the run so far stand at when "", split "".
+
+    arrays: as a Result has them; scalar_bytes: of one number that travels.
+    """
+    rounds, out = arrays["rounds"], []
+    for when, split, correct in _counted(arrays):
+        n = arrays[f"n/{split}"]
+        if (n > 0).any():
+            loss = arrays[f"{when}/{split}/loss"]
+            for mean, metric, values in _spread(correct, loss, n):
+                frame = pd.DataFrame({"round": rounds, "value": values})
+                out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
+    for metric, name in TOTALS.items():
+        values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
+        frame = pd.DataFrame({"round": rounds, "value": values * (scalar_bytes if metric.endswith("bytes") else 1)})
+        out.append(frame.assign(when="", split="", mean="total", metric=metric))
+    return pd.concat(out, ignore_index=True)[[*KEYS, "mean", "metric", "value"]]
+
+
+def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
+    for key in arrays:
+        if key.endswith("/correct"):
+            when, split, _ = key.split("/")
+            yield when, split, arrays[key]
+
+
+def _spread(correct: np.ndarray, loss: np.ndarray, n: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
+    # (mean, metric, a value a round) of correct and loss (E, K), over the clients that have samples.
+    has = n > 0
+    acc = accuracy(correct[:, has], n[has])
+    tenth = max(1, acc.shape[1] // 10)
+    of_clients = {
+        "acc_pct": acc.mean(1),
+        "acc_sd": acc.std(1),
+        "acc_min": acc.min(1),
+        "acc_max": acc.max(1),
+        "acc_p10": np.percentile(acc, 10, axis=1),
+        "acc_worst10": np.sort(acc, 1)[:, :tenth].mean(1),
+    }
+    pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
+    return [("client", m, v) for m, v in of_clients.items()] + [("pooled", m, v) for m, v in pooled.items()]
+
+
+def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
+    rounds, frames = arrays["rounds"], []
+    for when, split, correct in _counted(arrays):
+        n = arrays[f"n/{split}"]
+        r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
+        part = dict(round=r.ravel(), when=when, split=split, client=k.ravel(), acc_pct=accuracy(correct, n).ravel())
+        frames.append(pd.DataFrame(part | {"n": np.tile(n, len(rounds))}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataFrame:
+    """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n."""
+    ids, at = arrays["n/test"].nonzero()[0], list(arrays["rounds"]).index(round)
+    n = arrays["n/test"][ids]
+    return pd.DataFrame(dict(client=ids, acc_pct=accuracy(arrays[f"{when}/test/correct"][at][ids], n), n=n))
+
+
+def summary(history: pd.DataFrame) -> pd.DataFrame:
+    """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
+    tenth and sd over clients at the last."""
+    acc = history[(history["mean"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
+    out = {}
+    for when in dict.fromkeys(acc.when):
+        own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
+        chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
+        if "test" in own:
+            last, best = own.test.iloc[-1], own.test.loc[chosen]
+            named = dict(last=last.acc_pct, best=best.acc_pct, at=chosen)
+            out[when] = named | dict(worst10=last.acc_worst10, sd=last.acc_sd)
+    return pd.DataFrame(out).T.round(2).rename_axis("when")
+
+
+# -- one number a row, and one round a row ---------------------------------------------------------------------------------
+
+
+def wide(history: pd.DataFrame) -> pd.DataFrame:
+    """A history in long form with metrics as columns "mean.metric": a line a round, when and split, in the order they came in."""
+    named = history.assign(name=history["mean"] + "." + history.metric)
+    names, lines = named.name.unique(), pd.MultiIndex.from_frame(history[KEYS].drop_duplicates())
+    return (
+        named.pivot(index=KEYS, columns="name", values="value")
+        .reindex(lines)[names]
+        .rename_axis(columns=None)
+        .reset_index()
+    )
+
+
+def long(frame: pd.DataFrame) -> pd.DataFrame:
+    """The histories of several runs as `wide` gives them, with a column run, in long form again: each run's lines as they were."""
+    names = [c for c in frame if "." in c]
+    keys = ["run", *KEYS]
+    blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()
+    out = frame[keys + names].melt(keys, names, "name")
+    order = np.lexsort((out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names))))
+    out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
+    out[["mean", "metric"]] = out["name"].str.split(".", n=1, expand=True)
+    return out[[*keys, "mean", "metric", "value"]]

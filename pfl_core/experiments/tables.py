@@ -1,0 +1,326 @@
+"""The form of results/: nothing stands there twice, pandas reads and writes it, and every file has its digest in SHA256SUMS.
+
+runs.csv              a line a run: its id, its Experiment as JSON, and where, when and of which data it was computed
+cells.csv             which paper, profile and data, and which artefact, row and column there, show which run
+pools.csv             the data: checksum, samples, shape, and how many samples there are of each class
+derived.csv           numbers that were computed of finished runs
+PAPER.history.csv.gz  what runs measured, a line a run, round, when and split; columns "mean.metric"
+PAPER.clients.csv.gz  numbers client by client: samples (when ""), and how many of them a client's model has right
+PAPER.npz             what probes recorded: "<run>/probe/<name>", its rounds, and "<run>/probe/<name>/<key>"
+
+A run that several papers show stands in the files of the first of them. Equal content gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.experiments import metrics
+from pfl_core.experiments.metrics import KEYS, ROW_COLUMNS
+from pfl_core.util import checks, paths, sums
+
+PART = ["paper", "profile", "data"]  # what is published together
+RECORDED = (
+    "status pool revision version device executor torch python processor commit date wall_s clients parameters leaks_test "
+    "partition_hash schema"
+).split()
+COLUMNS = {
+    "runs.csv": ["run", *RECORDED, "experiment"],
+    "cells.csv": [*PART, "artefact", "row", "column", "run"],
+    "pools.csv": "name checksum samples test classes shape copy labels".split(),
+    # dataset: where it is another than the run's
+    "derived.csv": [*PART, "artefact", "row", "column", "run", "dataset", *KEYS, "mean", "metric", "value"],
+    "history.csv.gz": ["run", *KEYS],
+    "clients.csv.gz": ["run", "split", "when", "round", "counts"],
+}
+NUMBERS = "round value revision wall_s clients parameters schema samples test classes".split()
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Content:
+    """Everything that a folder holds, or is to hold: its tables over all papers, and {run: {array: values}} of probes."""
+
+    runs: pd.DataFrame
+    cells: pd.DataFrame
+    pools: pd.DataFrame
+    derived: pd.DataFrame
+    history: pd.DataFrame
+    clients: pd.DataFrame
+    probes: dict[str, Arrays]
+
+
+class Measured(NamedTuple):
+    """Of one run: its line of runs.csv, its lines of history and clients (without run), and what its probes recorded."""
+
+    line: dict[str, Any]
+    history: pd.DataFrame
+    clients: pd.DataFrame
+    probes: Arrays
+
+
+def named(cells: pd.DataFrame, derived: pd.DataFrame) -> pd.DataFrame:
+    """paper and run of each cell and derived number, each once, sorted as the files are."""
+    both = pd.concat([cells[[*PART, "run"]], derived[[*PART, "run"]]])
+    return both.sort_values(PART, kind="stable")[["paper", "run"]].drop_duplicates(ignore_index=True)
+
+
+def _parts(table: pd.DataFrame) -> list[tuple[str, str, str]]:
+    return list(table[PART].itertuples(index=False, name=None))
+
+
+class Results:
+    """A folder in this form, its files read when they are asked for; one that does not exist holds nothing.
+
+    ValueError names a file that is damaged or not as it was published.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.listed = folder, sums.known(folder)
+        self.history, self.clients, self.probes = map(functools.cache, (self._history, self._clients, self._probes))
+
+    def _there(self, name: str) -> bool:
+        return name in self.listed or (self.folder / name).exists()
+
+    def _table(self, name: str, columns: list[str]) -> pd.DataFrame:
+        path = self.folder / name
+        if not self._there(name):
+            return pd.DataFrame(columns=columns)
+        try:
+            raw = sums.read(path)
+            raw = gzip.decompress(raw) if name.endswith(".gz") else raw
+            frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
+            if missing := [c for c in columns if c not in frame]:
+                raise ValueError(f"it has no column {', '.join(missing)}")
+            numbers = [c for c in frame if c in NUMBERS or "." in c]
+            return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
+        except (ValueError, TypeError, EOFError, OSError) as error:  # pandas' own errors of a table are ValueErrors
+            raise damaged(path, error) from error
+
+    def _history(self, paper: str) -> pd.DataFrame:
+        return self._table(f"{paper}.history.csv.gz", COLUMNS["history.csv.gz"])
+
+    def _clients(self, paper: str) -> pd.DataFrame:
+        return self._table(f"{paper}.clients.csv.gz", COLUMNS["clients.csv.gz"])
+
+    def _probes(self, paper: str) -> dict[str, Arrays]:
+        path, out = self.folder / f"{paper}.npz", {}
+        if not self._there(path.name):
+            return out
+        try:
+            with np.load(io.BytesIO(sums.read(path)), allow_pickle=False) as z:
+                for name in z.files:
+                    run, _, key = name.partition("/")
+                    out.setdefault(run, {})[key] = z[name]
+        except Exception as error:  # zipfile meets damage with nearly any type
+            raise damaged(path, error) from error
+        return out
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A line a run, by its id."""
+        return self._table("runs.csv", COLUMNS["runs.csv"]).set_index("run")
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """Which run is shown where."""
+        return self._table("cells.csv", COLUMNS["cells.csv"])
+
+    @cached_property
+    def pools(self) -> pd.DataFrame:
+        """The data of the runs."""
+        return self._table("pools.csv", COLUMNS["pools.csv"])
+
+    @cached_property
+    def derived(self) -> pd.DataFrame:
+        """Numbers that were computed of finished runs."""
+        return self._table("derived.csv", COLUMNS["derived.csv"])
+
+    @cached_property
+    def home(self) -> dict[str, str]:
+        """{run: the paper in whose files it stands}."""
+        return _homes(named(self.cells, self.derived))
+
+    @property
+    def parts(self) -> list[tuple[str, str, str]]:
+        """(paper, profile, data) of all that is there, sorted."""
+        return sorted(dict.fromkeys(_parts(self.cells) + _parts(self.derived)))
+
+    @cached_property
+    def facts(self) -> pd.DataFrame:
+        """What rows say of a run wherever it is shown, by its id."""
+        plain = [json.loads(text) for text in self.runs.experiment]
+        of_experiment = ("method", "dataset", "partition", "model", "seed")
+        said = pd.DataFrame({n: [p[n] for p in plain] for n in of_experiment}, index=self.runs.index)
+        return said.join(self.runs.rename(columns={"clients": "n_clients"}))
+
+    def rows(self, paper: str, profile: str, data: str) -> pd.DataFrame:
+        """What was published together, in the one long form: cells in their order, then what was derived of them."""
+        mine = [t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)]
+        measured = self.histories(mine[0].run)
+        both = [mine[0].merge(measured, on="run"), mine[1]]
+        frame = pd.concat([f.astype({"round": int, "value": float}) for f in both if len(f)] or both[:1])
+        return self._said(frame.assign(dataset=frame.get("dataset", pd.Series(dtype=str))))
+
+    def histories(self, runs: Iterable[str]) -> pd.DataFrame:
+        """Histories of these runs, in long form."""
+        wanted = set(runs)
+        found = [h[h.run.isin(wanted)] for h in map(self.history, sorted({self.home[r] for r in wanted}))]
+        return metrics.long(joined("history.csv.gz", found))
+
+    def rows_of(self, run: str, tags: dict[str, str]) -> pd.DataFrame:
+        """A run's rows under other labels."""
+        return self._said(self.histories([run]).assign(**tags, dataset=""))
+
+    def _said(self, frame: pd.DataFrame) -> pd.DataFrame:
+        facts = self.facts.loc[frame.run].reset_index(drop=True)
+        frame = frame.reset_index(drop=True)
+        given = frame.dataset.fillna("")
+        return facts.assign(**frame, dataset=given.where(given != "", facts.dataset))[ROW_COLUMNS]
+
+    def of(self, run: str) -> Measured:
+        """What there is of one run; KeyError if it is not here."""
+        home = self.home[run]
+        history, clients = (t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home)))
+        return Measured(self.runs.loc[run].to_dict(), history, clients, self.probes(home).get(run, {}))
+
+    def arrays(self, run: str) -> Arrays:
+        """A run's arrays as its Result has them: rounds, test and training samples of clients, those they have right, and probes."""
+        _, history, clients, probes = self.of(run)
+        out = {"rounds": np.unique(history["round"].to_numpy(dtype=np.int64))}
+        for (when, split), lines in clients.groupby(["when", "split"], sort=False):
+            counts = np.array([text.split() for text in lines.counts], dtype=np.int64)
+            out |= {f"{when}/{split}/correct": counts} if when else {f"n/{split}": counts[0]}
+        return out | probes
+
+    def content(self) -> Content:
+        """All of it."""
+        papers = sorted(set(self.home.values()))
+        history = joined("history.csv.gz", map(self.history, papers))
+        clients = joined("clients.csv.gz", map(self.clients, papers))
+        probes = {run: arrays for p in papers for run, arrays in self.probes(p).items()}
+        return Content(self.runs.reset_index(), self.cells, self.pools, self.derived, history, clients, probes)
+
+
+def counts(arrays: Arrays) -> pd.DataFrame:
+    """The lines of clients.csv of a run with these arrays: samples of train and test, and those of test that clients have right."""
+    text = lambda values: " ".join(map(str, values.astype(np.int64)))  # noqa: E731
+    lines = [(split, "", None, text(arrays[f"n/{split}"])) for split in ("train", "test")]
+    for when in ("before", "after"):
+        right = arrays.get(f"{when}/test/correct", ())
+        lines += [("test", when, r, text(v)) for r, v in zip(arrays["rounds"], right, strict=False)]
+    return pd.DataFrame(lines, columns=COLUMNS["clients.csv.gz"][1:])
+
+
+def of_probes(arrays: Arrays) -> Arrays:
+    """Those of a run's arrays that its probes recorded."""
+    return {k: v for k, v in arrays.items() if k.startswith("probe/")}
+
+
+def damaged(path: Path, error: Exception) -> ValueError:
+    """The error of a file that cannot be read."""
+    return ValueError(
+        f"{path} is damaged ({error}); restore it from git, or delete its folder if it lies below runs/, and run its notebook "
+        "again: runs that are finished are not computed again"
+    )
+
+
+def results(folder: Path | None = None) -> Results:
+    """What a folder (default: the committed results/) holds at present."""
+    folder = folder or paths.results_folder()
+    files = sorted(folder.glob("*")) if folder.is_dir() else []
+    return _results(folder, tuple((f.name, (s := f.stat()).st_mtime_ns, s.st_size) for f in files))
+
+
+@functools.lru_cache(maxsize=32)
+def _results(folder: Path, stamp: tuple) -> Results:
+    return Results(folder)
+
+
+def merged(old: Content, new: Content) -> Content:
+    """`old` with the parts that `new` has in place of its own; runs that nothing names any more are left out."""
+    parts, out = {*_parts(new.cells), *_parts(new.derived)}, {}
+    for name in ("cells", "derived"):
+        mine = getattr(old, name)
+        kept = np.array([part not in parts for part in _parts(mine)], dtype=bool)
+        out[name] = joined(f"{name}.csv", [mine[kept], getattr(new, name)])
+    shown = set(out["cells"].run) | set(out["derived"].run)
+    for name, file in (("runs", "runs.csv"), ("history", "history.csv.gz"), ("clients", "clients.csv.gz")):
+        mine, more = getattr(old, name), getattr(new, name)
+        both = joined(file, [mine[~mine.run.isin(more.run)], more])
+        out[name] = both[both.run.isin(shown)]
+    pools = joined("pools.csv", [old.pools, new.pools]).drop_duplicates(["name", "checksum"], keep="last")
+    out["pools"] = pools[pools.checksum.isin(out["runs"].pool)]
+    return Content(**out, probes={run: v for run, v in (old.probes | new.probes).items() if run in shown})
+
+
+def joined(file: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Parts of one table; without lines, it has the columns of its file."""
+    kept = [f for f in frames if len(f)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=COLUMNS[file])
+
+
+def write(folder: Path, content: Content) -> list[Path]:
+    """Make a folder hold this and nothing else of this form, all of it or, with OSError, what was there; returns the files.
+
+    Digests come last: what is read in between is refused.
+    """
+    shown = named(content.cells, content.derived)
+    home, order = _homes(shown), {run: i for i, run in enumerate(dict.fromkeys(shown.run))}
+    runs, history, clients = (
+        t.sort_values("run", key=lambda r: r.map(order), kind="stable")
+        for t in (content.runs, content.history, content.clients)
+    )
+    cells, derived = (t.sort_values(PART, kind="stable") for t in (content.cells, content.derived))
+    pools = content.pools.sort_values(["name", "checksum"])
+    tables = {"runs.csv": runs, "cells.csv": cells, "pools.csv": pools, "derived.csv": derived}
+    raw = {name: _csv(table, COLUMNS[name]) for name, table in tables.items()}
+    for paper in sorted(set(home.values())):
+        for kind, table in (("history.csv.gz", history), ("clients.csv.gz", clients)):
+            mine = _csv(table[table.run.map(home) == paper], COLUMNS[kind])
+            raw[f"{paper}.{kind}"] = gzip.compress(mine, mtime=0)
+        probes = {f"{r}/{k}": v for r in order if home[r] == paper for k, v in content.probes.get(r, {}).items()}
+        if probes:
+            np.savez_compressed(file := io.BytesIO(), **probes)
+            raw[f"{paper}.npz"] = file.getvalue()
+    return _put(folder, raw)
+
+
+def _homes(named: pd.DataFrame) -> dict[str, str]:
+    # {run: the first paper that names it}
+    return dict(zip(named.run[::-1], named.paper[::-1], strict=True))
+
+
+def _csv(table: pd.DataFrame, first: list[str]) -> bytes:
+    # Numbers to 4 decimals; columns of metrics that none of these runs has are left out.
+    more = [c for c in table if c not in first and table[c].notna().any()]
+    table = table[[*first, *more]].round(4)
+    if "round" in table:  # the clients' samples have none
+        table = table.assign(round=pd.to_numeric(table["round"]).astype("Int64"))
+    return table.to_csv(index=False).encode()
+
+
+def _put(folder: Path, raw: dict[str, bytes]) -> list[Path]:
+    checks.make_folder(folder)
+    with ExitStack() as whole:
+        for name, content in raw.items():
+            file = whole.enter_context(sums.replacing(folder / name))
+            file.write(content)
+            file.flush()
+    for old in sums.known(folder).keys() - raw.keys():
+        (folder / old).unlink(missing_ok=True)
+    sums.write(folder, raw)
+    return [*(folder / name for name in raw), folder / sums.NAME]

@@ -214,18 +214,17 @@ def do_compare(args: Namespace) -> None:
     }
     if not files:
         raise ValueError(f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first")
-    if rest and what != "methods":
+    known = {} if what == "methods" else late("papers.base").paper(what).artefacts
+    if rest and known:
         printed = set(report.published(what).table)
-        checks.known(
-            f"table of {what}:", rest[0], [a for a in late("papers.base").paper(what).artefacts if a in printed]
-        )
+        checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
     for path in files.values():
         rows, profile = report.read_rows(path), path.stem.partition(".")[2]
         print(f"{'% ' * args.latex}{what}, {profile}:")  # a comment, to LaTeX
         if what == "methods":
             shown = [compare.table(rows)]
         elif rest:
-            shown = [report.wide(cells) for cells in report.tables(rows, what, rest[0]).values()]
+            shown = [report.wide(t, known[rest[0]].digits) for t in report.tables(rows, what, rest[0]).values()]
         else:
             shown = [report.claims(what, rows, profile.split("-")[0])[["verdict", "says", "measured"]]]
         for table in shown:

@@ -56,7 +56,7 @@ def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, 
         profile, data = at.split("-", 1)
         claims = report.claims(name, rows[f"{name}.{at}"], profile).to_dict("records")
         found = {a: report.tables(rows[f"{name}.{at}"], name, a) for a in paper(name).artefacts}
-        tables = [_table(a, m, cells) for a, each in found.items() for m, cells in each.items()]
+        tables = [_table(name, a, m, cells) for a, each in found.items() for m, cells in each.items()]
         figures = [_figure(p) for p in sorted((folder / at).glob("*.png"), key=_order)]
         shown = dict(tables=[t for t in tables if t["rows"]], figures=figures)
         runs.append(dict(profile=profile, data=data, claims=claims) | shown)
@@ -69,14 +69,14 @@ def _order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _table(name: str, metric: str, cells: pd.DataFrame) -> dict[str, Any]:
+def _table(name: str, artefact: str, metric: str, cells: pd.DataFrame) -> dict[str, Any]:
     # cells: as `report.compare` gives them.
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    by = {(c["row"], c["column"]): _cell(c, 4 if metric == "weight" else 2) for c in ran.to_dict("records")}
+    by = {(c["row"], c["column"]): _cell(c, paper(name).artefacts[artefact].digits) for c in ran.to_dict("records")}
     none = dict(reproduced="", reported="", verdict="")
     shown = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
-    return dict(title=title(name) + (f" ({metric})" if metric != "acc_pct" else ""), columns=columns, rows=shown)
+    return dict(title=title(artefact) + (f" ({metric})" if metric != "acc_pct" else ""), columns=columns, rows=shown)
 
 
 def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:

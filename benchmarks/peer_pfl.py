@@ -46,7 +46,7 @@ def _loss(self, x, y, eval=False):
 
 def simulate(loop: PlainLoop, rounds: int) -> tuple[list[float], float]:
     """Seconds of each round, and pooled test accuracy (%) at the end."""
-    cfg, k, net = loop.cfg, loop.fed.K, loop.model
+    config, k, net = loop.config, loop.data.K, loop.model
     net.load_state_dict(loop.shared)
     net.loss, net.metrics = types.MethodType(_loss, net), types.MethodType(lambda self, x, y, eval=False: {}, net)
     data = {i: list(loop.sets["train"][i].tensors) for i in range(k)}
@@ -59,8 +59,10 @@ def simulate(loop: PlainLoop, rounds: int) -> tuple[list[float], float]:
         ),
         SimulatedBackend(train, None, [WeightByDatapoints()]),
         model,
-        NNTrainHyperParams(local_batch_size=cfg.batch, local_num_epochs=cfg.epochs, local_learning_rate=cfg.lr),
-        NNEvalHyperParams(local_batch_size=cfg.batch),
+        NNTrainHyperParams(
+            local_batch_size=config.batch, local_num_epochs=config.epochs, local_learning_rate=config.lr
+        ),
+        NNEvalHyperParams(local_batch_size=config.batch),
         [clock],
     )
     loop.shared = {n: v.detach().clone() for n, v in net.state_dict().items()}

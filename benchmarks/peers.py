@@ -8,7 +8,6 @@ evaluation, after one round that warms up; the accuracy reached after all rounds
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.metadata
 import json
 import os
@@ -22,24 +21,14 @@ import torch
 
 from benchmarks.cases import CASES
 from benchmarks.common import about, save
-from benchmarks.plain_loop import PlainLoop
-from pfl_core.experiments.experiment import build_method, federation
+from benchmarks.plain_loop import quickstart
 
 PACKAGES = {"ours": (), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
 
 
-@functools.cache
-def loop(samples: int) -> PlainLoop:
-    """The clients of the case (at most `samples` images each, 0: all) and a model: made once a process."""
-    torch.set_num_threads(1)
-    e = CASES["quickstart"].experiment().but(max_samples=samples)
-    fed = federation(e)
-    return PlainLoop(build_method(e, fed).task.model, fed, e)
-
-
 def accuracy(state: dict[str, torch.Tensor], samples: int) -> float:
     """Pooled test accuracy (%) of a model."""
-    here = loop(samples)
+    here = quickstart(samples)
     here.shared = state
     return here.evaluate("test")
 
@@ -54,7 +43,7 @@ def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], floa
 
     from benchmarks.peer_client import app
 
-    k, ends, last, server = loop(samples).fed.K, [], {}, ServerApp()
+    k, ends, last, server = quickstart(samples).data.K, [], {}, ServerApp()
 
     def told(round: int, arrays: Any) -> None:
         ends.append(time.perf_counter())
@@ -63,7 +52,7 @@ def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], floa
     @server.main()
     def main(grid: Any, context: Any) -> None:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=k, min_available_nodes=k)
-        strategy.start(grid, ArrayRecord(loop(samples).shared), num_rounds=rounds, evaluate_fn=told)
+        strategy.start(grid, ArrayRecord(quickstart(samples).shared), num_rounds=rounds, evaluate_fn=told)
 
     os.environ["PEERS_SAMPLES"] = str(samples)
     resources = {"init_args": {"num_cpus": processes}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -78,7 +67,7 @@ def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], float]
 
     torch.set_num_threads(1)
     run = Ours(CASES["quickstart"].experiment().but(max_samples=samples), "cpu")
-    run.engine = Engine(run.method, run.fed, run.e, workers=processes)
+    run.engine = Engine(run.method, run.data, workers=processes)
     times = []
     with torch.no_grad():
         for _ in range(rounds):
@@ -92,7 +81,7 @@ def pfl(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
     """The same of Apple's pfl, whose simulation on one computer is one process."""
     from benchmarks.peer_pfl import simulate
 
-    return simulate(loop(samples), rounds)
+    return simulate(quickstart(samples), rounds)
 
 
 def main() -> None:

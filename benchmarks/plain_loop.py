@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_core.data.federation import Federation
+from benchmarks.cases import CASES
+from pfl_core.data.client_data import ClientData
+from pfl_core.experiments.build import build_method, client_data
+from pfl_core.methods.task import TrainConfig
+from pfl_core.util.percent import accuracy
 
 
 class PlainLoop:
-    """Federated averaging over a Federation's clients; the samples lie ready as normalised floats.
+    """Federated averaging over clients; their samples lie ready as normalised floats.
 
-    cfg: an Experiment's batch, epochs, steps, lr, momentum, weight_decay, clip. Shuffled batches; the last, smaller one is used.
+    Of `config` it takes batch, epochs, steps, lr, momentum, weight_decay, clip. Shuffled batches; the last, smaller one is used.
     """
 
-    def __init__(self, model: nn.Module, fed: Federation, cfg: Any):
-        self.model, self.fed, self.cfg = copy.deepcopy(model).to(fed.device), fed, cfg
+    def __init__(self, model: nn.Module, data: ClientData, config: TrainConfig):
+        self.model, self.data, self.config = copy.deepcopy(model).to(data.device), data, config
         self.shared = copy.deepcopy(self.model.state_dict())
-        self.own = [self.shared] * fed.K
-        self.sets = {s: [self._set(s, k) for k in range(fed.K)] for s in ("train", "test")}
+        self.own = [self.shared] * data.K
+        self.sets = {s: [self._set(s, k) for k in range(data.K)] for s in ("train", "test")}
 
     def _set(self, split: str, k: int) -> TensorDataset:
-        return TensorDataset(*self.fed.batch(torch.as_tensor(self.fed.index[split][k], device=self.fed.device)))
+        return TensorDataset(*self.data.batch(torch.as_tensor(self.data.index[split][k], device=self.data.device)))
 
     def train(self, clients: list[int]) -> None:
         """One round: every client starts from the shared model and trains; the shared model becomes their weighted mean."""
@@ -44,16 +48,16 @@ class PlainLoop:
         self.shared = {n: v.to(self.shared[n].dtype) for n, v in mean.items()}
 
     def _local(self, k: int) -> None:
-        cfg, params = self.cfg, list(self.model.parameters())
-        optimizer = torch.optim.SGD(params, lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-        loader = DataLoader(self.sets["train"][k], cfg.batch, shuffle=True)
+        config, params = self.config, list(self.model.parameters())
+        optimizer = torch.optim.SGD(params, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        loader = DataLoader(self.sets["train"][k], config.batch, shuffle=True)
         epochs = itertools.chain.from_iterable(itertools.repeat(loader))
         self.model.train()
-        for x, y in itertools.islice(epochs, cfg.steps or cfg.epochs * len(loader)):
+        for x, y in itertools.islice(epochs, config.steps or config.epochs * len(loader)):
             optimizer.zero_grad()
             F.cross_entropy(self.model(x), y).backward()
-            if cfg.clip:
-                nn.utils.clip_grad_norm_(params, cfg.clip)
+            if config.clip:
+                nn.utils.clip_grad_norm_(params, config.clip)
             optimizer.step()
 
     def evaluate(self, split: str) -> float:
@@ -63,7 +67,17 @@ class PlainLoop:
         self.model.eval()
         with torch.no_grad():
             for data in self.sets[split]:
-                for x, y in DataLoader(data, self.cfg.batch):
+                for x, y in DataLoader(data, self.config.batch):
                     right += (self.model(x).argmax(1) == y).sum().item()
                     n += len(y)
-        return 100 * right / n
+        return accuracy(right, n)
+
+
+@functools.cache
+def quickstart(samples: int) -> PlainLoop:
+    """The loop over the clients of the case "quickstart" (at most `samples` images each, 0: all): made once a process."""
+    torch.set_num_threads(1)
+    e = CASES["quickstart"].experiment().but(max_samples=samples)
+    data = client_data(e)
+    method = build_method(e, data)
+    return PlainLoop(method.task.model, data, method.task.config)

@@ -23,6 +23,7 @@ from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data.pools import Pool
 from pfl_core.engine.simulate import evaluates_after
+from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
 from pfl_core.papers.plan import planned
@@ -99,7 +100,7 @@ def cost(e: Experiment) -> dict[str, Any]:
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
-    full, after = e.participation == 1, evaluates_after(e, e.clients)
+    full, after = e.participation == 1, evaluates_after(train_config(e), e.clients)
     also = after * (1 if full else evaluations) * batches.sum()  # training that is for "after" alone
     forward = evaluations * (1 + after) * rest.sum() / 3
     work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)

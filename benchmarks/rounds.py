@@ -17,39 +17,41 @@ from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import sample
-from pfl_core.experiments.experiment import Experiment, build_method, federation
+from pfl_core.experiments.build import build_method, client_data
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
+from pfl_core.util.percent import accuracy
 
 
 class Ours:
     """The rounds of an Experiment by pfl_core's engine, piece by piece so that the pieces can be timed."""
 
     def __init__(self, e: Experiment, device: str, executor: str = "auto"):
-        self.e, self.fed = e, federation(e, device)
-        self.method = build_method(e, self.fed)
-        self.engine = Engine(self.method, self.fed, e, executor)
+        self.data = client_data(e, device)
+        self.method = build_method(e, self.data)
+        self.engine = Engine(self.method, self.data, executor)
         self.state = self.method.init()
 
     def train(self) -> None:
         """One communication round without evaluation."""
         state, r = self.state, self.state.round
-        sel = sample(self.e, self.fed.K, r).to(self.fed.device)
+        sel = sample(self.engine.config, self.data.K, r).to(self.data.device)
         sent = self.method.download(state, sel)
         start = self.method.begin(state, sel, sent)
         end = self.method.local(self.engine.context(state, sel, r), start)
         kept = {n: v for n, v in end.items() if n in state.clients}
         up = {n: v for n, v in end.items() if n not in kept}
-        self.state = self.method.upload(state, sel, start, up, self.fed.n[sel].to(self.fed.dtype))
+        self.state = self.method.upload(state, sel, start, up, self.data.n[sel].to(self.data.dtype))
         for n, v in kept.items():
             self.state.clients[n][sel] = v
         self.state.round = r + 1
 
     def evaluate(self, split: str) -> float:
         """Pooled accuracy (%) of the models as served."""
-        everyone = torch.arange(self.fed.K, device=self.fed.device)
+        everyone = torch.arange(self.data.K, device=self.data.device)
         served = self.method.personal(self.state, self.engine.context(self.state, everyone, self.state.round))
         got = self.engine.evaluate(served, split)
-        return 100 * got["correct"].sum() / got["n"].sum()
+        return accuracy(got["correct"].sum(), got["n"].sum())
 
 
 def matrix_rate(device: str) -> float:
@@ -74,10 +76,10 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     e = case.experiment()
     torch.set_num_threads(torch.get_num_threads())
     ours, threads = Ours(e, device, executor), torch.get_num_threads()
-    plain = PlainLoop(ours.method.task.model, ours.fed, e)
+    plain = PlainLoop(ours.method.task.model, ours.data, ours.engine.config)
     rows = []
     for i in range(repeats + 1):
-        chosen = [sample(e, ours.fed.K, e.rounds * i + j).tolist() for j in range(e.rounds)]
+        chosen = [sample(ours.engine.config, ours.data.K, e.rounds * i + j).tolist() for j in range(e.rounds)]
         torch.set_num_threads(threads)
         row = {"plain_train_s": timed(lambda chosen=chosen: [plain.train(c) for c in chosen], device)}
         row["plain_eval_s"] = timed(lambda: [plain.evaluate(s) for s in ("train", "test")], device)
@@ -89,9 +91,9 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     torch.set_num_threads(threads)
     with torch.no_grad():
         reached = {"ours_acc_pct": ours.evaluate("test"), "plain_acc_pct": plain.evaluate("test")}
-    x, _ = ours.fed.batch(torch.as_tensor(ours.fed.index["train"][0][: e.batch]))
+    x, _ = ours.data.batch(torch.as_tensor(ours.data.index["train"][0][: e.batch]))
     per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
-    share = [sum(len(ours.fed.index["train"][k]) for k in c) for c in chosen]
+    share = [sum(len(ours.data.index["train"][k]) for k in c) for c in chosen]
     batches = sum(e.steps * len(c) if e.steps else e.epochs * n / e.batch for c, n in zip(chosen, share, strict=True))
     ours.engine.close()
     ratio = [(r["plain_train_s"] + r["plain_eval_s"]) / (r["ours_train_s"] + r["ours_eval_s"]) for r in rows]

@@ -57,7 +57,7 @@ def measure(plain: dict, device: str, repeats: int) -> dict:
         ours.train()
         train = [timed(ours.train, device) for _ in range(repeats)]
         evaluate = [timed(lambda: ours.evaluate("test"), device) for _ in range(repeats)]
-    steps = [len(ours.fed.plan(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps)) for k in range(e.clients)]
+    steps = [len(ours.data.plan(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps)) for k in range(e.clients)]
     ours.engine.close()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # kilobytes on Linux
     row = dict(

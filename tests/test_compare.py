@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from pfl_core.analysis import verdicts
-from pfl_core.experiments import experiment as experiments
 from pfl_core.experiments import run as runs
-from pfl_core.experiments.experiment import build_method, federation
+from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import comparison, presets, report
@@ -203,7 +202,7 @@ def test_every_row_has_an_equal_grid_of_legal_values():
     assert set(presets.GRIDS) == set(comparison.chosen())
     assert set(presets.SERVED) <= set(presets.GRIDS) and set(presets.AFTER) <= set(presets.GRIDS)
     shared = comparison.common("digits", "smoke")
-    fed = federation(shared.but(holdout=0.2))
+    data = client_data(shared.but(holdout=0.2))
     for row in comparison.chosen():
         g = comparison.grid_of(row)
         e, changes = comparison.tuning(row, shared)
@@ -212,7 +211,7 @@ def test_every_row_has_an_equal_grid_of_legal_values():
         tried = [e.but(**c) for c in changes]
         assert len({json.dumps(t.plain(), sort_keys=True) for t in tried}) == 9, row
         for t in tried:
-            build_method(t, fed)  # hyper-parameters are checked together with the rate
+            build_method(t, data)  # hyper-parameters are checked together with the rate
 
 
 def test_rows_start_from_runs_of_their_own_seed():
@@ -223,7 +222,7 @@ def test_rows_start_from_runs_of_their_own_seed():
     assert [(e.tags["row"], e.seed) for e in started] == [("lgfedavg", 0), ("lgfedavg", 3)]
     for e in started:
         assert e.init_from.seed == e.seed
-        ours, theirs = experiments.split(e), experiments.split(e.init_from)
+        ours, theirs = split(e), split(e.init_from)
         assert all(
             np.array_equal(a, b) for a, b in zip(ours.train + ours.test, theirs.train + theirs.test, strict=True)
         )

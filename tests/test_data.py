@@ -23,7 +23,7 @@ from pfl_core import Experiment
 from pfl_core.data import pools as data
 from pfl_core.data import readers, sources
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool, fetch, load
-from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import build
 
 REAL = os.environ.get("PFL_DATA")  # read before the fixtures point it elsewhere
 PARTS = ["looked in", "found", "expected", "get it", "or", "licence", "meanwhile"]
@@ -172,7 +172,7 @@ def test_float_images_reach_a_model_as_bytes_do(shape, monkeypatch):
     data.register_dataset("bytes", lambda: Pool("bytes", **a, classes=10, mean=(0.0,), std=(1.0,)))
     data.register_dataset("floats", lambda: Pool("floats", **a | {"x": (x / 255).astype(np.float32)}, classes=10))
     one, two = (
-        experiments.federation(Experiment(dataset=name, partition="iid", clients=2)) for name in ("bytes", "floats")
+        build.client_data(Experiment(dataset=name, partition="iid", clients=2)) for name in ("bytes", "floats")
     )
     assert one.input_shape == two.input_shape == load("floats").input_shape
     at = torch.arange(30)

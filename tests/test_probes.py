@@ -12,7 +12,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import store
-from pfl_core.experiments.experiment import federation
+from pfl_core.experiments.build import client_data
 from pfl_core.util import paths
 
 SMALL = dict(
@@ -92,10 +92,10 @@ def test_accuracy_on_training_data_is_recorded_at_every_evaluation(tmp_path):
     e = experiment("fedper", record=("train",), keep_models=True)
     result = run(e, store=tmp_path)
     at, found = result.probe("train")
-    fed = federation(e)
-    assert list(at) == [0, 2, 4, 6] and (found["n"] == [len(i) for i in fed.index["train"]]).all()
-    for k, index in enumerate(fed.index["train"]):
-        x, y = fed.batch(torch.as_tensor(index))
+    data = client_data(e)
+    assert list(at) == [0, 2, 4, 6] and (found["n"] == [len(i) for i in data.index["train"]]).all()
+    for k, index in enumerate(data.index["train"]):
+        x, y = data.batch(torch.as_tensor(index))
         with torch.no_grad():
             assert found["hits"][-1, k] == (result.model(k)(x).argmax(1) == y).sum()
 

@@ -17,7 +17,7 @@ from pfl_core import Experiment, Federation, grid, load, load_model, sweep, tune
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import run as runs
-from pfl_core.experiments.experiment import federation
+from pfl_core.experiments.build import client_data, train_config
 from pfl_core.experiments.run import load_result, run
 from pfl_core.util import paths
 
@@ -242,13 +242,13 @@ def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
 
 def test_models_are_kept_on_request(store, tmp_path):
     r = run(Experiment(**TINY, method="fedper", keep_models=True))
-    fed = federation(r.experiment)
-    x, y = fed.batch(torch.as_tensor(fed.index["test"][2]))
+    data = client_data(r.experiment)
+    x, y = data.batch(torch.as_tensor(data.index["test"][2]))
     net = r.model(2)
     assert (net(x).argmax(1) == y).sum() == r.arrays["before/test/correct"][-1, 2]
     r.save(2, tmp_path / "model.pt")
     again = load_model(tmp_path / "model.pt")
-    raw = fed.x_raw[fed.index["test"][2]]
+    raw = data.federation.x[data.index["test"][2]]
     np.testing.assert_array_equal(again.predict(raw), net(x).argmax(1).numpy())
     np.testing.assert_array_equal(r.predict(2, raw), again.predict(raw))
     assert (again.facts["model"], again.facts["classes"], again.facts["mean"]) == ("mlp", 10, list(load("digits").mean))
@@ -339,7 +339,8 @@ def test_evaluations_and_traffic(store):
 
 
 def test_participants_are_the_same_for_every_method():
-    a = [simulate.sample(Experiment(**TINY, participation=0.5, method=m), 4, 3).tolist() for m in ("fedavg", "local")]
+    some = [train_config(Experiment(**TINY, participation=0.5, method=m)) for m in ("fedavg", "local")]
+    a = [simulate.sample(config, 4, 3).tolist() for config in some]
     assert a[0] == a[1] and len(a[0]) == 2 and a[0] == sorted(a[0])
 
 

@@ -37,9 +37,9 @@ def trained(monkeypatch):
     """The list of (method, seed) that were trained, as it grows."""
     seen, simulate = [], compute.simulate
 
-    def counting(method, fed, cfg, **how):
-        seen.append((method.name, cfg.seed))
-        return simulate(method, fed, cfg, **how)
+    def counting(method, data, **how):
+        seen.append((method.name, method.task.config.seed))
+        return simulate(method, data, **how)
 
     monkeypatch.setattr(compute, "simulate", counting)
     return seen

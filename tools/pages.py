@@ -8,14 +8,14 @@ import io
 import re
 import tokenize
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import torch
 
 from pfl_core.analysis.plots import LABELS
 from pfl_core.engine.simulate import simulate
-from pfl_core.experiments.experiment import Experiment, build_method, federation
+from pfl_core.experiments.build import build_method, client_data
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import comparison as compare
 from pfl_core.papers import presets, report
@@ -49,13 +49,12 @@ def code_lines(source: str) -> int:
 def method_facts(name: str) -> dict[str, str]:
     """One line of the methods page: what it is, where its state lives, what a visit moves, how long its class is."""
     base = Experiment(**SAMPLE)
-    e = base.but(**presets.COMPARED[name](base)).but(rounds=2, participation=1.0, init_from=None, steps=1)
-    fed = federation(e)
-    method = build_method(e, fed)
+    e = base.but(**presets.COMPARED[name](base)).but(rounds=2, participation=1.0, init_from=None, steps=1, eval_every=1)
+    data = client_data(e)
+    method = build_method(e, data)
     size = scalars({n: v[None] for n, v in method.task.initial.items() if v.is_floating_point()})
     start = method.init()
-    cfg = SimpleNamespace(**{**e.plain(), "eval_every": 1})
-    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    _, history, *_ = simulate(method, data, workers=1)
     cls = METHODS[name]
     module = inspect.getmodule(cls)
     idea, paper = re.fullmatch(r"(.*?)(?: \(([^()]*\d{4}[^()]*)\))?\.?", cls.__doc__.strip().splitlines()[0]).groups()
@@ -67,8 +66,8 @@ def method_facts(name: str) -> dict[str, str]:
         "paper": paper or "",
         "client keeps": _share(kept, size),
         "server keeps": _share(sum(v.numel() for v in start.server.values()) + extra, size),
-        "down": _share((history.download[2] - history.download[1]) / fed.K, size),
-        "up": _share((history.upload[2] - history.upload[1]) / fed.K, size),
+        "down": _share((history.download[2] - history.download[1]) / data.K, size),
+        "up": _share((history.upload[2] - history.upload[1]) / data.K, size),
         "lines": str(code_lines(inspect.getsource(cls))),
     }
 
@@ -118,7 +117,7 @@ def results_section() -> str:
                     "paper": LABELS.get(name, name),
                     "profile": profile,
                     "data": data,
-                    "tables and figures": f"{len(shown(name, f'{profile}-{data}'))} of {len(paper(name).ARTEFACTS)}",
+                    "tables and figures": f"{len(shown(name, f'{profile}-{data}'))} of {len(paper(name).artefacts)}",
                     "claims that hold": f"{held} of {held + denied} judged",
                 }
             )
@@ -147,7 +146,7 @@ def results_page() -> str:
                 at: f"[{f.name}](../figures/{name}/{at}/{f.name})" if (f := shown(name, at).get(a)) else "-"
                 for at in labels
             }
-            for a in paper(name).ARTEFACTS
+            for a in paper(name).artefacts
         ]
         out += ["", f"## {LABELS.get(name, name)}", "", report.markdown(pd.DataFrame(lines))]
         for claims, profile, data in runs:
@@ -170,7 +169,7 @@ def shown(name: str, at: str) -> dict[str, Path]:
     folder, out = ROOT / "figures" / name / at, {}
     for f in sorted([*folder.glob("*.png"), *folder.glob("*.md")]):
         stem = f.name.split(".")[0]
-        key = next((a for a in paper(name).ARTEFACTS if re.fullmatch(rf"{a}[a-d]?", stem)), None)
+        key = next((a for a in paper(name).artefacts if re.fullmatch(rf"{a}[a-d]?", stem)), None)
         if key:
             out.setdefault(key, f)
     return out

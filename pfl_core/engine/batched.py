@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,8 +23,9 @@ from torch.func import grad as func_grad
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from pfl_core.data.federation import Federation
+from pfl_core.data.client_data import ClientData
 from pfl_core.methods.base import Batch, Method, Step
+from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params, is_common, own, select
 
 PRECISIONS = ("full", "tf32", "bf16")
@@ -114,9 +115,9 @@ def precision(kind: str) -> Iterator[None]:
             f.allow_tf32 = v
 
 
-def cast(cfg: Any, device: torch.device) -> Any:
+def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
     """The context of a training loss: with precision "bf16" its products are taken in bfloat16; parameters and updates stay float32."""
-    if getattr(cfg, "precision", "full") != "bf16":
+    if config.precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a captured step must not keep casts
 
@@ -131,19 +132,19 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
         torch._foreach_mul_(grads, scale)
 
 
-def sgd(method: Method, cfg: Any, job: Job, stacked: bool) -> Update:
+def sgd(method: Method, job: Job, stacked: bool) -> Update:
     """update(params, grads, velocity): one step in place, as torch.optim.SGD counts it; velocity is empty without momentum."""
-    rates = job.rates
+    config, rates = method.task.config, job.rates
     uniform = rates[0] if len(set(rates)) == 1 else None
-    clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if cfg.clip else []
+    clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if config.clip else []
 
     def update(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
         if clipped:
-            clip_([grads[i] for i in clipped], cfg.clip, stacked)
-        if cfg.weight_decay:
-            grads = torch._foreach_add(grads, params, alpha=cfg.weight_decay)
-        if cfg.momentum:
-            torch._foreach_mul_(velocity, cfg.momentum)
+            clip_([grads[i] for i in clipped], config.clip, stacked)
+        if config.weight_decay:
+            grads = torch._foreach_add(grads, params, alpha=config.weight_decay)
+        if config.momentum:
+            torch._foreach_mul_(velocity, config.momentum)
             torch._foreach_add_(velocity, grads)
             grads = velocity
         if uniform is None:
@@ -165,11 +166,12 @@ def sizes(most: int) -> list[int]:
 class Stack:
     """Memory for `most` clients of one kind of job, and its step over the first rows, captured for each of `sizes`."""
 
-    def __init__(self, method: Method, fed: Federation, cfg: Any, job: Job, most: int, graph: Callable | None):
-        self.method, self.fed, self.cfg, self.most, self.graph = method, fed, cfg, most, graph
+    def __init__(self, method: Method, data: ClientData, job: Job, most: int, graph: Callable | None):
+        self.method, self.data, self.config = method, data, method.task.config
+        self.most, self.graph = most, graph
         # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
         self.names, self.loss, self.custom, self.lr = job.names, job.loss, job.step, job.lr
-        self.update = sgd(method, cfg, job, stacked=True)
+        self.update = sgd(method, job, stacked=True)
         changing = set(job.changing(method.task.buffers))
         self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
         self.live = {n: v.new_empty(most, *v.shape[1:]) for n, v in job.start.items() if n in changing}
@@ -178,14 +180,14 @@ class Stack:
         self.given = tuple(job.start)
         self.memory: Params = {}
         self.velocity: list[Tensor] = []
-        if cfg.momentum and self.custom is None:
+        if self.config.momentum and self.custom is None:
             kept = [self.live.get(f"opt.{n}") for n in self.names]
             self.velocity = [
                 torch.empty_like(self.live[n]) if v is None else v for n, v in zip(self.names, kept, strict=True)
             ]
         self.idx = job.plans[0].new_zeros(most, *job.plans[0].shape[1:])
         self.noise: Tensor | None = None
-        self.t = torch.zeros((), dtype=torch.float64, device=fed.device)  # calculates as a Python number does
+        self.t = torch.zeros((), dtype=torch.float64, device=data.device)  # calculates as a Python number does
         steps = sizes(most)
         self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
         self.graphs: dict[int, Graph] = {}
@@ -194,14 +196,14 @@ class Stack:
     def run(self, job: Job, ids: list[int], out: Params) -> None:
         """Train clients `ids` of a job, longest first, and write what changed into their rows of `out` {name: (S, *shape)}."""
         self._begin(job, ids)
-        rows = torch.tensor(ids, device=self.fed.device)
+        rows = torch.tensor(ids, device=self.data.device)
         plan = pad_sequence([job.plans[i] for i in ids])  # (T, clients, batches, B)
         draw = [job.noise[i]() for i in ids] if job.noise[0] else []
         lengths, active = [len(job.plans[i]) for i in ids], len(ids)
         for t in range(lengths[0]):
             self.idx[:active] = plan[t, :active]
             if draw:
-                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(self.fed.device)
+                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(self.data.device)
                 if self.noise is None:
                     self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
                 self.noise[:active] = drawn
@@ -217,7 +219,7 @@ class Stack:
                     out[n][rows[active:done]] = v[active:done]
 
     def _begin(self, job: Job, ids: list[int]) -> None:
-        rows = torch.tensor(ids, device=self.fed.device)
+        rows = torch.tensor(ids, device=self.data.device)
         _fill(select(self.live, job.start), job.start, rows)
         _fill(self.fixed, job.start, rows)
         _fill(self.anchor, job.anchor, rows)
@@ -254,7 +256,7 @@ class Stack:
 
     def _body(self, size: int, t: int | None) -> None:
         # One local step of the first `size` rows, from gathering to update; t None: read where it counts itself.
-        x, y = self.fed.batch(self.idx[:size])
+        x, y = self.data.batch(self.idx[:size])
         noise = None if self.noise is None else self.noise[:size]
         known = self.fixed | self.live  # what a custom step brings forth is not there at first
         here = {n: known[n][:size] for n in (self.given if t == 0 else known)}
@@ -298,7 +300,7 @@ class Stack:
             trained: Params, stats: Params, rest: Params, anchor: Params, *batch: Tensor
         ) -> tuple[Tensor, Params]:
             stats = {n: v.clone() for n, v in stats.items()}  # BatchNorm writes into them
-            with cast(self.cfg, self.fed.device):
+            with cast(self.config, self.data.device):
                 return self.loss(rest | trained | stats, anchor, Batch(*batch)), stats
 
         args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
@@ -314,7 +316,7 @@ class Stack:
             def gradient(q: Params, j: int = 0) -> Params:
                 def value(trained: Params) -> tuple[Tensor, Params]:
                     s = {n: v.clone() for n, v in live[0].items()}
-                    with cast(self.cfg, self.fed.device):
+                    with cast(self.config, self.data.device):
                         batch = Batch(x[j], y[j], None if noise is None else noise[j])
                         return self.loss(q | trained | s, anchor, batch), s
 
@@ -332,10 +334,10 @@ class Stack:
 class Batched:
     """The executor: chunks of clients that fit the device's memory, each in a stack that later rounds find again."""
 
-    def __init__(self, method: Method, fed: Federation, cfg: Any, graphs: bool, free: Callable[[], int] | None = None):
-        self.method, self.fed, self.cfg = method, fed, cfg
-        self.graph = GRAPHS[fed.device.type] if graphs else None
-        self.free = free or (_free if fed.device.type == "cuda" else None)  # a CPU's memory is left to its system
+    def __init__(self, method: Method, data: ClientData, graphs: bool, free: Callable[[], int] | None = None):
+        self.method, self.data, self.config = method, data, method.task.config
+        self.graph = GRAPHS[data.device.type] if graphs else None
+        self.free = free or (_free if data.device.type == "cuda" else None)  # a CPU's memory is left to its system
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.fits: dict[tuple, int] = {}
         self.used: set[str] = set()
@@ -367,7 +369,7 @@ class Batched:
     def _forget(self) -> None:
         self.stacks.clear()
         gc.collect()
-        if self.fed.device.type == "cuda":
+        if self.data.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _stack(self, key: tuple, job: Job, most: int) -> Stack:
@@ -375,7 +377,7 @@ class Batched:
         if key not in self.stacks:
             while len(self.stacks) >= KEPT:
                 self.stacks.popitem(last=False)
-            self.stacks[key] = Stack(self.method, self.fed, self.cfg, job, most, self.graph)
+            self.stacks[key] = Stack(self.method, self.data, job, most, self.graph)
         self.stacks.move_to_end(key)
         return self.stacks[key]
 
@@ -425,9 +427,9 @@ class Batched:
         held: list[Tensor] = []
         leaves = {n: p[n].detach().requires_grad_() for n in job.names}
         stats = {n: p[n].clone() for n in self.method.task.buffers if n in p}
-        noise = job.noise[0]()(job.plans[0].shape[2:]).to(self.fed.device) if job.noise[0] else None
-        batch = Batch(*self.fed.batch(job.plans[0][0, 0]), noise)
-        with self.method.task.mode(job.training), torch.enable_grad(), cast(self.cfg, self.fed.device):
+        noise = job.noise[0]()(job.plans[0].shape[2:]).to(self.data.device) if job.noise[0] else None
+        batch = Batch(*self.data.batch(job.plans[0][0, 0]), noise)
+        with self.method.task.mode(job.training), torch.enable_grad(), cast(self.config, self.data.device):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 job.loss(p | leaves | stats, near, batch)
         activations = sum(kept.values()) + batch.x.nbytes

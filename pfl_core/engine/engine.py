@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_core.data.federation import Federation, rng
+from pfl_core.data.client_data import ClientData
 from pfl_core.engine.batched import GRAPHS, Batched, Job, cast, sgd
 from pfl_core.methods.base import Batch, Method, State, Step
 from pfl_core.stacked import Params, is_common, own
 from pfl_core.util import checks, identity
-from pfl_core.util.draws import Draws
+from pfl_core.util.draws import Draws, rng
 
 EXECUTORS = ("auto", "graphs", "batched", "threads")
 # executor="auto", by kind of device. On a CPU no kind of model gains enough from another one to be worth other last digits (two cores, s a
@@ -37,25 +37,22 @@ GATHER = 2048  # samples made into floats at once by the threads executor: few c
 
 
 class Engine:
-    """Executes local training and evaluation for one method on one federation.
+    """Executes local training and evaluation of one method, under the settings of its task, on its clients' data."""
 
-    cfg holds the training fields of an Experiment: batch, epochs, steps, plan, shuffle, lr, momentum, weight_decay, clip.
-    """
-
-    def __init__(self, method: Method, fed: Federation, cfg: Any, executor: str = "auto", workers: int | None = None):
+    def __init__(self, method: Method, data: ClientData, executor: str = "auto", workers: int | None = None):
         checks.known("executor", executor, EXECUTORS)
-        self.method, self.task, self.fed, self.cfg = method, method.task, fed, cfg
-        self.executor = AUTO[fed.device.type] if executor == "auto" else executor
-        if self.executor == "graphs" and fed.device.type not in GRAPHS:
+        self.method, self.task, self.data, self.config = method, method.task, data, method.task.config
+        self.executor = AUTO[data.device.type] if executor == "auto" else executor
+        if self.executor == "graphs" and data.device.type not in GRAPHS:
             raise ValueError("executor 'graphs' needs a GPU; use device='cuda', or executor 'threads' or 'batched'")
-        self.batched = Batched(self.method, fed, cfg, graphs=self.executor == "graphs")
+        self.batched = Batched(method, data, graphs=self.executor == "graphs")
         self.ran: set[str] = set()  # executors that jobs went through
         self._resists: set[Any] = set()  # losses and steps that no stack can take
         # Only code that is not ours may draw random numbers of its own (dropout): it is looked at, and seeded.
         self.foreign = not (identity.is_ours(type(method)) and identity.is_ours(type(method.task.model)))
         self._random: dict[Any, bool] = {}
         self.workers = workers or (os.cpu_count() or 1)
-        if fed.device.type == "cpu":
+        if data.device.type == "cpu":
             _keep_memory()
         one_thread = lambda: torch.set_num_threads(1)  # noqa: E731  (equal numbers whatever the number of workers)
         self._pool = ThreadPoolExecutor(self.workers, initializer=one_thread)
@@ -63,7 +60,7 @@ class Engine:
     def close(self) -> None:
         """End the worker threads."""
         self._pool.shutdown()
-        if self.fed.device.type == "cpu":
+        if self.data.device.type == "cpu":
             _libc("malloc_trim", 0)
 
     def context(self, state: State, sel: Tensor, round: int) -> Context:
@@ -72,11 +69,11 @@ class Engine:
 
     def _map(self, fn: Callable, items: Iterable) -> list:
         # On a GPU one thread issues all work; on a CPU each worker takes the next client.
-        return list(self._pool.map(fn, items)) if self.fed.device.type == "cpu" else [fn(i) for i in items]
+        return list(self._pool.map(fn, items)) if self.data.device.type == "cpu" else [fn(i) for i in items]
 
     def drawing(self, purpose: str, *ids: int) -> AbstractContextManager:
         """Within it, what foreign code draws in this thread is a function of (seed, purpose, ids), not of torch's global generator."""
-        seed = lambda: int(rng(self.fed.seed, purpose + "/draws", *ids).integers(2**62))  # noqa: E731
+        seed = lambda: int(rng(self.config.seed, purpose + "/draws", *ids).integers(2**62))  # noqa: E731
         return Draws(seed()) if self.foreign else nullcontext()
 
     def draws(self, job: Job) -> bool:
@@ -142,11 +139,11 @@ class Engine:
         noise = job.noise[i]() if job.noise[i] else None
         stride = max(1, GATHER // (plan.shape[1] * b))
         for chunk in plan.split(stride):
-            x, y = self.fed.batch(chunk)
-            if self.fed.is_image:
+            x, y = self.data.batch(chunk)
+            if self.data.kind == "image":
                 x = x.flatten(0, 2).contiguous(memory_format=torch.channels_last).view_as(x)
             for t in range(len(chunk)):
-                drawn = [noise((b,)).to(self.fed.device) if noise else None for _ in range(plan.shape[1])]
+                drawn = [noise((b,)).to(self.data.device) if noise else None for _ in range(plan.shape[1])]
                 yield [Batch(x[t, j], y[t, j], drawn[j]) for j in range(plan.shape[1])]
 
     def _one_sgd(self, job: Job, i: int, out: Params) -> Params:
@@ -155,11 +152,11 @@ class Engine:
         params = [_channels_last(out[n][i].data).requires_grad_() for n in job.names]
         mine = {n: v[i].data for n, v in (job.start | out).items()} | dict(zip(job.names, params, strict=True))
         anchor = {n: v[i] for n, v in job.anchor.items()}
-        update = sgd(self.method, self.cfg, job, stacked=False)
-        velocity = [mine.get(f"opt.{n}") for n in job.names] if self.cfg.momentum else []
+        update = sgd(self.method, job, stacked=False)
+        velocity = [mine.get(f"opt.{n}") for n in job.names] if self.config.momentum else []
         velocity = [torch.zeros_like(p) if v is None else v for p, v in zip(params, velocity, strict=False)]
         for (batch,) in self._batches(job, i):
-            with cast(self.cfg, self.fed.device):
+            with cast(self.config, self.data.device):
                 value = job.loss(mine, anchor, batch)
             grads = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
@@ -181,7 +178,7 @@ class Engine:
                 # Statistics advance on a step's first batch only; the others see a copy.
                 live = stats if j == 0 else {n: v.clone() for n, v in stats.items()}
                 with torch.enable_grad():
-                    with cast(self.cfg, self.fed.device):
+                    with cast(self.config, self.data.device):
                         value = job.loss(p | leaves | live, anchor, batches[j])
                     grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
                 return dict(zip(leaves, grads, strict=True))
@@ -193,16 +190,16 @@ class Engine:
     # -- evaluation ------------------------------------------------------------------------------------------------------
     def evaluate(self, p: Params, split: str, ids: Iterable[int] | None = None) -> dict[str, np.ndarray]:
         """Accuracy and loss of models p {name: (K, *shape)} on each client's `split`: {"correct", "loss", "n"}, each (K,) sums."""
-        ids = list(range(self.fed.K)) if ids is None else list(ids)
-        index = [self.fed.index[split][k] for k in ids]
+        ids = list(range(self.data.K)) if ids is None else list(ids)
+        index = [self.data.index[split][k] for k in ids]
         n = np.array([len(i) for i in index])
         if not n.sum():
             return {"correct": np.zeros(len(ids)), "loss": np.zeros(len(ids)), "n": n}
         alike = all(is_common(v) for v in p.values())
         where = [np.arange(n.sum())] if alike or len(ids) == 1 else np.split(np.arange(n.sum()), n.cumsum()[:-1])
-        pool = torch.as_tensor(np.concatenate(index), device=self.fed.device)
+        pool = torch.as_tensor(np.concatenate(index), device=self.data.device)
         hit, loss = np.zeros(n.sum()), np.zeros(n.sum())
-        size, cpu = EVAL_BATCH[self.fed.device.type], self.fed.device.type == "cpu"
+        size, cpu = EVAL_BATCH[self.data.device.type], self.data.device.type == "cpu"
         tasks = [(m, w[at : at + size]) for m, w in enumerate(where) for at in range(0, len(w), size)]
 
         @functools.lru_cache(2 * self.workers)  # a model's batches follow one another
@@ -211,8 +208,8 @@ class Engine:
 
         def one(todo: tuple[int, np.ndarray]) -> None:
             model, at = todo
-            x, y = self.fed.batch(pool[torch.as_tensor(at, device=self.fed.device)])
-            if cpu and self.fed.is_image:
+            x, y = self.data.batch(pool[torch.as_tensor(at, device=self.data.device)])
+            if cpu and self.data.kind == "image":
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
                 scores = self.method.logits(served(model), x)
@@ -227,11 +224,11 @@ class Engine:
         """Sums of fn(ONE client's p, Batch) -> tensor or dict of tensors over each client's samples, stacked (S, ...)."""
 
         def one(i: int) -> Any:
-            idx = torch.as_tensor(self.fed.index[split][ids[i]], device=self.fed.device)
+            idx = torch.as_tensor(self.data.index[split][ids[i]], device=self.data.device)
             mine = {n: v[i] for n, v in p.items()}
             with torch.no_grad(), self.task.mode(False):
                 parts = [
-                    fn(mine, Batch(*self.fed.batch(chunk))) for chunk in idx.split(EVAL_BATCH[self.fed.device.type])
+                    fn(mine, Batch(*self.data.batch(chunk))) for chunk in idx.split(EVAL_BATCH[self.data.device.type])
                 ]
             if isinstance(parts[0], dict):
                 return {n: sum(part[n] for part in parts) for n in parts[0]}
@@ -274,19 +271,21 @@ class Context:
         BatchNorm statistics advance on a step's first batch. Raises ValueError for names that are not in start, and for split "test" unless
         the method declares `leaks_test`.
         """
-        e, cfg = self._engine, self._engine.cfg
+        e, config = self._engine, self._engine.config
         self._check_split(split)
         names = [n for n in start if n in (e.task.parameters if only is None else _namer(only, start))]
         if epochs is None and not steps:
-            epochs, steps = cfg.epochs, cfg.steps
+            epochs, steps = config.epochs, config.steps
         if not names or not (epochs or steps):
             return start
-        how = dict(batch=cfg.batch, epochs=epochs or 0, steps=steps or 0, kind=cfg.plan, shuffle=cfg.shuffle)
+        how = dict(batch=config.batch, epochs=epochs or 0, steps=steps or 0, kind=config.plan, shuffle=config.shuffle)
         how |= dict(stream=stream, batches=batches, split=split, fraction=fraction)
-        plans = [torch.as_tensor(e.fed.plan(k, self.round, **how), device=e.fed.device) for k in self._ids]
+        plans = [torch.as_tensor(e.data.plan(k, self.round, **how), device=e.data.device) for k in self._ids]
         noise = [_noise(e, stream, self.round, k) for k in self._ids]
-        rate, near = cfg.lr if lr is None else lr, start if anchor is None else anchor
-        seeds = [int(rng(e.fed.seed, stream + "/draws", self.round, k).integers(2**62)) for k in self._ids if e.foreign]
+        rate, near = config.lr if lr is None else lr, start if anchor is None else anchor
+        seeds = [
+            int(rng(e.config.seed, stream + "/draws", self.round, k).integers(2**62)) for k in self._ids if e.foreign
+        ]
         return e.run(Job(loss, start, near, names, plans, noise, step, rate, bn == "train", seeds))
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
@@ -298,7 +297,7 @@ class Context:
         return self._engine.measure(fn, p, split, self._ids)
 
     def _check_split(self, split: str) -> None:
-        checks.known("split", split, self._engine.fed.index)
+        checks.known("split", split, self._engine.data.index)
         if split == "test" and not self._engine.method.leaks_test:
             raise ValueError(
                 f"method {self._engine.method.name!r} reads test data while training; only one with leaks_test = True may"
@@ -341,7 +340,7 @@ def _noise(e: Engine, stream: str, round: int, k: int) -> Callable | None:
     shape = tuple(e.method.noise)
 
     def draws() -> Callable[[tuple[int, ...]], Tensor]:
-        g = rng(e.fed.seed, stream + "/noise", round, k)
-        return lambda lead: torch.as_tensor(g.random((*lead, *shape)), dtype=e.fed.dtype)
+        g = rng(e.config.seed, stream + "/noise", round, k)
+        return lambda lead: torch.as_tensor(g.random((*lead, *shape)), dtype=e.data.dtype)
 
     return draws

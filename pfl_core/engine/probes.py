@@ -18,6 +18,7 @@ from pfl_core.stacked import Params
 from pfl_core.util import checks
 
 if TYPE_CHECKING:
+    from pfl_core.data.client_data import ClientData
     from pfl_core.engine.engine import Engine
     from pfl_core.methods.base import Method, State
 
@@ -56,8 +57,8 @@ def cka_cores(v: View) -> dict[str, Tensor]:
 
 
 def _cka(v: View, models: Params) -> dict[str, Tensor]:
-    x, grams = common_samples(v.engine.fed, CKA_SAMPLES), None
-    for k in range(v.engine.fed.K):
+    x, grams = common_samples(v.engine.data, CKA_SAMPLES), None
+    for k in range(v.engine.data.K):
         with v.method.task.mode(False):
             found = activations(v.method.task, {n: t[k] for n, t in models.items()}, x)
         unit = {layer: _unit_gram(a) for layer, a in found.items()}
@@ -70,7 +71,7 @@ def _cka(v: View, models: Params) -> dict[str, Tensor]:
 
 def mix_and_match(v: View) -> dict[str, Tensor]:
     """{"acc": (K, K)}: accuracy (%) on client i's test samples of i's classifier (row) over j's feature extractor (column) (E.4)."""
-    k, head = v.engine.fed.K, v.method.task.head
+    k, head = v.engine.data.K, v.method.task.head
     out = torch.zeros(k, k, dtype=torch.float64)
     for shift in range(k):
         source = (torch.arange(k) + shift) % k
@@ -148,15 +149,15 @@ def activations(task: Any, p: Params, x: Tensor) -> dict[str, Tensor]:
     return {layer: found[layer] for layer in names}
 
 
-def common_samples(fed: Any, n: int) -> Tensor:
+def common_samples(data: ClientData, n: int) -> Tensor:
     """At most n test samples of all clients together, in turn from each class; the same whatever the method."""
-    index = np.unique(np.concatenate(fed.index["test"]))
-    y = fed.y_raw[index]
+    index = np.unique(np.concatenate(data.index["test"]))
+    y = data.federation.y[index]
     turn = np.concatenate([np.arange((y == c).sum()) for c in np.unique(y)])
     order = np.argsort(turn, kind="stable")
     by_class = np.argsort(y, kind="stable")
     chosen = index[by_class][order][:n]
-    return fed.batch(torch.as_tensor(chosen, device=fed.device))[0]
+    return data.batch(torch.as_tensor(chosen, device=data.device))[0]
 
 
 # -- recording -----------------------------------------------------------------------------------------------------------

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_core.data.federation import Federation, rng
+from pfl_core.data.client_data import ClientData
 from pfl_core.engine.batched import precision
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import Method, State
+from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params, own, select
+from pfl_core.util.draws import rng
 
 CHECKPOINT_EVERY = 60.0  # seconds
 FINISH = "finish"  # what `on_round` returns to end a run early, with a result
@@ -36,36 +38,35 @@ class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
 
 
-def sample(cfg: Any, k: int, round: int) -> Tensor:
+def sample(config: TrainConfig, k: int, round: int) -> Tensor:
     """Participants of a round, sorted ids (S,): the same for every method of one seed."""
-    return torch.as_tensor(np.sort(rng(cfg.seed, "participants", round).permutation(k)[: participants(cfg, k)]))
+    return torch.as_tensor(np.sort(rng(config.seed, "participants", round).permutation(k)[: participants(config, k)]))
 
 
-def participants(cfg: Any, k: int) -> int:
+def participants(config: TrainConfig, k: int) -> int:
     """How many of k clients take part in a round."""
-    return max(1, int(cfg.participation * k + 0.5))
+    return max(1, int(config.participation * k + 0.5))
 
 
-def evaluated(cfg: Any, k: int) -> Tensor:
+def evaluated(config: TrainConfig, k: int) -> Tensor:
     """Clients that are evaluated, sorted ids: all, or a sample of eval_clients, the same for every method of one seed."""
-    few = getattr(cfg, "eval_clients", 0)
-    return torch.as_tensor(np.sort(rng(cfg.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k))
+    few = config.eval_clients
+    return torch.as_tensor(np.sort(rng(config.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k))
 
 
-def evaluate_at(cfg: Any, round: int) -> bool:
+def evaluate_at(config: TrainConfig, round: int) -> bool:
     """Whether a round is evaluated: 0, e, 2e, ..., and always the last."""
-    return round % cfg.eval_every == 0 or round == cfg.rounds
+    return round % config.eval_every == 0 or round == config.rounds
 
 
-def evaluates_after(cfg: Any, k: int) -> bool:
-    """Whether models are evaluated after local training, too: as cfg.eval_after says, by default where all k clients take part."""
-    return participants(cfg, k) == k if cfg.eval_after is None else cfg.eval_after
+def evaluates_after(config: TrainConfig, k: int) -> bool:
+    """Whether models are evaluated after local training, too: as config.eval_after says, by default where all k clients take part."""
+    return participants(config, k) == k if config.eval_after is None else config.eval_after
 
 
 def simulate(
     method: Method,
-    fed: Federation,
-    cfg: Any,
+    data: ClientData,
     *,
     executor: str = "auto",
     workers: int | None = None,
@@ -76,20 +77,19 @@ def simulate(
     on_round: Callable[[int, History], bool | str | None] | None = None,
     record: Callable[..., None] | None = None,
 ) -> tuple[State, History, Params, Params]:
-    """Run cfg.rounds rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
+    """Run all rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
 
-    cfg: fields of an Experiment (rounds, participation, eval_every, eval_after, eval_clients, keep_models, seed and the training fields
-    of `Engine`). `checkpoint` is a file written at most once a minute and resumed from if it is there, `end` one written at the last
+    How many rounds, and what is evaluated when, the settings of the method's task say. `checkpoint` is a file written at most once a minute and resumed from if it is there, `end` one written at the last
     round, from which a longer run can go on; both carry `stamp`. `on_round(round, history)` is told of each round; True stops after
     writing the checkpoint, "finish" makes this round the last one. `record(engine, state, before, after, history, best, last)` sees
     the models of every evaluated round. Raises Diverged when parameters stop being finite, Interrupted when stopped.
     """
-    with one_thread(), torch.no_grad(), precision(getattr(cfg, "precision", "full")):
-        engine = Engine(method, fed, cfg, executor, workers)
+    with one_thread(), torch.no_grad(), precision(method.task.config.precision):
+        engine = Engine(method, data, executor, workers)
         try:
             with engine.drawing("init"):
                 state = state or method.init()
-            loop = _Loop(engine, cfg, state, checkpoint, stamp or {}, on_round, record)
+            loop = _Loop(engine, state, checkpoint, stamp or {}, on_round, record)
             return loop.run(end)
         finally:
             engine.close()
@@ -98,22 +98,23 @@ def simulate(
 class _Loop:
     """One run's rounds: what is measured and when a checkpoint is written."""
 
-    def __init__(self, engine: Engine, cfg: Any, state: State, checkpoint: Path | None, stamp: dict, on_round, record):
-        self.engine, self.method, self.fed, self.cfg, self.state = engine, engine.method, engine.fed, cfg, state
+    def __init__(self, engine: Engine, state: State, checkpoint: Path | None, stamp: dict, on_round, record):
+        self.engine, self.method, self.data, self.config = engine, engine.method, engine.data, engine.config
+        self.state = state
         self.checkpoint, self.stamp, self.on_round, self.record = checkpoint, stamp, on_round, record
         self.history, self.moved, self.spent = History(), [0.0, 0.0, 0.0], 0.0
         if checkpoint and checkpoint.exists():
-            self.state, self.history, self.moved, self.spent = restore(checkpoint, self.fed.device)
-        self.ids = evaluated(cfg, self.fed.K).to(self.fed.device)
+            self.state, self.history, self.moved, self.spent = restore(checkpoint, self.data.device)
+        self.ids = evaluated(self.config, self.data.K).to(self.data.device)
         self.history.n = {s: self._counts(s) for s in ("val", "test")}
-        self.with_after = evaluates_after(cfg, self.fed.K)
+        self.with_after = evaluates_after(self.config, self.data.K)
         self.saved = self.clock = time.monotonic()
         self.before: Params = {}
         self.after: Params = {}
 
     def _counts(self, split: str) -> np.ndarray:
-        n = np.zeros(self.fed.K, dtype=np.int64)
-        n[self.ids.cpu().numpy()] = [len(self.fed.index[split][k]) for k in self.ids.tolist()]
+        n = np.zeros(self.data.K, dtype=np.int64)
+        n[self.ids.cpu().numpy()] = [len(self.data.index[split][k]) for k in self.ids.tolist()]
         return n
 
     @property
@@ -124,12 +125,12 @@ class _Loop:
         while True:
             r, history = self.state.round, self.history
             start_of_round = len(history.rounds), dict(history.probes)
-            sel = sample(self.cfg, self.fed.K, r).to(self.fed.device)
-            last, measured = r == self.cfg.rounds, evaluate_at(self.cfg, r)
+            sel = sample(self.config, self.data.K, r).to(self.data.device)
+            last, measured = r == self.config.rounds, evaluate_at(self.config, r)
             if measured:
                 self._measure_before(r)
             sent = start = trained = None
-            if not last or (measured and self.with_after and len(sel) == self.fed.K):
+            if not last or (measured and self.with_after and len(sel) == self.data.K):
                 sent, start, trained = self._train(sel, r)
             if measured:
                 self._measure_after(sel, trained, r, last)
@@ -142,8 +143,8 @@ class _Loop:
             if last:
                 if end:
                     save(end, self.state, history.until(*start_of_round), self.moved, self.seconds, self.stamp)
-                if len(self.ids) < self.fed.K and getattr(self.cfg, "keep_models", False):
-                    self.before = self._personal(torch.arange(self.fed.K, device=self.fed.device), r)
+                if len(self.ids) < self.data.K and self.config.keep_models:
+                    self.before = self._personal(torch.arange(self.data.K, device=self.data.device), r)
                 return self.state, history, self.before, self.after
             self._upload(sel, sent, start, trained, r)
             if self.checkpoint and (told or time.monotonic() - self.saved > CHECKPOINT_EVERY):
@@ -165,7 +166,7 @@ class _Loop:
         kept, up = returned(self.method, self.state, start, sent, trained)
         down_n, up_n = self.method.traffic(self.state, sel, sent, up)
         with self.engine.drawing("upload", r):
-            self.state = self.method.upload(self.state, sel, start, up, self.fed.n[sel].to(self.fed.dtype))
+            self.state = self.method.upload(self.state, sel, start, up, self.data.n[sel].to(self.data.dtype))
         _check_finite({**self.state.server, **self.state.extra}, self.method, r, self.history)
         for n, v in kept.items():
             self.state.clients[n][sel] = v
@@ -200,7 +201,7 @@ class _Loop:
 
     def _after(self, sel: Tensor, trained: Params | None, r: int) -> Params:
         # Models after local training on round r's batches; who was not sampled trains a copy that is thrown away.
-        if trained is not None and len(sel) == len(self.ids) == self.fed.K:
+        if trained is not None and len(sel) == len(self.ids) == self.data.K:
             return self.method.serve(trained)
         at = {k: i for i, k in enumerate(sel.tolist())} if trained is not None else {}
         have = [k for k in self.ids.tolist() if k in at]
@@ -217,7 +218,7 @@ class _Loop:
         for split in ("val", "test"):
             got = self.engine.evaluate(models, split, self.ids.tolist())
             for metric in ("correct", "loss"):
-                whole = np.zeros(self.fed.K)
+                whole = np.zeros(self.data.K)
                 whole[self.ids.cpu().numpy()] = got[metric]
                 self.history.add(f"{when}/{split}/{metric}", whole)
 

@@ -19,12 +19,14 @@ import torch
 from filelock import FileLock
 
 from pfl_core import models
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, check, load_whole, writing
 from pfl_core.engine.engine import AUTO
 from pfl_core.engine.simulate import FINISH, Diverged, final_models, simulate
-from pfl_core.experiments.experiment import SCHEMA, Experiment, bind, build_method, federation, vocabulary
+from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
+from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.store import Result, digests, load_result, read_meta, set_aside
 from pfl_core.methods.base import Method, State
 from pfl_core.util import checks
@@ -58,10 +60,10 @@ class Job:
 def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
     """The result of a job whose lock is held, computed and kept in the store; `source` runs what it starts from (`init_from`)."""
     e = job.e
-    fed = bind(e, job.fed, job.device) if job.fed is not None else federation(e, job.device)
-    method = build_method(e, fed)
+    data = client_data(e, job.device, job.fed)
+    method = build_method(e, data)
     if e.init_from:
-        _check_source(job, method, fed)
+        _check_source(job, method, data)
     work = _work_folder(job)
     stamp = _resume(job, method, work)
     status, began, ended = "done", time.monotonic(), e.rounds
@@ -70,8 +72,7 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
             final, history, before, _ = simulate(
                 method,
-                fed,
-                e,
+                data,
                 executor=stamp["executor"],
                 workers=job.workers,
                 state=state,
@@ -86,7 +87,7 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         final, history, before, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
-            f"{e.method} on {job.device} is out of memory with batch={e.batch} and {e.participation:.0%} of {fed.K} clients at once; "
+            f"{e.method} on {job.device} is out of memory with batch={e.batch} and {e.participation:.0%} of {data.K} clients at once; "
             "lower batch or participation, take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
             f"resumes from it ({str(error).partition('.')[0]})"
         ) from error
@@ -96,15 +97,15 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         job = replace(job, e=short, id=short.id_for(job.checksum))
         stamp |= {"id": job.id}
     wall = history.wall[-1] if history.wall else time.monotonic() - began
-    meta = _meta(job, fed, method, history, stamp, status, wall)
-    return _finish(job, work, meta, method, fed, history, final, before)
+    meta = _meta(job, data, method, history, stamp, status, wall)
+    return _finish(job, work, meta, method, data, history, final, before)
 
 
 def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
     # Moves the bar, and passes on what the user's on_round says.
     def step(r: int, history: History) -> bool | str:
         acc = history.accuracy()
-        bar.update(r - bar.done, "" if acc is None else f"{acc:.1f} %")
+        bar.at(r, "" if acc is None else f"{acc:.1f} %")
         told = job.on_round(r, history) if job.on_round else None
         if told == FINISH and method.scheduled and r < job.e.rounds:
             print(
@@ -162,31 +163,32 @@ def _beginning(job: Job) -> Path | None:
     return found[max(found)] if found else None
 
 
-def _meta(job, fed, method, history, stamp, status, wall) -> dict[str, Any]:
-    of_data = dict(mean=fed.mean, std=fed.std, classes=fed.classes)
-    of_data |= dict(input_shape=list(fed.input_shape), input_kind=fed.kind, partition_hash=fed.hash)
+def _meta(job, data, method, history, stamp, status, wall) -> dict[str, Any]:
+    of_data = dict(mean=data.mean, std=data.std, classes=data.classes)
+    of_data |= dict(input_shape=list(data.input_shape), input_kind=data.kind)
+    of_data |= dict(partition_hash=data.federation.hash)
     parameters = sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters)
     ran_on = dict(device=_device_name(job.device), executor=history.executor or stamp["executor"])
     ran_on |= dict(torch=torch.__version__, python=platform.python_version(), processor=processor(), commit=commit())
     ran_on |= dict(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), wall_s=wall)
-    about = dict(status=status, rounds=job.e.rounds, clients=fed.K, parameters=parameters, leaks_test=method.leaks_test)
+    about = dict(status=status, rounds=job.e.rounds, clients=data.K, parameters=parameters, leaks_test=method.leaks_test)
     return stamp | of_data | about | ran_on
 
 
-def _finish(job, work, meta, method, fed, history, final, before) -> Result:
+def _finish(job, work, meta, method, data, history, final, before) -> Result:
     # Write what was measured, and rename the folder: from then on it is a finished run.
     e = job.e
     arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
     arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
     arrays |= probes.stacked(history.probes)
-    arrays |= {"n/train": np.array([len(i) for i in fed.index["train"]])}
-    arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in fed.index[s]])) for s in ("val", "test")}
+    arrays |= {"n/train": np.array([len(i) for i in data.index["train"]])}
+    arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in data.index[s]])) for s in ("val", "test")}
     if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
         (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
         if e.keep_models and final is not None:
             _save_models(work / "models.pt", final, before, method, meta)
-        _history_frame(history, fed, arrays, method).to_csv(work / "history.csv", index=False)
+        _history_frame(history, data, arrays, method).to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
         plain = json.loads(json.dumps(e.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
@@ -201,7 +203,7 @@ def _finish(job, work, meta, method, fed, history, final, before) -> Result:
     return load_result(job.folder, e)
 
 
-def _check_source(job: Job, method: Method, fed: Federation) -> None:
+def _check_source(job: Job, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
     e = job.e
     if e.adopt:
@@ -211,7 +213,7 @@ def _check_source(job: Job, method: Method, fed: Federation) -> None:
             )
         return
     source = e.init_from
-    like = fed if source.dataset == e.dataset else federation(source)
+    like = data if source.dataset == e.dataset else federation(source)
     drawn = models.build(source.model, like.input_shape, like.classes, **vocabulary(source) | source.model_args)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     for n, v in method.task.initial.items():
@@ -252,8 +254,8 @@ def _save_models(path: Path, final: State, before: dict, method: Method, meta: d
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 
 
-def _history_frame(h: History, fed: Federation, arrays: dict[str, np.ndarray], method: Method) -> pd.DataFrame:
-    size = torch.finfo(fed.dtype).bits // 8
+def _history_frame(h: History, data: ClientData, arrays: dict[str, np.ndarray], method: Method) -> pd.DataFrame:
+    size = torch.finfo(data.dtype).bits // 8
     out = []
     for key in [k for k in arrays if k.endswith("/correct")]:
         when, split, _ = key.split("/")

@@ -1,4 +1,4 @@
-"""Experiment: everything that decides a run's numbers, frozen and hashed; its federation and its bound method."""
+"""Experiment: everything that decides a run's numbers, as plain values, frozen and hashed; grids of them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
-from pfl_core.data.federation import PLANS, Federation
+from pfl_core.data.client_data import PLANS
 from pfl_core.engine import probes
 from pfl_core.engine.batched import PRECISIONS
-from pfl_core.methods.base import Method, Task, head_models, make_method
+from pfl_core.methods.base import Method, make_method
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import card
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
-_SOME = ("of", "first", "every")  # partition_args that every scheme has
+WHICH = ("of", "first", "every")  # partition_args that every scheme has: which of its clients are an Experiment's
 RANGES = {  # field: (test, what is allowed)
     "clients": (lambda v: v >= 1, "an integer >= 1"),
     "rounds": (lambda v: v >= 0, "an integer >= 0"),
@@ -199,8 +196,8 @@ class Experiment:
             )
         if self.dataset != "own":
             data.check_name(self.dataset)
-            partitions.check(self.partition, {n: v for n, v in self.partition_args.items() if n not in _SOME})
-            _some(self.clients, self.partition_args)
+            partitions.check(self.partition, {n: v for n, v in self.partition_args.items() if n not in WHICH})
+            which_clients(self.clients, self.partition_args)
             return
         if self.partition not in ("own", "dirichlet") or self.partition_args or self.partition_seed is not None:
             raise ValueError(
@@ -317,8 +314,8 @@ def _import(plugin: str) -> None:
         ) from None
 
 
-def _some(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
-    # How many clients a partition deals to, and which of them are an Experiment's.
+def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
+    """How many clients a partition with these arguments deals to, and which of them are an Experiment's; ValueError for too few."""
     of, first, every = args.get("of", clients), args.get("first", 0), args.get("every", 1)
     whole = all(type(v) is int for v in (of, first, every))
     if not (whole and first >= 0 and every >= 1 and (end := first + every * (clients - 1) + 1) <= of):
@@ -327,110 +324,6 @@ def _some(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
             "first + every * (clients - 1) < of"
         )
     return of, slice(first, end, every)
-
-
-# -- building ------------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4)
-def _split(pool: data.Pool, fn: Callable, partition: str, args: str, clients: int, seed: int) -> partitions.Split:
-    # `pool` and `fn` as they are now: another PFL_DATA, or a scheme registered anew, is another split.
-    given = json.loads(args)
-    of, kept = _some(clients, given)
-    scheme = {n: v for n, v in given.items() if n not in _SOME}
-    s = partitions.partition(partition, pool, of, seed, **scheme)
-    return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
-
-
-def split(e: Experiment) -> partitions.Split:
-    """Who holds what in an Experiment: index arrays into its pool, not yet capped by max_samples."""
-    seed = e.seed if e.partition_seed is None else e.partition_seed
-    args = json.dumps(e.partition_args, sort_keys=True)
-    return _split(data.load(e.dataset), partitions.function(e.partition), e.partition, args, e.clients, seed)
-
-
-def federation(e: Experiment, device: str = "cpu") -> Federation:
-    """The clients of an Experiment on a device."""
-    pool, s = data.load(e.dataset), split(e)
-    fed = Federation(
-        pool.inputs, pool.y, s.train, s.val, s.test, classes=pool.classes, mean=pool.mean, std=pool.std, name=e.dataset
-    )
-    return bind(e, fed, device)
-
-
-def own(e: Experiment, fed: Federation) -> Experiment:
-    """An Experiment over a user's own Federation, with the clients that it has; ValueError where the two contradict each other."""
-    if e.clients not in (fed.K, _default(e.__dataclass_fields__["clients"])):
-        raise ValueError(
-            f"Experiment(clients={e.clients}) over a Federation of {fed.K} clients; give clients={fed.K}, or leave it out"
-        )
-    for name, mine in fed.given.items():
-        if mine != (its := getattr(e, name)):
-            raise ValueError(
-                f"Federation({name}={mine!r}) in Experiment({name}={its!r}); give {name} to the Experiment alone, or the same to both"
-            )
-    if e.normalize != "dataset" and fed.kind != "image":
-        raise ValueError(
-            f"Experiment(normalize={e.normalize!r}) over a Federation of {fed.kind}: only uint8 images are normalised, other samples are "
-            "taken as they are; leave normalize out"
-        )
-    if e.normalize != "dataset" and fed.mean is not None:
-        raise ValueError(f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); leave one of them out")
-    return e.but(clients=fed.K)
-
-
-def bind(e: Experiment, fed: Federation, device: str = "cpu") -> Federation:
-    """A Federation's data and clients under an Experiment's seed, holdout, dtype, normalize and max_samples, on a device.
-
-    Images without a mean of their own take that of their training samples, as a Pool does.
-    """
-    stats = (fed.mean, fed.std)
-    if e.normalize == "half":
-        stats = ([0.5], [0.5])
-    elif fed.is_image and fed.mean is None:
-        x = fed.x_raw if fed.x_raw.ndim == 3 or fed.x_raw.shape[-1] in (1, 3) else fed.x_raw.transpose(0, 2, 3, 1)
-        stats = data.statistics(x[np.unique(np.concatenate(fed.index["train"]))])
-    how = dict(seed=e.seed, holdout=e.holdout, dtype=e.dtype, max_samples=e.max_samples)
-    return fed.bound(device, **how, mean=stats[0], std=stats[1])
-
-
-def build_method(e: Experiment, fed: Federation) -> Method:
-    """The Experiment's method, bound to its model and clients."""
-    make = functools.partial(models.build, e.model, fed.input_shape, fed.classes, **vocabulary(e) | e.model_args)
-    dtype = getattr(torch, e.dtype)
-    model = make(seed=e.seed).to(dtype)
-    models.check_fit(e.model, model, fed.extremes(), fed.classes)
-    model, heads = model.to(fed.device), None
-    if e.head_init == "own":
-        names = models.head(model, e.head_depth, e.head_by)
-        drawn = head_models(lambda k: make(seed=_own_seed(e.seed, k)), names, fed.K)
-        heads = {n: v.to(fed.device, dtype if v.is_floating_point() else v.dtype) for n, v in drawn.items()}
-    task = Task(
-        model,
-        fed.n,
-        fed.label_counts,
-        head_depth=e.head_depth,
-        head_by=e.head_by,
-        buffers=e.buffers,
-        rounds=e.rounds,
-        lr=e.lr,
-        epochs=e.epochs,
-        holdout=e.holdout,
-        seed=e.seed,
-        heads=heads,
-    )
-    return make_method(e.method, **e.method_args).bind(task)
-
-
-def _own_seed(seed: int, k: int) -> int:
-    return (seed + 1) * 100_003 + k
-
-
-def vocabulary(e: Experiment) -> dict[str, int]:
-    """Model options that the data decide: the vocabulary's size for texts."""
-    if e.dataset == "own" or "vocab" not in (pool := data.load(e.dataset)).extra:
-        return {}
-    return {"vocab": len(pool.extra["vocab"])}
 
 
 def grid(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_core import models
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import load_whole
 from pfl_core.stacked import Params
@@ -39,14 +40,15 @@ class Personal:
         """Class scores (n, C) of samples x (n, ...) as the run's data were before normalisation; ValueError for another kind or shape."""
         f = self.facts
         n = len(x)
-        how = dict(classes=f["classes"], mean=f["mean"], std=f["std"], dtype=getattr(torch, f["dtype"]))
-        fed = Federation(x, np.zeros(n, np.int64), [np.arange(n)], **how)
+        fed = Federation(x, np.zeros(n, np.int64), [np.arange(n)], classes=f["classes"])
         if (fed.kind, fed.input_shape) != (f["input_kind"], tuple(f["input_shape"])):
             raise ValueError(
                 f"samples of kind {fed.kind} and shape {fed.input_shape}; this model takes {f['input_kind']} {tuple(f['input_shape'])}"
             )
+        how = dict(dtype=getattr(torch, f["dtype"]), mean=f["mean"], std=f["std"])
+        data = ClientData(fed, seed=0, holdout=0, **how)
         with torch.no_grad():
-            return torch.cat([self.net(fed.batch(i)[0]) for i in torch.arange(n).split(BATCH)])
+            return torch.cat([self.net(data.batch(i)[0]) for i in torch.arange(n).split(BATCH)])
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Classes (n,) int64 of samples x, as for `scores`."""

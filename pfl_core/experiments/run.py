@@ -29,8 +29,9 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments.compute import Job, compute
-from pfl_core.experiments.experiment import TAGS, Experiment, own
-from pfl_core.experiments.experiment import split as dealt
+from pfl_core.experiments.build import own
+from pfl_core.experiments.experiment import TAGS, Experiment
+from pfl_core.experiments.build import split as dealt
 from pfl_core.experiments.store import ROW_COLUMNS, Result, committed_arrays, load_result
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.progress import Progress
@@ -63,11 +64,7 @@ def run(
         raise TypeError(f"on_round={on_round!r}: allowed is a function of (round, history), or None")
     checks.known("executor", executor, EXECUTORS)
     e, fed = _whose(e, fed)
-    device = pick_device(fed.given_device.type if fed is not None and fed.given_device and device == "auto" else device)
-    if fed is not None and fed.given_device and fed.given_device.type != device:
-        raise ValueError(
-            f"Federation(device={str(fed.given_device)!r}) in run(device={device!r}); leave one of them out"
-        )
+    device = pick_device(device)
     store = store or paths.store_folder()
     checks.make_folder(store)
     data_sum = fed.checksum if fed is not None else data.load(e.dataset).checksum
@@ -173,13 +170,13 @@ def sweep(
     }  # read here: no process for them
     todo = [e for i, e in missing.items() if i not in done]
     if todo and on == "ray":  # what is optional lies above this module
-        results = importlib.import_module("pfl_core.extras.ray").run_all(todo, store, how, cpus, gpus)
+        results = importlib.import_module("pfl_core.extras.ray").run_all(run, todo, store, how, cpus, gpus)
     else:
         results = _run_all(todo, jobs, store, how)
-    with Progress(len(todo), "runs") as bar:
-        for result in results:
+    with Progress(len(todo), "runs", done=0) as bar:
+        for count, result in enumerate(results, 1):
             done[result.id] = result
-            bar.update()
+            bar.at(count)
             if not result.ok:
                 print(
                     f"run {result.id} ({result.experiment.method}, seed {result.experiment.seed}) {result.meta['status']}"

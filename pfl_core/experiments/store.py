@@ -20,7 +20,8 @@ from torch import nn
 
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import load_whole
-from pfl_core.experiments.experiment import SCHEMA, TAGS, Experiment, vocabulary
+from pfl_core.experiments.build import vocabulary
+from pfl_core.experiments.experiment import SCHEMA, TAGS, Experiment
 from pfl_core.experiments.personal import Personal
 from pfl_core.util import paths, sums
 from pfl_core.util.cards import card

@@ -22,7 +22,8 @@ from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
 from pfl_core.experiments import store
-from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
 from pfl_core.papers import presets, report
 from pfl_core.util import paths
@@ -123,7 +124,7 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
         "variations, 0 for equal shares of labels and 1 for no class in common."
     )
     arguments = ", ".join(f"{k}={v!r}" for k, v in fields.items())
-    code = f"from pfl_core.experiments.experiment import Experiment, federation; federation(Experiment({arguments})).counts()"
+    code = f"from pfl_core import Experiment; from pfl_core.experiments.build import federation; federation(Experiment({arguments})).counts()"
     return Shown(fig, said, table, code)
 
 

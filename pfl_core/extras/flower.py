@@ -16,7 +16,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,8 @@ from torch import Tensor
 
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import evaluate_at, returned, sample
-from pfl_core.experiments.experiment import Experiment, build_method, federation
+from pfl_core.experiments.build import build_method, client_data
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
 
@@ -42,21 +42,21 @@ class Client:
     def __init__(self, e: Experiment, k: int, kept: Model | None = None):
         if not 0 <= k < e.clients:
             raise ValueError(f"client={k} is unknown; this Experiment has clients 0..{e.clients - 1}")
-        self.e, self.k, self.fed = e, k, federation(e)
-        self.method = build_method(e, self.fed)
+        self.k, self.data = k, client_data(e)
+        self.method = build_method(e, self.data)
         self.kept = kept or {n: v[k] for n, v in self.method.init().clients.items()}
 
     def about(self) -> dict[str, Any]:
         """What the server must know before round 0."""
-        counts, shape = self.fed.label_counts[self.k].tolist(), list(self.fed.input_shape)
-        n, test = int(self.fed.n[self.k]), len(self.fed.index["test"][self.k])
+        counts, shape = self.data.label_counts[self.k].tolist(), list(self.data.input_shape)
+        n, test = int(self.data.n[self.k]), len(self.data.index["test"][self.k])
         return dict(client=self.k, n=n, test=test, counts=[int(c) for c in counts], shape=shape)
 
     def answer(self, kind: str, round: int, sent: Model) -> tuple[Model, dict[str, float]]:
         """What the client returns to `sent` at kind "train" or "evaluate", and its test accuracy before training, as sums."""
-        sel, k = torch.tensor([self.k]), self.fed.K
+        sel, k = torch.tensor([self.k]), self.data.K
         state = State({}, {n: v.expand(k, *v.shape) for n, v in self.kept.items()}, {}, round)
-        engine, up = Engine(self.method, self.fed, self.e, "auto", 1), {}
+        engine, up = Engine(self.method, self.data, "auto", 1), {}
         try:
             with torch.no_grad():
                 down = {n: v[None] for n, v in sent.items()}
@@ -80,38 +80,32 @@ def serve(
     has, and for `about` that cannot be; RuntimeError for a round in which less than the share `enough` of those asked answer well.
     """
     _check_about(about)
-    counts = torch.tensor([a["counts"] for a in about])
-    n = torch.tensor([a["n"] for a in about])
-    known = dict(K=len(about), n=n, label_counts=counts, classes=counts.shape[1], input_shape=tuple(about[0]["shape"]))
-    dtype = getattr(torch, e.dtype)
-    fed = SimpleNamespace(**known, device=torch.device("cpu"), dtype=dtype)
-    # Two empty samples, to try the model on: token 0s of a text, black images; the server has no others.
-    fed.extremes = lambda: torch.zeros(2, *fed.input_shape, dtype=torch.int32 if len(fed.input_shape) == 1 else dtype)
+    data = _Told(about, getattr(torch, e.dtype))
     with torch.no_grad():
-        method = build_method(e, fed)
+        method = build_method(e, data)
         if type(method).personal is not Method.personal:
             raise ValueError(
                 f"{e.method} makes its personal models from the server's state or by training: not over Flower; run it as a simulation"
             )
         state, seen = method.init(), {name: [] for name in ("rounds", *SUMS)}
         state.clients = {}  # they are with the clients
-        checked = _Checked(ask, [a["test"] for a in about], enough)
-        for r in range(e.rounds + 1):
-            sel, got = sample(e, fed.K, r), {}
+        config, checked = method.task.config, _Checked(ask, [a["test"] for a in about], enough)
+        for r in range(config.rounds + 1):
+            sel, got = sample(config, data.K, r), {}
             sent = method.download(state, sel)
-            if r < e.rounds:
+            if r < config.rounds:
                 got = checked.train(r, _rows(sent, sel))
-            if evaluate_at(e, r):
-                others = torch.tensor([k for k in range(fed.K) if k not in got])
+            if evaluate_at(config, r):
+                others = torch.tensor([k for k in range(data.K) if k not in got])
                 rest = checked.evaluate(r, _rows(method.download(state, others), others)) if len(others) else {}
                 seen["rounds"].append(r)
                 for name in SUMS:
-                    seen[name].append([(got | rest).get(k, NOTHING)[1][name] for k in range(fed.K)])
-            if r < e.rounds:
+                    seen[name].append([(got | rest).get(k, NOTHING)[1][name] for k in range(data.K)])
+            if r < config.rounds:
                 good = torch.tensor([k in got for k in sel.tolist()])
                 sel, sent = sel[good], {n: v[good] for n, v in sent.items()}
                 up = {n: torch.stack([got[k][0][n] for k in sel.tolist()]) for n in got[int(sel[0])][0]}
-                state = method.upload(state, sel, sent, up, fed.n[sel].to(fed.dtype))
+                state = method.upload(state, sel, sent, up, data.n[sel].to(data.dtype))
                 state.round = r + 1
                 if bad := [n for n, v in state.server.items() if not torch.isfinite(v).all()]:
                     raise RuntimeError(f"round {r}: the server's {bad[0]} is not finite any more; lower lr")
@@ -119,6 +113,19 @@ def serve(
 
 
 NOTHING = ({}, dict.fromkeys(SUMS, 0.0))
+
+
+class _Told:
+    # What the server knows of its clients' data: what they say of themselves.
+
+    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype):
+        self.n, self.label_counts = (torch.tensor([a[what] for a in about]) for what in ("n", "counts"))
+        self.K, self.classes = self.label_counts.shape
+        self.input_shape, self.dtype, self.device = tuple(about[0]["shape"]), dtype, torch.device("cpu")
+
+    def extremes(self) -> Tensor:
+        # Two empty samples, to try the model on: token 0s of a text, black images; the server has no others.
+        return torch.zeros(2, *self.input_shape, dtype=torch.int32 if len(self.input_shape) == 1 else self.dtype)
 
 
 def _whole(v: Any, low: int = 0) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from pfl_core.data.federation import Federation
 from pfl_core.engine.simulate import History
-from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
 
 
 def tensorboard(e: Experiment, folder: str | Path, fed: Federation | None = None) -> Callable[[int, History], None]:

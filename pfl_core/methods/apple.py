@@ -61,7 +61,7 @@ class APPLE(Method):
 
     def decay(self, round):
         """lambda(r) of a round, from 1 to 0."""
-        rounds = math.floor(self.span * self.task.rounds)
+        rounds = math.floor(self.span * self.task.config.rounds)
         if round >= rounds:
             return 0.0
         return 0.001 ** (round / rounds) if self.schedule == "exp" else (1 + math.cos(math.pi * round / rounds)) / 2
@@ -100,7 +100,7 @@ class APPLE(Method):
         p0 = self.task.n / self.task.n.sum()
         pull = {"p0": p0.to(near["id"].dtype).expand_as(near["id"])}
         pull["pull"] = near["id"].new_full((len(c.sel),), self.mu * self.decay(c.round))
-        core_lr = self.task.K * self.task.lr if self.core_lr is None else self.core_lr
+        core_lr = self.task.K * self.task.config.lr if self.core_lr is None else self.core_lr
         rates = {n: core_lr for n in mine if n.startswith("core.")} | {"dr": self.dr_lr}
         end = c.train(self.loss, mine, anchor=near | pull, only=rates, lr=rates)
         return end | self.models(end, near) | prefixed("sent.", unprefixed("core.", end))

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -20,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import models
-from pfl_core.data.federation import rng
+from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
-from pfl_core.util import checks, draws, identity
+from pfl_core.util import checks, identity
 from pfl_core.util.cards import Listing, card
 
 METHODS: dict[str, type[Method]] = {}
@@ -67,107 +63,6 @@ class Context(Protocol):
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
         """Sums of `fn` over each client's samples; see `engine.Context.measure`."""
-
-
-class Task:
-    """What methods may know of model and clients: sizes, names, the initial model, and `apply`.
-
-    n (K,) train sizes; label_counts (K, C); names of `parameters`, `buffers`, `head`, `bn`; `layers` {layer: names} by module;
-    buffers_policy "local" | "average" | "reset"; rounds, lr, epochs, holdout, seed of the experiment; device and dtype of the model.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        n: Tensor,
-        label_counts: Tensor,
-        *,
-        head_depth: int = 1,
-        head_by: str = "block",
-        buffers: str = "local",
-        rounds: int = 1,
-        lr: float = 0.01,
-        epochs: int = 1,
-        holdout: float = 0.0,
-        seed: int = 0,
-        heads: Params | None = None,
-    ):
-        self.model, self.n, self.label_counts = model, n, label_counts
-        self.K, self.C = label_counts.shape
-        self.rounds, self.lr, self.epochs, self.holdout, self.seed = rounds, lr, epochs, holdout, seed
-        self.buffers_policy = buffers
-        self.parameters = tuple(name for name, _ in model.named_parameters())
-        self.buffers = tuple(models.buffers(model))
-        self.names = self.parameters + self.buffers
-        self.head = frozenset(models.head(model, head_depth, head_by))
-        self.bn = frozenset(models.bn(model))
-        self.layers = models.layers(model, "module")
-        self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
-        self.own_heads = heads or {}
-        first = next(iter(self.initial.values()))
-        self.device, self.dtype = first.device, first.dtype
-        self._local = threading.local()
-
-    @contextmanager
-    def seeded(self, purpose: str):
-        """Within it, torch draws by (seed, purpose): for initial weights of a method's own modules."""
-        with draws.seeded(int(rng(self.seed, purpose).integers(2**62))):
-            yield
-
-    def layers_by(self, by: str) -> dict[str, list[str]]:
-        """{layer: parameter names} by "module", "child", "tensor" or "block", in forward order."""
-        return models.layers(self.model, by)
-
-    def start(self) -> Params:
-        """The initial models {name: (K, *shape)}: one common model (stride 0), or with heads of the clients' own."""
-        return expand(self.initial, self.K) | self.own_heads
-
-    def apply(self, p: Params, x: Tensor) -> Tensor:
-        """Class scores (B, C) of ONE client's model p on x (B, ...)."""
-        return self._module(p)(x)
-
-    @functools.cached_property
-    def last_linear(self) -> tuple[str, ...]:
-        """Names of weight and bias (if it has one) of the model's last layer; ValueError if that is no nn.Linear."""
-        return models.last_linear(self.model)
-
-    def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
-        """Input of `last_linear`, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
-        return models.features(self._module(p, training), x)
-
-    def classify(self, p: Params, z: Tensor) -> Tensor:
-        """Class scores (B, C) of ONE client's `last_linear` on features z (B, F)."""
-        return F.linear(z, *(p[n] for n in self.last_linear))
-
-    @contextmanager
-    def mode(self, training: bool):
-        """Within it, this thread's `apply` runs in training (or evaluation) mode."""
-        before = getattr(self._local, "training", False)
-        self._local.training = training
-        try:
-            yield
-        finally:
-            self._local.training = before
-
-    def _module(self, p: Params, training: bool | None = None) -> nn.Module:
-        # A module of this thread's own into which p is hung: as functional_call does, without its cost per call.
-        if training is None:
-            training = getattr(self._local, "training", False)
-        both = self._local.__dict__.setdefault("modules", {})
-        if training not in both:
-            module = copy.deepcopy(self.model).train(training)
-            owners = [(name, *_slot(module, name)) for name in self.names]
-            both[training] = module, owners
-        module, owners = both[training]
-        for name, slots, key in owners:
-            slots[key] = p[name]
-        return module
-
-
-def _slot(module: nn.Module, name: str) -> tuple[dict, str]:
-    path, _, key = name.rpartition(".")
-    holder = module.get_submodule(path)
-    return (holder._parameters if key in holder._parameters else holder._buffers), key
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,12 +120,12 @@ class Method:
     def shared(self) -> list[str]:
         """Names that travel: `is_shared`, and buffers only where the policy is to average them."""
         t = self.task
-        return [n for n in t.names if self.is_shared(n) and (n not in t.buffers or t.buffers_policy == "average")]
+        return [n for n in t.names if self.is_shared(n) and (n not in t.buffers or t.config.buffers == "average")]
 
     def init(self) -> State:
         """The state before round 0."""
         start, shared = self.task.start(), set(self.shared())
-        reset = set(self.task.buffers) - shared if self.task.buffers_policy == "reset" else set()
+        reset = set(self.task.buffers) - shared if self.task.config.buffers == "reset" else set()
         kept = own(select(start, lambda n: n not in shared and n not in reset))
         return State({n: start[n][0].clone() for n in start if n in shared}, kept)
 

@@ -117,7 +117,7 @@ class CFL(Method):
             extra["first"] = _norm(g.diagonal()).max()
         a = self.share(extra["cluster"], sel)
         extra["fastest"] = torch.maximum(extra["fastest"], _norm(((a @ g) * a).sum(1)).max())
-        if state.round >= self.warmup * self.task.rounds:
+        if state.round >= self.warmup * self.task.config.rounds:
             extra["cluster"] = self.halved(extra, sel, g)
         share = self.share(extra["cluster"], sel)
         seen = share.any(1)[extra["cluster"]]  # clients of whose cluster somebody took part

@@ -19,7 +19,7 @@ Differs from the authors' code
 from dataclasses import dataclass
 
 from pfl_core.methods.base import Method
-from pfl_core.methods.fedprox import half_square
+from pfl_core.methods.terms import half_square
 from pfl_core.stacked import expand, own, prefixed, select, unprefixed
 
 
@@ -33,7 +33,7 @@ class Ditto(Method):
     personal_lr: float | None = None  # rate of v_k; None: lr, as in all codes
 
     def check(self):
-        rate = self.task.lr if self.personal_lr is None else self.personal_lr
+        rate = self.task.config.lr if self.personal_lr is None else self.personal_lr
         for name, fine, allowed in (
             ("personal_epochs", self.personal_epochs is None or self.personal_epochs >= 1, "None or an integer >= 1"),
             ("personal_lr", self.personal_lr is None or rate > 0, "None (lr) or a number > 0"),
@@ -49,7 +49,7 @@ class Ditto(Method):
 
     def begin(self, state, sel, sent=None):
         p = super().begin(state, sel, sent)
-        if self.task.buffers_policy == "reset":  # v's statistics too
+        if self.task.config.buffers == "reset":  # v's statistics too
             p |= prefixed("v.", expand(select(self.task.initial, self.task.buffers), len(sel)))
         return p
 

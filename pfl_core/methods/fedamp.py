@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from pfl_core.methods.base import Method
-from pfl_core.methods.fedprox import half_square
+from pfl_core.methods.terms import half_square
 from pfl_core.stacked import cosine, distances, mix, own, prefixed, put, select, unprefixed
 
 
@@ -40,8 +40,8 @@ class Attention(Method):
     start: str = "own"  # local training starts from w_i ("own", the paper) or from u_i ("cloud")
 
     def check(self):
-        if self.start not in ("own", "cloud") or not 0 <= self.rho * self.task.lr < 2:
-            got = f"rho={self.rho} at lr={self.task.lr}, start={self.start!r}"
+        if self.start not in ("own", "cloud") or not 0 <= self.rho * self.task.config.lr < 2:
+            got = f"rho={self.rho} at lr={self.task.config.lr}, start={self.start!r}"
             raise ValueError(f"{self.name}: got {got}; allowed are 0 <= rho * lr < 2 and start 'own' or 'cloud'")
 
     def is_shared(self, name):

@@ -27,16 +27,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pfl_core.methods.base import Method
+from pfl_core.methods.terms import mmd
 from pfl_core.stacked import expand, own, prefixed, select, unprefixed, weighted_mean
-
-
-def mmd(x, y, widths=(10.0, 15.0, 20.0, 50.0)):
-    """Squared maximum mean discrepancy of x and y (B, F), kernel sum_w exp(-d^2 / 2w) over `widths` w; a scalar >= 0."""
-    both = torch.cat([x, y])
-    square = both.square().sum(1)
-    distance = (square[:, None] + square - 2 * both @ both.T).clamp_min(0)
-    sign = torch.cat([x.new_ones(len(x)), -y.new_ones(len(y))]) / len(x)
-    return sign @ sum(torch.exp(-distance / (2 * w)) for w in widths) @ sign
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pfl_core.data.federation import rng
 from pfl_core.methods.base import Method
 from pfl_core.stacked import own, prefixed, put, scalars, select, unprefixed
+from pfl_core.util.draws import rng
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,10 @@ class FedFomo(Method):
     affinity: str = "raw"  # what is added to P: omega as it is ("raw", the paper), or its "shares" (authors' code)
 
     def check(self):
-        if not self.task.holdout > 0:
-            raise ValueError(f"fedfomo compares models on held-out samples: holdout={self.task.holdout}; set it to 0.2")
+        if not self.task.config.holdout > 0:
+            raise ValueError(
+                f"fedfomo compares models on held-out samples: holdout={self.task.config.holdout}; set it to 0.2"
+            )
         named = {"fallback": ("trained", "start"), "affinity": ("raw", "shares")}
         if self.neighbours < 0 or any(getattr(self, n) not in allowed for n, allowed in named.items()):
             got = f"neighbours={self.neighbours}, fallback={self.fallback!r}, affinity={self.affinity!r}"
@@ -68,7 +70,9 @@ class FedFomo(Method):
     def candidates(self, state, sel):
         """Ids (S, M) of the models that clients sel (S,) ask for, and which of them the server has, (S, M) bool."""
         known = state.extra["known"].repeat(len(sel), 1).scatter_(1, sel[:, None], False)
-        draw = np.stack([rng(self.task.seed, "fedfomo", state.round, k).random(self.task.K + 1) for k in sel.tolist()])
+        draw = np.stack(
+            [rng(self.task.config.seed, "fedfomo", state.round, k).random(self.task.K + 1) for k in sel.tolist()]
+        )
         explores, *draw = torch.as_tensor(draw, device=sel.device).split([1, self.task.K], 1)
         greedy = explores >= self.explore - 0.05 * state.round
         score = torch.where(known, state.extra["affinity"][sel] * greedy, -torch.inf)
@@ -103,7 +107,7 @@ class FedFomo(Method):
         w = omega.clamp_min(0)
         w[:, int(self.fallback == "trained")] += w.sum(1) == 0
         w = w / w.sum(1, keepdim=True)
-        mixed = [n for n in kept if n in t.parameters or t.buffers_policy == "average" and three[n].is_floating_point()]
+        mixed = [n for n in kept if n in t.parameters or t.config.buffers == "average" and three[n].is_floating_point()]
         model = mine | {n: torch.einsum("sm,sm...->s...", w, three[n]) for n in mixed}
         end = c.train(self.loss, model)
         if self.affinity == "shares":

@@ -27,29 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from pfl_core.methods.base import Method
+from pfl_core.methods.terms import simplex_qp
 from pfl_core.stacked import expand, gram, mix, put, select, take, weighted_mean
-
-
-def simplex_qp(q):
-    """argmin of a^T q a over the probability simplex for each of q (b, m, m), positive semidefinite, float64: (b, m).
-
-    a = x / sum(x), where x >= 0 and q x >= 1 and one of both is tight in every place: block principal pivoting (Portugal et al., 1994).
-    """
-    m, trace = q.shape[-1], q.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    q = q / trace.clamp_min(1e-30) + 1e-10 * torch.eye(m, dtype=q.dtype, device=q.device)
-    free, place = torch.ones_like(q[:, 0], dtype=torch.bool), torch.arange(1, m + 1, device=q.device)
-    for attempt in range(20 + 10 * m):
-        f = free.to(q)
-        x = torch.linalg.solve(q * f[:, :, None] * f[:, None] + torch.diag_embed(1 - f), f)
-        slack = torch.einsum("bij,bj->bi", q, x) - 1
-        wrong = torch.where(free, x < 0, slack < -1e-9 - 1e-14 * x.abs().amax(1, keepdim=True))
-        if not wrong.any():
-            break
-        if attempt >= 20:  # all places at once may cycle; the last one alone does not (Murty's rule)
-            wrong &= place == (wrong * place).amax(1, keepdim=True)
-        free = free ^ wrong
-    x = x.clamp_min(0)
-    return x / x.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,18 +16,10 @@ Differs from the authors' code
 FedProx-FT is no method of its own: it is FedProx read at when="after"; the term stays on in that training.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pfl_core.methods.base import Method
-from pfl_core.stacked import Params
-
-
-def half_square(p: Params, q: Params, names: Iterable[str]) -> Tensor:
-    """||p - q||^2 / 2 over `names` of ONE client, a scalar; its gradient at p is p - q, also where both are equal."""
-    return sum((p[n] - q[n]).square().sum() for n in names) / 2
+from pfl_core.methods.terms import half_square
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +30,9 @@ class FedProx(Method):
     mu: float = 0.01  # weight of the proximal term; 0 is FedAvg (allowed as its limit). 0.01: pFedGraph, FL-bench
 
     def check(self):
-        if not (self.mu >= 0 and self.mu * self.task.lr < 2):
+        if not (self.mu >= 0 and self.mu * self.task.config.lr < 2):
             raise ValueError(
-                f"fedprox: mu = {self.mu} at lr = {self.task.lr}; allowed: mu >= 0 and mu * lr < 2 "
+                f"fedprox: mu = {self.mu} at lr = {self.task.config.lr}; allowed: mu >= 0 and mu * lr < 2 "
                 "(beyond, the proximal term alone diverges); lower one of them"
             )
 

@@ -40,7 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import METHODS, Context, Method, State, Step, Task, make_method
+from pfl_core.methods.base import METHODS, Context, Method, State, Step, make_method
+from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
 
 CHOICES = {

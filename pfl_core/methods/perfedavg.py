@@ -55,7 +55,7 @@ class PerFedAvg(Method):
 
     @property
     def _alpha(self) -> float:
-        return self.task.lr if self.alpha is None else self.alpha
+        return self.task.config.lr if self.alpha is None else self.alpha
 
     def check(self):
         for name, fine, allowed in (

@@ -37,7 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core.methods.base import Method, State, Task
+from pfl_core.methods.base import Method, State
+from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, own, prefixed, select
 
 Shapes = dict[str, tuple[int, ...]]

@@ -43,7 +43,7 @@ class PFedMe(Method):
     score: str = "personal"  # the served model: "personal" theta, or "local" w_i, as published code does
 
     def check(self):
-        lr, pull = self.task.lr, self.lam + self.decay
+        lr, pull = self.task.config.lr, self.lam + self.decay
         for name, fine, allowed in (
             ("lam", 0 < self.lam * lr < 2, f"0 < lam * lr < 2 (lr is {lr}; at 0 w freezes)"),
             ("inner_steps", self.inner_steps >= 1, "an integer >= 1"),

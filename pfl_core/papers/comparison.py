@@ -16,7 +16,8 @@ import torch
 
 from pfl_core.engine.engine import Context, Engine
 from pfl_core.experiments import run as runs
-from pfl_core.experiments.experiment import Experiment, build_method, federation, grid, split, vocabulary
+from pfl_core.experiments.build import build_method, client_data, split, vocabulary
+from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.papers import plan, presets, report
 from pfl_core.stacked import Params
 from pfl_core.util import checks, paths
@@ -214,9 +215,9 @@ def multiple(e: Experiment) -> float:
 @functools.lru_cache
 def _multiple(plain: str) -> float:
     e = Experiment.from_plain(json.loads(plain))
-    fed = federation(e)
-    method = build_method(e, fed)
-    engine, everyone = Engine(method, fed, e, "threads", 1), torch.arange(fed.K)
+    data = client_data(e)
+    method = build_method(e, data)
+    engine, everyone = Engine(method, data, "threads", 1), torch.arange(data.K)
     try:
         with torch.no_grad():
             state = method.init()
@@ -226,12 +227,12 @@ def _multiple(plain: str) -> float:
                 end = method.local(c, start)
                 kept = {n: v for n, v in end.items() if n in state.clients}
                 up = {n: v for n, v in end.items() if n not in kept}
-                state = method.upload(state, everyone, start, up, fed.n.to(fed.dtype))
+                state = method.upload(state, everyone, start, up, data.n.to(data.dtype))
                 state.clients |= kept
                 state.round = r + 1
     finally:
         engine.close()
-    return c.calls / (fed.K * _epoch(e))
+    return c.calls / (data.K * _epoch(e))
 
 
 def _epoch(e: Experiment) -> float:

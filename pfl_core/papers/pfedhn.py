@@ -12,7 +12,7 @@ import pandas as pd
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import clustering, diagonal_rank, row_scaled, slope, total_variation, tsne
 from pfl_core.data import pools as data
-from pfl_core.experiments import experiment as experiments
+from pfl_core.experiments import build
 from pfl_core.experiments import store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
@@ -319,7 +319,7 @@ def _distances(rows: pd.DataFrame, column: str, seed: int) -> pd.DataFrame:
     base = Experiment(**setting(some.artefact, some.profile, some.dataset), seed=int(seed))
     base = base.but(partition_args={"novel_alpha": float(column.split(" = ")[1])})
     new = base.but(clients=NOVEL, partition_args={"first": base.clients})
-    far = total_variation(*(experiments.federation(e).counts() for e in (new, base))).min(1)
+    far = total_variation(*(build.federation(e).counts() for e in (new, base))).min(1)
     return pd.DataFrame({"column": column, "seed": seed, "client": range(NOVEL), "distance": far})
 
 
@@ -349,7 +349,7 @@ def gaps(lines: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(base: Experiment) -> list[str]:
     """What the clients of `base` tell apart, as "cat / dog"."""
-    counts = experiments.federation(base).counts()
+    counts = build.federation(base).counts()
     names = CLASSES if base.dataset == "cifar10" else [str(c) for c in range(counts.shape[1])]
     return [" / ".join(names[c] for c in np.flatnonzero(row)) for row in counts]
 
@@ -514,7 +514,7 @@ _CIFAR10 = ("cifar10",)
 PAPER = Paper(
     key="pfedhn",
     artefacts={
-        "table1": Artefact(("cifar10", "cifar100", "omniglot"), ("compare", "standing"), quick=2, medium=3),
+        "table1": Artefact(("cifar10", "cifar100", "omniglot"), quick=2, medium=3),
         "table2": Artefact(("cifar10", "cifar100"), quick=1, numbers=by_size),
         "fig2": Artefact(_CIFAR10, show=(), quick=1, numbers=numbers_of_newcomers),
         "fig3": Artefact(_CIFAR10, show=(), quick=2, medium=3, numbers=numbers_of_crossing),

@@ -16,7 +16,7 @@ from pfl_core.data import pools as data
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import store
-from pfl_core.experiments.build import split, vocabulary
+from pfl_core.experiments.build import split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
 from pfl_core.papers import study
@@ -104,9 +104,10 @@ def client_steps(e: Experiment) -> int:
     sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
-    visited = len(sample(e, e.clients, 0))
-    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(e, e.clients)
-    extra = sum(evaluate_at(e, r) for r in range(e.rounds + 1)) * others
+    config = train_config(e)
+    visited = len(sample(config, e.clients, 0))
+    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(config, e.clients)
+    extra = sum(evaluate_at(config, r) for r in range(e.rounds + 1)) * others
     return int(visit * (visited * e.rounds + extra))
 
 

@@ -276,8 +276,8 @@ class Study:
 
     def probed(self, rows: pd.DataFrame, probe: str) -> list[Probed]:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
-        out = []
-        for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
+        out, measured = [], rows[rows["mean"] != "derived"]  # derived rows have labels of their own
+        for v in measured.drop_duplicates(["run", "row", "column"]).itertuples():
             arrays = store.arrays_of(v.run)
             if f"probe/{probe}" in arrays:
                 out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """The generator of one purpose: a pure function of (seed, purpose, ids), so that no draw depends on any other."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *ids])
+
 
 _seed: ContextVar[int] = ContextVar("seed", default=0)
 

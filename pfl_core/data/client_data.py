@@ -1,0 +1,135 @@
+"""What the engine trains on: a Federation's samples on a device, under the settings of an Experiment, and seeded batch plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl_core.data.federation import Federation, check_finite, per_channel, tensor
+from pfl_core.util.draws import rng
+
+PLANS = ("wrap", "drop", "fresh")
+
+
+class ClientData:
+    """K clients' samples x (n, ...) and labels y (n,) on a device, and who holds which of them.
+
+    seed decides batches and what is held out; holdout is the share of each client's train that SGD never sees; dtype that of a model's
+    inputs (tokens stay integers); mean and std normalise images. index: {"train", "val", "test", "holdout", "fit" (train without
+    holdout): one index array a client}; n (K,) train sizes; label_counts (K, C) of train. Raises ValueError for samples that dtype
+    makes infinite.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        seed: int,
+        holdout: float,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ):
+        self.federation, self.seed, self.dtype, self.device = federation, seed, dtype, torch.device(device)
+        self.mean, self.std = mean, std
+        self.K, self.classes, self.kind = federation.K, federation.classes, federation.kind
+        self.input_shape = federation.input_shape
+        held, fit = self._hold_out(holdout)
+        self.index = federation.index | {"holdout": held, "fit": fit}
+        self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
+        self.label_counts = torch.tensor(federation.counts(), device=self.device)
+        self.x, self.y = tensor(federation.x).to(self.device), torch.as_tensor(federation.y).to(self.device)
+        if self.kind == "float":
+            self.x = self.x.to(dtype)
+            check_finite(self.x)
+        if self.kind == "image":
+            self._channels_first()
+            mean, std = (self._per_channel(v, default) for v, default in ((mean, 0.0), (std, 1.0)))
+            self._scale, self._shift = 1 / (255 * std), -mean / std
+
+    def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        # A fixed part of each client's train that SGD never sees (FedFomo's validation); at least one sample stays on either side.
+        held, rest = [], []
+        for k, idx in enumerate(self.federation.index["train"]):
+            perm = rng(self.seed, "holdout", k).permutation(idx)
+            m = min(max(1, round(share * len(idx))), len(idx) - 1) if share else 0
+            held.append(np.sort(perm[:m]))
+            rest.append(np.sort(perm[m:]) if m else idx)
+        return held, rest
+
+    def _channels_first(self) -> None:
+        if self.x.dim() == 3:
+            self.x = self.x[:, None]
+        elif self.x.dim() == 4 and self.x.shape[-1] in (1, 3):
+            self.x = self.x.permute(0, 3, 1, 2).contiguous()
+
+    def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
+        v = per_channel(values, default, self.input_shape[0])
+        return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(-1, *[1] * (self.x.dim() - 2))
+
+    def extremes(self) -> Tensor:
+        """Two samples as a model gets them, (2, *input_shape), on the CPU; of tokens those that hold the smallest and the largest."""
+        at = [0, len(self.x) - 1]
+        if self.kind == "tokens":
+            at = [int(self.x.amin(1).argmin()), int(self.x.amax(1).argmax())]
+        return self.batch(torch.tensor(at, device=self.device))[0].cpu()
+
+    def batch(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples `idx` (...,) as model inputs (..., *input_shape), and labels (...,)."""
+        flat = idx.reshape(-1)
+        x = self.x.index_select(0, flat)
+        if self.kind == "image":
+            x = x.to(self.dtype).mul_(self._scale).add_(self._shift)
+        return x.reshape(*idx.shape, *x.shape[1:]), self.y.index_select(0, flat).reshape(idx.shape)
+
+    def sample(self, k: int, round: int, split: str, stream: str, fraction: float) -> np.ndarray:
+        """The samples that client k trains on in one phase: "train" leaves the held-out share out; a random `fraction` of them."""
+        idx = self.index["fit" if split == "train" else split][k]
+        if fraction < 1:
+            m = max(1, round_half_up(fraction * len(idx)))
+            idx = np.sort(rng(self.seed, f"{stream}/subset", round, k).permutation(idx)[:m])
+        return idx
+
+    def plan(
+        self,
+        k: int,
+        round: int,
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+        kind: str = "wrap",
+        shuffle: bool = True,
+        stream: str = "local",
+        batches: int = 1,
+        split: str = "train",
+        fraction: float = 1.0,
+    ) -> np.ndarray:
+        """Pool indices (T, batches, B) of client k's local steps; steps > 0 replaces epochs. ValueError if its split is empty.
+
+        "wrap": ceil(n/B) batches an epoch, the last filled from the start of the permutation; "drop": floor(n/B); "fresh": each batch a new
+        draw. n < B: one batch of the client's samples in turn. With `batches` > 1 a step takes that many consecutive batches.
+        """
+        idx = self.sample(k, round, split, stream, fraction)
+        g, n = rng(self.seed, stream, round, k), len(idx)
+        if not n:
+            raise ValueError(
+                f"client {k} has no {split} samples to make batches of; give it some, or use another split"
+            )
+        per_epoch = max(1, (n // batch if kind == "drop" else -(-n // batch)) // batches)
+        total = steps or epochs * per_epoch
+        if kind == "fresh":
+            need, times = batch, total * batches
+        else:
+            need, times = per_epoch * batches * batch, -(-total // per_epoch)
+        out = [np.resize(g.permutation(n) if shuffle else np.arange(n), need) for _ in range(times)]
+        return idx[np.array(out, dtype=np.int64)].reshape(-1, batches, batch)[:total]
+
+
+def round_half_up(v: float) -> int:
+    """Nearest integer, halves upwards (Python's own rounds them to even)."""
+    return int(v + 0.5)

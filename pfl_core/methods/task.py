@@ -1,0 +1,132 @@
+"""What a method may know: the settings of its training, the sizes of its clients, the names in its model, and how to apply it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfl_core import models
+from pfl_core.stacked import Params, expand
+from pfl_core.util import draws
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What engine, round loop and methods need of an Experiment: fields of its own, of the same names and meaning.
+
+    Made from an Experiment in experiments/build.py and nowhere else, and carried by the Task.
+    """
+
+    seed: int
+    rounds: int
+    participation: float
+    eval_every: int
+    eval_after: bool | None
+    eval_clients: int
+    keep_models: bool
+    epochs: int
+    steps: int
+    batch: int
+    plan: str
+    shuffle: bool
+    lr: float
+    momentum: float
+    weight_decay: float
+    clip: float
+    precision: str
+    buffers: str
+    head_depth: int
+    head_by: str
+    holdout: float
+
+
+class Task:
+    """What methods may know of settings, model and clients: sizes, names, the initial model, and `apply`.
+
+    config: the experiment's settings; n (K,) train sizes; label_counts (K, C); names of `parameters`, `buffers`, `head`, `bn`; `layers`
+    {layer: names} by module; device and dtype of the model. heads: initial heads of the clients' own, {name: (K, *shape)}.
+    """
+
+    def __init__(
+        self, model: nn.Module, n: Tensor, label_counts: Tensor, config: TrainConfig, heads: Params | None = None
+    ):
+        self.model, self.n, self.label_counts, self.config = model, n, label_counts, config
+        self.K, self.C = label_counts.shape
+        self.parameters = tuple(name for name, _ in model.named_parameters())
+        self.buffers = tuple(models.buffers(model))
+        self.names = self.parameters + self.buffers
+        self.head = frozenset(models.head(model, config.head_depth, config.head_by))
+        self.bn = frozenset(models.bn(model))
+        self.layers = models.layers(model, "module")
+        self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
+        self.own_heads = heads or {}
+        first = next(iter(self.initial.values()))
+        self.device, self.dtype = first.device, first.dtype
+        self._local = threading.local()
+
+    @contextmanager
+    def seeded(self, purpose: str):
+        """Within it, torch draws by (seed, purpose): for initial weights of a method's own modules."""
+        with draws.seeded(int(draws.rng(self.config.seed, purpose).integers(2**62))):
+            yield
+
+    def layers_by(self, by: str) -> dict[str, list[str]]:
+        """{layer: parameter names} by "module", "child", "tensor" or "block", in forward order."""
+        return models.layers(self.model, by)
+
+    def start(self) -> Params:
+        """The initial models {name: (K, *shape)}: one common model (stride 0), or with heads of the clients' own."""
+        return expand(self.initial, self.K) | self.own_heads
+
+    def apply(self, p: Params, x: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client's model p on x (B, ...)."""
+        return self._module(p)(x)
+
+    @functools.cached_property
+    def last_linear(self) -> tuple[str, ...]:
+        """Names of weight and bias (if it has one) of the model's last layer; ValueError if that is no nn.Linear."""
+        return models.last_linear(self.model)
+
+    def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
+        """Input of `last_linear`, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
+        return models.features(self._module(p, training), x)
+
+    def classify(self, p: Params, z: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client's `last_linear` on features z (B, F)."""
+        return F.linear(z, *(p[n] for n in self.last_linear))
+
+    @contextmanager
+    def mode(self, training: bool):
+        """Within it, this thread's `apply` runs in training (or evaluation) mode."""
+        before = getattr(self._local, "training", False)
+        self._local.training = training
+        try:
+            yield
+        finally:
+            self._local.training = before
+
+    def _module(self, p: Params, training: bool | None = None) -> nn.Module:
+        # A module of this thread's own into which p is hung: as functional_call does, without its cost per call.
+        if training is None:
+            training = getattr(self._local, "training", False)
+        both = self._local.__dict__.setdefault("modules", {})
+        if training not in both:
+            module = copy.deepcopy(self.model).train(training)
+            owners = [(name, *_slot(module, name)) for name in self.names]
+            both[training] = module, owners
+        module, owners = both[training]
+        for name, slots, key in owners:
+            slots[key] = p[name]
+        return module
+
+
+def _slot(module: nn.Module, name: str) -> tuple[dict, str]:
+    path, _, key = name.rpartition(".")
+    holder = module.get_submodule(path)
+    return (holder._parameters if key in holder._parameters else holder._buffers), key

@@ -1,4 +1,4 @@
-"""pytest --nbval: what a kernel sees, and how long it may be silent."""
+"""pytest --nbval: what a kernel sees, how long it may be silent, and what is not compared."""
 
 import os
 
@@ -11,3 +11,5 @@ def pytest_collection_modifyitems(items):
         item.output_timeout = (
             600  # nbval takes 5 s between two outputs of a cell for a dead kernel; ours train silently
         )
+    for notebook in {item.parent for item in items}:
+        notebook.skip_compare += ("stderr",)  # progress, which tells of seconds

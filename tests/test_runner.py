@@ -175,12 +175,15 @@ def test_environment_leaves_the_backend_to_the_kernel(monkeypatch, tmp_path):
     assert "MPLBACKEND" not in env and env["PFL_DATA"] == str(tmp_path / "data")
 
 
-def test_nbval_waits_for_silent_cells(tmp_path):
-    item = SimpleNamespace(output_timeout=5)
+def test_nbval_waits_for_silent_cells_and_compares_no_progress():
+    class Item:
+        output_timeout, parent = 5, type("Notebook", (), {"skip_compare": ("name",)})
+
+    item = Item()
     scope = {}
     exec((runner.NOTEBOOKS / "conftest.py").read_text(), scope)
-    scope["pytest_collection_modifyitems"]([item])
-    assert item.output_timeout > 100
+    scope["pytest_collection_modifyitems"]([item, item])
+    assert item.output_timeout > 100 and item.parent.skip_compare == ("name", "stderr")
 
 
 def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_path):

@@ -10,7 +10,7 @@ from pfl_core import models
 from pfl_core.engine.probes import PROBES
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import flayer, report
-from pfl_core.papers.study import Probed
+from pfl_core.papers.base import Probed, Scope
 
 PUBLISHED = report.published("flayer")
 
@@ -113,9 +113,10 @@ def test_quick_is_small_and_runs_are_shared(swept):
 
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     cells = swept("flayer", "medium")
-    columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in flayer.MEDIUM}
+    there = {a for a, v in flayer.PAPER.artefacts.items() if v.medium}
+    columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in there}
     assert columns == {a: set(c) for a, c in flayer.AT_MEDIUM.items()}
-    assert {e.tags["artefact"] for e in cells} == set(flayer.MEDIUM) and {e.seed for e in cells} == {0, 1}
+    assert {e.tags["artefact"] for e in cells} == there and {e.seed for e in cells} == {0, 1}
     full = {(e.tags["artefact"], e.tags["column"], e.tags["row"]): e for e in paper_cells}
     for e in cells:
         p = full[e.tags["artefact"], e.tags["column"], e.tags["row"]]
@@ -130,6 +131,19 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
         "flayer",
         flayer.OFFICIAL,
     }
+
+
+def test_the_control_is_a_part_of_table_2(swept):
+    for profile, rates in (("quick", (0.02, 0.1)), ("medium", ()), ("paper", (0.005, 0.05, 0.1, 0.2))):
+        main, control = (
+            [e for s in flayer.PAPER.planned(Scope(profile), "table2", part) for e in s.experiments()]
+            for part in ("", "control")
+        )
+        assert len(main) + len(control) == len([e for e in swept("flayer", profile) if e.tags["artefact"] == "table2"])
+        assert {e.tags["column"] for e in main} <= set(flayer.COLUMNS)
+        assert {(e.tags["column"], e.lr) for e in control} == {(f"lr {r:g}", r) for r in rates}
+        ran = [e.plain() for e in main]
+        assert all(e.plain() in ran for e in control if e.lr == rates[0])  # at the table's own rate nothing more is run
 
 
 # -- numbers from rows --------------------------------------------------------------------------------------------------------
@@ -170,21 +184,35 @@ def test_accuracy_on_training_texts_is_that_of_its_best_round():
 
 
 def test_similarity_is_over_pairs_of_clients():
-    class P:
-        run, row, column, seed = "r/flayer/CIFAR-10, CNN", "flayer", "CIFAR-10, CNN", 0
-
-        def at(self, when):
-            return {"fc": np.array([[1, 0.2], [0.4, 1]]) + 0.1 * when}
-
-    got = flayer.similarity([P()], lines({"flayer": 60}, at=2))
-    assert got.stage.tolist() == ["initial", "best"] and got.value.tolist() == pytest.approx([0.3, 0.5])
+    m = np.array([[1, 0.2], [0.4, 1]])
+    key = ("r/apple/CIFAR-10, CNN", "apple", "CIFAR-10, CNN", 0, np.array([0, 2]))
+    found = {
+        "cka": [Probed(*key, {"fc": np.stack([m, m + 0.2])})],
+        "cka_cores": [Probed(*key, {"fc": np.stack([m, m])})],
+    }
+    rows = lines({"apple": 60}, at=2)
+    got = flayer.similarity(rows, found.__getitem__)
+    assert {(g["row"], g["metric"]): g["value"] for g in got} == pytest.approx(
+        {
+            ("apple", "cka initial fc"): 0.3,
+            ("apple", "cka best fc"): 0.5,
+            (flayer.CORES, "cka initial fc"): 0.3,
+            (flayer.CORES, "cka best fc"): 0.3,
+        }
+    )
+    made = pd.DataFrame([rows.iloc[0].to_dict() | {"mean": "derived"} | g for g in got], columns=ROW_COLUMNS)
+    alike = flayer.layers(pd.concat([rows, made], ignore_index=True))
+    assert alike.stage.tolist() == ["initial", "best"] * 2 and set(alike.layer) == {"fc"}
+    assert alike.row.tolist() == ["apple"] * 2 + [flayer.CORES] * 2 and alike.value.tolist() == [
+        g["value"] for g in got
+    ]
 
 
 # -- claims -------------------------------------------------------------------------------------------------------------------
 
 
 def judge(start, *frames):
-    (claim,) = (c for c in flayer.CLAIMS if c.says.startswith(start))
+    (claim,) = (c for c in flayer.PAPER.claims if c.says.startswith(start))
     return claim.judge(pd.concat(frames, ignore_index=True))
 
 

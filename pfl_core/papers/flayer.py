@@ -9,16 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
-from pfl_core.papers.base import Claim, derived, use, value
-
-ARTEFACTS = ["table1", "table2", "table3", "table4", "table5a", "table5b", "table5c", "fig2", "fig3"]
-TABLES = ("table1", "table2", "table3", "table5a", "table5b")  # those whose rows `presets` gives
-OWN = "flayer"
-# Correct / tested over all clients, best round [O].
-REPORT: dict[str, str] = dict(select="best_test", when="before", mean="pooled")
-WHEN: dict[str, str] = {}
-MEDIUM: dict[str, int] = {"table2": 2, "fig3": 2}  # artefact: seeds
-SEEDS = {"paper": 5}  # "five times for each task" [P]
+from pfl_core.papers.base import Artefact, Claim, Number, Paper, Probed, Recorded, Scope, Sweep, derived, use, value
 
 # Columns as printed: the paper's data set and network.
 COLUMNS = {
@@ -40,11 +31,7 @@ PRINTED = {
 AT_MEDIUM = {"table2": ["CIFAR-10, CNN", "CIFAR-100, CNN", "AG News, fastText"], "fig3": ["CIFAR-100, CNN"]}
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
-HEADED = (
-    "fedper",
-    "fedrep",
-    "fedala",
-)  # baselines with a head: the classifier, as in their papers and code [O]; s is FLAYER's
+HEADED = ("fedper", "fedrep", "fedala")  # their head is the classifier, as in their papers and code [O]; s is FLAYER's
 OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"  # rows of ours
 CORES = "apple (cores)"  # a row of ours in Figure 2: what APPLE's clients train, where its served models are mixtures
 PARTS = {  # Figure 3's arms: one part of FLAYER each
@@ -166,63 +153,64 @@ def some(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
     return {n: rows[n] for n in names if n in rows}
 
 
-def image(study: Any) -> str:
+def image(scope: Scope) -> str:
     """The image column that stands for all at profiles below paper: CIFAR-10's, or the next whose data are there."""
-    return next((c for c, (data, model) in COLUMNS.items() if model == "cnn" and study.data(data)), "CIFAR-10, CNN")
+    return next((c for c, (data, model) in COLUMNS.items() if model == "cnn" and scope.data(data)), "CIFAR-10, CNN")
 
 
-def columns(study: Any, artefact: str) -> dict[str, tuple[str, str, dict]]:
+def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, str, dict]]:
     """{label: (the paper's data set, network, changes)} of the columns that an artefact runs: all of them at profile paper."""
-    full, medium = study.profile == "paper", study.profile == "medium"
-    labels = PRINTED.get(artefact, ["CIFAR-100, ResNet-18"]) if full else [image(study)]
-    if medium and artefact in AT_MEDIUM:
+    full = scope.profile == "paper"
+    labels = PRINTED.get(artefact, ["CIFAR-100, ResNet-18"]) if full else [image(scope)]
+    if scope.profile == "medium" and artefact in AT_MEDIUM:
         labels = AT_MEDIUM[artefact]
     elif artefact == "table2" and not full:
-        labels += ["CIFAR-10, ResNet-18"] + ["AG News, fastText"] * bool(study.data("ag_news"))
+        labels += ["CIFAR-10, ResNet-18"] + ["AG News, fastText"] * bool(scope.data("ag_news"))
     nets = {c: COLUMNS[c] for c in labels}
     if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
         return {f"Dir({a:g})": (*nets[labels[0]], {"partition_args": {"alpha": a}}) for a in (0.1, 0.01 if full else 1)}
     if artefact == "table5b":
-        small = {} if full or study.label != "digits" else {"partition_args": {"fallback_least": 4}}
+        small = {} if full or scope.label != "digits" else {"partition_args": {"fallback_least": 4}}
         sizes = (20, 50, 100) if full else (20, 50)
         return {f"N={n}": (*nets[labels[0]], {"clients": n} | (small if n > 20 else {})) for n in sizes}
     return {c: (*n, {}) for c, n in nets.items()}
 
 
-def sweeps(study: Any, artefact: str) -> list[tuple]:
-    """(base, rows, column) for `Study.sweep`, one a column of the artefact. Below profile paper ResNet-18 has FedAvg's two rows, and
-    other clients than the main table's only FedALA and FLAYER."""
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs, a Sweep for each column of an artefact; the part "control" of Table 2 is ours."""
+    return [s for artefact in PAPER.artefacts for s in _artefact(scope, artefact)] + _control(scope)
+
+
+def _artefact(scope: Scope, artefact: str) -> list[Sweep]:
+    # Below profile paper ResNet-18 has FedAvg's two rows, and other clients than the main table's only FedALA and FLAYER.
     out = []
-    for i, (label, (data, model, changes)) in enumerate(columns(study, artefact).items()):
-        base = study.base(artefact, data, **net(model, study.profile))
-        every = rows(artefact, study.profile, study.data(data) or "", model=model)
-        if artefact in ("table5a", "table5b") and i:
+    for i, (label, (data, model, changes)) in enumerate(columns(scope, artefact).items()):
+        every = rows(artefact, scope.profile, scope.data(data) or "", model=model)
+        others = artefact in ("table5a", "table5b") and i > 0
+        if others:
             every = {n: c | {"record": ()} for n, c in every.items()}
-        if study.profile != "paper":
-            few = ("fedala", "flayer") if artefact in ("table5a", "table5b") and i else tuple(every)
+        if scope.profile != "paper":
+            few = ("fedala", "flayer") if others else tuple(every)
             every = some(every, ("fedavg", AVERAGED) if model == "resnet18" else few)
-        out.append((base, every, {label: changes}))
+        base = scope.base(PAPER, artefact, data, **net(model, scope.profile))
+        out += scope.sweep(PAPER, base, every, {label: changes}, quick=1 if model == "resnet18" else 0)
     return out
 
 
-def rates(study: Any) -> list[tuple]:
-    """`sweeps` of the control: baselines and FLAYER at the main table's rate and at larger ones, all with the CNN; none at medium."""
-    if study.profile == "medium":
+def _control(scope: Scope) -> list[Sweep]:
+    # Baselines and FLAYER at the main table's rate and at larger ones, all with the CNN; none at medium.
+    if scope.profile == "medium":
         return []
-    data, model = COLUMNS["CIFAR-100, CNN" if study.profile == "paper" else image(study)]
-    base, own = study.base("table2", data), net(model, study.profile)["lr"]
-    every = some(rows("table2", study.profile, study.data(data) or ""), ("fedavg", "fedala", "flayer"))
+    data, model = COLUMNS["CIFAR-100, CNN" if scope.profile == "paper" else image(scope)]
+    base, own = scope.base(PAPER, "table2", data), net(model, scope.profile)["lr"]
+    every = some(rows("table2", scope.profile, scope.data(data) or ""), ("fedavg", "fedala", "flayer"))
     plain = {n: c | {"record": ()} for n, c in every.items()}
-    grid = (own, 0.05, FAST, 0.2) if study.profile == "paper" else (own, FAST)
-    return [(base, every if lr == own else plain, {f"lr {lr:g}": {"lr": lr}}) for lr in grid]
-
-
-def sweep(study: Any, sweeps: list[tuple], seeds: int | None = None) -> pd.DataFrame:
-    """Rows of all those sweeps in one frame; seeds: how many at quick, of ResNet-18 one."""
-    frames = [study.sweep(None, {})] + [
-        study.sweep(*s, seeds=seeds and (1 if s[0] and s[0].model == "resnet18" else seeds)) for s in sweeps
-    ]
-    return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
+    seeds = scope.seeds_of(PAPER, "control")  # as many as the profile has, not as Table 2
+    out = []
+    for lr in (own, 0.05, FAST, 0.2) if scope.profile == "paper" else (own, FAST):
+        arms = every if lr == own else plain  # the runs at its own rate are those of the table
+        out += scope.sweep(PAPER, base, arms, {f"lr {lr:g}": {"lr": lr}}, seeds=seeds, part="control")
+    return out
 
 
 # -- numbers from finished runs ------------------------------------------------------------------------------------------
@@ -230,12 +218,12 @@ def sweep(study: Any, sweeps: list[tuple], seeds: int | None = None) -> pd.DataF
 KEYS = ["run", "row", "column"]
 
 
-def costs(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """What each run took up to its best round, for `Study.derive`: iterations, visits of clients, megabytes (down and up), seconds."""
+def costs(rows: pd.DataFrame) -> list[Number]:
+    """What each run took up to its best round: iterations, visits of clients, megabytes (down and up), seconds."""
     spent = rows[rows["mean"] == "total"].drop_duplicates([*KEYS, "round", "metric"])
     spent = spent.pivot(index=[*KEYS, "round"], columns="metric", values="value")
     out = []
-    for b in pick(rows, **REPORT).drop_duplicates(KEYS).itertuples():
+    for b in pick(rows, **PAPER.report).drop_duplicates(KEYS).itertuples():
         t = spent.loc[b.run, b.row, b.column, b.round]
         moved = (t.download_bytes + t.upload_bytes) / 1e6
         each = dict(iterations=b.round, client_visits=t.client_visits, megabytes=moved, total_s=t.train_s)
@@ -244,16 +232,16 @@ def costs(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return out
 
 
-def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points by which FLAYER around a method is better than the method `alone` (same row, seed and data), for `Study.derive`."""
-    plain = pick(alone, **REPORT).drop_duplicates(["row", "seed", "dataset", "model"])
-    both = pick(around, **REPORT).merge(plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone"))
+def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[Number]:
+    """Points by which FLAYER around a method is better than the method `alone` (same row, seed and data)."""
+    plain = pick(alone, **PAPER.report).drop_duplicates(["row", "seed", "dataset", "model"])
+    both = pick(around, **PAPER.report).merge(plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone"))
     gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
     return gains[[*KEYS, "metric", "value"]].to_dict("records")
 
 
-def trained(probes: Iterable[Any]) -> list[dict[str, Any]]:
-    """Accuracy on training data (%), pooled, in the round where it is highest, of runs with the probe "train", for `Study.derive`.
+def trained(probes: Iterable[Probed]) -> list[Number]:
+    """Accuracy on training data (%), pooled, in the round where it is highest, of what the probe "train" recorded.
 
     It is what the paper prints for AG News: the released reader gives training texts as test texts, too.
     """
@@ -266,25 +254,27 @@ def trained(probes: Iterable[Any]) -> list[dict[str, Any]]:
     return out
 
 
-def cores(study: Any, rows: pd.DataFrame) -> list[Any]:
-    """What the probe "cka_cores" recorded, under a row of its own (Fig. 2)."""
-    return [p._replace(row=CORES) for p in study.probed(rows, "cka_cores")]
-
-
-def similarity(probes: Iterable[Any], rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean linear CKA over pairs of clients: run, row, column, seed, stage, layer, value (Fig. 2).
+def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Mean linear CKA over pairs of clients, "cka STAGE LAYER" (Fig. 2); what APPLE's clients train has a row of its own.
 
     Stages: "initial", after the first local training, and "best", after that of the recorded round nearest to the best one.
     """
-    best = pick(rows, **REPORT).drop_duplicates(["run", "column"]).set_index(["run", "column"])["round"]
+    best = pick(rows, **PAPER.report).drop_duplicates(["run", "column"]).set_index(["run", "column"])["round"]
     out = []
-    for p in probes:
-        key = dict(run=p.run, row=p.row, column=p.column, seed=p.seed)
+    for p in [*recorded("cka"), *(c._replace(row=CORES) for c in recorded("cka_cores"))]:
         for stage, at in (("initial", 0), ("best", int(best.loc[p.run, p.column]))):
             for layer, m in p.at(at).items():
                 pairs = m[~np.eye(len(m), dtype=bool)]
-                out.append(key | dict(stage=stage, layer=layer, value=float(pairs.mean())))
-    return pd.DataFrame(out, columns=[*KEYS, "seed", "stage", "layer", "value"])
+                what = dict(metric=f"cka {stage} {layer}", value=float(pairs.mean()))
+                out.append(dict(run=p.run, row=p.row, column=p.column) | what)
+    return out
+
+
+def layers(rows: pd.DataFrame) -> pd.DataFrame:
+    """The numbers of `similarity` among rows: run, row, column, seed, stage, layer, value."""
+    found = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
+    names = found.metric.str.split(" ", n=2)
+    return found.assign(stage=names.str[1], layer=names.str[2])[[*KEYS, "seed", "stage", "layer", "value"]]
 
 
 # -- claims --------------------------------------------------------------------------------------------------------------
@@ -295,38 +285,38 @@ def accuracies(rows: pd.DataFrame, column: str) -> dict[str, float]:
     not in it."""
     own = rows[rows.column == column]
     text = COLUMNS[column][1] == "fasttext"
-    got = own[own.metric == "train_acc_pct"] if text else pick(own, **REPORT)
+    got = own[own.metric == "train_acc_pct"] if text else pick(own, **PAPER.report)
     got = got.groupby("row", sort=False).value.mean().to_dict()
-    if OWN not in got:
-        raise LookupError(f"{OWN} / {column}")
+    if PAPER.own not in got:
+        raise LookupError(f"{PAPER.own} / {column}")
     return got
 
 
 def _highest(rows: pd.DataFrame) -> tuple[str, bool]:
     out, good = [], True
-    for c in [c for c in COLUMNS if len(rows[(rows.column == c) & (rows.row == OWN)])]:
+    for c in [c for c in COLUMNS if len(rows[(rows.column == c) & (rows.row == PAPER.own)])]:
         got = accuracies(rows, c)
         best = max((m for m in BASELINES if m in got), key=got.__getitem__, default="")
         if not best:
             raise LookupError(f"baselines / {c}")
-        out.append(f"{c}: flayer {got[OWN]:.1f}, {best} {got[best]:.1f}")
-        good &= got[OWN] > got[best]
+        out.append(f"{c}: flayer {got[PAPER.own]:.1f}, {best} {got[best]:.1f}")
+        good &= got[PAPER.own] > got[best]
     return "; ".join(out), good
 
 
 def _sooner(rows: pd.DataFrame) -> tuple[str, bool]:
     out, good = [], True
     for c in [c for c in COLUMNS if len(rows[rows.column == c])]:
-        n = {m: derived(rows, "iterations", m, c).mean() for m in (OWN, "fedavg", "fedala")}
+        n = {m: derived(rows, "iterations", m, c).mean() for m in (PAPER.own, "fedavg", "fedala")}
         out.append(f"{c}: " + ", ".join(f"{m} {v:.0f}" for m, v in n.items()) + " rounds")
-        good &= n[OWN] < min(n["fedavg"], n["fedala"])
+        good &= n[PAPER.own] < min(n["fedavg"], n["fedala"])
     return "; ".join(out), good
 
 
 def _head(rows: pd.DataFrame) -> tuple[str, bool]:
     out, good = [], True
     for c in rows.column.unique():
-        acc = {s: value(rows, f"s={s}", c, **REPORT) for s in (1, 2, 3)}
+        acc = {s: value(rows, f"s={s}", c, **PAPER.report) for s in (1, 2, 3)}
         out.append(f"{c}: " + ", ".join(f"{v:.1f} (s={s})" for s, v in acc.items()))
         good &= max(acc, key=acc.__getitem__) == net(COLUMNS[c][1], "paper")["head_depth"]
     return "; ".join(out), good
@@ -340,17 +330,15 @@ def _around(rows: pd.DataFrame) -> tuple[str, bool]:
 
 def _cka(rows: pd.DataFrame) -> list[tuple[str, str, dict[str, float], dict[str, float]]]:
     # row, column, {layer: similarity} after the first training and at best
-    got = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
+    got = layers(rows)
     if not len(got):
         raise LookupError("cka of all rows")
-    means = got.groupby(["column", "row", "metric"], sort=False).value.mean()
-    out = []
-    for (c, r), part in means.groupby(level=[0, 1], sort=False):
-        if r == "apple" and (c, CORES) in means:  # a mixture of all cores: alike from the first round by what it is
+    out, seen = [], set(zip(got.row, got.column, strict=True))
+    for (c, r), part in got.groupby(["column", "row"], sort=False):
+        if r == "apple" and (CORES, c) in seen:  # a mixture of all cores: alike from the first round by what it is
             continue
-        at = {m.removeprefix("cka "): v for (_, _, m), v in part.items()}
-        split = [{n.split()[1]: v for n, v in at.items() if n.split()[0] == s} for s in ("initial", "best")]
-        out.append((r, c, *split))
+        means = part.groupby(["stage", "layer"], sort=False).value.mean()
+        out.append((r, c, *(means[s].to_dict() if s in means else {} for s in ("initial", "best"))))
     return out
 
 
@@ -370,13 +358,13 @@ def _parts(rows: pd.DataFrame) -> tuple[str, bool]:
     out, good = [], True
     for c in rows.column.unique():
         # The released form: without its epoch for the head, rates or masks alone are served as one global model.
-        agg, lr, mask = (value(rows, f"{label} (official)", c, **REPORT) for label in PARTS)
+        agg, lr, mask = (value(rows, f"{label} (official)", c, **PAPER.report) for label in PARTS)
         out.append(f"{c}: aggregation {agg:.1f}, learning rates {lr:.1f}, masking {mask:.1f}")
         good &= lr == max(agg, lr, mask) and agg == min(agg, lr, mask)
     return "; ".join(out), good
 
 
-CLAIMS = [
+CLAIMS = (
     Claim("FLAYER is more accurate than FedAvg and all six personalised methods (Table 2)", "table2", _highest),
     Claim("FLAYER is at its best after fewer rounds than FedAvg and FedALA (Table 3)", "table3", _sooner),
     Claim("One personal layer is best for the CNN, two for ResNet-18 (Table 4)", "table4", _head),
@@ -388,4 +376,38 @@ CLAIMS = [
         "fig3",
         _parts,
     ),
-]
+)
+
+IMAGES = ("cifar10", "cifar100", "tiny_imagenet")  # below profile paper one of them stands for all
+
+PAPER = Paper(
+    key="flayer",
+    artefacts={
+        "table1": Artefact(
+            IMAGES, quick=2, own="fedala", metrics=("acc_pct", "iterations"), numbers=lambda rows, recorded: costs(rows)
+        ),
+        "table2": Artefact(
+            (*IMAGES, "ag_news"),
+            show=("compare", "standing"),
+            medium=2,
+            quick=2,
+            metrics=("acc_pct", "train_acc_pct"),
+            numbers=lambda rows, recorded: trained(recorded("train")),  # AG News alone
+        ),
+        "table3": Artefact(IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)),
+        "table4": Artefact(IMAGES, own="s=1"),
+        "table5a": Artefact(IMAGES),
+        "table5b": Artefact(IMAGES),
+        "table5c": Artefact(IMAGES, own="fedavg"),
+        "fig2": Artefact(IMAGES, show=(), quick=2, numbers=similarity),
+        "fig3": Artefact(IMAGES, show=("curves",), medium=2),
+    },
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own="flayer",
+    report=dict(select="best_test", when="before", mean="pooled"),  # correct / tested over all clients, best round [O]
+    seeds={"paper": 5},  # "five times for each task" [P]
+    tables=("table1", "table2", "table3", "table5a", "table5b"),
+    setting=setting,
+    rows=rows,
+)

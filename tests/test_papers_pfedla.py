@@ -9,12 +9,14 @@ import pytest
 
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
-from pfl_core.papers import pfedla, report
-from pfl_core.papers.study import Probed
+from pfl_core.papers import pfedla, report, study
+from pfl_core.papers.base import TUNING, Probed, Scope
+from pfl_core.papers.pfedla import PAPER
 from pfl_core.util import paths
 
 SAID = report.published("pfedla")
-CLAIMS = {c.needs: c for c in pfedla.CLAIMS}
+CLAIMS = {c.needs: c for c in PAPER.claims}
+MEDIUM = [name for name, about in PAPER.artefacts.items() if about.medium]
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +26,9 @@ def home(tmp_path, monkeypatch):
 
 
 def test_at_profile_paper_everything_is_as_printed(swept):
-    planned = [c for c in swept("pfedla", "paper") if c.tags["artefact"] != "tuning"]
+    planned = [c for c in swept("pfedla", "paper") if c.tags["artefact"] != TUNING]
     assert {c.seed for c in planned} == {0, 1, 2}
-    assert set(pfedla.ARTEFACTS) == {c.tags["artefact"] for c in planned}
+    assert set(PAPER.artefacts) == {c.tags["artefact"] for c in planned}
     for c in planned:
         cifar, hn = c.dataset.startswith("cifar"), c.method == "pfedhn"
         visits = 10 if hn else 1  # one client a round
@@ -46,11 +48,9 @@ def test_at_profile_paper_everything_is_as_printed(swept):
 
 
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
-    cells, n = [c for c in swept("pfedla", "medium") if c.tags["artefact"] != "tuning"], {"fig5": 8, "fig6": 8}
-    assert {c.tags["artefact"] for c in cells} == set(pfedla.MEDIUM) and {c.seed for c in cells} == {0, 1}
-    columns = {
-        a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a)) for a in pfedla.MEDIUM
-    }
+    cells, n = [c for c in swept("pfedla", "medium") if c.tags["artefact"] != TUNING], {"fig5": 8, "fig6": 8}
+    assert {c.tags["artefact"] for c in cells} == set(MEDIUM) and {c.seed for c in cells} == {0, 1}
+    columns = {a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a)) for a in MEDIUM}
     assert sorted(columns["table1"]) == ["CIFAR-10, N=10", "FMNIST, N=10"]
     assert (columns["fig5"], columns["fig7"], sorted(columns["fig6"])) == (
         ["CIFAR-10"],
@@ -73,12 +73,12 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
 
 def test_quick_is_within_its_budget_and_shares_runs(swept):
     planned = swept("pfedla", "quick")
-    ids = {a: {c.id for c in planned if c.tags["artefact"] == a} for a in pfedla.ARTEFACTS}
+    ids = {a: {c.id for c in planned if c.tags["artefact"] == a} for a in PAPER.artefacts}
     assert len(set.union(*ids.values())) <= 40
     assert ids["fig7"] < ids["table1"] and len(ids["table3"] & ids["table1"]) == 2
 
 
-@pytest.mark.parametrize("table", pfedla.TABLES)
+@pytest.mark.parametrize("table", PAPER.tables)
 def test_published_labels_are_those_of_the_notebook(table):
     said = SAID[SAID.table == table]
     for name, dataset in pfedla.DATA.items():
@@ -112,20 +112,9 @@ def table(cells, numbers=()):
     return pd.DataFrame(out, columns=ROW_COLUMNS)
 
 
-class Made:
-    """A study whose probes hold made weights (rounds, layers, clients)."""
-
-    def __init__(self, weights, rounds, column="EMNIST", row="pfedla"):
-        self.found = [Probed("r", row, column, 0, np.array(rounds), weights)]
-
-    def probed(self, rows, probe):
-        return self.found
-
-    def base(self, artefact, dataset):
-        return SimpleNamespace(but=lambda **_: None)
-
-    def derive(self, rows, numbers):
-        return pd.DataFrame(numbers).assign(mean="derived")
+def made(weights, rounds, column="EMNIST", row="pfedla"):
+    """What a probe would have recorded: made weights (rounds, clients, clients) of each layer."""
+    return [Probed("r", row, column, 0, np.array(rounds), weights)]
 
 
 def test_all_megabytes_that_table_3_prints():
@@ -141,14 +130,14 @@ def test_weights_of_the_target_by_kind_and_period():
     w = np.full((21, 8, 8), 1 / 8)
     w[2, 0] = [0.3, 0.2, 0.1, 0.08, 0.08, 0.08, 0.08, 0.08]
     w[18:, 0] = [0.5, 0.2, 0.1, 0.04, 0.04, 0.04, 0.04, 0.04]
-    frame = pfedla.evolution(Made({"conv1": np.full_like(w, 1 / 8), "fc": w}, rounds), table({}))
+    frame = pfedla.evolution(made({"conv1": np.full_like(w, 1 / 8), "fc": w}, rounds))
     fc = frame[frame.panel == "EMNIST, classifier"].set_index(["layer", "row"]).value
     assert fc["prior", "target itself"] == pytest.approx((1 / 8 + 0.3) / 2), "rounds 1 and 2, not 0"
     assert fc["last", "target itself"] == pytest.approx(0.5) and fc["last", "random labels"] == pytest.approx(0.04)
     assert fc["middle"].tolist() == pytest.approx([1 / 8] * 4)
     means = {(d["metric"], d["row"]): d["value"] for d in pfedla.periods(frame)}
     assert means["weight, last", "same 4 labels"] == pytest.approx((0.2 + 1 / 8) / 2) and len(means) == 12
-    short = pfedla.evolution(Made({"fc": w[:3]}, [0, 1, 2]), table({}))
+    short = pfedla.evolution(made({"fc": w[:3]}, [0, 1, 2]))
     assert set(short.layer) == set(pfedla.PERIODS), "where no round lies in a period, the nearest one stands for it"
 
 
@@ -157,32 +146,34 @@ def test_weights_on_the_ring(monkeypatch):
     monkeypatch.setattr(pfedla, "federation", lambda e: SimpleNamespace(counts=lambda: held))
     distance = np.abs(np.subtract.outer(range(8), range(8)))
     good = np.exp(-1.0 * distance)[None]
-    rows = table({("pfedla", "EMNIST"): 90.0})
-    maps, numbers = pfedla.ring(Made({"conv1": np.flip(good, 2), "fc": good}, [9]), rows)
+    rows = table({("pfedla", "EMNIST"): 90.0}).assign(profile="quick", dataset="digits")
+    found = made({"conv1": np.flip(good, 2), "fc": good}, [9])
+    maps = pfedla.ring_maps(found)
     assert list(maps) == ["EMNIST, fc", "EMNIST, mean of all layers"] and maps["EMNIST, fc"].shape == (8, 8)
-    got = numbers.set_index(["row", "metric"]).value
+    got = pd.DataFrame(pfedla.ring_numbers(rows, lambda probe: found)).set_index(["row", "metric"]).value
     assert got["fc", "largest"] == 100 and got["conv1", "largest"] == 0 and got["fc", "rho"] > 0.5 > got["conv1", "rho"]
-    assert list(pfedla.ring(Made({"fc1": good, "fc": good}, [9], "CIFAR-10"), rows)[0])[0] == "CIFAR-10, fc1"
+    assert list(pfedla.ring_maps(made({"fc1": good, "fc": good}, [9], "CIFAR-10")))[0] == "CIFAR-10, fc1"
+    second = found[0]._replace(seed=1, values={"fc": 0 * good})
+    assert pfedla.ring_maps([*found, second])["EMNIST, fc"].any(), "one seed is shown, the first"
 
 
 def test_weights_by_layer_and_what_is_retained():
     w = np.full((2, 4, 4), 0.1)
     w[1] = 0.1 + 0.6 * np.eye(4)
-    made = Made({"conv1": w[:1].repeat(2, 0), "fc": w}, [0, 5])
-    got = {(d["row"], d["metric"]): d["value"] for d in pfedla.self_weights(pfedla.by_layer(made, table({})))}
+    found = made({"conv1": w[:1].repeat(2, 0), "fc": w}, [0, 5])
+    got = {(d["row"], d["metric"]): d["value"] for d in pfedla.self_weights(pfedla.by_layer(found))}
     assert got["fc", "target, on itself"] == pytest.approx(0.7) == got["fc", "all, on themselves"]
     assert got["fc", "target, on each other"] == pytest.approx(0.1) == got["conv1", "target, on itself"]
     w[1, 0] = [1, 0, 0, 0]
     totals = table({("pfedla", "EMNIST"): 1.0}).iloc[:1].assign(mean="total")
     totals = pd.concat([totals.assign(metric=m, value=2e6) for m in ("download_bytes", "upload_bytes")])
-    kept = {d["metric"]: d["value"] for d in pfedla.retained(made, totals)}
+    kept = {d["metric"]: d["value"] for d in pfedla.retained(totals, found)}
     assert kept == {"keep conv1 (%)": 0, "keep fc (%)": 25, "megabytes moved": 4}
 
 
 def test_one_weight_for_the_whole_model_is_repeated_for_its_layers():
-    each = Made({"a": np.eye(3)[None], "b": np.eye(3)[None]}, [1], row="layer")
-    s = SimpleNamespace(probed=lambda *_: each.found + Made({"model": np.eye(3)[None]}, [1], row="model").found)
-    maps, names = pfedla.layer_weights(s, table({("layer", "x"): 1.0}), 1)
+    each = made({"a": np.eye(3)[None], "b": np.eye(3)[None]}, [1], row="layer")
+    maps, names = pfedla.layer_weights(each + made({"model": np.eye(3)[None]}, [1], row="model"), 1)
     assert {r: m.tolist() for r, m in maps.items()} == dict.fromkeys(("layer", "model"), [[0, 1, 0]] * 2)
     assert names == ["a", "b"]
 
@@ -194,6 +185,14 @@ def test_accuracy_of_one_client(monkeypatch):
     frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
     assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
     assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {"client 1": 75, "mean of all clients": 75}
+
+
+def test_numbers_derived_from_a_run_are_not_read_as_runs_of_their_own(monkeypatch):
+    weights = {"probe/weights": np.array([1]), "fc": np.eye(3)[None]}
+    monkeypatch.setattr(study.store, "arrays_of", lambda run: weights)
+    monkeypatch.setattr(study.probes, "read", lambda arrays, probe: (arrays[f"probe/{probe}"], {"fc": arrays["fc"]}))
+    rows = table({("pfedla", "EMNIST"): 90.0}, [("largest", "fc", "EMNIST", 100.0)])
+    assert [p.row for p in study.Study("pfedla", profile="smoke", device="cpu").probed(rows, "weights")] == ["pfedla"]
 
 
 # ---------------------------------------------------------------- the rate of the hypernetworks
@@ -208,9 +207,9 @@ def test_the_third_party_rate_stands_with_the_outputs_that_it_belongs_to(profile
 
 
 def test_rates_are_tried_on_the_papers_network_and_another_seed(swept):
-    assert not [c for c in swept("pfedla", "quick") if c.tags["artefact"] == "tuning"]
+    assert not [c for c in swept("pfedla", "quick") if c.tags["artefact"] == TUNING]
     for profile, rounds in (("medium", 60), ("paper", 600)):
-        tried = {repr(c): c for c in swept("pfedla", profile) if c.tags["artefact"] == "tuning"}.values()
+        tried = {repr(c): c for c in swept("pfedla", profile) if c.tags["artefact"] == TUNING}.values()
         args = [c.method_args for c in tried]
         assert args[:-1] == [{"lr": r} for r in pfedla.RATES] and args[-1] == {"lr": 0.005, "hn_out": "relu_norm"}
         assert max(pfedla.RATES) / min(pfedla.RATES) >= 1000 and pfedla.RATE in pfedla.RATES
@@ -232,11 +231,9 @@ def tried(best):
 def test_the_rate_is_chosen_by_validation_accuracy_alone():
     rows = tried({"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0})
     w = np.stack([np.full((2, 2), 0.5), np.array([[0.6, 0.4], [0.2, 0.8]]), np.array([[0.9, 0.1], [0.3, 0.7]])])
-    study = SimpleNamespace(probed=lambda rows, probe: [
-        Probed(r, r, "CIFAR-10, N=10", 7, np.array([0, 2, 4]), {"conv1": w, "fc": np.full_like(w, 0.5)})
-        for r in dict.fromkeys(rows.run)
-    ])  # fmt: skip
-    course = pfedla.rate_course(study, rows)
+    weights = {"conv1": w, "fc": np.full_like(w, 0.5)}
+    found = [Probed(r, r, "CIFAR-10, N=10", 7, np.array([0, 2, 4]), weights) for r in dict.fromkeys(rows.run)]
+    course = pfedla.rate_course(found)
     assert list(dict.fromkeys(course.panel)) == [pfedla.ALL_LAYERS, "conv1", "fc"]
     assert course[(course.panel == "conv1") & (course.row == "rate 5")].value.tolist() == pytest.approx([0.5, 0.7, 0.8])
     table = pfedla.rate_table(rows, course)
@@ -246,30 +243,51 @@ def test_the_rate_is_chosen_by_validation_accuracy_alone():
     assert table["at the end"].tolist() == pytest.approx([0.65] * 3)
 
 
-def test_the_chosen_rate_is_that_of_all_rows_but_those_that_name_theirs(monkeypatch):
-    grid = []
-    best = {"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0}
-    base = SimpleNamespace(dataset="cifar10")
+def test_the_chosen_rate_is_that_of_all_rows_but_those_that_name_theirs():
+    asked = []
 
-    def sweep(base, rows, columns=None, seeds=None):
-        grid.append(rows)
-        return tried(best) if isinstance(seeds, list) else tried({})
+    def finished(cells):
+        asked.extend(cells)
+        return tried({"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0})
 
-    study = SimpleNamespace(profile="medium", datasets=[], label="paper", data=lambda name: name, sweep=sweep)
-    study.base, study.rows_for = lambda *a, **k: base, lambda a, d, n: pfedla.rows(a, "medium", d, n)
-    assert pfedla.chosen_rate(study) == 0.5, "test accuracy and other outputs have no part in it"
-    pfedla.sweep(study, "table1"), pfedla.sweep(study, "table1", ours=True)
-    got = {r: v["method_args"]["lr"] for some in grid for r, v in some.items() if "pfedla" in v["method"]}
+    swept = pfedla.sweeps(Scope("medium", finished=finished))
+    assert {e.tags["artefact"] for e in asked} == {TUNING} and len(asked) == len(pfedla.RATES) + 1
+    first = [s for s in swept if s.artefact == "table1"]
+    got = {r: v["method_args"]["lr"] for s in first for r, v in s.rows.items() if "pfedla" in v["method"]}
     named = {r: v for r, v in got.items() if "rate" in r}
-    assert {v for r, v in got.items() if r not in named} == {0.5} and len(got) > len(named) + 3
+    others = {v for r, v in got.items() if r not in named}
+    assert others == {0.5} and len(got) > len(named) + 3, "test accuracy and other outputs have no part in it"
     assert named["pfedla (rate 0.005)"] == 0.005 == named["pfedla (relu_norm, rate 0.005)"]
-    study.profile = "quick"
-    assert pfedla.chosen_rate(study) == pfedla.RATE != pfedla._RATE["quick"]
+    assert {e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()} == {0.5}
+
+
+def test_until_all_rates_are_finished_the_default_stands():
+    for profile, rate in (("medium", pfedla.RATE), ("paper", pfedla.RATE), ("quick", pfedla._RATE["quick"])):
+        swept = pfedla.sweeps(Scope(profile))
+        assert {e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()} == {rate}
+    asked = []
+    pfedla.sweeps(Scope("quick", finished=asked.append))
+    assert not asked and pfedla._RATE["quick"] != pfedla.RATE
+
+
+def test_tuning_serves_every_artefact_with_hypernetworks():
+    scope = Scope("paper")
+    for artefact in PAPER.artefacts:
+        planned = PAPER.planned(scope, artefact)
+        trained = {e.method for s in planned if s.artefact == artefact for e in s.experiments()}
+        assert (planned[0].artefact == TUNING) == bool({"pfedla", "heurpfedla"} & trained), artefact
+
+
+def test_the_rows_of_ours_are_a_part_of_table_1_with_fewer_seeds_on_real_data():
+    for datasets, seeds in (((), ((0, 1), (0, 1))), (("cifar10",), ((0, 1), (0,)))):
+        first, ours = (PAPER.planned(Scope("quick", datasets), "table1", part) for part in ("", "ours"))
+        assert ({s.seeds for s in first}, {s.seeds for s in ours}) == ({seeds[0]}, {seeds[1]})
+        assert [list(s.columns) for s in first] == [list(s.columns) for s in ours]
+        assert all(set(s.rows) == set(pfedla.extras("quick", s.base.dataset)) for s in ours)
 
 
 def test_no_rates_where_none_were_tried():
-    study = SimpleNamespace(probed=lambda rows, probe: [])
-    assert pfedla.rate_table(tried({}), pfedla.rate_course(study, tried({}))).empty
+    assert pfedla.rate_table(tried({}), pfedla.rate_course([])).empty
 
 
 # ---------------------------------------------------------------- claims
@@ -345,6 +363,6 @@ def test_claims_of_what_was_not_run(artefact):
 
 
 def test_every_claim_names_an_artefact():
-    assert set(CLAIMS) <= set(pfedla.ARTEFACTS) and 4 <= len(pfedla.CLAIMS) <= 7
-    assert all("Sec." in c.says or "Fig." in c.says or "Table" in c.says for c in pfedla.CLAIMS)
-    assert papers.paper("pfedla").OWN == "pfedla"
+    assert set(CLAIMS) <= set(PAPER.artefacts) and 4 <= len(PAPER.claims) <= 7
+    assert all("Sec." in c.says or "Fig." in c.says or "Table" in c.says for c in PAPER.claims)
+    assert papers.paper("pfedla") is PAPER and PAPER.own == "pfedla"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,29 @@ import pandas as pd
 from pfl_core import models
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import agreement, overlap
-from pfl_core.experiments import store
-from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.experiments import committed
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.pfedla import table3_megabytes
-from pfl_core.papers.base import FULL, Claim, derived, use, value
-
-ARTEFACTS = ["table1", "table2", "table3", "fig1", "fig5", "fig6", "fig7"]
-TABLES = ("table1", "table2", "table3")  # those whose rows `presets` gives
-OWN = "pfedla"
-REPORT: dict[str, str] = dict(select="last", when="before", mean="client")
-WHEN: dict[str, str] = {"local": "after"}
-MEDIUM: dict[str, int] = dict.fromkeys(("table1", "fig5", "fig6", "fig7"), 2)  # artefact: seeds
-AT_MEDIUM = ("CIFAR-10", "FMNIST")  # with ten clients
+from pfl_core.papers.base import (
+    FULL,
+    TUNING,
+    Artefact,
+    Claim,
+    Number,
+    Paper,
+    Probed,
+    Recorded,
+    Scope,
+    Sweep,
+    derived,
+    use,
+    value,
+)
 
 DATA = {"EMNIST": "emnist-digits", "FMNIST": "fashion_mnist", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}
+AT_MEDIUM = ("CIFAR-10", "FMNIST")  # with ten clients
 # Layers that Table 3 retains, in turn: its differences are their sizes [I].
 RETAINED = {"EMNIST": ("fc", "fc1"), "CIFAR-10": ("fc1", "conv2", "fc")}
 KINDS = {0: "target itself", 1: "same 4 labels", 2: "3 labels shared"}  # clients of Figure 5; the others: random labels
@@ -55,7 +64,7 @@ _PARTITION = {"table2": "pfedla_noniid2", "fig1": "pfedla_ring", "fig5": "pfedla
 # BatchNorm's layers for themselves (weights of 1.00 within five rounds), as Local does; at 0.5 the deep weights still move at the end.
 # quick [C]: 1, the power of ten with which weights leave 1/N but do not reach 1 within 20 rounds on digits; accuracy had no part in it.
 RATE = 50.0
-RATES, TUNING_SEED = (0.05, 0.5, 5.0, 50.0), 7  # of `rates`; a seed that no artefact shows
+RATES, TUNING_SEED = (0.05, 0.5, 5.0, 50.0), 7  # of `tuning`; a seed that no artefact shows
 _RATE = {"paper": RATE, "medium": RATE, "quick": 1.0, "smoke": 1.0}
 
 
@@ -120,72 +129,89 @@ def extras(profile: str, dataset: str) -> dict[str, dict]:
     return out
 
 
-def columns(study: Any, artefact: str) -> dict[str, tuple[str, int]]:
-    """The columns (panels) {label: (data set's name in the paper, clients)} that an artefact has at a study's profile and data."""
-    both, four = ("EMNIST", "CIFAR-10"), tuple(DATA)
-    if artefact in ("table1", "table2"):
-        found = COLUMNS
-    else:
-        found = {c: (c, 0) for c in {"fig1": ("CIFAR-10",), "fig6": four}.get(artefact, both)}
-    if study.profile == "medium":
+# -- sweeps --------------------------------------------------------------------------------------------------------------
+
+
+def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, int]]:
+    """The columns (panels) {label: (data set's name in the paper, clients)} that an artefact has at a profile and data."""
+    of = PAPER.artefacts[artefact].data
+    found = COLUMNS if artefact in ("table1", "table2") else {c: (c, 0) for c in DATA if DATA[c] in of}
+    if scope.profile == "medium":
         found = {c: v for c, v in found.items() if v[0] in AT_MEDIUM and v[1] <= 10}
-    if study.profile in FULL and not study.datasets:
+    if scope.full and not scope.datasets:
         return found
-    if study.label == "digits":
+    if scope.label == "digits":
         return dict([next(iter(found.items()))])
-    found = {c: v for c, v in found.items() if study.data(DATA[v[0]]) == DATA[v[0]]}
-    if study.profile in FULL:
+    found = {c: v for c, v in found.items() if scope.data(DATA[v[0]]) == DATA[v[0]]}
+    if scope.full:
         return found
-    few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, four)  # what quick has time for
+    few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, tuple(DATA))  # what quick has time for
     return {c: v for c, v in found.items() if v[0] in few and v[1] < 100} or dict(list(found.items())[:1])
 
 
-def sweep(study: Any, artefact: str, seeds: int | None = None, ours: bool = False) -> pd.DataFrame:
-    """Rows of all `columns` of an artefact, with `ours` those of `extras`; seeds: how many at quick."""
-    frames, rate = [], chosen_rate(study)
-    for label, (name, n) in columns(study, artefact).items():
-        base = study.base(artefact, DATA[name], **({"clients": n} if n else {}))
-        if base is not None:
-            some = extras(study.profile, base.dataset) if ours else study.rows_for(artefact, DATA[name], n)
-            some = {r: _at(rate, v) if v.get("method_args", {}).get("lr") == RATE else v for r, v in some.items()}
-            if artefact == "table3" and study.label not in ("digits", "paper"):
-                some = dict(list(some.items())[: 1 + len(RETAINED[name])])  # the k that are published
-            frames.append(study.sweep(base, some, {label: {}}, seeds if study.profile == "quick" else None))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=store.ROW_COLUMNS)
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs of the paper, a Sweep for each column; the part "ours" of Table 1 is the rows of `extras`."""
+    tried = tuning(scope)
+    rate = chosen_rate(scope, tried)
+    few = scope.pick(1, quick=2)  # seeds of Figure 7 and of our rows at quick
+    found = [_columns_swept(scope, a, rate, quick=few if a == "fig7" else 0) for a in PAPER.artefacts]
+    ours = _columns_swept(scope, "table1", rate, quick=few, part="ours")
+    return [*tried, *itertools.chain(*found), *ours]
+
+
+def _columns_swept(scope: Scope, artefact: str, rate: float, quick: int, part: str = "") -> list[Sweep]:
+    out = []
+    for label, (name, n) in columns(scope, artefact).items():
+        base = scope.base(PAPER, artefact, DATA[name], **({"clients": n} if n else {}))
+        if base is None:
+            continue
+        some = extras(scope.profile, base.dataset) if part else rows(artefact, scope.profile, base.dataset, n)
+        if artefact == "table3" and scope.label not in ("digits", "paper"):
+            some = dict(list(some.items())[: 1 + len(RETAINED[name])])  # the k that are published
+        some = {r: _at(rate, v) if v.get("method_args", {}).get("lr") == RATE else v for r, v in some.items()}
+        out += scope.sweep(PAPER, base, some, {label: {}}, quick=quick, part=part)
+    return out
 
 
 def _at(rate: float, row: dict[str, Any]) -> dict[str, Any]:
     return row | {"method_args": row["method_args"] | {"lr": rate}}
 
 
-def rates(study: Any) -> pd.DataFrame:
-    """Runs of pFedLA at the rates of `RATES`, four classes a client, CIFAR-10, ten clients, and that of third-party code with the outputs
-    that it belongs to; at profiles with the paper's networks, elsewhere none."""
-    if study.profile not in FULL or study.data("cifar10") != "cifar10":
-        return study.sweep(None, {})
-    tags = dict(paper="pfedla", artefact="tuning", profile=study.profile)
-    base = Experiment(**setting("table1", study.profile, "cifar10", 10)).but(partition_args={"split": SPLIT}, tags=tags)
-    tried = {f"rate {r:g}": own(study.profile, lr=r) for r in RATES}
-    tried["relu_norm, rate 0.005"] = own(study.profile, lr=0.005, hn_out="relu_norm")
-    return study.sweep(base, tried, {"CIFAR-10, N=10": {}}, [TUNING_SEED])
+def tuning(scope: Scope) -> list[Sweep]:
+    """pFedLA at the rates of `RATES`, four classes a client, CIFAR-10, ten clients, and that of third-party code with the outputs that it
+    belongs to; at profiles with the paper's networks, elsewhere none."""
+    if not scope.full or scope.data("cifar10") != "cifar10":
+        return []
+    tags = dict(paper="pfedla", artefact=TUNING, profile=scope.profile)
+    base = Experiment(**setting("table1", scope.profile, "cifar10", 10)).but(partition_args={"split": SPLIT}, tags=tags)
+    tried = {f"rate {r:g}": own(scope.profile, lr=r) for r in RATES}
+    tried["relu_norm, rate 0.005"] = own(scope.profile, lr=0.005, hn_out="relu_norm")
+    return scope.sweep(PAPER, base, tried, {"CIFAR-10, N=10": {}}, seeds=(TUNING_SEED,))
 
 
-def chosen_rate(study: Any) -> float:
-    """The rate of `RATES` with the best validation accuracy; RATE where none was tried."""
-    acc = _validated(rates(study))
+def chosen_rate(scope: Scope, tried: list[Sweep]) -> float:
+    """The rate of `RATES` with the best validation accuracy in the runs of `tuning`; RATE where there are none, or not all are finished."""
+    cells = [e for s in tried for e in s.experiments()]
+    rows = scope.finished(cells) if cells else None
+    if rows is None:
+        return RATE
+    acc = _validated(rows)
     return max((r for r in RATES if f"rate {r:g}" in acc), key=lambda r: acc[f"rate {r:g}"], default=RATE)
 
 
 def _validated(rows: pd.DataFrame) -> pd.Series:
     # Validation accuracy (%) of what is served at the last round, by row.
-    seen = rows[(rows.split == "val") & (rows.when == REPORT["when"]) & (rows["mean"] == REPORT["mean"])]
+    seen = rows[(rows.split == "val") & (rows.when == PAPER.report["when"]) & (rows["mean"] == PAPER.report["mean"])]
     return seen[seen.metric == "acc_pct"].sort_values("round").groupby("row", sort=False).value.last()
 
 
-def rate_course(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean weight of the clients on themselves at every recorded round of `rates`: run, row, panel (a layer, or all), round, value."""
+# -- numbers from finished runs ------------------------------------------------------------------------------------------
+
+
+def rate_course(found: list[Probed]) -> pd.DataFrame:
+    """Mean weight of the clients on themselves at every recorded round of `tuning`: run, row, panel (a layer, or all), round, value."""
     out = [pd.DataFrame(columns=["run", "row", "panel", "round", "value"])]
-    for p in study.probed(rows, "weights"):
+    for p in found:
         each = {layer: w.diagonal(0, 1, 2).mean(1) for layer, w in p.values.items()}
         for panel, line in ({ALL_LAYERS: np.mean(list(each.values()), 0)} | each).items():
             out.append(pd.DataFrame(dict(run=p.run, row=p.row, panel=panel, round=p.rounds, value=line)))
@@ -193,7 +219,7 @@ def rate_course(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
-    """Each row of `rates`: validation accuracy (%) of what is served at the last round, which alone chooses among the rates of our own
+    """Each row of `tuning`: validation accuracy (%) of what is served at the last round, which alone chooses among the rates of our own
     outputs; beside it the mean weight of the clients on themselves in the middle and at the end (1/N at the start)."""
     out = pd.DataFrame({"validation accuracy": _validated(rows).reindex(list(dict.fromkeys(rows.row)))})
     own = course[course.panel == ALL_LAYERS].pivot(index="row", columns="round", values="value").reindex(out.index)
@@ -205,14 +231,11 @@ def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
     return out.assign(chosen=["best" * (r == ours.idxmax()) for r in out.index])
 
 
-# -- numbers from finished runs ------------------------------------------------------------------------------------------
-
-
 def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     """Test accuracy (%) as served of client k alone and of all clients' mean: run, row, column, seed, round, panel, value (Fig. 1a)."""
     out = [pd.DataFrame(columns=["run", "row", "column", "seed", "round", "panel", "value"])]
     for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
-        a = store.arrays_of(v.run)
+        a = committed.arrays_of(v.run)
         acc = 100 * a["before/test/correct"] / a["n/test"]
         for panel, line in ((f"Client {k + 1}", acc[:, k]), ("Mean of all clients", acc.mean(1))):
             key = dict(run=v.run, row=v.row, column=v.column, seed=v.seed, panel=f"{v.column}: {panel}")
@@ -220,26 +243,30 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
 
-def late(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Mean over the last quarter of the rounds of `client`'s lines, metrics "client 1" and "mean of all clients", for `Study.derive`."""
+def late(frame: pd.DataFrame) -> list[Number]:
+    """Mean over the last quarter of the rounds of `client`'s lines, metrics "client 1" and "mean of all clients"."""
     tail = frame[frame["round"] > 0.75 * frame["round"].max()]
     means = tail.groupby(["run", "row", "column", "panel"], sort=False).value.mean().reset_index()
     return means.assign(metric=means.panel.str.split(": ").str[-1].str.lower()).drop(columns="panel").to_dict("records")
 
 
-def layer_weights(study: Any, rows: pd.DataFrame, k: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Client k's weights at the last round, {row: (layers, clients)}, of one column and seed, and the layers' names; one weight for
-    all layers is repeated (Fig. 1b)."""
-    last = {p.row: p.at() for p in study.probed(rows[rows.seed == rows.seed.min()], "weights")}
+def layer_weights(found: list[Probed], k: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Client k's weights at the last round, {row: (layers, clients)}, of one column and its first seed, and the layers' names; one weight
+    for all layers is repeated (Fig. 1b)."""
+    last = {p.row: p.at() for p in _first_seed(found)}
     names = list(max(last.values(), key=len, default={}))
     return {r: np.stack([w.get(n, w.get("model"))[k] for n in names]) for r, w in last.items()}, names
 
 
-def evolution(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+def _first_seed(found: list[Probed]) -> list[Probed]:
+    return [p for p in found if p.seed == min(q.seed for q in found)]
+
+
+def evolution(found: list[Probed]) -> pd.DataFrame:
     """Client 0's weights by kind of source (`row`), period of training (`layer`: the x axis) and panel: all layers, or the last
     (Fig. 5)."""
     out = []
-    for p in study.probed(rows, "weights"):
+    for p in found:
         share = np.where(p.rounds > 0, p.rounds / p.rounds.max(), np.nan)  # all weights are equal at round 0
         layers = np.stack(list(p.values.values()))[:, :, 0]  # (layers, rounds, sources)
         for period, (low, high) in PERIODS.items():
@@ -253,36 +280,45 @@ def evolution(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out, columns=["run", "column", "layer", "panel", "row", "value"])
 
 
-def periods(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """`evolution` over all layers as metrics "weight, prior" and so on, for `Study.derive`."""
+def periods(frame: pd.DataFrame) -> list[Number]:
+    """`evolution` over all layers as metrics "weight, prior" and so on."""
     whole = frame[frame.panel.str.endswith(ALL_LAYERS)]
     return whole.assign(metric="weight, " + whole.layer).drop(columns=["layer", "panel"]).to_dict("records")
 
 
-def ring(study: Any, rows: pd.DataFrame) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
-    """Figure 6's matrices {title: (8, 8)} of the first seed's last round, and derived numbers by layer: "rho", Spearman's, of weights
-    and common labels of two clients, and "largest", the share of clients (%) whose own weight is the largest."""
-    maps, numbers = {}, []
-    for p in study.probed(rows, "weights"):
-        name = p.column.split(",")[0]
-        held = overlap(federation(study.base("fig6", DATA[name]).but(seed=p.seed)).counts())
-        found = p.at()
-        every = found | {ALL_LAYERS: np.mean(list(found.values()), 0)}
-        shown = "fc1" if name.startswith("CIFAR") else "fc"  # the layer of the largest weights in Figure 7 [I]
-        for layer, w in every.items():
+def ring_maps(found: list[Probed]) -> dict[str, np.ndarray]:
+    """Figure 6's matrices {title: (8, 8)} of the first seed's last round: one layer, and the mean of all."""
+    maps = {}
+    for p in _first_seed(found):
+        weights = _with_mean(p.at())
+        shown = "fc1" if p.column.startswith("CIFAR") else "fc"  # the layer of the largest weights in Figure 7 [I]
+        maps |= {f"{p.column}, {layer}": w for layer, w in weights.items() if layer in (shown, ALL_LAYERS)}
+    return maps
+
+
+def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Figure 6 by layer: "rho", Spearman's, of weights and common labels of two clients, and "largest", the share of clients (%) whose own
+    weight is the largest."""
+    out = []
+    for p in recorded("weights"):
+        run = rows[rows.run == p.run].iloc[0]
+        held = overlap(federation(Experiment(**setting("fig6", run.profile, run.dataset), seed=p.seed)).counts())
+        for layer, w in _with_mean(p.at()).items():
             own = 100 * float((w.argmax(1) == np.arange(len(w))).mean())
             for metric, v in {"rho": agreement(w, held)["rho"], "largest": own}.items():
-                numbers.append(dict(run=p.run, row=layer, column=p.column, metric=metric, value=v))
-            if layer in (shown, ALL_LAYERS) and p.seed == rows.seed.min():
-                maps[f"{p.column}, {layer}"] = w
-    return maps, study.derive(rows, numbers)
+                out.append(dict(run=p.run, row=layer, column=p.column, metric=metric, value=v))
+    return out
 
 
-def by_layer(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
+def _with_mean(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return weights | {ALL_LAYERS: np.mean(list(weights.values()), 0)}
+
+
+def by_layer(found: list[Probed]) -> pd.DataFrame:
     """pFedLA's weights at the last round by layer: the target's (client 0) on itself and on each other, all clients' on themselves
     (Fig. 7)."""
     out = []
-    for p in study.probed(rows, "weights"):
+    for p in found:
         for layer, w in p.at().items():
             key = dict(run=p.run, column=p.column, layer=layer)
             for part, values in zip(WHOSE, (w[:1, 0], w[0, 1:], w.diagonal()), strict=True):
@@ -290,15 +326,15 @@ def by_layer(study: Any, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out, columns=["run", "column", "layer", "row", "value"])
 
 
-def self_weights(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """`by_layer`'s means as rows by layer, metrics as its rows are called, for `Study.derive`."""
+def self_weights(frame: pd.DataFrame) -> list[Number]:
+    """`by_layer`'s means as rows by layer, metrics as its rows are called."""
     means = frame.groupby(["run", "column", "layer", "row"], sort=False).value.mean().reset_index()
     return means.rename(columns={"row": "metric", "layer": "row"}).to_dict("records")
 
 
-def megabytes(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Table 3's megabytes, of the paper's networks whatever was run, metric "mbytes", for `Study.derive`."""
-    out: list[dict[str, Any]] = []
+def megabytes(rows: pd.DataFrame) -> list[Number]:
+    """Table 3's megabytes, of the paper's networks whatever was run, metric "mbytes"."""
+    out: list[Number] = []
     for name, kept in RETAINED.items() if len(rows) else ():
         cifar = name.startswith("CIFAR")
         net = models.build("lenet", (3, 32, 32) if cifar else (1, 28, 28), 10, bn=cifar, kernels=16)
@@ -310,11 +346,11 @@ def megabytes(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return out
 
 
-def retained(study: Any, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """What each run of Table 3 kept and moved, for `Study.derive`: clients (%) that keep a layer at the end, megabytes (1e6 bytes) of
-    all clients and rounds, both directions."""
+def retained(rows: pd.DataFrame, found: list[Probed]) -> list[Number]:
+    """What each run of Table 3 kept and moved: clients (%) that keep a layer at the end, megabytes (1e6 bytes) of all clients and rounds,
+    both directions."""
     out = []
-    for p in study.probed(rows, "weights"):
+    for p in found:
         kept = {f"keep {layer} (%)": 100 * float((w.diagonal() == 1).mean()) for layer, w in p.at().items()}
         total = rows[(rows.run == p.run) & (rows["mean"] == "total") & (rows.column == p.column)]
         total = total[total["round"] == total["round"].max()].drop_duplicates("metric").set_index("metric").value
@@ -331,10 +367,10 @@ def _superior(rows: pd.DataFrame) -> tuple[str, bool]:
     for c in dict.fromkeys(rows.column):
         at = rows[rows.column == c]
         names = [r for r in dict.fromkeys(at.row) if r in BASELINES]
-        acc = {r: value(at, r, c, **REPORT | {"when": WHEN.get(r, REPORT["when"])}) for r in names}
+        acc = {r: value(at, r, c, **PAPER.report | {"when": PAPER.when.get(r, PAPER.report["when"])}) for r in names}
         if not acc:
             raise LookupError(f"baselines / {c}")
-        mine, top = value(at, OWN, c, **REPORT), max(acc, key=acc.__getitem__)
+        mine, top = value(at, PAPER.own, c, **PAPER.report), max(acc, key=acc.__getitem__)
         rank = 1 + sum(v > mine for v in acc.values())
         out.append(f"{c}: pfedla {mine:.1f}, rank {rank} of {1 + len(acc)}; best baseline {top} {acc[top]:.1f}")
         ahead.append(rank == 1)
@@ -343,8 +379,8 @@ def _superior(rows: pd.DataFrame) -> tuple[str, bool]:
 
 def _k(rows: pd.DataFrame) -> tuple[str, bool]:
     out, good = [], True
-    for c in dict.fromkeys(pick(rows, **REPORT).column):
-        acc = {r: value(rows, r, c, **REPORT) for r in dict.fromkeys(rows[rows.column == c].row)}
+    for c in dict.fromkeys(pick(rows, **PAPER.report).column):
+        acc = {r: value(rows, r, c, **PAPER.report) for r in dict.fromkeys(rows[rows.column == c].row)}
         if not {"k=0", "k=1"} <= acc.keys():
             raise LookupError(f"k=0, k=1 / {c}")
         out.append(f"{c}: " + ", ".join(f"{r} {v:.1f}" for r, v in acc.items()))
@@ -396,7 +432,7 @@ def _largest(rows: pd.DataFrame) -> tuple[str, bool]:
     return "; ".join(out), good
 
 
-CLAIMS = [
+CLAIMS = (
     Claim("pFedLA beats the baselines in most cases, four classes a client (Sec. 4.2, Table 1)", "table1", _superior),
     Claim("pFedLA beats the baselines in most cases, all classes a client (Sec. 4.2, Table 2)", "table2", _superior),
     Claim("Retaining k layers costs little accuracy (Sec. 4.5; at most 2.2 points, as in Table 1)", "table3", _k),
@@ -404,4 +440,40 @@ CLAIMS = [
     Claim("Others weigh less with time, and more the more labels they share (Sec. 4.3, Fig. 5)", "fig5", _period),
     Claim("Self weights are largest; others weigh more the more labels they share (Sec. 4.3, Fig. 6)", "fig6", _ring),
     Claim("The target's largest weight is the classifier's on EMNIST, fc1's on CIFAR-10 (Sec. 4.4)", "fig7", _largest),
-]
+)
+
+# -- the paper -----------------------------------------------------------------------------------------------------------
+
+_ALL, _TWO = tuple(DATA.values()), (DATA["EMNIST"], DATA["CIFAR-10"])
+_RANKS = ("compare", "standing")
+ARTEFACTS = {
+    "table1": Artefact(_ALL, _RANKS, medium=2, quick=2, tuned=True),
+    "table2": Artefact(_ALL, _RANKS, quick=1, tuned=True),
+    "table3": Artefact(
+        _TWO,
+        quick=1,
+        own="k=1",
+        numbers=lambda rows, recorded: megabytes(rows) + retained(rows, recorded("weights")),
+        tuned=True,
+    ),
+    "fig1": Artefact((DATA["CIFAR-10"],), (), quick=1, numbers=lambda rows, recorded: late(client(rows))),
+    "fig5": Artefact(
+        _TWO, (), medium=2, quick=1, numbers=lambda rows, recorded: periods(evolution(recorded("weights"))), tuned=True
+    ),
+    "fig6": Artefact(_ALL, (), medium=2, quick=1, numbers=ring_numbers, tuned=True),
+    "fig7": Artefact(
+        _TWO, (), medium=2, numbers=lambda rows, recorded: self_weights(by_layer(recorded("weights"))), tuned=True
+    ),
+}
+PAPER = Paper(
+    key="pfedla",
+    artefacts=ARTEFACTS,
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own="pfedla",
+    report=dict(select="last", when="before", mean="client"),
+    when={"local": "after"},
+    tables=("table1", "table2", "table3"),
+    setting=setting,
+    rows=rows,
+)

@@ -230,10 +230,11 @@ def test_final_weights_of_each_method():
     assert numbers[numbers.column == "Self"].value.tolist() == pytest.approx([0.14] * 2)
 
 
-def test_the_course_of_weights_leaves_derived_rows_out():
-    runs = [probed("fedaghn"), probed(fedaghn.DESCENT)]
-    got = fedaghn.course([*runs, runs[0]._replace(row="whole, self", column="First")])
+def test_the_course_of_weights():
+    got = fedaghn.course([probed("fedaghn"), probed(fedaghn.DESCENT, own=0.5)])
     assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "round"]).any()
+    own = got[(got.kind == "self") & (got["round"] == 8)].set_index("row").value
+    assert own["deep"] == pytest.approx(0.18) and own["whole, descent"] == pytest.approx(0.58)
     assert set(got.row) == {"whole", "shallow", "deep", "whole, descent"}
 
 

@@ -265,7 +265,7 @@ def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 def course(weights: list[Probed]) -> pd.DataFrame:
     """Mean weights at every recorded round: kind, row (part of the model, other sign), round, value."""
     out = [pd.DataFrame(columns=["kind", "row", "round", "value"])]
-    for p in [p for p in weights if p.row in CASE["table4"]]:  # not rows that were derived from the same runs
+    for p in weights:
         layers = list(p.values.values())
         n, other = len(layers), p.row == DESCENT
         parts = {"whole": layers} | ({} if other else {"shallow": layers[: (n + 1) // 2], "deep": layers[n // 2 :]})

@@ -7,7 +7,7 @@ import pytest
 from pfl_core import Experiment, run
 from pfl_core.analysis import select
 from pfl_core.experiments import store
-from pfl_core.experiments.experiment import federation
+from pfl_core.experiments.build import client_data
 from pfl_core.papers import base as papers
 from pfl_core.papers import pfedhn, report
 
@@ -89,7 +89,9 @@ def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_else
             ours == theirs
             and len(ours) == len(named(medium_cells, artefact)) == 3 * {"table1": 11, "fig3": 1}[artefact]
         )
-    assert {e.tags["artefact"] for e in medium_cells} == set(pfedhn.MEDIUM)
+    assert {e.tags["artefact"] for e in medium_cells} == {
+        a for a, about in pfedhn.PAPER.artefacts.items() if about.medium
+    }
     short = named(medium_cells, "table4") + named(medium_cells, "fig5")
     assert {(e.rounds * e.participation * e.clients, e.seed) for e in short} == {(1000, 0), (1000, 1)}
     assert {e.steps for e in named(medium_cells, "fig5")} == {1, 25, 50, 100}
@@ -132,7 +134,7 @@ def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
     for e in ours:
         assert e.plain() == beside[e.method, e.seed].but(partition_args={"leftover": False}).plain()
     dealt = [
-        federation(Experiment(clients=10, partition="pfedhn_classes", partition_args=a)).n
+        client_data(Experiment(clients=10, partition="pfedhn_classes", partition_args=a)).n
         for a in ({}, {"leftover": False})
     ]
     used, total = (int(n.sum()) for n in dealt)
@@ -176,7 +178,9 @@ def with_starts(found: list[Experiment]) -> list[Experiment]:
 
 
 def test_what_is_shared_is_run_once(quick_cells):
-    ids = {a: {e.tags["row"]: e.id_for("") for e in named(quick_cells, a) if e.seed == 0} for a in pfedhn.ARTEFACTS}
+    ids = {
+        a: {e.tags["row"]: e.id_for("") for e in named(quick_cells, a) if e.seed == 0} for a in pfedhn.PAPER.artefacts
+    }
     main = ids["table1"]
     assert ids["fig3"]["pfedhn_pc"] == main["pfedhn_pc"]
     shared = ids["fig5"]["K = 10"], ids["fig6"]["hidden layers = 3"], ids["fig6"]["embedding dimension = 3"]
@@ -275,10 +279,36 @@ def test_figure_3_is_one_seeds():
 def test_by_size_reads_every_third_client(monkeypatch):
     test = np.array([[1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]])
     kept = {"rounds": np.array([0, 1]), "before/test/correct": test, "n/test": np.full(6, 10)}
-    monkeypatch.setattr(store, "arrays_of", lambda run: kept)
-    rows = frame(row("table2", "pfedhn", "C, all sizes", 50))
-    got = select.pick(pfedhn.by_size(rows, "C"), "best_val")
+    monkeypatch.setattr(pfedhn.committed, "arrays_of", lambda run: kept)
+    rows = frame(row("table2", "pfedhn", "C, all sizes", 50), row("table2", "pfedme", "C, S", 45))
+    sized = pd.DataFrame(pfedhn.by_size(rows, recorded()), columns=store.ROW_COLUMNS)
+    got = select.pick(sized, "best_val")
     assert dict(zip(got.column, got.value, strict=True)) == {"C, S": 40, "C, M": 50, "C, L": 60}
+    assert set(sized[sized.split == "val"].value) == {50}  # by which the round is chosen
+
+
+def recorded(**probes: dict[str, np.ndarray]):
+    """What `Study.run` gives to numbers of probes: what one run recorded at rounds 0 and 1, by the probe's name."""
+    made = {n: [papers.Probed("pfedhnx", "pfedhn", "x", 1, np.array([0, 1]), v)] for n, v in probes.items()}
+    return lambda probe: made.get(probe, [])
+
+
+def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
+    best, last = (row("fig3", "pfedhn", "x", v, round=r, seed=1) for r, v in ((0, 90.0), (1, 80.0)))
+    rows = frame(best, last).assign(dataset="digits100")
+    acc = np.array([[[90.0, 50.0], [80.0, 80.0]], np.zeros((2, 2))])
+    v = np.stack([np.eye(10).repeat(5, 0), np.zeros((50, 10))])  # 10 groups of 5 clients
+    probes = recorded(mix_and_match={"acc": acc}, embeddings={"v": v})
+    assert pfedhn.crossed(rows, probes("mix_and_match"))["seed 1"].tolist() == acc[0].tolist()
+    crossing, clusters = pfedhn.numbers_of_crossing(rows, probes), pfedhn.numbers_of_clusters(rows, probes)
+    assert {d["metric"]: d["value"] for d in crossing} == {"own_pct": 85, "crossed_pct": 65, "own_best_pct": 100}
+    said = {d["metric"]: d["value"] for d in clusters}
+    assert said["purity"] == 1 and said["p"] < 0.01 and {d["run"] for d in crossing + clusters} == {"pfedhnx"}
+    drawn = pfedhn.embedded(rows, probes("embeddings"))
+    assert drawn.group.tolist() == [k // 5 for k in range(50)] and set(drawn.column) == {"seed 1"}
+    nothing = frame()
+    assert pfedhn.crossed(nothing, []) == {} and pfedhn.embedded(nothing, []).empty
+    assert pfedhn.numbers_of_newcomers(nothing, probes) == [] and pfedhn.newcomers(nothing).empty
 
 
 def test_pairs_names_classes(monkeypatch):
@@ -286,11 +316,14 @@ def test_pairs_names_classes(monkeypatch):
         def counts(self):
             return np.eye(10, dtype=int)[[3, 5]] + np.eye(10, dtype=int)[[5, 5]]
 
-    monkeypatch.setattr(pfedhn.experiments, "federation", lambda e: Fed())
+    monkeypatch.setattr(pfedhn.build, "federation", lambda e: Fed())
     assert pfedhn.pairs(Experiment(dataset="cifar10")) == ["cat / dog", "dog"]
     assert pfedhn.pairs(Experiment(dataset="digits")) == ["3 / 5", "5"]
 
 
 def test_profiles_below_the_papers_say_their_number_of_clients():
-    assert list(pfedhn.columns("quick")) == ["CIFAR-10, N=10", "CIFAR-100, N=10", "Omniglot, N=8"]
-    assert len(pfedhn.columns("paper")) == 7 and papers.title("appc5") == "Appendix C.5"
+    first = {"table1": "CIFAR-10, N=10", "fig4": "CIFAR-100, N=50", "table3": "MNIST, N=10", "appc5": "CIFAR-10, N=20"}
+    assert {a: list(pfedhn.columns(a, "quick")) for a in first} == {a: [label] for a, label in first.items()}
+    assert list(pfedhn.columns("table1", "medium")) == ["CIFAR-10, N=10"]
+    assert list(pfedhn.columns("table1", "paper"))[-2:] == ["CIFAR-100, N=100", "Omniglot, N=50"]
+    assert len(pfedhn.columns("table1", "paper")) == 7 and papers.title("appc5") == "Appendix C.5"

@@ -12,8 +12,7 @@ import pandas as pd
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import clustering, diagonal_rank, row_scaled, slope, total_variation, tsne
 from pfl_core.data import pools as data
-from pfl_core.experiments import build
-from pfl_core.experiments import store
+from pfl_core.experiments import build, committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
     FULL,
@@ -280,7 +279,7 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     kept = rows[rows.column.str.endswith(ALL) & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
     out = []
     for run, own_rows in kept[kept.when == "before"].groupby("run", sort=False):
-        a = store.arrays_of(run)
+        a = committed.arrays_of(run)
         acc = 100 * a["before/test/correct"] / a["n/test"]
         for g, size in enumerate(SIZES):
             mean = dict(zip(a["rounds"].tolist(), acc[:, g :: len(SIZES)].mean(1), strict=True))
@@ -300,7 +299,7 @@ def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
     for _, own_rows in rows.groupby(["column", "row"], sort=False):
         for v in pick(own_rows, **PAPER.report).itertuples():
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
-            each.append(head.merge(store.accuracies(v.run, v.when, v.round), how="cross"))
+            each.append(head.merge(committed.accuracies(v.run, v.when, v.round), how="cross"))
     if not each:
         return pd.DataFrame()
     clients = pd.concat(each, ignore_index=True)

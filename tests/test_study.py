@@ -1,5 +1,7 @@
 """A notebook from the inside: parameters refused before anything runs, stand-ins, and one real sweep from rows to published files."""
 
+import dataclasses
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -10,10 +12,10 @@ from pfl_core.experiments import compute
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.run import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import fedper, presets, report
-from pfl_core.papers.base import FULL
+from pfl_core.papers import fedaghn, fedper, report
+from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
 from pfl_core.papers.report import VIEWS
-from pfl_core.papers.study import PROFILES, STAND_INS, Study
+from pfl_core.papers.study import Study
 from pfl_core.util import paths
 
 # Where a display is set, Agg says that it shows nothing.
@@ -45,12 +47,18 @@ def trained(monkeypatch):
     return seen
 
 
-def study(**how):
-    return Study("fedper", **{"profile": "smoke", "device": "cpu"} | how)
+def study(paper="fedper", **how):
+    return Study(paper, **{"profile": "smoke", "device": "cpu"} | how)
 
 
-def sweep(s, columns=("a",), **changes):
-    return s.sweep(s.base("fig3", "cifar10", **SMALL | changes), BOTH, {c: {} for c in columns})
+def small(artefact="fig3", rows=None, columns=("a",), paper=fedper.PAPER, seeds=(), **changes):
+    """A paper whose only runs are small ones of one artefact."""
+
+    def sweeps(scope):
+        base = scope.base(paper, artefact, "cifar10", **SMALL | changes)
+        return scope.sweep(paper, base, rows or BOTH, {c: {} for c in columns}, seeds=seeds)
+
+    return dataclasses.replace(paper, sweeps=sweeps)
 
 
 # ---------------------------------------------------------------- parameters
@@ -60,7 +68,7 @@ WRONG = {
     "no profile": (dict(profile=None), ["profile: None is unknown"]),
     "datasets": (dict(datasets=["digits", "cifar"]), ["datasets: 'cifar' is unknown", *data.list_datasets()]),
     "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *VIEWS]),
-    "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.ARTEFACTS]),
+    "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.FIGURES]),
     "in a list": (dict(methods=[["fedper"]]), ["methods: ['fedper'] is unknown; did you mean 'fedper'? known are"]),
     "string": (dict(datasets="digits"), ["datasets='digits': give a list, such as ['", "an empty list means"]),
     "tuple": (dict(methods=("fedper",)), ["methods=('fedper',): give a list"]),
@@ -103,13 +111,17 @@ def test_a_gpu_that_is_absent_is_refused(monkeypatch):
 
 def test_defaults_are_the_profiles_own(home):
     s = study(datasets=[], methods=None, seeds=[], artefacts=[])
-    assert (s.label, s.seeds, s.recompute) == ("digits", presets.seeds("smoke", True), False)
-    assert s.artefacts == fedper.ARTEFACTS and s.folder == home / "runs" / "figures/fedper/smoke-digits"
-    assert study(seeds=[3, 0]).seeds == [3, 0]
-    labels = {study(profile=p, datasets=d).label for p, d in (("paper", None), ("quick", ["mnist", "cifar10"]))}
-    assert labels == {"paper", "mnist+cifar10"}
-    for profile in PROFILES:
-        assert study(profile=profile, datasets=["cifar10"]).seeds == presets.seeds(profile, False)
+    assert (s.scope.label, seeds(s), s.recompute) == ("digits", [0], False)
+    assert not s.scope.artefacts and s.folder == home / "runs" / "figures/fedper/smoke-digits"
+    assert seeds(study(seeds=[3, 0])) == [3, 0]
+    asked = (("paper", None), ("quick", ["mnist", "cifar10"]))
+    assert {study(profile=p, datasets=d).scope.label for p, d in asked} == {"paper", "mnist+cifar10"}
+    real = {p: seeds(study(profile=p, datasets=["cifar10"]), "fig4") for p in PROFILES}
+    assert real == {"smoke": [0], "quick": [0, 1], "medium": [0, 1], "paper": [0, 1, 2]}
+
+
+def seeds(s, artefact="fig2"):
+    return list(s.scope.seeds_of(s.paper, artefact))
 
 
 # ---------------------------------------------------------------- data
@@ -117,28 +129,26 @@ def test_defaults_are_the_profiles_own(home):
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])
 def test_embedded_data_stand_in_for_the_papers(profile):
-    s = study(profile=profile)
-    served = {name: s.data(name) for name in STAND_INS}
+    scope = study(profile=profile).scope
+    served = {name: scope.data(name) for name in STAND_INS}
     assert {served[n] for n in ("cifar10", "mnist", "fashion_mnist", "emnist-digits")} == {"digits"}
     assert served["cifar100"] == served["tiny_imagenet"] == "digits100"
     assert served["flickr_aes"] == "raters_digits100" and served["omniglot"] is None is served["ag_news"]
-    assert s.data("digits") == "digits" and s.data("emnist") is None
-    assert s.raters == ", synthetic raters"
+    assert scope.data("digits") == "digits" and scope.data("emnist") is None
 
 
 @pytest.mark.parametrize("profile", FULL)
 def test_the_paper_profile_takes_the_papers_data(profile):
     s = study(profile=profile)
-    assert [s.data(n) for n in STAND_INS] == list(STAND_INS) and s.raters == ""
-    assert (s.label, s.folder.name) == ("paper", f"{profile}-paper")
+    assert [s.scope.data(n) for n in STAND_INS] == list(STAND_INS)
+    assert (s.scope.label, s.folder.name) == ("paper", f"{profile}-paper")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_data_that_are_asked_for_are_the_only_ones(profile):
-    s = study(profile=profile, datasets=["digits100", "cifar10", "raters_cifar10"])
-    assert (s.data("cifar10"), s.data("cifar100"), s.data("mnist")) == ("cifar10", "digits100", None)
-    assert s.data("flickr_aes") == "raters_cifar10" and s.raters != ""
-    assert study(profile=profile, datasets=["flickr_aes"]).raters == ""
+    scope = study(profile=profile, datasets=["digits100", "cifar10", "raters_cifar10"]).scope
+    assert (scope.data("cifar10"), scope.data("cifar100"), scope.data("mnist")) == ("cifar10", "digits100", None)
+    assert scope.data("flickr_aes") == "raters_cifar10"
 
 
 def test_every_stand_in_is_a_data_set():
@@ -156,65 +166,73 @@ def test_base_is_the_preset_over_what_serves():
 
 
 def test_what_is_not_run_says_so_and_draws_nothing(capsys, home):
-    s = study(artefacts=["fig2"], datasets=["digits"])
-    for base in (s.base("fig3", "cifar10"), s.base("fig2", "flickr_aes")):
-        assert base is None
-        rows = s.sweep(base, BOTH)
+    s = study(artefacts=["fig2", "fig7"], datasets=["digits"])
+    for artefact in ("fig3", "fig7", "fig3"):  # why is said once
+        rows = s.run(artefact)
         assert rows.empty and list(rows.columns) == ROW_COLUMNS
-        assert s.curves("fig3", rows) is None and s.spread("fig3", rows) is None
-        s.show_partitions(base, {"k": {}})
-    assert study().base("fig2", "omniglot") is None
+        assert s.curves(artefact, rows) is None and s.spread(artefact, rows) is None
+        s.show(artefact)
+    assert s.base("fig3", "cifar10") is None is s.base("fig2", "flickr_aes")
+    s.show_partitions(None, {"k": {}})
+    letters = dataclasses.replace(fedper.PAPER, artefacts={"fig2": Artefact(("omniglot", "ag_news"))}, claims=())
+    assert study(letters).run("fig2").empty
     assert capsys.readouterr().out.splitlines() == [
-        "fig3: not run, not among artefacts=['fig2']",
-        "fig2: not run, needs flickr_aes (datasets=['digits'])",
-        "fig2: not run, needs omniglot (datasets=the embedded ones)",
+        "fig3: not run, not among artefacts=['fig2', 'fig7']",
+        "fig7: not run, needs flickr_aes (datasets=['digits'])",
+        "fig2: not run, needs omniglot or ag_news (datasets=the embedded ones)",
     ]
     assert not (home / "runs").exists()
     assert set(s.claims().verdict) == {"not run"}
 
 
 def test_an_unknown_artefact_of_a_cell_is_a_mistake():
-    with pytest.raises(ValueError, match="artefact: 'fig99' is unknown; did you mean 'fig9'. known are fig2"):
-        study().base("fig99", "cifar10")
+    for cell in (lambda s: s.base("fig99", "cifar10"), lambda s: s.run("fig99"), lambda s: s.show("fig99")):
+        with pytest.raises(ValueError, match="artefact: 'fig99' is unknown; did you mean 'fig9'. known are fig2"):
+            cell(study())
 
 
-def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys, monkeypatch):
-    monkeypatch.setattr(fedper, "MEDIUM", {"fig2": 3, "fig3": 1})
-    full = fedper.setting
-    monkeypatch.setattr(
-        fedper, "setting", lambda a, profile, *more: full(a, "paper" if profile == "medium" else profile, *more)
-    )
-    s = study(profile="medium", datasets=["cifar10"])
-    seeds = {a: [e.seed for e in s.cells(s.base(a, "cifar10"), {"a": {}}, None, 7)] for a in ("fig2", "fig3", "fig4")}
-    assert seeds == {"fig2": [0, 1, 2], "fig3": [0], "fig4": []} and s.rows_for("fig4", "cifar10") == {}
-    asked = study(profile="medium", datasets=["cifar10"], seeds=[5])
-    assert [e.seed for e in asked.cells(asked.base("fig2", "cifar10"), {"a": {}}, None, None)] == [5]
+def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys):
+    paper = fedper.PAPER
+    some = {a: dataclasses.replace(paper.artefacts[a], medium=n) for a, n in (("fig2", 3), ("fig3", 1), ("fig4", 0))}
+
+    def sweeps(scope):
+        bases = [scope.base(paper, a, "cifar10") for a in some]
+        return [s for base in bases for s in scope.sweep(paper, base, {"a": {}}, {"a": {}}, quick=7)]
+
+    paper = dataclasses.replace(paper, artefacts=some, sweeps=sweeps)
+
+    def asked(**how):
+        s = study(paper, profile="medium", datasets=["cifar10"], **how)
+        return {p.artefact: list(p.seeds) for p in paper.planned(s.scope)}
+
+    assert asked() == {"fig2": [0, 1, 2], "fig3": [0]}
+    assert asked(seeds=[5]) == {"fig2": [5], "fig3": [5]} and asked(artefacts=["fig3", "fig4"]) == {"fig3": [0]}
+    study(paper, profile="medium", datasets=["cifar10"]).run("fig4")
     said = "fig4: not run at profile medium, which has fig2, fig3; use profile='paper'"
     assert capsys.readouterr().out.splitlines() == [said]
-    monkeypatch.setattr(fedper, "MEDIUM", {})
-    assert s.base("fig2", "cifar10") is None and "which has nothing of this paper;" in capsys.readouterr().out
+    none = dataclasses.replace(paper, artefacts={"fig4": some["fig4"]})
+    assert study(none, profile="medium", datasets=["cifar10"]).run("fig4").empty
+    assert "which has nothing of this paper;" in capsys.readouterr().out
 
 
 def test_pick_follows_profile_and_data():
+    def pick(profile, datasets=None, **values):
+        return study(profile=profile, datasets=datasets).scope.pick("p", **values)
+
     three = dict(quick="q", smoke="s")
-    values = [study(profile=p).pick("p", **three) for p in ("paper", "quick", "smoke")]
-    assert values == ["p", "q", "s"] and study().pick("p", quick="q") == "q"
-    assert study(profile="quick", datasets=["cifar10"]).pick("p", **three) == "p"
-    assert study(profile="smoke", datasets=["cifar10"]).pick("p", **three) == "s"
-    assert (
-        study(profile="medium").pick("p", **three)
-        == "p"
-        == study(profile="quick", datasets=["mnist"]).pick("p", quick=0)
-    )
-    assert [study(profile=p).pick("p", quick=0, medium="m") for p in PROFILES] == [0, 0, "m", "p"]
+    assert [pick(p, **three) for p in ("paper", "medium", "quick", "smoke")] == ["p", "p", "q", "s"]
+    assert pick("smoke", quick="q") == "q"
+    assert pick("quick", ["cifar10"], **three) == "p" == pick("quick", ["mnist"], quick=0)
+    assert pick("smoke", ["cifar10"], **three) == "s"
+    assert [pick(p, quick=0, medium="m") for p in PROFILES] == [0, 0, "m", "p"]
 
 
 # ---------------------------------------------------------------- sweeps, figures, rows
 
 
 def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypatch):
-    s = study(seeds=[0, 1])
-    rows = sweep(s)
+    s = study(small(), seeds=[0, 1])
+    rows = s.run("fig3")
     assert trained == [("fedavg", 0), ("fedavg", 1), ("fedper", 0), ("fedper", 1)]
     assert list(rows.columns) == ROW_COLUMNS and rows.run.nunique() == 4 and set(rows["round"]) == {0, 2}
     assert rows[["paper", "artefact", "column", "profile", "dataset"]].drop_duplicates().to_numpy().tolist() == [
@@ -240,12 +258,10 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits.csv" in said
     assert str(home) not in said + capsys.readouterr().out, "no path of this computer in a notebook"
     kinds = [f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")]
-    assert sorted(p.name for p in s.folder.iterdir()) == sorted(
-        [*kinds, *(f"claims.{k}" for k in ("csv", "md", "tex"))]
-    )
+    assert sorted(p.name for p in s.folder.iterdir()) == sorted([*kinds, "claims.csv", "claims.md"])
     # a second notebook finds the runs in the store, also where it should not trust committed rows
-    again = study(seeds=[0, 1], recompute=True)
-    pd.testing.assert_frame_equal(sweep(again), rows)
+    again = study(small(), seeds=[0, 1], recompute=True)
+    pd.testing.assert_frame_equal(again.run("fig3"), rows)
     assert len(trained) == 4 and again.rows().equals(s.rows())
     # what is committed serves another computer, unless it is to be computed again
     with pytest.raises(ValueError, match="nothing of 'fedper' to publish"):
@@ -255,41 +271,95 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     (home / "home").mkdir()
     assert [p.name for p in report.publish("fedper")] == ["fedper.quick-digits.csv", "SHA256SUMS"]
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
-    served = sweep(study(seeds=[0, 1]))
+    served = study(small(), seeds=[0, 1]).run("fig3")
     assert len(trained) == 4 and not list((home / "elsewhere").glob("store/*/"))
     pd.testing.assert_frame_equal(served, rows.assign(value=rows.value.round(4)), check_dtype=False)
-    sweep(study(seeds=[1], methods=["fedper"], recompute=True))
+    study(small(), seeds=[1], methods=["fedper"], recompute=True).run("fig3")
     assert trained[4:] == [("fedper", 1)]
 
 
+def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, monkeypatch):
+    asked, sweep = [], runs.sweep
+    monkeypatch.setattr(runs, "sweep", lambda cells, **how: (asked.append(len(cells)), sweep(cells, **how))[1])
+    figures = {a: dataclasses.replace(fedper.FIGURES[a], said="As said.") for a in ("fig2", "fig3")}
+    paper = dataclasses.replace(fedper.PAPER, artefacts=figures)
+    s = study(small(paper=paper, rounds=0))
+    s.show("fig3")
+    assert sum(asked) == 2 and s.run("fig3") is s.run("fig3") and len(trained) == 2
+    s.show("fig3", columns=1)
+    assert sum(asked) == 2
+    shown = pd.read_csv(s.folder / "fig3.csv")
+    assert set(shown.metric) == {"acc_pct", "acc_sd", "acc_min", "acc_max"}, "Figure 3 is the spread over clients"
+    out = capsys.readouterr().out
+    assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "fedavg" in out, "a figure and its table"
+    assert s.run("fig2").empty and s.show("fig2") is None, "no sweep of it"
+
+
 def test_methods_restrict_the_rows(trained):
-    s = study(methods=["fedper"], seeds=[5])
-    rows = sweep(s, ("a", "b"), rounds=0)
+    s = study(small(columns=("a", "b"), rounds=0), methods=["fedper"], seeds=[5])
+    rows = s.run("fig3")
     assert set(rows.method) == {"fedper"} == set(rows.row) and set(rows.column) == {"a", "b"}
     assert trained == [("fedper", 5)], "two columns alike are one run"
-    base = s.base("fig4", "cifar10", method="fedper", **SMALL | {"rounds": 0})
-    depth = {"K_P = 1": {"head_depth": 1}, "K_P = 2": {}, "global": {"method": "fedavg"}}
-    assert list(dict.fromkeys(s.sweep(base, depth).row)) == ["K_P = 1", "K_P = 2"]
-    nothing = s.sweep(base, {"global": {"method": "fedavg"}})
+    assert set(s.rows().artefact) == {"fig3"} and not s.rows().duplicated().any()
+    depth = {"K_P = 1": {"head_depth": 1}, "K_P = 2": {}, "global": use("fedavg")}
+    asked = dict(methods=["fedper"], seeds=[5])
+    labels = study(small("fig4", depth, method="fedper", rounds=0), **asked).run("fig4").row
+    assert list(dict.fromkeys(labels)) == ["K_P = 1", "K_P = 2"]
+    s = study(small("fig4", {"global": use("fedavg")}, rounds=0), **asked)
+    nothing = s.run("fig4")
     assert nothing.empty and s.curves("fig4", nothing) is None
-    assert set(s.rows().artefact) == {"fig3", "fig4"} and not s.rows().duplicated().any()
-    view = {"fedavg_ft": {"method": "fedavg"}, "fedavg": {"method": "fedavg"}}
-    assert set(study(methods=["fedavg_ft"]).sweep(base, view).row) == {"fedavg_ft"}, (
-        "a row may be named as the view it is"
-    )
+    view = small(rows={"fedavg_ft": use("fedavg"), "fedavg": use("fedavg")}, rounds=0)
+    assert set(study(view, methods=["fedavg_ft"]).run("fig3").row) == {"fedavg_ft"}, "a row may be named as its view"
 
 
-def test_how_many_seeds_is_said_for_quick_only(monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "sweep", lambda cells, **how: asked.extend(e.seed for e in cells) or pd.DataFrame())
-    for s in (study(seeds=[4, 2, 9]), study(profile="smoke"), study(profile="quick")):
-        s.sweep(s.base("fig3", "cifar10"), {"fedper": {"method": "fedper"}}, seeds=2)
-    assert asked == [4, 2, 9, 0, 0, 1]
+def test_how_many_seeds_is_said_for_quick_only():
+    figure = {"fig3": dataclasses.replace(fedper.FIGURES["fig3"], quick=2)}
+    paper = dataclasses.replace(fedper.PAPER, artefacts=figure)
+    asked = [dict(seeds=[4, 2, 9]), dict(profile="smoke"), dict(profile="quick")]
+    given = [study(small(paper=paper), **how).scope for how in asked]
+    assert [list(p.seeds) for scope in given for p in small(paper=paper).planned(scope)] == [[4, 2, 9], [0], [0, 1]]
+    fixed = small(paper=paper, seeds=(7,))
+    assert [list(p.seeds) for scope in given for p in fixed.planned(scope)] == [[7]] * 3
+
+
+def test_parts_of_an_artefact_are_run_alone(trained):
+    def sweeps(scope):
+        base = scope.base(fedper.PAPER, "fig3", "cifar10", **SMALL | {"rounds": 0})
+        each = [("", "fedavg"), ("ours", "fedper")]
+        return [s for part, m in each for s in scope.sweep(fedper.PAPER, base, {m: use(m)}, {"a": {}}, part=part)]
+
+    s = study(dataclasses.replace(fedper.PAPER, sweeps=sweeps))
+    assert set(s.run("fig3", "ours").row) == {"fedper"} and trained == [("fedper", 0)]
+    assert set(s.run("fig3", "").row) == {"fedavg"} and set(s.run("fig3").row) == {"fedavg", "fedper"}
+    assert len(trained) == 2 and not s.rows().duplicated().any()
+
+
+def test_tuning_comes_first_and_what_it_chose_is_asked_again(trained, home):
+    tuned = {"fig3": dataclasses.replace(fedper.FIGURES["fig3"], tuned=True), "fig2": fedper.FIGURES["fig2"]}
+
+    def sweeps(scope):
+        bases = {a: scope.base(paper, a, "cifar10", **SMALL | {"method": "fedper", "rounds": 0}) for a in tuned}
+        base = bases["fig3"] or bases["fig2"]
+        tags = {"artefact": TUNING}
+        tried = {f"lr {lr}": {"lr": lr} for lr in (0.1, 0.2)}
+        tuning = scope.sweep(paper, base.but(partition_args={"val": 0.2}, tags=tags), tried, {"a": {}}, seeds=(7,))
+        seen = scope.finished(tuning[0].experiments())
+        lr = 0.3 if seen is None else float(seen.row.iloc[-1].removeprefix("lr "))
+        each = [scope.sweep(paper, b, {f"with {lr}": {"lr": lr}}, {"a": {}}) for b in bases.values()]
+        return [*tuning, *each[0], *each[1]]
+
+    paper = dataclasses.replace(fedper.PAPER, artefacts=tuned, sweeps=sweeps)
+    s = study(paper)
+    assert set(s.run("fig2").row) == {"with 0.3"} and trained == [("fedper", 0)], "not tuned, so nothing else is run"
+    assert set(s.run("fig3").row) == {"with 0.2"} and trained[1:] == [("fedper", 7), ("fedper", 7), ("fedper", 0)]
+    assert set(s.run(TUNING).row) == {"lr 0.1", "lr 0.2"} and len(trained) == 4
+    assert set(s.rows().artefact) == {"fig2", "fig3", TUNING}
+    assert s.scope.finished([e.but(seed=8) for e in paper.planned(s.scope)[0].experiments()]) is None
 
 
 def test_a_column_that_was_not_evaluated_is_named():
-    s = study()
-    rows = sweep(s, rounds=0)
+    s = study(small(rounds=0))
+    rows = s.run("fig3")
     with pytest.raises(ValueError, match=r"fig3: no test accuracy at when='after'; evaluated are \['before'\]"):
         s.curves("fig3", rows, when="after")
     assert plt.get_fignums() == []
@@ -303,14 +373,25 @@ def test_finishing_without_runs_writes_an_empty_file(home):
 # ---------------------------------------------------------------- tables beside the paper's, and what probes recorded
 
 CASE = dict(clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16)
-CASE_ROWS = {"local": {"method": "local"}, "fedaghn": {"method": "fedaghn", "record": ("weights",)}}
+CASE_ROWS = {"local": use("local"), "fedaghn": use("fedaghn") | {"record": ("weights",)}}
+
+
+def case_study(**about):
+    """FedAGHN's case study, small; about: what its Artefact says."""
+
+    def sweeps(scope):
+        base = scope.base(paper, "table3", "cifar10", **CASE)
+        return scope.sweep(paper, base, CASE_ROWS, {"CIFAR-10": {}})
+
+    artefacts = {"table3": dataclasses.replace(fedaghn.PAPER.artefacts["table3"], **about)}
+    paper = dataclasses.replace(fedaghn.PAPER, artefacts=artefacts, claims=(), sweeps=sweeps)
+    return Study(paper, profile="smoke", device="cpu", seeds=[0, 1])
 
 
 @pytest.fixture
 def case(home):
-    s = Study("fedaghn", profile="smoke", device="cpu", seeds=[0, 1])
-    base = s.base("table3", "cifar10", **CASE)
-    return s, s.sweep(base, CASE_ROWS, {"CIFAR-10": {}})
+    s = case_study()
+    return s, s.run("table3")
 
 
 def test_a_table_beside_the_papers(case, capsys):
@@ -326,9 +407,9 @@ def test_a_table_beside_the_papers(case, capsys):
     assert got.loc["cfl", ("CIFAR-10", "reproduced")] == "not run"
     picked = report.reproduced(rows, "fedaghn").groupby("row").value.mean()
     assert got.loc["fedaghn", ("CIFAR-10", "reproduced")].startswith(f"{picked['fedaghn']:.2f}")
-    cells = pd.read_csv(s.folder / "table3.cells.csv")
+    cells = report.tables(rows, s.paper, "table3")["acc_pct"]
     assert len(cells) == 16 and set(cells.verdict) == {"not run", "not run at paper scale"}
-    assert {p.suffix for p in s.folder.glob("table3.*")} == {".csv", ".md", ".tex"}
+    assert sorted(p.name for p in s.folder.iterdir()) == ["table3.csv", "table3.md"]
 
 
 def test_clients_are_read_at_the_round_that_is_reported(case):
@@ -355,8 +436,8 @@ def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(c
         name = f"results/fedaghn.smoke-digits.{kind}"
         (home / "runs" / name).rename(home / "home" / name.replace("smoke", "quick"))
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
-    again = Study("fedaghn", profile="smoke", device="cpu", seeds=[0, 1])
-    served = again.sweep(again.base("table3", "cifar10", **CASE), CASE_ROWS, {"CIFAR-10": {}})
+    again = case_study()
+    served = again.run("table3")
     assert not list((home / "elsewhere").glob("store/*/")), "nothing was trained again"
     back = again.probed(served, "weights")
     assert (back[1].at()["fc1"] == second.at()["fc1"]).all() and again.clients(served).equals(s.clients(rows))
@@ -376,3 +457,19 @@ def test_derived_numbers_are_rows_of_their_run(case):
     ]
     s.heats("fig4", {k: v for k, v in one.at().items()}, rows, "Weights.")
     assert len(pd.read_csv(s.folder / "fig4.csv")) == 36 * len(one.at()) and (s.folder / "fig4.png").exists()
+
+
+def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsys):
+    def numbers(rows, recorded):
+        assert set(rows.row) == set(CASE_ROWS) and [p.seed for p in recorded("weights")] == [0, 1]
+        return [dict(run=p.run, metric="acc_gain", value=float(len(p.rounds))) for p in recorded("weights")]
+
+    s = case_study(numbers=numbers, show=("compare", "standing"))
+    rows = s.run("table3")
+    assert rows["mean"].tolist()[-2:] == ["derived"] * 2 and rows.value.tolist()[-2:] == [3.0, 3.0]
+    assert s.rows().equals(pd.concat([s.rows()[s.rows()["mean"] != "derived"], rows.tail(2)], ignore_index=True))
+    s.show("table3")
+    out = capsys.readouterr().out
+    assert out.startswith("Table 3, profile smoke") and "rank reproduced" in out
+    assert set(report.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
+    assert "acc_gain" not in set(report.reproduced(rows, s.paper).metric)

@@ -18,7 +18,9 @@ from pfl_core.data.partition import list_partitions, register_partition
 from pfl_core.data.pools import fetch, list_datasets, load, register_dataset
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.personal import load_model
-from pfl_core.experiments.run import Result, run, sweep, tune
+from pfl_core.experiments.run import run
+from pfl_core.experiments.store import Result
+from pfl_core.experiments.sweep import sweep, tune
 from pfl_core.methods.base import Method, list_methods
 from pfl_core.models import list_models, register_model
 from pfl_core.util.version import __version__

@@ -207,26 +207,22 @@ def do_compare(args: Namespace) -> None:
         print(side_by_side([stored(start) for start in args.what]).to_string())
         return
     compare, report = late("papers.comparison"), late("papers.report")
-    files = {
-        p.name: p
-        for home in (paths.results_folder(), paths.runs_root() / "results")
-        for p in home.glob(f"{what}.*.csv")
-    }
-    if not files:
+    parts = late("experiments.committed").parts(what, own=True)
+    if not parts:
         raise ValueError(f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first")
     known = {} if what == "methods" else late("papers.base").paper(what).artefacts
     if rest and known:
         printed = set(report.published(what).table)
         checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
-    for path in files.values():
-        rows, profile = report.read_rows(path), path.stem.partition(".")[2]
-        print(f"{'% ' * args.latex}{what}, {profile}:")  # a comment, to LaTeX
+    for part in parts.values():
+        rows = part.rows()
+        print(f"{'% ' * args.latex}{what}, {part.profile}-{part.data}:")  # a comment, to LaTeX
         if what == "methods":
             shown = [compare.table(rows)]
         elif rest:
             shown = [report.wide(t, known[rest[0]].digits) for t in report.tables(rows, what, rest[0]).values()]
         else:
-            shown = [report.claims(what, rows, profile.split("-")[0])[["verdict", "says", "measured"]]]
+            shown = [report.claims(what, rows, part.profile)[["verdict", "says", "measured"]]]
         for table in shown:
             print(report.latex(table) if args.latex else table.to_string(index=what == "methods" or bool(rest)))
 
@@ -271,7 +267,7 @@ def do_methods_table(args: Namespace) -> None:
 def do_publish(args: Namespace) -> None:
     """Copy rows and figures of a paper from runs/ to results/ and figures/"""
     for paper in args.paper:
-        print(f"{paper}: {len(late('papers.report').publish(paper))} files")
+        print(f"{paper}: {len(late('experiments.committed').publish(paper))} files")
 
 
 # -- the house -----------------------------------------------------------------------------------------------------------

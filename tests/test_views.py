@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
 from pfl_core.experiments import run as runs
-from pfl_core.experiments.experiment import Experiment, federation
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.explore import views, widgets
 from pfl_core.util import paths
 
@@ -57,7 +58,7 @@ def default(name: str, **wanted):
 
 def by_its_code(shown: views.Shown):
     """What a view's line of code gives, in a namespace of its own."""
-    imports, _, call = shown.code.partition("; ")
+    imports, _, call = shown.code.rpartition("; ")
     scope = {}
     exec(imports, scope)
     return eval(call, scope)

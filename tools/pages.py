@@ -14,6 +14,7 @@ import torch
 
 from pfl_core.analysis.plots import LABELS
 from pfl_core.engine.simulate import simulate
+from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
@@ -98,11 +99,10 @@ and from the authors' code.
 def results_section() -> str:
     """README's results, from the rows in results/: the comparison of all methods, and how many claims of each paper hold."""
     parts = []
-    for path in sorted(paths.results_folder().glob("methods.*.csv")):
-        rows, e = report.read_rows(path), presets.COMPARISON
-        profile, data = path.stem.removeprefix("methods.").split("-", 1)
+    for part in committed.parts("methods").values():
+        rows, e = part.rows(), presets.COMPARISON
         parts += [
-            f"**All methods, {data}, profile {profile}** ({e['clients']} clients, Dir({e['partition_args']['alpha']}), "
+            f"**All methods, {part.data}, profile {part.profile}** ({e['clients']} clients, Dir({e['partition_args']['alpha']}), "
             f"{rows.seed.nunique()} seeds; equal tuning; best validation round, client mean of test accuracy in %; "
             "[how it is made](docs/comparison.md)):\n",
             report.markdown(compare.table(rows)) + "\n",
@@ -157,11 +157,8 @@ def results_page() -> str:
 
 def judged(name: str) -> list[tuple[pd.DataFrame, str, str]]:
     """(claims, profile, data) for each committed result of a paper."""
-    out = []
-    for path in sorted(paths.results_folder().glob(f"{name}.*.csv")):
-        profile, data = path.stem.removeprefix(f"{name}.").split("-", 1)
-        out.append((report.claims(name, report.read_rows(path), profile), profile, data))
-    return out
+    parts = committed.parts(name).values()
+    return [(report.claims(name, p.rows(), p.profile), p.profile, p.data) for p in parts]
 
 
 def shown(name: str, at: str) -> dict[str, Path]:

@@ -40,20 +40,21 @@ def _split(pool: pools.Pool, fn: Callable, partition: str, args: str, clients: i
     return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
 
 
-def split(e: Experiment) -> partitions.Split:
-    """Who holds what in an Experiment: index arrays into its pool, not yet capped by max_samples."""
+def split(e: Experiment, pool: pools.Pool | None = None) -> partitions.Split:
+    """Who holds what in an Experiment: index arrays into its pool (default: the data set of its name), not yet capped by max_samples."""
     seed = e.seed if e.partition_seed is None else e.partition_seed
     args = json.dumps(e.partition_args, sort_keys=True)
-    return _split(pools.load(e.dataset), partitions.function(e.partition), e.partition, args, e.clients, seed)
+    return _split(pool or pools.load(e.dataset), partitions.function(e.partition), e.partition, args, e.clients, seed)
 
 
-def federation(e: Experiment) -> Federation:
-    """The data and clients of an Experiment, with at most max_samples in each of their lists."""
-    return _dealt(e).at_most(e.max_samples)
+def federation(e: Experiment, pool: pools.Pool | None = None) -> Federation:
+    """The data (default: the data set of its name) and clients of an Experiment, with at most max_samples in each of their lists."""
+    return _dealt(e, pool).at_most(e.max_samples)
 
 
-def _dealt(e: Experiment) -> Federation:
-    pool, s = pools.load(e.dataset), split(e)
+def _dealt(e: Experiment, pool: pools.Pool | None = None) -> Federation:
+    pool = pool or pools.load(e.dataset)
+    s = split(e, pool)
     about = dict(classes=pool.classes, mean=pool.mean, std=pool.std, name=e.dataset)
     return Federation(pool.inputs, pool.y, s.train, s.val, s.test, **about)
 

@@ -17,7 +17,7 @@ from pfl_core.data import pools
 from pfl_core.experiments import build, copies, metrics, tables
 from pfl_core.experiments.experiment import TAGS, Experiment
 from pfl_core.experiments.store import Result, load_result
-from pfl_core.experiments.tables import PART, Arrays, Content, Measured, results
+from pfl_core.experiments.tables import PART, Arrays, Content, Measured, Results, results
 from pfl_core.util import paths, sums
 
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
     def rows(self) -> pd.DataFrame:
         """Its rows in the one long form. ValueError names a damaged file."""
-        return results(self.folder).rows(self.paper, self.profile, self.data)
+        return results(self.folder).rows(self.paper, self.profile, self.data).copy(deep=False)
 
 
 def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> dict[str, Part]:
@@ -110,9 +110,9 @@ def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
 def _measured(run: str) -> Measured:
     if found := load_result(paths.store_folder() / run, aside=False):
         return _of_result(found)
-    if run not in results().home:
+    if run not in (known := _holding(run)).home:
         raise ValueError(f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again")
-    return results().of(run)
+    return known.of(run)
 
 
 def _of_result(r: Result) -> Measured:
@@ -162,12 +162,26 @@ def experiment(run: str) -> Experiment | None:
 
 
 def arrays_of(run: str) -> Arrays:
-    """Arrays of a finished run, of the store, else what results/ has of them; KeyError if neither has the run."""
+    """Arrays of a finished run, of the store, else what results/ or runs/results/ have of them; KeyError if none has the run."""
     folder = paths.store_folder() / run
     if folder.is_dir():
         with np.load(folder / "arrays.npz", allow_pickle=False) as z:
             return {k: z[k] for k in z.files}
-    return results().arrays(run)
+    return _holding(run).arrays(run)
+
+
+def _holding(run: str) -> Results:
+    every = [results(), *map(results, _kept())]
+    return next((r for r in every if run in r.home), every[0])
+
+
+def arrays_named(run: str) -> set[str]:
+    """Names of the arrays that `arrays_of` gives."""
+    file = paths.store_folder() / run / "arrays.npz"
+    if not file.is_file():
+        return set(_holding(run).arrays(run))
+    with np.load(file, allow_pickle=False) as z:
+        return set(z.files)
 
 
 def accuracies(run: str, when: str, round: int) -> pd.DataFrame:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from filelock import FileLock
 
@@ -25,6 +24,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, check, load_whole, writing
 from pfl_core.engine.engine import AUTO
 from pfl_core.engine.simulate import FINISH, Diverged, final_models, simulate
+from pfl_core.experiments import metrics
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
 from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.store import Result, digests, load_result, read_meta, set_aside
@@ -164,14 +164,16 @@ def _beginning(job: Job) -> Path | None:
 
 
 def _meta(job, data, method, history, stamp, status, wall) -> dict[str, Any]:
-    of_data = dict(mean=data.mean, std=data.std, classes=data.classes)
+    of_data = dict(pool=job.checksum, mean=data.mean, std=data.std, classes=data.classes)
     of_data |= dict(input_shape=list(data.input_shape), input_kind=data.kind)
     of_data |= dict(partition_hash=data.federation.hash)
     parameters = sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters)
     ran_on = dict(device=_device_name(job.device), executor=history.executor or stamp["executor"])
     ran_on |= dict(torch=torch.__version__, python=platform.python_version(), processor=processor(), commit=commit())
     ran_on |= dict(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), wall_s=wall)
-    about = dict(status=status, rounds=job.e.rounds, clients=data.K, parameters=parameters, leaks_test=method.leaks_test)
+    about = dict(
+        status=status, rounds=job.e.rounds, clients=data.K, parameters=parameters, leaks_test=method.leaks_test
+    )
     return stamp | of_data | about | ran_on
 
 
@@ -188,7 +190,8 @@ def _finish(job, work, meta, method, data, history, final, before) -> Result:
     with writing(work):
         if e.keep_models and final is not None:
             _save_models(work / "models.pt", final, before, method, meta)
-        _history_frame(history, data, arrays, method).to_csv(work / "history.csv", index=False)
+        frame = metrics.history_frame(arrays, history, torch.finfo(data.dtype).bits // 8)
+        frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
         plain = json.loads(json.dumps(e.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
@@ -252,40 +255,6 @@ def _save_models(path: Path, final: State, before: dict, method: Method, meta: d
         "extra": final.extra,
     }
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
-
-
-def _history_frame(h: History, data: ClientData, arrays: dict[str, np.ndarray], method: Method) -> pd.DataFrame:
-    size = torch.finfo(data.dtype).bits // 8
-    out = []
-    for key in [k for k in arrays if k.endswith("/correct")]:
-        when, split, _ = key.split("/")
-        n = arrays[f"n/{split}"]
-        has = n > 0
-        if not has.any():
-            continue
-        acc = 100 * arrays[key][:, has] / n[has]
-        loss = arrays[key.replace("correct", "loss")]
-        spread = {
-            "acc_pct": acc.mean(1),
-            "acc_sd": acc.std(1),
-            "acc_min": acc.min(1),
-            "acc_max": acc.max(1),
-            "acc_p10": np.percentile(acc, 10, axis=1),
-        }
-        spread["acc_worst10"] = np.sort(acc, 1)[:, : max(1, acc.shape[1] // 10)].mean(1)
-        series = [("client", m, v) for m, v in spread.items()]
-        series += [("pooled", "acc_pct", 100 * arrays[key].sum(1) / n.sum()), ("pooled", "loss", loss.sum(1) / n.sum())]
-        for mean, metric, values in series:
-            frame = pd.DataFrame({"round": arrays["rounds"], "value": values})
-            out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
-    totals = {"download_bytes": h.download, "upload_bytes": h.upload, "client_visits": h.steps, "train_s": h.wall}
-    for metric, values in totals.items():
-        scale = size if metric.endswith("bytes") else 1
-        frame = pd.DataFrame(
-            {"round": arrays["rounds"], "value": np.array(values[: len(arrays["rounds"])], dtype=float) * scale}
-        )
-        out.append(frame.assign(when="", split="", mean="total", metric=metric))
-    return pd.concat(out, ignore_index=True)[["round", "when", "split", "mean", "metric", "value"]]
 
 
 def _device_name(device: str) -> str:

@@ -40,7 +40,14 @@ def line(name: str, of: str) -> dict[str, object]:
         return known.iloc[0].to_dict() if len(known) else {"name": name, "checksum": of}
     shape = "x".join(map(str, pool.x.shape[1:]))
     sizes = dict(samples=pool.n, test=int(pool.is_test.sum()), classes=pool.classes)
-    return dict(name=name, checksum=of, **sizes, shape=shape, copy=_differs(pool), labels=json.dumps(_labels(pool)))
+    return dict(
+        name=name,
+        checksum=of,
+        **sizes,
+        shape=shape,
+        copy=_differs(pool),
+        labels=json.dumps(_labels(pool), separators=(",", ":")),
+    )
 
 
 def _differs(pool: pools.Pool) -> str:

@@ -18,7 +18,8 @@ from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
 from pfl_core.engine import probes
-from pfl_core.engine.batched import PRECISIONS
+from pfl_core.engine.sgd import PRECISIONS
+from pfl_core.experiments import copies
 from pfl_core.methods.base import Method, make_method
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import card
@@ -230,8 +231,15 @@ class Experiment:
     @property
     def id(self) -> str:
         """16 hex digits over the hashed fields, the pool's checksum, the store's schema, the method's revision, and the source of all
-        code that is not ours (`identity`). Needs the data."""
-        return self.id_for(data.load(self.dataset).checksum)
+        code that is not ours (`identity`). Where the data are not here, over the copy of them that committed runs used; DatasetMissing
+        where there is none."""
+        return self.id_for(copies.checksum(self.dataset))
+
+    @property
+    def ids(self) -> list[str]:
+        """`id`, and those over other copies of the data, which committed runs used."""
+        every = [copies.checksum(self.dataset), *copies.checksums(self.dataset)]
+        return [self.id_for(c) for c in dict.fromkeys(every)]
 
     def id_for(self, checksum: str) -> str:
         """The id over data with another checksum (a user's own Federation)."""

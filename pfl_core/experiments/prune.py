@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from pfl_core.papers import report
+from pfl_core.experiments import committed
 from pfl_core.util import checks, paths
 
 STATUS = ("done", "failed", "unfinished", "aside")  # aside: damaged, or replaced by a run that was computed anew
@@ -69,8 +69,8 @@ def find(
     """
     for s in status:
         checks.known("status", s, STATUS)
-    store, named = store or paths.store_folder(), report.named_runs()
-    of_paper = report.named_runs(paper) if paper else set()
+    store, named = store or paths.store_folder(), committed.named_runs()
+    of_paper = committed.named_runs(paper) if paper else set()
     until = datetime.now().astimezone() - timedelta(days=age)
     there = list(_folders(store, named))
     for start in ids:

@@ -1,8 +1,7 @@
-"""The run store: finished runs as folders, read back as Results; arrays of committed runs."""
+"""The run store: finished runs as folders, read back as Results."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import itertools
@@ -20,10 +19,12 @@ from torch import nn
 
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import load_whole
+from pfl_core.experiments import metrics
 from pfl_core.experiments.build import vocabulary
 from pfl_core.experiments.experiment import SCHEMA, TAGS, Experiment
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.personal import Personal
-from pfl_core.util import paths, sums
+from pfl_core.util import paths
 from pfl_core.util.cards import card
 
 
@@ -72,24 +73,7 @@ class Result:
     @property
     def clients(self) -> pd.DataFrame:
         """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
-        rounds, frames = self.arrays["rounds"], []
-        for key in self.arrays:
-            if key.endswith("/correct"):
-                when, split, _ = key.split("/")
-                n = self.arrays[f"n/{split}"]
-                with np.errstate(invalid="ignore"):
-                    acc = 100 * self.arrays[key] / n
-                r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
-                part = dict(
-                    round=r.ravel(),
-                    when=when,
-                    split=split,
-                    client=k.ravel(),
-                    acc_pct=acc.ravel(),
-                    n=np.tile(n, len(rounds)),
-                )
-                frames.append(pd.DataFrame(part))
-        return pd.concat(frames, ignore_index=True)
+        return metrics.clients_frame(self.arrays)
 
     def probe(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
@@ -98,18 +82,7 @@ class Result:
     def summary(self) -> pd.DataFrame:
         """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
         tenth and sd over clients at the last; traffic in MB and seconds are totals of the run."""
-        h = self.history
-        acc = h[(h["mean"] == "client") & h.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
-        out = {}
-        for when in dict.fromkeys(acc.when):
-            own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
-            chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
-            if "test" in own:
-                last, best = own.test.iloc[-1], own.test.loc[chosen]
-                out[when] = dict(
-                    last=last.acc_pct, best=best.acc_pct, at=chosen, worst10=last.acc_worst10, sd=last.acc_sd
-                )
-        return pd.DataFrame(out).T.round(2).rename_axis("when")
+        return metrics.summary(self.history)
 
     def kept(self, name: str, device: str = "cpu") -> dict[str, Any]:
         """What a file of this run's folder holds, "models.pt" or "state.pt"; ValueError if it is another run's, or damaged."""
@@ -159,12 +132,6 @@ class Result:
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
         title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
         return card(title, facts, self.summary().to_html())
-
-
-ROW_COLUMNS = (
-    "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
-    "n_clients device executor revision version wall_s"
-).split()
 
 
 def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -> Result | None:
@@ -259,57 +226,3 @@ def set_aside(path: Path, error: Exception | str) -> None:
             break
     os.replace(path, away)
     print(f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again")
-
-
-# -- arrays beside committed rows ----------------------------------------------------------------------------------------
-
-KEPT = ("rounds", "before/test/correct", "after/test/correct", "n/test", "n/train")  # besides what probes measured
-
-
-def save_arrays(ids: Iterable[str], path: Path, store: Path | None = None) -> None:
-    """Write the probes' arrays and per-client test counts of runs as one .npz: keys "<id>/<array>"."""
-    out = {}
-    for i in dict.fromkeys(ids):
-        try:
-            arrays = arrays_of(i, store)
-        except KeyError:  # committed as rows alone
-            continue
-        for key, v in arrays.items():
-            if key.startswith("probe/") or key in KEPT:
-                whole = v.dtype.kind == "f" and not key.startswith("probe/")
-                out[f"{i}/{key}"] = v.astype(np.int32) if whole else v
-    with sums.replacing(path) as file:
-        np.savez_compressed(file, **out)
-
-
-def arrays_of(run_id: str, store: Path | None = None) -> dict[str, np.ndarray]:
-    """Arrays of a finished run from the store, else from the committed results/*.npz; KeyError if neither has it."""
-    folder = (store or paths.store_folder()) / run_id
-    if folder.is_dir():
-        with np.load(folder / "arrays.npz", allow_pickle=False) as z:
-            return {k: z[k] for k in z.files}
-    return committed_arrays()[run_id]
-
-
-def accuracies(run_id: str, when: str, round: int) -> pd.DataFrame:
-    """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n. KeyError as `arrays_of`."""
-    a = arrays_of(run_id)
-    ids, at = a["n/test"].nonzero()[0], list(a["rounds"]).index(round)
-    n = a["n/test"][ids]
-    return pd.DataFrame(dict(client=ids, acc_pct=100 * a[f"{when}/test/correct"][at][ids] / n, n=n))
-
-
-def committed_arrays() -> dict[str, dict[str, np.ndarray]]:
-    """{run id: its arrays} of all committed results/*.npz."""
-    return _arrays_at(tuple((str(p), p.stat().st_mtime_ns) for p in sorted(paths.results_folder().glob("*.npz"))))
-
-
-@functools.lru_cache(maxsize=1)
-def _arrays_at(stamp: tuple) -> dict[str, dict[str, np.ndarray]]:
-    out: dict[str, dict[str, np.ndarray]] = {}
-    for path, _ in stamp:
-        with np.load(io.BytesIO(sums.read(Path(path))), allow_pickle=False) as z:
-            for name in z.files:
-                run_id, _, key = name.partition("/")
-                out.setdefault(run_id, {})[key] = z[name]
-    return out

@@ -91,6 +91,7 @@ class Results:
     def __init__(self, folder: Path):
         self.folder, self.listed = folder, sums.known(folder)
         self.history, self.clients, self.probes = map(functools.cache, (self._history, self._clients, self._probes))
+        self.rows, self.arrays = map(functools.cache, (self._rows, self._arrays))
 
     def _there(self, name: str) -> bool:
         return name in self.listed or (self.folder / name).exists()
@@ -167,13 +168,12 @@ class Results:
         said = pd.DataFrame({n: [p[n] for p in plain] for n in of_experiment}, index=self.runs.index)
         return said.join(self.runs.rename(columns={"clients": "n_clients"}))
 
-    def rows(self, paper: str, profile: str, data: str) -> pd.DataFrame:
+    def _rows(self, paper: str, profile: str, data: str) -> pd.DataFrame:
         """What was published together, in the one long form: cells in their order, then what was derived of them."""
         mine = [t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)]
         measured = self.histories(mine[0].run)
-        both = [mine[0].merge(measured, on="run"), mine[1]]
-        frame = pd.concat([f.astype({"round": int, "value": float}) for f in both if len(f)] or both[:1])
-        return self._said(frame.assign(dataset=frame.get("dataset", pd.Series(dtype=str))))
+        both = [mine[0].merge(measured, on="run").assign(dataset=""), mine[1]]
+        return self._said(pd.concat([f.astype({"round": int, "value": float}) for f in both], ignore_index=True))
 
     def histories(self, runs: Iterable[str]) -> pd.DataFrame:
         """Histories of these runs, in long form."""
@@ -186,10 +186,10 @@ class Results:
         return self._said(self.histories([run]).assign(**tags, dataset=""))
 
     def _said(self, frame: pd.DataFrame) -> pd.DataFrame:
+        # With what is said of a run wherever it is shown.
         facts = self.facts.loc[frame.run].reset_index(drop=True)
-        frame = frame.reset_index(drop=True)
-        given = frame.dataset.fillna("")
-        return facts.assign(**frame, dataset=given.where(given != "", facts.dataset))[ROW_COLUMNS]
+        named = frame.dataset.where(frame.dataset != "", facts.dataset)
+        return facts.assign(**frame.drop(columns="dataset"), dataset=named)[ROW_COLUMNS]
 
     def of(self, run: str) -> Measured:
         """What there is of one run; KeyError if it is not here."""
@@ -197,7 +197,7 @@ class Results:
         history, clients = (t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home)))
         return Measured(self.runs.loc[run].to_dict(), history, clients, self.probes(home).get(run, {}))
 
-    def arrays(self, run: str) -> Arrays:
+    def _arrays(self, run: str) -> Arrays:
         """A run's arrays as its Result has them: rounds, test and training samples of clients, those they have right, and probes."""
         _, history, clients, probes = self.of(run)
         out = {"rounds": np.unique(history["round"].to_numpy(dtype=np.int64))}

@@ -15,7 +15,9 @@ import pandas as pd
 from pfl_core.engine.simulate import History, Interrupted
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.run import end_with_parent, run
+from pfl_core.experiments.run import run
+from pfl_core.experiments.sweep import end_with_parent
+from pfl_core.util.percent import accuracy
 
 EVERY_S = 0.5  # how often news are sent
 
@@ -89,5 +91,5 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connect
 
 def _curve(history: History, n: np.ndarray) -> pd.DataFrame | None:
     of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
-    points = [(history.rounds[i], w, float((100 * v.numpy() / n).mean())) for w in of for i, v in enumerate(of[w])]
+    points = [(history.rounds[i], w, float(accuracy(v.numpy(), n).mean())) for w in of for i, v in enumerate(of[w])]
     return pd.DataFrame(points, columns=["round", "when", "value"]) if points else None

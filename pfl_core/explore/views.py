@@ -21,11 +21,10 @@ from pfl_core.analysis import stats as analysis
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
-from pfl_core.experiments import store
-from pfl_core.experiments.build import federation
+from pfl_core.experiments import committed, metrics, store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers import presets, report
+from pfl_core.papers import presets
 from pfl_core.util import paths
 
 OWN = "runs of this computer"  # the source that is the run store; the others are files of rows
@@ -107,7 +106,7 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
     Raises ValueError for what the scheme cannot do, DatasetMissing for data that are not here.
     """
     fields = dict(dataset=dataset, partition=scheme, partition_args=args, clients=clients, seed=seed)
-    counts = federation(Experiment(**fields)).counts()
+    counts = committed.label_counts(Experiment(**fields))
     distance = analysis.total_variation(counts, counts)
     fig, (left, right) = plots.panels(2, sharey=False)
     plots.label_distribution(counts, left).set_title("Training samples (area)")
@@ -124,39 +123,37 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
         "variations, 0 for equal shares of labels and 1 for no class in common."
     )
     arguments = ", ".join(f"{k}={v!r}" for k, v in fields.items())
-    code = f"from pfl_core import Experiment; from pfl_core.experiments.build import federation; federation(Experiment({arguments})).counts()"
+    imports = "from pfl_core import Experiment; from pfl_core.experiments.committed import label_counts"
+    code = f"{imports}; label_counts(Experiment({arguments}))"
     return Shown(fig, said, table, code)
 
 
 # -- finished results ----------------------------------------------------------------------------------------------------
 
 
-def sources() -> dict[str, Path]:
-    """{name: file of rows} of the committed results/ and of runs/results/, which go before, and `OWN`: the run store."""
-    folders = (paths.results_folder(), paths.runs_root() / "results")
-    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.csv"))}
-    own = paths.store_folder()
-    return files | ({OWN: own} if any(own.glob("*/experiment.json")) else {})
+def sources() -> list[str]:
+    """Names of what the committed results/ and runs/results/ hold, and `OWN`, the run store, where it has runs."""
+    return [*committed.parts(own=True), *([OWN] if any(paths.store_folder().glob("*/experiment.json")) else [])]
 
 
 def rows(source: str) -> pd.DataFrame:
     """Accuracy rows of a source, in the project's long form; ValueError for an unknown one."""
-    known = sources()
-    if source not in known:
+    if source not in (known := sources()):
         raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
-    path = known[source]
-    parts = [p for p in path.glob("*/history.csv") if "." not in p.parent.name] if source == OWN else [path]
-    return _rows(tuple((p, p.stat().st_mtime_ns) for p in sorted(parts)))
-
-
-@functools.lru_cache(maxsize=8)
-def _rows(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
-    read = [_own(p.parent) if p.name == "history.csv" else report.read_rows(p) for p, _ in stamps]
-    frame = pd.concat(read, ignore_index=True)
+    if source == OWN:
+        runs = sorted(p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name)
+        frame = _stored(tuple((p.parent, p.stat().st_mtime_ns) for p in runs))
+    else:
+        frame = committed.parts(own=True)[source].rows()
     frame = frame[(frame["mean"] == "client") & frame.metric.isin(METRICS)]
     # Two artefacts may call other runs by the same labels.
     where = frame.artefact.map(lambda a: f"{papers.title(a)}: " if a else "")
     return frame.assign(column=where + frame.column)
+
+
+@functools.lru_cache(maxsize=8)
+def _stored(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
+    return pd.concat([_own(folder) for folder, _ in stamps], ignore_index=True)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,28 +175,21 @@ _NAMED = "dataset partition partition_args clients model model_args rounds metho
 
 @functools.lru_cache(maxsize=4096)
 def _experiment(run: str) -> Experiment | None:
-    # None for a run that is not in the store
+    # None for a run that is neither in the store nor committed
     file = paths.store_folder() / run / "experiment.json"
-    return Experiment.from_plain(json.loads(file.read_text())["experiment"]) if file.is_file() else None
-
-
-def _kept(run: str) -> Iterable[str]:
-    # Names of the arrays that there are of a run
-    file = paths.store_folder() / run / "arrays.npz"
-    if not file.is_file():
-        return store.committed_arrays().get(run, ())
-    with np.load(file, allow_pickle=False) as z:
-        return z.files
+    if file.is_file():
+        return Experiment.from_plain(json.loads(file.read_text())["experiment"])
+    return committed.experiment(run)
 
 
 def _cell(c: Choices, array: str = "") -> pd.DataFrame:
     # The first controls of every view over results; returns the rows of the column chosen, of runs that have kept `array`.
     frames = {source: rows(source) for source in sources()}
     if array:
-        kept = {s: [run for run in f.run.unique() if array in _kept(run)] for s, f in frames.items()}
+        kept = {s: [run for run in f.run.unique() if array in committed.arrays_named(run)] for s, f in frames.items()}
         frames = {s: f[f.run.isin(kept[s])] for s, f in frames.items() if kept[s]}
     source = c.offer("source", frames)
-    frame = frames.get(source, pd.DataFrame(columns=store.ROW_COLUMNS))
+    frame = frames.get(source, pd.DataFrame(columns=metrics.ROW_COLUMNS))
     return frame[frame.column == c.offer("column", frame.column.unique())]
 
 
@@ -243,14 +233,13 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
     plots.curves(analysis.smooth(series, smoothing), left, y=METRICS[metric])
     last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
-    each = [store.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples() if _kept(v.run)]
+    each = [committed.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples()]
     wide = last.pivot_table(index="row", columns="metric", values="value").reindex(heads.row.unique())
-    plots.ranges(wide, right, pd.concat(each) if each else None).set_title("Clients in the last round")
+    plots.ranges(wide, right, pd.concat(each)).set_title("Clients in the last round")
     ends, tops = (select.pick(frame, s, when, metric=metric).groupby("row", sort=False) for s in ("last", "best_test"))
     table = pd.DataFrame({"seeds": ends.seed.nunique(), "last": ends.value.mean(), "best": tops.value.mean()})
     table["round of best"] = tops["round"].mean()
     said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
-    said += "" if each else " Single clients are not kept with these rows; a new run in the store has them."
     return Shown(fig, said, table.round(2).rename_axis(None), _call("runs", **values))
 
 
@@ -278,7 +267,7 @@ def clients(source, column, first, second, when="before", select="last", seed=0)
     found = {v.row: v for v in select.pick(frame, select, when).itertuples()}
     if absent := [name for name in (first, second) if name not in found]:
         raise ValueError(f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}")
-    parts = [store.accuracies(found[name].run, when, found[name].round) for name in (first, second)]
+    parts = [committed.accuracies(found[name].run, when, found[name].round) for name in (first, second)]
     both, names = parts[0].merge(parts[1], on="client"), [plots.label(first), plots.label(second)]
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     fig, (left, right) = plots.panels(2, sharey=False)
@@ -310,7 +299,7 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     frame = frame[frame.row == c.offer("row", frame.row.unique())]
     seed = c.offer("seed", sorted(frame.seed.unique().tolist()))
     found = frame.run[frame.seed == seed].unique()[:1]
-    rounds, values = probes.read(store.arrays_of(found[0]), probe) if len(found) else ((), {})
+    rounds, values = probes.read(committed.arrays_of(found[0]), probe) if len(found) else ((), {})
     if probe == "weights":
         c.offer("layer", dict.fromkeys(["all", *values]) if values else ())
     c.offer("round", map(int, rounds), int(rounds[-1]) if len(rounds) else None, "slide")
@@ -322,7 +311,7 @@ def _recorded(probe: str, source: str, column: str, row: str, seed: int, round: 
     found = _rows_of(source, column).query("row == @row and seed == @seed")
     if found.empty:
         raise ValueError(f"no run of {row!r} with seed {seed} in {column!r} of {source!r}")
-    rounds, values = probes.read(store.arrays_of(found.run.iloc[0]), probe)
+    rounds, values = probes.read(committed.arrays_of(found.run.iloc[0]), probe)
     at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
     return *kin(found.iloc[0]), rounds, at, values
 
@@ -330,7 +319,7 @@ def _recorded(probe: str, source: str, column: str, row: str, seed: int, round: 
 def kin(run: Any) -> tuple[np.ndarray, str]:
     """Which clients are alike, group (K,), and by what: the partition's own groups, else the class that a client has most of.
 
-    run: a row of results. Where neither is known (no Experiment in the store, or no data), all are of one group.
+    run: a row of results. Where neither is known (no Experiment, or no data), all are of one group.
     """
     e, n = _experiment(run.run), int(run.n_clients)
     try:
@@ -340,7 +329,7 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
         if run.partition == "coarse":
             return np.arange(n) * len(np.unique(data.load(run.dataset).extra["coarse"])) // n, "coarse class"
         if e:
-            return federation(e).counts().argmax(1), "most frequent class"
+            return committed.label_counts(e).argmax(1), "most frequent class"
     except data.DatasetMissing:
         pass
     return np.zeros(n, int), "nothing known of them"

@@ -14,8 +14,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pfl_core.engine.engine import Context, Engine
+from pfl_core.engine.context import Context
+from pfl_core.engine.engine import Engine
+from pfl_core.experiments import committed
 from pfl_core.experiments import run as runs
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.papers import plan, presets, report
@@ -23,14 +26,6 @@ from pfl_core.stacked import Params
 from pfl_core.util import checks, paths
 
 START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
-KEPT = [
-    "acc_pct",
-    "acc_worst10",
-    "download_bytes",
-    "upload_bytes",
-    "client_visits",
-    "gradients",
-]  # metrics in the results
 
 
 # -- the runs ------------------------------------------------------------------------------------------------------------
@@ -101,7 +96,7 @@ def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.
     `how` goes to `sweep`. Rows are labelled with the row of the comparison, their column is the choice as JSON.
     """
     e, changes = tuning(row, shared)
-    best, rows = runs.tune(e, changes, when=when(row), **how)
+    best, rows = sweeps.tune(e, changes, when=when(row), **how)
     at = next(i for i, c in enumerate(changes) if e.but(**c).plain() == best.plain())
     choices = grid_of(row).choices()
     labels = {
@@ -142,27 +137,23 @@ def run(
 ) -> pd.DataFrame:
     """Tune and run all rows, or find in the store what is done; returns the table.
 
-    Prints each grid and what was chosen. Writes runs/results/methods.<profile>-<dataset>.csv, and both tables beside it in
+    Prints each grid and what was chosen. Keeps rows and runs in runs/results/methods.<profile>-<dataset>/, and both tables in
     runs/figures/methods/. `how` goes to `sweep`: device, jobs, ...
     """
     shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
     for row in chosen(methods):
         choices[row], rows = tuned(row, shared, **how)
-        parts.append(
-            rows[(rows.split == "val") & (rows.when == when(row)) & (rows["mean"] == "client")].assign(profile=profile)
-        )
+        parts.append(rows.assign(profile=profile))
         print(_said(row, parts[-1]))
     cells = experiments(dataset, methods, seeds, profile, choices, **changes or {})
-    rows = runs.sweep(cells, **how)
+    rows = sweeps.sweep(cells, **how)
     spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
     spent_rows = heads.assign(
         round=0, when="", split="", mean="derived", metric="gradients", value=heads.run.map(spent)
     )
-    every = pd.concat([*parts, rows[rows["mean"] != "pooled"], spent_rows], ignore_index=True)
-    out = paths.runs_root() / "results" / f"methods.{profile}-{dataset}.csv"
-    checks.make_folder(out.parent)
-    report.save_rows(every[every.metric.isin(KEPT)], out)
+    every = pd.concat([*parts, rows, spent_rows], ignore_index=True)
+    committed.save(every, "methods", profile, dataset)
     folder = paths.runs_root() / "figures" / "methods" / f"{profile}-{dataset}"
     report.save_table(table(every), folder / "comparison")
     report.save_table(choices_table(every), folder / "choices")
@@ -264,7 +255,7 @@ def hours(
         e, tried = tuning(row, shared)
         tunes = [e.but(**c) for c in tried]
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
-        todo = [c for c in (*tunes, *finals) if not runs.is_there(c)]
+        todo = [c for c in (*tunes, *finals) if not sweeps.is_there(c)]
         some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]  # rates, the outer axis, cost nothing
         spent = list(itertools.islice(itertools.cycle(some), len(tunes))), [_hours(c, device) for c in finals]
         lines[row] = {
@@ -364,7 +355,8 @@ def grids() -> pd.DataFrame:
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
     """What tuning chose, a line a row: rate, value of the parameter, validation accuracy of this choice and of the worst of the nine,
     and which of both lies at the edge of its grid, so that a wider one might give more."""
-    rows, out = rows[(rows.artefact == "tune") & (rows.metric == "acc_pct")], {}
+    rows = rows[(rows.artefact == "tune") & (rows.metric == "acc_pct") & (rows["mean"] == "client")]
+    rows, out = rows[(rows.split == "val") & (rows.when == rows.row.map(when))], {}
     for row in dict.fromkeys(rows.row):
         best = rows[rows.row == row].groupby("column", sort=False).value.max()
         g, choice = grid_of(row), json.loads(best.idxmax())

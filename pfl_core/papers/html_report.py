@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from pfl_core.analysis.plots import LABELS, label
+from pfl_core.experiments import committed
 from pfl_core.papers import comparison as compare
 from pfl_core.papers import report
 from pfl_core.papers.base import PAPERS, paper, title
@@ -30,7 +31,7 @@ def build(root: Path = paths.CHECKOUT) -> Path:
 
     env = Environment(loader=PackageLoader("pfl_core.papers"), autoescape=True)
     env.globals["tone"] = lambda verdict: TONES.get(verdict, "")
-    rows = {p.stem: report.read_rows(p) for p in sorted((root / "results").glob("*.csv"))}
+    rows = {name: part.rows() for name, part in committed.parts(folder=root / "results").items()}
     every = pd.concat(
         [r[["device", "version"]] for r in rows.values()] or [pd.DataFrame(columns=["device", "version"])]
     )

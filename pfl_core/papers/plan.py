@@ -16,6 +16,7 @@ from pfl_core.data import pools as data
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import store
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
@@ -52,7 +53,7 @@ def plan(paper: str | Paper, device: str = "auto", recompute: bool = False, **ho
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
     for e in planned(paper, recompute, **how):
         try:
-            cached, steps, hours, size = runs.is_there(e, recompute), 0, 0.0, 0.0
+            cached, steps, hours, size = sweeps.is_there(e, recompute), 0, 0.0, 0.0
             if not cached:
                 second, parameters = measured(*_net(e), device)
                 steps = client_steps(e)
@@ -85,12 +86,12 @@ def compute(
         raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
     cells = planned(paper, True, profile=profile, **how)
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
-        runs.sweep(tuning, recompute=True, device=device, jobs=jobs)
+        sweeps.sweep(tuning, recompute=True, device=device, jobs=jobs)
         cells = planned(paper, True, profile=profile, **how)  # with what they choose
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
     cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
     # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
-    runs.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in papers.FULL)
+    sweeps.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in papers.FULL)
     lines = []
     for e in cells:
         status = store.load_result(paths.store_folder() / e.id, e, aside=False).meta["status"]

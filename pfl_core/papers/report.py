@@ -1,10 +1,7 @@
-"""Published numbers beside ours: tables with verdicts, claims, and what is published to results/ and figures/."""
+"""Published numbers beside ours: tables with verdicts, and claims."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection
-from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 
@@ -13,10 +10,9 @@ import pandas as pd
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
-from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.experiments import committed
 from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper
-from pfl_core.util import paths, sums
 
 __all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
 VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from another row's run, at when="after"
@@ -27,10 +23,10 @@ VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from anoth
 
 def published(paper: str | Paper) -> pd.DataFrame:
     """Every number that a paper prints: table, row, column, metric, value, std, note. ValueError for a paper without tables."""
-    paper = papers.paper(paper).key
-    file = resources.files("pfl_core.papers") / "published" / f"{paper}.csv"
+    name = paper if isinstance(paper, str) else paper.key
+    file = resources.files("pfl_core.papers") / "published" / f"{name}.csv"
     if not file.is_file():
-        raise ValueError(f"no published numbers for {paper!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
+        raise ValueError(f"no published numbers for {name!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
     with file.open(encoding="utf-8") as f:
         return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
 
@@ -172,11 +168,8 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     a column names its data).
     """
     if rows is None:
-        out = []
-        key = papers.paper(paper).key
-        for path in sorted(paths.results_folder().glob(f"{key}.*.csv")):
-            profile, data = path.stem.removeprefix(f"{key}.").split("-", 1)
-            out.append(claims(paper, read_rows(path), profile).assign(data=data))
+        parts = committed.parts(papers.paper(paper).key).values()
+        out = [claims(paper, part.rows(), part.profile).assign(data=part.data) for part in parts]
         return (
             pd.concat(out, ignore_index=True)
             if out
@@ -197,28 +190,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     return pd.DataFrame(out)
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
-
-
-def read_rows(path: Path) -> pd.DataFrame:
-    """Rows as `save_rows` wrote them. ValueError naming the file if it is damaged, or not as it was published (see `sums`)."""
-    raw = sums.read(path)
-    try:
-        rows = pd.read_csv(io.BytesIO(raw), dtype={"run": str}, keep_default_na=False, low_memory=False)
-        if missing := [c for c in ROW_COLUMNS[:16] if c not in rows]:
-            raise ValueError(f"it has no column {', '.join(missing)}")
-        return rows.assign(value=pd.to_numeric(rows.value))
-    except (ValueError, TypeError) as error:  # pandas' own errors of a table are ValueErrors
-        raise ValueError(
-            f"{path} is damaged ({error}); restore it from git, or delete it and run its notebook again: runs that are "
-            "finished are not computed again"
-        ) from error
-
-
-def save_rows(rows: pd.DataFrame, path: Path) -> None:
-    """Write rows as CSV, columns in the project's order, numbers to 4 decimals; OSError leaves the old file."""
-    with sums.replacing(path) as file:
-        file.write(rows[ROW_COLUMNS].assign(value=rows.value.astype(float).round(4)).to_csv(index=False).encode())
+# -- tables to read ----------------------------------------------------------------------------------------------------
 
 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
@@ -239,49 +211,3 @@ def markdown(frame: pd.DataFrame) -> str:
 def latex(frame: pd.DataFrame) -> str:
     """A frame as a LaTeX table (booktabs); a plain 0..n-1 index is left out."""
     return frame.to_latex(escape=True, index=not isinstance(frame.index, pd.RangeIndex))
-
-
-def named_runs(of: Collection[str] = ()) -> set[str]:
-    """Ids of all runs that a row in results/ or runs/results/ names; with `of`, a row of these papers. ValueError for a damaged file."""
-    files = [*paths.results_folder().glob("*.csv"), *(paths.runs_root() / "results").glob("*.csv")]
-    rows = [read_rows(f) for f in files]
-    return {run for r in rows for run in (r[r.paper.isin(list(of))] if of else r).run}
-
-
-def publish(paper: str) -> list[Path]:
-    """Copy rows and figures of a paper's notebook (not of smoke) from runs/ to results/ and figures/; returns the files."""
-    home, done = paths.results_folder().parent, []
-    for source in sorted((paths.runs_root() / "results").glob(f"{paper}.*.csv")):
-        profile = source.name.split(".")[1].split("-")[0]
-        if profile == "smoke":  # never shown as a reproduction
-            continue
-        target = home / "results" / source.name
-        target.parent.mkdir(exist_ok=True)
-        done += _publish_rows(source, target)
-        folder = paths.runs_root() / "figures" / paper / source.name.removeprefix(f"{paper}.").removesuffix(".csv")
-        for f in sorted(
-            p for p in folder.glob("*") if p.suffix != ".pdf"
-        ):  # for papers, each of them a new file at every run
-            out = home / "figures" / paper / folder.name / f.name
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with sums.replacing(out) as file:
-                file.write(f.read_bytes())
-            done.append(out)
-    if not done:
-        raise ValueError(
-            f"nothing of {paper!r} to publish in {paths.runs_root()}; run its notebook at profile quick or paper first"
-        )
-    return list(dict.fromkeys(done))
-
-
-def _publish_rows(source: Path, target: Path) -> list[Path]:
-    # Rows and arrays are replaced together or not at all, then their digests; what is read in between is refused.
-    new = {target.with_suffix(s): source.with_suffix(s) for s in (".csv", ".npz") if source.with_suffix(s).exists()}
-    raw = {to.name: of.read_bytes() for to, of in new.items()}
-    with ExitStack() as whole:
-        for to in new:
-            file = whole.enter_context(sums.replacing(to))
-            file.write(raw[to.name])
-            file.flush()
-    sums.write(target.parent, raw)
-    return [*new, target.parent / sums.NAME]

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
-from pfl_core.experiments import build, store
+from pfl_core.experiments import committed, metrics, store
 from pfl_core.experiments import run as runs
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
@@ -71,10 +72,10 @@ def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
     """Rows of Experiments that are all finished, in the store or (unless recompute) committed; None if one is not. Trains nothing."""
     try:
         found = [store.load_result(paths.store_folder() / e.id, e, aside=False) for e in cells]
-        there = all(r or (not recompute and runs.is_there(e, False)) for r, e in zip(found, cells, strict=True))
+        there = all(r or (not recompute and sweeps.is_there(e, False)) for r, e in zip(found, cells, strict=True))
     except data.DatasetMissing:
         return None
-    return runs.sweep(cells, recompute=recompute) if there else None
+    return sweeps.sweep(cells, recompute=recompute) if there else None
 
 
 class Study:
@@ -116,7 +117,7 @@ class Study:
         tuning = artefact == papers.TUNING
         if not tuning and (why := self.paper.missing(self.scope, artefact)):
             print(f"{artefact}: {why}")
-            return pd.DataFrame(columns=store.ROW_COLUMNS)
+            return pd.DataFrame(columns=metrics.ROW_COLUMNS)
         first = [s for s in self.paper.planned(self.scope, artefact, part) if s.artefact == papers.TUNING]
         rows = self._sweep(first)
         if not tuning:  # asked again: what tuning chose is known now
@@ -134,7 +135,7 @@ class Study:
         jobs = 1 if self.scope.profile == "smoke" else many
         keep = self.scope.full  # so that a column whose contrasts still move can go on
         cells = [e for s in sweeps for e in s.experiments()]
-        frame = runs.sweep(cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep)
+        frame = sweeps.sweep(cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep)
         self.collected.append(frame)
         return frame
 
@@ -209,7 +210,7 @@ class Study:
         fig, axes = plots.panels(len(columns))
         frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
         for ax, (label, changes) in zip(axes, columns.items(), strict=True):
-            counts = build.federation(base.but(**changes, seed=seed)).counts()
+            counts = committed.label_counts(base.but(**changes, seed=seed))
             plots.label_distribution(counts, ax).set_title(label)
             k, c = counts.nonzero()
             frames.append(pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]}))
@@ -258,7 +259,7 @@ class Study:
         out = []
         for v in report.reproduced(rows, self.paper, **how).itertuples():
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
-            out.append(head.merge(store.accuracies(v.run, v.when, v.round), how="cross"))
+            out.append(head.merge(committed.accuracies(v.run, v.when, v.round), how="cross"))
         return (
             pd.concat(out, ignore_index=True)
             if out
@@ -278,7 +279,7 @@ class Study:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
         out, measured = [], rows[rows["mean"] != "derived"]  # derived rows have labels of their own
         for v in measured.drop_duplicates(["run", "row", "column"]).itertuples():
-            arrays = store.arrays_of(v.run)
+            arrays = committed.arrays_of(v.run)
             if f"probe/{probe}" in arrays:
                 out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
         return out
@@ -293,7 +294,7 @@ class Study:
             own = rows[rows.run == d["run"]]
             blank = dict(split="", when="", mean="derived", round=own["round"].max())
             out.append(own.iloc[0].to_dict() | blank | d)
-        frame = pd.DataFrame(out, columns=store.ROW_COLUMNS)
+        frame = pd.DataFrame(out, columns=metrics.ROW_COLUMNS)
         self.collected.append(frame)
         return frame
 
@@ -336,18 +337,17 @@ class Study:
     def rows(self) -> pd.DataFrame:
         """All rows swept so far, each once."""
         kept = [f for f in self.collected if len(f)]
-        return pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=store.ROW_COLUMNS)
+        return (
+            pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=metrics.ROW_COLUMNS)
+        )
 
     def claims(self) -> pd.DataFrame:
         """What the paper says, the number here that decides it, and a verdict; saved as the table `claims`."""
         return self.table("claims", report.claims(self.paper, self.rows(), self.scope.profile))
 
     def finish(self) -> str:
-        """Write all rows to runs/results/ and return one line on versions, device and time."""
-        out = paths.runs_root() / "results" / f"{self.paper.key}.{self.scope.profile}-{self.scope.label}.csv"
-        checks.make_folder(out.parent)
-        report.save_rows(self.rows(), out)
-        store.save_arrays(self.rows().run, out.with_suffix(".npz"))
+        """Keep all rows and their runs in runs/results/ and return one line on versions, device and time."""
+        out = committed.save(self.rows(), self.paper.key, self.scope.profile, self.scope.label)
         where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
         count = self.rows().run.nunique()
         return (

@@ -1,7 +1,6 @@
 """pFedLA's notebook: settings as printed, labels as published, numbers from recorded weights, and claims that can fail."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -143,7 +142,7 @@ def test_weights_of_the_target_by_kind_and_period():
 
 def test_weights_on_the_ring(monkeypatch):
     held = np.eye(8, 10) + np.eye(8, 10, 1)
-    monkeypatch.setattr(pfedla, "federation", lambda e: SimpleNamespace(counts=lambda: held))
+    monkeypatch.setattr(pfedla.committed, "label_counts", lambda e: held)
     distance = np.abs(np.subtract.outer(range(8), range(8)))
     good = np.exp(-1.0 * distance)[None]
     rows = table({("pfedla", "EMNIST"): 90.0}).assign(profile="quick", dataset="digits")
@@ -181,7 +180,7 @@ def test_one_weight_for_the_whole_model_is_repeated_for_its_layers():
 def test_accuracy_of_one_client(monkeypatch):
     correct = np.array([[1, 2], [2, 2], [3, 4], [3, 2]])
     arrays = {"before/test/correct": correct, "n/test": np.array([4, 4]), "rounds": np.array([0, 4, 8, 9])}
-    monkeypatch.setattr(pfedla.store, "arrays_of", lambda run: arrays)
+    monkeypatch.setattr(pfedla.committed, "arrays_of", lambda run: arrays)
     frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
     assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
     assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {"client 1": 75, "mean of all clients": 75}
@@ -189,7 +188,7 @@ def test_accuracy_of_one_client(monkeypatch):
 
 def test_numbers_derived_from_a_run_are_not_read_as_runs_of_their_own(monkeypatch):
     weights = {"probe/weights": np.array([1]), "fc": np.eye(3)[None]}
-    monkeypatch.setattr(study.store, "arrays_of", lambda run: weights)
+    monkeypatch.setattr(study.committed, "arrays_of", lambda run: weights)
     monkeypatch.setattr(study.probes, "read", lambda arrays, probe: (arrays[f"probe/{probe}"], {"fc": arrays["fc"]}))
     rows = table({("pfedla", "EMNIST"): 90.0}, [("largest", "fc", "EMNIST", 100.0)])
     assert [p.row for p in study.Study("pfedla", profile="smoke", device="cpu").probed(rows, "weights")] == ["pfedla"]

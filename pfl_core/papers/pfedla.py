@@ -12,7 +12,6 @@ from pfl_core import models
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import agreement, overlap
 from pfl_core.experiments import committed
-from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.pfedla import table3_megabytes
 from pfl_core.papers.base import (
@@ -302,7 +301,8 @@ def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     out = []
     for p in recorded("weights"):
         run = rows[rows.run == p.run].iloc[0]
-        held = overlap(federation(Experiment(**setting("fig6", run.profile, run.dataset), seed=p.seed)).counts())
+        alike = Experiment(**setting("fig6", run.profile, run.dataset), seed=p.seed)
+        held = overlap(committed.label_counts(alike))
         for layer, w in _with_mean(p.at()).items():
             own = 100 * float((w.argmax(1) == np.arange(len(w))).mean())
             for metric, v in {"rho": agreement(w, held)["rho"], "largest": own}.items():

@@ -14,7 +14,7 @@ import torch
 from benchmarks.cases import CASES
 from benchmarks.common import about, save, timed
 from benchmarks.rounds import Ours
-from pfl_core.engine.batched import precision
+from pfl_core.engine.sgd import precision
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
 

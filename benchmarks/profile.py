@@ -48,7 +48,7 @@ def main() -> None:
     e = CASES[args.case].experiment()
     ours = Ours(e.but(max_samples=args.samples) if args.samples else e, device, args.executor)
     torch.set_num_threads(1)
-    ours.engine._map = lambda fn, items: [fn(i) for i in items]
+    ours.engine.threads.map = lambda fn, items: [fn(i) for i in items]
     fn = ours.train if args.part == "train" else lambda: ours.evaluate("test")
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
     with torch.no_grad():

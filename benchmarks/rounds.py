@@ -15,6 +15,7 @@ import torch
 from benchmarks.cases import CASES, Case
 from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import sample
 from pfl_core.experiments.build import build_method, client_data
@@ -38,7 +39,7 @@ class Ours:
         sel = sample(self.engine.config, self.data.K, r).to(self.data.device)
         sent = self.method.download(state, sel)
         start = self.method.begin(state, sel, sent)
-        end = self.method.local(self.engine.context(state, sel, r), start)
+        end = self.method.local(Context(self.engine, state, sel, r), start)
         kept = {n: v for n, v in end.items() if n in state.clients}
         up = {n: v for n, v in end.items() if n not in kept}
         self.state = self.method.upload(state, sel, start, up, self.data.n[sel].to(self.data.dtype))
@@ -49,7 +50,7 @@ class Ours:
     def evaluate(self, split: str) -> float:
         """Pooled accuracy (%) of the models as served."""
         everyone = torch.arange(self.data.K, device=self.data.device)
-        served = self.method.personal(self.state, self.engine.context(self.state, everyone, self.state.round))
+        served = self.method.personal(self.state, Context(self.engine, self.state, everyone, self.state.round))
         got = self.engine.evaluate(served, split)
         return accuracy(got["correct"].sum(), got["n"].sum())
 

@@ -1,6 +1,6 @@
 """The batched executor: stack sizes, captured steps (through a stand-in for CUDA graphs), chunks that fit, counts of what is launched."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,32 +9,41 @@ import torch.nn.functional as F
 from tape import Counter, Tape
 
 from pfl_core import models
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
-from pfl_core.engine import batched
-from pfl_core.engine.batched import KEPT, WARM, Batched, precision, sizes
+from pfl_core.engine import batched, graphs
+from pfl_core.engine.batched import KEPT, WARM, Batched, sizes
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.sgd import precision
 from pfl_core.engine.simulate import simulate
+from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.methods.base import State, Task, make_method
+from pfl_core.methods.base import State, make_method
 from pfl_core.methods.fedavg import FedAvg
+from pfl_core.methods.task import Task
 from pfl_core.stacked import expand
 
-CFG = dict(batch=4, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0)
+CONFIG = train_config(Experiment(batch=4, lr=0.1))
 LONG = (60, 41, 40, 23, 8, 3, 52, 30)  # samples a client: 15, 11, 10, 6, 2, 1, 13, 8 batches of 4
 
 
 @pytest.fixture(autouse=True)
 def tape(monkeypatch):
-    monkeypatch.setitem(batched.GRAPHS, "cpu", Tape)
+    monkeypatch.setitem(graphs.GRAPHS, "cpu", Tape)
     monkeypatch.setattr(Tape, "log", [])
     return Tape.log
 
 
-def federation(counts=LONG, seed=0, dtype=torch.float64):
+def clients_of(x, y, train, dtype=torch.float64, seed=0):
+    return ClientData(Federation(x, y, train, classes=3), seed=seed, holdout=0, dtype=dtype)
+
+
+def client_data(counts=LONG, seed=0, dtype=torch.float64):
     g = np.random.default_rng(seed)
     x = g.integers(0, 256, (sum(counts), 8, 8), dtype=np.uint8)
     cuts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-    return Federation(x, g.integers(0, 3, sum(counts)), cuts, classes=3, dtype=dtype, seed=seed)
+    return clients_of(x, g.integers(0, 3, sum(counts)), cuts, dtype, seed)
 
 
 def network(dtype=torch.float64, **kw):
@@ -55,21 +64,20 @@ class Small(torch.nn.Module):
         return self.fc(self.mid(self.norm(self.conv(x)).relu().flatten(1)))
 
 
-def engine(executor, counts=LONG, method="fedavg", args=None, depth=1, **cfg):
-    fed = federation(counts)
-    how = SimpleNamespace(**CFG | cfg)
+def engine(executor, counts=LONG, method="fedavg", args=None, depth=1, **changes):
+    data = client_data(counts)
     made = method if not isinstance(method, str) else make_method(method, **(args or {}))
-    task = Task(Small(depth).double(), fed.n, fed.label_counts, lr=how.lr)
-    return Engine(made.bind(task), fed, how, executor, 1)
+    task = Task(Small(depth).double(), data.n, data.label_counts, replace(CONFIG, **changes))
+    return Engine(made.bind(task), data, executor, 1)
 
 
 def train(e, rounds=1, start=None, sel=None, loss=None, **how):
     """What `rounds` rounds of local training make, each from the end of the one before."""
-    sel = torch.arange(e.fed.K) if sel is None else torch.tensor(sel)
+    sel = torch.arange(e.data.K) if sel is None else torch.tensor(sel)
     p = start or expand(e.task.initial, len(sel))
     for r in range(rounds):
         with torch.no_grad():
-            p = e.context(State({}, {}), sel, r).train(loss or e.method.loss, p, **how)
+            p = Context(e, State({}, {}), sel, r).train(loss or e.method.loss, p, **how)
     return p
 
 
@@ -156,27 +164,26 @@ def test_few_stacks_are_kept():
 
 
 @pytest.mark.parametrize(
-    "name, args, field",
+    "name, args",
     [
-        ("flayer", {}, {}),
-        ("fedprox", {"mu": 0.1}, {}),
-        ("perfedavg", {}, {}),
-        ("pfedme", {}, {}),
-        ("apple", {}, {}),
-        ("fedcp", {}, {}),
-        ("fedrep", {}, {}),
+        ("flayer", {}),
+        ("fedprox", {"mu": 0.1}),
+        ("perfedavg", {}),
+        ("pfedme", {}),
+        ("apple", {}),
+        ("fedcp", {}),
+        ("fedrep", {}),
     ],
 )
-def test_methods_replay(name, args, field, tape):
+def test_methods_replay(name, args, tape):
     ends = []
     for executor in ("threads", "graphs"):
-        fed = federation((30, 21, 9))
-        cfg = dict(rounds=3, participation=1.0, eval_every=3, eval_after=False, seed=0, holdout=0.0)
-        cfg = SimpleNamespace(**CFG | cfg | field)
-        x = torch.nn.functional.interpolate(fed.x.double(), scale_factor=2).to(torch.uint8)
-        fed = Federation(x[:, 0].numpy(), fed.y_raw, fed.index["train"], classes=3, dtype=torch.float64)
-        task = Task(network(bn=name != "fedcp"), fed.n, fed.label_counts, rounds=3, lr=0.1)
-        state, history, *_ = simulate(make_method(name, **args).bind(task), fed, cfg, executor=executor, workers=1)
+        data = client_data((30, 21, 9))
+        x = torch.nn.functional.interpolate(data.x.double(), scale_factor=2).to(torch.uint8)
+        data = clients_of(x[:, 0].numpy(), data.federation.y, data.index["train"])
+        config = replace(CONFIG, rounds=3, eval_every=3, eval_after=False)
+        task = Task(network(bn=name != "fedcp"), data.n, data.label_counts, config)
+        state, history, *_ = simulate(make_method(name, **args).bind(task), data, executor=executor, workers=1)
         assert history.executor == executor
         ends.append(state.server | state.clients | {n: v for n, v in state.extra.items() if torch.is_tensor(v)})
     assert [w for w, _ in tape].count("replay") >= 3
@@ -253,7 +260,7 @@ def test_what_cannot_be_stacked_runs_one_by_one():
 
 
 def test_graphs_need_a_gpu(monkeypatch):
-    monkeypatch.delitem(batched.GRAPHS, "cpu")
+    monkeypatch.delitem(graphs.GRAPHS, "cpu")
     with pytest.raises(ValueError, match="needs a GPU"):
         engine("graphs")
 
@@ -328,7 +335,7 @@ def test_running_out_of_memory_halves_the_chunk(monkeypatch):
 def counted(e, steps, sel=(0, 1, 2), **how):
     """Operations that compute, and tensors made, in one round of `steps` steps a client."""
     start = expand(e.task.initial, len(sel))
-    e._map = lambda fn, items: [fn(i) for i in items]  # a counter sees its own thread only
+    e.threads.map = lambda fn, items: [fn(i) for i in items]  # a counter sees its own thread only
     with Counter() as c:
         train(e, sel=sel, start=start, steps=steps, **how)
     return np.array([c.ops, c.made])
@@ -373,8 +380,8 @@ def test_a_replayed_step_launches_one_copy_and_the_graph(tape, monkeypatch):
 
 def test_evaluation_takes_large_batches():
     e = engine("threads", counts=(600, 700))
-    e.fed.index["test"] = e.fed.index["train"]
-    e._map = lambda fn, items: [fn(i) for i in items]
+    e.data.index["test"] = e.data.index["train"]
+    e.threads.map = lambda fn, items: [fn(i) for i in items]
     common = expand(e.task.initial, 2)
     counts = []
     for p in (common, common, {n: v.clone() for n, v in common.items()}):
@@ -414,13 +421,13 @@ def test_tf32_is_set_and_set_back():
 def test_bf16_trains_coarsely_with_parameters_in_full(executor):
     ends = []
     for kind in ("full", "bf16"):
-        fed = federation((40, 24), dtype=torch.float32)
+        data = client_data((40, 24), dtype=torch.float32)
         torch.manual_seed(0)
         net = Small() if executor == "threads" else torch.nn.Sequential(torch.nn.Flatten())
         if executor != "threads":  # a CPU has no stacked BatchNorm of two number formats
             net.add_module("fc", torch.nn.Linear(64, 3))
-        task = Task(net, fed.n, fed.label_counts)
-        e = Engine(FedAvg().bind(task), fed, SimpleNamespace(**CFG, precision=kind), executor, 1)
+        task = Task(net, data.n, data.label_counts, replace(CONFIG, precision=kind))
+        e = Engine(FedAvg().bind(task), data, executor, 1)
         ends.append(train(e))
     a, b = (e["fc.weight"] for e in ends)
     assert b.dtype == torch.float32 and not torch.equal(a, b)
@@ -430,8 +437,8 @@ def test_bf16_trains_coarsely_with_parameters_in_full(executor):
 def test_a_batched_of_its_own_needs_no_engine():
     e = engine("threads")
     job = []
-    e._threads = lambda j: job.append(j) or {}
+    e.threads.run = lambda j: job.append(j) or {}
     train(e)
-    del e._threads
-    got = Batched(e.method, e.fed, e.cfg, graphs=False).run(job[0])
+    del e.threads.run
+    got = Batched(e.method, e.data, graphs=False).run(job[0])
     assert_close({n: v for n, v in train(e).items() if n in got}, got)

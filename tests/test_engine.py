@@ -1,29 +1,33 @@
 """The engine: two executors with one contract, equal to the textbook loop, independent of threads and client order."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from pfl_core import models
+from pfl_core import Experiment, models
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
-from pfl_core.engine.batched import clip_
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.methods.base import State, Task
+from pfl_core.engine.sgd import clip_
+from pfl_core.experiments.build import train_config
+from pfl_core.methods.base import State
 from pfl_core.methods.fedavg import FedAvg
+from pfl_core.methods.task import Task
 from pfl_core.stacked import expand
 
-CFG = dict(batch=4, epochs=2, steps=0, plan="wrap", shuffle=True, lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0)
+CONFIG = train_config(Experiment(batch=4, epochs=2, lr=0.1))
 
 
-def federation(sizes=(9, 5, 12, 1), shape=(1, 8, 8), classes=3, seed=0, **kw):
+def client_data(sizes=(9, 5, 12, 1), shape=(1, 8, 8), classes=3, seed=0):
     g = np.random.default_rng(seed)
     n = sum(sizes)
     x, y = g.standard_normal((n, *shape)), g.integers(0, classes, n)
     cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
-    return Federation(x, y, cuts, classes=classes, dtype=torch.float64, seed=seed, **kw)
+    return ClientData(Federation(x, y, cuts, classes=classes), seed=seed, holdout=0, dtype=torch.float64)
 
 
 def tiny(bn=False, classes=3, seed=0):
@@ -38,16 +42,16 @@ def tiny(bn=False, classes=3, seed=0):
     return net.double()
 
 
-def engine(executor, fed=None, bn=False, workers=2, method=None, **cfg):
-    fed = fed or federation()
-    task = Task(tiny(bn), fed.n, fed.label_counts)
-    return Engine((method or FedAvg()).bind(task), fed, SimpleNamespace(**CFG | cfg), executor, workers)
+def engine(executor, data=None, bn=False, workers=2, method=None, **changes):
+    data = data or client_data()
+    task = Task(tiny(bn), data.n, data.label_counts, replace(CONFIG, **changes))
+    return Engine((method or FedAvg()).bind(task), data, executor, workers)
 
 
-def train(executor, bn=False, sel=(0, 1, 2, 3), how=None, start=None, **cfg):
-    e = engine(executor, bn=bn, **cfg)
+def train(executor, bn=False, sel=(0, 1, 2, 3), how=None, start=None, **changes):
+    e = engine(executor, bn=bn, **changes)
     sel = torch.tensor(sel)
-    c = e.context(State({}, {}), sel, 3)
+    c = Context(e, State({}, {}), sel, 3)
     return c.train(e.method.loss, start or expand(e.task.initial, len(sel)), **(how or {}))
 
 
@@ -76,14 +80,13 @@ def test_executors_agree(case, bn):
 
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 def test_equals_the_textbook_loop(executor):
-    cfg = dict(momentum=0.9, weight_decay=0.01, clip=0.5)
-    got = train(executor, bn=True, **cfg)
-    fed = federation()
+    got = train(executor, bn=True, momentum=0.9, weight_decay=0.01, clip=0.5)
+    data = client_data()
     for k in range(4):
         net = tiny(bn=True).train()
         opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        for (idx,) in fed.plan(k, 3, batch=4, epochs=2):
-            x, y = fed.batch(torch.as_tensor(idx))
+        for (idx,) in data.plan(k, 3, batch=4, epochs=2):
+            x, y = data.batch(torch.as_tensor(idx))
             opt.zero_grad()
             F.cross_entropy(net(x), y).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
@@ -149,7 +152,7 @@ def test_custom_step_with_batches_state_and_anchor_agrees():
     for executor in ("threads", "batched"):
         e = engine(executor, bn=True)
         start = expand(e.task.initial, 4)
-        c = e.context(State({}, {}), torch.arange(4), 0)
+        c = Context(e, State({}, {}), torch.arange(4), 0)
         ends.append(
             c.train(
                 loss, start | {"count": torch.zeros(4).double()}, anchor=start, step=two_batches, batches=2, epochs=1
@@ -180,7 +183,7 @@ def test_noise_is_the_same_in_both_executors():
     ends = []
     for executor in ("threads", "batched"):
         e = engine(executor, method=Noisy())
-        ends.append(e.context(State({}, {}), torch.arange(4), 0).train(e.method.loss, expand(e.task.initial, 4)))
+        ends.append(Context(e, State({}, {}), torch.arange(4), 0).train(e.method.loss, expand(e.task.initial, 4)))
     torch.testing.assert_close(ends[0]["fc.weight"], ends[1]["fc.weight"], rtol=1e-10, atol=1e-12)
 
 
@@ -207,14 +210,14 @@ def test_clipping_is_by_client(stacked):
 
 
 def test_evaluate_counts_every_sample():
-    fed = federation(sizes=(600, 3, 700))
-    fed.index["test"] = fed.index["train"]
-    e = engine("threads", fed=fed)
+    data = client_data(sizes=(600, 3, 700))
+    data.index["test"] = data.index["train"]
+    e = engine("threads", data=data)
     common = expand(e.task.initial, 3)
     apart = {n: v.clone() for n, v in common.items()}
     a, b = e.evaluate(common, "test"), e.evaluate(apart, "test")
-    scores = tiny().eval()(fed.x)
-    right = (scores.argmax(1) == fed.y).double().split([600, 3, 700])
+    scores = tiny().eval()(data.x)
+    right = (scores.argmax(1) == data.y).double().split([600, 3, 700])
     for got in (a, b):
         np.testing.assert_array_equal(got["correct"], [float(r.sum()) for r in right])
     np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-9)
@@ -223,15 +226,15 @@ def test_evaluate_counts_every_sample():
 
 def test_measure_sums_over_a_split():
     e = engine("threads")
-    c = e.context(State({}, {}), torch.tensor([0, 3]), 0)
+    c = Context(e, State({}, {}), torch.tensor([0, 3]), 0)
     got = c.measure(lambda p, b: {"n": torch.tensor(len(b.y)), "x": b.x.sum()}, expand(e.task.initial, 2))
     assert got["n"].tolist() == [9, 1]
-    torch.testing.assert_close(got["x"][1], e.fed.x[-1].sum())
+    torch.testing.assert_close(got["x"][1], e.data.x[-1].sum())
 
 
 def test_refusals():
     e = engine("threads")
-    c = e.context(State({}, {}), torch.arange(4), 0)
+    c = Context(e, State({}, {}), torch.arange(4), 0)
     start = expand(e.task.initial, 4)
     with pytest.raises(ValueError, match="leaks_test"):
         c.train(e.method.loss, start, split="test")
@@ -245,18 +248,14 @@ def test_refusals():
 
 def test_resnet_trains_batched_with_batchnorm():
     g = np.random.default_rng(0)
-    fed = Federation(
-        g.integers(0, 255, (12, 16, 16, 3)).astype(np.uint8),
-        np.arange(12) % 2,
-        [np.arange(6), np.arange(6, 12)],
-        dtype=torch.float64,
-    )
+    x, y = g.integers(0, 255, (12, 16, 16, 3)).astype(np.uint8), np.arange(12) % 2
+    fed = Federation(x, y, [np.arange(6), np.arange(6, 12)])
+    data = ClientData(fed, seed=0, holdout=0, dtype=torch.float64)
     ends = []
     for executor in ("threads", "batched"):
         net = models.build("resnet18", (3, 16, 16), 2, stem="cifar", width=0.0625).double()
-        e = Engine(
-            FedAvg().bind(Task(net, fed.n, fed.label_counts)), fed, SimpleNamespace(**CFG | dict(epochs=1)), executor
-        )
-        ends.append(e.context(State({}, {}), torch.arange(2), 0).train(e.method.loss, expand(e.task.initial, 2)))
+        task = Task(net, data.n, data.label_counts, replace(CONFIG, epochs=1))
+        e = Engine(FedAvg().bind(task), data, executor)
+        ends.append(Context(e, State({}, {}), torch.arange(2), 0).train(e.method.loss, expand(e.task.initial, 2)))
     for n in ends[0]:
         torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-9, atol=1e-11)

@@ -314,16 +314,16 @@ def test_clock_jumps(store, tmp_path, monkeypatch):
 
 def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch):
     cells = [Experiment(**TINY), WIDE, Experiment(**TINY, seed=1)]
-    whole, engine = run(WIDE, store=tmp_path / "other"), simulate.Engine
+    whole, context = run(WIDE, store=tmp_path / "other"), simulate.Context
 
-    class Full(engine):
-        def context(self, state, sel, round):
-            if self.task.parameters and self.task.initial["fc1.weight"].shape[0] == 64 and round == 2:
+    class Full(context):
+        def __init__(self, engine, state, sel, round):
+            if engine.task.initial["fc1.weight"].shape[0] == 64 and round == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-            return super().context(state, sel, round)
+            super().__init__(engine, state, sel, round)
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulate, "Engine", Full)
+        patch.setattr(simulate, "Context", Full)
         with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             sweep(cells)
     assert load_result(store / cells[0].id).ok and not (store / cells[2].id).exists()

@@ -2,20 +2,23 @@
 
 import copy
 import io
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from pfl_core import models
+from pfl_core import Experiment, models
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.simulate import simulate
-from pfl_core.methods.base import METHODS, State, Task, make_method
+from pfl_core.engine.simulate import FINISH, sample, simulate
+from pfl_core.experiments.build import train_config
+from pfl_core.methods.base import METHODS, State, make_method
+from pfl_core.methods.task import Task
 
-CFG = dict(batch=6, epochs=1, steps=0, plan="wrap", shuffle=True, lr=0.05, momentum=0.0, weight_decay=0.0, clip=0.0)
-CFG |= dict(rounds=3, participation=1.0, eval_every=1, eval_after=True, seed=0, holdout=0.25)
+CONFIG = train_config(Experiment(batch=6, lr=0.05, rounds=3, eval_after=True, holdout=0.25))
 ARGS: dict[str, dict] = {  # hyper-parameters that a tiny federation needs
     "pfedhn": {"lr": 0.1}
 }
@@ -34,7 +37,7 @@ def applies(method, check):
     return True
 
 
-def federation(sizes=(13, 5, 18, 2), classes=3, seed=0, dtype=torch.float64):
+def client_data(sizes=(13, 5, 18, 2), classes=3, seed=0, dtype=torch.float64):
     """Clients of unequal size: one smaller than a batch, one (the last) of a single class; labels can be read off the images."""
     g = np.random.default_rng(seed)
     y = g.integers(0, classes, 2 * sum(sizes))
@@ -44,22 +47,27 @@ def federation(sizes=(13, 5, 18, 2), classes=3, seed=0, dtype=torch.float64):
     for i, c in enumerate(y):
         x[i, 0, 4 * c : 4 * c + 4] += 1.5
     train, test = [c[: len(c) // 2] for c in cuts], [c[len(c) // 2 :] for c in cuts]
-    return Federation(x, y, train, None, test, classes=classes, dtype=dtype, holdout=CFG["holdout"], seed=seed)
+    fed = Federation(x, y, train, None, test, classes=classes)
+    return ClientData(fed, seed=seed, holdout=CONFIG.holdout, dtype=dtype)
 
 
-def setup(name, bn=True, buffers="local", fed=None, args=None, **cfg):
-    fed = fed or federation()
-    cfg = SimpleNamespace(**CFG | cfg)
-    net = models.build("lenet", (1, 16, 16), fed.classes, kernels=2, bn=bn).to(fed.dtype)
-    how = dict(buffers=buffers, rounds=cfg.rounds, lr=cfg.lr, epochs=cfg.epochs, holdout=cfg.holdout, seed=cfg.seed)
-    method = make_method(name, **ARGS.get(name, {}) | (args or {})).bind(Task(net, fed.n, fed.label_counts, **how))
-    return method, fed, cfg
+def setup(name, bn=True, data=None, args=None, **changes):
+    """The method `name` with hyper-parameters `args` under CONFIG with `changes`, and its clients' data."""
+    data = data or client_data()
+    net = models.build("lenet", (1, 16, 16), data.classes, kernels=2, bn=bn).to(data.dtype)
+    task = Task(net, data.n, data.label_counts, replace(CONFIG, **changes))
+    return make_method(name, **ARGS.get(name, {}) | (args or {})).bind(task), data
+
+
+def under(method, **changes):
+    """The same method with the same model and clients, under other settings."""
+    t = method.task
+    return method.bind(Task(t.model, t.n, t.label_counts, replace(t.config, **changes), t.own_heads))
 
 
 def rounds(name, n=2, executor="threads", **kw):
-    method, fed, cfg = setup(name, **kw)
-    cfg.rounds = n
-    return method, simulate(method, fed, cfg, executor=executor, workers=2)[0]
+    method, data = setup(name, **kw | dict(rounds=n))
+    return method, simulate(method, data, executor=executor, workers=2)[0]
 
 
 def leaves(tree, path=""):
@@ -99,15 +107,13 @@ def test_executors_agree(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_state_survives_a_checkpoint(name):
-    method, fed, cfg = setup(name)
-    whole = simulate(method, fed, cfg, workers=1)
-    cfg.rounds = 2
-    half, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = setup(name)
+    whole = simulate(method, data, workers=1)
+    half, *_ = simulate(method, data, workers=1, on_round=lambda r, history: FINISH if r == 2 else None)
     file = io.BytesIO()
     torch.save(vars(half), file)
     file.seek(0)
-    cfg.rounds = 3
-    resumed = simulate(method, fed, cfg, workers=2, state=State(**torch.load(file, weights_only=True)))
+    resumed = simulate(method, data, workers=2, state=State(**torch.load(file, weights_only=True)))
     assert_same(whole[0], resumed[0])
     for key, series in resumed[1].evals.items():
         assert torch.equal(whole[1].evals[key][-1], series[-1]), key
@@ -115,14 +121,11 @@ def test_state_survives_a_checkpoint(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_who_is_not_sampled_keeps_its_state(name):
-    method, fed, cfg = setup(name)
+    method, data = setup(name, participation=0.5, rounds=2, eval_after=False)
     _, state = rounds(name, n=1)
     before = copy.deepcopy(state)
-    cfg.participation, cfg.rounds, cfg.eval_after = 0.5, 2, False
-    from pfl_core.engine.simulate import sample
-
-    idle = sorted(set(range(4)) - set(sample(cfg, 4, 1).tolist()))
-    after, *_ = simulate(method, fed, cfg, state=state, workers=1)
+    idle = sorted(set(range(4)) - set(sample(method.task.config, 4, 1).tolist()))
+    after, *_ = simulate(method, data, state=state, workers=1)
     for n, v in after.clients.items():
         assert torch.equal(v[idle], before.clients[n][idle]), n
 
@@ -137,20 +140,20 @@ def test_buffer_policies(name, buffers):
 
 @pytest.mark.parametrize("name", OURS)
 def test_one_participant_and_one_client(name):
-    method, fed, cfg = setup(name, fed=federation(sizes=(9,)))
-    state, history, *_ = simulate(method, fed, cfg, workers=1)
-    method, fed, cfg = setup(name, participation=0.25)
-    state, history, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = setup(name, data=client_data(sizes=(9,)))
+    state, history, *_ = simulate(method, data, workers=1)
+    method, data = setup(name, participation=0.25)
+    state, history, *_ = simulate(method, data, workers=1)
     assert history.rounds == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_evaluation_changes_nothing(name):
     method, state = rounds(name, n=1)
-    _, fed, cfg = setup(name)
-    engine = Engine(method, fed, cfg, "threads", 1)
+    _, data = setup(name)
+    engine = Engine(method, data, "threads", 1)
     before = copy.deepcopy(state)
-    c = engine.context(state, torch.arange(4), 1)
+    c = Context(engine, state, torch.arange(4), 1)
     with torch.no_grad():
         first = {n: v.clone() for n, v in method.personal(state, c).items()}
         second = method.personal(state, c)
@@ -162,21 +165,21 @@ def test_evaluation_changes_nothing(name):
 @pytest.mark.parametrize("name", OURS)
 def test_local_leaves_start_alone(name):
     method, state = rounds(name, n=1)
-    _, fed, cfg = setup(name)
-    engine = Engine(method, fed, cfg, "threads", 1)
+    _, data = setup(name)
+    engine = Engine(method, data, "threads", 1)
     before = copy.deepcopy(state)
     with torch.no_grad():
         start = method.begin(state, torch.arange(4))
         kept = {n: v.clone() for n, v in start.items()}
-        method.local(engine.context(state, torch.arange(4), 1), start)
+        method.local(Context(engine, state, torch.arange(4), 1), start)
     assert all(torch.equal(start[n], v) for n, v in kept.items())
     assert_same(before, state)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_traffic_counts_whole_scalars(name):
-    method, fed, cfg = setup(name)
-    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = setup(name)
+    _, history, *_ = simulate(method, data, workers=1)
     for series in (history.download, history.upload):
         assert series[0] == 0 and all(int(v) == v for v in series)
         assert (series[-1] == 0) == (name == "local")
@@ -187,12 +190,17 @@ def test_learns(name):
     if not applies(name, "learns"):
         return
     # Easy data: a bar's height is the label. Chance is 33 %; who learns nothing stays there.
-    method, fed, cfg = setup(
-        name, bn=False, fed=federation(sizes=(40, 30, 36, 24), dtype=torch.float32), rounds=12, epochs=2, lr=0.1
+    method, data = setup(
+        name,
+        bn=False,
+        data=client_data(sizes=(40, 30, 36, 24), dtype=torch.float32),
+        rounds=12,
+        epochs=2,
+        lr=0.1,
+        eval_every=6,
     )
-    cfg.eval_every = 6
-    *_, history, before, after = simulate(method, fed, cfg, workers=2)
-    n = sum(len(i) for i in fed.index["test"])
+    *_, history, before, after = simulate(method, data, workers=2)
+    n = sum(len(i) for i in data.index["test"])
     best = max(float(history.evals[f"{w}/test/correct"][-1].sum()) / n for w in ("before", "after"))
     assert best > 0.6, f"{name}: {100 * best:.0f} % on data that are easy"
 
@@ -200,11 +208,11 @@ def test_learns(name):
 ORDER = [2, 0, 3, 1]
 
 
-def relabelled(fed):
+def relabelled(data):
     """The same clients under other ids: client k here is client ORDER[k] there, with its data and its random draws."""
-    other, plan = copy.copy(fed), fed.plan
-    other.index = {s: [lists[k] for k in ORDER] for s, lists in fed.index.items()}
-    other.n, other.label_counts = fed.n[ORDER], fed.label_counts[ORDER]
+    other, plan = copy.copy(data), data.plan
+    other.index = {s: [lists[k] for k in ORDER] for s, lists in data.index.items()}
+    other.n, other.label_counts = data.n[ORDER], data.label_counts[ORDER]
     other.plan = lambda k, *a, **kw: plan(ORDER[k], *a, **kw)
     return other
 
@@ -213,12 +221,11 @@ def relabelled(fed):
 def test_relabelled_clients_get_the_same_models(name):
     if not applies(name, "relabelled"):
         return
-    fed = federation()
+    data = client_data()
     served = []
-    for f in (fed, relabelled(fed)):
-        method, f, cfg = setup(name, fed=f)
-        cfg.rounds = 2
-        served.append(simulate(method, f, cfg, workers=2)[2])
+    for d in (data, relabelled(data)):
+        method, _ = setup(name, data=d, rounds=2)
+        served.append(simulate(method, d, workers=2)[2])
     for n in method.task.parameters:
         torch.testing.assert_close(
             served[0][n][ORDER], served[1][n], rtol=1e-7, atol=1e-9, msg=lambda m, n=n: f"{n}: {m}"

@@ -1,45 +1,50 @@
 """FedProx, Per-FedAvg, pFedMe, LG-FedAvg, FedBN, FedRep, Ditto: rounds by hand, hand-derived gradients, and what each reduces to."""
 
 import copy
+from dataclasses import fields, replace
 from math import exp, sqrt
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_methods import CFG, assert_same, federation
+from test_methods import CONFIG, assert_same, client_data, under
 from torch import nn
 from torch.func import grad as gradient_of
 
 from pfl_core import Experiment, models, run
+from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import simulate
-from pfl_core.methods.base import Batch, State, Step, Task, make_method
+from pfl_core.methods.base import Batch, State, Step, make_method
 from pfl_core.methods.fedavg import Local
-from pfl_core.methods.fedprox import FedProx, half_square
+from pfl_core.methods.fedprox import FedProx
 from pfl_core.methods.perfedavg import PerFedAvg
+from pfl_core.methods.task import Task, TrainConfig
+from pfl_core.methods.terms import half_square
 from pfl_core.stacked import axpy, expand, scalars, select, unprefixed
 
 NETS = {"mlp": dict(hidden=5), "lenet": dict(kernels=2, bn=True)}
+SETTINGS = {f.name for f in fields(TrainConfig)}
 both_nets = pytest.mark.parametrize("net", NETS)
 
 
-def bound(name, net="mlp", depth=1, fed=None, buffers="local", cls=None, **kw):
-    """The method `name` (or `cls`) with hyper-parameters among `kw`, its clients, and the settings with the others of `kw`."""
-    args = {k: v for k, v in kw.items() if k not in CFG}
-    fed, cfg = fed or federation(), SimpleNamespace(**CFG | {k: v for k, v in kw.items() if k in CFG})
+def bound(name, net="mlp", depth=1, data=None, cls=None, **kw):
+    """The method `name` (or `cls`) with hyper-parameters and settings among `kw`, and its clients' data."""
+    args = {k: v for k, v in kw.items() if k not in SETTINGS}
+    config = replace(CONFIG, head_depth=depth, **{k: v for k, v in kw.items() if k in SETTINGS})
+    data = data or client_data()
     if isinstance(net, str):
-        net = models.build(net, (1, 16, 16), fed.classes, **NETS[net])
-    how = dict(rounds=cfg.rounds, lr=cfg.lr, epochs=cfg.epochs, head_depth=depth, buffers=buffers, seed=cfg.seed)
+        net = models.build(net, (1, 16, 16), data.classes, **NETS[net])
     method = cls(**args) if cls else make_method(name, **args)
-    return method.bind(Task(net.to(fed.dtype), fed.n, fed.label_counts, **how)), fed, cfg
+    return method.bind(Task(net.to(data.dtype), data.n, data.label_counts, config)), data
 
 
 def ran(name, net="mlp", **kw):
-    method, fed, cfg = bound(name, net, **kw)
-    return method, simulate(method, fed, cfg, workers=2)[0]
+    method, data = bound(name, net, **kw)
+    return method, simulate(method, data, workers=2)[0]
 
 
 def held(method, state):
@@ -47,11 +52,11 @@ def held(method, state):
     return select(method.begin(state, torch.arange(method.task.K)), method.task.names)
 
 
-def one_round(method, fed, cfg, state):
+def one_round(method, data, state):
     with torch.no_grad():
-        sel = torch.arange(fed.K)
+        sel = torch.arange(data.K)
         start = method.begin(state, sel)
-        return start, method.local(Engine(method, fed, cfg, "threads", 1).context(state, sel, state.round), start)
+        return start, method.local(Context(Engine(method, data, "threads", 1), state, sel, state.round), start)
 
 
 # -- what they reduce to (methods.md, section 5) -----------------------------------------------------------------------
@@ -122,10 +127,10 @@ def test_pfedme_with_one_exact_follower_is_fedavg(net):
 @both_nets
 @pytest.mark.parametrize("version", ["fo", "hf"])
 def test_perfedavg_without_inner_step_is_fedavg_on_its_second_batches(net, version):
-    fed, batches = federation(), {"fo": 2, "hf": 3}[version]
-    plan = fed.plan
-    fed.plan = lambda k, r, **how: plan(k, r, **how | {"batches": batches})[:, 1:2]
-    _, fedavg = ran("fedavg", net, fed=fed, lr=0.03)
+    data, batches = client_data(), {"fo": 2, "hf": 3}[version]
+    plan = data.plan
+    data.plan = lambda k, r, **how: plan(k, r, **how | {"batches": batches})[:, 1:2]
+    _, fedavg = ran("fedavg", net, data=data, lr=0.03)
     _, meta = ran("perfedavg", net, version=version, alpha=0.0, beta=0.03)
     # Convolutions of the two training paths differ in their memory layout; statistics advance on the first batch.
     assert_same(meta.server, fedavg.server, exact=net == "mlp")
@@ -141,7 +146,7 @@ def test_one_client_alone_is_local(name, net):
             return c.train(self.loss, start, only=set(self.task.parameters) - self.task.head)
 
     args = {"fedprox": dict(mu=0.0), "fedrep": dict(head_epochs=0)}.get(name, {})
-    how = dict(fed=federation(sizes=(13,)))
+    how = dict(data=client_data(sizes=(13,)))
     local, b = ran("local", net, cls=Frozen if name == "fedrep" else Local, **how)
     for other in (name, "fedavg") if name == "fedprox" else (name,):
         method, a = ran(other, net, **(args if other == name else {}), **how)
@@ -150,15 +155,13 @@ def test_one_client_alone_is_local(name, net):
 
 @both_nets
 def test_fine_tuned_is_a_view_of_fedavg(net):
-    method, fed, cfg = bound("fedavg", net)
-    with_after, history, _, after = simulate(method, fed, cfg, workers=1)
-    cfg.eval_after = False
-    assert_same(with_after, simulate(method, fed, cfg, workers=1)[0])
+    method, data = bound("fedavg", net)
+    with_after, history, _, after = simulate(method, data, workers=1)
+    assert_same(with_after, simulate(under(method, eval_after=False), data, workers=1)[0])
     _, local, *_ = simulate(*bound("local", net), workers=1)
     assert torch.equal(history.evals["after/test/loss"][0], local.evals["after/test/loss"][0])
     assert not torch.equal(history.evals["after/test/loss"][1], history.evals["before/test/loss"][1])
-    cfg.epochs, cfg.eval_after = 0, True
-    _, untrained, *_ = simulate(method, fed, cfg, workers=1)
+    _, untrained, *_ = simulate(under(method, epochs=0), data, workers=1)
     for before, after in zip(*(untrained.evals[f"{w}/test/loss"] for w in ("before", "after")), strict=True):
         assert torch.equal(before, after)
 
@@ -188,8 +191,9 @@ def pair(name, **kw):
     x = np.ones((len(y), 1))
     index = np.split(np.arange(len(y)), [SIZES[0]])
     train, test = [index[0], index[1]], [[len(y)], [len(y) + 1]]
-    fed = Federation(np.r_[x, [[1.0], [1.0]]], np.r_[y, 0, 1], train, None, test, dtype=torch.float64)
-    return bound(name, Pair().double(), fed=fed, **dict(batch=1, lr=LR, rounds=2) | kw)
+    fed = Federation(np.r_[x, [[1.0], [1.0]]], np.r_[y, 0, 1], train, None, test)
+    data = ClientData(fed, seed=0, holdout=0, dtype=torch.float64)
+    return bound(name, Pair().double(), data=data, **dict(batch=1, lr=LR, rounds=2) | kw)
 
 
 def slope(u, a, s):
@@ -226,8 +230,8 @@ def test_fedprox_by_hand():
     w = START
     for _ in range(2):
         w = mean([descend(w, s, n, pull=0.4, to=w) for s, n in zip(SIGNS, SIZES, strict=True)])
-    method, fed, cfg = pair("fedprox", mu=0.4)
-    near(read(simulate(method, fed, cfg, workers=1)[0].server), w)
+    method, data = pair("fedprox", mu=0.4)
+    near(read(simulate(method, data, workers=1)[0].server), w)
 
 
 def test_ditto_by_hand():
@@ -235,8 +239,8 @@ def test_ditto_by_hand():
     for _ in range(2):
         v = [descend(v[k], SIGNS[k], 3 * SIZES[k], lr=0.2, pull=1.5, to=w) for k in (0, 1)]
         w = mean([descend(w, s, n) for s, n in zip(SIGNS, SIZES, strict=True)])
-    method, fed, cfg = pair("ditto", lam=1.5, personal_epochs=3, personal_lr=0.2)
-    state, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("ditto", lam=1.5, personal_epochs=3, personal_lr=0.2)
+    state, _, before, _ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), v[k])
@@ -250,8 +254,8 @@ def test_fedrep_by_hand():
             p = descend(np.array([u, heads[k]]), SIGNS[k], 2 * SIZES[k], move=(0, 1))
             ends.append(descend(p, SIGNS[k], 3 * SIZES[k], move=(1, 0)))
         u, heads = mean(ends)[0], [p[1] for p in ends]
-    method, fed, cfg = pair("fedrep", head_epochs=2, body_epochs=3)
-    _, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("fedrep", head_epochs=2, body_epochs=3)
+    _, _, before, _ = simulate(method, data, workers=1)
     for k in (0, 1):
         near(read(before, k), [u, heads[k]])
 
@@ -261,8 +265,8 @@ def test_lgfedavg_by_hand():
     for _ in range(2):
         ends = [descend(np.array([bases[k], a]), SIGNS[k], SIZES[k]) for k in (0, 1)]
         a, bases = mean(ends)[1], [p[0] for p in ends]
-    method, fed, cfg = pair("lgfedavg")
-    _, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("lgfedavg")
+    _, _, before, _ = simulate(method, data, workers=1)
     for k in (0, 1):
         near(read(before, k), [bases[k], a])
 
@@ -283,16 +287,16 @@ def test_pfedme_by_hand(beta):
             thetas.append(theta)
         last, w = w, (1 - beta) * w + beta * mean(locals_)
     how = dict(lam=lam, inner_steps=3, personal_lr=fast, beta=beta, decay=nu)
-    method, fed, cfg = pair("pfedme", **how)
-    state, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("pfedme", **how)
+    state, _, before, _ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), thetas[k])
     # As published code scores: the global model before local training, w_i after it.
-    method, fed, cfg = pair("pfedme", score="local", rounds=1, **how)
-    state, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("pfedme", score="local", rounds=1, **how)
+    state, _, before, _ = simulate(method, data, workers=1)
     near(read(before, 0), last)
-    _, end = one_round(method, fed, cfg, state)
+    _, end = one_round(method, data, state)
     for k in (0, 1):
         near(read(method.serve(end), k), locals_[k])
 
@@ -314,13 +318,13 @@ def test_perfedavg_by_hand(version):
                 p = p - beta * d
             ends.append(p)
         w = mean(ends)
-    method, fed, cfg = pair("perfedavg", version=version, alpha=alpha, beta=beta)
-    state, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("perfedavg", version=version, alpha=alpha, beta=beta)
+    state, _, before, _ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), descend(w, SIGNS[k], SIZES[k], lr=alpha))
-    method, fed, cfg = pair("perfedavg", version=version, alpha=alpha, beta=beta, adapt_steps=1)
-    _, _, before, _ = simulate(method, fed, cfg, workers=1)
+    method, data = pair("perfedavg", version=version, alpha=alpha, beta=beta, adapt_steps=1)
+    _, _, before, _ = simulate(method, data, workers=1)
     near(read(before, 1), descend(w, SIGNS[1], 1, lr=alpha))
 
 
@@ -329,8 +333,8 @@ def test_passes_make_as_many_updates_as_fedavg():
     p, beta = START, 0.2
     for _ in range(6):
         p = p - beta * slope(*(p - 0.5 * slope(*p, -1)), -1)
-    method, fed, cfg = pair("perfedavg", alpha=0.5, beta=beta, passes=2, rounds=1)
-    _, end = one_round(method, fed, cfg, method.init())
+    method, data = pair("perfedavg", alpha=0.5, beta=beta, passes=2, rounds=1)
+    _, end = one_round(method, data, method.init())
     near(read(end, 1), p)
 
 
@@ -344,10 +348,10 @@ def test_passes_make_as_many_updates_as_fedavg():
     ],
 )
 def test_extra_phases_have_batches_of_their_own(name, streams):
-    fed, seen = federation(), set()
-    plan = fed.plan
-    fed.plan = lambda k, r, **how: seen.add(how["stream"]) or plan(k, r, **how)
-    ran(name, fed=fed, rounds=1, **dict(passes=2) if name == "perfedavg" else {})
+    data, seen = client_data(), set()
+    plan = data.plan
+    data.plan = lambda k, r, **how: seen.add(how["stream"]) or plan(k, r, **how)
+    ran(name, data=data, rounds=1, **dict(passes=2) if name == "perfedavg" else {})
     assert seen == streams
 
 
@@ -356,8 +360,8 @@ def test_extra_phases_have_batches_of_their_own(name, streams):
     [("perfedavg", dict(version="hf", passes=2)), ("pfedme", dict(beta=1.5)), ("fedrep", dict(head_epochs=2))],
 )
 def test_executors_agree_off_the_defaults_too(name, args):
-    method, fed, cfg = bound(name, "lenet", buffers="average", rounds=2, **args)
-    a, b = (simulate(method, fed, cfg, executor=x, workers=2)[0] for x in ("threads", "batched"))
+    method, data = bound(name, "lenet", buffers="average", rounds=2, **args)
+    a, b = (simulate(method, data, executor=x, workers=2)[0] for x in ("threads", "batched"))
     assert_same(a, b, exact=False)
 
 
@@ -374,8 +378,8 @@ def test_gradient_of_the_proximal_term():
 @pytest.mark.parametrize(("name", "args"), [("fedprox", dict(mu=20.0)), ("ditto", dict(lam=20.0))])
 def test_a_steps_pull_is_to_the_received_model(name, args, net):
     # eta mu = 1: wherever a step starts, it ends at w - eta grad F (FedProx, and Ditto's v).
-    method, fed, _ = bound(name, net, lr=0.05, **args)
-    batch = Batch(*fed.batch(torch.as_tensor(fed.index["train"][0])))
+    method, data = bound(name, net, lr=0.05, **args)
+    batch = Batch(*data.batch(torch.as_tensor(data.index["train"][0])))
     g = torch.Generator().manual_seed(1)
     w, stats = (select(method.task.initial, names) for names in (method.task.parameters, method.task.buffers))
     p = {n: v + 0.1 * torch.randn(v.shape, generator=g, dtype=v.dtype) for n, v in w.items()}
@@ -396,15 +400,15 @@ def test_fedprox_first_step_is_fedavgs_and_without_gradient_nothing_moves(net):
         def logits(self, p, x):
             return super().logits(p, x).detach()
 
-    method, fed, cfg = bound("fedprox", net, cls=Flat, mu=1.0)
-    start, end = one_round(method, fed, cfg, method.init())
+    method, data = bound("fedprox", net, cls=Flat, mu=1.0)
+    start, end = one_round(method, data, method.init())
     assert all(torch.equal(start[n], end[n]) for n in method.task.parameters)
 
 
 def test_dittos_personal_model_stays_home():
-    method, fed, cfg = bound("ditto", "lenet", participation=0.5, rounds=1)
+    method, data = bound("ditto", "lenet", participation=0.5, rounds=1)
     size = sum(v.numel() for v in select(method.task.initial, method.task.parameters).values())
-    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    _, history, *_ = simulate(method, data, workers=1)
     assert history.upload[-1] == history.download[-1] == 2 * size
 
 
@@ -456,9 +460,9 @@ def test_both_versions_agree_without_an_inner_step():
 @pytest.mark.parametrize("frozen", ["beta", "lam"])
 def test_pfedme_frozen_server(frozen):
     # Refused as hyper-parameters; the algebra of the limits, with weights that sum exactly.
-    method, fed, cfg = bound("pfedme", "lenet", fed=federation(sizes=(4, 4, 8)), beta=2.0 if frozen == "lam" else 1.0)
+    method, data = bound("pfedme", "lenet", data=client_data(sizes=(4, 4, 8)), beta=2.0 if frozen == "lam" else 1.0)
     object.__setattr__(method, frozen, 0.0)
-    state = simulate(method, fed, cfg, workers=1)[0]
+    state = simulate(method, data, workers=1)[0]
     assert_same(state.server, select(method.task.initial, state.server))
     assert not torch.equal(state.clients["theta.fc.weight"], method.task.start()["fc.weight"])
 
@@ -478,11 +482,11 @@ def test_pfedmes_personal_models_are_copies():
 
 def test_pfedme_averages_statistics_without_beta():
     # beta > 1 extrapolates: a variance could become negative.
-    method, fed, cfg = bound("pfedme", "lenet", buffers="average", beta=2.0, rounds=1)
+    method, data = bound("pfedme", "lenet", buffers="average", beta=2.0, rounds=1)
     state = method.init()
-    _, end = one_round(method, fed, cfg, state)
-    w = fed.n.double() / fed.n.sum()
-    new = simulate(method, fed, cfg, workers=1)[0].server
+    _, end = one_round(method, data, state)
+    w = data.n.double() / data.n.sum()
+    new = simulate(method, data, workers=1)[0].server
     for n in method.task.buffers:
         if new[n].is_floating_point():
             torch.testing.assert_close(new[n], torch.tensordot(w, end[n], 1), rtol=1e-12, atol=1e-12)
@@ -494,14 +498,14 @@ def test_pfedme_averages_statistics_without_beta():
 # -- FedBN, LG-FedAvg, FedRep: what travels ----------------------------------------------------------------------------
 @pytest.mark.parametrize("policy", ["local", "average", "reset"])
 def test_fedbn_against_plain_modules(policy):
-    method, fed, cfg = bound("fedbn", "lenet", rounds=2, buffers=policy)
+    method, data = bound("fedbn", "lenet", rounds=2, buffers=policy)
     nets = [copy.deepcopy(method.task.model) for _ in range(4)]
-    w = (fed.n.double() / fed.n.sum()).tolist()
+    w = (data.n.double() / data.n.sum()).tolist()
     for r in range(2):
         for k, net in enumerate(nets):
-            sgd = torch.optim.SGD(net.train().parameters(), lr=cfg.lr)
-            for idx in torch.as_tensor(fed.plan(k, r, batch=cfg.batch))[:, 0]:
-                x, y = fed.batch(idx)
+            sgd = torch.optim.SGD(net.train().parameters(), lr=CONFIG.lr)
+            for idx in torch.as_tensor(data.plan(k, r, batch=CONFIG.batch))[:, 0]:
+                x, y = data.batch(idx)
                 sgd.zero_grad()
                 F.cross_entropy(net(x), y).backward()
                 sgd.step()
@@ -514,7 +518,7 @@ def test_fedbn_against_plain_modules(policy):
         averaged = {n: sum(a * net.state_dict()[n] for a, net in zip(w, nets, strict=True)) for n in method.task.names}
         for net in nets:
             net.load_state_dict(net.state_dict() | {n: v for n, v in averaged.items() if n not in owned})
-    *_, before, _ = simulate(method, fed, cfg, workers=1)
+    *_, before, _ = simulate(method, data, workers=1)
     assert owned
     for k, net in enumerate(nets):
         assert_same({n: v[k] for n, v in before.items()}, dict(net.state_dict()), exact=False)
@@ -544,10 +548,10 @@ def test_what_was_sent_is_equal_everywhere_and_the_rest_is_not(name, net):
 @both_nets
 def test_a_head_of_fedrep_matters_to_its_client_alone(net):
     method, state = ran("fedrep", net, rounds=1)
-    _, fed, cfg = bound("fedrep", net)
+    _, data = bound("fedrep", net)
     other = State(state.server, {n: v.clone() for n, v in state.clients.items()}, {}, state.round)
     other.clients["fc.weight"][1] += 0.5
-    (_, a), (_, b) = one_round(method, fed, cfg, state), one_round(method, fed, cfg, other)
+    (_, a), (_, b) = one_round(method, data, state), one_round(method, data, other)
     for n in a:
         assert torch.equal(a[n][[0, 2, 3]], b[n][[0, 2, 3]]), n
     assert not torch.equal(a["fc.weight"][1], b["fc.weight"][1])
@@ -564,7 +568,7 @@ def test_fedreps_frozen_part_does_not_decay():
 @pytest.mark.parametrize("name", ["fedprox", "perfedavg", "pfedme", "lgfedavg", "fedbn", "fedrep", "ditto"])
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_scalars_on_the_wire(name, buffers):
-    method, fed, cfg = bound(name, "lenet", buffers=buffers, participation=0.5, rounds=2)
+    method, data = bound(name, "lenet", buffers=buffers, participation=0.5, rounds=2)
     count = lambda names: sum(method.task.initial[n].numel() for n in names)  # noqa: E731
     t, base = method.task, [n for n in method.task.parameters if n not in method.task.head]
     model, statistics = count(t.parameters), count(n for n in t.buffers if "running" in n)
@@ -572,7 +576,7 @@ def test_scalars_on_the_wire(name, buffers):
     expected = expected.get(name, model)
     if buffers == "average" and name not in ("fedbn", "lgfedavg"):  # the head of this net has no BatchNorm
         expected += statistics
-    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    _, history, *_ = simulate(method, data, workers=1)
     assert history.download == history.upload == [0, 2 * expected, 4 * expected]
 
 

@@ -2,38 +2,40 @@
 
 import pytest
 import torch
-from test_methods import assert_same, federation, leaves, setup
+from test_methods import CONFIG, assert_same, client_data, leaves, setup, under
 
 from pfl_core import models
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import simulate
-from pfl_core.methods.base import METHODS, Method, Task, list_methods, make_method
+from pfl_core.methods.base import METHODS, Method, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
+from pfl_core.methods.task import Task
 from pfl_core.stacked import expand, weighted_mean
 
 
-def run(name, n=2, fed=None, depth=1, own_heads=False, args=None, **kw):
+def run(name, n=2, data=None, depth=1, own_heads=False, args=None, **kw):
     """As `rounds`, with a head `depth` blocks deep and, on request, heads of the clients' own."""
-    method, fed, cfg = setup(name, fed=fed, args=args, **kw)
-    old, cfg.rounds = method.task, n
+    method, data = setup(name, data=data, args=args, rounds=n, head_depth=depth, **kw)
+    old = method.task
     heads = None
     if own_heads:
         names = models.head(old.model, depth)
-        heads = {k: torch.stack([old.initial[k] + 0.01 * i for i in range(fed.K)]) for k in names}
-    task = Task(old.model, fed.n, fed.label_counts, head_depth=depth, buffers=old.buffers_policy, heads=heads)
+        heads = {k: torch.stack([old.initial[k] + 0.01 * i for i in range(data.K)]) for k in names}
+    task = Task(old.model, data.n, data.label_counts, old.config, heads)
     method = make_method(name, **args or {}).bind(task)
-    return method, simulate(method, fed, cfg, workers=2), fed, cfg
+    return method, simulate(method, data, workers=2), data
 
 
 def test_fedavg_round_by_hand():
-    method, (state, *_), fed, cfg = run("fedavg", n=1)
+    method, (state, *_), data = run("fedavg", n=1)
     task = method.task
     total = {n: torch.zeros_like(v) for n, v in task.initial.items() if n in task.parameters}
     for k in range(4):
         net = setup("fedavg")[0].task.model.train()
-        opt = torch.optim.SGD(net.parameters(), lr=cfg.lr)
-        for (idx,) in fed.plan(k, 0, batch=cfg.batch):
-            x, y = fed.batch(torch.as_tensor(idx))
+        opt = torch.optim.SGD(net.parameters(), lr=CONFIG.lr)
+        for (idx,) in data.plan(k, 0, batch=CONFIG.batch):
+            x, y = data.batch(torch.as_tensor(idx))
             opt.zero_grad()
             torch.nn.functional.cross_entropy(net(x), y).backward()
             opt.step()
@@ -46,16 +48,16 @@ def test_fedavg_round_by_hand():
 
 
 def test_fedavg_of_one_client_is_local():
-    fed = federation(sizes=(11,))
-    a, b = run("fedavg", fed=fed)[1][0], run("local", fed=fed)[1][0]
+    data = client_data(sizes=(11,))
+    a, b = run("fedavg", data=data)[1][0], run("local", data=data)[1][0]
     for n, v in b.clients.items():
         assert torch.equal(v[0], a.server[n] if n in a.server else a.clients[n][0])
 
 
 def test_local_client_ignores_others_data():
-    fed, other = federation(), federation()
+    data, other = client_data(), client_data()
     other.x[other.index["train"][0]] += 1
-    a, b = run("local", fed=fed)[1][0], run("local", fed=other)[1][0]
+    a, b = run("local", data=data)[1][0], run("local", data=other)[1][0]
     for n, v in a.clients.items():
         assert torch.equal(v[1:], b.clients[n][1:])
     assert not torch.equal(a.clients["fc.weight"][0], b.clients["fc.weight"][0])
@@ -81,12 +83,12 @@ def test_after_at_round_0_is_local_training():
 
 
 def test_relabelled_clients_get_the_same_average():
-    a, b = federation(), federation()
+    a, b = client_data(), client_data()
     for s, lists in b.index.items():
         b.index[s] = [lists[k] for k in (2, 0, 3, 1)]
     b.n = b.n[[2, 0, 3, 1]]
     one = dict(epochs=1, shuffle=False)  # the order of batches is drawn by client id
-    left, right = run("fedavg", fed=a, **one)[1][0], run("fedavg", fed=b, **one)[1][0]
+    left, right = run("fedavg", data=a, **one)[1][0], run("fedavg", data=b, **one)[1][0]
     for n, v in left.server.items():
         torch.testing.assert_close(v, right.server[n], rtol=1e-9, atol=1e-12)
 
@@ -110,11 +112,11 @@ def test_server_never_sees_the_head():
 
 
 def test_fedper_personal_layers_are_untouched_by_aggregation():
-    method, (state, *_), fed, cfg = run("fedper", n=1, own_heads=True)
-    engine = Engine(method, fed, cfg, "threads", 1)
+    method, (state, *_), data = run("fedper", n=1, own_heads=True)
+    engine = Engine(method, data, "threads", 1)
     with torch.no_grad():
         start = method.begin(method.init(), torch.arange(4))
-        end = method.local(engine.context(method.init(), torch.arange(4), 0), start)
+        end = method.local(Context(engine, method.init(), torch.arange(4), 0), start)
     for n in state.clients:
         assert torch.equal(state.clients[n], end[n])
     gamma = torch.tensor([13.0, 5, 18, 2]).double() / 38
@@ -123,12 +125,12 @@ def test_fedper_personal_layers_are_untouched_by_aggregation():
 
 
 def test_finetuning_trains_only_the_head():
-    method, _, fed, cfg = run("fedper", n=0, args={"finetune_epochs": 1})
-    engine = Engine(method, fed, cfg, "threads", 1)
-    cfg.epochs = 0
+    method, _, data = run("fedper", n=0, args={"finetune_epochs": 1})
+    method = under(method, epochs=0)
+    engine = Engine(method, data, "threads", 1)
     with torch.no_grad():
         start = expand(method.task.initial, 4)
-        end = method.local(engine.context(method.init(), torch.arange(4), 0), start)
+        end = method.local(Context(engine, method.init(), torch.arange(4), 0), start)
     for n, v in end.items():
         assert torch.equal(v, start[n]) == (n not in ("fc.weight", "fc.bias")), n
 

@@ -10,10 +10,10 @@ from test_methods import ARGS, OURS, assert_same, setup
 from torch import nn
 
 from pfl_core import Experiment, models, run
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import Batch
-from pfl_core.methods.fedcp import mmd
-from pfl_core.methods.fedpac import simplex_qp
+from pfl_core.methods.terms import mmd, simplex_qp
 from pfl_core.stacked import expand, select
 
 EVERYONE = torch.arange(4)
@@ -24,17 +24,17 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def context(method, fed, cfg, state, sel=EVERYONE):
-    return Engine(method, fed, cfg, "threads", 1).context(state, sel, state.round)
+def context(method, data, state, sel=EVERYONE):
+    return Context(Engine(method, data, "threads", 1), state, sel, state.round)
 
 
 @torch.no_grad()
-def one_round(method, fed, cfg, state, sel=EVERYONE):
+def one_round(method, data, state, sel=EVERYONE):
     """The state after one round of clients `sel`, as the round loop makes it; and what left the clients' training."""
     start = method.begin(state, sel, method.download(state, sel))
-    end = method.local(context(method, fed, cfg, state, sel), start)
+    end = method.local(context(method, data, state, sel), start)
     up = {n: v for n, v in end.items() if n not in state.clients}
-    state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+    state = method.upload(state, sel, start, up, data.n[sel].to(data.dtype))
     for n, v in end.items():
         if n in state.clients:
             state.clients[n][sel] = v
@@ -46,18 +46,18 @@ def client(p, k=0):
     return {n: v[k] for n, v in p.items()}
 
 
-def batch_of(fed, k=0, b=6):
-    return Batch(*fed.batch(torch.as_tensor(fed.index["train"][k][:b])))
+def batch_of(data, k=0, b=6):
+    return Batch(*data.batch(torch.as_tensor(data.index["train"][k][:b])))
 
 
 @pytest.mark.parametrize("name", ["fedcp", "fedpac", "gpfl"])
 def test_order_of_clients_does_not_matter(name):
     states = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        method, fed, cfg = setup(name)
+        method, data = setup(name)
         state = method.init()
         for _ in range(2):
-            state, _ = one_round(method, fed, cfg, state, torch.tensor(order))
+            state, _ = one_round(method, data, state, torch.tensor(order))
         states.append(state)
     assert_same(*states, exact=False)
 
@@ -77,10 +77,10 @@ def test_illegal_values_are_named(name, args):
 
 @pytest.mark.parametrize("name", ["fedcp", "fedpac", "gpfl"])
 def test_traffic_is_that_of_the_formula(name):
-    method, fed, cfg = setup(name)
+    method, data = setup(name)
     state = method.init()
     sent = method.download(state, EVERYONE[:3])
-    _, end = one_round(method, fed, cfg, state)
+    _, end = one_round(method, data, state)
     up = {n: v for n, v in end.items() if n not in state.clients and n not in method.task.buffers}
     classes, size = method.task.initial["fc.weight"].shape
     whole = sum(method.task.initial[n].numel() for n in method.task.parameters)
@@ -164,9 +164,9 @@ def test_mmd():
 
 
 def fedcp(**args):
-    method, fed, cfg = setup("fedcp", args=args)
+    method, data = setup("fedcp", args=args)
     p = client(method.begin(method.init(), EVERYONE))
-    return method, fed, cfg, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+    return method, data, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
 
 
 def test_fedcp_gate_is_the_softmax_of_two_halves():
@@ -201,12 +201,12 @@ def test_fedcp_noise_is_the_difference_of_two_gumbels():
 
 
 def test_fedcp_freezes_the_global_parts():
-    method, fed, cfg = setup("fedcp")
-    state, _ = one_round(method, fed, cfg, method.init())
+    method, data = setup("fedcp")
+    state, _ = one_round(method, data, method.init())
     before = {n: v.clone() for n, v in state.server.items()}
     start = method.begin(state, EVERYONE)
     with torch.no_grad():
-        end = method.local(context(method, fed, cfg, state), start)
+        end = method.local(context(method, data, state), start)
     for n in FC:
         assert torch.equal(end["global." + n], expand(before, 4)["global." + n])
         torch.testing.assert_close(end["sent." + n], (end[n] + before["global." + n]) / 2)
@@ -214,8 +214,8 @@ def test_fedcp_freezes_the_global_parts():
         end["fc.weight"], start["fc.weight"]
     )
     assert_same(before, state.server)
-    new = method.upload(state, EVERYONE, start, end, fed.n.double()).server
-    share = (fed.n / fed.n.sum()).double()
+    new = method.upload(state, EVERYONE, start, end, data.n.double()).server
+    share = (data.n / data.n.sum()).double()
     for n in FC:
         mixed = torch.einsum("s,s...->...", share, (end[n] + before["global." + n]) / 2)
         torch.testing.assert_close(new["global." + n], mixed)
@@ -226,8 +226,8 @@ def test_fedcp_freezes_the_global_parts():
 def test_fedcp_received_base_matters_through_the_mmd_alone():
     grads = {}
     for lam in (0.0, 5.0):
-        method, fed, _, p = fedcp(lam=lam)
-        batch = batch_of(fed)._replace(noise=torch.full((6, *method.noise), 0.5).double())
+        method, data, p = fedcp(lam=lam)
+        batch = batch_of(data)._replace(noise=torch.full((6, *method.noise), 0.5).double())
         for other in (0.0, 0.2):
             anchor = {n: v + other if v.is_floating_point() else v for n, v in p.items()}
             leaf = p["fc1.weight"].clone().requires_grad_()
@@ -238,11 +238,11 @@ def test_fedcp_received_base_matters_through_the_mmd_alone():
 
 
 def test_fedcp_context_is_random_first_and_the_heads_row_sum_later():
-    method, fed, cfg = setup("fedcp")
+    method, data = setup("fedcp")
     state = method.init()
     first = method.begin(state, EVERYONE)["context"]
     assert first.min() >= 0 and first.max() < 1 and len(first.unique()) == first.numel()
-    state, _ = one_round(method, fed, cfg, state, EVERYONE[:2])
+    state, _ = one_round(method, data, state, EVERYONE[:2])
     torch.testing.assert_close(method.begin(state, EVERYONE)["context"], state.clients["fc.weight"].sum(1))
     assert torch.equal(state.clients["fc.weight"][2:], expand(method.task.initial, 2)["fc.weight"])  # idle
 
@@ -283,8 +283,8 @@ def test_simplex_qp_of_any_semidefinite_matrix(seed):
 
 
 def fedpac(**args):
-    method, fed, cfg = setup("fedpac", args=args)
-    return method, fed, cfg, method.init()
+    method, data = setup("fedpac", args=args)
+    return method, data, method.init()
 
 
 def test_fedpac_head_weights():
@@ -311,24 +311,24 @@ def test_fedpac_head_weights():
     torch.testing.assert_close(b, a * (a >= 0.3) / (a * (a >= 0.3)).sum(1, keepdim=True))
 
 
-def by_class(method, fed, p, k):
+def by_class(method, data, p, k):
     """Class means (C, F), counts (C,), and the mean squared norm of client k's features, by loops."""
-    x, y = fed.batch(torch.as_tensor(fed.index["train"][k]))
+    x, y = data.batch(torch.as_tensor(data.index["train"][k]))
     z = method.task.features(p, x, training=False)
     means = torch.stack([z[y == c].mean(0) if (y == c).any() else z[0] * 0 for c in range(3)])
     return means, torch.bincount(y, minlength=3), z.square().sum(1).mean(), z, y
 
 
 def test_fedpac_statistics_and_prototypes():
-    method, fed, cfg, state = fedpac()
-    state, _ = one_round(method, fed, cfg, state)
+    method, data, state = fedpac()
+    state, _ = one_round(method, data, state)
     old, seen = state.server["proto"].clone(), state.server["seen"].clone()
     received = method.begin(state, EVERYONE)
-    state, end = one_round(method, fed, cfg, state)
+    state, end = one_round(method, data, state)
     assert seen.all()
     total, counts = torch.zeros_like(old), torch.zeros(3)
     for k in range(4):
-        means, n, square, z, y = by_class(method, fed, client(received, k), k)
+        means, n, square, z, y = by_class(method, data, client(received, k), k)
         share = n / n.sum()
         torch.testing.assert_close(end["h"][k], share[:, None] * means)
         # the paper's variance, class by class: mean squared norm less that of pi_c mu_c
@@ -339,35 +339,35 @@ def test_fedpac_statistics_and_prototypes():
         )
         torch.testing.assert_close(end["v"][k], trace / n.sum())
         assert end["v"][k] >= 0
-        means, n, *_ = by_class(method, fed, client(end, k), k)  # by the trained base
+        means, n, *_ = by_class(method, data, client(end, k), k)  # by the trained base
         total, counts = total + n[:, None] * means, counts + n
     torch.testing.assert_close(state.server["proto"], total / counts[:, None])
 
 
 def test_fedpac_keeps_the_prototype_of_a_class_that_nobody_holds():
-    method, fed, cfg, state = fedpac()
-    state, _ = one_round(method, fed, cfg, state, torch.tensor([3]))  # one client, one class
+    method, data, state = fedpac()
+    state, _ = one_round(method, data, state, torch.tensor([3]))  # one client, one class
     assert state.server["seen"].tolist() == [False, True, False]
-    state, _ = one_round(method, fed, cfg, state)
+    state, _ = one_round(method, data, state)
     old = state.server["proto"].clone()
     assert state.server["seen"].all()
-    state, _ = one_round(method, fed, cfg, state, torch.tensor([3]))
+    state, _ = one_round(method, data, state, torch.tensor([3]))
     changed = (state.server["proto"] != old).any(1)
     assert changed.tolist() == [False, True, False] and state.server["seen"].all()
 
 
 def test_fedpac_aligns_to_prototypes_or_to_own_means():
-    method, fed, cfg = setup("fedpac", steps=1, epochs=0, lr=0.1, args=dict(head_epochs=0, lam=3.0))
+    method, data = setup("fedpac", steps=1, epochs=0, lr=0.1, args=dict(head_epochs=0, lam=3.0))
     state = method.init()
     state.round = 1
     state.server["proto"], state.server["seen"][0] = randn(*state.server["proto"].shape), True
     start = method.begin(state, EVERYONE)
     with torch.no_grad():
-        end = method.local(context(method, fed, cfg, state), start)
+        end = method.local(context(method, data, state), start)
     for k in range(4):
-        x, y = fed.batch(torch.as_tensor(fed.plan(k, 1, batch=6, steps=1)[0, 0]))
+        x, y = data.batch(torch.as_tensor(data.plan(k, 1, batch=6, steps=1)[0, 0]))
         p = client(select(start, method.task.names), k)
-        target = by_class(method, fed, p, k)[0].index_copy(0, torch.tensor([0]), state.server["proto"][:1])
+        target = by_class(method, data, p, k)[0].index_copy(0, torch.tensor([0]), state.server["proto"][:1])
         p = {n: v.clone() for n, v in p.items()}
         p["fc1.weight"].requires_grad_()
         z = method.task.features(p, x, training=True)
@@ -379,25 +379,25 @@ def test_fedpac_aligns_to_prototypes_or_to_own_means():
 
 @pytest.mark.parametrize("sel, args", [(EVERYONE, dict(combine=False)), (EVERYONE[:1], {})], ids=["apart", "alone"])
 def test_fedpac_without_its_two_ideas_is_fedrep(sel, args):  # R12
-    method, fed, cfg, state = fedpac(lam=0.0, **args)
+    method, data, state = fedpac(lam=0.0, **args)
     rep, *_ = setup("fedrep", args=dict(head_epochs=1))
     other = rep.init()
     for _ in range(3):
-        state, _ = one_round(method, fed, cfg, state, sel)
-        other, _ = one_round(rep, fed, cfg, other, sel)
+        state, _ = one_round(method, data, state, sel)
+        other, _ = one_round(rep, data, other, sel)
     assert_same(select(state.server, other.server), other.server)
     assert_same(state.clients | state.extra, other.clients)
 
 
 def test_fedpac_combines_heads_by_default():
-    method, fed, cfg, state = fedpac()
-    state, end = one_round(method, fed, cfg, state)
+    method, data, state = fedpac()
+    state, end = one_round(method, data, state)
     a = method.collaboration(end["h"], end["v"])
     assert (a.diagonal() < 0.999).any() and torch.allclose(a.sum(1), torch.ones(4).double())
     for n in FC:
         torch.testing.assert_close(state.extra[n], torch.einsum("ij,j...->i...", a, end[n]))
     before = {n: v.clone() for n, v in state.extra.items()}
-    state, _ = one_round(method, fed, cfg, state, EVERYONE[:2])
+    state, _ = one_round(method, data, state, EVERYONE[:2])
     assert all(torch.equal(state.extra[n][2:], v[2:]) for n, v in before.items())  # idle clients' heads
 
 
@@ -405,9 +405,9 @@ def test_fedpac_combines_heads_by_default():
 
 
 def gpfl(**args):
-    method, fed, cfg = setup("gpfl", args=args)
+    method, data = setup("gpfl", args=args)
     p = client(method.begin(method.init(), EVERYONE))
-    return method, fed, cfg, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+    return method, data, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
 
 
 def by_hand(p, z, condition):
@@ -420,8 +420,8 @@ def by_hand(p, z, condition):
 
 
 def test_gpfl_valve_and_loss():
-    method, fed, _, p = gpfl(lam=0.7, mu=0.4)
-    batch, frozen = batch_of(fed), randn(*p["gce"].shape, seed=5)
+    method, data, p = gpfl(lam=0.7, mu=0.4)
+    batch, frozen = batch_of(data), randn(*p["gce"].shape, seed=5)
     z = method.task.features(p, batch.x, training=False)
     torch.testing.assert_close(method.valve(p, z, p["personal"]), by_hand(p, z, p["personal"]))
     scores = by_hand(p, z, p["personal"]) @ p["fc.weight"].T + p["fc.bias"]
@@ -437,8 +437,8 @@ def test_gpfl_valve_and_loss():
 
 
 def test_gpfl_gradient_is_finite_where_generic_features_meet_their_class():
-    method, fed, _, p = gpfl()
-    batch = batch_of(fed)
+    method, data, p = gpfl()
+    batch = batch_of(data)
     dead = p | {n: v * 0 for n, v in p.items() if n.startswith("cov.beta")} | {"conv1.weight": p["conv1.weight"] * 0}
     dead |= {n: v * 0 - 1 for n, v in p.items() if n in ("fc2.bias", "fc2.weight")}  # all features are 0
     leaves = {n: v.clone().requires_grad_() for n, v in dead.items() if n not in method.task.buffers}
@@ -448,8 +448,8 @@ def test_gpfl_gradient_is_finite_where_generic_features_meet_their_class():
 
 
 def test_gpfl_serves_the_personal_route():
-    method, fed, _, p = gpfl()
-    batch = batch_of(fed)
+    method, data, p = gpfl()
+    batch = batch_of(data)
     other = p | {"gce": randn(*p["gce"].shape, seed=3), "generic": p["generic"] + 1}
     assert torch.equal(method.logits(p, batch.x), method.logits(other, batch.x))
     leaves = [p[n].clone().requires_grad_() for n in ("gce", "fc.weight")]
@@ -460,22 +460,22 @@ def test_gpfl_serves_the_personal_route():
 
 @pytest.mark.parametrize("condition", ["own", "global"])
 def test_gpfl_conditions(condition):
-    method, fed, cfg = setup("gpfl", args=dict(condition=condition))
+    method, data = setup("gpfl", args=dict(condition=condition))
     state = method.init()
     first = method.begin(state, EVERYONE)
     assert not first["generic"].any() and not first["personal"].any()
-    state, end = one_round(method, fed, cfg, state)
+    state, end = one_round(method, data, state)
     assert not end["personal"].any()  # what the round was trained with
     start = method.begin(state, EVERYONE)
     gce = end["gce"] if condition == "own" else state.server["gce"].expand(4, -1, -1)
     for k in range(4):
-        share = fed.label_counts[k] / fed.n[k]
+        share = data.label_counts[k] / data.n[k]
         torch.testing.assert_close(start["generic"][k], gce[k].mean(0))
         torch.testing.assert_close(start["personal"][k], sum(share[c] * gce[k, c] for c in range(3)))
 
 
 def test_gpfl_of_equal_label_shares_has_one_route():
-    method, fed, cfg = setup("gpfl")
+    method, data = setup("gpfl")
     method.task.label_counts = torch.full((4, 3), 2)
     method.task.n = torch.full((4,), 6)
     c = method.conditions(randn(4, 3, 7), EVERYONE)
@@ -483,15 +483,15 @@ def test_gpfl_of_equal_label_shares_has_one_route():
 
 
 def test_gpfl_trains_and_averages_its_modules():
-    method, fed, cfg = setup("gpfl")
+    method, data = setup("gpfl")
     state = method.init()
     before = {n: v.clone() for n, v in state.server.items()}
     start = method.begin(state, EVERYONE)
     with torch.no_grad():
-        end = method.local(context(method, fed, cfg, state), start)
+        end = method.local(context(method, data, state), start)
     assert_same(before, state.server)  # E as received stays what the clients are pulled to
-    new = method.upload(state, EVERYONE, start, end, fed.n.double()).server
-    share = (fed.n / fed.n.sum()).double()
+    new = method.upload(state, EVERYONE, start, end, data.n.double()).server
+    share = (data.n / data.n.sum()).double()
     assert {"gce", "cov.gamma.0.weight", "cov.beta.2.bias", "conv1.weight"} <= new.keys() and FC[0] not in new
     for n in new:
         assert "conv" in n or not torch.equal(new[n], before[n]), n

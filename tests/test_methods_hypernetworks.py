@@ -1,23 +1,25 @@
 """pFedHN, pFedHN-PC, pFedLA, HeurpFedLA: the papers' counts, their chain rules by autograd, and what must not move."""
 
 import copy
+from dataclasses import replace
 from math import prod
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_methods import CFG, assert_same, federation, rounds
+from test_methods import CONFIG, assert_same, client_data, rounds, under
 from torch import nn
 from torch.func import functional_call
 
 from pfl_core import models
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import sample, simulate
 from pfl_core.methods import pfedla
-from pfl_core.methods.base import State, Task, make_method
+from pfl_core.methods.base import State, make_method
 from pfl_core.methods.pfedla import table3_megabytes
+from pfl_core.methods.task import Task
 from pfl_core.stacked import flat, select
 
 PLAIN = dict(momentum=0.0, weight_decay=0.0, clip=0.0)
@@ -33,33 +35,32 @@ def bound(name, shape=(3, 32, 32), classes=10, k=4, model="lenet", dtype=torch.f
     net = net or models.build(model, shape, classes, **hyper.pop("model_args", {}))
     net = net.to(dtype)
     counts = torch.arange(k * classes).reshape(k, classes)
-    return make_method(name, **hyper).bind(Task(net, counts.sum(1), counts, **task or {}))
+    return make_method(name, **hyper).bind(Task(net, counts.sum(1), counts, replace(CONFIG, **task or {})))
 
 
-def small(name, args=None, bn=False, kernels=2, sizes=(13, 5, 18, 2), task=None, **cfg):
-    """A tiny float64 federation on 16x16 images with its method and configuration."""
-    fed = federation(sizes=sizes)
-    cfg = SimpleNamespace(**CFG | cfg)
+def small(name, args=None, bn=False, kernels=2, sizes=(13, 5, 18, 2), **changes):
+    """A method on 16x16 images in float64 under CONFIG with `changes`, and its clients' data."""
+    data = client_data(sizes=sizes)
     net = models.build("lenet", (1, 16, 16), 3, kernels=kernels, bn=bn).double()
-    task = Task(net, fed.n, fed.label_counts, holdout=cfg.holdout, seed=cfg.seed, **task or {})
-    return make_method(name, **args or {}).bind(task), fed, cfg
+    task = Task(net, data.n, data.label_counts, replace(CONFIG, **changes))
+    return make_method(name, **args or {}).bind(task), data
 
 
 def everyone(k):
     return torch.arange(k)
 
 
-def one_round(method, fed, cfg, state, sel):
+def one_round(method, data, state, sel):
     """(start, end, next state) of one round with participants sel; the old state is left alone."""
     state = copy.deepcopy(state)
-    engine = Engine(method, fed, cfg, "threads", 1)
+    engine = Engine(method, data, "threads", 1)
     start = method.begin(state, sel)
-    end = method.local(engine.context(state, sel, state.round), start)
+    end = method.local(Context(engine, state, sel, state.round), start)
     for n in state.clients:
         state.clients[n][sel] = end[n]
     up = {n: v for n, v in end.items() if n not in state.clients}
     engine.close()
-    return start, end, method.upload(state, sel, start, up, fed.n[sel].double())
+    return start, end, method.upload(state, sel, start, up, data.n[sel].double())
 
 
 def scalars(params):
@@ -139,8 +140,8 @@ class Net(nn.Module):
 def test_equals_the_textbook_loop(name):
     # One client a round, drawn as the round loop draws; torch.optim for phi, for theta (new each visit), for omega (kept).
     local = dict(lr=0.05, momentum=0.9, weight_decay=5e-3, clip=0.2)
-    method, fed, cfg = small(name, dict(lr=0.1, clip=0.05), steps=3, plan="fresh", participation=0.25, **local)
-    cfg.rounds, cfg.eval_after = 9, False
+    how = dict(steps=3, plan="fresh", participation=0.25, rounds=9, eval_after=False)
+    method, data = small(name, dict(lr=0.1, clip=0.05), **how, **local)
     first = method.init()
     hn = Net(method, first.extra["phi"])
     opt = torch.optim.SGD(hn.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -151,14 +152,14 @@ def test_equals_the_textbook_loop(name):
     own_opt = [torch.optim.SGD(w.values(), **rule) if w else None for w in omega]
     visited = []
     with torch.enable_grad():
-        for r in range(cfg.rounds):
-            i = int(sample(cfg, 4, r))
+        for r in range(9):
+            i = int(sample(method.task.config, 4, r))
             visited.append(i)
             theta = hn(i)
             tilde = {n: nn.Parameter(v.detach().clone()) for n, v in theta.items()}
             inner = torch.optim.SGD(tilde.values(), **rule)
-            for (idx,) in fed.plan(i, r, batch=cfg.batch, steps=3, kind="fresh"):
-                x, y = fed.batch(torch.as_tensor(idx))
+            for (idx,) in data.plan(i, r, batch=CONFIG.batch, steps=3, kind="fresh"):
+                x, y = data.batch(torch.as_tensor(idx))
                 for o in filter(None, (inner, own_opt[i])):
                     o.zero_grad()
                 F.cross_entropy(functional_call(method.task.model, tilde | omega[i], (x,)), y).backward()
@@ -171,7 +172,7 @@ def test_equals_the_textbook_loop(name):
             nn.utils.clip_grad_norm_(hn.parameters(), 0.05)
             opt.step()
     assert max(np.bincount(visited)) > 1  # somebody comes back to the optimiser that was kept
-    state, *_ = simulate(method, fed, cfg, workers=1)
+    state, *_ = simulate(method, data, workers=1)
     for n, v in state.extra["phi"].items():
         torch.testing.assert_close(v, hn.p[n.replace(".", "-")].detach(), rtol=1e-8, atol=1e-11, msg=n)
     for i in range(4):
@@ -183,23 +184,23 @@ def test_equals_the_textbook_loop(name):
 
 
 def test_one_local_step_is_the_chain_rule():
-    method, fed, cfg = small("pfedhn", dict(lr=0.3, **PLAIN), steps=1, plan="fresh", lr=0.05)
+    method, data = small("pfedhn", dict(lr=0.3, **PLAIN), steps=1, plan="fresh", lr=0.05)
     state, sel = method.init(), torch.tensor([2])
     phi = {n: v.clone().requires_grad_() for n, v in state.extra["phi"].items()}
-    x, y = fed.batch(torch.as_tensor(fed.plan(2, 0, batch=cfg.batch, steps=1, kind="fresh")[0, 0]))
+    x, y = data.batch(torch.as_tensor(data.plan(2, 0, batch=CONFIG.batch, steps=1, kind="fresh")[0, 0]))
     with torch.enable_grad():
         theta = {n: v[0] for n, v in method.hn.write(phi, sel, state.extra["size"][sel]).items()}
         loss = F.cross_entropy(functional_call(method.task.model, theta, (x,)), y)
         grads = dict(zip(phi, torch.autograd.grad(loss, list(phi.values())), strict=True))
-    *_, new = one_round(method, fed, cfg, state, sel)
+    *_, new = one_round(method, data, state, sel)
     for n, v in new.extra["phi"].items():
         torch.testing.assert_close(v, state.extra["phi"][n] - 0.3 * 0.05 * grads[n], rtol=1e-9, atol=1e-15)
 
 
 def test_finite_difference():
-    method, fed, cfg = small("pfedhn", dict(lr=1.0, **PLAIN), lr=0.05)
+    method, data = small("pfedhn", dict(lr=1.0, **PLAIN), lr=0.05)
     state, sel = method.init(), torch.tensor([1])
-    start, end, new = one_round(method, fed, cfg, state, sel)
+    start, end, new = one_round(method, data, state, sel)
     phi, size = state.extra["phi"], state.extra["size"]
     delta = flat(start) - flat(end)
     value = lambda phi: (flat(method.hn.write(phi, sel, size[sel])) * delta).sum()  # noqa: E731
@@ -213,19 +214,19 @@ def test_finite_difference():
 
 @pytest.mark.parametrize("sign, lower", [("descent", True), ("literal", False)])
 def test_sign_of_the_step(sign, lower):
-    method, fed, cfg = small("pfedhn", dict(lr=1e-3, hn_sign=sign, **PLAIN), lr=0.05)
+    method, data = small("pfedhn", dict(lr=1e-3, hn_sign=sign, **PLAIN), lr=0.05)
     state, sel = method.init(), torch.tensor([0])
-    start, end, new = one_round(method, fed, cfg, state, sel)
+    start, end, new = one_round(method, data, state, sel)
     far = lambda p: float((flat(p) - flat(end)).square().sum() / 2)  # noqa: E731
     assert (far(method.download(new, sel)) < far(start)) == lower
 
 
 def test_several_participants():
     # phi takes the mean of what each alone would do, v_i its own.
-    method, fed, cfg = small("pfedhn", dict(lr=0.2, **PLAIN))
+    method, data = small("pfedhn", dict(lr=0.2, **PLAIN))
     state, sel = method.init(), torch.tensor([0, 2, 3])
-    alone = [one_round(method, fed, cfg, state, sel[i : i + 1])[2].extra["phi"] for i in range(3)]
-    *_, new = one_round(method, fed, cfg, state, sel)
+    alone = [one_round(method, data, state, sel[i : i + 1])[2].extra["phi"] for i in range(3)]
+    *_, new = one_round(method, data, state, sel)
     old = state.extra["phi"]
     for n, v in new.extra["phi"].items():
         moved = sum(a[n] - old[n] for a in alone) / (1 if n == "v" else 3)
@@ -235,20 +236,20 @@ def test_several_participants():
 @pytest.mark.parametrize("kept", [dict(momentum=0.9), dict(weight_decay=1e-3)])
 def test_which_embeddings_move(kept):
     for extra, all_rows in (({}, False), (kept, True)):
-        method, fed, cfg = small("pfedhn", PLAIN | extra)
-        *_, once = one_round(method, fed, cfg, method.init(), torch.tensor([1]))
-        *_, twice = one_round(method, fed, cfg, once, torch.tensor([2]))
+        method, data = small("pfedhn", PLAIN | extra)
+        *_, once = one_round(method, data, method.init(), torch.tensor([1]))
+        *_, twice = one_round(method, data, once, torch.tensor([2]))
         moved = (method.embeddings(twice) != method.embeddings(once)).any(1).tolist()
         assert moved == ([True] * 4 if extra == dict(weight_decay=1e-3) else [False, all_rows, True, False])
 
 
 def test_what_is_written_runs_as_a_module():
-    method, fed, _ = small("pfedhn")
+    method, data = small("pfedhn")
     p = method.begin(method.init(), everyone(4))
     assert p.keys() == set(method.task.names)
     net = copy.deepcopy(method.task.model)
     net.load_state_dict({n: v[3] for n, v in p.items()})
-    x, _ = fed.batch(torch.arange(5))
+    x, _ = data.batch(torch.arange(5))
     torch.testing.assert_close(net(x), method.logits({n: v[3] for n, v in p.items()}, x), rtol=0, atol=0)
 
 
@@ -256,11 +257,11 @@ def test_what_is_written_runs_as_a_module():
 
 
 def test_classifiers_stay_with_their_clients():
-    method, fed, cfg = small("pfedhn_pc", momentum=0.9)
+    method, data = small("pfedhn_pc", momentum=0.9)
     state = method.init()
     assert state.clients.keys() == {"fc.weight", "fc.bias", "opt.fc.weight", "opt.fc.bias"}
     assert not state.server and not any("fc." in n for n in method.download(state, everyone(4)))
-    *_, new = one_round(method, fed, cfg, state, torch.tensor([1, 3]))
+    *_, new = one_round(method, data, state, torch.tensor([1, 3]))
     for n, v in new.clients.items():
         assert torch.equal(v[[0, 2]], state.clients[n][[0, 2]])
         assert not torch.equal(v[1], state.clients[n][1])
@@ -270,8 +271,8 @@ def test_classifiers_stay_with_their_clients():
 def test_clipping_counts_the_extractor_only():
     ends = []
     for clip in (0.0, 1e-9):
-        method, fed, cfg = small("pfedhn_pc", steps=1, epochs=0, clip=clip)
-        start, end, _ = one_round(method, fed, cfg, method.init(), everyone(4))
+        method, data = small("pfedhn_pc", steps=1, epochs=0, clip=clip)
+        start, end, _ = one_round(method, data, method.init(), everyone(4))
         ends.append(end)
     assert torch.equal(ends[0]["fc.weight"], ends[1]["fc.weight"])
     assert (
@@ -284,8 +285,8 @@ def test_clipping_counts_the_extractor_only():
 def test_no_head_is_pfedhn():
     states = []
     for name in ("pfedhn", "pfedhn_pc"):
-        method, fed, cfg = small(name, dict(lr=0.1), task=dict(head_depth=0), momentum=0.5, clip=0.1)
-        states.append(simulate(method, fed, cfg, workers=1)[0])
+        method, data = small(name, dict(lr=0.1), head_depth=0, momentum=0.5, clip=0.1)
+        states.append(simulate(method, data, workers=1)[0])
     assert_same(*states)
 
 
@@ -297,9 +298,9 @@ def narrow(p, shapes):
 
 
 def test_padding_never_moves():
-    method, fed, cfg = small("pfedhn", dict(widths=(0.5, 1)), kernels=4, momentum=0.9, weight_decay=0.1, epochs=3)
+    method, data = small("pfedhn", dict(widths=(0.5, 1)), kernels=4, momentum=0.9, weight_decay=0.1, epochs=3)
     state = method.init()
-    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    start, end, new = one_round(method, data, state, everyone(4))
     size = state.extra["size"]
     assert size.bincount().tolist() == [2, 2]
     for p in (start, end, method.download(new, everyone(4))):
@@ -312,7 +313,7 @@ def test_padding_never_moves():
     i = int((size == 0).nonzero()[0])
     mine = {n: v[i].clone().requires_grad_() for n, v in start.items()}
     thin = {n: v.detach().clone().requires_grad_() for n, v in narrow(mine, method.hn.sizes[0]).items()}
-    x, y = fed.batch(torch.arange(9))
+    x, y = data.batch(torch.arange(9))
     with torch.enable_grad():
         a = F.cross_entropy(method.task.apply(mine, x), y)
         b = F.cross_entropy(functional_call(models.build("lenet", (1, 16, 16), 3, kernels=2).double(), thin, (x,)), y)
@@ -326,10 +327,10 @@ def test_padding_never_moves():
 
 
 def test_heads_of_other_sizes_and_true_traffic():
-    method, fed, cfg = small("pfedhn", dict(widths=(0.5, 1), **PLAIN), kernels=4)
+    method, data = small("pfedhn", dict(widths=(0.5, 1), **PLAIN), kernels=4)
     state = method.init()
     sel = (state.extra["size"] == 0).nonzero().flatten()
-    start, end, new = one_round(method, fed, cfg, state, sel)
+    start, end, new = one_round(method, data, state, sel)
     for n, v in new.extra["phi"].items():
         assert torch.equal(v, state.extra["phi"][n]) == n.startswith("head.1."), n
     small_net, large = (sum(map(prod, s.values())) for s in method.hn.sizes)
@@ -339,20 +340,20 @@ def test_heads_of_other_sizes_and_true_traffic():
 
 
 def test_classifiers_and_sizes_of_networks():
-    method, fed, cfg = small("pfedhn_pc", dict(widths=[0.5, 1]), kernels=4)
-    state, history, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = small("pfedhn_pc", dict(widths=[0.5, 1]), kernels=4)
+    state, history, *_ = simulate(method, data, workers=1)
     small_net, large = (sum(map(prod, s.values())) for s in method.hn.sizes)
     assert large == scalars(select(method.task.initial, method.hn.full)) and "fc.weight" not in method.hn.full
     assert history.upload == history.download == [r * 2 * (small_net + large) for r in range(4)]
 
 
 def test_spectral_norm():
-    method, fed, cfg = small("pfedhn", dict(spectral_norm=True, lr=0.05), kernels=1)
+    method, data = small("pfedhn", dict(spectral_norm=True, lr=0.05), kernels=1)
     state = method.init()
     linears = [n[:-2] for n in state.extra["phi"] if n.endswith(".u")]
     assert len(linears) == 4 + 10
     for _ in range(3):
-        *_, state = one_round(method, fed, cfg, state, everyone(4))
+        *_, state = one_round(method, data, state, everyone(4))
     phi = state.extra["phi"]
     for name in linears:
         w, u = phi[f"{name}.weight"], phi[f"{name}.u"]
@@ -372,7 +373,7 @@ def effective(method, phi, name, x):
 
 
 def test_spectral_norm_gradient_is_torchs():
-    method, fed, _ = small("pfedhn", dict(spectral_norm=True), kernels=1)
+    method, data = small("pfedhn", dict(spectral_norm=True), kernels=1)
     phi = method.init().extra["phi"]
     name, x = "trunk.1", torch.randn(5, 100, generator=torch.Generator().manual_seed(0)).double()
     v = F.normalize(phi[f"{name}.weight"].T @ phi[f"{name}.u"], dim=0)
@@ -393,12 +394,12 @@ def test_spectral_norm_gradient_is_torchs():
 
 @pytest.mark.parametrize("embed, dim", [("fixed", 1), ("fixed_columns", 0)])
 def test_fixed_descriptors(embed, dim):
-    method, fed, cfg = small("pfedhn", dict(embed=embed))
+    method, data = small("pfedhn", dict(embed=embed))
     state = method.init()
     v = method.embeddings(state)
     assert v.shape == (4, 3)
     torch.testing.assert_close(v.sum(dim), torch.ones(4 if dim else 3).double())
-    new, *_ = simulate(method, fed, cfg, workers=1)
+    new, *_ = simulate(method, data, workers=1)
     assert torch.equal(method.embeddings(new), v)
     assert not torch.equal(new.extra["phi"]["trunk.0.weight"], state.extra["phi"]["trunk.0.weight"])
 
@@ -407,9 +408,9 @@ def test_fixed_descriptors(embed, dim):
 @pytest.mark.parametrize("novel", ["mean", "normal"])
 def test_novel_clients(name, novel):
     args = dict(lr=0.05, weight_decay=0.0, novel=novel, spectral_norm=novel == "normal")
-    method, fed, cfg = small(name, args)
-    trained, *_ = simulate(method, fed, cfg, workers=1)
-    method, fed, cfg = small(name, args, sizes=(11, 7))
+    method, data = small(name, args)
+    trained, *_ = simulate(method, data, workers=1)
+    method, data = small(name, args, sizes=(11, 7))
     state = method.adopt(trained, 2)
     v = method.embeddings(state)
     assert v.shape == (2, 2) and state.round == trained.round
@@ -417,12 +418,11 @@ def test_novel_clients(name, novel):
         assert torch.equal(v[0], v[1])
         torch.testing.assert_close(v[0], trained.extra["phi"]["v"].mean(0))
     phi = {n: u.clone() for n, u in trained.extra["phi"].items()}
-    *_, one = one_round(method, fed, cfg, state, torch.tensor([1]))
-    *_, both = one_round(method, fed, cfg, state, everyone(2))
+    *_, one = one_round(method, data, state, torch.tensor([1]))
+    *_, both = one_round(method, data, state, everyone(2))
     torch.testing.assert_close(method.embeddings(one)[1], method.embeddings(both)[1], rtol=1e-12, atol=1e-14)
-    cfg.rounds = 8
     state.round = 0
-    end, history, *_ = simulate(method, fed, cfg, state=copy.deepcopy(state), workers=1)
+    end, history, *_ = simulate(under(method, rounds=8), data, state=copy.deepcopy(state), workers=1)
     for n, u in phi.items():  # bit for bit, also in the federation that it came from
         assert torch.equal(trained.extra["phi"][n], u)
         assert n == "v" or torch.equal(end.extra["phi"][n], u)
@@ -433,13 +433,13 @@ def test_novel_clients(name, novel):
 
 def test_the_trained_clients_are_taken_in_once_more():
     args = dict(weight_decay=0.0, novel="trained")
-    method, fed, cfg = small("pfedhn", args)
-    trained, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = small("pfedhn", args)
+    trained, *_ = simulate(method, data, workers=1)
     state, sel = method.adopt(trained, 4), everyone(4)
     for n, v in method.download(trained, sel).items():
         assert torch.equal(method.download(state, sel)[n], v)
     before = method.embeddings(trained).clone()
-    *_, end = one_round(method, fed, cfg, state, sel)
+    *_, end = one_round(method, data, state, sel)
     assert torch.equal(method.embeddings(trained), before) and not torch.equal(method.embeddings(end), before)
     with pytest.raises(ValueError, match="'trained' is for the 4 clients that were trained, here are 3; use mean"):
         method.adopt(trained, 3)
@@ -447,21 +447,21 @@ def test_the_trained_clients_are_taken_in_once_more():
 
 def test_novel_clients_are_fitted():
     # Targets that the frozen phi can write: the embeddings alone must come to write them.
-    method, fed, _ = small("pfedhn", dict(lr=1.0, momentum=0.5, weight_decay=0.0))
+    method, data = small("pfedhn", dict(lr=1.0, momentum=0.5, weight_decay=0.0))
     source, sel = method.init(), everyone(4)
     target = method.download(source, sel)
     state = method.adopt(source, 4)
     start = method.download(state, sel)
     far = lambda p: (flat(p) - flat(target)).square().sum(1)  # noqa: E731
     for _ in range(100):
-        state = method.upload(state, sel, method.download(state, sel), target, fed.n.double())
+        state = method.upload(state, sel, method.download(state, sel), target, data.n.double())
     assert (far(method.download(state, sel)) < 0.1 * far(start)).all()
 
 
 def test_novel_clients_of_fixed_descriptors():
-    method, fed, cfg = small("pfedhn", dict(embed="fixed"))
+    method, data = small("pfedhn", dict(embed="fixed"))
     state = method.adopt(method.init(), 4)
-    new = simulate(method, fed, cfg, state=copy.deepcopy(state), workers=1)[0]
+    new = simulate(method, data, state=copy.deepcopy(state), workers=1)[0]
     assert_same({"phi": state.extra["phi"]}, {"phi": new.extra["phi"]})
     with pytest.raises(ValueError, match="labels of 4 are known"):
         method.adopt(method.init(), 3)
@@ -550,33 +550,33 @@ def test_what_a_layer_is(bn, n_layers):
 
 @pytest.mark.parametrize("out", ["softmax", "relu_norm"])
 def test_weights_are_a_simplex(out):
-    method, fed, cfg = small("pfedla", dict(hn_out=out, lr=0.5))
+    method, data = small("pfedla", dict(hn_out=out, lr=0.5))
     state = method.init()
     for a in method.weights(state).values():
         if out == "softmax":
             assert torch.equal(a, torch.full((4, 4), 0.25).double())
         else:
             assert 0.2 < a.min() and a.max() < 0.3
-    end, *_ = simulate(method, fed, cfg, workers=1)
+    end, *_ = simulate(method, data, workers=1)
     for a in method.weights(end).values():
         assert (a >= 0).all() and a.std() > 0
         torch.testing.assert_close(a.sum(1), torch.ones(4).double())
 
 
 def test_one_client_mixes_itself():
-    method, fed, cfg = small("pfedla", sizes=(9,))
+    method, data = small("pfedla", sizes=(9,))
     state = drawn(method, method.init())
     for n, v in method.download(state, everyone(1)).items():
         assert torch.equal(v, state.extra["theta"][n])
-    *_, new = one_round(method, fed, cfg, state, everyone(1))
+    *_, new = one_round(method, data, state, everyone(1))
     assert_same(state.extra["hn"], new.extra["hn"])
 
 
 def test_equal_models_mix_to_themselves():
-    method, fed, cfg = small("pfedla")
+    method, data = small("pfedla")
     state = drawn(method, method.init())
     state.extra["theta"] = {n: v[:1].repeat(4, *[1] * (v.dim() - 1)) for n, v in state.extra["theta"].items()}
-    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    start, end, new = one_round(method, data, state, everyone(4))
     for n, v in state.extra["theta"].items():
         torch.testing.assert_close(start[n], v, rtol=1e-13, atol=1e-15)
     for n, v in state.extra["hn"].items():
@@ -587,10 +587,10 @@ def test_equal_models_mix_to_themselves():
 @pytest.mark.parametrize("sign", ["descent", "literal"])
 def test_hypernetworks_follow_the_chain_rule(out, sign):
     # Eq. 10-11 by autograd through one client at a time, written from the equations.
-    method, fed, cfg = small("pfedla", dict(hn_out=out, hn_sign=sign, lr=0.7), bn=True)
+    method, data = small("pfedla", dict(hn_out=out, hn_sign=sign, lr=0.7), bn=True)
     state = drawn(method, method.init())
     sel = torch.tensor([1, 3])
-    start, end, new = one_round(method, fed, cfg, state, sel)
+    start, end, new = one_round(method, data, state, sel)
     for s, i in enumerate(sel):
         hn = {n: v[i].clone().requires_grad_() for n, v in state.extra["hn"].items()}
         with torch.enable_grad():
@@ -622,9 +622,9 @@ def test_hypernetworks_follow_the_chain_rule(out, sign):
 
 
 def test_pfedla_finite_difference():
-    method, fed, cfg = small("pfedla", dict(lr=1.0))
+    method, data = small("pfedla", dict(lr=1.0))
     state = drawn(method, method.init())
-    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    start, end, new = one_round(method, data, state, everyone(4))
     g = torch.Generator().manual_seed(3)
     hn = state.extra["hn"]
     way = {n: torch.randn(v.shape, generator=g, dtype=v.dtype) for n, v in hn.items()}
@@ -658,9 +658,9 @@ def test_slopes_of_close_models_keep_their_digits():
 
 @pytest.mark.parametrize("sign, up", [("descent", True), ("literal", False)])
 def test_sign_of_pfedlas_step(sign, up):
-    method, fed, cfg = small("pfedla", dict(lr=1e-4, hn_sign=sign))
+    method, data = small("pfedla", dict(lr=1e-4, hn_sign=sign))
     state = drawn(method, method.init())
-    start, end, new = one_round(method, fed, cfg, state, everyone(4))
+    start, end, new = one_round(method, data, state, everyone(4))
     new.extra["theta"] = state.extra["theta"]
     again = method.download(new, everyone(4))
     for i in range(4):
@@ -670,22 +670,22 @@ def test_sign_of_pfedlas_step(sign, up):
 
 @pytest.mark.parametrize("sign", ["descent", "literal"])
 def test_two_clients_that_move_towards_themselves(sign):
-    method, fed, cfg = small("pfedla", dict(lr=0.1, hn_sign=sign), sizes=(9, 9))
+    method, data = small("pfedla", dict(lr=0.1, hn_sign=sign), sizes=(9, 9))
     state = drawn(method, method.init())
     state.extra["hn"] = {n: torch.zeros_like(v) if n != "head.bias" else v for n, v in state.extra["hn"].items()}
     start = method.download(state, everyone(2))
     end = {n: v + 0.5 * (state.extra["theta"][n] - v) for n, v in start.items()}
     before = method.weights(state)
-    after = method.weights(method.upload(copy.deepcopy(state), everyone(2), start, end, fed.n.double()))
+    after = method.weights(method.upload(copy.deepcopy(state), everyone(2), start, end, data.n.double()))
     for layer, a in before.items():
         moved = after[layer].diagonal() - a.diagonal()
         assert (moved > 0).all() if sign == "descent" else (moved < 0).all()
 
 
 def test_who_is_absent_keeps_model_and_hypernetwork():
-    method, fed, cfg = small("pfedla")
+    method, data = small("pfedla")
     state = drawn(method, method.init())
-    *_, new = one_round(method, fed, cfg, state, torch.tensor([0, 2]))
+    *_, new = one_round(method, data, state, torch.tensor([0, 2]))
     for part in ("theta", "hn"):
         for n, v in state.extra[part].items():
             assert torch.equal(new.extra[part][n][[1, 3]], v[[1, 3]])
@@ -734,12 +734,12 @@ def test_everything_retained_is_local():
 
 
 def test_retained_layers():
-    method, fed, cfg = small("heurpfedla", dict(retain_k=2, lr=0.5))
+    method, data = small("heurpfedla", dict(retain_k=2, lr=0.5))
     state = drawn(method, method.init(), spread=3.0)
     sel = torch.tensor([0, 1, 3])
     alpha = pfedla.alpha({n: v[sel] for n, v in state.extra["hn"].items()}, "softmax")
     keep = method.retained(alpha, sel)
-    start, end, new = one_round(method, fed, cfg, state, sel)
+    start, end, new = one_round(method, data, state, sel)
     used = method.weights(state)
     for s, i in enumerate(sel.tolist()):
         mine = alpha[s, :, i]

@@ -2,19 +2,21 @@
 
 import copy
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
-from test_methods import CFG, assert_same, federation, rounds, setup
+from test_methods import CONFIG, assert_same, client_data, rounds, setup
 from torch import nn
 
 from pfl_core import models
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import simulate
-from pfl_core.methods.base import METHODS, Batch, State, Step, Task, make_method
+from pfl_core.methods.base import METHODS, Batch, State, Step, make_method
 from pfl_core.methods.fedaghn import ABLATIONS
 from pfl_core.methods.flayer import CHOICES, FORMS, accuracy, largest
+from pfl_core.methods.task import Task
 from pfl_core.stacked import flat, prefixed, select, unprefixed
 
 ALL = torch.arange(4)
@@ -29,7 +31,7 @@ def _no_grad():
 
 def on(net, name, k=3, **args):
     """The method on a bare network, without data."""
-    task = Task(net, torch.full((k,), 4), torch.ones(k, 3, dtype=torch.int64), lr=0.1)
+    task = Task(net, torch.full((k,), 4), torch.ones(k, 3, dtype=torch.int64), replace(CONFIG, lr=0.1))
     return make_method(name, **args).bind(task)
 
 
@@ -47,8 +49,8 @@ class Watched:
         return self.calls[-1]["end"]
 
 
-def context(method, state, sel=ALL, round=1, fed=None):
-    return Watched(Engine(method, fed or federation(), SimpleNamespace(**CFG), "threads", 1).context(state, sel, round))
+def context(method, state, sel=ALL, round=1, data=None):
+    return Watched(Context(Engine(method, data or client_data(), "threads", 1), state, sel, round))
 
 
 def random_updates(state, names, seed=0, scale=0.1):
@@ -67,7 +69,7 @@ def test_fedala_without_rate_is_fedavg(executor):  # T1, R10
 
 
 def test_fedala_alone_is_local():  # R15: with one client, own and global head never differ
-    kw = dict(fed=federation(sizes=(9,)))
+    kw = dict(data=client_data(sizes=(9,)))
     (_, a), (_, b) = rounds("fedala", 3, **kw), rounds("local", 3, **kw)
     assert_same({n: v[None] for n, v in a.server.items()}, select(b.clients, a.server))
     assert not a.clients["started"].any()
@@ -91,16 +93,16 @@ def test_fedala_blend_is_exact_at_its_ends_and_the_base_is_global():  # T2, T3, 
 
 
 def test_fedala_step_is_projected_gradient_descent_on_the_weights():
-    method, fed, _ = setup("fedala", bn=False, args={"eta": 0.7})
+    method, data = setup("fedala", bn=False, args={"eta": 0.7})
     g = torch.Generator().manual_seed(1)
     draw = lambda v: torch.rand(v.shape, generator=g, dtype=v.dtype)  # noqa: E731
     w = {n: v + 0.2 * draw(v) for n, v in method.task.initial.items()}
     anchor = w | {f"own.{n}": w[n] - draw(w[n]) for n in method.top}
     ala = {f"ala.{n}": draw(w[n]) for n in method.top}
-    batch = Batch(*fed.batch(torch.as_tensor(fed.index["train"][0])))
+    batch = Batch(*data.batch(torch.as_tensor(data.index["train"][0])))
     loss = lambda a: method.loss(w | method.blend(a, anchor), w, batch)  # noqa: E731
     slopes = torch.func.grad(loss)(ala)
-    p = w | ala | method.blend(ala, anchor) | {"score": torch.tensor(3.0, dtype=fed.dtype)}
+    p = w | ala | method.blend(ala, anchor) | {"score": torch.tensor(3.0, dtype=data.dtype)}
     grad = lambda q: torch.func.grad(lambda x: method.scored(p | x, anchor, batch))(  # noqa: E731
         {n: q[n] for n in [*method.top, "score"]}
     )
@@ -156,10 +158,8 @@ def test_fedala_leaves_statistics_alone_while_it_blends():
 
 
 def test_fedala_without_head_is_fedavg():
-    method, fed, cfg = setup("fedala")
-    task = Task(method.task.model, fed.n, fed.label_counts, head_depth=0, lr=cfg.lr)
-    method = make_method("fedala").bind(task)
-    assert_same(simulate(method, fed, cfg, workers=1)[0].server, rounds("fedavg", 3)[1].server)
+    method, data = setup("fedala", head_depth=0)
+    assert_same(simulate(method, data, workers=1)[0].server, rounds("fedavg", 3)[1].server)
 
 
 # -- FedAGHN -------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def aghn(net=None, k=5, **args):
 
 
 def test_fedaghn_first_weights_are_those_of_table_4():
-    method, _, _ = setup("fedaghn", fed=federation(sizes=(2,) * 20))
+    method, _, _ = setup("fedaghn", data=client_data(sizes=(2,) * 20))
     for name, w in method.weights(method.init()).items():
         assert name in method.task.layers
         assert torch.equal((w * 1e6).round().diagonal(), torch.full((20,), 29126.0, dtype=w.dtype))
@@ -327,7 +327,7 @@ def test_fedaghn_statistics_stay_at_home():
 
 
 def test_fedaghn_of_one_client_is_local():
-    kw = dict(fed=federation(sizes=(9,)))
+    kw = dict(data=client_data(sizes=(9,)))
     (a, x), (_, y) = rounds("fedaghn", 3, **kw), rounds("local", 3, **kw)
     assert all((w == 1).all() for w in a.weights(x).values())
     assert_same(x.extra["theta"], select(y.clients, a.task.parameters), exact=False)
@@ -411,10 +411,10 @@ def test_flayer_accuracy_is_that_of_the_last_round(where):
 
 
 def test_flayer_reads_test_data_only_where_it_says_so():
-    method, fed, cfg = setup("flayer", args={"mode": "official"})
+    method, data = setup("flayer", args={"mode": "official"})
     assert method.leaks_test and not setup("flayer", args={"mode": "official", "acc_on": "train"})[0].leaks_test
     assert not setup("flayer", args={"mode": "official", "mixing": False})[0].leaks_test
-    simulate(method, fed, cfg, workers=1)
+    simulate(method, data, workers=1)
     object.__setattr__(method, "mixing", False)  # declares no leak now, but would read
     with pytest.raises(ValueError, match="leaks_test"):
         accuracy(method.logits, context(method, method.init()), method.begin(method.init(), ALL), method.split)
@@ -454,17 +454,17 @@ def test_flayer_step_keeps_the_rates_of_the_first_batch():
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 def test_flayer_trains_every_client_with_its_own_rates(executor):
     args = dict(mixing=False, masking=False)
-    method, fed, cfg = setup("flayer", bn=False, args=args, batch=100)  # one full batch: one step a round
+    method, data = setup("flayer", bn=False, args=args, batch=100)  # one full batch: one step a round
     state = method.init()
     start = method.begin(state, ALL)
-    end = method.local(Engine(method, fed, cfg, executor, 1).context(state, ALL, 0), start)
+    end = method.local(Context(Engine(method, data, executor, 1), state, ALL, 0), start)
     for k in range(4):
-        batch = Batch(*fed.batch(torch.as_tensor(fed.plan(k, 0, batch=100))[0, 0]))
+        batch = Batch(*data.batch(torch.as_tensor(data.plan(k, 0, batch=100))[0, 0]))
         mine = {n: v[k] for n, v in start.items()}
         g = torch.func.grad(lambda q, b=batch: method.loss(q, q, b))(mine)
         f = factors(method, g)
         for n in g:
-            torch.testing.assert_close(end[n][k], mine[n] - cfg.lr * f[n] * g[n], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(end[n][k], mine[n] - CONFIG.lr * f[n] * g[n], rtol=1e-9, atol=1e-12)
 
 
 def test_flayer_official_rates():
@@ -588,8 +588,8 @@ def test_flayer_literal_rule_shrinks_the_base_and_contributors_do_not():
 
 
 def test_flayer_traffic_counts_what_the_masks_let_through():
-    method, fed, cfg = setup("flayer")
-    _, history, *_ = simulate(method, fed, cfg, workers=1)
+    method, data = setup("flayer")
+    _, history, *_ = simulate(method, data, workers=1)
     layers = [sum(method.task.initial[n].numel() for n in v) for v in method.task.layers_by("child").values()]
     kept = sum(math.ceil(max(i / len(layers), 0.1) * n - 1e-9) for i, n in enumerate(layers, 1))
     assert history.upload[1:] == [4 * kept * r for r in (1, 2, 3)]

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import AgglomerativeClustering
-from test_methods import assert_same, federation, rounds, setup
+from test_methods import CONFIG, assert_same, client_data, rounds, setup, under
 
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.cfl import bipartition
 from pfl_core.methods.fedavg import FedAvg
@@ -41,13 +42,13 @@ class Untrained:
 
 
 @torch.no_grad()
-def one_round(method, fed, cfg, state, sel=EVERYONE, train=True):
+def one_round(method, data, state, sel=EVERYONE, train=True):
     """The state after one round of clients `sel`, as the round loop makes it; and what left the clients' training."""
-    c = Engine(method, fed, cfg, "threads", 1).context(state, sel, state.round)
+    c = Context(Engine(method, data, "threads", 1), state, sel, state.round)
     start = method.begin(state, sel, method.download(state, sel))
     end = method.local(c if train else Untrained(c), start)
     up = {n: v for n, v in end.items() if n not in state.clients}
-    state = method.upload(state, sel, start, up, fed.n[sel].to(fed.dtype))
+    state = method.upload(state, sel, start, up, data.n[sel].to(data.dtype))
     for n, v in end.items():
         if n in state.clients:
             state.clients[n][sel] = v
@@ -71,10 +72,10 @@ def scattered(method, seed=0, spread=0.1):
 def test_order_of_clients_does_not_matter(name):
     states = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        method, fed, cfg = setup(name)
+        method, data = setup(name)
         state = method.init()
         for _ in range(2):
-            state, _ = one_round(method, fed, cfg, state, torch.tensor(order))
+            state, _ = one_round(method, data, state, torch.tensor(order))
         states.append(state)
     assert_same(*states, exact=False)
 
@@ -112,16 +113,16 @@ def test_fedfomo_needs_held_out_samples():
 
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_fedfomo_mixes_by_the_formula(buffers):
-    method, fed, cfg = setup("fedfomo", buffers=buffers, args=dict(neighbours=2, explore=0.0))
+    method, data = setup("fedfomo", buffers=buffers, args=dict(neighbours=2, explore=0.0))
     state, _ = rounds("fedfomo", n=2, buffers=buffers, args=dict(neighbours=2, explore=0.0))[1], None
     state.extra["affinity"] = torch.tensor([[1, 5, 2, 9], [7, 1, 3, 2], [1, 2, 3, 4], [4, 3, 2, 1]]).double()
     before = {n: v.clone() for n, v in state.clients.items()}
     models, affinity = own(state.extra["models"]), state.extra["affinity"].clone()
-    _, end = one_round(method, fed, cfg, state, train=False)
+    _, end = one_round(method, data, state, train=False)
     t, asked = method.task, [[3, 1], [0, 2], [3, 1], [0, 1]]
 
     def loss(k, p):
-        x, y = fed.batch(torch.as_tensor(fed.index["holdout"][k]))
+        x, y = data.batch(torch.as_tensor(data.index["holdout"][k]))
         return F.cross_entropy(t.apply(p, x), y)
 
     mixed_something = False
@@ -152,12 +153,12 @@ def test_fedfomo_without_neighbours_is_local_on_what_is_not_held_out():  # R14
 
 def test_fedfomo_goes_on_from_its_own_or_its_first_model():
     for fallback in ("trained", "start"):
-        method, fed, cfg = setup("fedfomo", args=dict(fallback=fallback))
-        state, _ = one_round(method, fed, cfg, method.init())
+        method, data = setup("fedfomo", args=dict(fallback=fallback))
+        state, _ = one_round(method, data, method.init())
         for models in (state.clients, state.extra["models"]):
             models["fc.weight"] *= -100  # what was trained is made useless
         kept, affinity = {n: v.clone() for n, v in state.clients.items()}, state.extra["affinity"].clone()
-        _, end = one_round(method, fed, cfg, state, train=False)
+        _, end = one_round(method, data, state, train=False)
         unhelped = (state.extra["affinity"] < affinity).all(1)
         assert unhelped.tolist() == [True, True, True, False]  # the last one's single sample happens to fit
         want = kept if fallback == "trained" else unprefixed("base.", kept)
@@ -168,10 +169,10 @@ def test_fedfomo_goes_on_from_its_own_or_its_first_model():
 def test_fedfomo_remembers_shares_of_omega_as_its_authors_do():
     told = {}
     for affinity in ("raw", "shares"):
-        method, fed, cfg = setup("fedfomo", args=dict(affinity=affinity, explore=0.0))
-        state, _ = one_round(method, fed, cfg, method.init())
+        method, data = setup("fedfomo", args=dict(affinity=affinity, explore=0.0))
+        state, _ = one_round(method, data, method.init())
         before = state.extra["affinity"].clone()
-        state, _ = one_round(method, fed, cfg, state)
+        state, _ = one_round(method, data, state)
         told[affinity] = state.extra["affinity"] - before
     total = told["raw"].sum(1, keepdim=True).abs()
     torch.testing.assert_close(told["shares"], told["raw"] / total, rtol=1e-9, atol=1e-12)
@@ -182,14 +183,11 @@ def test_apples_momentum_acts_on_cores_and_relations():
     # Two steps of one client, by hand: the second adds 0.9 of the first, on c_i and on p_i.
     ends = {}
     for momentum in (0.0, 0.9):
-        method, fed, cfg, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
-        cfg.momentum = momentum
-        cfg.steps = 1
-        _, first = one_round(method, fed, cfg, state)
-        method, fed, cfg2, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
-        cfg2.momentum, cfg2.steps = momentum, 2
+        method, data, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
+        _, first = one_round(under(method, momentum=momentum, steps=1), data, state)
+        method, data, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
         begin = {n: v.clone() for n, v in state.clients.items()}
-        _, second = one_round(method, fed, cfg2, state)
+        _, second = one_round(under(method, momentum=momentum, steps=2), data, state)
         ends[momentum] = {n: (first[n] - begin[n], second[n] - begin[n]) for n in ("dr", "core.fc.weight")}
     for n, (one, two) in ends[0.0].items():
         torch.testing.assert_close(ends[0.9][n][0], one)
@@ -197,17 +195,17 @@ def test_apples_momentum_acts_on_cores_and_relations():
 
 
 def test_fedfomo_keeps_a_model_that_all_share():
-    method, fed, cfg = setup("fedfomo")
+    method, data = setup("fedfomo")
     state = method.init()
     state.extra["known"][:] = True
-    _, end = one_round(method, fed, cfg, state, train=False)
+    _, end = one_round(method, data, state, train=False)
     for n, v in method.task.initial.items():
         assert torch.equal(end[n], expand({n: v}, 4)[n]), n
     assert torch.equal(state.extra["affinity"], torch.eye(4).double())
 
 
 def test_fedfomo_asks_known_others_and_explores_less_with_time():
-    method, fed, cfg = setup("fedfomo", fed=federation(sizes=[6] * 12), args=dict(neighbours=3, explore=0.5))
+    method, data = setup("fedfomo", data=client_data(sizes=[6] * 12), args=dict(neighbours=3, explore=0.5))
     state = method.init()
     assert method.candidates(state, torch.arange(12))[0].shape == (12, 0)
     state.extra["known"][:5] = True
@@ -225,21 +223,21 @@ def test_fedfomo_asks_known_others_and_explores_less_with_time():
 
 
 def test_fedfomo_learns_on_other_samples_than_it_judges():
-    fed = federation()
+    data = client_data()
     for k in range(4):
-        assert not set(fed.index["holdout"][k]) & set(fed.index["fit"][k])
+        assert not set(data.index["holdout"][k]) & set(data.index["fit"][k])
         for r in (0, 1):
-            assert set(fed.plan(k, r, batch=6).ravel()) <= set(fed.index["fit"][k])
+            assert set(data.plan(k, r, batch=6).ravel()) <= set(data.index["fit"][k])
 
 
 def test_fedfomo_traffic_counts_the_models_that_are_sent():
-    method, fed, cfg = setup("fedfomo", args=dict(neighbours=2))
+    method, data = setup("fedfomo", args=dict(neighbours=2))
     state = method.init()
     size = sum(v.numel() for v in method.task.initial.values() if v.is_floating_point())
     for want in (0, 4 * 2 * size):
         sent = method.download(state, EVERYONE)
         start = method.begin(state, EVERYONE, sent)
-        state, end = one_round(method, fed, cfg, state)
+        state, end = one_round(method, data, state)
         up = {n: v for n, v in end.items() if n not in state.clients and n not in start}
         assert method.traffic(state, EVERYONE, sent, up) == (want, 4 * (size + 4))
 
@@ -279,18 +277,18 @@ def test_bipartition_finds_blocks(linkage):
     assert bipartition(torch.ones(2, 2).double(), linkage).sum() == 1
 
 
-def cfl(fed=None, **args):
-    method, fed, cfg = setup("cfl", bn=False, fed=fed, args=dict(warmup=0.0) | args)
-    return method, fed, cfg, method.init()
+def cfl(data=None, **args):
+    method, data = setup("cfl", bn=False, data=data, args=dict(warmup=0.0) | args)
+    return method, data, method.init()
 
 
-def push(method, fed, state, sel, updates):
+def push(method, data, state, sel, updates):
     """The state after clients sel sent `updates` (S, D), first coordinates of the last layer's weights."""
     start = method.download(state, sel)
     end = own(start)
     end["fc.weight"].flatten(1)[:, : updates.shape[1]] += updates
     state.round += 1
-    return method.upload(state, sel, start, end, fed.n[sel].double())
+    return method.upload(state, sel, start, end, data.n[sel].double())
 
 
 def labels(state):
@@ -299,13 +297,13 @@ def labels(state):
 
 def test_cfl_splits_again_and_keeps_ids():
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0, 2, 1, 3])
-    method, fed, _, state = cfl(fed=federation(sizes=[4] * 12))
+    method, data, state = cfl(data=client_data(sizes=[4] * 12))
     # Opposite halves first; then, inside both, opposite quarters; then all alike, which splits nothing.
     ways = [torch.tensor(w).double()[group] for w in ([1, 1, -1, -1], [1, -1, 1, -1], [1, 1, 1, 1])]
     finest = group
     for way, count in zip(ways, (2, 4, 4), strict=True):
         before = labels(state)
-        state = push(method, fed, state, torch.arange(12), way[:, None])
+        state = push(method, data, state, torch.arange(12), way[:, None])
         after = labels(state)
         assert sorted(set(after)) == list(range(count))
         for i, j in itertools.combinations(range(12), 2):
@@ -320,16 +318,16 @@ def test_cfl_splits_again_and_keeps_ids():
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_cfl_averages_inside_clusters(weighting):
-    method, fed, _, state = cfl(weighting=weighting)
+    method, data, state = cfl(weighting=weighting)
     state.extra["cluster"] = torch.tensor([0, 1, 0, 1])
-    state = push(method, fed, state, torch.tensor([0, 2, 3]), torch.tensor([[1.0], [4.0], [5.0]]).double())
+    state = push(method, data, state, torch.tensor([0, 2, 3]), torch.tensor([[1.0], [4.0], [5.0]]).double())
     assert labels(state) == [0, 1, 0, 1]  # two members are too few to split
     both = (13 * 1 + 18 * 4) / 31 if weighting == "samples" else 2.5
     moved = state.extra["models"]["fc.weight"][:, 0, 0] - method.task.initial["fc.weight"][0, 0]
     torch.testing.assert_close(moved, torch.tensor([both, 5, both, 5]).double())  # client 1, idle, gets its cluster's
     state.extra["cluster"] = torch.tensor([0, 0, 1, 1])
     idle = state.extra["models"]["fc.weight"][2:].clone()
-    state = push(method, fed, state, torch.tensor([0]), torch.tensor([[1.0]]).double())
+    state = push(method, data, state, torch.tensor([0]), torch.tensor([[1.0]]).double())
     assert torch.equal(state.extra["models"]["fc.weight"][2:], idle)
 
 
@@ -339,57 +337,57 @@ def test_cfl_splits_only_what_it_may():
         ({}, True), (dict(warmup=0.5), False), (dict(min_size=4), False), (dict(min_size=3), True),
         (dict(eps1=0.01, eps2=0.99), True), (dict(eps1=0.01, eps2=1.01), False), (dict(eps1=0.0), False),
     ]:  # fmt: skip
-        method, fed, _, state = cfl(**args)
-        state = push(method, fed, state, EVERYONE, opposite)
+        method, data, state = cfl(**args)
+        state = push(method, data, state, EVERYONE, opposite)
         assert labels(state) == ([0, 0, 1, 1] if splits else [0] * 4) or labels(state) == [1, 1, 0, 0] and splits, args
-    method, fed, _, state = cfl()
-    state = push(method, fed, state, EVERYONE[:3], opposite[:3])  # one member did not take part
+    method, data, state = cfl()
+    state = push(method, data, state, EVERYONE[:3], opposite[:3])  # one member did not take part
     assert labels(state) == [0] * 4
-    state = push(method, fed, state, EVERYONE, opposite * 0.05)  # updates have become small
+    state = push(method, data, state, EVERYONE, opposite * 0.05)  # updates have become small
     assert labels(state) == [0] * 4
-    state = push(method, fed, state, EVERYONE, torch.zeros(4, 1).double())
+    state = push(method, data, state, EVERYONE, torch.zeros(4, 1).double())
     assert labels(state) == [0] * 4 and torch.isfinite(flat(state.extra["models"])).all()
 
 
 def test_cfl_splits_a_cluster_that_stands_still_and_not_one_whose_updates_are_orthogonal():
-    method, fed, _, state = cfl(fed=federation(sizes=[4] * 8))
-    state = push(method, fed, state, torch.arange(8), torch.eye(8).double())  # the mean is a third as long as each
+    method, data, state = cfl(data=client_data(sizes=[4] * 8))
+    state = push(method, data, state, torch.arange(8), torch.eye(8).double())  # the mean is a third as long as each
     assert labels(state) == [0] * 8 and state.extra["fastest"] == pytest.approx(1 / math.sqrt(8))
     halves = torch.tensor([1.0] * 4 + [-1.0] * 4).double()[:, None]
-    state = push(method, fed, state, torch.arange(8), halves + 0.2)  # more than half as fast as at first
+    state = push(method, data, state, torch.arange(8), halves + 0.2)  # more than half as fast as at first
     assert labels(state) == [0] * 8
-    state = push(method, fed, state, torch.arange(8), halves + 0.1)
+    state = push(method, data, state, torch.arange(8), halves + 0.1)
     assert labels(state) in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 
 @pytest.mark.parametrize("limit", [dict(warmup=1.0), dict(eps2=1e9)])
 def test_cfl_that_never_splits_is_uniform_fedavg(limit):  # R11
     method, state = rounds("cfl", n=3, args=limit)
-    _, fed, cfg = setup("cfl")
+    _, data = setup("cfl")
     same = Uniform().bind(method.task)
     other = same.init()
     for _ in range(3):
-        other, _ = one_round(same, fed, cfg, other)
+        other, _ = one_round(same, data, other)
     for k in range(4):
         assert_same({n: v[k] for n, v in state.extra["models"].items()}, other.server, exact=False)
     assert_same(state.clients, other.clients, exact=False)
 
 
 def test_cfl_of_one_client_is_local():  # R15
-    fed = federation(sizes=(9,))
-    _, state = rounds("cfl", n=3, fed=fed)
-    _, local = rounds("local", n=3, fed=fed)
+    data = client_data(sizes=(9,))
+    _, state = rounds("cfl", n=3, data=data)
+    _, local = rounds("local", n=3, data=data)
     assert_same(state.extra["models"] | state.clients, local.clients, exact=False)
 
 
 def test_cfl_finds_clients_that_disagree_on_labels():
-    fed = federation(sizes=[24] * 6, seed=3)
+    data = client_data(sizes=[24] * 6, seed=3)
     for k in (1, 2, 5):  # the same pictures, other names
-        fed.y[torch.as_tensor(fed.index["train"][k])] = (fed.y[torch.as_tensor(fed.index["train"][k])] + 1) % 3
-    method, fed, cfg = setup("cfl", bn=False, fed=fed, lr=0.2, rounds=10, epochs=2, args=dict(warmup=0.3))
+        data.y[torch.as_tensor(data.index["train"][k])] = (data.y[torch.as_tensor(data.index["train"][k])] + 1) % 3
+    method, data = setup("cfl", bn=False, data=data, lr=0.2, rounds=10, epochs=2, args=dict(warmup=0.3))
     state = method.init()
     for _ in range(40):  # until all of them stand still
-        state, _ = one_round(method, fed, cfg, state, torch.arange(6))
+        state, _ = one_round(method, data, state, torch.arange(6))
         if max(labels(state)):
             break
     found = state.extra["cluster"]
@@ -400,8 +398,8 @@ def test_cfl_finds_clients_that_disagree_on_labels():
 
 
 def amp(name, **args):
-    method, fed, cfg = setup(name, args=args)
-    return method, fed, cfg, scattered(method)
+    method, data = setup(name, args=args)
+    return method, data, scattered(method)
 
 
 @pytest.mark.parametrize("args", [dict(), dict(scale=0.1, share=1.0), dict(sigma=20.0, alpha=3.0)])
@@ -487,18 +485,18 @@ def test_amp_without_its_pull_is_local(name):  # R9
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
 @pytest.mark.parametrize("begin", ["own", "cloud"])
 def test_amp_takes_the_steps_of_the_formula(name, begin):
-    method, fed, cfg = setup(name, bn=False, steps=2, epochs=0, args=dict(rho=3.0, start=begin))
+    method, data = setup(name, bn=False, steps=2, epochs=0, args=dict(rho=3.0, start=begin))
     state = scattered(method)
     cloud = {n: v.clone() for n, v in unprefixed("cloud.", method.download(state, EVERYONE)).items()}
     w = own(select(state.clients, method.task.parameters) if begin == "own" else cloud)
     for k in range(4):
-        for idx in fed.plan(k, 1, batch=cfg.batch, steps=2)[:, 0]:
+        for idx in data.plan(k, 1, batch=CONFIG.batch, steps=2)[:, 0]:
             p = {n: v[k].clone().requires_grad_() for n, v in w.items()}
-            x, y = fed.batch(torch.as_tensor(idx))
+            x, y = data.batch(torch.as_tensor(idx))
             grads = torch.autograd.grad(F.cross_entropy(method.task.apply(p, x), y), list(p.values()))
             for n, g in zip(p, grads, strict=True):
-                w[n][k] -= cfg.lr * (g + 3.0 * (w[n][k] - cloud[n][k]))
-    state, end = one_round(method, fed, cfg, state)
+                w[n][k] -= CONFIG.lr * (g + 3.0 * (w[n][k] - cloud[n][k]))
+    state, end = one_round(method, data, state)
     assert_same(select(end, w), w, exact=False)
     assert_same(state.extra["models"], w, exact=False)
     assert_same(method.serve(state.clients), w, exact=False)  # what is served is w, not u
@@ -508,33 +506,33 @@ def test_amp_takes_the_steps_of_the_formula(name, begin):
 
 
 def apple(**args):
-    method, fed, cfg = setup("apple", bn=False, steps=3, epochs=0, args=dict(span=1.0) | args)
+    method, data = setup("apple", bn=False, steps=3, epochs=0, args=dict(span=1.0) | args)
     state, g = method.init(), torch.Generator().manual_seed(0)
     for n, v in state.extra["cores"].items():
         v += 0.05 * torch.randn(v.shape, generator=g, dtype=v.dtype)
         state.clients["core." + n][:] = v
     state.clients["dr"] += 0.1 * torch.randn(4, 4, generator=g, dtype=torch.float64)
-    return method, fed, cfg, state
+    return method, data, state
 
 
 def test_apple_takes_the_steps_of_the_formula():
-    method, fed, cfg, state = apple(mu=2.0, dr_lr=0.03, core_lr=0.4)
+    method, data, state = apple(mu=2.0, dr_lr=0.03, core_lr=0.4)
     names, t = list(state.extra["cores"]), method.task
     old = flat(state.extra["cores"]).clone()  # cores of the round's start
-    core, p, p0 = old.clone(), state.clients["dr"].clone(), fed.n / fed.n.sum()
+    core, p, p0 = old.clone(), state.clients["dr"].clone(), data.n / data.n.sum()
     sizes = [v[0].numel() for v in state.extra["cores"].values()]
     shapes = [v.shape[1:] for v in state.extra["cores"].values()]
     for k in range(4):
-        for idx in fed.plan(k, 0, batch=cfg.batch, steps=3)[:, 0]:
+        for idx in data.plan(k, 0, batch=CONFIG.batch, steps=3)[:, 0]:
             w = sum(p[k, j] * (core if j == k else old)[j] for j in range(4))
             leaf = w.clone().requires_grad_()
             model = {n: v.reshape(s) for n, v, s in zip(names, leaf.split(sizes), shapes, strict=True)}
-            x, y = fed.batch(torch.as_tensor(idx))
+            x, y = data.batch(torch.as_tensor(idx))
             (grad,) = torch.autograd.grad(F.cross_entropy(t.apply(model, x), y), leaf)
             step = torch.stack([grad @ (core if j == k else old)[j] for j in range(4)]) + 2.0 * (p[k] - p0)
             core[k] -= 0.4 * p[k, k] * grad
             p[k] -= 0.03 * step
-    state, end = one_round(method, fed, cfg, state)
+    state, end = one_round(method, data, state)
     torch.testing.assert_close(flat(unprefixed("core.", state.clients)), core, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(state.clients["dr"], p, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(flat(state.extra["cores"]), core, rtol=1e-9, atol=1e-11)
@@ -545,11 +543,11 @@ def test_apple_takes_the_steps_of_the_formula():
 
 
 def test_apple_of_its_own_core_alone_is_local():  # R13
-    method, fed, cfg = setup("apple", args=dict(dr_lr=0.0, core_lr=0.05))
+    method, data = setup("apple", args=dict(dr_lr=0.0, core_lr=0.05))
     state = method.init()
     state.clients["dr"] = torch.eye(4).double()
     for _ in range(3):
-        state, _ = one_round(method, fed, cfg, state)
+        state, _ = one_round(method, data, state)
     _, local = rounds("local", n=3)
     assert_same(unprefixed("core.", state.clients), select(local.clients, method.task.parameters), exact=False)
     assert_same(method.serve(method.begin(state, EVERYONE)), local.clients, exact=False)
@@ -564,20 +562,20 @@ def test_apple_pull_ends(schedule):
 
 
 def test_apple_starts_from_sample_shares_and_learns_relations():
-    method, fed, cfg = setup("apple")
+    method, data = setup("apple")
     state = method.init()
-    p0 = (fed.n / fed.n.sum()).double().repeat(4, 1)
+    p0 = (data.n / data.n.sum()).double().repeat(4, 1)
     torch.testing.assert_close(state.clients["dr"], p0)
     for _ in range(3):
-        state, _ = one_round(method, fed, cfg, state)
+        state, _ = one_round(method, data, state)
     assert (state.clients["dr"] - p0).abs().max() > 1e-4
 
 
 def test_apple_traffic():
-    method, fed, cfg = setup("apple")
+    method, data = setup("apple")
     state = method.init()
     size = sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters)
     down = method.download(state, EVERYONE[:3])
-    state, end = one_round(method, fed, cfg, state)
+    state, end = one_round(method, data, state)
     up = {n: v for n, v in end.items() if n not in state.clients}
     assert method.traffic(state, EVERYONE[:3], down, up) == (3 * 3 * size, 3 * size)

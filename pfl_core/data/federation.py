@@ -198,7 +198,7 @@ def per_channel(values: Sequence[float] | float | None, default: float, channels
 
 def _where(setting: str) -> str:
     if setting in WHOSE:
-        return f"a Federation holds data and clients only; give {WHOSE[setting]} in place of it"
+        return f"a Federation holds data and clients only; say it in {WHOSE[setting]}"
     return "unknown; a Federation takes x, y, train, val, test, classes, mean, std, name"
 
 
@@ -251,7 +251,7 @@ def _count_classes(y: np.ndarray) -> int:
 
 
 def tensor(x: np.ndarray) -> Tensor:
-    """An array as a torch tensor, copied where torch takes no view: memory maps, arrays that run backwards or of another machine's bytes."""
+    """An array as a tensor, a copy where torch takes no view: memory maps, what runs backwards or is of another machine's bytes."""
     if x.dtype.kind == "u" and x.dtype != np.uint8:
         x = x.astype(np.int64)
     x = x.astype(x.dtype.newbyteorder("="), copy=False)

@@ -2,7 +2,6 @@
 
 A stack is memory that stays where it is. Clients lie in it longest first; those that are done drop off its end, over a few sizes
 (`sizes`), so that few graphs are captured. Within a size a client that is done is copied out and its rows run on, unused.
-The only file that knows of CUDA graphs. `GRAPHS` says by kind of device what captures a step; tests put a stand-in there.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import math
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,135 +22,14 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from pfl_core.data.client_data import ClientData
+from pfl_core.engine.graphs import GRAPHS, Graph
+from pfl_core.engine.sgd import Job, cast, sgd
 from pfl_core.methods.base import Batch, Method, Step
-from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params, is_common, own, select
 
-PRECISIONS = ("full", "tf32", "bf16")
 WARM = 2  # eager steps of a size before it is captured: libraries choose their kernels in them
 KEPT = 4  # stacks kept between rounds: a method's phases
 SHRINK = 0.71  # of a stack's size to the next: at most three rows in ten are computed in vain, on average one or two
-Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
-
-
-class Job(NamedTuple):
-    """One phase of local training: what every client starts from, what it trains on and how."""
-
-    loss: Callable
-    start: Params
-    anchor: Params
-    names: list[str]  # trained
-    plans: list[Tensor]  # pool indices (T_k, batches, B) of each client
-    noise: list[Callable[[], Callable[[tuple[int, ...]], Tensor]] | None]  # called anew, it draws the same again
-    step: Callable | None
-    lr: float | dict[str, float]
-    training: bool
-    seeds: list[int] = []  # of what foreign code draws, one a client
-
-    @property
-    def rates(self) -> list[float]:
-        """The learning rate of each trained name."""
-        return [self.lr[n] if isinstance(self.lr, dict) else self.lr for n in self.names]
-
-    def changing(self, buffers: Iterable[str]) -> list[str]:
-        """Names of start that local SGD writes: trained parameters, optimiser state and, in training mode, the model's `buffers`."""
-        names = {*self.names, *(f"opt.{n}" for n in self.names), *(buffers if self.training else ())}
-        return [n for n in self.start if n in names]
-
-    @property
-    def order(self) -> list[int]:
-        """Clients by their number of steps, longest first."""
-        return sorted(range(len(self.plans)), key=lambda i: -len(self.plans[i]))
-
-
-class Graph(Protocol):
-    """A step that was captured once and can be replayed: the same operations on the same memory."""
-
-    def capture(self, fn: Callable[[], None]) -> None:
-        """Record what fn launches, without running it; RuntimeError if it needs the host."""
-
-    def replay(self) -> None:
-        """Run what was recorded."""
-
-
-class CudaGraph:
-    """A CUDA graph; all share one memory pool, since they run one after another and keep nothing in it."""
-
-    pool: Any = None
-
-    def __init__(self) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        CudaGraph.pool = CudaGraph.pool or torch.cuda.graph_pool_handle()
-
-    def capture(self, fn: Callable[[], None]) -> None:
-        """Record what fn launches; RuntimeError if it needs the host."""
-        try:
-            with torch.cuda.graph(self.graph, pool=CudaGraph.pool):
-                fn()
-        except RuntimeError:
-            CudaGraph.pool = None  # a broken capture may leave its mark on it
-            raise
-
-    def replay(self) -> None:
-        """Launch it."""
-        self.graph.replay()
-
-
-GRAPHS: dict[str, Callable[[], Graph]] = {"cuda": CudaGraph}
-
-
-@contextmanager
-def precision(kind: str) -> Iterator[None]:
-    """Within it, a GPU multiplies float32 matrices as `kind` says: "tf32" in TF32, else in full (torch lets convolutions use TF32)."""
-    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [f.allow_tf32 for f in flags]
-    try:
-        for f in flags:
-            f.allow_tf32 = kind == "tf32"
-        yield
-    finally:
-        for f, v in zip(flags, before, strict=True):
-            f.allow_tf32 = v
-
-
-def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
-    """The context of a training loss: with precision "bf16" its products are taken in bfloat16; parameters and updates stay float32."""
-    if config.precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a captured step must not keep casts
-
-
-def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
-    """Scale gradients in place to L2 norm <= limit, over all tensors together and for each client of a stack alone."""
-    square = sum(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
-    scale = (limit / (square.sqrt() + 1e-6)).clamp(max=1)
-    if stacked:
-        torch._foreach_mul_(grads, [scale.view(-1, *[1] * (g.dim() - 1)) for g in grads])
-    else:
-        torch._foreach_mul_(grads, scale)
-
-
-def sgd(method: Method, job: Job, stacked: bool) -> Update:
-    """update(params, grads, velocity): one step in place, as torch.optim.SGD counts it; velocity is empty without momentum."""
-    config, rates = method.task.config, job.rates
-    uniform = rates[0] if len(set(rates)) == 1 else None
-    clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if config.clip else []
-
-    def update(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
-        if clipped:
-            clip_([grads[i] for i in clipped], config.clip, stacked)
-        if config.weight_decay:
-            grads = torch._foreach_add(grads, params, alpha=config.weight_decay)
-        if config.momentum:
-            torch._foreach_mul_(velocity, config.momentum)
-            torch._foreach_add_(velocity, grads)
-            grads = velocity
-        if uniform is None:
-            torch._foreach_add_(params, torch._foreach_mul(grads, [-r for r in rates]))
-        else:
-            torch._foreach_add_(params, grads, alpha=-uniform)
-
-    return update
 
 
 def sizes(most: int) -> list[int]:

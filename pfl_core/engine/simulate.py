@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.batched import precision
 from pfl_core.engine.checkpoint import History, restore, save
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params, own, select
@@ -79,10 +80,11 @@ def simulate(
 ) -> tuple[State, History, Params, Params]:
     """Run all rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
 
-    How many rounds, and what is evaluated when, the settings of the method's task say. `checkpoint` is a file written at most once a minute and resumed from if it is there, `end` one written at the last
-    round, from which a longer run can go on; both carry `stamp`. `on_round(round, history)` is told of each round; True stops after
-    writing the checkpoint, "finish" makes this round the last one. `record(engine, state, before, after, history, best, last)` sees
-    the models of every evaluated round. Raises Diverged when parameters stop being finite, Interrupted when stopped.
+    How many rounds, and what is evaluated when, is in `method.task.config`. `checkpoint` is a file written at most once a minute and
+    resumed from if it is there, `end` one written at the last round, from which a longer run can go on; both carry `stamp`.
+    `on_round(round, history)` is told of each round; True stops after writing the checkpoint, "finish" makes this round the last one.
+    `record(engine, state, before, after, history, best, last)` sees the models of every evaluated round. Raises Diverged when parameters
+    stop being finite, Interrupted when stopped.
     """
     with one_thread(), torch.no_grad(), precision(method.task.config.precision):
         engine = Engine(method, data, executor, workers)
@@ -157,7 +159,7 @@ class _Loop:
         with self.engine.drawing("local", r):
             sent = self.method.download(self.state, sel)
             start = self.method.begin(self.state, sel, sent)
-            trained = self.method.local(self.engine.context(self.state, sel, r), start)
+            trained = self.method.local(Context(self.engine, self.state, sel, r), start)
         _check_finite(trained, self.method, r, self.history, sel)
         self.history.executor = "+".join(sorted({*self.history.executor.split("+")} - {""} | self.engine.ran))
         return sent, start, trained
@@ -176,7 +178,7 @@ class _Loop:
     # -- evaluation ------------------------------------------------------------------------------------------------------
     def _personal(self, ids: Tensor, r: int) -> Params:
         with self.engine.drawing("personal", r):
-            models = self.method.personal(self.state, self.engine.context(self.state, ids, r))
+            models = self.method.personal(self.state, Context(self.engine, self.state, ids, r))
         _check_finite(models, self.method, r, self.history, ids)
         return models
 
@@ -208,7 +210,7 @@ class _Loop:
         rest = torch.tensor([k for k in self.ids.tolist() if k not in at], dtype=torch.int64, device=sel.device)
         parts = [{n: v[[at[k] for k in have]] for n, v in trained.items()}] if have else []
         if len(rest):
-            context = self.engine.context(self.state, rest, r)
+            context = Context(self.engine, self.state, rest, r)
             parts.append(self.method.local(context, self.method.begin(self.state, rest)))
         back = torch.argsort(torch.tensor([*have, *rest.tolist()], device=sel.device))
         served = [self.method.serve(p) for p in parts]

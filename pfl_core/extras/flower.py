@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import evaluate_at, returned, sample
 from pfl_core.experiments.build import build_method, client_data
@@ -63,7 +64,7 @@ class Client:
                 start = self.method.begin(state, sel, down)
                 got = engine.evaluate(self.method.serve(start), "test", [self.k])
                 if kind == "train":
-                    end = self.method.local(engine.context(state, sel, round), start)
+                    end = self.method.local(Context(engine, state, sel, round), start)
                     kept, up = returned(self.method, state, start, down, end)
                     self.kept |= {n: v[0] for n, v in kept.items()}
         finally:

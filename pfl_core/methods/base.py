@@ -59,10 +59,10 @@ class Context(Protocol):
     state: State
 
     def train(self, loss: Callable, start: Params, **how: Any) -> Params:
-        """Local training of all S clients; see `engine.Context.train`."""
+        """Local training of all S clients; see engine/context.py."""
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
-        """Sums of `fn` over each client's samples; see `engine.Context.measure`."""
+        """Sums of `fn` over each client's samples; see engine/context.py."""
 
 
 @dataclass(frozen=True, eq=False)

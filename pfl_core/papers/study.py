@@ -129,12 +129,12 @@ class Study:
         made = self.derive(rows, numbers(rows, functools.partial(self.probed, rows)))
         return pd.concat([rows, made], ignore_index=True) if len(made) else rows
 
-    def _sweep(self, sweeps: list[Sweep]) -> pd.DataFrame:
+    def _sweep(self, planned: list[Sweep]) -> pd.DataFrame:
         # Small networks leave cores idle in one process; smoke's runs are over before another process has started.
         many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
         jobs = 1 if self.scope.profile == "smoke" else many
         keep = self.scope.full  # so that a column whose contrasts still move can go on
-        cells = [e for s in sweeps for e in s.experiments()]
+        cells = [e for s in planned for e in s.experiments()]
         frame = sweeps.sweep(cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep)
         self.collected.append(frame)
         return frame
@@ -164,7 +164,7 @@ class Study:
         from IPython.display import Image, display
 
         rows = frame if rows is None else rows
-        used = ", ".join(sorted(set(rows.get("dataset", pd.Series([self.scope.label])))))
+        used = report.data_sets(rows) if "run" in rows else ", ".join(rows.get("dataset", [self.scope.label])[:1])
         seeds = rows.seed.nunique() if "seed" in rows else 1
         plots.note(
             fig,
@@ -231,21 +231,16 @@ class Study:
             last = report.reproduced(rows, self.paper, **how | {"select": "last"})
             means = last.groupby(["column", "row"]).value.mean().rename("last")
             got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
-        name = table if metric == "acc_pct" else f"{table}.{metric}"
-        print(
-            self._caption(table, got, rule if metric == "acc_pct" else {}, "" if metric == "acc_pct" else f", {metric}")
-        )
+        own, name = (rule, table) if metric == "acc_pct" else ({}, f"{table}.{metric}")
+        print(papers.title(table) + name.removeprefix(table).replace(".", ", ") + self._caption(rows, got, own))
         return self.table(name, report.wide(got, digits or self.paper.artefacts[table].digits))
 
-    def _caption(self, table: str, got: pd.DataFrame, rule: dict[str, str], what: str) -> str:
+    def _caption(self, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [papers.title(table) + what, f"profile {self.scope.profile}"]
+        parts = ["", f"profile {self.scope.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.scope.label == "digits" else ""
-            parts += [
-                f"data {', '.join(sorted(set(ran.dataset)))}{instead}",
-                f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}",
-            ]
+            parts += [f"data {report.data_sets(rows)}{instead}", f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}"]
         if rule:
             when = {"before": "before local training", "after": "after local training"}[rule["when"]]
             odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))

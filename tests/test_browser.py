@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.runner import NOTEBOOKS, ROOT
+from tools.notebooks import NOTEBOOKS, ROOT
 
 CHROME = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")

@@ -20,7 +20,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.methods.base import make_method
 from pfl_core.papers import plan, report
 from pfl_core.util import paths
-from tools import runner
+from tools import notebooks
 
 TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
 TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
@@ -323,7 +323,7 @@ def test_a_run_that_diverged_ends_with_its_message_and_another_status(home, caps
 def test_runs_of_plugins_can_be_shown(home, tmp_path, monkeypatch, capsys):
     source = "from pfl_core import Method\n\n\nclass Own(Method):\n    name = 'own_of_cli'\n"
     (tmp_path / "own_methods.py").write_text(source)
-    env = os.environ | {"PFL_RUNS": str(home), "PYTHONPATH": f"{runner.ROOT}"}
+    env = os.environ | {"PFL_RUNS": str(home), "PYTHONPATH": f"{notebooks.ROOT}"}
 
     def call(*words):
         command = [sys.executable, "-m", "pfl_core", *words]
@@ -344,7 +344,7 @@ def test_lists_import_nothing_that_draws_or_tests(tmp_path):
         "import sys; from pfl_core.__main__ import main; main(['list', 'methods']); "
         "print(sorted(m for m in ('scipy.stats', 'sklearn', 'seaborn', 'matplotlib', 'nbformat') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=notebooks.ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

@@ -23,6 +23,7 @@ from pfl_core import (
     Experiment,
     Federation,
     Method,
+    fetch,
     grid,
     load,
     register_dataset,
@@ -44,7 +45,8 @@ from pfl_core.papers.base import paper
 from pfl_core.papers.presets import presets
 from pfl_core.papers.study import Study
 from pfl_core.util import paths, sums
-from tools import runner
+from tools import notebooks, runner
+from tools.clean import KERNELSPEC
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 TINY = dict(dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8)
@@ -122,7 +124,7 @@ def fetch_into_a_file() -> None:
     file_for_a_folder("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFL_OFFLINE", "0")  # the folder is made before the network is touched
-        load("mnist", root="data", download=True)
+        fetch("mnist", root="data")
 
 
 def float_images() -> None:
@@ -238,8 +240,8 @@ def parameter(name: str, value: object) -> None:
     new = nbformat.v4
     lines = 'profile: str = "quick"\nseeds: list[int] = []\nrecompute: bool = False'
     cells = [new.new_code_cell(lines, metadata={"tags": ["parameters"]})]
-    nbformat.write(new.new_notebook(cells=cells, metadata={"kernelspec": runner.KERNELSPEC}), "fedper.ipynb")
-    runner.check_parameters(Path("fedper.ipynb"), {name: value})
+    nbformat.write(new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), "fedper.ipynb")
+    notebooks.check_parameters(Path("fedper.ipynb"), {name: value})
 
 
 def command(*words: str) -> None:
@@ -361,7 +363,7 @@ CASES = [
     Case('load("cifar10") where it is not', lambda: load("cifar10", root="."), "fetch cifar10", DatasetMissing),
     Case(
         "fetch with PFL_OFFLINE=1",
-        lambda: load("mnist", root=".", download=True),
+        lambda: fetch("mnist", root="."),
         "because PFL_OFFLINE",
         DatasetMissing,
     ),
@@ -427,7 +429,7 @@ CASES = [
     Case("Federation: a label of 10^9", lambda: Federation(X, np.where(Y, 10**9, 0), [[0]]), "with np.unique"),
     Case("Federation: a dict of clients", lambda: own(train={0: [0], 1: [1]}), "train is a dict; give a list"),
     Case("Federation: train=[0, 1]", lambda: own(train=[0, 1]), "give one index array a client"),
-    Case("Federation(holdout=-1)", lambda: own(holdout=-1), r"allowed is a share in \[0, 1\)"),
+    Case("Federation(holdout=0.2)", lambda: own(holdout=0.2), r"say it in Experiment\(holdout=...\)", TypeError),
     Case("Federation(std=0)", lambda: own(std=0), "allowed are finite numbers > 0"),
     Case(
         "Pool of RGBA images",
@@ -455,11 +457,7 @@ CASES = [
         lambda: run(tiny(dataset="own", partition="own", clients=99), fed=own()),
         "give clients=2",
     ),
-    Case(
-        "own data: two seeds",
-        lambda: run(tiny(dataset="own", partition="own"), fed=Federation(X, Y, [[0], [1]], seed=3)),
-        "give seed",
-    ),
+    Case('Federation(device="cuda")', lambda: own(device="cuda"), r"say it in run\(device=...\)", TypeError),
     Case("own data and a partition", lambda: tiny(dataset="own"), "a Federation says who holds what"),
     Case("e.partition_args changed", changed_value, "make another one with e.but", TypeError),
     Case("Experiment(eval_clients=3) of 2", lambda: tiny(eval_clients=3), "0 means all"),

@@ -16,7 +16,7 @@ import torch
 from pfl_core import Experiment
 from pfl_core.experiments.run import run
 from pfl_core.extras.flower import Client, serve, write_app
-from tools import runner
+from tools import notebooks
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=8, max_samples=24)
 TINY |= dict(rounds=3, lr=0.05, eval_every=3, eval_after=False)
@@ -210,7 +210,7 @@ def test_over_flowers_transport(method, tmp_path):
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
-    path = os.pathsep.join([str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(notebooks.ROOT), os.environ.get("PYTHONPATH", "")])
     env = os.environ | quiet | {"PYTHONPATH": path, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
 
     def wait_for(what, limit_s=400):
@@ -238,7 +238,7 @@ def test_over_flowers_transport(method, tmp_path):
         time.sleep(0.5)
     finally:
         for process in started:
-            runner._kill(process)
+            notebooks.kill(process)
             process.wait()
         log.close()
     whole = run(e, store=tmp_path / "store")

@@ -22,6 +22,7 @@ import pfl_core
 from pfl_core import Experiment
 from pfl_core.data import federation
 from pfl_core.data import pools as data
+from pfl_core.data.client_data import ClientData
 from pfl_core.engine.checkpoint import load_whole
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import run as runs
@@ -163,13 +164,14 @@ def test_own_data_are_taken_whole_or_refused(wild, draw):
     given = {name: draw.draw(GOOD[name][name == wild]) for name in GOOD}
     try:
         fed = federation.Federation(**given)
+        data = ClientData(fed, seed=0, holdout=0, dtype=torch.float32, mean=fed.mean, std=fed.std)
     except ValueError as error:
         assert len(str(error)) > 20
         return
     n = len(given["y"])
-    got, labels = fed.batch(torch.arange(n))
+    got, labels = data.batch(torch.arange(n))
     assert torch.isfinite(got.double()).all() and got.shape == (n, *fed.input_shape)
-    assert 0 <= labels.min() <= labels.max() < fed.classes <= 1000 and len(fed.extremes()) == 2
+    assert 0 <= labels.min() <= labels.max() < fed.classes <= 1000 and len(data.extremes()) == 2
     assert fed.K == len(given["train"]) and fed.counts().sum() == sum(map(len, given["train"]))
 
 
@@ -436,7 +438,7 @@ def test_parameters_of_a_notebook_are_values(parameters):
         kept = json.loads(json.dumps(parameters, allow_nan=False)) == parameters
     except (TypeError, ValueError):
         kept = False
-    if kept:  # others are refused by runner.check_parameters
+    if kept:  # others are refused by notebooks.check_parameters
         written = ast.parse(PythonTranslator.codify(parameters)).body
         assert {s.targets[0].id: ast.literal_eval(s.value) for s in written} == parameters
 

@@ -9,7 +9,8 @@ import pytest
 from papermill import inspect_notebook
 
 from pfl_core.papers import base as papers
-from tools.runner import KERNELSPEC, NOTEBOOKS, PAPERS
+from tools.clean import KERNELSPEC
+from tools.notebooks import NAMES, NOTEBOOKS
 
 PARAMETERS = {
     **{"profile": "quick", "datasets": [], "methods": [], "seeds": [], "artefacts": []},
@@ -89,9 +90,9 @@ def problems(path: Path) -> list[str]:
     if nb.metadata.get("kernelspec") != KERNELSPEC:
         found.append(f"kernelspec is not {KERNELSPEC}")
     if foreign := nb.metadata.keys() - {"kernelspec", "language_info"}:
-        found.append(f"metadata {', '.join(sorted(foreign))}: run `python -m tools.runner clean`")
+        found.append(f"metadata {', '.join(sorted(foreign))}: run `python -m tools.clean`")
     if any(cell.metadata.keys() - {"tags"} for cell in nb.cells):
-        found.append("cells have metadata besides tags: run `python -m tools.runner clean`")
+        found.append("cells have metadata besides tags: run `python -m tools.clean`")
     if hit := ABSOLUTE.search(prose):
         found.append(f"the text holds an absolute path ({hit[0]!r}...)")
     if any("injected-parameters" in tags(cell) for cell in code):
@@ -140,7 +141,7 @@ def test_the_five_papers_have_18_tables_and_33_figures():
 
 
 def test_committed_notebooks():
-    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} <= set(PAPERS)
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} <= set(NAMES)
     assert [problem for path in sorted(NOTEBOOKS.glob("*.ipynb")) for problem in problems(path)] == []
 
 

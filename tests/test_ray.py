@@ -16,7 +16,7 @@ from pfl_core import Experiment, sweep
 from pfl_core.engine import simulate
 from pfl_core.experiments import run as runs
 from pfl_core.extras.ray import start
-from tools import runner
+from tools import notebooks, runner
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=3, model="mlp", model_args={"hidden": 4}, max_samples=20, rounds=4)
 CELLS = [Experiment(**TINY, seed=s) for s in range(3)]
@@ -178,7 +178,7 @@ def test_every_server_of_that_ray_listens_on_the_loopback(tmp_path):
 
 def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
     given = []
-    monkeypatch.setattr(runner, "run", lambda papers, parameters, env, jobs: given.append(env) or [])
+    monkeypatch.setattr(notebooks, "run", lambda papers, parameters, env, jobs: given.append(env) or [])
     runner.main_run(runner.parse(["--on", "ray"]))
     monkeypatch.setenv("PFL_ON", given[0]["PFL_ON"])
     sweep(CELLS[:1])

@@ -14,7 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tools import runner
+from pfl_core.papers.base import PAPERS, PROFILES
+from tools import clean, gates, notebooks, runner
 
 PARAMETERS = """profile: str = "quick"  # size
 datasets: list[str] = []
@@ -34,7 +35,7 @@ def make(folder: Path, name: str, *cells: str) -> Path:
     """A notebook of a parameters cell and `cells`."""
     new = nbformat.v4
     code = [new.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), *map(new.new_code_cell, cells)]
-    metadata = {"kernelspec": runner.KERNELSPEC, "language_info": {"name": "python"}}
+    metadata = {"kernelspec": clean.KERNELSPEC, "language_info": {"name": "python"}}
     path = folder / f"{name}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(new.new_notebook(cells=code, metadata=metadata), path)
@@ -44,7 +45,9 @@ def make(folder: Path, name: str, *cells: str) -> Path:
 def project(folder: Path) -> Path:
     """A copy of what run_all.sh needs, with no notebooks."""
     (folder / "pfl_core").mkdir(parents=True)
-    for name in ("run_all.sh", "pyproject.toml", "tools/runner.py"):
+    (folder / "tools").mkdir()
+    tools = (f"tools/{name}.py" for name in ("__init__", "runner", "notebooks", "gates", "clean"))
+    for name in ("run_all.sh", "pyproject.toml", *tools):
         shutil.copy(runner.ROOT / name, folder / name)
     return folder
 
@@ -95,6 +98,14 @@ def test_every_data_set_can_be_named():
     assert set(runner.DATASETS) == set(listed)
 
 
+def test_the_words_are_those_of_the_library_and_of_the_folder():
+    assert tuple(notebooks.LIMIT_S) == PROFILES
+    assert [name for name in notebooks.NAMES if name in PAPERS] == list(PAPERS)
+    committed = ["git", "ls-files", "notebooks/*.ipynb"]
+    listed = subprocess.run(committed, cwd=runner.ROOT, capture_output=True, text=True).stdout.split()
+    assert {f"notebooks/{name}.ipynb" for name in notebooks.NAMES} == set(listed) or not listed  # not in a checkout
+
+
 # ---------------------------------------------------------------- parameters
 
 
@@ -111,12 +122,12 @@ def test_every_data_set_can_be_named():
 )
 def test_parameters_that_papermill_would_change_are_refused(parameters, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        runner.check_parameters(make(tmp_path, "fedper"), parameters)
+        notebooks.check_parameters(make(tmp_path, "fedper"), parameters)
 
 
 def test_good_parameters_pass(tmp_path):
     good = {"profile": "smoke", "recompute": True, "seeds": [0, 1], "datasets": ["digits"]}
-    runner.check_parameters(make(tmp_path, "fedper"), good)
+    notebooks.check_parameters(make(tmp_path, "fedper"), good)
 
 
 # ---------------------------------------------------------------- running
@@ -127,7 +138,7 @@ def test_run_all_notebooks_with_one_that_fails(tmp_path):
     make(here / "notebooks", "fedper", FIGURE)
     make(here / "notebooks", "pfedhn", "print('before')", "raise ValueError('seven\\nlines')", "print('after')")
     env = {k: v for k, v in os.environ.items() if k != "PFL_RUNS"}
-    command = [sys.executable, "-P", str(here / "pfl_core" / "runner.py"), "--profile", "smoke", "--jobs", "2"]
+    command = [sys.executable, "-P", str(here / "tools" / "runner.py"), "--profile", "smoke", "--jobs", "2"]
     done = subprocess.run([*command, "--datasets", "digits"], env=env, cwd=here, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "fedper | recompute is True ['digits'] 1\n" in done.stdout
@@ -143,17 +154,19 @@ def test_run_all_notebooks_with_one_that_fails(tmp_path):
 
 def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
     make(tmp_path, "fedper", "print(1)")
-    old = tmp_path / "runs" / "notebooks" / "fedper.smoke-digits.failed.ipynb"
+    old = tmp_path / "runs" / "notebooks" / "fedper.smoke.failed.ipynb"
     old.parent.mkdir(parents=True)
     old.touch()
-    (row,) = runner.run(["fedper"], {"profile": "smoke"}, runner.environment(tmp_path / "runs"), notebooks=tmp_path)
+    (row,) = notebooks.run(
+        ["fedper"], {"profile": "smoke"}, notebooks.environment(tmp_path / "runs"), notebooks=tmp_path
+    )
     assert row.status == "ok" and row.where == "no figures"
-    assert [p.name for p in old.parent.iterdir()] == ["fedper.smoke-digits.ipynb"]
+    assert [p.name for p in old.parent.iterdir()] == ["fedper.smoke.ipynb"]
 
 
 def test_an_unknown_parameter_fails_that_notebook_before_it_starts(tmp_path):
     make(tmp_path, "fedper")
-    (row,) = runner.run(["fedper"], {"bogus": 1}, runner.environment(tmp_path), notebooks=tmp_path)
+    (row,) = notebooks.run(["fedper"], {"bogus": 1}, notebooks.environment(tmp_path), notebooks=tmp_path)
     assert row.status == "failed" and "ValueError: fedper.ipynb has no parameter bogus" in row.where
 
 
@@ -161,17 +174,17 @@ def test_the_limit_ends_notebook_and_kernel(tmp_path):
     pid = tmp_path / "pid"
     make(tmp_path, "fedper", f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
     began = time.monotonic()
-    (row,) = runner.run(["fedper"], {}, runner.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=15)
+    (row,) = notebooks.run(["fedper"], {}, notebooks.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=15)
     assert time.monotonic() - began < 60
     assert row.status == "failed" and row.where.startswith("stopped at its limit of 15 s; partly run: ")
-    assert (tmp_path / "runs/notebooks/fedper.quick-digits.failed.ipynb").exists()
+    assert (tmp_path / "runs/notebooks/fedper.quick.failed.ipynb").exists()
     kernel = int(pid.read_text())
     assert not psutil.pid_exists(kernel) or psutil.Process(kernel).status() == psutil.STATUS_ZOMBIE
 
 
 def test_environment_leaves_the_backend_to_the_kernel(monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    env = runner.environment(tmp_path, tmp_path / "data")
+    env = notebooks.environment(tmp_path, tmp_path / "data")
     assert "MPLBACKEND" not in env and env["PFL_DATA"] == str(tmp_path / "data")
 
 
@@ -181,19 +194,20 @@ def test_nbval_waits_for_silent_cells_and_compares_no_progress():
 
     item = Item()
     scope = {}
-    exec((runner.NOTEBOOKS / "conftest.py").read_text(), scope)
+    exec((notebooks.NOTEBOOKS / "conftest.py").read_text(), scope)
     scope["pytest_collection_modifyitems"]([item, item])
     assert item.output_timeout > 100 and item.parent.skip_compare == ("name", "stderr")
 
 
 def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_path):
     here = project(tmp_path / "my project")
-    shutil.copytree(runner.NOTEBOOKS, here / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
+    shutil.copytree(notebooks.NOTEBOOKS, here / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
     make(here / "notebooks", "fedper", "import random", "random.random() if profile == 'smoke' else 1")
     (here / "tests").mkdir()
     (here / "tests" / "test_one.py").write_text("def test_one():\n    assert 1 == 2\n")
-    program = [sys.executable, "-P", str(here / "pfl_core" / "runner.py")]
-    subprocess.run([*program, "clean", "--run", here / "notebooks" / "fedper.ipynb"], check=True)
+    cleaner = [sys.executable, "-m", "tools.clean", "--run", "notebooks/fedper.ipynb"]
+    subprocess.run(cleaner, cwd=here, check=True)
+    program = [sys.executable, "-P", str(here / "tools" / "runner.py")]
     done = subprocess.run([*program, "test"], cwd=here, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     table = done.stdout[done.stdout.rindex("\ncheck ") :].splitlines()[2:]
@@ -224,23 +238,23 @@ def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
     nb.cells[1].outputs = [*parts, new.new_output("display_data", widget), new.new_output("display_data", {"a/b": "c"})]
     nbformat.write(nb, path)
     ids = [cell.id for cell in nb.cells]
-    runner.clean(path)
+    clean.clean(path)
     once = path.read_bytes()
     nb = nbformat.read(path, as_version=4)
-    assert nb.metadata == {"kernelspec": runner.KERNELSPEC, "language_info": {"name": "python"}}
+    assert nb.metadata == {"kernelspec": clean.KERNELSPEC, "language_info": {"name": "python"}}
     assert nb.cells[1].metadata == {"tags": ["mine"]} and nb.cells[0].metadata == {"tags": ["parameters"]}
     assert [output.get("text") for output in nb.cells[1].outputs] == ["a\nb\n", None]
     assert [cell.id for cell in nb.cells] == ids
-    runner.clean(path)
+    clean.clean(path)
     assert path.read_bytes() == once and [p.name for p in tmp_path.iterdir()] == ["fedper.ipynb"]
 
 
 def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
     path = make(tmp_path, "fedper", "import os\nprint(profile, recompute, os.environ['PFL_OFFLINE'])\nprofile")
     monkeypatch.chdir(tmp_path)
-    assert runner.main(["clean", "--run", "fedper.ipynb"]) == 0
+    assert clean.main(["--run", "fedper.ipynb"]) == 0
     once = path.read_bytes()
-    assert runner.main(["clean", "--run", "fedper.ipynb"]) == 0
+    assert clean.main(["--run", "fedper.ipynb"]) == 0
     assert path.read_bytes() == once
     nb = nbformat.read(path, as_version=4)
     assert len(nb.cells) == 2 and [cell.execution_count for cell in nb.cells] == [1, 2]
@@ -250,7 +264,7 @@ def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
 def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
     path = make(tmp_path, "fedper", "1 / 0")
     before = path.read_bytes()
-    assert runner.main(["clean", "--run", str(path)]) == 1
+    assert clean.main(["--run", str(path)]) == 1
     assert path.read_bytes() == before and "ZeroDivisionError" in capsys.readouterr().out
 
 
@@ -300,7 +314,8 @@ def test_no_python_is_started_that_looks_into_the_current_folder():
     script = (runner.ROOT / "run_all.sh").read_text()
     first = re.findall(r'"\$(?:1|name|base|python)" (-\S+|"\$runner")', script)
     assert len(first) == 11 and set(first) == {"-I", "-P", '--version)"'}
-    assert not re.search(r'sys\.executable, "(?!-P|-I)', Path(runner.__file__).read_text())
+    for module in (runner, notebooks, gates):
+        assert not re.search(r'sys\.executable, "(?!-P|-I)', Path(module.__file__).read_text())
 
 
 def test_wrong_words_install_nothing(shell):

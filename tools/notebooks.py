@@ -1,0 +1,247 @@
+"""Runs notebooks with papermill, each in a process of its own: what fails is one row of a table, and the others go on.
+
+    python -P tools/notebooks.py NOTEBOOK OUTPUT PARAMETERS     one notebook in this process; PARAMETERS as JSON
+
+Only the standard library is imported before something runs: run_all.sh reads its words by this folder before any install.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+NAMES = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "explore")  # in the order in which they run
+# {profile: wall clock of one notebook}
+LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
+
+
+def present(folder: Path = NOTEBOOKS) -> list[str]:
+    """Which of the project's notebooks `folder` has; others that lie there are nobody's business."""
+    return [name for name in NAMES if (folder / f"{name}.ipynb").is_file()]
+
+
+# One notebook
+
+
+def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """ValueError for a parameter that the notebook does not have, or whose value papermill would change on the way.
+
+    papermill itself only warns of unknown names, and writes tuples and numpy numbers as strings.
+    """
+    from papermill import inspect_notebook
+
+    known = inspect_notebook(notebook)
+    if unknown := sorted(parameters.keys() - known.keys()):
+        raise ValueError(f"{notebook.name} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
+    for name, value in parameters.items():
+        default = ast.literal_eval(known[name]["default"])
+        if type(value) is not type(default):
+            raise ValueError(f"{notebook.name}: {name} must be a {type(default).__name__}, not {value!r}")
+        if json.loads(json.dumps(value, allow_nan=False, default=repr)) != value:
+            raise ValueError(f"{notebook.name}: {name} must hold plain JSON values, not {value!r}")
+
+
+def _kernel_manager():
+    """The class of kernels over unix sockets, which cannot collide on ports when side by side; else over TCP."""
+    from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    class UnixSocketKernelManager(AsyncKernelManager):
+        def __init__(self, **settings):
+            file = Path(jupyter_runtime_dir(), f"k-{uuid4().hex}.json")
+            super().__init__(transport="ipc", connection_file=str(file), **settings)
+
+    probe = Path(jupyter_runtime_dir(), f"k-{uuid4().hex}-ipc-1")
+    probe.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.bind(str(probe))
+        probe.unlink()
+    except OSError:  # a long path, or a file system without sockets
+        return AsyncKernelManager
+    return UnixSocketKernelManager
+
+
+def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
+    """Runs one notebook in a kernel of this interpreter, saving `output` cell by cell; 1 and a line if it fails."""
+    from papermill import execute_notebook
+    from papermill.exceptions import PapermillExecutionError
+
+    try:
+        check_parameters(notebook, parameters)
+        execute_notebook(
+            str(notebook),
+            str(output),
+            dict(parameters),
+            kernel_name="python3",
+            kernel_manager_class=_kernel_manager(),
+            progress_bar=False,
+            stdout_file=sys.stdout,
+            stderr_file=sys.stderr,
+            start_timeout=120,
+            cwd=str(notebook.parent),
+        )
+    except PapermillExecutionError as error:
+        print(f"cell {error.cell_index + 1}: {error.ename}: {_first_line(error.evalue)}")
+        return 1
+    except Exception as error:  # the process ends here: the line goes into the table of run_all.sh
+        print(f"{type(error).__name__}: {_first_line(str(error))}")
+        return 1
+    return 0
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+class Row(NamedTuple):
+    """A line of the table at the end: where: what was written, or why it failed."""
+
+    name: str
+    status: str
+    wall: str
+    where: str
+
+
+_running: set[subprocess.Popen] = set()
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Ends a process and its kernel, which lives in a process group of its own."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process.pid)
+        tree = [parent, *parent.children(recursive=True)]
+        for member in tree:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
+def run_notebook(
+    notebook: Path, output: Path, parameters: Mapping[str, Any], env: Mapping[str, str], limit_s: float
+) -> Row:
+    """Runs one notebook in a process of its own; what it prints is passed on with its name in front.
+
+    output: where the executed notebook is put when it is finished; a failed one is kept beside it as NAME.failed.ipynb.
+    """
+    failed = output.with_suffix(".failed.ipynb")
+    part = output.with_name(f".{output.stem}.{os.getpid()}.part.ipynb")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", __file__, str(notebook), str(part), json.dumps(dict(parameters))]
+    began, since = time.monotonic(), time.time() - 2  # some file systems keep times to two seconds
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    why = ""
+    with subprocess.Popen(
+        command, env=dict(env), text=True, errors="replace", start_new_session=True, **pipes
+    ) as process:
+        _running.add(process)
+        timer = Timer(limit_s, kill, [process])
+        timer.start()
+        for line in process.stdout:
+            if line.strip():
+                why = line.strip()
+                print(f"{notebook.stem} | {line}", end="", flush=True)
+        code = process.wait()
+        timer.cancel()
+        _running.discard(process)
+    spent = time.monotonic() - began
+    if code < 0:
+        why = f"stopped at its limit of {limit_s:g} s" if spent >= limit_s else f"killed by signal {-code}"
+    if part.exists():
+        os.replace(part, failed if code else output)
+    if code == 0:
+        failed.unlink(missing_ok=True)
+        figures = Path(env["PFL_RUNS"], "figures", notebook.stem)
+        fresh = {p.parent for p in figures.rglob("*") if p.is_file() and p.stat().st_mtime >= since}
+        where = ", ".join(shown(path) for path in sorted(fresh)) or "no figures"
+    else:
+        where = f"{why}; partly run: {shown(failed)}" if failed.exists() else why
+    return Row(notebook.stem, "failed" if code else "ok", clock(spent), where)
+
+
+def shown(path: Path) -> str:
+    """A path relative to the current folder where it lies below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss."""
+    return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02}"
+
+
+def table(head: Sequence[str], rows: Sequence[Row]) -> None:
+    """Prints the rows below `head`, in columns."""
+    lines = [Row(*head), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    print()
+    for name, status, wall, where in lines:
+        print(f"{name:<{widths[0]}}  {status:<{widths[1]}}  {wall:>{widths[2]}}  {where}".rstrip())
+    sys.stdout.flush()
+
+
+# Many notebooks
+
+
+def environment(runs: Path, data: Path | None = None, **more: str) -> dict[str, str]:
+    """The environment variables of a headless kernel."""
+    ours = {"PFL_HEADLESS": "1", "PFL_RUNS": str(runs), "JUPYTER_PREFER_ENV_PATH": "1"}
+    ours["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a debugger's warning at each start of a kernel
+    ours |= {"PFL_DATA": str(data)} if data else {}
+    return {name: value for name, value in os.environ.items() if name != "MPLBACKEND"} | ours | more
+
+
+def executed(runs: Path, name: str, profile: str = "quick", datasets: Sequence[str] = ()) -> Path:
+    """Where an executed notebook is put below $PFL_RUNS; datasets: those that were asked for."""
+    return runs / "notebooks" / ("-".join([f"{name}.{profile}", *datasets]) + ".ipynb")
+
+
+def run(
+    names: Sequence[str],
+    parameters: Mapping[str, Any],
+    env: Mapping[str, str],
+    jobs: int = 1,
+    notebooks: Path = NOTEBOOKS,
+    limit_s: float | None = None,
+) -> list[Row]:
+    """Runs the notebooks `names`, `jobs` at a time; executed ones go where `executed` says. One row each.
+
+    notebooks: the folder they lie in; limit_s: seconds that each may take, by default its profile's.
+    """
+    profile, datasets = parameters.get("profile", "quick"), parameters.get("datasets", ())
+    short = "/tmp" if os.path.isdir("/tmp") else None  # the path of a unix socket has at most 100 characters or so
+    with tempfile.TemporaryDirectory(prefix="pfl-", dir=short, ignore_cleanup_errors=True) as runtime:
+
+        def one(name: str) -> Row:
+            surroundings = {**env, "JUPYTER_RUNTIME_DIR": runtime}
+            output = executed(Path(env["PFL_RUNS"]), name, profile, datasets)
+            source = notebooks / f"{name}.ipynb"
+            return run_notebook(source, output, parameters, surroundings, limit_s or LIMIT_S[profile])
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            return list(pool.map(one, names))
+        finally:  # after an interruption: nothing goes on behind the user's back
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                kill(process)
+            pool.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(execute(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])))

@@ -14,7 +14,6 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pfl_core.util import checks, draws, identity
@@ -387,12 +386,27 @@ def last_linear(model: nn.Module) -> tuple[str, ...]:
     return found
 
 
-def features(model: nn.Module, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The input of the last nn.Linear, (B, F), of a batch x (B, *input_shape); at `params` {name: (*shape)}, if given.
+def features(model: nn.Module, x: Tensor) -> Tensor:
+    """The input of the last nn.Linear, (B, F), of a batch x (B, *input_shape).
 
     Raises ValueError for a model whose scores are not what its `last_linear` gives.
     """
-    return _at(model, _features, x, params)
+    if isinstance(model, Net):
+        return model.features(x)
+    path = last_linear(model)[0].rpartition(".")[0]
+    seen: list[tuple[Tensor, Tensor]] = []
+    keep = lambda _, args, named, out: seen.append(((*args, *named.values())[0], out))  # noqa: E731
+    hook = model.get_submodule(path).register_forward_hook(keep, with_kwargs=True)
+    try:
+        scores = model(x)
+    finally:
+        hook.remove()
+    if not seen or seen[-1][1] is not scores:
+        raise ValueError(
+            f"features are the input of the layer that gives the scores, and the scores of {type(model).__name__} are not the output of "
+            f"its last nn.Linear {path!r}; let its forward end in that layer, without a softmax or a reshape after it"
+        )
+    return seen[-1][0]
 
 
 def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
@@ -429,11 +443,6 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
             f"model {name!r} makes of {len(x)} samples {got}, and these data have {classes} classes: it must give scores {want}, so "
             "let its last layer have as many outputs as `classes` says"
         )
-
-
-def activations(model: Net, x: Tensor, params: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """{unit: its output (B, ...)} of a Net, after activation and pooling; at `params` {name: (*shape)}, if given."""
-    return _at(model, Net.activations, x, params)
 
 
 def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int = 0) -> Net:
@@ -479,39 +488,3 @@ def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
         return unit[path]
 
     return find
-
-
-class _At(nn.Module):
-    """Lets functional_call run another function of a model than its forward."""
-
-    def __init__(self, model: nn.Module, call: Callable):
-        super().__init__()
-        self.model, self.call = model, call
-
-    def forward(self, x: Tensor):
-        return self.call(self.model, x)
-
-
-def _at(model: nn.Module, call: Callable, x: Tensor, params: Mapping[str, Tensor] | None):
-    if params is None:
-        return call(model, x)
-    return functional_call(_At(model, call), {f"model.{n}": v for n, v in params.items()}, (x,))
-
-
-def _features(model: nn.Module, x: Tensor) -> Tensor:
-    if isinstance(model, Net):
-        return model.features(x)
-    path = last_linear(model)[0].rpartition(".")[0]
-    seen: list[tuple[Tensor, Tensor]] = []
-    keep = lambda _, args, named, out: seen.append(((*args, *named.values())[0], out))  # noqa: E731
-    hook = model.get_submodule(path).register_forward_hook(keep, with_kwargs=True)
-    try:
-        scores = model(x)
-    finally:
-        hook.remove()
-    if not seen or seen[-1][1] is not scores:
-        raise ValueError(
-            f"features are the input of the layer that gives the scores, and the scores of {type(model).__name__} are not the output of "
-            f"its last nn.Linear {path!r}; let its forward end in that layer, without a softmax or a reshape after it"
-        )
-    return seen[-1][0]

@@ -14,6 +14,23 @@ from pfl_core.models import build, head, layers, linear_base
 
 RGB, GRAY = (3, 32, 32), (1, 28, 28)
 
+
+class Features(nn.Module):
+    """models.features as a forward, which functional_call can run."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return models.features(self.model, x)
+
+
+def features_at(model: nn.Module, p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """models.features with the model's tensors replaced by p {name: (*shape)}."""
+    return functional_call(Features(model), {f"model.{n}": v for n, v in p.items()}, (x,))
+
+
 COUNTS = [  # name, input_shape, classes, options, parameters
     ("lenet", RGB, 10, {"kernels": 8}, 62_958),
     ("lenet", RGB, 100, {"kernels": 8}, 70_608),
@@ -107,7 +124,7 @@ def test_every_image_model_takes_every_image(name, shape):
     x = inputs(name, 2, shape)
     assert model(x).shape == (2, 7)
     assert torch.equal(model(x), model.fc(model.features(x)))
-    assert torch.equal(models.activations(model, x)["fc"], model(x))
+    assert torch.equal(model.activations(x)["fc"], model(x))
 
 
 @pytest.mark.parametrize(("name", "options"), SMALL)
@@ -292,7 +309,7 @@ def test_stacked_training_equals_each_client_alone(name, make):
     model = make(9).train()
     gradient, (logits, moved) = vmap(grad(partial(loss, model), has_aux=True))(weights, stats, x, y)
     model.eval()
-    features = vmap(lambda p, x: models.features(model, x, p))(weights | stats, x)
+    features = vmap(partial(features_at, model))(weights | stats, x)
     for i, m in enumerate(clients):
         torch.testing.assert_close(features[i], m.eval().features(x[i]), rtol=1e-9, atol=1e-12)
         out = m.train()(x[i])
@@ -344,7 +361,7 @@ def test_linear_base_of_any_depth(name):
     model = build(name, GRAY, 5, **({"width": 1 / 16} if "net" in name and name != "lenet" else {})).double().eval()
     x = inputs(name, 2)
     units = list(layers(model, "block"))
-    outputs = models.activations(model, x)
+    outputs = model.activations(x)
     for depth in range(1, len(units)):
         flat = linear_base(model, depth, GRAY, seed=4)
         assert list(layers(flat, "block")) == ["base", *units[-depth:]]
@@ -396,7 +413,7 @@ def test_a_users_own_module(registry):
     x = torch.randn(2, 4, dtype=torch.float64)
     torch.testing.assert_close(model.fc(models.features(model, x)), model(x))
     p = {n: v.expand(3, *v.shape) for n, v in model.state_dict().items()}
-    stacked = vmap(lambda p: models.features(model, x, p))(p)
+    stacked = vmap(lambda p: features_at(model, p, x))(p)
     torch.testing.assert_close(stacked[2], models.features(model, x))
     assert not model.fc._forward_pre_hooks
 
@@ -514,9 +531,9 @@ def test_the_last_linear_of_any_module(model, names):
     z = models.features(model, x)
     torch.testing.assert_close(nn.functional.linear(z, *(p[n] for n in names)), model(x))
     stacked = {n: torch.stack([v, v + 1]) for n, v in p.items()}
-    both = vmap(lambda p: models.features(model, x, p))(stacked)
+    both = vmap(lambda p: features_at(model, p, x))(stacked)
     torch.testing.assert_close(both[0], z)
-    torch.testing.assert_close(both[1], models.features(model, x, {n: v[1] for n, v in stacked.items()}))
+    torch.testing.assert_close(both[1], features_at(model, {n: v[1] for n, v in stacked.items()}, x))
     assert not any(m._forward_hooks for m in model.modules())
 
 

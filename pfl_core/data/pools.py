@@ -368,16 +368,16 @@ def _load(name: str, root: Path) -> Pool:
     return pool if pool.name == name else replace(pool, name=name)
 
 
-def load(name: str, *, root: str | os.PathLike | None = None, download: bool = False) -> Pool:
+def load(name: str, *, root: str | os.PathLike | None = None) -> Pool:
     """The Pool of data set `name` (see `list_datasets`); the same object while it is among the last four loaded.
 
-    root: folder of caches and raw files (default: see the module); download: `fetch` what is missing. Raises ValueError
-    for an unknown name, DatasetMissing or DatasetDamaged, saying what to do, where files are absent or not as expected.
+    root: folder of caches and raw files (default: see the module). Raises ValueError for an unknown name, DatasetMissing
+    or DatasetDamaged, saying what to do, where files are absent or not as expected.
     """
-    return fetch(name, root) if download else _load(name, _root(root))
+    return _load(name, _root(root))
 
 
-def fetch(name: str, root: str | os.PathLike | None = None) -> Pool:
+def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
     """The Pool of data set `name`; where it is missing, it is downloaded, verified and kept as ROOT/NAME.npz first.
 
     Vision sets come through torchvision (md5), tiny_imagenet and ag_news through the optional package `datasets`

@@ -25,10 +25,9 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-# ids 0-3; eos is in no text, but counts in the vocabulary, as in FLAYER's code
+# ids 0-3; unk and eos are in no text, but count in the vocabulary, as in FLAYER's code
 SPECIALS = ("<pad>", "<cls>", "<unk>", "<eos>")
 TEXT_LENGTH = 200
-MAX_VOCAB: int | None = None  # None: every word of the corpus (FLAYER); 32,000 is the later PFLlib setting
 FLICKR_CSV = "FLICKR-AES_image_labeled_by_each_worker.csv"
 FLICKR_SIZE = (64, 64)  # photographs of every size are resampled to this
 
@@ -178,26 +177,23 @@ def tokenize(text: str) -> list[str]:
     return re.findall(r"[.,()!?']|[^\s.,()!?'\";:]+", text.lower())
 
 
-def encode(texts: Sequence[str], limit: int | None = None, length: int = TEXT_LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32 [n, length], vocab str [v]): cls + words, cut or padded; words by frequency, then alphabet.
-
-    `limit` is the largest v, specials included; rarer words become unk. None keeps every word.
-    """
+def encode(texts: Sequence[str], length: int = TEXT_LENGTH) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32 [n, length], vocab str [v]): cls + words, cut or padded; every word (FLAYER), by frequency, then alphabet."""
     words = [tokenize(t) for t in texts]
     counts = Counter(chain.from_iterable(words))
-    vocab = [*SPECIALS, *sorted(counts, key=lambda w: (-counts[w], w))][:limit]
+    vocab = [*SPECIALS, *sorted(counts, key=lambda w: (-counts[w], w))]
     ids = {w: i for i, w in enumerate(vocab)}
     tokens = np.zeros((len(texts), length), dtype=np.int32)
     tokens[:, 0] = ids["<cls>"]
     for row, ws in zip(tokens, words, strict=True):
         ws = ws[: length - 1]
-        row[1 : 1 + len(ws)] = [ids.get(w, ids["<unk>"]) for w in ws]
+        row[1 : 1 + len(ws)] = [ids[w] for w in ws]
     return tokens, np.array(vocab)
 
 
 def texts(train: tuple[list[str], list[int]], test: tuple[list[str], list[int]]) -> Arrays:
     """Pool of two parts (texts, labels), with the vocabulary of both."""
-    tokens, vocab = encode(train[0] + test[0], MAX_VOCAB)
+    tokens, vocab = encode(train[0] + test[0])
     n = len(train[0])
     return {**joined((tokens[:n], np.array(train[1])), (tokens[n:], np.array(test[1]))), "vocab": vocab}
 

@@ -198,10 +198,10 @@ def test_contradictions_name_both_values(store, fields, given, words):
 @pytest.mark.parametrize(
     "given, words",
     [
-        (dict(seed=3), r"Federation\(seed=3\): .* give Experiment\(seed=...\)"),
-        (dict(holdout=0.2), r"Federation\(holdout=0.2\): .* give Experiment\(holdout=...\)"),
-        (dict(dtype=torch.float64), r"Federation\(dtype=torch.float64\): .* give Experiment\(dtype=...\)"),
-        (dict(device="cuda"), r"Federation\(device='cuda'\): .* give run\(device=...\)"),
+        (dict(seed=3), r"Federation\(seed=3\): .* say it in Experiment\(seed=...\)"),
+        (dict(holdout=0.2), r"Federation\(holdout=0.2\): .* say it in Experiment\(holdout=...\)"),
+        (dict(dtype=torch.float64), r"Federation\(dtype=torch.float64\): .* say it in Experiment\(dtype=...\)"),
+        (dict(device="cuda"), r"Federation\(device='cuda'\): .* say it in run\(device=...\)"),
         (dict(labels=[0]), r"Federation\(labels=\[0\]\): unknown; a Federation takes x, y, train, val, test, classes"),
     ],
 )

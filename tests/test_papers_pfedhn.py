@@ -312,11 +312,8 @@ def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
 
 
 def test_pairs_names_classes(monkeypatch):
-    class Fed:
-        def counts(self):
-            return np.eye(10, dtype=int)[[3, 5]] + np.eye(10, dtype=int)[[5, 5]]
-
-    monkeypatch.setattr(pfedhn.build, "federation", lambda e: Fed())
+    counts = np.eye(10, dtype=int)[[3, 5]] + np.eye(10, dtype=int)[[5, 5]]
+    monkeypatch.setattr(pfedhn.committed, "label_counts", lambda e: counts)
     assert pfedhn.pairs(Experiment(dataset="cifar10")) == ["cat / dog", "dog"]
     assert pfedhn.pairs(Experiment(dataset="digits")) == ["3 / 5", "5"]
 

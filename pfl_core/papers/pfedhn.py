@@ -12,7 +12,7 @@ import pandas as pd
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import clustering, diagonal_rank, row_scaled, slope, total_variation, tsne
 from pfl_core.data import pools as data
-from pfl_core.experiments import build, committed
+from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
     FULL,
@@ -318,7 +318,7 @@ def _distances(rows: pd.DataFrame, column: str, seed: int) -> pd.DataFrame:
     base = Experiment(**setting(some.artefact, some.profile, some.dataset), seed=int(seed))
     base = base.but(partition_args={"novel_alpha": float(column.split(" = ")[1])})
     new = base.but(clients=NOVEL, partition_args={"first": base.clients})
-    far = total_variation(*(build.federation(e).counts() for e in (new, base))).min(1)
+    far = total_variation(*(committed.label_counts(e) for e in (new, base))).min(1)
     return pd.DataFrame({"column": column, "seed": seed, "client": range(NOVEL), "distance": far})
 
 
@@ -348,7 +348,7 @@ def gaps(lines: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(base: Experiment) -> list[str]:
     """What the clients of `base` tell apart, as "cat / dog"."""
-    counts = build.federation(base).counts()
+    counts = committed.label_counts(base)
     names = CLASSES if base.dataset == "cifar10" else [str(c) for c in range(counts.shape[1])]
     return [" / ".join(names[c] for c in np.flatnonzero(row)) for row in counts]
 

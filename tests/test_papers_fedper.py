@@ -22,7 +22,7 @@ def test_the_papers_own_numbers(paper_cells):
     assert {(e.rounds, e.epochs, e.batch, e.lr, e.clients) for e in cifar} == {(100, 4, 128, 0.01, 10)}
     raters = [e for e in paper_cells if e.dataset == "flickr_aes"]
     assert {(e.rounds, e.epochs, e.batch, e.lr, e.clients) for e in raters} == {(100, 4, 4, 0.01, 30)}
-    assert {e.tags["artefact"] for e in paper_cells} == set(fedper.ARTEFACTS)
+    assert {e.tags["artefact"] for e in paper_cells} == set(fedper.FIGURES)
     ks = (
         {e.partition_args["k"] for e in of(paper_cells, "fig2")},
         {e.partition_args["k"] for e in of(paper_cells, "fig11", "fig12")},
@@ -52,7 +52,7 @@ def test_a_linear_base_ends_where_the_classifier_begins(paper_cells, figure, net
 
 def test_medium_is_figures_2_and_3_of_a_network_that_is_said_to_be_narrow(swept):
     cells = swept("fedper", "medium")
-    assert {e.tags["artefact"] for e in cells} == {"fig2", "fig3"} == set(fedper.MEDIUM)
+    assert {e.tags["artefact"] for e in cells} == {"fig2", "fig3"}
     assert {e.tags["column"] for e in cells} == {f"MobileNet of half width, k={k}" for k in (4, 10)}
     assert {(e.model, e.model_args["width"], e.model_args["stem"]) for e in cells} == {("mobilenet", 0.5, "cifar")}
     assert {(e.dataset, e.max_samples, e.rounds, e.seed) for e in cells} == {("cifar10", 1000, 40, s) for s in (0, 1)}
@@ -69,6 +69,15 @@ def test_a_narrow_network_is_labelled_so(profile, said):
     assert list(fedper.nets(profile)) == [f"MobileNet{said}", f"ResNet-34{said}"]
 
 
+def test_synthetic_raters_are_named(swept):
+    figures = {f"fig{n}" for n in (7, 8, 9, 10, 17, 18)}
+    for profile, named in (("quick", True), ("paper", False)):
+        labels = {e.tags["artefact"]: e.tags["column"] for e in swept("fedper", profile)}
+        assert {a for a, column in labels.items() if "synthetic raters" in column} == (figures if named else set())
+    cells = swept("fedper", "quick", ("flickr_aes",))
+    assert {e.tags["artefact"] for e in cells} == figures and not [e for e in cells if "raters" in e.tags["column"]]
+
+
 # -- claims -------------------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +85,7 @@ def judged(figure, without, tuned, dataset="cifar100"):
     blank = dict.fromkeys(ROW_COLUMNS, "") | dict(column="MobileNet", metric="acc_pct", seed=0, round=1, split="test")
     blank |= dict(when="before", mean="client", dataset=dataset)
     made = [blank | dict(row=r, run=r, value=v) for r, v in (("fedper", without), ("fedper + fine-tuning", tuned))]
-    (claim,) = (c for c in fedper.CLAIMS if c.needs == figure)
+    (claim,) = (c for c in fedper.PAPER.claims if c.needs == figure)
     return claim.judge(pd.DataFrame(made, columns=ROW_COLUMNS))[1]
 
 

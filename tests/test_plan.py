@@ -1,5 +1,6 @@
 """Computing a paper's runs without its notebook: order, store, resuming, and hours that say why they are not there."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,8 +11,9 @@ from pfl_core.__main__ import main
 from pfl_core.data import pools as data
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import compute, store
-from pfl_core.experiments import run as runs
-from pfl_core.papers import pfedhn, plan
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.papers import fedper, pfedhn, plan
+from pfl_core.papers.base import TUNING
 
 
 @pytest.fixture
@@ -24,9 +26,9 @@ HOW = dict(profile="smoke", artefacts=["table1"], methods=["fedavg", "lgfedavg",
 
 
 def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(home, monkeypatch, capsys):
-    asked, sweep = [], runs.sweep
+    asked, sweep = [], sweeps.sweep
     monkeypatch.setattr(
-        runs, "sweep", lambda cells, **how: (asked.append([e.id for e in cells]), sweep(cells, **how))[1]
+        sweeps, "sweep", lambda cells, **how: (asked.append([e.id for e in cells]), sweep(cells, **how))[1]
     )
     table = plan.compute("pfedhn", **HOW)
     rows = ["fedavg", "pfedhn", "pfedhn (literal sign)", "lgfedavg"]  # what starts from another run comes last
@@ -76,7 +78,7 @@ def test_wrong_ways_to_compute_are_refused_before_anything_is_trained(home, caps
 
 def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
     cells = []
-    monkeypatch.setattr(runs, "sweep", lambda some, **how: cells.extend(some))
+    monkeypatch.setattr(sweeps, "sweep", lambda some, **how: cells.extend(some))
     monkeypatch.setattr(store, "load_result", lambda folder, e, **how: SimpleNamespace(meta={"status": "done"}))
     plan.compute("pfedhn", profile="medium", datasets=["digits"], device="cpu", jobs=2)
     order = [(e.tags["artefact"], e.seed) for e in cells]
@@ -84,7 +86,7 @@ def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
         *(("table1", s) for s in range(3)), *(("fig3", s) for s in range(3)),
         *((a, s) for a in ("fig5", "table4") for s in range(2)),
     ]  # fmt: skip
-    assert set(pfedhn.MEDIUM) == {a for a, _ in order}
+    assert {a for a, about in pfedhn.PAPER.artefacts.items() if about.medium} == {a for a, _ in order}
 
 
 def test_steps_of_evaluations_after_local_training_are_counted_where_they_are_made():
@@ -102,19 +104,27 @@ def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
     assert 0 < seconds < 1 and parameters > 0
 
 
-def test_what_tuning_recorded_is_read_from_the_users_store(store, tmp_path, monkeypatch):
-    e = Experiment(
-        dataset="digits",
-        partition="iid",
-        clients=3,
-        model="mlp",
-        rounds=1,
-        max_samples=8,
-        method="pfedla",
-        record=("weights",),
+def test_what_tuning_chooses_is_computed_and_planned(home):
+    """At first the paper's own rate stands in the plan; where tuning is done, the rate with the best validation accuracy."""
+    small = dict(
+        model="mlp", clients=3, rounds=1, max_samples=40, method="fedper", partition_args={"k": 10, "val": 0.2}
     )
-    done = runs.run(e.but(tags={"row": "rate 5", "column": "a"}))
-    monkeypatch.setattr(plan.Plan, "runs_root", tmp_path, raising=False)
-    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "aside"))
-    (found,) = plan.Plan("pfedla", profile="smoke").probed(done.rows, "weights")
-    assert (found.run, found.row) == (done.id, "rate 5") and found.values
+
+    def sweeps(scope):
+        base = scope.base(paper, "fig2", "cifar10", **small)
+        rates = {f"lr {lr:g}": {"lr": lr} for lr in (1e-6, 0.3)}
+        tuning = scope.sweep(paper, base.but(tags={"artefact": TUNING}), rates, {"a": {}}, seeds=(7,))
+        found, chosen = scope.finished(tuning[0].experiments()), "lr 1e-06"
+        if found is not None:
+            seen = found[(found.split == "val") & (found.metric == "acc_pct") & (found["mean"] == "client")]
+            chosen = seen.loc[seen.value.idxmax(), "row"]
+        return [*tuning, *scope.sweep(paper, base, {"fedper": rates[chosen]}, {"a": {}})]
+
+    fig2 = dataclasses.replace(fedper.FIGURES["fig2"], tuned=True)
+    paper = dataclasses.replace(fedper.PAPER, artefacts={"fig2": fig2}, sweeps=sweeps)
+    asked = [(e.tags["artefact"], e.lr, e.seed) for e in plan.planned(paper, profile="smoke")]
+    assert asked == [(TUNING, 1e-6, 7), (TUNING, 0.3, 7), ("fig2", 1e-6, 0)]
+    table = plan.compute(paper, profile="smoke", device="cpu")
+    assert set(table.status) == {"done"} and table.artefact.tolist() == [TUNING, TUNING, "fig2"]
+    chosen = plan.planned(paper, profile="smoke")
+    assert [e.lr for e in chosen] == [1e-6, 0.3, 0.3] and [e.id for e in chosen] == table.run.tolist()

@@ -6,7 +6,7 @@ from pfl_core import Experiment
 from pfl_core.papers import base as papers
 from pfl_core.papers import presets
 
-TABLES = [(p, t) for p in papers.PAPERS for t in papers.paper(p).TABLES]
+TABLES = [(p, t) for p in papers.PAPERS for t in papers.paper(p).tables]
 
 
 @pytest.mark.parametrize("paper, table", TABLES)

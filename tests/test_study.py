@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pfl_core.data import pools as data
-from pfl_core.experiments import compute
-from pfl_core.experiments import run as runs
-from pfl_core.experiments.run import ROW_COLUMNS
+from pfl_core.experiments import committed, compute
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import fedaghn, fedper, report
 from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
@@ -255,7 +255,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert claims[claims.artefact == "fig3"].verdict.isin(["holds", "does not hold"]).all()
     assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"} and set(claims.profile) == {"smoke"}
     said = s.finish()
-    assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits.csv" in said
+    assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits, " in said
     assert str(home) not in said + capsys.readouterr().out, "no path of this computer in a notebook"
     kinds = [f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")]
     assert sorted(p.name for p in s.folder.iterdir()) == sorted([*kinds, "claims.csv", "claims.md"])
@@ -265,11 +265,10 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert len(trained) == 4 and again.rows().equals(s.rows())
     # what is committed serves another computer, unless it is to be computed again
     with pytest.raises(ValueError, match="nothing of 'fedper' to publish"):
-        report.publish("fedper")
-    written = home / "runs" / "results" / "fedper.smoke-digits.csv"
-    written.rename(written.with_name("fedper.quick-digits.csv"))
-    (home / "home").mkdir()
-    assert [p.name for p in report.publish("fedper")] == ["fedper.quick-digits.csv", "SHA256SUMS"]
+        committed.publish("fedper")
+    committed.save(s.rows(), "fedper", "quick", "digits")
+    names = [p.name for p in committed.publish("fedper")]
+    assert {"runs.csv", "cells.csv", "fedper.history.csv.gz", "SHA256SUMS"} <= set(names)
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
     served = study(small(), seeds=[0, 1]).run("fig3")
     assert len(trained) == 4 and not list((home / "elsewhere").glob("store/*/"))
@@ -279,8 +278,8 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
 
 
 def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, monkeypatch):
-    asked, sweep = [], runs.sweep
-    monkeypatch.setattr(runs, "sweep", lambda cells, **how: (asked.append(len(cells)), sweep(cells, **how))[1])
+    asked, sweep = [], sweeps.sweep
+    monkeypatch.setattr(sweeps, "sweep", lambda cells, **how: (asked.append(len(cells)), sweep(cells, **how))[1])
     figures = {a: dataclasses.replace(fedper.FIGURES[a], said="As said.") for a in ("fig2", "fig3")}
     paper = dataclasses.replace(fedper.PAPER, artefacts=figures)
     s = study(small(paper=paper, rounds=0))
@@ -367,7 +366,7 @@ def test_a_column_that_was_not_evaluated_is_named():
 
 def test_finishing_without_runs_writes_an_empty_file(home):
     assert study().finish().startswith("0 runs; pfl_core ")
-    assert report.read_rows(home / "runs/results/fedper.smoke-digits.csv").empty
+    assert committed.parts("fedper", own=True) == {} and (home / "runs/results/fedper.smoke-digits/runs.csv").exists()
 
 
 # ---------------------------------------------------------------- tables beside the paper's, and what probes recorded
@@ -412,6 +411,14 @@ def test_a_table_beside_the_papers(case, capsys):
     assert sorted(p.name for p in s.folder.iterdir()) == ["table3.csv", "table3.md"]
 
 
+def test_a_copy_of_the_data_is_named_in_captions(case, capsys, monkeypatch):
+    s, rows = case
+    monkeypatch.setattr(committed, "copy_of", lambda run: "half of 1,797 samples" if run == rows.run.iloc[0] else "")
+    s.compare("table3", rows)
+    assert "profile smoke, data digits (half of 1,797 samples) in place of" in capsys.readouterr().out
+    assert report.data_sets(rows[rows.row == "fedaghn"]) == "digits"
+
+
 def test_clients_are_read_at_the_round_that_is_reported(case):
     s, rows = case
     clients = s.clients(rows)
@@ -430,11 +437,8 @@ def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(c
     assert (first.row, first.column, first.seed, second.seed) == ("fedaghn", "CIFAR-10", 0, 1)
     assert list(first.rounds) == [0, 1, 2] and first.at()["fc"].shape == (6, 6)
     assert (first.at(1)["fc"] == first.values["fc"][1]).all() and (first.at(99)["fc"] == first.at()["fc"]).all()
-    s.finish()
-    (home / "home" / "results").mkdir(parents=True)
-    for kind in ("csv", "npz"):
-        name = f"results/fedaghn.smoke-digits.{kind}"
-        (home / "runs" / name).rename(home / "home" / name.replace("smoke", "quick"))
+    committed.save(s.rows(), "fedaghn", "quick", "digits")
+    committed.publish("fedaghn")
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
     again = case_study()
     served = again.run("table3")

@@ -119,5 +119,6 @@ def long(frame: pd.DataFrame) -> pd.DataFrame:
     out = frame[keys + names].melt(keys, names, "name")
     order = np.lexsort((out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names))))
     out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
-    out[["mean", "metric"]] = out["name"].str.split(".", n=1, expand=True)
-    return out[[*keys, "mean", "metric", "value"]]
+    said = {name: name.split(".", 1) for name in names}
+    mean, metric = ([said[name][i] for name in out["name"]] for i in (0, 1))
+    return out.assign(mean=mean, metric=metric)[[*keys, "mean", "metric", "value"]]

@@ -54,12 +54,12 @@ def build(root: Path = paths.CHECKOUT) -> Path:
 def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, Any]:
     runs = []
     for at in (at.removeprefix(f"{name}.") for at in rows if at.startswith(f"{name}.")):
-        profile, data = at.split("-", 1)
-        claims = report.claims(name, rows[f"{name}.{at}"], profile).to_dict("records")
-        found = {a: report.tables(rows[f"{name}.{at}"], name, a) for a in paper(name).artefacts}
+        (profile, data), own = at.split("-", 1), rows[f"{name}.{at}"]
+        claims = report.claims(name, own, profile).to_dict("records")
+        found = {a: report.tables(own, name, a) for a in paper(name).artefacts}
         tables = [_table(name, a, m, cells) for a, each in found.items() for m, cells in each.items()]
         figures = [_figure(p) for p in sorted((folder / at).glob("*.png"), key=_order)]
-        shown = dict(tables=[t for t in tables if t["rows"]], figures=figures)
+        shown = dict(data_sets=report.data_sets(own), tables=[t for t in tables if t["rows"]], figures=figures)
         runs.append(dict(profile=profile, data=data, claims=claims) | shown)
     about = (importlib.import_module(f"pfl_core.papers.{name}").__doc__ or "").partition("\n")[0]
     return dict(key=name, label=LABELS[name], about=about, runs=runs)

@@ -95,6 +95,15 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
     return {m: compare(own, paper, table, metric=m) for m in paper.artefacts[table].metrics if m in printed}
 
 
+def data_sets(rows: pd.DataFrame) -> str:
+    """The data sets of rows, and how a copy that committed runs used differs from what was published: "cifar10 (58,865 of 60,000 ...)"."""
+    out = []
+    for name, own in rows.drop_duplicates("run").groupby("dataset"):  # what is derived may name another one
+        copies = sorted({committed.copy_of(run) for run in own.run.unique()} - {""})
+        out.append(name + (f" ({'; '.join(copies)})" if copies else ""))
+    return ", ".join(out)
+
+
 def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
     """`compare`'s lines as a table to read, a row a method: columns that were run show reported, reproduced, difference and ordering (at
     profile paper the verdict, too; "last" where compared has that), and stand first; the others show what the paper reports."""

@@ -231,13 +231,15 @@ class Study:
             last = report.reproduced(rows, self.paper, **how | {"select": "last"})
             means = last.groupby(["column", "row"]).value.mean().rename("last")
             got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
-        own, name = (rule, table) if metric == "acc_pct" else ({}, f"{table}.{metric}")
-        print(papers.title(table) + name.removeprefix(table).replace(".", ", ") + self._caption(rows, got, own))
-        return self.table(name, report.wide(got, digits or self.paper.artefacts[table].digits))
+        plain = metric == "acc_pct"
+        title = papers.title(table) + ("" if plain else f", {metric}")
+        print(self._caption(title, rows, got, rule if plain else {}))
+        shown = report.wide(got, digits or self.paper.artefacts[table].digits)
+        return self.table(table if plain else f"{table}.{metric}", shown)
 
-    def _caption(self, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]) -> str:
+    def _caption(self, title: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]) -> str:
         ran = got[got.reproduced.notna()]
-        parts = ["", f"profile {self.scope.profile}"]
+        parts = [title, f"profile {self.scope.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.scope.label == "digits" else ""
             parts += [f"data {report.data_sets(rows)}{instead}", f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}"]

@@ -124,6 +124,12 @@ def test_all_megabytes_that_table_3_prints():
     assert pfedla.megabytes(table({})) == []
 
 
+def test_megabytes_of_the_papers_networks_do_not_say_that_its_data_were_used():
+    rows = table({("k=0", "EMNIST"): 90.0}).assign(dataset="digits")
+    both = pd.concat([rows, pd.DataFrame(pfedla.megabytes(rows))])
+    assert set(both.dataset) == {"digits", "emnist-digits", "cifar10"} and report.data_sets(both) == "digits"
+
+
 def test_weights_of_the_target_by_kind_and_period():
     rounds = list(range(21))
     w = np.full((21, 8, 8), 1 / 8)

@@ -81,7 +81,7 @@ def publish(paper: str) -> list[Path]:
         done += tables.write(home, tables.merged(results(home).content(), results(kept.folder).content()))
         figures = Path("figures", paper, f"{kept.profile}-{kept.data}")
         for file in sorted((paths.runs_root() / figures).glob("*")):
-            if file.suffix != ".pdf":  # for papers, each of them a new file at every run
+            if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
                 done.append(home.parent / figures / file.name)
                 done[-1].parent.mkdir(parents=True, exist_ok=True)
                 with sums.replacing(done[-1]) as out:
@@ -197,11 +197,11 @@ def copy_of(run: str) -> str:
 
 
 def label_counts(e: Experiment) -> np.ndarray:
-    """(K, C) training samples of each class that clients have; where the data are not here, dealt from the numbers in pools.csv.
-
-    DatasetMissing where these do not have the data set either.
-    """
+    """(K, C) training samples of each class that clients have. Where the data are not here, they are dealt from the numbers of labels in
+    pools.csv, by the same rule (see `copies.labels_of`); DatasetMissing where these do not have the data set either."""
     try:
         return build.federation(e).counts()
     except pools.DatasetMissing:
-        return build.federation(e, pool=copies.labels_of(e.dataset)).counts()
+        if (pool := copies.labels_of(e.dataset)) is None:
+            raise
+        return build.federation(e, pool=pool).counts()

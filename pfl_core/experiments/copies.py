@@ -70,17 +70,15 @@ def _labels(pool: pools.Pool) -> dict[str, list]:
     return {"columns": ["test", "class", *groups], "lines": np.column_stack([which, number]).tolist()}
 
 
-def labels_of(name: str) -> pools.Pool:
-    """The labels of a data set that is not here, sorted, without samples: partitions deal as many of each class as of the data themselves.
+def labels_of(name: str) -> pools.Pool | None:
+    """The labels of a data set that is not here, sorted, without samples; None where pools.csv does not have it.
 
-    DatasetMissing where pools.csv does not have it.
+    A partition that deals by class deals as many of each as of the data themselves; where it draws from a mixture, chance decides anew.
     """
     known = tables.results().pools
     known = known[(known.name == name) & (known.labels != "")]
     if known.empty:
-        raise pools.DatasetMissing(
-            f"data set {name!r} is not here, and results/pools.csv does not say what classes it has"
-        )
+        return None
     table, classes = json.loads(known.labels.iloc[0]), int(known.classes.iloc[0])
     *columns, number = np.array(table["lines"]).T
     test, y, *groups = (np.repeat(c, number) for c in columns)

@@ -120,5 +120,5 @@ def long(frame: pd.DataFrame) -> pd.DataFrame:
     order = np.lexsort((out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names))))
     out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
     said = {name: name.split(".", 1) for name in names}
-    mean, metric = ([said[name][i] for name in out["name"]] for i in (0, 1))
+    mean, metric = (pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1))
     return out.assign(mean=mean, metric=metric)[[*keys, "mean", "metric", "value"]]

@@ -17,6 +17,7 @@ import functools
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -100,15 +101,15 @@ class Results:
         path = self.folder / name
         if not self._there(name):
             return pd.DataFrame(columns=columns)
+        raw = sums.read(path)
         try:
-            raw = sums.read(path)
             raw = gzip.decompress(raw) if name.endswith(".gz") else raw
             frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
             if missing := [c for c in columns if c not in frame]:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             numbers = [c for c in frame if c in NUMBERS or "." in c]
             return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
-        except (ValueError, TypeError, EOFError, OSError) as error:  # pandas' own errors of a table are ValueErrors
+        except (ValueError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:  # pandas' own are ValueErrors
             raise damaged(path, error) from error
 
     def _history(self, paper: str) -> pd.DataFrame:
@@ -121,8 +122,9 @@ class Results:
         path, out = self.folder / f"{paper}.npz", {}
         if not self._there(path.name):
             return out
+        raw = sums.read(path)
         try:
-            with np.load(io.BytesIO(sums.read(path)), allow_pickle=False) as z:
+            with np.load(io.BytesIO(raw), allow_pickle=False) as z:
                 for name in z.files:
                     run, _, key = name.partition("/")
                     out.setdefault(run, {})[key] = z[name]

@@ -38,13 +38,17 @@ def known(folder: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file. ValueError if SHA256SUMS beside it says otherwise, or does not have it."""
-    raw, listed = path.read_bytes(), known(path.parent)
-    if listed and listed.get(path.name) != hashlib.sha256(raw).hexdigest():
+    """The bytes of a file. ValueError if SHA256SUMS beside it says otherwise, does not have it, or has it where there is no file."""
+    listed = known(path.parent)
+    raw = path.read_bytes() if path.exists() or path.name not in listed else None
+    if listed and (raw is None or listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
         what = "is not as it was published" if path.name in listed else "was not published"
+        lists = "differs" if path.name in listed else "does not list it"
+        if raw is None:
+            what, lists = "is missing", "lists it"
         raise ValueError(
-            f"{path} {what} ({NAME} beside it {'differs' if path.name in listed else 'does not list it'}); restore it "
-            f"(git restore {path.name} {NAME}, in that folder), or publish it again (python -m pfl_core publish PAPER)"
+            f"{path} {what} ({NAME} beside it {lists}); restore it (git restore {path.name} {NAME}, in that folder), or publish "
+            "it again (python -m pfl_core publish PAPER)"
         )
     return raw
 

@@ -40,12 +40,27 @@ def _noise(name: str) -> Pool:
     draw = np.random.default_rng(0)
     y = np.repeat(np.arange(10), n // 10)
     x = draw.integers(0, 256, (n, *shape), dtype=np.uint8)
-    return Pool(f"noise_{name}", x, y, np.arange(n) % 6 == 0, 10, {}, (0.5,) * (1 if len(shape) == 2 else 3), None)
+    return Pool(
+        f"noise_{name}",
+        x,
+        y,
+        np.arange(n) % 6 == 0,
+        10,
+        {},
+        (0.5,) * (1 if len(shape) == 2 else 3),
+        None,
+    )
 
 
 def _dirichlet(dataset: str, model: str, **changes) -> Callable[[], Experiment]:
     fields = dict(
-        partition="dirichlet", partition_args={"alpha": 0.1}, clients=20, model=model, batch=10, lr=0.005, rounds=1
+        partition="dirichlet",
+        partition_args={"alpha": 0.1},
+        clients=20,
+        model=model,
+        batch=10,
+        lr=0.005,
+        rounds=1,
     )
     return lambda: Experiment(**fields | changes | {"dataset": served(dataset)})
 

@@ -32,7 +32,11 @@ def processor() -> str:
     """The CPU's name as the system gives it, and how many cores this process may use."""
     info = Path("/proc/cpuinfo")
     names = (
-        [s.partition(":")[2].strip() for s in info.read_text().splitlines() if s.startswith("model name")]
+        [
+            s.partition(":")[2].strip()
+            for s in info.read_text().splitlines()
+            if s.startswith("model name")
+        ]
         if info.exists()
         else []
     )

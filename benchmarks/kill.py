@@ -38,7 +38,14 @@ INSIDE = (
     "result written, not renamed",
     "result just renamed",
 )
-TINY = dict(partition_args={"alpha": 1.0}, model="mlp", model_args={"hidden": 8}, batch=16, lr=0.1, max_samples=40)
+TINY = dict(
+    partition_args={"alpha": 1.0},
+    model="mlp",
+    model_args={"hidden": 8},
+    batch=16,
+    lr=0.1,
+    max_samples=40,
+)
 METHODS = ("fedavg", "fedper", "pfedhn", "fedaghn", "ditto", "apple")
 
 
@@ -110,7 +117,9 @@ class Worker:
         if self.process.is_alive():
             return None
         if self.process.exitcode not in (0, -signal.SIGKILL):
-            raise RuntimeError(f"a process of the sweep ended with code {self.process.exitcode}; its error is above")
+            raise RuntimeError(
+                f"a process of the sweep ended with code {self.process.exitcode}; its error is above"
+            )
         if self.process.exitcode == 0:
             return ""
         return self.fate if self.fate != "clock" else f"by the clock, {self.now.value.decode()}"
@@ -122,7 +131,9 @@ def fates(draw: random.Random, kills: int) -> list[str]:
     return draw.sample(some := inside + ["clock"] * (kills // 2), len(some))
 
 
-def killed_sweep(store: Path, kills: int, runs: int, seed: int) -> tuple[list[Experiment], list[str]]:
+def killed_sweep(
+    store: Path, kills: int, runs: int, seed: int
+) -> tuple[list[Experiment], list[str]]:
     """Two processes over one store until all kills are spent and all runs are there: the experiments, and the moments."""
     draw = random.Random(seed)
     todo, moments, coming = cells(0, runs), [], fates(draw, kills)
@@ -138,7 +149,9 @@ def killed_sweep(store: Path, kills: int, runs: int, seed: int) -> tuple[list[Ex
                     moments.append(moment)
                     print(f"kill {len(moments)}: {moment}", flush=True)
                     w.start(todo, coming.pop() if coming else "")
-                elif moment == "" and w.fate:  # all runs are there before its end came: more of them
+                elif (
+                    moment == "" and w.fate
+                ):  # all runs are there before its end came: more of them
                     todo = todo + cells(len(todo) // runs, runs)
                     w.start(todo, w.fate)
                 elif moment == "":
@@ -158,18 +171,27 @@ def differences(todo: list[Experiment], store: Path, reference: Path) -> list[st
         a, b = load_result(store / e.id, aside=False), load_result(reference / e.id, aside=False)
         if a is None or b is None:
             wrong.append(f"{e.id} is not there")
-        elif a.arrays.keys() != b.arrays.keys() or any((v != b.arrays[k]).any() for k, v in a.arrays.items()):
+        elif a.arrays.keys() != b.arrays.keys() or any(
+            (v != b.arrays[k]).any() for k, v in a.arrays.items()
+        ):
             wrong.append(f"{e.id} has other arrays")
-        elif not a.history[a.history.metric != "train_s"].equals(b.history[b.history.metric != "train_s"]):
+        elif not a.history[a.history.metric != "train_s"].equals(
+            b.history[b.history.metric != "train_s"]
+        ):
             wrong.append(f"{e.id} has another history")
     return wrong
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kill", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kill", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument(
-        "--runs", type=int, default=12, help="experiments at a time (more are added while kills are left)"
+        "--runs",
+        type=int,
+        default=12,
+        help="experiments at a time (more are added while kills are left)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, help="Markdown file to write")

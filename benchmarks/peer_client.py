@@ -1,4 +1,4 @@
-"""A client of Flower's simulation: the textbook loop on the samples of its partition (benchmarks/peers.py)."""
+"""A client of Flower's simulation: the textbook loop on the samples of its partition (see benchmarks/peers.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.peers import loop
+from benchmarks.plain_loop import quickstart
 
 app = ClientApp()
 
@@ -15,10 +15,11 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One epoch of SGD from the arrays that were sent; the new arrays and the number of samples."""
-    here, k = loop(int(os.environ["PEERS_SAMPLES"])), int(context.node_config["partition-id"])
+    here, k = quickstart(int(os.environ["PEERS_SAMPLES"])), int(context.node_config["partition-id"])
     here.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     here._local(k)
     metrics = MetricRecord({"num-examples": len(here.sets["train"][k])})
     return Message(
-        content=RecordDict({"arrays": ArrayRecord(here.model.state_dict()), "metrics": metrics}), reply_to=message
+        content=RecordDict({"arrays": ArrayRecord(here.model.state_dict()), "metrics": metrics}),
+        reply_to=message,
     )

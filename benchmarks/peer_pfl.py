@@ -48,19 +48,29 @@ def simulate(loop: PlainLoop, rounds: int) -> tuple[list[float], float]:
     """Seconds of each round, and pooled test accuracy (%) at the end."""
     config, k, net = loop.config, loop.data.K, loop.model
     net.load_state_dict(loop.shared)
-    net.loss, net.metrics = types.MethodType(_loss, net), types.MethodType(lambda self, x, y, eval=False: {}, net)
+    net.loss, net.metrics = (
+        types.MethodType(_loss, net),
+        types.MethodType(lambda self, x, y, eval=False: {}, net),
+    )
     data = {i: list(loop.sets["train"][i].tensors) for i in range(k)}
-    train = FederatedDataset(lambda i: Dataset(data[i], user_id=i), get_user_sampler("minimize_reuse", list(data)))
+    train = FederatedDataset(
+        lambda i: Dataset(data[i], user_id=i), get_user_sampler("minimize_reuse", list(data))
+    )
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     clock = Clock()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=k, val_cohort_size=None
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds + 1,
+            train_cohort_size=k,
+            val_cohort_size=None,
         ),
         SimulatedBackend(train, None, [WeightByDatapoints()]),
         model,
         NNTrainHyperParams(
-            local_batch_size=config.batch, local_num_epochs=config.epochs, local_learning_rate=config.lr
+            local_batch_size=config.batch,
+            local_num_epochs=config.epochs,
+            local_learning_rate=config.lr,
         ),
         NNEvalHyperParams(local_batch_size=config.batch),
         [clock],

@@ -52,10 +52,15 @@ def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], floa
     @server.main()
     def main(grid: Any, context: Any) -> None:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=k, min_available_nodes=k)
-        strategy.start(grid, ArrayRecord(quickstart(samples).shared), num_rounds=rounds, evaluate_fn=told)
+        strategy.start(
+            grid, ArrayRecord(quickstart(samples).shared), num_rounds=rounds, evaluate_fn=told
+        )
 
     os.environ["PEERS_SAMPLES"] = str(samples)
-    resources = {"init_args": {"num_cpus": processes}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    resources = {
+        "init_args": {"num_cpus": processes},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    }
     run_simulation(server, app, num_supernodes=k, backend_config=resources)
     return [b - a for a, b in zip(ends, ends[1:], strict=False)], accuracy(last, samples)
 
@@ -89,19 +94,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("who", choices=list(PACKAGES))
     parser.add_argument("--rounds", type=int, default=6, help="of which the first is not counted")
-    parser.add_argument("--samples", type=int, default=0, help="images a client at most (0: all); a trial run")
     parser.add_argument(
-        "--processes", type=int, default=0, help="0: 1, 2, 4, ... up to the number of cores, the best stands"
+        "--samples", type=int, default=0, help="images a client at most (0: all); a trial run"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        help="0: 1, 2, 4, ... up to the number of cores, the best stands",
     )
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     if not args.processes:
-        many = [1] if args.who == "pfl" else sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
+        many = (
+            [1]
+            if args.who == "pfl"
+            else sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
+        )
         for n in many:  # each in a process of its own: a simulator leaves its workers behind
-            subprocess.run([sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes", str(n)], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes", str(n)],
+                check=True,
+            )
         return
-    times, acc = {"ours": ours, "flower": flower, "pfl": pfl}[args.who](args.processes, args.rounds, args.samples)
-    row = dict(train_s=statistics.median(times[1:]), fastest_s=min(times[1:]), slowest_s=max(times[1:]), acc_pct=acc)
+    times, acc = {"ours": ours, "flower": flower, "pfl": pfl}[args.who](
+        args.processes, args.rounds, args.samples
+    )
+    row = dict(
+        train_s=statistics.median(times[1:]),
+        fastest_s=min(times[1:]),
+        slowest_s=max(times[1:]),
+        acc_pct=acc,
+    )
     row |= dict(rounds_s=times, processes=args.processes, samples=args.samples)
     row["versions"] = {p: importlib.metadata.version(p) for p in PACKAGES[args.who]}
     print(json.dumps(row))

@@ -31,7 +31,9 @@ class PlainLoop:
         self.sets = {s: [self._set(s, k) for k in range(data.K)] for s in ("train", "test")}
 
     def _set(self, split: str, k: int) -> TensorDataset:
-        return TensorDataset(*self.data.batch(torch.as_tensor(self.data.index[split][k], device=self.data.device)))
+        return TensorDataset(
+            *self.data.batch(torch.as_tensor(self.data.index[split][k], device=self.data.device))
+        )
 
     def train(self, clients: list[int]) -> None:
         """One round: every client starts from the shared model and trains; the shared model becomes their weighted mean."""
@@ -49,7 +51,9 @@ class PlainLoop:
 
     def _local(self, k: int) -> None:
         config, params = self.config, list(self.model.parameters())
-        optimizer = torch.optim.SGD(params, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        optimizer = torch.optim.SGD(
+            params, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
         loader = DataLoader(self.sets["train"][k], config.batch, shuffle=True)
         epochs = itertools.chain.from_iterable(itertools.repeat(loader))
         self.model.train()

@@ -61,11 +61,15 @@ DEVICES = (1, 8, 64)
 def _pool(name: str) -> Pool:
     n, classes, _ = SIZES[name]
     y = np.arange(n) % classes
-    return Pool(name, np.zeros((n, 1, 1), np.uint8), y, np.arange(n) % 6 == 0, classes, {}, None, None)
+    return Pool(
+        name, np.zeros((n, 1, 1), np.uint8), y, np.arange(n) % 6 == 0, classes, {}, None, None
+    )
 
 
 @functools.cache
-def _counts(dataset: str, partition: str, args: str, clients: int, cap: int) -> tuple[np.ndarray, np.ndarray]:
+def _counts(
+    dataset: str, partition: str, args: str, clients: int, cap: int
+) -> tuple[np.ndarray, np.ndarray]:
     given = json.loads(args)
     of = given.get("of", clients)
     scheme = {k: v for k, v in given.items() if k not in ("of", "first", "every")}
@@ -76,7 +80,10 @@ def _counts(dataset: str, partition: str, args: str, clients: int, cap: int) -> 
             for part in (s.train, [np.concatenate(p) for p in zip(s.val, s.test, strict=True)])
         )
     except (KeyError, ValueError):  # needs more of the data than labels: equal shares
-        train, rest = [round(0.75 * SIZES[dataset][0] / of)] * clients, [round(0.25 * SIZES[dataset][0] / of)] * clients
+        train, rest = (
+            [round(0.75 * SIZES[dataset][0] / of)] * clients,
+            [round(0.25 * SIZES[dataset][0] / of)] * clients,
+        )
     cut = np.minimum if cap else lambda a, b: a
     return cut(np.array(train), cap or 0), cut(np.array(rest), 2 * cap or 0)
 
@@ -85,23 +92,37 @@ def _counts(dataset: str, partition: str, args: str, clients: int, cap: int) -> 
 def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
     _, classes, shape = SIZES[dataset]
     more = {"vocab": 95_812} if dataset == "ag_news" else {}
-    net = models.build(name, shape, classes, **more | json.loads(args)).to("meta")  # shapes alone are counted
-    x = torch.zeros(2, *shape, dtype=torch.int64 if dataset == "ag_news" else torch.float32, device="meta")
+    net = models.build(name, shape, classes, **more | json.loads(args)).to(
+        "meta"
+    )  # shapes alone are counted
+    x = torch.zeros(
+        2, *shape, dtype=torch.int64 if dataset == "ag_news" else torch.float32, device="meta"
+    )
     return training_flop(net, x) / 2, sum(p.numel() for p in net.parameters())
 
 
 def cost(e: Experiment) -> dict[str, Any]:
     """Client-steps, bytes over the network, and FLOP (training and evaluation) of one run."""
     train, rest = _counts(
-        e.dataset, e.partition, json.dumps(e.partition_args, sort_keys=True), e.clients, e.max_samples
+        e.dataset,
+        e.partition,
+        json.dumps(e.partition_args, sort_keys=True),
+        e.clients,
+        e.max_samples,
     )
     flop, size = _model(e.model, json.dumps(e.model_args, sort_keys=True), e.dataset)
-    batches = np.full(len(train), e.steps) if e.steps else e.epochs * np.maximum(1, np.ceil(train / e.batch))
+    batches = (
+        np.full(len(train), e.steps)
+        if e.steps
+        else e.epochs * np.maximum(1, np.ceil(train / e.batch))
+    )
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
     full, after = e.participation == 1, evaluates_after(train_config(e), e.clients)
-    also = after * (1 if full else evaluations) * batches.sum()  # training that is for "after" alone
+    also = (
+        after * (1 if full else evaluations) * batches.sum()
+    )  # training that is for "after" alone
     forward = evaluations * (1 + after) * rest.sum() / 3
     work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)
     return dict(client_steps=steps + also, bytes=visits * 2 * 4 * size, flop=work, model=e.model)
@@ -110,22 +131,36 @@ def cost(e: Experiment) -> dict[str, Any]:
 def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
     """FLOP/s that training reached by case of `benchmarks.rounds`, and where; with `gflops` that number for all."""
     if gflops:
-        return dict.fromkeys(set(NEAREST.values()) | {"resnet"}, gflops * 1e9), f"{gflops:g} GFLOP/s, assumed"
+        return dict.fromkeys(
+            set(NEAREST.values()) | {"resnet"}, gflops * 1e9
+        ), f"{gflops:g} GFLOP/s, assumed"
     path = RESULTS / f"rounds-{device}.json"
     if not path.exists():
-        return {}, f"not measured (run `python -m benchmarks.rounds --device {device}`, or give --gflops)"
+        return (
+            {},
+            f"not measured (run `python -m benchmarks.rounds --device {device}`, or give --gflops)",
+        )
     cases = json.loads(path.read_text())["cases"]
-    return {k: 1e9 * c["training_gflops"] for k, c in cases.items()}, next(iter(cases.values()))["about"]["device"]
+    return {k: 1e9 * c["training_gflops"] for k, c in cases.items()}, next(iter(cases.values()))[
+        "about"
+    ]["device"]
 
 
 def main() -> None:
     """Print a line a paper and write results/plan.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
     parser.add_argument(
-        "paper", nargs="*", choices=[[], *papers.PAPERS], metavar=f"PAPER of {', '.join(papers.PAPERS)}"
+        "paper",
+        nargs="*",
+        choices=[[], *papers.PAPERS],
+        metavar=f"PAPER of {', '.join(papers.PAPERS)}",
     )
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"), help="whose measured rates count")
-    parser.add_argument("--gflops", type=float, default=0.0, help="an assumed rate in place of measured ones")
+    parser.add_argument(
+        "--device", default="cuda", choices=("cpu", "cuda"), help="whose measured rates count"
+    )
+    parser.add_argument(
+        "--gflops", type=float, default=0.0, help="an assumed rate in place of measured ones"
+    )
     args = parser.parse_args()
     known, where = rates(args.device, args.gflops)
     print(f"rate: {where}")
@@ -135,14 +170,21 @@ def main() -> None:
         case = frame.model.map(lambda m: NEAREST.get(m, "resnet"))
         total = frame[["client_steps", "bytes", "flop"]].sum()
         row = dict(
-            runs=len(frame), client_steps=total.client_steps, terabytes=total.bytes / 1e12, petaflop=total.flop / 1e15
+            runs=len(frame),
+            client_steps=total.client_steps,
+            terabytes=total.bytes / 1e12,
+            petaflop=total.flop / 1e15,
         )
         if set(case) <= known.keys():
             hours = frame.flop / case.map(known) / 3600
             row |= {f"hours_{g}_devices": max(hours.max(), hours.sum() / g) for g in DEVICES}
         row |= dict(seeds=len(papers.Scope("paper").seeds_of(papers.paper(paper), "")), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
-        said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "rate"]
+        said = [
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in row.items()
+            if k != "rate"
+        ]
         print(f"{paper:8}", *said, sep="  ", flush=True)
 
 

@@ -52,7 +52,12 @@ def main() -> None:
         ]
         for row in rows:
             print(key, row, flush=True)
-        save(f"precision-{device}", {key: {"experiment": e.plain(), "rows": rows}}, device, about(device))
+        save(
+            f"precision-{device}",
+            {key: {"experiment": e.plain(), "rows": rows}},
+            device,
+            about(device),
+        )
 
 
 if __name__ == "__main__":

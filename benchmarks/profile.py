@@ -20,10 +20,28 @@ from pfl_core.experiments.run import pick_device
 KINDS = {  # the first whose word is in an operation's name
     "convolution": ("conv", "cudnn", "mkldnn_conv", "wgrad", "dgrad"),
     "matrix products": ("addmm", "::mm", "bmm", "matmul", "linear", "gemm"),
-    "normalisation, activation, pooling, loss": ("norm", "relu", "pool", "threshold", "softmax", "nll"),
+    "normalisation, activation, pooling, loss": (
+        "norm",
+        "relu",
+        "pool",
+        "threshold",
+        "softmax",
+        "nll",
+    ),
     "gathering and casting samples": ("index_select", "_to_copy", "gather", "index"),
     "update": ("_foreach", "multi_tensor"),
-    "copies, memory": ("copy", "clone", "empty", "zero", "fill", "contiguous", "cat", "resize", "memcpy", "memset"),
+    "copies, memory": (
+        "copy",
+        "clone",
+        "empty",
+        "zero",
+        "fill",
+        "contiguous",
+        "cat",
+        "resize",
+        "memcpy",
+        "memset",
+    ),
 }
 
 
@@ -39,10 +57,16 @@ def main() -> None:
     parser.add_argument("case", nargs="?", default="quickstart", choices=list(CASES))
     parser.add_argument("--part", default="train", choices=("train", "evaluate"))
     parser.add_argument("--rows", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=0, help="samples a client at most (0: all); a trial run")
-    parser.add_argument("--trace", default="", help="also write a trace for chrome://tracing or Perfetto")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="samples a client at most (0: all); a trial run"
+    )
+    parser.add_argument(
+        "--trace", default="", help="also write a trace for chrome://tracing or Perfetto"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--executor", default="auto", choices=("auto", "threads", "batched", "graphs"))
+    parser.add_argument(
+        "--executor", default="auto", choices=("auto", "threads", "batched", "graphs")
+    )
     args = parser.parse_args()
     device = pick_device(args.device)
     e = CASES[args.case].experiment()
@@ -58,7 +82,10 @@ def main() -> None:
         with profile(activities=activities) as p:
             seconds = timed(fn, device)
     own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    rows = [dict(name=a.key, kind=kind(a.key), calls=a.count, ms=getattr(a, own) / 1e3) for a in p.key_averages()]
+    rows = [
+        dict(name=a.key, kind=kind(a.key), calls=a.count, ms=getattr(a, own) / 1e3)
+        for a in p.key_averages()
+    ]
     frame = pd.DataFrame(rows).sort_values("ms", ascending=False)
     frame = frame[frame.ms > 0].assign(share=lambda f: 100 * f.ms / f.ms.sum())
     sums = frame.groupby("kind")[["calls", "ms", "share"]].sum().sort_values("ms", ascending=False)
@@ -70,11 +97,17 @@ def main() -> None:
         sums.to_string(float_format="%.1f"),
         sep="\n\n",
     )
-    got = dict(seconds=plain, profiled_s=seconds, executor=ours.engine.executor, samples=args.samples)
-    got |= dict(kinds=sums.reset_index().to_dict("records"), top=frame.head(args.rows).to_dict("records"))
+    got = dict(
+        seconds=plain, profiled_s=seconds, executor=ours.engine.executor, samples=args.samples
+    )
+    got |= dict(
+        kinds=sums.reset_index().to_dict("records"), top=frame.head(args.rows).to_dict("records")
+    )
     print(
         "written",
-        save(f"profile-{device}", {f"{args.case}/{args.part}": got}, device, about(device)).relative_to(RESULTS.parent),
+        save(
+            f"profile-{device}", {f"{args.case}/{args.part}": got}, device, about(device)
+        ).relative_to(RESULTS.parent),
     )
     if args.trace:
         p.export_chrome_trace(args.trace)

@@ -50,7 +50,9 @@ class Ours:
     def evaluate(self, split: str) -> float:
         """Pooled accuracy (%) of the models as served."""
         everyone = torch.arange(self.data.K, device=self.data.device)
-        served = self.method.personal(self.state, Context(self.engine, self.state, everyone, self.state.round))
+        served = self.method.personal(
+            self.state, Context(self.engine, self.state, everyone, self.state.round)
+        )
         got = self.engine.evaluate(served, split)
         return accuracy(got["correct"].sum(), got["n"].sum())
 
@@ -80,14 +82,21 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     plain = PlainLoop(ours.method.task.model, ours.data, ours.engine.config)
     rows = []
     for i in range(repeats + 1):
-        chosen = [sample(ours.engine.config, ours.data.K, e.rounds * i + j).tolist() for j in range(e.rounds)]
+        chosen = [
+            sample(ours.engine.config, ours.data.K, e.rounds * i + j).tolist()
+            for j in range(e.rounds)
+        ]
         torch.set_num_threads(threads)
-        row = {"plain_train_s": timed(lambda chosen=chosen: [plain.train(c) for c in chosen], device)}
+        row = {
+            "plain_train_s": timed(lambda chosen=chosen: [plain.train(c) for c in chosen], device)
+        }
         row["plain_eval_s"] = timed(lambda: [plain.evaluate(s) for s in ("train", "test")], device)
         torch.set_num_threads(1)  # as `simulate` does: workers take one each
         with torch.no_grad():
             row["ours_train_s"] = timed(lambda: [ours.train() for _ in range(e.rounds)], device)
-            row["ours_eval_s"] = timed(lambda: [ours.evaluate(s) for s in ("train", "test")], device)
+            row["ours_eval_s"] = timed(
+                lambda: [ours.evaluate(s) for s in ("train", "test")], device
+            )
         rows += [row] if i else []
     torch.set_num_threads(threads)
     with torch.no_grad():
@@ -95,9 +104,15 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     x, _ = ours.data.batch(torch.as_tensor(ours.data.index["train"][0][: e.batch]))
     per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
     share = [sum(len(ours.data.index["train"][k]) for k in c) for c in chosen]
-    batches = sum(e.steps * len(c) if e.steps else e.epochs * n / e.batch for c, n in zip(chosen, share, strict=True))
+    batches = sum(
+        e.steps * len(c) if e.steps else e.epochs * n / e.batch
+        for c, n in zip(chosen, share, strict=True)
+    )
     ours.engine.close()
-    ratio = [(r["plain_train_s"] + r["plain_eval_s"]) / (r["ours_train_s"] + r["ours_eval_s"]) for r in rows]
+    ratio = [
+        (r["plain_train_s"] + r["plain_eval_s"]) / (r["ours_train_s"] + r["ours_eval_s"])
+        for r in rows
+    ]
     median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
     rate = per_batch * batches / median["ours_train_s"]
     return {
@@ -111,14 +126,20 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
 def main() -> None:
     """Time the cases asked for, print a table and write benchmarks/results/rounds-<device>.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
-    parser.add_argument("case", nargs="*", choices=[[], *CASES], metavar=f"CASE of {', '.join(CASES)}")
+    parser.add_argument(
+        "case", nargs="*", choices=[[], *CASES], metavar=f"CASE of {', '.join(CASES)}"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--executor", default="auto", choices=("auto", "threads", "batched"))
     args = parser.parse_args()
     device = pick_device(args.device)
     peak = matrix_rate(device)
-    where = about(device) | {"matrix_gflops": peak / 1e9, "repeats": args.repeats, "threads": torch.get_num_threads()}
+    where = about(device) | {
+        "matrix_gflops": peak / 1e9,
+        "repeats": args.repeats,
+        "threads": torch.get_num_threads(),
+    }
     print(json.dumps(where))
     name = f"rounds-{device}{'' if args.executor == 'auto' else '-' + args.executor}"
     for key in args.case or CASES:

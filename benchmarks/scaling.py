@@ -57,7 +57,10 @@ def measure(plain: dict, device: str, repeats: int) -> dict:
         ours.train()
         train = [timed(ours.train, device) for _ in range(repeats)]
         evaluate = [timed(lambda: ours.evaluate("test"), device) for _ in range(repeats)]
-    steps = [len(ours.data.plan(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps)) for k in range(e.clients)]
+    steps = [
+        len(ours.data.plan(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps))
+        for k in range(e.clients)
+    ]
     ours.engine.close()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # kilobytes on Linux
     row = dict(
@@ -66,7 +69,9 @@ def measure(plain: dict, device: str, repeats: int) -> dict:
         spread_s=max(train) - min(train),
         memory_mb=memory,
     )
-    row |= dict(client_steps=sum(steps) * e.participation, executor="+".join(sorted(ours.engine.ran)))
+    row |= dict(
+        client_steps=sum(steps) * e.participation, executor="+".join(sorted(ours.engine.ran))
+    )
     if device == "cuda":
         row["gpu_memory_mb"] = torch.cuda.max_memory_allocated() / 1e6
     return row | dict(us_per_client_step=1e6 * row["train_s"] / row["client_steps"])
@@ -78,7 +83,9 @@ def plot(frame: pd.DataFrame, path: str) -> None:
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(frame.series))
-    fig, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3), squeeze=False, layout="constrained")
+    fig, axes = plt.subplots(
+        1, len(names), figsize=(4 * len(names), 3), squeeze=False, layout="constrained"
+    )
     for ax, name in zip(axes[0], names, strict=True):
         right, part = ax.twinx(), frame[frame.series == name]
         for i, (method, line) in enumerate(part.groupby("method", sort=False)):
@@ -96,7 +103,9 @@ def plot(frame: pd.DataFrame, path: str) -> None:
 def main() -> None:
     """Measure the series asked for; write results/scaling-<device>.json, .csv and .png."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.add_argument("series", nargs="*", choices=[[], *SERIES], metavar=f"SERIES of {', '.join(SERIES)}")
+    parser.add_argument(
+        "series", nargs="*", choices=[[], *SERIES], metavar=f"SERIES of {', '.join(SERIES)}"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most", type=int, default=99, help="cells of a line after the first")
     parser.add_argument("--dataset", default="mnist")
@@ -110,13 +119,18 @@ def main() -> None:
             for changes in cells[: args.most + 1]:
                 e = base.but(**changes)
                 value = (
-                    changes[name] if name != "model" else " ".join([e.model, *(f"x{w}" for w in e.model_args.values())])
+                    changes[name]
+                    if name != "model"
+                    else " ".join([e.model, *(f"x{w}" for w in e.model_args.values())])
                 )
                 with fresh.Pool(1) as pool:
                     row = pool.apply(measure, (e.plain(), device, args.repeats))
                 row = dict(series=name, method=method, value=value, dataset=e.dataset) | row
                 print(
-                    "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                    "  ".join(
+                        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+                        for k, v in row.items()
+                    ),
                     flush=True,
                 )
                 cases[f"{name}/{method}/{value}"] = row

@@ -16,14 +16,18 @@ from pfl_core.experiments.run import pick_device
 from pfl_core.stacked import Params, mix
 
 
-def looped(weights: dict[str, Tensor], layers: dict[str, list[str]], stacked: list[Params], few: int) -> list[Params]:
+def looped(
+    weights: dict[str, Tensor], layers: dict[str, list[str]], stacked: list[Params], few: int
+) -> list[Params]:
     """What peers do, for the first `few` clients: in each layer the weighted sum over all clients' state dicts."""
     out = []
     for i in range(few):
         model = {}
         for layer, names in layers.items():
             for n in names:
-                model[n] = sum(w * other[n] for w, other in zip(weights[layer][i], stacked, strict=True))
+                model[n] = sum(
+                    w * other[n] for w, other in zip(weights[layer][i], stacked, strict=True)
+                )
         out.append(model)
     return out
 
@@ -50,14 +54,21 @@ def main() -> None:
         net = models.build("lenet", (3, 32, 32), 10, bn=True)
         layers = models.layers(net, "module")
         draw = torch.Generator().manual_seed(0)
-        stacked = {n: torch.randn(k, *v.shape, generator=draw).to(device) for n, v in net.named_parameters()}
-        weights = {layer: torch.rand(k, k, generator=draw).softmax(1).to(device) for layer in layers}
+        stacked = {
+            n: torch.randn(k, *v.shape, generator=draw).to(device)
+            for n, v in net.named_parameters()
+        }
+        weights = {
+            layer: torch.rand(k, k, generator=draw).softmax(1).to(device) for layer in layers
+        }
         apart = [{n: v[i].clone() for n, v in stacked.items()} for i in range(k)]
         few = min(k, 2 if k > 100 else k)  # clients that the loop serves; its time is scaled to all
         one = functools.partial(looped, weights, layers, apart, few)
         every = functools.partial(together, weights, layers, stacked)
         first, second = one(), every()
-        worst = max((first[i][n] - second[n][i]).abs().max().item() for i in range(few) for n in second)
+        worst = max(
+            (first[i][n] - second[n][i]).abs().max().item() for i in range(few) for n in second
+        )
         times = [(timed(one, device) * k / few, timed(every, device)) for _ in range(args.repeats)]
         ratios = [a / b for a, b in times]
         row = {

@@ -72,10 +72,16 @@ def draw(readings: np.ndarray, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--runs", type=int, default=500, help="at least so many are expected (default: 500)")
-    parser.add_argument("--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two readings")
+    parser.add_argument(
+        "--runs", type=int, default=500, help="at least so many are expected (default: 500)"
+    )
+    parser.add_argument(
+        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two readings"
+    )
     parser.add_argument("--report", type=Path, help="folder for soak.md and soak.png")
     args = parser.parse_args()
     readings = watched(args.minutes, args.every)
@@ -91,7 +97,9 @@ def main() -> int:
         draw(readings, args.report / "soak.png")
         how = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}, on the CPU."
         text = f"# Many experiments in one process\n\nWritten by `python -m benchmarks.soak --minutes {args.minutes:g}`.\n\n"
-        text += f"**{result}.**\n\n![Memory and open files against finished runs](soak.png)\n\n{how}\n"
+        text += (
+            f"**{result}.**\n\n![Memory and open files against finished runs](soak.png)\n\n{how}\n"
+        )
         (args.report / "soak.md").write_text(text)
     return int(not good)
 

@@ -43,7 +43,9 @@ def rounds(cases: dict) -> str:
     ]
     rows = []
     for k, c in cases.items():
-        spent = [f"{c[f'{who}_train_s']:.2f} + {c[f'{who}_eval_s']:.2f}" for who in ("ours", "plain")]
+        spent = [
+            f"{c[f'{who}_train_s']:.2f} + {c[f'{who}_eval_s']:.2f}" for who in ("ours", "plain")
+        ]
         ratio = f"{c['ratio']:.2f}x ({c['ratio_min']:.2f} to {c['ratio_max']:.2f})"
         reached = [f"{c['target']:g}x", f"{100 * c['share_of_matrix_rate']:.0f} %"]
         rows.append(
@@ -98,7 +100,11 @@ def scaling(cases: dict) -> str:
 def profile(cases: dict) -> str:
     """Where the time of a round goes, by kind of work (%)."""
     rows = [
-        [k, f"{c['seconds']:.2f}", "; ".join(f"{s['kind']} {s['share']:.0f} %" for s in c["kinds"] if s["share"] >= 1)]
+        [
+            k,
+            f"{c['seconds']:.2f}",
+            "; ".join(f"{s['kind']} {s['share']:.0f} %" for s in c["kinds"] if s["share"] >= 1),
+        ]
         for k, c in cases.items()
     ]
     return table(["round", "s", "share of operations' own time"], rows)
@@ -119,7 +125,13 @@ def peers(cases: dict) -> str:
         for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"])
     ]  # fmt: skip
     return table(
-        ["simulator", "processes (threads)", "images a client, at most", "s a round, median (range)", "accuracy (%)"],
+        [
+            "simulator",
+            "processes (threads)",
+            "images a client, at most",
+            "s a round, median (range)",
+            "accuracy (%)",
+        ],
         rows,
     )
 
@@ -129,13 +141,17 @@ def precision(cases: dict) -> str:
     rows = []
     for k, c in cases.items():
         for kind in dict.fromkeys(r["precision"] for r in c["rows"]):
-            acc, full = ([r["acc_pct"] for r in c["rows"] if r["precision"] == p] for p in (kind, "full"))
+            acc, full = (
+                [r["acc_pct"] for r in c["rows"] if r["precision"] == p] for p in (kind, "full")
+            )
             apart = [a - b for a, b in zip(acc, full, strict=True)]
             seconds = statistics.median(r["train_s"] for r in c["rows"] if r["precision"] == kind)
             e = c["experiment"]
             said = f"{k}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images a client, {e['rounds']} rounds"
             change = (
-                "-" if kind == "full" else f"{statistics.mean(apart):+.2f} ({min(apart):+.2f} to {max(apart):+.2f})"
+                "-"
+                if kind == "full"
+                else f"{statistics.mean(apart):+.2f} ({min(apart):+.2f} to {max(apart):+.2f})"
             )
             rows.append([said, kind, f"{seconds:.2f}", f"{statistics.mean(acc):.2f}", change])
     head = [
@@ -153,15 +169,31 @@ def plan(cases: dict) -> str:
     rows = []
     for k, c in cases.items():
         counts = [f"{c[n]:.3g}" for n in ("client_steps", "terabytes", "petaflop")]
-        hours = [f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_devices" for g in (1, 8, 64))]
+        hours = [
+            f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_devices" for g in (1, 8, 64))
+        ]
         rows.append([k, str(c["runs"]), *counts, *hours, c["rate"]])
     return table(
-        ["paper", "runs", "client-steps", "TB moved", "PFLOP", "h on 1", "on 8", "on 64", "such devices"], rows
+        [
+            "paper",
+            "runs",
+            "client-steps",
+            "TB moved",
+            "PFLOP",
+            "h on 1",
+            "on 8",
+            "on 64",
+            "such devices",
+        ],
+        rows,
     )
 
 
 KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
-    "rounds": ("A round, training and evaluation of train and test data, beside the plain loop", rounds),
+    "rounds": (
+        "A round, training and evaluation of train and test data, beside the plain loop",
+        rounds,
+    ),
     "server": ("The server's layer-wise aggregation beside a loop", server),
     "scaling": ("Growth", scaling),
     "peers": ("FedAvg in public simulators (quick start case, training only)", peers),

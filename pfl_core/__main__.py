@@ -89,7 +89,9 @@ def do_run(args: Namespace) -> int:
         from pfl_core.extras import logging
 
         log = logging.tensorboard(e, args.tensorboard)
-    r = runs.run(e, device=args.device, executor=args.executor, on_round=log, recompute=args.recompute)
+    r = runs.run(
+        e, device=args.device, executor=args.executor, on_round=log, recompute=args.recompute
+    )
     show(r)
     if not r.ok:
         print(f"pfl_core run: run {r.id} {r.meta['status']}", file=sys.stderr)
@@ -141,21 +143,29 @@ def listed(found: Iterable[store.Result]) -> dict[str, str]:
         e, (acc, when) = r.experiment, _last(r)
         said = [f"{e.method} on {e.dataset}", f"seed {e.seed}", f"lr {e.lr:g}"]
         said += [f"{name}={v}" for name, v in more.items() if name not in HEAD]
-        out[r.id] = f"{date(r)}  {', '.join(said)}: {acc} {when}" + ("" if r.ok else f", {r.meta['status']}")
+        out[r.id] = f"{date(r)}  {', '.join(said)}: {acc} {when}" + (
+            "" if r.ok else f", {r.meta['status']}"
+        )
     return out
 
 
 def _last(r: store.Result) -> tuple[str, str]:
     h = r.history
     acc = h[(h.metric == "acc_pct") & (h["mean"] == "client") & (h.split == "test")]
-    return (f"{acc.value.iloc[-1]:.2f} %", f"({acc.when.iloc[-1]})") if len(acc) else ("no test data", "")
+    return (
+        (f"{acc.value.iloc[-1]:.2f} %", f"({acc.when.iloc[-1]})")
+        if len(acc)
+        else ("no test data", "")
+    )
 
 
 def date(r: store.Result) -> str:
     """When a run was finished, to the minute, in this computer's time."""
     told = r.meta.get("date")
     at = (
-        datetime.fromisoformat(told) if told else datetime.fromtimestamp((r.folder / "experiment.json").stat().st_mtime)
+        datetime.fromisoformat(told)
+        if told
+        else datetime.fromtimestamp((r.folder / "experiment.json").stat().st_mtime)
     )
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
@@ -185,11 +195,19 @@ def _flat(e: Experiment) -> dict[str, Any]:
 def side_by_side(found: Sequence[store.Result]) -> pd.DataFrame:
     """A column a run: seed, rate, the fields that are not the same in all of them, when and on what each ran; then its accuracies."""
     flat, columns = [_flat(r.experiment) for r in found], {}
-    names = [n for n in dict.fromkeys(n for f in flat for n in f) if len({repr(f.get(n)) for f in flat}) > 1]
+    names = [
+        n
+        for n in dict.fromkeys(n for f in flat for n in f)
+        if len({repr(f.get(n)) for f in flat}) > 1
+    ]
     for r, f in zip(found, flat, strict=True):
         about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *names])} | {"date": date(r)}
-        about |= {n: r.meta.get(n, "") for n in ("status", "commit", "processor", "device", "version")}
-        columns[r.id] = pd.Series({(n, ""): v for n, v in about.items()} | dict(r.summary().stack()), dtype=object)
+        about |= {
+            n: r.meta.get(n, "") for n in ("status", "commit", "processor", "device", "version")
+        }
+        columns[r.id] = pd.Series(
+            {(n, ""): v for n, v in about.items()} | dict(r.summary().stack()), dtype=object
+        )
     return pd.concat(columns, axis=1).fillna("")
 
 
@@ -209,7 +227,9 @@ def do_compare(args: Namespace) -> None:
     compare, report = late("papers.comparison"), late("papers.report")
     parts = late("experiments.committed").parts(what, own=True)
     if not parts:
-        raise ValueError(f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first")
+        raise ValueError(
+            f"no rows of {what!r} in results/ or {paths.runs_root() / 'results'}; run its notebook first"
+        )
     known = {} if what == "methods" else late("papers.base").paper(what).artefacts
     if rest and known:
         printed = set(report.published(what).table)
@@ -220,28 +240,46 @@ def do_compare(args: Namespace) -> None:
         if what == "methods":
             shown = [compare.table(rows)]
         elif rest:
-            shown = [report.wide(t, known[rest[0]].digits) for t in report.tables(rows, what, rest[0]).values()]
+            shown = [
+                report.wide(t, known[rest[0]].digits)
+                for t in report.tables(rows, what, rest[0]).values()
+            ]
         else:
             shown = [report.claims(what, rows, part.profile)[["verdict", "says", "measured"]]]
         for table in shown:
-            print(report.latex(table) if args.latex else table.to_string(index=what == "methods" or bool(rest)))
+            print(
+                report.latex(table)
+                if args.latex
+                else table.to_string(index=what == "methods" or bool(rest))
+            )
 
 
 def do_plan(args: Namespace) -> None:
     """Say what the notebook of a paper would run, before anything starts: runs, those that are there, hours and memory here"""
     how = dict(
-        profile=args.profile, datasets=args.datasets, artefacts=args.artefacts, methods=args.methods, seeds=args.seeds
+        profile=args.profile,
+        datasets=args.datasets,
+        artefacts=args.artefacts,
+        methods=args.methods,
+        seeds=args.seeds,
     )
     table = late("papers.plan").plan(args.paper, args.device, args.recompute, **how)
     print(table.to_string())
     if missing := table.attrs["missing"]:
-        print(f"NaN: the time cannot be told without {', '.join(missing)}.", *missing.values(), sep="\n")
+        print(
+            f"NaN: the time cannot be told without {', '.join(missing)}.",
+            *missing.values(),
+            sep="\n",
+        )
 
 
 def do_compute(args: Namespace) -> int:
     """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same command resumes. Status 1 if a run
     diverged"""
-    how = {n: getattr(args, n) for n in ("profile", "device", "jobs", "datasets", "artefacts", "methods", "seeds")}
+    how = {
+        n: getattr(args, n)
+        for n in ("profile", "device", "jobs", "datasets", "artefacts", "methods", "seeds")
+    }
     table = late("papers.plan").compute(args.paper, **how)
     failed = table[table.status != "done"]
     print(
@@ -259,7 +297,9 @@ def do_methods_table(args: Namespace) -> None:
     )
     print(
         (
-            compare.hours(args.dataset, **how) if args.plan else compare.run(args.dataset, jobs=args.jobs, **how)
+            compare.hours(args.dataset, **how)
+            if args.plan
+            else compare.run(args.dataset, jobs=args.jobs, **how)
         ).to_string()
     )
 
@@ -292,18 +332,25 @@ def do_prune(args: Namespace) -> None:
     if args.empty_trash:
         lying = prune.trashed()
         print(*(f"{path}  {prune.megabytes(size)}" for path, size in lying), sep="\n")
-        if lying and _agreed(args, f"delete these {len(lying)} for ever ({prune.megabytes(sum(s for _, s in lying))})"):
+        if lying and _agreed(
+            args,
+            f"delete these {len(lying)} for ever ({prune.megabytes(sum(s for _, s in lying))})",
+        ):
             prune.empty(lying)
             print(f"{len(lying)} deleted")
         elif not lying:
             print("the trash is empty")
         return
-    filters = {name: getattr(args, name) for name in ("age", "status", "method", "dataset", "paper")}
+    filters = {
+        name: getattr(args, name) for name in ("age", "status", "method", "dataset", "paper")
+    }
     found = prune.find(args.runs, **filters)
     chosen = [f for f in found if args.all or not f.named]
     print(*chosen, sep="\n")
     if kept := len(found) - len(chosen):
-        print(f"{kept} more are named by rows in results/ or runs/results/ and stay; --all lists them, too")
+        print(
+            f"{kept} more are named by rows in results/ or runs/results/ and stay; --all lists them, too"
+        )
     whole = f"{len(chosen)} ({prune.megabytes(sum(f.size for f in chosen))})"
     if chosen and _agreed(args, f"move these {whole} to {paths.runs_root() / 'trash'}"):
         away, moved = prune.move(chosen)
@@ -341,24 +388,61 @@ def parser() -> argparse.ArgumentParser:
     add = word(do_show)
     add("run", metavar="RUN", help="the id of a run, or its first digits"), _plugins(add)
     add = word(do_list)
-    add("kind", nargs="*", choices=[[], *LISTS], metavar="KIND", help=f"of {', '.join(LISTS)}"), _plugins(add)
+    (
+        add("kind", nargs="*", choices=[[], *LISTS], metavar="KIND", help=f"of {', '.join(LISTS)}"),
+        _plugins(add),
+    )
     add = word(do_compare)
-    add("what", nargs="+", metavar="WHAT", help="PAPER [TABLE], methods, or RUN RUN ..."), _plugins(add)
-    add("--latex", action="store_true", help="a paper's table or claims, or all methods, as LaTeX (booktabs)")
+    (
+        add("what", nargs="+", metavar="WHAT", help="PAPER [TABLE], methods, or RUN RUN ..."),
+        _plugins(add),
+    )
+    add(
+        "--latex",
+        action="store_true",
+        help="a paper's table or claims, or all methods, as LaTeX (booktabs)",
+    )
     add = word(do_plan)
     _options_of_paper(add)
-    add("--recompute", action="store_true", help="as run_all.sh does: committed rows do not count as there")
+    add(
+        "--recompute",
+        action="store_true",
+        help="as run_all.sh does: committed rows do not count as there",
+    )
     add = word(do_compute)
     _options_of_paper(add)
-    add("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default: 1)")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs at a time, a process each (default: 1)",
+    )
     add = word(do_methods_table)
     add("dataset", metavar="DATASET", help="of `list datasets`")
-    add("--methods", nargs="+", default=[], metavar="NAME", help="rows of the comparison (default: all)")
+    add(
+        "--methods",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="rows of the comparison (default: all)",
+    )
     add("--seeds", nargs="+", type=int, default=[0, 1], metavar="N", help="(default: 0 1)")
-    add("--profile", default="medium", metavar="NAME", help="medium (default), or smoke, to see that it works")
+    add(
+        "--profile",
+        default="medium",
+        metavar="NAME",
+        help="medium (default), or smoke, to see that it works",
+    )
     add("--plan", action="store_true", help="print runs and hours, and start nothing")
     add("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda")
-    add("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default: 1)")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs at a time, a process each (default: 1)",
+    )
     word(do_publish)("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
     word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
     word(do_report)
@@ -382,9 +466,18 @@ def _options_of_run(add: Callable) -> None:
             metavar=f.type.partition(" ")[0].upper().partition("[")[0],
             help=described(f).replace("%", "%%"),
         )
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto, a GPU where there is one)")
+    add(
+        "--device",
+        default="auto",
+        help="auto, cpu or cuda (default: auto, a GPU where there is one)",
+    )
     add("--executor", default="auto", help=f"of {', '.join(EXECUTORS)} (default: auto, by device)")
-    add("--tensorboard", type=Path, metavar="FOLDER", help="log each evaluated round there (default: nowhere)")
+    add(
+        "--tensorboard",
+        type=Path,
+        metavar="FOLDER",
+        help="log each evaluated round there (default: nowhere)",
+    )
     add(
         "--recompute",
         action="store_true",
@@ -398,21 +491,43 @@ def described(f: dataclasses.Field) -> str:
     allowed = experiments.RANGES.get(f.name, ("", ""))[1]
     allowed = re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", allowed)  # the doc says that
     default = experiments._default(f)
-    shown = "none" if default in (None, {}, (), "") else str(default).lower() if isinstance(default, bool) else default
+    shown = (
+        "none"
+        if default in (None, {}, (), "")
+        else str(default).lower()
+        if isinstance(default, bool)
+        else default
+    )
     source = "the id of a finished run, or its first digits" if f.name == "init_from" else ""
     return "; ".join(p for p in (f.metadata["doc"], allowed, source) if p) + f" (default: {shown})"
 
 
 def _options_of_paper(add: Callable) -> None:
     add("paper", metavar="PAPER", help="fedper, pfedhn, pfedla, flayer or fedaghn")
-    add("--profile", default="quick", help="size of the runs: smoke, quick, medium or paper (default: quick)")
+    add(
+        "--profile",
+        default="quick",
+        help="size of the runs: smoke, quick, medium or paper (default: quick)",
+    )
     add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     for name, kind in {"datasets": str, "artefacts": str, "methods": str, "seeds": int}.items():
-        add(f"--{name}", nargs="+", type=kind, default=[], metavar="NAME", help="(default: the notebook's)")
+        add(
+            f"--{name}",
+            nargs="+",
+            type=kind,
+            default=[],
+            metavar="NAME",
+            help="(default: the notebook's)",
+        )
 
 
 def _options_of_prune(add: Callable) -> None:
-    add("runs", nargs="*", metavar="RUN", help="ids, or their first four digits or more (default: all)")
+    add(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="ids, or their first four digits or more (default: all)",
+    )
     add("--age", type=float, default=0, metavar="DAYS", help="at least so old (default: any)")
     add(
         "--status",
@@ -425,7 +540,11 @@ def _options_of_prune(add: Callable) -> None:
         add(f"--{name}", nargs="+", default=[], metavar="NAME", help="of these only (default: any)")
     add("--all", action="store_true", help="runs that rows in results/ or runs/results/ name, too")
     add("--yes", action="store_true", help="do not ask")
-    add("--empty-trash", action="store_true", help="delete what earlier calls moved to the trash; takes no filters")
+    add(
+        "--empty-trash",
+        action="store_true",
+        help="delete what earlier calls moved to the trash; takes no filters",
+    )
 
 
 def _as_fields(argv: Sequence[str]) -> list[str]:

@@ -47,7 +47,9 @@ class Net(nn.Module):
         self._units = {unit: tuple(parts) for unit, parts in units.items()}
         self._chain = [path for parts in self._units.values() for path in parts]
         if not self._chain or self._chain[-1] != "fc" or not isinstance(self.fc, nn.Linear):
-            raise ValueError(f"a Net ends in an nn.Linear named fc, got {self._chain[-1:]}; add it as the last unit")
+            raise ValueError(
+                f"a Net ends in an nn.Linear named fc, got {self._chain[-1:]}; add it as the last unit"
+            )
 
     def blocks(self) -> dict[str, tuple[str, ...]]:
         """{unit: names of its modules} in forward order."""
@@ -88,7 +90,9 @@ class Tokens(nn.Embedding):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
-            raise TypeError(f"tokens must be integers, got {x.dtype}; images need another model than fasttext")
+            raise TypeError(
+                f"tokens must be integers, got {x.dtype}; images need another model than fasttext"
+            )
         return super().forward(x.long())
 
 
@@ -113,8 +117,18 @@ def lenet(input_shape: Shape, classes: int, kernels: int = 16, bn: bool = False)
 
 def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Module:
     """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C; kernel 5 from 76x76, else 3 (padded)."""
-    kernel = (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
-    return _convnet("lenet4", input_shape, classes, (16, 32, 64, 128), (120, 84), kernel, padding=int(kernel == 3))
+    kernel = (
+        (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
+    )
+    return _convnet(
+        "lenet4",
+        input_shape,
+        classes,
+        (16, 32, 64, 128),
+        (120, 84),
+        kernel,
+        padding=int(kernel == 3),
+    )
 
 
 def mlp(input_shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
@@ -133,12 +147,16 @@ def cnn_bn(input_shape: Shape, classes: int) -> nn.Module:
     return _convnet("cnn_bn", input_shape, classes, (32, 64), (512,), bn=True)
 
 
-def resnet18(input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0) -> nn.Module:
+def resnet18(
+    input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0
+) -> nn.Module:
     """torchvision's ResNet-18 (FedAGHN, FLAYER); stem "cifar": 3x3, stride 1, no max pool; width scales channels."""
     return _resnet("resnet18", input_shape, classes, (2, 2, 2, 2), stem, width)
 
 
-def resnet34(input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0) -> nn.Module:
+def resnet34(
+    input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0
+) -> nn.Module:
     """torchvision's ResNet-34 (FedPer), 16 residual blocks; stem and width as in resnet18."""
     return _resnet("resnet34", input_shape, classes, (3, 4, 6, 3), stem, width)
 
@@ -164,9 +182,17 @@ def mobilenet(
 def fasttext(input_shape: Shape, classes: int, vocab: int = 98_635, dim: int = 32) -> nn.Module:
     """FLAYER's fastText for tokens (B, T), 0 = padding: embedding, mean over all T positions, fc dim, C."""
     if len(input_shape) != 1:
-        raise ValueError(f"fasttext takes texts, input_shape (length,), got {tuple(input_shape)}; use an image model")
+        raise ValueError(
+            f"fasttext takes texts, input_shape (length,), got {tuple(input_shape)}; use an image model"
+        )
     embedding = {"embedding": Tokens(vocab, dim, padding_idx=0), "mean": Mean(1)}
-    return Net({"embedding": embedding, "fc1": {"fc1": nn.Linear(dim, dim)}, "fc": {"fc": nn.Linear(dim, classes)}})
+    return Net(
+        {
+            "embedding": embedding,
+            "fc1": {"fc1": nn.Linear(dim, dim)},
+            "fc": {"fc": nn.Linear(dim, classes)},
+        }
+    )
 
 
 def _convnet(
@@ -188,7 +214,12 @@ def _convnet(
     c, *size = _image(name, input_shape) if channels else (prod(input_shape),)
     for i, out in enumerate(channels, 1):
         norm = {f"bn{i}": nn.BatchNorm2d(out)} if bn else {}
-        units[f"conv{i}"] = {f"conv{i}": nn.Conv2d(c, out, kernel, padding=padding), **norm, "pool": pool, "relu": relu}
+        units[f"conv{i}"] = {
+            f"conv{i}": nn.Conv2d(c, out, kernel, padding=padding),
+            **norm,
+            "pool": pool,
+            "relu": relu,
+        }
         c, size = out, [(s + 2 * padding - kernel + 1) // 2 for s in size]
         least = 2 * least + kernel - 1 - 2 * padding
     if min(size, default=1) < 1:
@@ -203,7 +234,9 @@ def _convnet(
     return Net({**units, "fc": {"fc": nn.Linear(inputs, classes)}})
 
 
-def _resnet(name: str, input_shape: Shape, classes: int, depths: Sequence[int], stem: str, width: float) -> Net:
+def _resnet(
+    name: str, input_shape: Shape, classes: int, depths: Sequence[int], stem: str, width: float
+) -> Net:
     """torchvision's blocks, made and initialised in its order: the same names and, from one seed, the same weights."""
     from torchvision.models.resnet import BasicBlock  # here alone: the import takes seconds
 
@@ -217,7 +250,9 @@ def _resnet(name: str, input_shape: Shape, classes: int, depths: Sequence[int], 
     for i, depth in enumerate(depths):
         for j in range(depth):
             if i and j == 0:
-                down = nn.Sequential(nn.Conv2d(w[i - 1], w[i], 1, 2, bias=False), nn.BatchNorm2d(w[i]))
+                down = nn.Sequential(
+                    nn.Conv2d(w[i - 1], w[i], 1, 2, bias=False), nn.BatchNorm2d(w[i])
+                )
                 block = BasicBlock(w[i - 1], w[i], 2, down)
             else:
                 block = BasicBlock(w[i], w[i])
@@ -236,7 +271,9 @@ def _separable(a: int, b: int, stride: int) -> nn.Sequential:
     """Depthwise 3x3, BatchNorm, ReLU, pointwise 1x1, BatchNorm, ReLU: a to b channels."""
     dw, pw = nn.Conv2d(a, a, 3, stride, 1, groups=a, bias=False), nn.Conv2d(a, b, 1, bias=False)
     bn1, bn2 = nn.BatchNorm2d(a), nn.BatchNorm2d(b)
-    return nn.Sequential(OrderedDict(dw=dw, bn1=bn1, relu1=nn.ReLU(), pw=pw, bn2=bn2, relu2=nn.ReLU()))
+    return nn.Sequential(
+        OrderedDict(dw=dw, bn1=bn1, relu1=nn.ReLU(), pw=pw, bn2=bn2, relu2=nn.ReLU())
+    )
 
 
 def _image(name: str, input_shape: Shape) -> Shape:
@@ -248,7 +285,9 @@ def _image(name: str, input_shape: Shape) -> Shape:
     return input_shape
 
 
-def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object) -> nn.Module:
+def linear(
+    input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object
+) -> nn.Module:
     """FedPer's linear base (Sec. 4.4): the last `depth` blocks of the network `of`, all below them one linear layer."""
     return linear_base(
         build(of, input_shape, classes, draws.current_seed() % 2**31, **options),
@@ -260,14 +299,22 @@ def linear(input_shape: Shape, classes: int, of: str = "mobilenet", depth: int =
 
 # The registry
 
-_OURS = {fn.__name__: fn for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)}
-_MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {n: (fn, fn.__doc__) for n, fn in _OURS.items()}
+_OURS = {
+    fn.__name__: fn
+    for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)
+}
+_MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    n: (fn, fn.__doc__) for n, fn in _OURS.items()
+}
 _COUNT = (lambda v: v >= 1, "an integer >= 1")
 _RANGES = {  # option of our networks: (test, what is allowed)
     **dict.fromkeys(("kernels", "hidden", "vocab", "dim", "depth"), _COUNT),
     "width": (lambda v: v > 0, "a number > 0, by which the channels are multiplied"),
     "blocks": (lambda v: v >= 8, "an integer >= 8 (11 in FedPer, 13 in the original)"),
-    "kernel": ((None, 3, 5).__contains__, "5 (for 105x105 images), 3 (padded, for 28x28), or None (by the images)"),
+    "kernel": (
+        (None, 3, 5).__contains__,
+        "5 (for 105x105 images), 3 (padded, for 28x28), or None (by the images)",
+    ),
     "stem": ((None, *STEMS).__contains__, " or ".join(STEMS)),
 }
 
@@ -306,7 +353,9 @@ def check(name: str, options: Mapping[str, object]) -> None:
             raise ValueError(f"{name}({option}={value!r}): allowed is {_RANGES[option][1]}")
 
 
-def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object) -> nn.Module:
+def build(
+    name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object
+) -> nn.Module:
     """A new model on the CPU, its weights a function of `seed` alone; torch's global generators stay as they were.
 
     input_shape: (channels, height, width), or (length,) for tokens; classes: C outputs; options: the model's own.
@@ -315,11 +364,15 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0, **options:
     check(name, options)
     fn, _ = _MODELS[name]
     if not input_shape or min(input_shape) < 1 or classes < 1:
-        raise ValueError(f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}")
+        raise ValueError(
+            f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}"
+        )
     with draws.seeded(seed):
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {type(model).__name__}")
+        raise TypeError(
+            f"the function registered as {name!r} must return an nn.Module, got {type(model).__name__}"
+        )
     return model
 
 
@@ -349,7 +402,9 @@ def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
     """
     parts = layers(model, by)
     if not 0 <= depth <= len(parts):
-        raise ValueError(f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of this model")
+        raise ValueError(
+            f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of this model"
+        )
     names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
     # Counted by tensor, statistics follow their module, even if only its bias is in the head.
     key = _layer_of(model, "module" if by == "tensor" else by)
@@ -418,7 +473,9 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
             if names
             else "has no parameters:"
         )
-        raise ValueError(f"model {name!r} {why} cannot be trained here; give each layer parameters of its own")
+        raise ValueError(
+            f"model {name!r} {why} cannot be trained here; give each layer parameters of its own"
+        )
     trial, low, high = copy.deepcopy(model).eval(), x.min().item(), x.max().item()
     try:
         with torch.no_grad():
@@ -454,16 +511,22 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
     """
     if not isinstance(model, Net) or len(input_shape) != 3:
         got = f"{type(model).__name__} and {tuple(input_shape)}"
-        raise ValueError(f"linear_base takes a Net and an image shape (channels, height, width), got {got}")
+        raise ValueError(
+            f"linear_base takes a Net and an image shape (channels, height, width), got {got}"
+        )
     units = list(model.blocks().items())
     if not 1 <= head_depth < len(units):
-        raise ValueError(f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both remain")
+        raise ValueError(
+            f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both remain"
+        )
     kept = units[len(units) - head_depth :]
     net = copy.deepcopy(model)
     with torch.no_grad():
         outputs = net.eval().activations(torch.zeros(1, *input_shape).to(net.fc.weight))
     with draws.seeded(seed):
-        base = LinearTo(prod(input_shape), outputs[units[-head_depth - 1][0]].shape[1:]).to(net.fc.weight)
+        base = LinearTo(prod(input_shape), outputs[units[-head_depth - 1][0]].shape[1:]).to(
+            net.fc.weight
+        )
     parts = {unit: {path: net.get_submodule(path) for path in paths} for unit, paths in kept}
     return Net({"base": {"base": base}, **parts}).train(model.training)
 
@@ -483,7 +546,9 @@ def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
         path = name
         while path not in unit:
             if not path:
-                raise ValueError(f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a unit")
+                raise ValueError(
+                    f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a unit"
+                )
             path = path.rpartition(".")[0]
         return unit[path]
 

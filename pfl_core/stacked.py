@@ -22,7 +22,9 @@ def expand(p: Params, k: int) -> Params:
 
 def take(p: Params, sel: Tensor) -> Params:
     """Rows `sel` (S,) int64 of {name: (K, *shape)} as {name: (S, *shape)}; a stride-0 axis stays one."""
-    return {n: v[:1].expand(len(sel), *v.shape[1:]) if is_common(v) else v[sel] for n, v in p.items()}
+    return {
+        n: v[:1].expand(len(sel), *v.shape[1:]) if is_common(v) else v[sel] for n, v in p.items()
+    }
 
 
 def put(p: Params, sel: Tensor, q: Params) -> None:
@@ -60,7 +62,10 @@ def unprefixed(prefix: str, p: Params) -> Params:
 def weighted_mean(p: Params, weight: Tensor) -> Params:
     """Mean over the client axis of {name: (S, *shape)} with weights (S,) >= 0, normalised here; integers (counters) take the maximum."""
     w = weight / weight.sum()
-    return {n: torch.tensordot(w.to(v.dtype), v, dims=1) if v.is_floating_point() else v.amax(0) for n, v in p.items()}
+    return {
+        n: torch.tensordot(w.to(v.dtype), v, dims=1) if v.is_floating_point() else v.amax(0)
+        for n, v in p.items()
+    }
 
 
 def mix(a: Tensor, p: Params) -> Params:
@@ -86,7 +91,10 @@ def flat(p: Params) -> Tensor:
 def unflat(x: Tensor, like: Params) -> Params:
     """(S, D) -> {name: (S, *shape)} with names, order and shapes of `like` {name: (K, *shape)}."""
     sizes = [v[0].numel() for v in like.values()]
-    return {n: c.reshape(len(x), *v.shape[1:]) for (n, v), c in zip(like.items(), x.split(sizes, 1), strict=True)}
+    return {
+        n: c.reshape(len(x), *v.shape[1:])
+        for (n, v), c in zip(like.items(), x.split(sizes, 1), strict=True)
+    }
 
 
 def blocks(*stacks: Params) -> Iterator[list[Tensor]]:
@@ -120,7 +128,9 @@ def distances(p: Params) -> Tensor:
     """Squared Euclidean distances between clients, (K, K) float64, to within 1e-12 of the largest squared distance from their mean."""
     g = sum((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
     d = g.diagonal()
-    return (d + d[:, None] - (g + g.T)).clamp_min(0)  # symmetric to the last digit, whatever the product's order
+    return (d + d[:, None] - (g + g.T)).clamp_min(
+        0
+    )  # symmetric to the last digit, whatever the product's order
 
 
 def scalars(p: Params) -> int:

@@ -13,13 +13,17 @@ def publish(folder, rows, paper, profile="quick", data="digits"):
     rows = rows.assign(run=rows.run.replace("", "0" * 16), value=rows.value.astype(float))
     part = dict(paper=paper, profile=profile, data=data)
     measured = rows[rows["mean"] != "derived"]
-    histories = [metrics.wide(own).assign(run=run) for run, own in measured.groupby("run", sort=False)]
+    histories = [
+        metrics.wide(own).assign(run=run) for run, own in measured.groupby("run", sort=False)
+    ]
     shown = ["artefact", "row", "column", "run"]
     content = tables.Content(
         pd.DataFrame([line(own.iloc[0]) for _, own in rows.groupby("run", sort=False)]),
         measured[shown].drop_duplicates().assign(**part),
         tables.joined("pools.csv", []),
-        rows[rows["mean"] == "derived"].assign(**part).reindex(columns=tables.COLUMNS["derived.csv"]),
+        rows[rows["mean"] == "derived"]
+        .assign(**part)
+        .reindex(columns=tables.COLUMNS["derived.csv"]),
         tables.joined("history.csv.gz", histories),
         tables.joined("clients.csv.gz", []),
         {},
@@ -31,6 +35,13 @@ def line(row):
     """A line of runs.csv that says of a run what one of its rows does."""
     plain = Experiment().plain() | {n: row[n] for n in ("method", "dataset", "partition", "model")}
     plain["seed"] = int(row.seed or 0)
-    facts = dict(device=row.device or "cpu", executor=row.executor, version=row.version, revision=row.revision or 1)
-    facts |= dict(wall_s=row.wall_s or 0.0, clients=row.n_clients or 0, experiment=json.dumps(plain))
+    facts = dict(
+        device=row.device or "cpu",
+        executor=row.executor,
+        version=row.version,
+        revision=row.revision or 1,
+    )
+    facts |= dict(
+        wall_s=row.wall_s or 0.0, clients=row.n_clients or 0, experiment=json.dumps(plain)
+    )
     return dict.fromkeys(tables.COLUMNS["runs.csv"], "") | facts | {"run": row.run}

@@ -6,7 +6,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-ASK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}  # what needs an answer of the device
+ASK = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+}  # what needs an answer of the device
 FREE = {
     "aten::detach",
     "aten::lift_fresh",
@@ -32,7 +36,9 @@ def written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
 
 def launches(func: Any) -> bool:
     """Whether an operation computes: views and bare allocations do not."""
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    views = any(
+        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+    )
     return not views and func._schema.name not in FREE
 
 

@@ -24,10 +24,14 @@ def close(got, want, **kw):
 
 
 def test_pick_and_summary_work_on_rows_of_the_long_form():
-    rows = pd.concat([series([10, 60, 40], row=r, seed=s) for r in ("fedper", "fedavg") for s in (0, 1)])
+    rows = pd.concat(
+        [series([10, 60, 40], row=r, seed=s) for r in ("fedper", "fedavg") for s in (0, 1)]
+    )
     assert set(select.SELECT) == {"last", "last10", "best_val", "best_test"}
     assert select.pick(rows, "best_test").value.tolist() == [60] * 4
-    assert select.summary(select.pick(rows)).to_dict() == {"c": dict.fromkeys(("fedper", "fedavg"), "40.00 ± 0.00")}
+    assert select.summary(select.pick(rows)).to_dict() == {
+        "c": dict.fromkeys(("fedper", "fedavg"), "40.00 ± 0.00")
+    }
 
 
 def test_ranks_share_ties_and_leave_gaps():
@@ -42,7 +46,9 @@ def test_ranks_share_ties_and_leave_gaps():
 def test_ranks_add_up_and_forget_the_scale(values):
     table = pd.DataFrame(values)
     got = analysis.ranks(table)
-    assert (got.drop(columns="mean rank").sum() == 15).all() and got["mean rank"].is_monotonic_increasing
+    assert (got.drop(columns="mean rank").sum() == 15).all() and got[
+        "mean rank"
+    ].is_monotonic_increasing
     pd.testing.assert_frame_equal(got, analysis.ranks(np.exp(table)))
 
 
@@ -57,12 +63,16 @@ def test_paired_by_hand():
     close(analysis.paired(a, a), dict(n=6, difference=0, better=0.0, p=1.0))
     assert analysis.paired([1, 2, 3, 4], [1, 1, 1, 9])["better"] == 0.5, "a tie is not better"
     mixed = analysis.paired([1.0, -2, 3, -4, 5, -6, 7, -8], [0] * 8)
-    np.testing.assert_allclose(mixed["p"], 0.84375)  # W+ = 16 of 36: 216 / 256 of the sign patterns lie as far out
+    np.testing.assert_allclose(
+        mixed["p"], 0.84375
+    )  # W+ = 16 of 36: 216 / 256 of the sign patterns lie as far out
 
 
 @pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1, 2, 3], [2]), ([[1, 2]], [[1, 2]])])
 def test_pairs_have_two_sides(a, b):
-    with pytest.raises(ValueError, match=r"pairs of \(.*\) and \(.*\) values; give both for the same clients"):
+    with pytest.raises(
+        ValueError, match=r"pairs of \(.*\) and \(.*\) values; give both for the same clients"
+    ):
         analysis.paired(a, b)
 
 
@@ -71,10 +81,19 @@ def test_pairs_have_two_sides(a, b):
 
 def series(values, row="fedper", column="c", seed=0, artefact="fig2", spent=True, **more):
     """Rows of one run at rounds 0, 2, 4, ...: accuracies, and totals that grow by (3, 1e6, 2e6, .5) a round."""
-    base = dict(run=f"{row}/{column}/{seed}", paper="p", artefact=artefact, row=row, column=column, seed=seed)
+    base = dict(
+        run=f"{row}/{column}/{seed}",
+        paper="p",
+        artefact=artefact,
+        row=row,
+        column=column,
+        seed=seed,
+    )
     acc = dict(when="before", split="test", mean="client", metric="acc_pct") | more
     rows = [base | acc | {"round": 2 * i, "value": float(v)} for i, v in enumerate(values)]
-    totals = dict(client_visits=3, download_bytes=1e6, upload_bytes=2e6, train_s=0.5) if spent else {}
+    totals = (
+        dict(client_visits=3, download_bytes=1e6, upload_bytes=2e6, train_s=0.5) if spent else {}
+    )
     for metric, each in totals.items():
         tail = dict(when="", split="", mean="total", metric=metric)
         rows += [base | tail | {"round": 2 * i, "value": 2 * i * each} for i in range(len(values))]
@@ -104,10 +123,18 @@ def test_convergence_reads_test_accuracies_of_one_moment():
 
 
 def test_a_run_of_two_artefacts_converges_once_and_its_costs_may_be_missing():
-    twice = pd.concat([series([1, 2]), series([1, 2], artefact="fig3"), series([1, 2], row="K_P = 1", artefact="fig3")])
+    twice = pd.concat(
+        [
+            series([1, 2]),
+            series([1, 2], artefact="fig3"),
+            series([1, 2], row="K_P = 1", artefact="fig3"),
+        ]
+    )
     assert analysis.convergence(twice).row.tolist() == ["fedper", "K_P = 1"]
     bare = analysis.convergence(series([1, 2], spent=False))
-    assert bare.best.tolist() == [2] and bare[["client_visits", "megabytes", "train_s"]].isna().all(axis=None)
+    assert bare.best.tolist() == [2] and bare[["client_visits", "megabytes", "train_s"]].isna().all(
+        axis=None
+    )
 
 
 # ---------------------------------------------------------------- fairness
@@ -127,9 +154,21 @@ def test_fairness_by_hand():
 
 def test_shares_by_hand():
     w = np.array([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.25, 0.25, 0.5]])
-    close(analysis.shares(w, ["a", "a", "b"]), {"self": 1.7 / 3, "similar": 0.2, "other": 0.225}, rtol=1e-12)
-    close(analysis.shares(w, [0, 1, 2]), {"self": 1.7 / 3, "similar": np.nan, "other": 1.3 / 6}, rtol=1e-12)
-    close(analysis.shares(w, [0, 0, 0]), {"self": 1.7 / 3, "similar": 1.3 / 6, "other": np.nan}, rtol=1e-12)
+    close(
+        analysis.shares(w, ["a", "a", "b"]),
+        {"self": 1.7 / 3, "similar": 0.2, "other": 0.225},
+        rtol=1e-12,
+    )
+    close(
+        analysis.shares(w, [0, 1, 2]),
+        {"self": 1.7 / 3, "similar": np.nan, "other": 1.3 / 6},
+        rtol=1e-12,
+    )
+    close(
+        analysis.shares(w, [0, 0, 0]),
+        {"self": 1.7 / 3, "similar": 1.3 / 6, "other": np.nan},
+        rtol=1e-12,
+    )
 
 
 @given(st.integers(2, 4), st.integers(2, 4), st.integers(0, 99))
@@ -143,26 +182,45 @@ def test_shares_of_rows_that_sum_to_one(groups, m, seed):
 
 def constant(own, similar, other):
     """Weights (4, 4) of two pairs."""
-    return np.kron(np.eye(2), np.full((2, 2), similar - other)) + other + (own - similar) * np.eye(4)
+    return (
+        np.kron(np.eye(2), np.full((2, 2), similar - other)) + other + (own - similar) * np.eye(4)
+    )
 
 
 def test_stages_by_hand():
     rounds, group = [0, 1, 4, 6, 10, 20, 24], [0, 0, 1, 1]
-    weights = {f"l{k}": np.stack([constant(100 * k + r, 10 * k + r, k + r) for r in rounds]) for k in range(3)}
+    weights = {
+        f"l{k}": np.stack([constant(100 * k + r, 10 * k + r, k + r) for r in rounds])
+        for k in range(3)
+    }
     got = analysis.stages(weights, rounds, group, best=20)
     assert got.columns.tolist() == ["part", "kind", "stage", "round", "weight"] and len(got) == 36
     at = got.drop_duplicates("stage").set_index("stage")["round"].to_dict()
-    assert at == {"First": 1, "Prior": 4, "Middle": 10, "Final": 20}, "5 lies as near to 4 as to 6: the earlier"
-    level = {"whole": 1, "shallow": 0.5, "deep": 1.5}  # mean of the layers' numbers; layer 1 is in both halves
+    assert at == {"First": 1, "Prior": 4, "Middle": 10, "Final": 20}, (
+        "5 lies as near to 4 as to 6: the earlier"
+    )
+    level = {
+        "whole": 1,
+        "shallow": 0.5,
+        "deep": 1.5,
+    }  # mean of the layers' numbers; layer 1 is in both halves
     unit = {"self": 100, "similar": 10, "other": 1}
-    want = [level[p] * unit[k] + r for p, k, r in zip(got.part, got.kind, got["round"], strict=True)]
+    want = [
+        level[p] * unit[k] + r for p, k, r in zip(got.part, got.kind, got["round"], strict=True)
+    ]
     np.testing.assert_allclose(got.weight, want)
     assert set(zip(got.part, got.kind, strict=True)) == {(p, k) for p in level for k in unit}
 
 
 def test_stages_of_halves_and_of_one_matrix():
     weights = {f"l{k}": np.full((1, 2, 2), float(k)) for k in range(4)}
-    got = analysis.stages(weights, [3], [0, 1], best=3).dropna().groupby("part").weight.agg(set).to_dict()
+    got = (
+        analysis.stages(weights, [3], [0, 1], best=3)
+        .dropna()
+        .groupby("part")
+        .weight.agg(set)
+        .to_dict()
+    )
     assert got == {"whole": {1.5}, "shallow": {0.5}, "deep": {2.5}}
     whole = analysis.stages({"model": weights["l2"]}, [3], [0, 1], best=3)
     assert set(whole.part) == {"whole", "shallow", "deep"} and set(whole.weight.dropna()) == {2.0}
@@ -194,7 +252,10 @@ def test_agreement_looks_off_the_diagonal():
     np.testing.assert_allclose(analysis.agreement(-w, shared)["rho"], -1)
     noisy = np.random.default_rng(0).random((4, 4))
     off = ~np.eye(4, dtype=bool)
-    close(analysis.agreement(noisy, shared), dict(zip(("rho", "p"), spearmanr(noisy[off], shared[off]), strict=True)))
+    close(
+        analysis.agreement(noisy, shared),
+        dict(zip(("rho", "p"), spearmanr(noisy[off], shared[off]), strict=True)),
+    )
     close(analysis.agreement(w, np.eye(4)), dict(rho=np.nan, p=np.nan))
 
 
@@ -212,7 +273,9 @@ def test_tsne_repeats_and_keeps_neighbours():
     got = analysis.tsne(x)
     assert got.shape == (20, 2) and np.isfinite(got).all()
     np.testing.assert_array_equal(got, analysis.tsne(x))
-    assert not np.allclose(got, analysis.tsne(x, seed=1)) and not np.allclose(got, analysis.tsne(x, perplexity=3))
+    assert not np.allclose(got, analysis.tsne(x, seed=1)) and not np.allclose(
+        got, analysis.tsne(x, perplexity=3)
+    )
     assert analysis.clustering(got, label, permutations=1)["purity"] == 1
 
 
@@ -234,12 +297,24 @@ def test_clustering_by_hand():
 
 def test_clustering_counts_permutations():
     x, label = blobs(0.1)
-    sharp, none = analysis.clustering(x, label, permutations=99), analysis.clustering(x, label, permutations=0)
+    sharp, none = (
+        analysis.clustering(x, label, permutations=99),
+        analysis.clustering(x, label, permutations=0),
+    )
     assert (sharp["purity"], sharp["p"], none["p"]) == (1, 0.01, 1) and sharp["silhouette"] > 0.9
     np.testing.assert_allclose(sharp["chance"], 4 / 19)
-    vague = [analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199) for s in range(20)]
-    assert abs(np.mean([v["purity"] for v in vague]) - 4 / 19) < 0.04 and np.mean([v["p"] for v in vague]) > 0.3
-    again = [analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199) for s in range(5)]
+    vague = [
+        analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199)
+        for s in range(20)
+    ]
+    assert (
+        abs(np.mean([v["purity"] for v in vague]) - 4 / 19) < 0.04
+        and np.mean([v["p"] for v in vague]) > 0.3
+    )
+    again = [
+        analysis.clustering(x, np.random.default_rng(s).permutation(label), permutations=199)
+        for s in range(5)
+    ]
     assert vague[:5] == again
     tied = analysis.clustering(np.eye(3), [*"aab"], neighbours=2, permutations=9)
     assert tied["p"] == 1, "all permutations are as pure as the labels"
@@ -247,7 +322,9 @@ def test_clustering_counts_permutations():
 
 @pytest.mark.parametrize("neighbours", [0, 20])
 def test_neighbours_are_others(neighbours):
-    with pytest.raises(ValueError, match=f"{neighbours} neighbours of each of 20 points; ask for 1 to 19"):
+    with pytest.raises(
+        ValueError, match=f"{neighbours} neighbours of each of 20 points; ask for 1 to 19"
+    ):
         analysis.clustering(*blobs(1), neighbours=neighbours)
 
 
@@ -270,7 +347,10 @@ def test_total_variation_is_a_distance_of_distributions(counts, factor):
 
 
 def test_nobody_without_samples_has_a_distribution():
-    for pair, name in (((np.eye(3) - np.eye(3)[:1], np.eye(3)), "a"), ((np.eye(3), np.zeros((2, 3))), "b")):
+    for pair, name in (
+        ((np.eye(3) - np.eye(3)[:1], np.eye(3)), "a"),
+        ((np.eye(3), np.zeros((2, 3))), "b"),
+    ):
         with pytest.raises(ValueError, match=rf"rows \[0.*\] of {name} hold no samples"):
             analysis.total_variation(*pair)
 
@@ -290,7 +370,10 @@ def test_slope_interval_covers_and_narrows():
     assert width[1] < width[0] / 2
     np.testing.assert_allclose(width[1], 2 * 1.96 / np.sqrt(400 * x.var()), rtol=0.2)
     assert many == analysis.slope(x, y) and many != analysis.slope(x, y, seed=1)
-    assert width[0] != np.diff([analysis.slope(x[:40], y[:40], resamples=50)[k] for k in ("low", "high")])[0]
+    assert (
+        width[0]
+        != np.diff([analysis.slope(x[:40], y[:40], resamples=50)[k] for k in ("low", "high")])[0]
+    )
 
 
 def test_slope_leaves_resamples_of_one_x_out():

@@ -6,7 +6,13 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.explore.background import Background
 
 LONG = Experiment(
-    clients=2, model="lenet", model_args={"kernels": 2}, rounds=100_000, batch=10, max_samples=10, eval_after=False
+    clients=2,
+    model="lenet",
+    model_args={"kernels": 2},
+    rounds=100_000,
+    batch=10,
+    max_samples=10,
+    eval_after=False,
 )
 
 
@@ -22,7 +28,9 @@ def test_stopped_and_run_again(tmp_path):
     until(lambda: job.poll() and job.curve is not None and job.curve["round"].max() > 1)
     job.stop()
     assert job.wait() == "stopped"
-    assert (tmp_path / f"{LONG.id}.part" / "checkpoint.pt").exists() and not (tmp_path / LONG.id).exists()
+    assert (tmp_path / f"{LONG.id}.part" / "checkpoint.pt").exists() and not (
+        tmp_path / LONG.id
+    ).exists()
     again = Background(LONG, store=tmp_path)
     until(lambda: again.poll() and again.curve is not None)
     again.stop()
@@ -32,10 +40,15 @@ def test_stopped_and_run_again(tmp_path):
 
 def test_done_failed_and_killed(tmp_path):
     done = Background(LONG.but(rounds=1), store=tmp_path)
-    failed = Background(Experiment(partition="groups", clients=7), store=tmp_path)  # five groups of seven clients
+    failed = Background(
+        Experiment(partition="groups", clients=7), store=tmp_path
+    )  # five groups of seven clients
     killed = Background(LONG, store=tmp_path)
     assert done.wait() == "done" and done.curve["round"].tolist() == [0, 1]
-    assert failed.wait().startswith("failed: partition 'groups': groups=5 must divide") and failed.curve is None
+    assert (
+        failed.wait().startswith("failed: partition 'groups': groups=5 must divide")
+        and failed.curve is None
+    )
     until(lambda: killed.poll())
     killed._process.kill()
     assert killed.wait() == "failed: its process ended with code -9"

@@ -84,7 +84,9 @@ def train(e, rounds=1, start=None, sel=None, loss=None, **how):
 def assert_close(a, b):
     assert a.keys() == b.keys()
     for n in a:
-        torch.testing.assert_close(a[n], b[n], rtol=1e-9, atol=1e-11, msg=lambda m, n=n: f"{n}: {m}")
+        torch.testing.assert_close(
+            a[n], b[n], rtol=1e-9, atol=1e-11, msg=lambda m, n=n: f"{n}: {m}"
+        )
 
 
 # -- sizes, capture, replay ----------------------------------------------------------------------------------------------
@@ -126,8 +128,12 @@ def test_captures_and_replays_are_counted(tape):
     want = [s for s, n in stack.items() if n > WARM]
     assert [w for w, _ in tape].count("capture") == len(want)
     assert [w for w, _ in tape].count("replay") == sum(stack[s] - WARM for s in want)
-    order = [graph for what, graph in tape if what == "replay"]  # each size's own, one size after the other
-    assert len(dict.fromkeys(order)) == sum(a != b for a, b in zip(order, order[1:], strict=False)) + 1
+    order = [
+        graph for what, graph in tape if what == "replay"
+    ]  # each size's own, one size after the other
+    assert (
+        len(dict.fromkeys(order)) == sum(a != b for a, b in zip(order, order[1:], strict=False)) + 1
+    )
     del tape[:]
     train(e)  # a later round replays all it can: what lacked steps to be captured is captured now
     assert [w for w, _ in tape].count("capture") <= len(stack) - len(want)
@@ -142,7 +148,9 @@ def test_memory_stays_in_place():
     train(e)
     (stack,) = e.batched.stacks.values()
     held = {n: v.data_ptr() for n, v in (stack.live | stack.fixed | stack.anchor).items()}
-    train(e, start={n: v + 0 for n, v in expand(e.task.initial, 8).items()})  # other memory, and rows of their own
+    train(
+        e, start={n: v + 0 for n, v in expand(e.task.initial, 8).items()}
+    )  # other memory, and rows of their own
     assert len(e.batched.stacks) == 2
     train(e, rounds=2)
     stack = next(s for s in e.batched.stacks.values() if s is stack)
@@ -183,12 +191,20 @@ def test_methods_replay(name, args, tape):
         data = clients_of(x[:, 0].numpy(), data.federation.y, data.index["train"])
         config = replace(CONFIG, rounds=3, eval_every=3, eval_after=False)
         task = Task(network(bn=name != "fedcp"), data.n, data.label_counts, config)
-        state, history, *_ = simulate(make_method(name, **args).bind(task), data, executor=executor, workers=1)
+        state, history, *_ = simulate(
+            make_method(name, **args).bind(task), data, executor=executor, workers=1
+        )
         assert history.executor == executor
-        ends.append(state.server | state.clients | {n: v for n, v in state.extra.items() if torch.is_tensor(v)})
+        ends.append(
+            state.server
+            | state.clients
+            | {n: v for n, v in state.extra.items() if torch.is_tensor(v)}
+        )
     assert [w for w, _ in tape].count("replay") >= 3
     for n in ends[0]:
-        torch.testing.assert_close(*(e[n] for e in ends), rtol=1e-8, atol=1e-9, msg=lambda m, n=n: f"{n}: {m}")
+        torch.testing.assert_close(
+            *(e[n] for e in ends), rtol=1e-8, atol=1e-9, msg=lambda m, n=n: f"{n}: {m}"
+        )
 
 
 # -- steps of a method's own ---------------------------------------------------------------------------------------------
@@ -312,7 +328,9 @@ def test_running_out_of_memory_halves_the_chunk(monkeypatch):
     e, most = engine("graphs"), 3
     whole, run = [], batched.Stack.run
     monkeypatch.setattr(
-        batched.Stack, "run", lambda self, job, ids, out: (whole.append(len(ids)), full(self, job, ids, out))
+        batched.Stack,
+        "run",
+        lambda self, job, ids, out: (whole.append(len(ids)), full(self, job, ids, out)),
     )
 
     def full(self, job, ids, out):
@@ -356,8 +374,14 @@ def test_a_batched_step_launches_the_same_for_any_number_of_clients():
 def test_counts_of_a_step():
     plain = a_step(engine("batched"))
     assert (plain <= [68, 62]).all(), plain
-    for field in ("momentum", "weight_decay"):  # a constant number of launches, whatever the number of tensors
-        more = [a_step(engine("batched", depth=d, **{field: 0.5})) - a_step(engine("batched", depth=d)) for d in (1, 5)]
+    for field in (
+        "momentum",
+        "weight_decay",
+    ):  # a constant number of launches, whatever the number of tensors
+        more = [
+            a_step(engine("batched", depth=d, **{field: 0.5})) - a_step(engine("batched", depth=d))
+            for d in (1, 5)
+        ]
         assert more[0][0] == more[1][0] <= 3, field
 
 

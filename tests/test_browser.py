@@ -19,7 +19,10 @@ import pytest
 
 from tools.notebooks import NOTEBOOKS, ROOT
 
-CHROME = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+CHROME = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
 PICTURES = ROOT / "runs" / "browser"
 SETTINGS = {  # all cells in the page, no question about news, no look for updates
@@ -41,12 +44,22 @@ def runs(tmp_path) -> Path:
 
 @pytest.fixture
 def driver():
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e .[browser]")
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="selenium is not installed: pip install -e .[browser]"
+    )
     if not (CHROME and DRIVER):
-        pytest.skip("no Chromium or Chrome with its driver here (Debian: apt install chromium chromium-driver)")
+        pytest.skip(
+            "no Chromium or Chrome with its driver here (Debian: apt install chromium chromium-driver)"
+        )
     options = webdriver.ChromeOptions()
     options.binary_location = CHROME
-    for word in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1400,1800"):
+    for word in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "disable-gpu",
+        "window-size=1400,1800",
+    ):
         options.add_argument(f"--{word}")
     service = webdriver.ChromeService(DRIVER)
     browser = webdriver.Chrome(options=options, service=service)
@@ -64,15 +77,33 @@ def lab(tmp_path, runs):
         file = home / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
-    hidden = ("PYTEST_VERSION", "PYTEST_CURRENT_TEST", "PFL_HEADLESS", "JPY_SESSION_NAME", "MPLBACKEND")
+    hidden = (
+        "PYTEST_VERSION",
+        "PYTEST_CURRENT_TEST",
+        "PFL_HEADLESS",
+        "JPY_SESSION_NAME",
+        "MPLBACKEND",
+    )
     env = {k: v for k, v in os.environ.items() if k not in hidden}
-    env |= {"PFL_RUNS": str(runs), "PFL_OFFLINE": "1", "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(ROOT)}
+    env |= {
+        "PFL_RUNS": str(runs),
+        "PFL_OFFLINE": "1",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     places = dict(
-        JUPYTER_CONFIG_DIR="config", JUPYTER_DATA_DIR="data", JUPYTER_RUNTIME_DIR="runtime", IPYTHONDIR="ipython"
+        JUPYTER_CONFIG_DIR="config",
+        JUPYTER_DATA_DIR="data",
+        JUPYTER_RUNTIME_DIR="runtime",
+        IPYTHONDIR="ipython",
     )
     places |= dict(JUPYTERLAB_SETTINGS_DIR="settings", JUPYTERLAB_WORKSPACES_DIR="workspaces")
     env |= {name: str(home / folder) for name, folder in places.items()}
-    words = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
+    words = [
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={token}",
+    ]
     words += ["--ip=127.0.0.1", "--no-browser", "--allow-root", f"--ServerApp.root_dir={home}"]
     with (home / "log").open("w") as log:
         server = subprocess.Popen(
@@ -83,7 +114,9 @@ def lab(tmp_path, runs):
             time.sleep(0.2)
             assert server.poll() is None, (home / "log").read_text()
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=10).close()
+                urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/api/status?token={token}", timeout=10
+                ).close()
                 break
             except OSError:  # not yet
                 continue
@@ -105,7 +138,9 @@ class Page:
         from selenium.webdriver.support.ui import WebDriverWait
 
         try:
-            return WebDriverWait(self.driver, seconds, 0.2, [StaleElementReferenceException]).until(lambda _: seen())
+            return WebDriverWait(self.driver, seconds, 0.2, [StaleElementReferenceException]).until(
+                lambda _: seen()
+            )
         except TimeoutException:
             self.keep("failed")
             raise
@@ -118,10 +153,14 @@ class Page:
 
     def panel(self, label: str) -> str:
         """The panel that has a control of this label."""
-        return f"//label[normalize-space()='{label}']/ancestor::div[contains(@class, 'widget-box')][2]"
+        return (
+            f"//label[normalize-space()='{label}']/ancestor::div[contains(@class, 'widget-box')][2]"
+        )
 
     def slide(self, panel: str, label: str, key: str) -> None:
-        handle = self.one(f"{panel}//label[normalize-space()='{label}']/..//div[contains(@class, 'noUi-handle')]")
+        handle = self.one(
+            f"{panel}//label[normalize-space()='{label}']/..//div[contains(@class, 'noUi-handle')]"
+        )
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
         handle.send_keys(key)
 
@@ -133,14 +172,19 @@ class Page:
 
     def press(self, word: str) -> None:
         self.until(
-            lambda: (b := self.one(f"//button[normalize-space()='{word}']")).is_enabled() and (b.click() or True)
+            lambda: (
+                (b := self.one(f"//button[normalize-space()='{word}']")).is_enabled()
+                and (b.click() or True)
+            )
         )
 
     def keep(self, name: str, panel: str = "") -> None:
         """A picture of the page, with the panel in sight."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         if panel:
-            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", self.one(panel))
+            self.driver.execute_script(
+                "arguments[0].scrollIntoView({block: 'center'})", self.one(panel)
+            )
             time.sleep(0.5)  # until scrolled
         self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
 
@@ -150,16 +194,25 @@ def page(driver, lab) -> Page:
     """explore.ipynb, opened and run from top to bottom."""
     page = Page(driver)
     driver.get(lab)
-    page.one("//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]")  # the kernel is there
+    page.one(
+        "//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]"
+    )  # the kernel is there
     page.one("//div[@class='lm-MenuBar-itemLabel' and text()='Run']").click()
     page.one("//li[@data-command='runmenu:run-all']").click()
-    page.until(lambda: len(page.all("//div[contains(@class, 'jp-OutputArea')]//label[text()='Rounds']")) == 1)
+    page.until(
+        lambda: (
+            len(page.all("//div[contains(@class, 'jp-OutputArea')]//label[text()='Rounds']")) == 1
+        )
+    )
     return page
 
 
 def all_views_are_there_without_errors(page):
     page.keep("1-opened", page.panel("Partition"))
-    assert page.all("//div[contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')]") == []
+    assert (
+        page.all("//div[contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')]")
+        == []
+    )
     assert page.picture(page.panel("Partition")).startswith("data:image/png")
     assert "fedavg" in page.text(page.panel("Smoothing"))
 

@@ -22,7 +22,12 @@ from pfl_core.papers import plan, report
 from pfl_core.util import paths
 from tools import notebooks
 
-TINY = dict(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.5, "split": "70/10/20"}, clients=3)
+TINY = dict(
+    dataset="digits",
+    partition="dirichlet",
+    partition_args={"alpha": 0.5, "split": "70/10/20"},
+    clients=3,
+)
 TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
 WORDS = "--partition_args alpha=.5,split=70/10/20 --clients 3 --model mlp --rounds 2 --max-samples 20 --batch 10"
 
@@ -72,7 +77,10 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
     assert said(capsys, f"show {e.id[:5]}") == out[out.index("Result(") :]
     assert f"{found.summary().loc['before', 'last']:.2f}" in out
     (line,) = said(capsys, "list runs").splitlines()
-    assert line.startswith(f"{e.id} ") and f"{found.history.value.iloc[0]:.2f}" not in line.partition(": ")[0]
+    assert (
+        line.startswith(f"{e.id} ")
+        and f"{found.history.value.iloc[0]:.2f}" not in line.partition(": ")[0]
+    )
     assert " fedper on digits, seed 0, lr 0.01: " in line and line.endswith(" % (after)")
     again = said(capsys, f"run --method fedavg --init_from {e.id[:6]} {WORDS}")
     assert (
@@ -82,7 +90,11 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
 
 def test_the_summary_is_that_of_the_history(home):
     r = run(Experiment(**TINY | {"rounds": 3}))
-    rows = r.history[(r.history["mean"] == "client") & (r.history.when == "before") & (r.history.metric == "acc_pct")]
+    rows = r.history[
+        (r.history["mean"] == "client")
+        & (r.history.when == "before")
+        & (r.history.metric == "acc_pct")
+    ]
     test = rows[rows.split == "test"].set_index("round").value
     got = r.summary().loc["before"]
     assert got["last"] == round(test[3], 2) and got["best"] == round(test[got["at"]], 2)
@@ -97,16 +109,28 @@ def test_every_field_is_an_option(capsys):
         assert out.count(f"--{name} ") in (1, 2) and (
             "_" not in name or f"--{name.replace('_', '-')}" not in out
         )  # usage
-        assert f.metadata["doc"] and described(f).startswith(f.metadata["doc"]) and "(default: " in described(f)
+        assert (
+            f.metadata["doc"]
+            and described(f).startswith(f.metadata["doc"])
+            and "(default: " in described(f)
+        )
     assert described(FIELDS["buffers"]).endswith("; one of local, average, reset (default: local)")
-    assert described(FIELDS["steps"]).count("count in epochs") == 1 and "--recompute" in out and "revision" in out
+    assert (
+        described(FIELDS["steps"]).count("count in epochs") == 1
+        and "--recompute" in out
+        and "revision" in out
+    )
     assert described(FIELDS["shuffle"]).endswith("(default: true)")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("run --metod fedper", 2, "pfl_core run: option of run: '--metod' is unknown; did you mean '--method'"),
+        (
+            "run --metod fedper",
+            2,
+            "pfl_core run: option of run: '--metod' is unknown; did you mean '--method'",
+        ),
         ("run --method fedperr", 1, "did you mean 'fedper'"),
         ("run --rounds many", 1, "rounds='many'): got str, allowed is int"),
         ("run --device gpu", 1, "device 'gpu' is unknown"),
@@ -137,10 +161,14 @@ def test_compare_runs_methods_papers(home, capsys):
     out = said(capsys, f"compare {ids[0]} {ids[1][:8]}")
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert (
-        out.splitlines()[0].split() == ids and lines["method"] == ["fedper", "fedavg"] and lines["lr"] == ["0.01"] * 2
+        out.splitlines()[0].split() == ids
+        and lines["method"] == ["fedper", "fedavg"]
+        and lines["lr"] == ["0.01"] * 2
     )
     assert (
-        "rounds" not in lines and len(lines["date"]) == 4 and {"commit", "processor", "before", "after"} <= set(lines)
+        "rounds" not in lines
+        and len(lines["date"]) == 4
+        and {"commit", "processor", "before", "after"} <= set(lines)
     )
     assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
     assert "FedPer is clearly better than FedAvg" in said(capsys, "compare fedper")
@@ -169,17 +197,26 @@ def test_a_plan_names_the_runs_of_the_notebook_and_trains_nothing(home, capsys, 
     before = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
     run(cells[0])
     after = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
-    assert (before.loc["fig3", "runs"], before.loc["fig3", "cached"], after.loc["fig3", "cached"]) == (2, 0, 1)
+    assert (
+        before.loc["fig3", "runs"],
+        before.loc["fig3", "cached"],
+        after.loc["fig3", "cached"],
+    ) == (2, 0, 1)
     assert after.loc["fig3", "client-steps"] == before.loc["fig3", "client-steps"] / 2
     assert before.loc["all, each run once"].tolist() == before.loc["fig3"].tolist()
 
 
 def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
     out = said(capsys, "plan fedper --profile paper --artefacts fig2")
-    assert "NaN: the time cannot be told without cifar10" in out and "python -m pfl_core fetch cifar10" in out
+    assert (
+        "NaN: the time cannot be told without cifar10" in out
+        and "python -m pfl_core fetch cifar10" in out
+    )
 
 
-@pytest.mark.parametrize("changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}]
+)
 def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
     e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
     made = []
@@ -200,7 +237,9 @@ def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
 
 def test_sources_are_runs_too(home):
     e = Experiment(**TINY, init_from=Experiment(**TINY | {"rounds": 1}))
-    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[0].keep_models
+    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[
+        0
+    ].keep_models
 
 
 # -- logging -------------------------------------------------------------------------------------------------------------
@@ -211,13 +250,17 @@ def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
 
     said(capsys, f"run --method fedper {WORDS} --tensorboard {tmp_path / 'logs'}")
     seen = events.EventAccumulator(str(tmp_path / "logs" / "fedper-0")).Reload()
-    check_logged({name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]})
+    check_logged(
+        {name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]}
+    )
 
 
 def check_logged(logged):
     h = run(Experiment(**TINY)).history
     for mean, metric in (("client", "acc_pct"), ("pooled", "loss")):
-        own = h[(h.when == "after") & (h.split == "test") & (h["mean"] == mean) & (h.metric == metric)]
+        own = h[
+            (h.when == "after") & (h.split == "test") & (h["mean"] == mean) & (h.metric == metric)
+        ]
         got = logged[f"after/test/{metric}"]
         assert [s for s, _ in got] == own["round"].tolist()
         assert np.allclose([v for _, v in got], own.value, rtol=1e-5)
@@ -236,7 +279,9 @@ def test_a_logger_that_is_not_installed_is_named(monkeypatch, tmp_path, capsys, 
 def test_lists_have_a_line_each(capsys):
     for kind in (list_methods(), list_datasets(), list_models(), list_partitions()):
         assert isinstance(kind, dict) and repr(kind).splitlines()[0].split()[0] == next(iter(kind))
-        assert len(repr(kind).splitlines()) == len(kind) and kind._repr_html_().count("<tr>") == len(kind)
+        assert len(repr(kind).splitlines()) == len(kind) and kind._repr_html_().count(
+            "<tr>"
+        ) == len(kind)
 
 
 def test_objects_are_short_in_text_and_whole_in_html(home):
@@ -255,8 +300,12 @@ def test_objects_are_short_in_text_and_whole_in_html(home):
 
 def test_help_begins_with_what_to_do():
     text = pydoc.render_doc(pfl_core, renderer=pydoc.plaintext)
-    assert text.index("list_methods()") < text.index("PACKAGE CONTENTS") and "docs/errors.md" in text
-    public = [getattr(pfl_core, name) for name in pfl_core.__all__ if callable(getattr(pfl_core, name))]
+    assert (
+        text.index("list_methods()") < text.index("PACKAGE CONTENTS") and "docs/errors.md" in text
+    )
+    public = [
+        getattr(pfl_core, name) for name in pfl_core.__all__ if callable(getattr(pfl_core, name))
+    ]
     assert all(thing.__doc__ and len(thing.__doc__) > 20 for thing in public)
 
 
@@ -265,7 +314,11 @@ def test_help_begins_with_what_to_do():
 
 def test_the_list_says_what_differs(home, capsys):
     e = Experiment(**TINY)
-    others = [e.but(seed=1), e.but(partition_args={"alpha": 5.0}), e.but(lr=0.5, epochs=2, model_args={"hidden": 7})]
+    others = [
+        e.but(seed=1),
+        e.but(partition_args={"alpha": 5.0}),
+        e.but(lr=0.5, epochs=2, model_args={"hidden": 7}),
+    ]
     lines = {r.id: "" for r in map(run, [e, *others])}
     for line in said(capsys, "list runs").splitlines():
         lines[line.split()[0]] = line
@@ -276,7 +329,10 @@ def test_the_list_says_what_differs(home, capsys):
     today = f"{datetime.now():%Y-%m-%d} "
     assert all(today in line for line in lines.values())
     table = side_by_side([run(e), run(others[1])])
-    assert table.loc["partition_args.alpha"].iloc[0].tolist() == [0.5, 5.0] and "rounds" not in table.index
+    assert (
+        table.loc["partition_args.alpha"].iloc[0].tolist() == [0.5, 5.0]
+        and "rounds" not in table.index
+    )
 
 
 def test_dates_commits_and_processors_are_shown_where_they_are_known(home):
@@ -285,7 +341,9 @@ def test_dates_commits_and_processors_are_shown_where_they_are_known(home):
         r, meta=r.meta | {"date": "2026-03-04T05:06:07+00:00", "commit": "abc", "processor": "CPU"}
     )
     line = listed([told])[r.id]
-    assert line.startswith(f"{datetime(2026, 3, 4, 5, 6, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}  fedper on digits")
+    assert line.startswith(
+        f"{datetime(2026, 3, 4, 5, 6, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}  fedper on digits"
+    )
     table = side_by_side([told])[r.id]
     assert "abc" in table.loc["commit"].to_numpy() and "CPU" in table.loc["processor"].to_numpy()
 
@@ -299,7 +357,9 @@ def test_one_broken_folder_does_not_stop_the_list(home, capsys):
     whole = json.loads((large / "experiment.json").read_text())
     del whole["sha256"]
     (large / "experiment.json").write_text(json.dumps(whole))
-    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }".ljust(117) + b"\n"
+    header = (
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }".ljust(117) + b"\n"
+    )
     with zipfile.ZipFile(large / "arrays.npz", "w") as z:
         z.writestr("rounds.npy", b"\x93NUMPY\x01\x00v\x00" + header)
     (half / "history.csv").write_text("a,b\n")
@@ -312,7 +372,10 @@ def test_a_run_that_diverged_ends_with_its_message_and_another_status(home, caps
     assert main(["run", *WORDS.split(), "--lr", "1e30"]) == 1
     got = capsys.readouterr()
     (failed,) = store.finished()
-    assert got.err.endswith(f"pfl_core run: run {failed.id} {failed.meta['status']}\n") and "failed: " in got.err
+    assert (
+        got.err.endswith(f"pfl_core run: run {failed.id} {failed.meta['status']}\n")
+        and "failed: " in got.err
+    )
     assert "Empty DataFrame" not in got.out
     assert failed.meta["status"] in said(capsys, "list runs")
     steering = dataclasses.replace(failed, meta=failed.meta | {"status": "failed: \x1b[2Jgone\r"})
@@ -344,7 +407,9 @@ def test_lists_import_nothing_that_draws_or_tests(tmp_path):
         "import sys; from pfl_core.__main__ import main; main(['list', 'methods']); "
         "print(sorted(m for m in ('scipy.stats', 'sklearn', 'seaborn', 'matplotlib', 'nbformat') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=notebooks.ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=notebooks.ROOT, capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
@@ -359,7 +424,9 @@ def test_ctrl_c_is_a_line(monkeypatch, capsys, home):
 def test_recompute_is_passed_on(monkeypatch, home, capsys):
     asked = []
     monkeypatch.setattr(
-        runs, "run", lambda e, **how: asked.append(how["recompute"]) or run(e, recompute=how["recompute"])
+        runs,
+        "run",
+        lambda e, **how: asked.append(how["recompute"]) or run(e, recompute=how["recompute"]),
     )
     said(capsys, f"run {WORDS}"), said(capsys, f"run {WORDS} --recompute")
     assert asked == [False, True]

@@ -19,7 +19,15 @@ from pfl_core.experiments.run import run
 from pfl_core.experiments.sweep import is_there, sweep, tune
 from pfl_core.util import paths, sums
 
-TINY = dict(dataset="digits", model="mlp", model_args={"hidden": 4}, clients=3, rounds=2, max_samples=20, lr=0.05)
+TINY = dict(
+    dataset="digits",
+    model="mlp",
+    model_args={"hidden": 4},
+    clients=3,
+    rounds=2,
+    max_samples=20,
+    lr=0.05,
+)
 KEYS = ["run", "artefact", "row", "column", "round", "when", "split", "mean", "metric"]
 
 
@@ -31,7 +39,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def experiment(artefact="fig2", row="fedavg", column="k=4", paper="fedper", profile="quick", **fields):
+def experiment(
+    artefact="fig2", row="fedavg", column="k=4", paper="fedper", profile="quick", **fields
+):
     tags = dict(paper=paper, artefact=artefact, row=row, column=column, profile=profile)
     return Experiment(**TINY | fields, tags=tags)
 
@@ -52,7 +62,9 @@ def read(name, **where):
 
 
 def sorted_rows(rows):
-    return rows.assign(value=rows.value.astype(float).round(4)).sort_values(KEYS, ignore_index=True)[ROW_COLUMNS]
+    return rows.assign(value=rows.value.astype(float).round(4)).sort_values(
+        KEYS, ignore_index=True
+    )[ROW_COLUMNS]
 
 
 def files(folder):
@@ -70,15 +82,23 @@ def test_rows_come_back_as_they_were(home):
     ]
     swept = sweep([*cells, experiment("table1", "again", column="x, y")])
     first = swept[swept.row == "fedper"].iloc[0].to_dict()
-    derived = [first | dict(mean="derived", metric="gap, points", value=1 / 3, when="", split="", round=2)]
+    derived = [
+        first | dict(mean="derived", metric="gap, points", value=1 / 3, when="", split="", round=2)
+    ]
     derived.append(derived[0] | dict(row="other", dataset="cifar10", value=float("nan")))
-    changed = swept[(swept.artefact == "table1") & (swept.metric == "acc_pct") & (swept["mean"] == "client")]
+    changed = swept[
+        (swept.artefact == "table1") & (swept.metric == "acc_pct") & (swept["mean"] == "client")
+    ]
     changed = changed.assign(column="of one size", value=changed.value + 1)
-    rows = pd.concat([swept, pd.DataFrame(derived, columns=ROW_COLUMNS), changed], ignore_index=True)
+    rows = pd.concat(
+        [swept, pd.DataFrame(derived, columns=ROW_COLUMNS), changed], ignore_index=True
+    )
     folder = committed.save(rows[ROW_COLUMNS[::-1]].assign(scratch=1), "fedper", "quick", "digits")
     back = read("fedper.quick-digits", folder=folder)
     pd.testing.assert_frame_equal(sorted_rows(back), sorted_rows(rows), check_exact=True)
-    assert list(back) == ROW_COLUMNS and list(dict.fromkeys(back.artefact)) == list(dict.fromkeys(rows.artefact))
+    assert list(back) == ROW_COLUMNS and list(dict.fromkeys(back.artefact)) == list(
+        dict.fromkeys(rows.artefact)
+    )
     own = back[(back.artefact == "fig2") & (back["mean"] != "derived")]
     fresh = swept[swept.artefact == "fig2"]
     keys = ["round", "when", "split", "mean", "metric"]
@@ -103,7 +123,11 @@ def test_what_is_known_of_a_run_stands_beside_it(home):
     }
     pool = load("digits")
     (found,) = known.pools.to_dict("records")
-    assert found["checksum"] == pool.checksum == line.pool and found["samples"] == pool.n and found["shape"] == "28x28"
+    assert (
+        found["checksum"] == pool.checksum == line.pool
+        and found["samples"] == pool.n
+        and found["shape"] == "28x28"
+    )
     assert committed.experiment(r.id).id == r.id and committed.experiment("0" * 16) is None
 
 
@@ -118,7 +142,10 @@ def test_arrays_are_those_of_the_run(home):
     assert committed.arrays_named(e.id) == set(r.arrays)  # the store goes first
     (paths.store_folder() / e.id).rename(paths.store_folder() / "elsewhere")
     assert committed.arrays_named(e.id) == set(back)
-    each, own = committed.accuracies(e.id, "after", 2), r.clients.query("when == 'after' and split == 'test'")
+    each, own = (
+        committed.accuracies(e.id, "after", 2),
+        r.clients.query("when == 'after' and split == 'test'"),
+    )
     assert (
         each.acc_pct.tolist() == own[own["round"] == 2].acc_pct.tolist()
         and each.n.tolist() == r.arrays["n/test"].tolist()
@@ -129,7 +156,9 @@ def test_arrays_are_those_of_the_run(home):
 
 def test_rows_of_runs_that_nobody_has_are_refused(home):
     rows = keep()
-    with pytest.raises(ValueError, match=r"run 00000000+ is neither in .*store nor in results/; compute it again"):
+    with pytest.raises(
+        ValueError, match=r"run 00000000+ is neither in .*store nor in results/; compute it again"
+    ):
         committed.save(rows.assign(run="0" * 16), "fedper", "quick", "digits")
     assert read("fedper.quick-digits", own=True).run.tolist() == rows.run.tolist()
 
@@ -144,12 +173,18 @@ def test_publish_takes_rows_and_figures_but_never_smoke(home):
     done = committed.publish("fedper")
     assert list(committed.parts()) == ["fedper.paper-cifar10+cifar100", "fedper.quick-digits"]
     figures = {
-        f"figures/fedper/{f}/fig2.{k}" for f in ("paper-cifar10+cifar100", "quick-digits") for k in ("png", "csv")
+        f"figures/fedper/{f}/fig2.{k}"
+        for f in ("paper-cifar10+cifar100", "quick-digits")
+        for k in ("png", "csv")
     }
-    small = {f"results/{n}" for n in ("runs.csv", "cells.csv", "pools.csv", "derived.csv", sums.NAME)}
+    small = {
+        f"results/{n}" for n in ("runs.csv", "cells.csv", "pools.csv", "derived.csv", sums.NAME)
+    }
     large = {f"results/fedper.{n}.csv.gz" for n in ("history", "clients")}
     assert set(files(home)) == figures | small | large == {str(p.relative_to(home)) for p in done}
-    assert (home / "figures/fedper/quick-digits/fig2.png").read_text() == "fedper quick digits fig2.png"
+    assert (
+        home / "figures/fedper/quick-digits/fig2.png"
+    ).read_text() == "fedper quick digits fig2.png"
 
 
 def test_publishing_again_replaces_that_part_and_nothing_else(home):
@@ -175,22 +210,34 @@ def test_a_run_of_two_papers_is_there_once(home):
     for paper in ("flayer", "fedper"):
         committed.publish(paper)
     assert len(tables.results().runs) == 1 and not list((home / "results").glob("flayer.*"))
-    for name, of in zip(("flayer.quick-digits", "fedper.quick-digits", "fedper.paper-digits"), rows, strict=True):
+    for name, of in zip(
+        ("flayer.quick-digits", "fedper.quick-digits", "fedper.paper-digits"), rows, strict=True
+    ):
         pd.testing.assert_frame_equal(sorted_rows(read(name)), sorted_rows(of), check_exact=True)
 
 
 def test_nothing_to_publish_is_an_error(home):
     keep(profile="smoke")
     for paper in ("fedper", "flayer"):
-        with pytest.raises(ValueError, match=f"nothing of '{paper}' to publish in .*runs; run its notebook at profile"):
+        with pytest.raises(
+            ValueError,
+            match=f"nothing of '{paper}' to publish in .*runs; run its notebook at profile",
+        ):
             committed.publish(paper)
     assert not home.exists()
 
 
 def test_rows_name_the_runs_to_keep(home):
-    first, second, other = keep().run[0], keep(profile="smoke", seed=1).run[0], keep("pfedhn", seed=2).run[0]
+    first, second, other = (
+        keep().run[0],
+        keep(profile="smoke", seed=1).run[0],
+        keep("pfedhn", seed=2).run[0],
+    )
     committed.publish("fedper")
-    assert committed.named_runs(["flayer"]) == set() and committed.named_runs(["fedper"]) == {first, second}
+    assert committed.named_runs(["flayer"]) == set() and committed.named_runs(["fedper"]) == {
+        first,
+        second,
+    }
     for file in (paths.runs_root() / "results" / "fedper.quick-digits").iterdir():
         file.unlink()  # still named by results/
     assert committed.named_runs() == {first, second, other}
@@ -214,7 +261,9 @@ def test_a_published_file_that_was_changed_is_refused(home, name):
     raw = path.read_bytes()
     for harm in (raw[:-9] + b"7" + raw[-8:], raw + raw[-20:], raw[: len(raw) // 2], b""):
         path.write_bytes(harm)
-        with pytest.raises(ValueError, match=rf"{path.name} is not as it was published .*git restore .*publish it"):
+        with pytest.raises(
+            ValueError, match=rf"{path.name} is not as it was published .*git restore .*publish it"
+        ):
             everything(folder)
     path.unlink()
     with pytest.raises(ValueError, match=rf"{path.name} is missing .*git restore"):
@@ -234,14 +283,20 @@ def test_damage_counts_for_prune_too(home):
         committed.named_runs()
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x00\xff", b"a,b\n1,2,3\n", b"run,value\n1,x\n", b"run,paper\n"])
-@pytest.mark.parametrize("name", ["runs.csv", "cells.csv", "derived.csv", "fedper.history.csv.gz", "fedper.npz"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"\x00\xff", b"a,b\n1,2,3\n", b"run,value\n1,x\n", b"run,paper\n"]
+)
+@pytest.mark.parametrize(
+    "name", ["runs.csv", "cells.csv", "derived.csv", "fedper.history.csv.gz", "fedper.npz"]
+)
 def test_damaged_files_are_named(home, name, raw):
     keep()
     committed.publish("fedper")
     (home / "results" / sums.NAME).unlink()  # nobody says what it should be
     (home / "results" / name).write_bytes(raw)
-    with pytest.raises(ValueError, match=rf"{name} is damaged .*restore it from git, or delete its folder"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is damaged .*restore it from git, or delete its folder"
+    ):
         everything(home / "results")
 
 
@@ -253,7 +308,9 @@ def test_digests_are_those_of_sha256sum_and_follow_what_is_there(home):
     keep("fedaghn", method="fedavg")  # without a probe: its .npz is gone
     committed.publish("fedaghn")
     subprocess.run(check, cwd=home / "results", check=True)
-    assert set(sums.known(home / "results")) == {p.name for p in (home / "results").iterdir()} - {sums.NAME}
+    assert set(sums.known(home / "results")) == {p.name for p in (home / "results").iterdir()} - {
+        sums.NAME
+    }
     assert not (home / "results" / "fedaghn.npz").exists()
 
 
@@ -296,7 +353,9 @@ def test_a_full_disk_leaves_what_was_there(home, request):
     new = sweep([experiment(seed=1)])
     old, kept = files(home), files(paths.runs_root() / "results")
     request.getfixturevalue("full")
-    with pytest.raises(OSError, match="cannot write .*csv.* what was there is as it was: make room"):
+    with pytest.raises(
+        OSError, match="cannot write .*csv.* what was there is as it was: make room"
+    ):
         committed.save(new, "fedper", "quick", "digits")
     with pytest.raises(OSError, match="No space left"):
         committed.publish("fedper")
@@ -321,7 +380,9 @@ def made_up(monkeypatch):
     given |= {"pool": pool, "now": pool}
     given["gone"] = lambda: given.update(now=absent) or pools._load.cache_clear()
     given["another"] = lambda: given.update(now=lambda: pool(1)) or pools._load.cache_clear()
-    monkeypatch.setitem(pools._ENTRIES, "made_up", pools._Entry("made up", lambda root: given["now"]()))
+    monkeypatch.setitem(
+        pools._ENTRIES, "made_up", pools._Entry("made up", lambda root: given["now"]())
+    )
     pools._load.cache_clear()
     yield given
     pools._load.cache_clear()
@@ -343,21 +404,35 @@ def test_published_rows_need_no_data_and_computing_does(home, made_up, capsys):
     assert is_there(e, recompute=False) and not is_there(e) and not is_there(other, recompute=False)
     again = sweep([e.but(tags={"artefact": "fig9"})], recompute=False)
     assert set(again.artefact) == {"fig9"}
-    pd.testing.assert_frame_equal(sorted_rows(again.assign(artefact="fig2")), sorted_rows(rows), check_exact=True)
-    pd.testing.assert_frame_equal(sorted_rows(read("fedper.quick-digits")), sorted_rows(rows), check_exact=True)
+    pd.testing.assert_frame_equal(
+        sorted_rows(again.assign(artefact="fig2")), sorted_rows(rows), check_exact=True
+    )
+    pd.testing.assert_frame_equal(
+        sorted_rows(read("fedper.quick-digits")), sorted_rows(rows), check_exact=True
+    )
     assert len(committed.accuracies(e.id, "before", 2)) == 3
     assert (committed.label_counts(e) == counts).all()
     there = experiment(seed=7)
-    for compute in (lambda: run(e), lambda: sweep([there, other], recompute=False), lambda: sweep([e])):
+    for compute in (
+        lambda: run(e),
+        lambda: sweep([there, other], recompute=False),
+        lambda: sweep([e]),
+    ):
         with pytest.raises(DatasetMissing, match="none of its places"):
             compute()
-    made_by_now = {p.name for p in paths.store_folder().iterdir() if "before" not in p.name and p.is_dir()}
+    made_by_now = {
+        p.name for p in paths.store_folder().iterdir() if "before" not in p.name and p.is_dir()
+    }
     assert made_by_now == set()  # nothing was trained before that was said
     with pytest.raises(DatasetMissing):
         tune(e, {"lr": [0.3]})
-    committed.save(again, "fedper", "quick", "digits")  # what was read may be kept and published again
+    committed.save(
+        again, "fedper", "quick", "digits"
+    )  # what was read may be kept and published again
     committed.publish("fedper")
-    assert tables.results().pools.samples.tolist() == [400] and set(read("fedper.quick-digits").artefact) == {"fig9"}
+    assert tables.results().pools.samples.tolist() == [400] and set(
+        read("fedper.quick-digits").artefact
+    ) == {"fig9"}
 
 
 def test_a_finished_run_of_the_store_needs_no_data(home, made_up):
@@ -378,12 +453,19 @@ def test_runs_over_another_copy_are_found(home, made_up):
     assert set(fresh.run) == {e.id} == set(sweep([e], recompute=False).run)
     committed.save(pd.concat([rows, fresh.assign(row="here")]), "fedper", "quick", "digits")
     committed.publish("fedper")
-    assert sorted(copies.checksums("made_up")) == sorted([made_up["pool"](0).checksum, made_up["pool"](1).checksum])
+    assert sorted(copies.checksums("made_up")) == sorted(
+        [made_up["pool"](0).checksum, made_up["pool"](1).checksum]
+    )
 
 
 def test_without_data_and_without_results_the_data_are_missing(home, made_up):
     made_up["gone"]()
-    for ask in (lambda e: e.id, lambda e: sweep([e], recompute=False), committed.find, committed.label_counts):
+    for ask in (
+        lambda e: e.id,
+        lambda e: sweep([e], recompute=False),
+        committed.find,
+        committed.label_counts,
+    ):
         with pytest.raises(DatasetMissing, match="none of its places"):
             ask(experiment(dataset="made_up"))
 
@@ -402,7 +484,10 @@ def test_it_is_said_how_a_copy_differs_from_the_official_set(home, monkeypatch):
     pools._load.cache_clear()
 
 
-MIXED = ("dirichlet_columns", "pfedhn_classes")  # whose validation samples are drawn from all classes at once
+MIXED = (
+    "dirichlet_columns",
+    "pfedhn_classes",
+)  # whose validation samples are drawn from all classes at once
 DEALT = {
     "digits": [
         "dirichlet",
@@ -419,9 +504,16 @@ DEALT = {
 }
 
 
-@pytest.mark.parametrize(("dataset", "scheme"), [(d, s) for d, schemes in DEALT.items() for s in schemes])
+@pytest.mark.parametrize(
+    ("dataset", "scheme"), [(d, s) for d, schemes in DEALT.items() for s in schemes]
+)
 def test_clients_have_the_same_classes_where_only_their_numbers_are_known(home, dataset, scheme):
-    keep(dataset=dataset, partition="workers" if dataset.startswith("raters") else "iid", clients=2, rounds=0)
+    keep(
+        dataset=dataset,
+        partition="workers" if dataset.startswith("raters") else "iid",
+        clients=2,
+        rounds=0,
+    )
     committed.publish("fedper")
     e, whole = Experiment(dataset=dataset, partition=scheme, clients=10, seed=3), []
     for pool in (load(dataset), copies.labels_of(dataset)):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from pfl_core.analysis import verdicts
+from pfl_core.data import pools as data
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.store import ROW_COLUMNS
@@ -21,16 +22,26 @@ from tools import pages
 COLUMN = "Dir(0.1), CIFAR-10"  # of FedAGHN's Table 1
 
 
-def run(row, values, *, seed=0, column=COLUMN, profile="paper", when="after", val=None, method=None):
+def run(
+    row, values, *, seed=0, column=COLUMN, profile="paper", when="after", val=None, method=None
+):
     """Rows of one run of FedAGHN's Table 1: test accuracy (and the validation accuracy that chooses) by round."""
-    base = dict.fromkeys(ROW_COLUMNS, "") | dict(paper="fedaghn", artefact="table1", row=row, column=column, seed=seed)
+    base = dict.fromkeys(ROW_COLUMNS, "") | dict(
+        paper="fedaghn", artefact="table1", row=row, column=column, seed=seed
+    )
     base |= dict(
-        run=f"{row}/{column}/{seed}", method=method or row, metric="acc_pct", profile=profile, dataset="cifar10"
+        run=f"{row}/{column}/{seed}",
+        method=method or row,
+        metric="acc_pct",
+        profile=profile,
+        dataset="cifar10",
     )
     out = []
-    for split, series in (("test", values), ("val", val or values)):
+    for part, series in (("test", values), ("val", val or values)):
         for r, v in enumerate(series):
-            out.append(base | {"round": r, "when": when, "split": split, "mean": "client", "value": v})
+            out.append(
+                base | {"round": r, "when": when, "split": part, "mean": "client", "value": v}
+            )
     return pd.DataFrame(out, columns=ROW_COLUMNS)
 
 
@@ -48,7 +59,9 @@ SAID = published("fedaghn").query("table == 'table1' and column == @COLUMN").set
 def test_every_published_cell_is_there_and_only_what_was_run_has_a_number():
     got = compare(run("fedaghn", [80.0]), "fedaghn", "table1")
     said = published("fedaghn").query("table == 'table1'")
-    assert len(got) == len(said) == 128 and list(dict.fromkeys(got.column)) == list(dict.fromkeys(said.column))
+    assert len(got) == len(said) == 128 and list(dict.fromkeys(got.column)) == list(
+        dict.fromkeys(said.column)
+    )
     assert cell(got, "fedaghn").reproduced == 80 and got.reproduced.notna().sum() == 1
     assert set(got[got.reproduced.isna()].verdict) == {"not run"}
     assert cell(got, "ditto").reported == SAID["ditto"]
@@ -64,13 +77,21 @@ def test_mean_and_sd_over_seeds_at_the_round_that_validation_chooses():
 
 
 def test_global_rows_are_read_before_local_training_and_give_their_view_after_it():
-    rows = join(run("fedavg", [40.0], when="before"), run("fedavg", [70.0], when="after"), run("fedaghn", [80.0]))
+    rows = join(
+        run("fedavg", [40.0], when="before"),
+        run("fedavg", [70.0], when="after"),
+        run("fedaghn", [80.0]),
+    )
     got = reproduced(rows, "fedaghn").set_index("row").value
     assert dict(got) == {"fedavg": 40, "fedavg_ft": 70, "fedaghn": 80}
 
 
 def test_a_row_of_ours_stands_at_the_end_of_its_column():
-    got = compare(join(run("fedaghn", [80.0]), run("fedaghn (descent)", [81.0], method="fedaghn")), "fedaghn", "table1")
+    got = compare(
+        join(run("fedaghn", [80.0]), run("fedaghn (descent)", [81.0], method="fedaghn")),
+        "fedaghn",
+        "table1",
+    )
     own = got[got.column == COLUMN]
     assert own.row.iloc[-1] == "fedaghn (descent)" and own.verdict.iloc[-1] == "no published number"
     assert len(got) == 129
@@ -79,7 +100,13 @@ def test_a_row_of_ours_stands_at_the_end_of_its_column():
 # ---------------------------------------------------------------- verdicts
 
 CELL = dict(
-    reported=80.0, reported_sd=0.5, reproduced=80.0, sd=0.2, difference=0.0, ordering="changed", profile="paper"
+    reported=80.0,
+    reported_sd=0.5,
+    reproduced=80.0,
+    sd=0.2,
+    difference=0.0,
+    ordering="changed",
+    profile="paper",
 )
 
 
@@ -122,9 +149,14 @@ def test_without_the_own_row_there_is_no_ordering():
 
 def test_wide_shows_run_columns_first_and_the_others_as_reported():
     got = wide(compare(join(run("fedaghn", [70.0]), run("ditto", [75.0])), "fedaghn", "table1"))
-    assert list(got.columns[:4]) == [(COLUMN, k) for k in ("reported", "reproduced", "difference", "ordering")]
+    assert list(got.columns[:4]) == [
+        (COLUMN, k) for k in ("reported", "reproduced", "difference", "ordering")
+    ]
     assert (COLUMN, "verdict") in got and {k for c, k in got.columns if c != COLUMN} == {"reported"}
-    assert got.loc["ditto", (COLUMN, "reproduced")] == "75.00" and got.loc["local", (COLUMN, "reproduced")] == "not run"
+    assert (
+        got.loc["ditto", (COLUMN, "reproduced")] == "75.00"
+        and got.loc["local", (COLUMN, "reproduced")] == "not run"
+    )
     assert got.loc["ditto", (COLUMN, "difference")] == f"{75 - SAID['ditto']:+.2f}"
     assert "±" in got.loc["ditto", (COLUMN, "reported")]
 
@@ -139,13 +171,15 @@ def test_tables_of_two_header_lines_are_saved_in_one(tmp_path):
     report.save_table(got, tmp_path / "t")
     head = (tmp_path / "t.csv").read_text().splitlines()[0]
     assert head.startswith('row,"Dir(0.1), CIFAR-10: reported"')
-    assert "Dir(0.1), CIFAR-10: reproduced" in (tmp_path / "t.tex").read_text()
+    assert r"{r}{Dir(0.1), CIFAR-10} &" in report.latex(got)
     back = pd.read_csv(tmp_path / "t.csv", keep_default_na=False)
     assert len(back) == len(got) and (tmp_path / "t.md").read_text().count("\n") == len(got) + 2
 
 
 def clients_of(row, acc, seed=0):
-    return pd.DataFrame(dict(row=row, column=COLUMN, seed=seed, client=range(len(acc)), acc_pct=acc))
+    return pd.DataFrame(
+        dict(row=row, column=COLUMN, seed=seed, client=range(len(acc)), acc_pct=acc)
+    )
 
 
 def test_standing_ranks_and_tests_client_by_client():
@@ -153,7 +187,9 @@ def test_standing_ranks_and_tests_client_by_client():
     rng = np.random.default_rng(0)
     base = rng.uniform(60, 90, 20)
     clients = join(
-        clients_of("fedaghn", base), clients_of("ditto", base - rng.uniform(1, 3, 20)), clients_of("local", base + 5)
+        clients_of("fedaghn", base),
+        clients_of("ditto", base - rng.uniform(1, 3, 20)),
+        clients_of("local", base + 5),
     )
     got = standing(rows, "fedaghn", "table1", clients)
     assert got["rank reported"].tolist() == [1, 2, 3] and got.index[0] == "fedaghn"
@@ -170,20 +206,38 @@ def test_standing_ranks_and_tests_client_by_client():
 
 
 def test_unknown_tables_papers_and_metrics_are_named():
-    with pytest.raises(ValueError, match=r"fedaghn prints no acc_pct in 'table9'; it has \['apptable1'"):
+    with pytest.raises(
+        ValueError, match=r"fedaghn prints no acc_pct in 'table9'; it has \['apptable1'"
+    ):
         compare(run("fedaghn", [1.0]), "fedaghn", "table9")
-    with pytest.raises(ValueError, match="no published numbers for 'fedper'; there are those of pfedhn"):
+    with pytest.raises(
+        ValueError, match="no published numbers for 'fedper'; there are those of pfedhn"
+    ):
         published("fedper")
-    with pytest.raises(ValueError, match="paper 'fedagn' is unknown; did you mean 'fedaghn'. known are fedper"):
+    with pytest.raises(
+        ValueError, match="paper 'fedagn' is unknown; did you mean 'fedaghn'. known are fedper"
+    ):
         papers.paper("fedagn")
 
 
 @pytest.mark.parametrize("name", papers.PAPERS)
-def test_every_paper_module_holds_what_it_must(name):
-    module = papers.paper(name)
-    assert module.OWN and set(module.REPORT) == {"select", "when", "mean"} and module.REPORT["select"] in report.SELECT
-    assert set(module.TABLES) <= set(module.ARTEFACTS) and set(module.WHEN.values()) <= {"before", "after"}
-    assert {c.needs for c in module.CLAIMS} <= set(module.ARTEFACTS)
+def test_every_paper_holds_what_it_must(name):
+    paper = papers.paper(name)
+    assert paper.key == name and paper.own
+    assert (
+        set(paper.report) == {"select", "when", "mean"} and paper.report["select"] in report.SELECT
+    )
+    assert set(paper.tables) <= set(paper.artefacts) and set(paper.when.values()) <= {
+        "before",
+        "after",
+    }
+    assert {c.needs for c in paper.claims} <= set(paper.artefacts)
+    for artefact, about in paper.artefacts.items():
+        assert about.data and set(about.data) <= set(data.list_datasets())
+        assert set(about.show) <= {"compare", "standing", "curves", "spread"}
+        if {"compare", "standing"} & set(about.show):
+            said = published(paper)
+            assert about.metrics and set(about.metrics) <= set(said[said.table == artefact].metric)
 
 
 # ---------------------------------------------------------------- all methods side by side
@@ -224,9 +278,12 @@ def test_rows_start_from_runs_of_their_own_seed():
         assert e.init_from.seed == e.seed
         ours, theirs = split(e), split(e.init_from)
         assert all(
-            np.array_equal(a, b) for a, b in zip(ours.train + ours.test, theirs.train + theirs.test, strict=True)
+            np.array_equal(a, b)
+            for a, b in zip(ours.train + ours.test, theirs.train + theirs.test, strict=True)
         )
-        assert e.init_from.but(keep_models=True).id in {c.id for c in cells}  # its traffic and time are counted
+        assert e.init_from.but(keep_models=True).id in {
+            c.id for c in cells
+        }  # its traffic and time are counted
 
 
 def test_a_rate_is_that_of_what_a_row_starts_from_too():
@@ -236,17 +293,40 @@ def test_a_rate_is_that_of_what_a_row_starts_from_too():
 
 
 def test_from_tuning_to_tables(home, capsys):
-    how = dict(methods=["fedavg", "fedavg_ft", "lgfedavg", "perfedavg"], seeds=[0, 1], profile="smoke", changes=TINY)
-    assert comparison.hours("digits", how["methods"], profile="smoke", changes=TINY).loc["all", "there"] == 0
+    how = dict(
+        methods=["fedavg", "fedavg_ft", "lgfedavg", "perfedavg"],
+        seeds=[0, 1],
+        profile="smoke",
+        changes=TINY,
+    )
+    assert (
+        comparison.hours("digits", how["methods"], profile="smoke", changes=TINY).loc[
+            "all", "there"
+        ]
+        == 0
+    )
     shown = comparison.run("digits", **how)
     said = capsys.readouterr().out
-    assert "lgfedavg: lr 0.01, 0.03, 0.1 x head_depth 1, 2, 3 -> lr " in said and "(validation " in said
+    assert (
+        "lgfedavg: lr 0.01, 0.03, 0.1 x head_depth 1, 2, 3 -> lr " in said
+        and "(validation " in said
+    )
     # Read at the row's own time: a method and its view are two rows; a meta-model that nobody adapted has no number.
     blank = {r: [t for t in ("before", "after") if not shown.loc[r, t]] for r in shown.index}
-    assert blank == {"fedavg": ["after"], "fedavg_ft": ["before"], "perfedavg": ["after"], "lgfedavg": []}
+    assert blank == {
+        "fedavg": ["after"],
+        "fedavg_ft": ["before"],
+        "perfedavg": ["after"],
+        "lgfedavg": [],
+    }
     assert [(shown.loc[r, f"rank {t}"] == "") for r, ts in blank.items() for t in ts] == [True] * 3
     assert sorted(shown["rank before"])[-1] <= "3" and shown.read.fedavg_ft == "after"
-    assert shown.gradients.to_dict() == {"fedavg": "1", "fedavg_ft": "1", "perfedavg": "2", "lgfedavg": "1"}
+    assert shown.gradients.to_dict() == {
+        "fedavg": "1",
+        "fedavg_ft": "1",
+        "perfedavg": "2",
+        "lgfedavg": "1",
+    }
     # Nothing is computed twice.
     done = {f: f.stat().st_mtime_ns for f in (home / "store").glob("*/history.csv")}
     pd.testing.assert_frame_equal(comparison.run("digits", **how), shown)
@@ -258,13 +338,19 @@ def test_from_tuning_to_tables(home, capsys):
     assert comparison.table(kept).before.tolist() == shown.before.tolist()
     assert comparison.table(kept)["up, kB"].tolist() == shown["up, kB"].tolist()
     tuned = kept[kept.artefact == "tune"]
-    assert set(tuned.split) == {"val"} and set(tuned.seed) == {0} and tuned.groupby("row").column.nunique().eq(9).all()
-    assert set(tuned[tuned.row == "fedavg_ft"].when) == {"after"} and set(tuned[tuned.row == "fedavg"].when) == {
-        "before"
-    }
+    assert (
+        set(tuned.split) == {"val"}
+        and set(tuned.seed) == {0}
+        and tuned.groupby("row").column.nunique().eq(9).all()
+    )
+    assert set(tuned[tuned.row == "fedavg_ft"].when) == {"after"} and set(
+        tuned[tuned.row == "fedavg"].when
+    ) == {"before"}
     choices = comparison.choices_table(kept)
     best = tuned[tuned.row == "perfedavg"].groupby("column", sort=False).value.max()
-    assert choices.chosen.perfedavg == f"alpha {json.loads(best.idxmax())['method_args']['alpha']:g}"
+    assert (
+        choices.chosen.perfedavg == f"alpha {json.loads(best.idxmax())['method_args']['alpha']:g}"
+    )
     for name in ("comparison.csv", "comparison.md", "choices.md"):
         assert (home / "figures" / "methods" / "smoke-digits" / name).exists()
 
@@ -273,11 +359,19 @@ def test_runs_of_the_comparison_have_the_choice_that_tuning_made(home):
     shared = comparison.common("digits", "smoke", **TINY)
     choice, rows = comparison.tuned("fedprox", shared)
     seen = rows[
-        (rows.split == "val") & (rows.when == "before") & (rows["mean"] == "client") & (rows.metric == "acc_pct")
+        (rows.split == "val")
+        & (rows.when == "before")
+        & (rows["mean"] == "client")
+        & (rows.metric == "acc_pct")
     ]
     assert choice == json.loads(seen.groupby("column", sort=False).value.max().idxmax())
     (e,) = comparison.experiments("digits", ["fedprox"], [1], "smoke", {"fedprox": choice}, **TINY)
-    assert (e.lr, e.method_args["mu"], e.seed, e.rounds) == (choice["lr"], choice["method_args"]["mu"], 1, 2)
+    assert (e.lr, e.method_args["mu"], e.seed, e.rounds) == (
+        choice["lr"],
+        choice["method_args"]["mu"],
+        1,
+        2,
+    )
 
 
 def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
@@ -290,7 +384,11 @@ def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
     first, second = total["lgfedavg" + comparison.START], total["lgfedavg"]
     assert first.upload_bytes > second.upload_bytes > 0  # a whole model against a head
     shown = comparison.table(rows)
-    mean = (first.upload_bytes + second.upload_bytes) / (first.client_visits + second.client_visits) / 1000
+    mean = (
+        (first.upload_bytes + second.upload_bytes)
+        / (first.client_visits + second.client_visits)
+        / 1000
+    )
     assert shown.index.tolist() == ["lgfedavg"] and shown["up, kB"].lgfedavg == f"{mean:.0f}"
     assert float(shown.seconds.lgfedavg) == round(rows.drop_duplicates("run").wall_s.sum())
 
@@ -310,9 +408,13 @@ def test_gradients_are_counted(row, choice, times):
 
 
 def test_unknown_rows_and_profiles_are_named():
-    with pytest.raises(ValueError, match="method of the comparison 'fedavgft' is unknown; did you mean 'fedavg_ft'"):
+    with pytest.raises(
+        ValueError, match="method of the comparison 'fedavgft' is unknown; did you mean 'fedavg_ft'"
+    ):
         comparison.experiments("digits", ["fedavgft"])
-    with pytest.raises(ValueError, match="profile of the comparison 'quick' is unknown; .*smoke, medium"):
+    with pytest.raises(
+        ValueError, match="profile of the comparison 'quick' is unknown; .*smoke, medium"
+    ):
         comparison.experiments("digits", profile="quick")
 
 

@@ -62,7 +62,12 @@ def write(path: Path, content: bytes):
 
 
 def write_idx(path: Path, array, packed=False):
-    raw = b"\0\0\x08" + bytes([array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    raw = (
+        b"\0\0\x08"
+        + bytes([array.ndim])
+        + b"".join(n.to_bytes(4, "big") for n in array.shape)
+        + array.tobytes()
+    )
     write(Path(f"{path}.gz") if packed else path, gzip.compress(raw) if packed else raw)
 
 
@@ -77,12 +82,20 @@ def write_mnist(folder: Path, train=20, test=10, names=("train", "t10k"), packed
 
 def arrays(n=30, shape=(28, 28), **changes):
     y = np.arange(n) % 10
-    return {"x": images(n, *shape), "y": y.astype(np.int64), "is_test": np.arange(n) % 6 == 0, **changes}
+    return {
+        "x": images(n, *shape),
+        "y": y.astype(np.int64),
+        "is_test": np.arange(n) % 6 == 0,
+        **changes,
+    }
 
 
 def lines_of(error) -> dict[str, str]:
     """The parts of an error: its lines after the headline."""
-    return {k.strip(): v.strip() for k, v in (line.split(":", 1) for line in str(error.value).splitlines()[1:])}
+    return {
+        k.strip(): v.strip()
+        for k, v in (line.split(":", 1) for line in str(error.value).splitlines()[1:])
+    }
 
 
 # ---- embedded sets
@@ -92,7 +105,12 @@ def lines_of(error) -> dict[str, str]:
     "name, n, classes, checksum",
     [
         ("digits", 1797, 10, "3c1b995226f94a6ad4c3df572da93a605ff39db8f81aa16c0cec2fd618c7cb9c"),
-        ("digits100", 6000, 100, "6f5b3f52fc86d37987a4b6cdfc694e00f297b214f3f2d31eee6e8be4ff0d7467"),
+        (
+            "digits100",
+            6000,
+            100,
+            "6f5b3f52fc86d37987a4b6cdfc694e00f297b214f3f2d31eee6e8be4ff0d7467",
+        ),
     ],
 )
 def test_embedded_sets_are_fixed(name, n, classes, checksum):
@@ -133,7 +151,9 @@ def test_raters_of_digits100():
     assert len(per_worker) >= 30 and per_worker.min() >= 60 and per_worker.max() <= 290
     assert np.array_equal(pool.x, base.x[image]) and pool.classes == 5 and pool.mean == base.mean
     labels = [np.bincount(pool.y[worker == w], minlength=5) for w in range(len(per_worker))]
-    assert max(np.ptp(n) for n in labels) <= 1  # quintiles, so the majority class of a worker is worth 20 %
+    assert (
+        max(np.ptp(n) for n in labels) <= 1
+    )  # quintiles, so the majority class of a worker is worth 20 %
     seen, scores = np.unique(np.stack([image, pool.y]), axis=1)[0], np.bincount(image)
     assert (np.bincount(seen) > 1)[scores > 1].mean() > 0.5  # one image, several labels
     assert all(len(set(image[worker == w])) == n for w, n in enumerate(per_worker))
@@ -145,7 +165,9 @@ def test_raters_of_colour_images(root):
     np.savez(root / "cifar10.npz", **arrays(2000, (32, 32, 3)))
     pool = load("raters_cifar10")
     assert (
-        pool.input_shape == (3, 32, 32) and pool.mean == load("cifar10").mean and len(set(pool.extra["worker"])) >= 30
+        pool.input_shape == (3, 32, 32)
+        and pool.mean == load("cifar10").mean
+        and len(set(pool.extra["worker"])) >= 30
     )
 
 
@@ -162,7 +184,9 @@ def test_statistics_are_those_of_the_training_part():
     np.testing.assert_allclose(pool.std, part.std((0, 1, 2)), atol=1e-4)
     floats = Pool("own", (x / 255).astype(np.float32), np.zeros(3000, np.int64), test, 1)
     assert (floats.mean, floats.std) == (pool.mean, pool.std)
-    assert Pool("black", np.zeros((2, 3, 3), np.uint8), np.zeros(2, np.int64), np.zeros(2, bool), 1).std == (1.0,)
+    assert Pool(
+        "black", np.zeros((2, 3, 3), np.uint8), np.zeros(2, np.int64), np.zeros(2, bool), 1
+    ).std == (1.0,)
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1), (5, 4, 3)])
@@ -170,8 +194,13 @@ def test_float_images_reach_a_model_as_bytes_do(shape, monkeypatch):
     x = images(30, *shape)
     a = arrays() | {"x": x}
     data.register_dataset("bytes", lambda: Pool("bytes", **a, classes=10, mean=(0.0,), std=(1.0,)))
-    data.register_dataset("floats", lambda: Pool("floats", **a | {"x": (x / 255).astype(np.float32)}, classes=10))
-    one, two = (build.client_data(Experiment(dataset=name, partition="iid", clients=2)) for name in ("bytes", "floats"))
+    data.register_dataset(
+        "floats", lambda: Pool("floats", **a | {"x": (x / 255).astype(np.float32)}, classes=10)
+    )
+    one, two = (
+        build.client_data(Experiment(dataset=name, partition="iid", clients=2))
+        for name in ("bytes", "floats")
+    )
     assert one.input_shape == two.input_shape == load("floats").input_shape
     at = torch.arange(30)
     torch.testing.assert_close(one.batch(at)[0], two.batch(at)[0])
@@ -180,8 +209,14 @@ def test_float_images_reach_a_model_as_bytes_do(shape, monkeypatch):
 def test_checksum_sees_values_shapes_and_kinds():
     a = arrays()
     pool = Pool("own", **a, classes=10)
-    assert pool.checksum == Pool("other", **{k: v.copy() for k, v in a.items()}, classes=10).checksum
-    for key, changed in (("x", a["x"] ^ 1), ("x", a["x"].reshape(30, 14, 56)), ("is_test", ~a["is_test"])):
+    assert (
+        pool.checksum == Pool("other", **{k: v.copy() for k, v in a.items()}, classes=10).checksum
+    )
+    for key, changed in (
+        ("x", a["x"] ^ 1),
+        ("x", a["x"].reshape(30, 14, 56)),
+        ("is_test", ~a["is_test"]),
+    ):
         assert Pool("own", **{**a, key: changed}, classes=10).checksum != pool.checksum
     for other in (dict(classes=11), dict(mean=(0.2,), std=(0.3,)), dict(extra={"coarse": a["y"]})):
         assert Pool("own", **{**a, "classes": 10} | other).checksum != pool.checksum
@@ -199,8 +234,14 @@ def test_checksum_sees_values_shapes_and_kinds():
         ({"is_test": np.zeros(30)}, "is_test is float64"),
         ({"is_test": np.ones(30, bool)}, "all samples are test samples"),
         ({"extra": {"worker": np.zeros(3)}}, "'worker' has shape"),
-        ({"x": np.full((30, 4), 9, np.int32), "extra": {"vocab": np.array(["a", "b"])}}, "vocabulary has 2 words"),
-        ({"x": images(30, 28, 28, 4)}, r"x is uint8 \(30, 28, 28, 4\); allowed are 1 or 3 channels, last"),
+        (
+            {"x": np.full((30, 4), 9, np.int32), "extra": {"vocab": np.array(["a", "b"])}},
+            "vocabulary has 2 words",
+        ),
+        (
+            {"x": images(30, 28, 28, 4)},
+            r"x is uint8 \(30, 28, 28, 4\); allowed are 1 or 3 channels, last",
+        ),
         ({"x": images(30, 3, 28, 28).astype(np.float32)}, "allowed are 1 or 3 channels, last"),
         (
             {"x": np.where(np.arange(30) < 28, 0, np.nan).astype(np.float32)[:, None, None]},
@@ -218,7 +259,9 @@ def test_pool_says_what_does_not_fit(changes, message):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name, folder", [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize(
+    "name, folder", [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")]
+)
 def test_idx_files(root, name, folder, packed):
     x, y = write_mnist(root / folder, packed=packed)
     pool = load(name)
@@ -240,7 +283,9 @@ def test_emnist_is_turned_upright(root, split):
     names = (f"emnist-{split}-train", f"emnist-{split}-test")
     x, y = write_mnist(root / "EMNIST/raw", names=names, packed=True, first=first)
     pool = load("emnist" if split == "byclass" else f"emnist-{split}")
-    assert np.array_equal(pool.x, x.transpose(0, 2, 1)) and np.array_equal(pool.y, y.astype(int) - first)
+    assert np.array_equal(pool.x, x.transpose(0, 2, 1)) and np.array_equal(
+        pool.y, y.astype(int) - first
+    )
 
 
 def test_emnist_subsets(root):
@@ -259,8 +304,17 @@ def test_emnist_subsets(root):
     [
         (b"no IDX file at all", "is not an IDX file"),
         (b"", "is not an IDX file"),
-        (b"\0\0\x08\x03" + (20).to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + bytes(99), "truncated"),
-        (b"\0\0\x08\x03" + (19).to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + bytes(19 * 784), "belong together"),
+        (
+            b"\0\0\x08\x03" + (20).to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + bytes(99),
+            "truncated",
+        ),
+        (
+            b"\0\0\x08\x03"
+            + (19).to_bytes(4, "big")
+            + (28).to_bytes(4, "big") * 2
+            + bytes(19 * 784),
+            "belong together",
+        ),
     ],
 )
 def test_damaged_idx(root, content, message):
@@ -283,7 +337,9 @@ def write_cifar(folder: Path, monkeypatch, published, **labels):
     x = images(2 * len(published), 3, 32, 32)
     for i, name in enumerate(published):
         part = slice(2 * i, 2 * i + 2)
-        raw = pickle.dumps({"data": x[part].reshape(2, -1), **{k: v[part] for k, v in labels.items()}})
+        raw = pickle.dumps(
+            {"data": x[part].reshape(2, -1), **{k: v[part] for k, v in labels.items()}}
+        )
         write(folder / name, raw)
         monkeypatch.setitem(published, name, hashlib.md5(raw).hexdigest())
     return x.transpose(0, 2, 3, 1)
@@ -293,17 +349,29 @@ def test_cifar10_pickles(root, monkeypatch):
     y = RNG.integers(0, 10, 12).tolist()
     x = write_cifar(root / "cifar-10-batches-py", monkeypatch, sources.CIFAR10_MD5, labels=y)
     pool = load("cifar10")
-    assert np.array_equal(pool.x, x) and pool.y.tolist() == y and pool.is_test.tolist() == [False] * 10 + [True] * 2
+    assert (
+        np.array_equal(pool.x, x)
+        and pool.y.tolist() == y
+        and pool.is_test.tolist() == [False] * 10 + [True] * 2
+    )
     assert (pool.mean, pool.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def test_cifar100_pickles_have_coarse_labels(root, monkeypatch):
     fine, coarse = [3, 99, 0, 50], [1, 19, 0, 7]
     x = write_cifar(
-        root / "cifar-100-python", monkeypatch, sources.CIFAR100_MD5, fine_labels=fine, coarse_labels=coarse
+        root / "cifar-100-python",
+        monkeypatch,
+        sources.CIFAR100_MD5,
+        fine_labels=fine,
+        coarse_labels=coarse,
     )
     pool = load("cifar100")
-    assert np.array_equal(pool.x, x) and pool.y.tolist() == fine and pool.extra["coarse"].tolist() == coarse
+    assert (
+        np.array_equal(pool.x, x)
+        and pool.y.tolist() == fine
+        and pool.extra["coarse"].tolist() == coarse
+    )
 
 
 class Trap:
@@ -316,7 +384,11 @@ class Trap:
 
 def test_foreign_pickle_is_not_opened(root, monkeypatch):
     write_cifar(
-        root / "cifar-100-python", monkeypatch, sources.CIFAR100_MD5, fine_labels=[1] * 4, coarse_labels=[1] * 4
+        root / "cifar-100-python",
+        monkeypatch,
+        sources.CIFAR100_MD5,
+        fine_labels=[1] * 4,
+        coarse_labels=[1] * 4,
     )
     (root / "cifar-100-python/test").write_bytes(pickle.dumps(Trap(str(root / "opened"))))
     with pytest.raises(DatasetDamaged, match="test has md5"):
@@ -330,7 +402,9 @@ def test_omniglot_drawings(root):
         for a in alphabets:
             for c in range(1, 3):
                 for i in range(6):
-                    ink = np.where(images(1, 105, 105)[0] > 250, 0, 255).astype(np.uint8)  # stored black on white
+                    ink = np.where(images(1, 105, 105)[0] > 250, 0, 255).astype(
+                        np.uint8
+                    )  # stored black on white
                     path = f"omniglot-py/images_{part}/{a}/character{c:02}/{c:04}_{i:02}.png"
                     write(root / path, encoded(ink, "PNG"))
                     drawn[a, c - 1, i] = 255 - ink
@@ -351,7 +425,9 @@ def tiny_imagenet_files():
     annotations = []
     for k, wnid in enumerate(sorted(classes)):
         picture = encoded(np.full((64, 64, 3), 50 + 60 * k, np.uint8), "JPEG")
-        grey = encoded(np.full((64, 64), 50 + 60 * k, np.uint8), "JPEG")  # some of the real ones are grey
+        grey = encoded(
+            np.full((64, 64), 50 + 60 * k, np.uint8), "JPEG"
+        )  # some of the real ones are grey
         for i in range(4):
             files[f"train/{wnid}/images/{wnid}_{i}.JPEG"] = grey if i == 0 else picture
         for i in range(2):
@@ -383,12 +459,26 @@ def test_tiny_imagenet_regroups_val(root, packed):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda f: f.pop("train/n02/images/n02_3.JPEG"), "train: unequal classes, n01 has 4 images and n02 has 3"),
+        (
+            lambda f: f.pop("train/n02/images/n02_3.JPEG"),
+            "train: unequal classes, n01 has 4 images and n02 has 3",
+        ),
         (lambda f: f.update({"train/val/images/v.JPEG": b""}), "train: unequal classes"),
         (lambda f: f.pop("val/val_annotations.txt"), "val_annotations.txt is not in it"),
-        (lambda f: f.pop("val/images/val_0.JPEG"), "1 images named in val_annotations.txt are not in it"),
-        (lambda f: f.update({"train/n01/images/n01_2.JPEG": b"\xff\xd8 no picture"}), "cannot identify image"),
-        (lambda f: f.update({"train/n01/images/n01_2.JPEG": encoded(images(1, 9, 9, 3)[0], "JPEG")}), "the others are"),
+        (
+            lambda f: f.pop("val/images/val_0.JPEG"),
+            "1 images named in val_annotations.txt are not in it",
+        ),
+        (
+            lambda f: f.update({"train/n01/images/n01_2.JPEG": b"\xff\xd8 no picture"}),
+            "cannot identify image",
+        ),
+        (
+            lambda f: f.update(
+                {"train/n01/images/n01_2.JPEG": encoded(images(1, 9, 9, 3)[0], "JPEG")}
+            ),
+            "the others are",
+        ),
     ],
 )
 def test_damaged_tiny_imagenet(root, spoil, message):
@@ -400,7 +490,12 @@ def test_damaged_tiny_imagenet(root, spoil, message):
     assert not (root / "tiny_imagenet.npz").exists()
 
 
-ROWS = [("Wall St.", "Stocks fell", 2), ("Chip", "A chip; cheaper", 3), ("Cup", "Who won?", 1), ("Vote", "Aye", 0)]
+ROWS = [
+    ("Wall St.", "Stocks fell", 2),
+    ("Chip", "A chip; cheaper", 3),
+    ("Cup", "Who won?", 1),
+    ("Vote", "Aye", 0),
+]
 
 
 def write_news(root, three, header, parts=(("train.csv", ROWS), ("test.csv", ROWS[:2]))):
@@ -410,7 +505,9 @@ def write_news(root, three, header, parts=(("train.csv", ROWS), ("test.csv", ROW
         with path.open("w", newline="", encoding="utf-8") as f:
             out = csv.writer(f, quoting=csv.QUOTE_ALL if three else csv.QUOTE_MINIMAL)
             if header:
-                out.writerow(["Class Index", "Title", "Description"] if three else ["text", "label"])
+                out.writerow(
+                    ["Class Index", "Title", "Description"] if three else ["text", "label"]
+                )
             out.writerows([(y + 1, t, d) if three else (f"{t} {d}", y) for t, d, y in rows])
 
 
@@ -419,17 +516,36 @@ def write_news(root, three, header, parts=(("train.csv", ROWS), ("test.csv", ROW
 def test_ag_news_in_its_forms(root, three, header):
     write_news(root, three, header)
     pool = load("ag_news")
-    assert pool.y.tolist() == [2, 3, 1, 0, 2, 3] and pool.is_test.tolist() == [False] * 4 + [True] * 2
-    assert pool.kind == "text" and pool.input_shape == (200,) and pool.x.dtype == np.int32 and pool.mean is None
+    assert (
+        pool.y.tolist() == [2, 3, 1, 0, 2, 3] and pool.is_test.tolist() == [False] * 4 + [True] * 2
+    )
+    assert (
+        pool.kind == "text"
+        and pool.input_shape == (200,)
+        and pool.x.dtype == np.int32
+        and pool.mean is None
+    )
     vocab = pool.extra["vocab"].tolist()
     read = [" ".join(vocab[i] for i in row if i) for row in pool.x]
     assert read[:2] == ["<cls> wall st . stocks fell", "<cls> chip a chip cheaper"]
-    assert vocab[:6] == ["<pad>", "<cls>", "<unk>", "<eos>", "chip", "."]  # chip 4 times, then those of 2, "." first
+    assert vocab[:6] == [
+        "<pad>",
+        "<cls>",
+        "<unk>",
+        "<eos>",
+        "chip",
+        ".",
+    ]  # chip 4 times, then those of 2, "." first
 
 
 def test_ag_news_dev_rows_that_train_has_are_taken_once(root):
     new = ("New", "row", 1)
-    write_news(root, False, False, [("train.csv", ROWS), ("dev.csv", [*ROWS[:3], new]), ("test.csv", ROWS[:1])])
+    write_news(
+        root,
+        False,
+        False,
+        [("train.csv", ROWS), ("dev.csv", [*ROWS[:3], new]), ("test.csv", ROWS[:1])],
+    )
     assert load("ag_news").y.tolist() == [2, 3, 1, 0, 1, 2]
 
 
@@ -503,7 +619,10 @@ def test_slow_raw_files_are_kept_as_arrays(root):
     again = load("ag_news")
     assert again is not first and again.checksum == first.checksum
     assert again.extra["vocab"].tolist() == first.extra["vocab"].tolist()
-    assert [p.name for p in root.iterdir()] in (["ag_news", "ag_news.npz"], ["ag_news.npz", "ag_news"])
+    assert [p.name for p in root.iterdir()] in (
+        ["ag_news", "ag_news.npz"],
+        ["ag_news.npz", "ag_news"],
+    )
 
 
 def test_root_that_cannot_be_written(root, monkeypatch):
@@ -519,9 +638,15 @@ def test_cache_goes_before_raw_files(root):
 
 
 def test_omniglot_cache_may_be_small(root):
-    np.savez(root / "omniglot.npz", **arrays(alphabet=np.arange(30) // 15, character=np.arange(30) % 15))
+    np.savez(
+        root / "omniglot.npz", **arrays(alphabet=np.arange(30) // 15, character=np.arange(30) % 15)
+    )
     pool = load("omniglot")
-    assert pool.input_shape == (1, 28, 28) and pool.classes == 10 and set(pool.extra) == {"alphabet", "character"}
+    assert (
+        pool.input_shape == (1, 28, 28)
+        and pool.classes == 10
+        and set(pool.extra) == {"alphabet", "character"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -536,10 +661,19 @@ def test_omniglot_cache_may_be_small(root):
         ("mnist", {"y": np.array([None] * 30)}, "allow_pickle"),
         ("cifar100", {"x": images(30, 32, 32, 3)}, "'coarse' is not in it"),
         ("omniglot", {"alphabet": np.zeros(30), "character": np.zeros(3)}, "'character' has shape"),
-        ("omniglot", {"y": np.array(["a"] * 30), "alphabet": np.zeros(30), "character": np.zeros(30)}, "omniglot.npz"),
+        (
+            "omniglot",
+            {"y": np.array(["a"] * 30), "alphabet": np.zeros(30), "character": np.zeros(30)},
+            "omniglot.npz",
+        ),
         (
             "ag_news",
-            {"x": None, "y": np.zeros(30, int), "tokens": np.full((30, 200), 5, np.int32), "vocab": np.array(["a"])},
+            {
+                "x": None,
+                "y": np.zeros(30, int),
+                "tokens": np.full((30, 200), 5, np.int32),
+                "vocab": np.array(["a"]),
+            },
             "has 1 words",
         ),
     ],
@@ -549,15 +683,26 @@ def test_damaged_cache(root, name, content, message):
     with pytest.raises(DatasetDamaged, match=message) as error:
         load(name)
     parts = lines_of(error)
-    assert list(parts) == PARTS and str(root / f"{name}.npz") in parts["found"] and "Delete" in parts["found"]
+    assert (
+        list(parts) == PARTS
+        and str(root / f"{name}.npz") in parts["found"]
+        and "Delete" in parts["found"]
+    )
 
 
 def test_broken_archives(root):
     path = root / "mnist.npz"
     np.savez(path, **arrays())
     whole = path.read_bytes()
-    flipped = [whole[:i] + bytes([whole[i] ^ 255]) + whole[i + 1 :] for i in (300, 9000, len(whole) - 60)]
-    for content in [b"", b"no archive", *(whole[: len(whole) * i // 9] for i in range(1, 9)), *flipped]:
+    flipped = [
+        whole[:i] + bytes([whole[i] ^ 255]) + whole[i + 1 :] for i in (300, 9000, len(whole) - 60)
+    ]
+    for content in [
+        b"",
+        b"no archive",
+        *(whole[: len(whole) * i // 9] for i in range(1, 9)),
+        *flipped,
+    ]:
         path.write_bytes(content)
         with pytest.raises(DatasetDamaged, match="mnist.npz"):
             load("mnist")
@@ -629,7 +774,9 @@ def test_root(root, monkeypatch, tmp_path_factory):
     for folder in (root, other):
         np.savez(folder / "mnist.npz", **arrays())
     stats = dict(classes=10, mean=(0.1307,), std=(0.3081,))  # mnist's
-    here, there = (Pool("", **np.load(folder / "mnist.npz"), **stats).checksum for folder in (root, other))
+    here, there = (
+        Pool("", **np.load(folder / "mnist.npz"), **stats).checksum for folder in (root, other)
+    )
     assert load("mnist").checksum == here
     assert load("mnist", root=other).checksum == load("mnist", root=str(other)).checksum == there
     monkeypatch.delenv("PFL_DATA")
@@ -645,14 +792,18 @@ def test_root(root, monkeypatch, tmp_path_factory):
 def fake_torchvision(monkeypatch, download):
     """A torchvision whose MNIST runs `download(root)`."""
     module = types.ModuleType("torchvision")
-    module.datasets = types.SimpleNamespace(MNIST=lambda root, download: download and download_(root))
+    module.datasets = types.SimpleNamespace(
+        MNIST=lambda root, download: download and download_(root)
+    )
     download_ = download
     monkeypatch.setitem(sys.modules, "torchvision", module)
 
 
 def test_fetch_through_torchvision(root, monkeypatch):
     calls = []
-    fake_torchvision(monkeypatch, lambda where: calls.append(write_mnist(where / "MNIST/raw", packed=True)))
+    fake_torchvision(
+        monkeypatch, lambda where: calls.append(write_mnist(where / "MNIST/raw", packed=True))
+    )
     source(monkeypatch, "mnist", official=(20, 10))
     pool = fetch("mnist")
     assert np.array_equal(pool.x, calls[0][0]) and (root / "mnist.npz").exists()
@@ -663,7 +814,9 @@ def test_fetch_through_torchvision(root, monkeypatch):
 
 def test_fetch_verifies_the_numbers(root, monkeypatch):
     fake_torchvision(monkeypatch, lambda where: write_mnist(where / "MNIST/raw"))
-    with pytest.raises(DatasetDamaged, match=r"20 train and 10 test samples, expected \(60000, 10000\)"):
+    with pytest.raises(
+        DatasetDamaged, match=r"20 train and 10 test samples, expected \(60000, 10000\)"
+    ):
         fetch("mnist")
     assert not (root / "mnist.npz").exists()
 
@@ -732,10 +885,16 @@ def test_fetch_tiny_imagenet(root, monkeypatch):
     x[0] = x[0, :, :, :1]
     rows = [{"image": Image.fromarray(a), "label": i % 200} for i, a in enumerate(x)]
     rows[0]["image"] = rows[0]["image"].convert("L")
-    fake_hugging_face(monkeypatch, "zh-plus/tiny-imagenet", {"train": rows[:200], "valid": rows[200:]})
+    fake_hugging_face(
+        monkeypatch, "zh-plus/tiny-imagenet", {"train": rows[:200], "valid": rows[200:]}
+    )
     source(monkeypatch, "tiny_imagenet", official=(200, 200))
     pool = fetch("tiny_imagenet")
-    assert np.array_equal(pool.x, x) and pool.is_test.sum() == 200 and pool.y.tolist() == [*range(200)] * 2
+    assert (
+        np.array_equal(pool.x, x)
+        and pool.is_test.sum() == 200
+        and pool.y.tolist() == [*range(200)] * 2
+    )
 
 
 def test_the_optional_package_is_named(monkeypatch):
@@ -747,9 +906,13 @@ def test_the_optional_package_is_named(monkeypatch):
 # ---- names
 
 
-@pytest.mark.parametrize("given, meant", [("cifar", "cifar10"), ("MNIST", "mnist"), ("tiny-imagenet", "tiny_imagenet")])
+@pytest.mark.parametrize(
+    "given, meant", [("cifar", "cifar10"), ("MNIST", "mnist"), ("tiny-imagenet", "tiny_imagenet")]
+)
 def test_unknown_names_get_the_nearest(given, meant):
-    with pytest.raises(ValueError, match=f"did you mean '{meant}'.*known are ag_news, .*tiny_imagenet"):
+    with pytest.raises(
+        ValueError, match=f"did you mean '{meant}'.*known are ag_news, .*tiny_imagenet"
+    ):
         load(given)
 
 
@@ -760,9 +923,14 @@ def test_unknown_names_without_a_near_one():
 
 def test_list_has_a_line_for_each():
     listed = data.list_datasets()
-    assert {"digits", "digits100", "raters_digits100", "raters_cifar10", "emnist-digits", *sources.SOURCES} <= set(
-        listed
-    )
+    assert {
+        "digits",
+        "digits100",
+        "raters_digits100",
+        "raters_cifar10",
+        "emnist-digits",
+        *sources.SOURCES,
+    } <= set(listed)
     assert all(line and "\n" not in line for line in listed.values())
 
 
@@ -792,7 +960,12 @@ def test_a_pool_is_decoded_once():
 
 # ---- real data, as far as this machine has them
 
-COMPLETE = {"mnist": (70_000,), "fashion_mnist": (70_000,), "cifar10": (60_000, 58_865), "cifar100": (60_000,)}
+COMPLETE = {
+    "mnist": (70_000,),
+    "fashion_mnist": (70_000,),
+    "cifar10": (60_000, 58_865),
+    "cifar100": (60_000,),
+}
 COMPLETE |= {"emnist": (814_255, 116_323), "omniglot": (32_460, 5_840), "tiny_imagenet": (110_000,)}
 COMPLETE |= {"ag_news": (127_600, 6_000)}
 
@@ -811,14 +984,19 @@ def test_real_data(monkeypatch):
             read[name] = pool.n
             share = np.bincount(pool.y[pool.is_test], minlength=pool.classes) / np.bincount(pool.y)
             assert (
-                pool.n in COMPLETE[name] and np.bincount(pool.y).min() > 0 and 0.05 < share.min() <= share.max() < 0.25
+                pool.n in COMPLETE[name]
+                and np.bincount(pool.y).min() > 0
+                and 0.05 < share.min() <= share.max() < 0.25
             )
             sample = pool.x[~pool.is_test][:20_000]
             if pool.kind == "image":
                 np.testing.assert_allclose(sample.mean() / 255, np.mean(pool.mean), atol=0.01)
-    if read.get("emnist") and read.get("mnist"):  # upright: an EMNIST 1 looks like a 1 of MNIST, not like a lying one
+    if read.get("emnist") and read.get(
+        "mnist"
+    ):  # upright: an EMNIST 1 looks like a 1 of MNIST, not like a lying one
         ones = {name: load(name).x[load(name).y == 1].mean(0) for name in ("mnist", "emnist")}
         upright, lying = (
-            np.corrcoef(ones["mnist"].ravel(), a.ravel())[0, 1] for a in (ones["emnist"], ones["emnist"].T)
+            np.corrcoef(ones["mnist"].ravel(), a.ravel())[0, 1]
+            for a in (ones["emnist"], ones["emnist"].T)
         )
         assert upright > 0.8 > 0.6 > lying

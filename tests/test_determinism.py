@@ -11,8 +11,16 @@ from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS
 
 OURS = sorted(n for n, c in METHODS.items() if c.__module__.startswith("pfl_core."))
-TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="lenet", model_args={"kernels": 2, "bn": True}, batch=6)
-TINY |= dict(rounds=3, participation=0.75, lr=0.02, momentum=0.5, holdout=0.25, max_samples=14, eval_every=2)
+TINY = dict(
+    partition_args={"alpha": 1.0},
+    clients=4,
+    model="lenet",
+    model_args={"kernels": 2, "bn": True},
+    batch=6,
+)
+TINY |= dict(
+    rounds=3, participation=0.75, lr=0.02, momentum=0.5, holdout=0.25, max_samples=14, eval_every=2
+)
 
 
 @pytest.mark.parametrize("method", OURS)
@@ -27,7 +35,12 @@ def test_threads_and_interruptions_change_nothing(method, tmp_path, monkeypatch)
         torch.set_num_threads(2)
         for stop, workers in ((0, 3), (1, 2), (2, 4)):
             with pytest.raises(Interrupted):
-                run(e, store=tmp_path / "b", workers=workers, on_round=lambda r, h, stop=stop: r == stop)
+                run(
+                    e,
+                    store=tmp_path / "b",
+                    workers=workers,
+                    on_round=lambda r, h, stop=stop: r == stop,
+                )
         again = run(e, store=tmp_path / "b", workers=3)
     finally:
         torch.set_num_threads(threads)

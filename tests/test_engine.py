@@ -27,7 +27,9 @@ def client_data(sizes=(9, 5, 12, 1), shape=(1, 8, 8), classes=3, seed=0):
     n = sum(sizes)
     x, y = g.standard_normal((n, *shape)), g.integers(0, classes, n)
     cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
-    return ClientData(Federation(x, y, cuts, classes=classes), seed=seed, holdout=0, dtype=torch.float64)
+    return ClientData(
+        Federation(x, y, cuts, classes=classes), seed=seed, holdout=0, dtype=torch.float64
+    )
 
 
 def tiny(bn=False, classes=3, seed=0):
@@ -107,7 +109,9 @@ def test_independent_of_workers_and_company():
 def test_frozen_stays_bit_for_bit(executor):
     e = engine(executor, bn=True)
     start = expand(e.task.initial, 4)
-    end = train(executor, bn=True, how=dict(only=["fc.weight"], bn="eval"), weight_decay=0.5, momentum=0.9)
+    end = train(
+        executor, bn=True, how=dict(only=["fc.weight"], bn="eval"), weight_decay=0.5, momentum=0.9
+    )
     for n in end:
         assert torch.equal(end[n], start[n]) == (n != "fc.weight"), n
 
@@ -155,12 +159,22 @@ def test_custom_step_with_batches_state_and_anchor_agrees():
         c = Context(e, State({}, {}), torch.arange(4), 0)
         ends.append(
             c.train(
-                loss, start | {"count": torch.zeros(4).double()}, anchor=start, step=two_batches, batches=2, epochs=1
+                loss,
+                start | {"count": torch.zeros(4).double()},
+                anchor=start,
+                step=two_batches,
+                batches=2,
+                epochs=1,
             )
         )
     for n in ends[0]:
         torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-10, atol=1e-12)
-    assert ends[0]["count"].tolist() == [1, 1, 1, 1]  # 3, 2, 3 and 1 batches an epoch make 1, 1, 1, 1 steps of two
+    assert ends[0]["count"].tolist() == [
+        1,
+        1,
+        1,
+        1,
+    ]  # 3, 2, 3 and 1 batches an epoch make 1, 1, 1, 1 steps of two
     assert ends[0]["norm.num_batches_tracked"].tolist() == [
         1,
         1,
@@ -175,7 +189,8 @@ class Noisy(FedAvg):
 
     def loss(self, p, anchor, batch):
         return F.cross_entropy(
-            F.linear(batch.x.flatten(1)[:, :1] * 0 + batch.noise, p["fc.weight"], p["fc.bias"]), batch.y
+            F.linear(batch.x.flatten(1)[:, :1] * 0 + batch.noise, p["fc.weight"], p["fc.bias"]),
+            batch.y,
         )
 
 
@@ -183,17 +198,27 @@ def test_noise_is_the_same_in_both_executors():
     ends = []
     for executor in ("threads", "batched"):
         e = engine(executor, method=Noisy())
-        ends.append(Context(e, State({}, {}), torch.arange(4), 0).train(e.method.loss, expand(e.task.initial, 4)))
+        ends.append(
+            Context(e, State({}, {}), torch.arange(4), 0).train(
+                e.method.loss, expand(e.task.initial, 4)
+            )
+        )
     torch.testing.assert_close(ends[0]["fc.weight"], ends[1]["fc.weight"], rtol=1e-10, atol=1e-12)
 
 
 def test_persistent_momentum_rides_in_the_parameters():
-    whole = train("threads", momentum=0.9, plan="fresh", steps=1, how=dict(only=["fc.weight"], steps=1))
+    whole = train(
+        "threads", momentum=0.9, plan="fresh", steps=1, how=dict(only=["fc.weight"], steps=1)
+    )
     e = engine("threads", momentum=0.9, plan="fresh")
     start = expand(e.task.initial, 4) | {"opt.fc.weight": torch.ones(4, 3, 144).double()}
     for executor in ("threads", "batched"):
-        end = train(executor, momentum=0.9, plan="fresh", start=start, how=dict(only=["fc.weight"], steps=1))
-        torch.testing.assert_close(end["fc.weight"], whole["fc.weight"] - 0.1 * 0.9, rtol=1e-10, atol=1e-12)
+        end = train(
+            executor, momentum=0.9, plan="fresh", start=start, how=dict(only=["fc.weight"], steps=1)
+        )
+        torch.testing.assert_close(
+            end["fc.weight"], whole["fc.weight"] - 0.1 * 0.9, rtol=1e-10, atol=1e-12
+        )
         assert (end["opt.fc.weight"] != 1).any() and (start["opt.fc.weight"] == 1).all()
 
 
@@ -227,7 +252,9 @@ def test_evaluate_counts_every_sample():
 def test_measure_sums_over_a_split():
     e = engine("threads")
     c = Context(e, State({}, {}), torch.tensor([0, 3]), 0)
-    got = c.measure(lambda p, b: {"n": torch.tensor(len(b.y)), "x": b.x.sum()}, expand(e.task.initial, 2))
+    got = c.measure(
+        lambda p, b: {"n": torch.tensor(len(b.y)), "x": b.x.sum()}, expand(e.task.initial, 2)
+    )
     assert got["n"].tolist() == [9, 1]
     torch.testing.assert_close(got["x"][1], e.data.x[-1].sum())
 
@@ -256,6 +283,10 @@ def test_resnet_trains_batched_with_batchnorm():
         net = models.build("resnet18", (3, 16, 16), 2, stem="cifar", width=0.0625).double()
         task = Task(net, data.n, data.label_counts, replace(CONFIG, epochs=1))
         e = Engine(FedAvg().bind(task), data, executor)
-        ends.append(Context(e, State({}, {}), torch.arange(2), 0).train(e.method.loss, expand(e.task.initial, 2)))
+        ends.append(
+            Context(e, State({}, {}), torch.arange(2), 0).train(
+                e.method.loss, expand(e.task.initial, 2)
+            )
+        )
     for n in ends[0]:
         torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-9, atol=1e-11)

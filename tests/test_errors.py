@@ -49,7 +49,9 @@ from tools import notebooks, runner
 from tools.clean import KERNELSPEC
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
-TINY = dict(dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8)
+TINY = dict(
+    dataset="digits", partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=8
+)
 DIVERGING = "--clients 2 --model mlp --rounds 3 --max_samples 8 --lr 1e30 --partition iid"
 X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
 
@@ -80,7 +82,12 @@ def damaged_cache() -> None:
 
 
 def cache_of_another_shape() -> None:
-    np.savez("cifar10.npz", x=np.zeros((4, 8, 8, 3), np.uint8), y=np.zeros(4, np.int64), is_test=np.arange(4) > 2)
+    np.savez(
+        "cifar10.npz",
+        x=np.zeros((4, 8, 8, 3), np.uint8),
+        y=np.zeros(4, np.int64),
+        is_test=np.arange(4) > 2,
+    )
     load("cifar10", root=".")
 
 
@@ -128,7 +135,10 @@ def fetch_into_a_file() -> None:
 
 
 def float_images() -> None:
-    run(Experiment(dataset="own", model="cnn"), fed=Federation(np.zeros((8, 8, 8), np.float32), Y, [[0, 1], [2, 3]]))
+    run(
+        Experiment(dataset="own", model="cnn"),
+        fed=Federation(np.zeros((8, 8, 8), np.float32), Y, [[0, 1], [2, 3]]),
+    )
 
 
 def too_few_outputs() -> None:
@@ -240,7 +250,9 @@ def parameter(name: str, value: object) -> None:
     new = nbformat.v4
     lines = 'profile: str = "quick"\nseeds: list[int] = []\nrecompute: bool = False'
     cells = [new.new_code_cell(lines, metadata={"tags": ["parameters"]})]
-    nbformat.write(new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), "fedper.ipynb")
+    nbformat.write(
+        new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), "fedper.ipynb"
+    )
     notebooks.check_parameters(Path("fedper.ipynb"), {name: value})
 
 
@@ -255,14 +267,34 @@ def run_all(*words: str) -> None:
 
 CASES = [
     # names
-    Case('Experiment(method="fedperr")', lambda: tiny(method="fedperr"), "method 'fedperr' .*'fedper'.* plugins"),
     Case(
-        'Experiment(dataset="cifar")', lambda: tiny(dataset="cifar"), "data set 'cifar' .*'cifar10'.* register_dataset"
+        'Experiment(method="fedperr")',
+        lambda: tiny(method="fedperr"),
+        "method 'fedperr' .*'fedper'.* plugins",
     ),
-    Case('Experiment(partition="dirichelet")', lambda: tiny(partition="dirichelet"), "did you mean 'dirichlet'"),
-    Case('Experiment(model="resnet-18")', lambda: tiny(model="resnet-18"), "did you mean 'resnet18'.* register_model"),
-    Case('Experiment(metod="fedper")', lambda: tiny(metod="fedper"), "field .* 'metod' .* did you mean 'method'"),
-    Case("e.but(round=3)", lambda: tiny().but(round=3), "'round' is unknown; did you mean 'rounds'"),
+    Case(
+        'Experiment(dataset="cifar")',
+        lambda: tiny(dataset="cifar"),
+        "data set 'cifar' .*'cifar10'.* register_dataset",
+    ),
+    Case(
+        'Experiment(partition="dirichelet")',
+        lambda: tiny(partition="dirichelet"),
+        "did you mean 'dirichlet'",
+    ),
+    Case(
+        'Experiment(model="resnet-18")',
+        lambda: tiny(model="resnet-18"),
+        "did you mean 'resnet18'.* register_model",
+    ),
+    Case(
+        'Experiment(metod="fedper")',
+        lambda: tiny(metod="fedper"),
+        "field .* 'metod' .* did you mean 'method'",
+    ),
+    Case(
+        "e.but(round=3)", lambda: tiny().but(round=3), "'round' is unknown; did you mean 'rounds'"
+    ),
     Case(
         'Experiment(method="fedprox", method_args={"nu": 1.0})',
         lambda: tiny(method="fedprox", method_args={"nu": 1.0}),
@@ -278,21 +310,49 @@ CASES = [
         lambda: tiny(model="cnn", model_args={"widht": 0.5}),
         "option of model 'cnn': 'widht' .*'width'",
     ),
-    Case('Experiment(record=("wieghts",))', lambda: tiny(record=("wieghts",)), "did you mean 'weights'"),
-    Case('Experiment(tags={"colour": "red"})', lambda: tiny(tags={"colour": "red"}), "known are paper, artefact"),
-    Case('Experiment(plugins=("my_method",))', lambda: tiny(plugins=("my_method",)), "no such module.*PYTHONPATH"),
+    Case(
+        'Experiment(record=("wieghts",))',
+        lambda: tiny(record=("wieghts",)),
+        "did you mean 'weights'",
+    ),
+    Case(
+        'Experiment(tags={"colour": "red"})',
+        lambda: tiny(tags={"colour": "red"}),
+        "known are paper, artefact",
+    ),
+    Case(
+        'Experiment(plugins=("my_method",))',
+        lambda: tiny(plugins=("my_method",)),
+        "no such module.*PYTHONPATH",
+    ),
     Case(
         'Experiment(plugins=("my_method.py",))',
         lambda: tiny(plugins=("./my_method.py",)),
         "such as 'my_method': without .py",
     ),
     Case('Study("fedpr")', lambda: Study("fedpr"), "did you mean 'fedper'"),
-    Case('Study("fedper", profile="fast")', lambda: Study("fedper", profile="fast"), "known are smoke, quick.*, paper"),
-    Case('Study("fedper", artefacts=["fig33"])', lambda: Study("fedper", artefacts=["fig33"]), "did you mean 'fig3'"),
+    Case(
+        'Study("fedper", profile="fast")',
+        lambda: Study("fedper", profile="fast"),
+        "known are smoke, quick.*, paper",
+    ),
+    Case(
+        'Study("fedper", artefacts=["fig33"])',
+        lambda: Study("fedper", artefacts=["fig33"]),
+        "did you mean 'fig3'",
+    ),
     Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
-    Case('report.published("fedper")', lambda: report.published("fedper"), "there are those of pfedhn"),
+    Case(
+        'report.published("fedper")',
+        lambda: report.published("fedper"),
+        "there are those of pfedhn",
+    ),
     Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),
-    Case('run(e, executor="thread")', lambda: run(tiny(), executor="thread"), "did you mean 'threads'"),
+    Case(
+        'run(e, executor="thread")',
+        lambda: run(tiny(), executor="thread"),
+        "did you mean 'threads'",
+    ),
     Case('run(e, device="gpu")', lambda: run(tiny(), device="gpu"), "known are auto, cpu, cuda"),
     Case('paper("fedrep")', lambda: paper("fedrep"), "did you mean 'fedper'"),
     # values
@@ -312,12 +372,30 @@ CASES = [
         lambda: tiny(model="cnn", model_args={"width": "1"}),
         r"cnn\(width='1'\): got str, allowed is float",
     ),
-    Case("Experiment(model_args={...: numpy array})", lambda: tiny(model_args={"hidden": X}), "JSON cannot keep"),
+    Case(
+        "Experiment(model_args={...: numpy array})",
+        lambda: tiny(model_args={"hidden": X}),
+        "JSON cannot keep",
+    ),
     Case("Experiment(adopt=True)", lambda: tiny(adopt=True), "needs init_from"),
-    Case("make_method with a boolean rate", lambda: make_method("fedprox", mu=True), "got bool, allowed is float"),
+    Case(
+        "make_method with a boolean rate",
+        lambda: make_method("fedprox", mu=True),
+        "got bool, allowed is float",
+    ),
     Case('run("fedper")', lambda: run("fedper"), "takes an Experiment, got str", TypeError),
-    Case("sweep(e) in place of sweep([e])", lambda: sweep(tiny()), r"list of Experiments.*sweep\(\[", TypeError),
-    Case('grid(e, ["fedavg", "fedper"])', lambda: grid(tiny(), ["fedavg", "fedper"]), "rows=.*dict", TypeError),
+    Case(
+        "sweep(e) in place of sweep([e])",
+        lambda: sweep(tiny()),
+        r"list of Experiments.*sweep\(\[",
+        TypeError,
+    ),
+    Case(
+        'grid(e, ["fedavg", "fedper"])',
+        lambda: grid(tiny(), ["fedavg", "fedper"]),
+        "rows=.*dict",
+        TypeError,
+    ),
     # partitions that cannot be
     Case(
         "2,000 clients on digits",
@@ -346,74 +424,203 @@ CASES = [
     ),
     Case('partition="workers" on digits', lambda: run(tiny(partition="workers")), "worker"),
     # shapes
-    Case("Federation: 8 images, 7 labels", lambda: Federation(X, Y[:7], [[0]]), "x has 8 samples and y has 7"),
-    Case("Federation: labels 0.5", lambda: Federation(X, Y + 0.5, [[0]]), "labels .*float64.*integers"),
+    Case(
+        "Federation: 8 images, 7 labels",
+        lambda: Federation(X, Y[:7], [[0]]),
+        "x has 8 samples and y has 7",
+    ),
+    Case(
+        "Federation: labels 0.5",
+        lambda: Federation(X, Y + 0.5, [[0]]),
+        "labels .*float64.*integers",
+    ),
     Case("Federation: a mask for indices", lambda: own(train=[Y == 0, [1]]), "np.flatnonzero"),
     Case("Federation: index 8 of 8", lambda: own(train=[[0], [8]]), r"allowed: 0\.\.7"),
-    Case("Federation: a client without data", lambda: own(train=[[0], []]), r"without training samples: \[1\]"),
-    Case("Federation: test data that are trained on", lambda: own(test=[[0], [4]]), "must be disjoint from train"),
-    Case("Federation: test lists for 3 of 2 clients", lambda: own(test=[[4]] * 3), "one list a client"),
-    Case("Pool of float64", lambda: Pool("mine", X / 255, Y, Y > 0, 2), "allowed: uint8 or float32"),
-    Case("own data, no Federation", lambda: run(tiny(dataset="own", partition="own")), r"fed=Federation\("),
+    Case(
+        "Federation: a client without data",
+        lambda: own(train=[[0], []]),
+        r"without training samples: \[1\]",
+    ),
+    Case(
+        "Federation: test data that are trained on",
+        lambda: own(test=[[0], [4]]),
+        "must be disjoint from train",
+    ),
+    Case(
+        "Federation: test lists for 3 of 2 clients",
+        lambda: own(test=[[4]] * 3),
+        "one list a client",
+    ),
+    Case(
+        "Pool of float64", lambda: Pool("mine", X / 255, Y, Y > 0, 2), "allowed: uint8 or float32"
+    ),
+    Case(
+        "own data, no Federation",
+        lambda: run(tiny(dataset="own", partition="own")),
+        r"fed=Federation\(",
+    ),
     Case("a Federation, but dataset is digits", lambda: run(tiny(), fed=own()), "go together"),
-    Case("lenet4 with kernel 5 on 28x28", lambda: run(tiny(model="lenet4", model_args={"kernel": 5})), "76x76"),
-    Case("fasttext on images", lambda: run(tiny(model="fasttext")), "fasttext takes texts.*use an image model"),
-    Case("Experiment(head_depth=9)", lambda: run(tiny(head_depth=9)), r"head depth 9 is not in 0\.\."),
+    Case(
+        "lenet4 with kernel 5 on 28x28",
+        lambda: run(tiny(model="lenet4", model_args={"kernel": 5})),
+        "76x76",
+    ),
+    Case(
+        "fasttext on images",
+        lambda: run(tiny(model="fasttext")),
+        "fasttext takes texts.*use an image model",
+    ),
+    Case(
+        "Experiment(head_depth=9)", lambda: run(tiny(head_depth=9)), r"head depth 9 is not in 0\.\."
+    ),
     # data that are missing or damaged
-    Case('load("cifar10") where it is not', lambda: load("cifar10", root="."), "fetch cifar10", DatasetMissing),
+    Case(
+        'load("cifar10") where it is not',
+        lambda: load("cifar10", root="."),
+        "fetch cifar10",
+        DatasetMissing,
+    ),
     Case(
         "fetch with PFL_OFFLINE=1",
         lambda: fetch("mnist", root="."),
         "because PFL_OFFLINE",
         DatasetMissing,
     ),
-    Case('load("flickr_aes")', lambda: load("flickr_aes", root="."), "by hand only", DatasetMissing),
+    Case(
+        'load("flickr_aes")', lambda: load("flickr_aes", root="."), "by hand only", DatasetMissing
+    ),
     Case("a damaged cifar10.npz", damaged_cache, "Delete or replace it", DatasetDamaged),
-    Case("a cifar10.npz of 8x8 images", cache_of_another_shape, r"expected \(n, 32, 32, 3\)", DatasetDamaged),
-    Case("damaged history.csv of a run", lambda: damaged("history.csv"), "set aside.*computing again", None),
-    Case("damaged arrays.npz of a run", lambda: damaged("arrays.npz"), "set aside.*computing again", None),
-    Case("a run of an older schema", older_schema, "schema 0 of the store.*set aside.*computing again", None),
-    Case("a damaged checkpoint", damaged_checkpoint, "checkpoint.pt.*set aside.*computing again", None),
+    Case(
+        "a cifar10.npz of 8x8 images",
+        cache_of_another_shape,
+        r"expected \(n, 32, 32, 3\)",
+        DatasetDamaged,
+    ),
+    Case(
+        "damaged history.csv of a run",
+        lambda: damaged("history.csv"),
+        "set aside.*computing again",
+        None,
+    ),
+    Case(
+        "damaged arrays.npz of a run",
+        lambda: damaged("arrays.npz"),
+        "set aside.*computing again",
+        None,
+    ),
+    Case(
+        "a run of an older schema",
+        older_schema,
+        "schema 0 of the store.*set aside.*computing again",
+        None,
+    ),
+    Case(
+        "a damaged checkpoint",
+        damaged_checkpoint,
+        "checkpoint.pt.*set aside.*computing again",
+        None,
+    ),
     Case("a saved partition over other data", saved_partition_of_other_data, "made for other data"),
     Case("a folder of PFLlib with pickles", pickled_pfllib, "trusted=True"),
-    Case('Federation.from_pfllib("no/folder")', lambda: Federation.from_pfllib("no/folder"), r"expected train/0\.npz"),
+    Case(
+        'Federation.from_pfllib("no/folder")',
+        lambda: Federation.from_pfllib("no/folder"),
+        r"expected train/0\.npz",
+    ),
     # results
     Case("result.model(0) without keep_models", lambda: run(tiny()).model(0), "keep_models=True"),
-    Case("result.model(7) of 2 clients", lambda: run(tiny(keep_models=True)).model(7), r"clients 0\.\.1"),
-    Case('result.probe("weights"), not recorded', lambda: run(tiny()).probe("weights"), r"record=\('weights',\)"),
-    Case('tune(e, {"lr": 0.1})', lambda: tune(tiny(), {"lr": 0.1}), "'lr' has 0.1, not a list of values"),
-    Case("tune(e, [0.1, 0.2])", lambda: tune(tiny(), [0.1, 0.2]), "whose combinations are tried, or a list of changes"),
+    Case(
+        "result.model(7) of 2 clients",
+        lambda: run(tiny(keep_models=True)).model(7),
+        r"clients 0\.\.1",
+    ),
+    Case(
+        'result.probe("weights"), not recorded',
+        lambda: run(tiny()).probe("weights"),
+        r"record=\('weights',\)",
+    ),
+    Case(
+        'tune(e, {"lr": 0.1})',
+        lambda: tune(tiny(), {"lr": 0.1}),
+        "'lr' has 0.1, not a list of values",
+    ),
+    Case(
+        "tune(e, [0.1, 0.2])",
+        lambda: tune(tiny(), [0.1, 0.2]),
+        "whose combinations are tried, or a list of changes",
+    ),
     Case("tune(e, {})", lambda: tune(tiny(), {}), "an empty dict; allowed is"),
-    Case('tune(..., when="befor")', lambda: tune(tiny(), {"lr": [0.1]}, when="befor"), "did you mean 'before'"),
+    Case(
+        'tune(..., when="befor")',
+        lambda: tune(tiny(), {"lr": [0.1]}, when="befor"),
+        "did you mean 'before'",
+    ),
     Case(
         'tune(e.but(eval_after=False), ..., when="after")',
         lambda: tune(tiny(eval_after=False), {"lr": [0.1]}, when="after"),
         "set eval_after=True",
     ),
-    Case('tune(e, ..., split="test")', lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"), "only 'val'"),
-    Case("tune(...) without validation data", lambda: runs.tune(tiny(), [{"lr": 0.1}]), "leaves no validation data"),
+    Case(
+        'tune(e, ..., split="test")',
+        lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"),
+        "only 'val'",
+    ),
+    Case(
+        "tune(...) without validation data",
+        lambda: runs.tune(tiny(), [{"lr": 0.1}]),
+        "leaves no validation data",
+    ),
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
     # parameters of notebooks
-    Case('papermill: recompute="true"', lambda: parameter("recompute", "true"), "must be a bool, not 'true'"),
+    Case(
+        'papermill: recompute="true"',
+        lambda: parameter("recompute", "true"),
+        "must be a bool, not 'true'",
+    ),
     Case("papermill: seeds=3", lambda: parameter("seeds", 3), "must be a list, not 3"),
-    Case("papermill: epochs=3", lambda: parameter("epochs", 3), "has no parameter epochs; it has profile"),
-    Case('Study(recompute="true")', lambda: Study("fedper", recompute="true"), r"True or False \(not a string\)"),
+    Case(
+        "papermill: epochs=3",
+        lambda: parameter("epochs", 3),
+        "has no parameter epochs; it has profile",
+    ),
+    Case(
+        'Study(recompute="true")',
+        lambda: Study("fedper", recompute="true"),
+        r"True or False \(not a string\)",
+    ),
     Case('Study(datasets="cifar10")', lambda: Study("fedper", datasets="cifar10"), "give a list"),
     Case("Study(seeds=[0.5])", lambda: Study("fedper", seeds=[0.5]), "a list of integers >= 0"),
     Case('publish("fedper") before a run', lambda: report.publish("fedper"), "run its notebook"),
     # this computer
     Case("$PFL_RUNS is a file", store_is_a_file, "set PFL_RUNS to a folder", OSError),
-    Case("$PFL_RUNS is a file, at the end of a notebook", finish_into_a_file, "set PFL_RUNS to a folder", OSError),
+    Case(
+        "$PFL_RUNS is a file, at the end of a notebook",
+        finish_into_a_file,
+        "set PFL_RUNS to a folder",
+        OSError,
+    ),
     Case("$PFL_DATA is a file", fetch_into_a_file, "data.*set PFL_DATA to a folder", OSError),
-    Case('run(e, device="cuda"), no GPU', lambda: without_gpu(lambda: run(tiny(), device="cuda")), "torch sees no GPU"),
+    Case(
+        'run(e, device="cuda"), no GPU',
+        lambda: without_gpu(lambda: run(tiny(), device="cuda")),
+        "torch sees no GPU",
+    ),
     Case("out of memory", out_of_memory, "batch.*participation.*resumes", torch.OutOfMemoryError),
     # own parts
     Case("a method that trains on test data", reads_test, "only one with leaks_test = True may"),
-    Case("a second method named fedper", taken_method_name, "is taken by pfl_core.methods.fedper.FedPer"),
-    Case('register_model("cnn", ...)', lambda: taken(register_model, "cnn"), "another name"),
-    Case('register_dataset("mnist", ...)', lambda: taken(register_dataset, "mnist"), "another name"),
     Case(
-        "Federation: int16 images", lambda: Federation(X.astype(np.int16), Y, [[0]]), "x is int16 .*; allowed are uint8"
+        "a second method named fedper",
+        taken_method_name,
+        "is taken by pfl_core.methods.fedper.FedPer",
+    ),
+    Case('register_model("cnn", ...)', lambda: taken(register_model, "cnn"), "another name"),
+    Case(
+        'register_dataset("mnist", ...)', lambda: taken(register_dataset, "mnist"), "another name"
+    ),
+    Case(
+        "Federation: int16 images",
+        lambda: Federation(X.astype(np.int16), Y, [[0]]),
+        "x is int16 .*; allowed are uint8",
     ),
     Case(
         "Federation: RGBA images",
@@ -425,26 +632,57 @@ CASES = [
         lambda: Federation(np.full((8, 2), np.nan), Y, [[0]]),
         "not finite .* in 8 of 8",
     ),
-    Case("Federation: one-hot labels", lambda: Federation(X, np.eye(8), [[0]]), r"one-hot rows take y.argmax\(1\)"),
-    Case("Federation: a label of 10^9", lambda: Federation(X, np.where(Y, 10**9, 0), [[0]]), "with np.unique"),
-    Case("Federation: a dict of clients", lambda: own(train={0: [0], 1: [1]}), "train is a dict; give a list"),
+    Case(
+        "Federation: one-hot labels",
+        lambda: Federation(X, np.eye(8), [[0]]),
+        r"one-hot rows take y.argmax\(1\)",
+    ),
+    Case(
+        "Federation: a label of 10^9",
+        lambda: Federation(X, np.where(Y, 10**9, 0), [[0]]),
+        "with np.unique",
+    ),
+    Case(
+        "Federation: a dict of clients",
+        lambda: own(train={0: [0], 1: [1]}),
+        "train is a dict; give a list",
+    ),
     Case("Federation: train=[0, 1]", lambda: own(train=[0, 1]), "give one index array a client"),
-    Case("Federation(holdout=0.2)", lambda: own(holdout=0.2), r"say it in Experiment\(holdout=...\)", TypeError),
+    Case(
+        "Federation(holdout=0.2)",
+        lambda: own(holdout=0.2),
+        r"say it in Experiment\(holdout=...\)",
+        TypeError,
+    ),
     Case("Federation(std=0)", lambda: own(std=0), "allowed are finite numbers > 0"),
     Case(
         "Pool of RGBA images",
         lambda: Pool("mine", np.zeros((8, 5, 5, 4), np.uint8), Y, Y > 0, 2),
         "1 or 3 channels, last",
     ),
-    Case("Pool with NaN", lambda: Pool("mine", np.full((8, 2, 2), np.nan, np.float32), Y, Y > 0, 2), "x is not finite"),
-    Case("Pool of 10^9 classes", lambda: Pool("mine", X, Y, Y > 0, 10**9), "1000000000 classes of 8 samples"),
-    Case('Experiment(model_args={"hidden": 0})', lambda: tiny(model_args={"hidden": 0}), "allowed is an integer >= 1"),
+    Case(
+        "Pool with NaN",
+        lambda: Pool("mine", np.full((8, 2, 2), np.nan, np.float32), Y, Y > 0, 2),
+        "x is not finite",
+    ),
+    Case(
+        "Pool of 10^9 classes",
+        lambda: Pool("mine", X, Y, Y > 0, 10**9),
+        "1000000000 classes of 8 samples",
+    ),
+    Case(
+        'Experiment(model_args={"hidden": 0})',
+        lambda: tiny(model_args={"hidden": 0}),
+        "allowed is an integer >= 1",
+    ),
     Case(
         'Experiment(model="cnn", model_args={"width": -1})',
         lambda: tiny(model="cnn", model_args={"width": -1}),
         "number > 0",
     ),
-    Case("float images (n, 8, 8)", float_images, r"give float images of one channel as x\[:, None\]"),
+    Case(
+        "float images (n, 8, 8)", float_images, r"give float images of one channel as x\[:, None\]"
+    ),
     Case("a model with too few outputs", too_few_outputs, r"it must give scores \(2, 10\)"),
     Case("tokens beyond the vocabulary", tokens_beyond, "take an embedding of 218 rows or more"),
     Case(
@@ -457,8 +695,15 @@ CASES = [
         lambda: run(tiny(dataset="own", partition="own", clients=99), fed=own()),
         "give clients=2",
     ),
-    Case('Federation(device="cuda")', lambda: own(device="cuda"), r"say it in run\(device=...\)", TypeError),
-    Case("own data and a partition", lambda: tiny(dataset="own"), "a Federation says who holds what"),
+    Case(
+        'Federation(device="cuda")',
+        lambda: own(device="cuda"),
+        r"say it in run\(device=...\)",
+        TypeError,
+    ),
+    Case(
+        "own data and a partition", lambda: tiny(dataset="own"), "a Federation says who holds what"
+    ),
     Case("e.partition_args changed", changed_value, "make another one with e.but", TypeError),
     Case("Experiment(eval_clients=3) of 2", lambda: tiny(eval_clients=3), "0 means all"),
     Case(
@@ -468,7 +713,11 @@ CASES = [
     ),
     Case("run(e, on_round=3)", lambda: run(tiny(), on_round=3), "allowed is a function", TypeError),
     Case("dropout under executor='batched'", with_dropout, "use executor='auto' or 'threads'"),
-    Case("init_from of another network", another_network_to_start_from, "has fc1.weight of shape .*use the same model"),
+    Case(
+        "init_from of another network",
+        another_network_to_start_from,
+        "has fc1.weight of shape .*use the same model",
+    ),
     Case("another run's folder in its place", other_run, "it is run .*set aside", None),
     Case("another run's models", other_models, "models.pt is damaged: it is not what run"),
     Case("a personal model of FedCP", models_of_fedcp, "need modules beside the network"),
@@ -478,20 +727,39 @@ CASES = [
         "known are done, failed",
         None,
     ),
-    Case("python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "needs --plugins NAME", None),
-    Case("a committed file that was changed", changed_results, "is not as it was published .*restore it"),
-    Case("plan.compute(..., jobs=0)", lambda: plan.compute("pfedhn", jobs=0), "allowed is an integer >= 1"),
     Case(
-        "run(e) that diverges, on the command line", lambda: main(["run", *DIVERGING.split()]), "run .* failed: ", None
+        "python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "needs --plugins NAME", None
     ),
-    Case('register_partition("iid", ...)', lambda: taken(register_partition, "iid"), "another name"),
+    Case(
+        "a committed file that was changed",
+        changed_results,
+        "is not as it was published .*restore it",
+    ),
+    Case(
+        "plan.compute(..., jobs=0)",
+        lambda: plan.compute("pfedhn", jobs=0),
+        "allowed is an integer >= 1",
+    ),
+    Case(
+        "run(e) that diverges, on the command line",
+        lambda: main(["run", *DIVERGING.split()]),
+        "run .* failed: ",
+        None,
+    ),
+    Case(
+        'register_partition("iid", ...)', lambda: taken(register_partition, "iid"), "another name"
+    ),
     # the command line
     Case(
         "python -m pfl_core fetch cifar",
         lambda: command("fetch", "cifar"),
         "^pfl_core fetch: .* did you mean 'cifar10'",
     ),
-    Case("python -m pfl_core publish fedper", lambda: command("publish", "fedper"), "^pfl_core publish: nothing of"),
+    Case(
+        "python -m pfl_core publish fedper",
+        lambda: command("publish", "fedper"),
+        "^pfl_core publish: nothing of",
+    ),
     Case(
         "./run_all.sh --profil quick",
         lambda: run_all("--profil", "quick"),
@@ -499,7 +767,10 @@ CASES = [
         SystemExit,
     ),
     Case(
-        "./run_all.sh --jobs two", lambda: run_all("--jobs", "two"), "'two' is not a number from 1 to 999", SystemExit
+        "./run_all.sh --jobs two",
+        lambda: run_all("--jobs", "two"),
+        "'two' is not a number from 1 to 999",
+        SystemExit,
     ),
 ]
 
@@ -510,8 +781,16 @@ CASES = [
 def said(case: Case, folder: Path) -> str:
     """What a case prints and its exception's message, with `folder`, which is the current one meanwhile, written as DIR."""
     text, error = io.StringIO(), None
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-        for name, value in {"PFL_RUNS": folder / "runs", "PFL_DATA": folder / "data", "PFL_OFFLINE": "1"}.items():
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(text),
+    ):
+        for name, value in {
+            "PFL_RUNS": folder / "runs",
+            "PFL_DATA": folder / "data",
+            "PFL_OFFLINE": "1",
+        }.items():
             patch.setenv(name, str(value))
         patch.delenv("PFL_DEVICE", raising=False)
         patch.chdir(folder)
@@ -554,10 +833,18 @@ def page() -> str:
     lines = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            message = re.sub(r"(known are (?:[^,;]+, ){3})[^;]+, [^;]+", r"\1...", said(case, Path(folder).resolve()))
+            message = re.sub(
+                r"(known are (?:[^,;]+, ){3})[^;]+, [^;]+",
+                r"\1...",
+                said(case, Path(folder).resolve()),
+            )
         message = "<br>".join(map(code, message.splitlines()))
         lines.append(
-            {"use": code(case.use), "what it prints": message, "": case.raises.__name__ if case.raises else "goes on"}
+            {
+                "use": code(case.use),
+                "what it prints": message,
+                "": case.raises.__name__ if case.raises else "goes on",
+            }
         )
     return HEAD + report.markdown(pd.DataFrame(lines)) + "\n"
 
@@ -568,10 +855,16 @@ def code(text: str) -> str:
 
 def test_the_page_holds_the_table():
     rows = [re.split(r" (?<!\\)\| ", line) for line in PAGE.read_text().splitlines()[7:]]
-    assert [row[0].removeprefix("| ") for row in rows] == [code(case.use).replace("|", "\\|") for case in CASES]
+    assert [row[0].removeprefix("| ") for row in rows] == [
+        code(case.use).replace("|", "\\|") for case in CASES
+    ]
     for case, row in zip(CASES, rows, strict=True):
         message = row[1].replace("`<br>`", "\n").strip("` ")
-        assert re.search(case.says, message.replace("...", "; register_dataset plugins register_model"), re.DOTALL), row
+        assert re.search(
+            case.says,
+            message.replace("...", "; register_dataset plugins register_model"),
+            re.DOTALL,
+        ), row
 
 
 if __name__ == "__main__":

@@ -28,7 +28,14 @@ from pfl_core.experiments.run import run
 from pfl_core.experiments.store import load_result
 from pfl_core.methods.base import METHODS
 
-TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=16, max_samples=40)
+TINY = dict(
+    partition_args={"alpha": 1.0},
+    clients=4,
+    model="mlp",
+    model_args={"hidden": 8},
+    batch=16,
+    max_samples=40,
+)
 TINY |= dict(rounds=4, lr=0.1)
 
 
@@ -80,7 +87,9 @@ def test_divergence_is_named_within_its_round(store, spoiled, hook, where):
     failed = run(e, on_round=lambda r, h: seen.append(r))
     assert not failed.ok and re.match(f"failed: spoiled: {where}", failed.meta["status"])
     kept = failed.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
-    last = 2 if hook == "upload" else 1  # the evaluation that round 2 begins with is of models that are still sound
+    last = (
+        2 if hook == "upload" else 1
+    )  # the evaluation that round 2 begins with is of models that are still sound
     assert kept["round"].tolist() == list(range(last + 1)) and kept.value.notna().all()
     assert seen == list(range(last + 1))
 
@@ -89,7 +98,9 @@ def test_the_last_rounds_divergence_is_no_number(store, spoiled):
     spoiled.at = TINY["rounds"] - 1  # nobody trains on what this upload leaves
     failed = run(Experiment(**TINY, method="spoiled", eval_after=False))
     assert (
-        not failed.ok and "of the server" in failed.meta["status"] and failed.arrays["rounds"].tolist() == [0, 1, 2, 3]
+        not failed.ok
+        and "of the server" in failed.meta["status"]
+        and failed.arrays["rounds"].tolist() == [0, 1, 2, 3]
     )
 
 
@@ -98,7 +109,9 @@ def test_a_resumed_run_that_diverges_keeps_its_history(store, spoiled, capsys):
     with pytest.raises(Interrupted):
         run(bad, on_round=lambda r, h: r == 1)
     rows = sweep([bad, good])
-    assert load_result(store / bad.id).arrays["rounds"].tolist() == [0, 1, 2] and set(rows.run) == {good.id}
+    assert load_result(store / bad.id).arrays["rounds"].tolist() == [0, 1, 2] and set(rows.run) == {
+        good.id
+    }
     assert "(spoiled, seed 0) failed: spoiled: layer fc" in capsys.readouterr().out
 
 
@@ -133,11 +146,16 @@ def test_full_disk_at_a_checkpoint(store, tmp_path):
         run(WIDE, on_round=lambda r, h: r == 1)
     with (
         room_for(50_000),
-        pytest.raises(OSError, match=r"cannot write .*checkpoint.part .*too large.*set PFL_RUNS.*kept"),
+        pytest.raises(
+            OSError, match=r"cannot write .*checkpoint.part .*too large.*set PFL_RUNS.*kept"
+        ),
     ):
         run(WIDE)
     work = store / f"{WIDE.id}.part"
-    assert not (work / "checkpoint.part").exists() and simulate.restore(work / "checkpoint.pt", "cpu")[0].round == 2
+    assert (
+        not (work / "checkpoint.part").exists()
+        and simulate.restore(work / "checkpoint.pt", "cpu")[0].round == 2
+    )
     same(load_result(store / done.id), done)
     same(run(WIDE), whole)
 
@@ -173,7 +191,10 @@ def test_a_file_where_a_folder_should_be(store, tmp_path):
 def test_a_disk_that_does_not_answer_is_no_damage(store, monkeypatch):
     first = run(Experiment(**TINY))
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.read_bytes", lambda self: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        patch.setattr(
+            "pathlib.Path.read_bytes",
+            lambda self: (_ for _ in ()).throw(OSError(24, "Too many open files")),
+        )
         with pytest.raises(OSError, match="open files"):
             run(Experiment(**TINY))
     same(run(Experiment(**TINY)), first)
@@ -191,7 +212,9 @@ def flips(raw, count=25):
 
 
 def flat(state):
-    return dict(simulate._flat({"server": state.server, "clients": state.clients, "extra": state.extra}))
+    return dict(
+        simulate._flat({"server": state.server, "clients": state.clients, "extra": state.extra})
+    )
 
 
 def test_no_bit_of_a_checkpoint_can_turn_unseen(store):
@@ -208,7 +231,9 @@ def test_no_bit_of_a_checkpoint_can_turn_unseen(store):
         except (ValueError, KeyError):
             refused += 1
             continue
-        assert rest == others and again.round == 2 and h.rounds == history.rounds  # a bit that says nothing
+        assert (
+            rest == others and again.round == 2 and h.rounds == history.rounds
+        )  # a bit that says nothing
         assert all(torch.equal(v, flat(again)[n]) for n, v in flat(state).items())
     assert refused > 20
 
@@ -234,7 +259,9 @@ def test_no_bit_of_a_result_can_turn_unseen(store, name, capsys):
         if again is None:
             refused += 1
             continue
-        assert name != "history.csv" and again.meta == first.meta and again.experiment.id == first.id
+        assert (
+            name != "history.csv" and again.meta == first.meta and again.experiment.id == first.id
+        )
         same(again, first)
     assert refused > 15
     path.write_bytes(whole[:-40])
@@ -358,7 +385,9 @@ def test_a_notebook_interrupted_and_run_again(store, tmp_path):
     rows = sweep([Experiment(**TINY, seed=s) for s in range(3)], on_round=on_round)
     rows[rows.metric != "train_s"].drop(columns="wall_s").to_csv(TO, index=False)
     """
-    with tempfile.TemporaryDirectory(prefix="pfl-") as runtime:  # the path of a socket must be short
+    with tempfile.TemporaryDirectory(
+        prefix="pfl-"
+    ) as runtime:  # the path of a socket must be short
         manager = KernelManager(transport="ipc", connection_file=f"{runtime}/kernel.json")
         manager.start_kernel(env=os.environ | {"PFL_HEADLESS": "1"})
         client = manager.blocking_client()
@@ -378,7 +407,9 @@ def test_a_notebook_interrupted_and_run_again(store, tmp_path):
         finally:
             client.stop_channels()
             manager.shutdown_kernel(now=True)
-    assert again["user_expressions"]["n"]["data"]["text/plain"] == "8"  # of 15 rounds: those that were missing
+    assert (
+        again["user_expressions"]["n"]["data"]["text/plain"] == "8"
+    )  # of 15 rounds: those that were missing
     whole = sweep([Experiment(**TINY, seed=s) for s in range(3)], store=tmp_path / "other")
     whole = whole[whole.metric != "train_s"].drop(columns="wall_s").reset_index(drop=True)
     kept = pd.read_csv(tmp_path / "rows.csv", dtype={"run": str}, keep_default_na=False)

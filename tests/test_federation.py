@@ -51,9 +51,13 @@ def test_wrap_visits_every_sample_each_epoch(n, batch, epochs, seed):
     orders = got.reshape(epochs, per_epoch * batch)
     for order in orders:
         assert is_permutation(order[:n], idx)
-        assert np.array_equal(order, np.resize(order[:n], len(order))), "filled from the start of the same permutation"
+        assert np.array_equal(order, np.resize(order[:n], len(order))), (
+            "filled from the start of the same permutation"
+        )
     if n >= 8:
-        assert len({tuple(order[:n]) for order in orders}) == epochs, "each epoch has an order of its own"
+        assert len({tuple(order[:n]) for order in orders}) == epochs, (
+            "each epoch has an order of its own"
+        )
 
 
 def test_wrap_without_a_rest_is_one_pass():
@@ -78,7 +82,9 @@ def test_drop_leaves_the_rest_out(n, batch, epochs):
     assert got.shape == (epochs * per_epoch, 1, batch)
     if n >= batch:
         assert all(len(set(e)) == per_epoch * batch for e in got.reshape(epochs, -1))
-        assert np.array_equal(got[:per_epoch], plan(n, batch)[1][:per_epoch]), "the batches of wrap, but the last"
+        assert np.array_equal(got[:per_epoch], plan(n, batch)[1][:per_epoch]), (
+            "the batches of wrap, but the last"
+        )
 
 
 @few
@@ -135,7 +141,9 @@ def test_without_shuffling_the_order_is_the_given_one():
     idx, got = plan(10, 4, shuffle=False, epochs=2)
     assert np.array_equal(got[:3, 0].ravel(), [*idx, *idx[:2]]) and np.array_equal(got[3:], got[:3])
     assert np.array_equal(plan(10, 4, shuffle=False, kind="drop")[1].ravel(), idx[:8])
-    assert np.array_equal(plan(10, 4, shuffle=False, kind="fresh", steps=2)[1][:, 0], [idx[:4], idx[:4]])
+    assert np.array_equal(
+        plan(10, 4, shuffle=False, kind="fresh", steps=2)[1][:, 0], [idx[:4], idx[:4]]
+    )
 
 
 @pytest.mark.parametrize(("fraction", "m"), [(0.5, 5), (0.25, 3), (0.24, 2), (0.01, 1), (1.0, 10)])
@@ -157,10 +165,14 @@ def test_equal_streams_give_equal_batches():
     data, again = client_data(), client_data()
     for k in range(3):
         assert np.array_equal(data.plan(k, 4, batch=4), again.plan(k, 4, batch=4))
-        assert np.array_equal(data.plan(k, 4, batch=4, stream="head"), again.plan(k, 4, batch=4, stream="head"))
+        assert np.array_equal(
+            data.plan(k, 4, batch=4, stream="head"), again.plan(k, 4, batch=4, stream="head")
+        )
 
 
-@pytest.mark.parametrize("other", [dict(stream="head"), dict(round=2), dict(seed=1)], ids=["stream", "round", "seed"])
+@pytest.mark.parametrize(
+    "other", [dict(stream="head"), dict(round=2), dict(seed=1)], ids=["stream", "round", "seed"]
+)
 def test_another_stream_round_or_seed_gives_other_batches(other):
     assert not np.array_equal(plan(20, 4)[1], plan(20, 4, **other)[1])
 
@@ -168,7 +180,8 @@ def test_another_stream_round_or_seed_gives_other_batches(other):
 def test_two_clients_of_one_size_have_orders_of_their_own():
     data = client_data((20, 20))
     first, second = (
-        np.searchsorted(np.sort(data.index["train"][k]), data.plan(k, 0, batch=20).ravel()) for k in (0, 1)
+        np.searchsorted(np.sort(data.index["train"][k]), data.plan(k, 0, batch=20).ravel())
+        for k in (0, 1)
     )
     assert not np.array_equal(first, second)
 
@@ -192,7 +205,10 @@ def test_draws_do_not_touch_numpys_own_generator():
 
 
 def test_rng_is_a_function_of_seed_purpose_and_ids():
-    draw = [rng(*a).integers(2**60) for a in ((0, "a"), (0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 1, 2))]
+    draw = [
+        rng(*a).integers(2**60)
+        for a in ((0, "a"), (0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 1, 2))
+    ]
     assert draw[0] == draw[1] and len(set(draw)) == 5
 
 
@@ -217,16 +233,23 @@ def test_training_never_sees_the_holdout_which_no_round_changes():
     for r in range(5):
         for k in (0, 1):
             seen = data.plan(k, r, batch=4)
-            assert is_permutation(np.unique(seen), data.index["fit"][k]) and not np.isin(seen, held[k]).any()
+            assert (
+                is_permutation(np.unique(seen), data.index["fit"][k])
+                and not np.isin(seen, held[k]).any()
+            )
             assert np.isin(data.plan(k, r, batch=4, split="holdout"), held[k]).all()
             assert np.array_equal(data.index["holdout"][k], held[k])
-    assert not np.array_equal(client_data((20, 30), holdout=0.2, seed=1).index["holdout"][0], held[0])
+    assert not np.array_equal(
+        client_data((20, 30), holdout=0.2, seed=1).index["holdout"][0], held[0]
+    )
 
 
 def test_without_a_holdout_all_of_train_is_fitted():
     data = client_data()
     assert all(len(h) == 0 for h in data.index["holdout"])
-    assert all(np.array_equal(a, b) for a, b in zip(data.index["fit"], data.index["train"], strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(data.index["fit"], data.index["train"], strict=True)
+    )
 
 
 # ---------------------------------------------------------------- samples as inputs
@@ -251,16 +274,27 @@ def test_images_are_scaled_and_normalised_per_channel(form, dtype):
     shape, want, chw = IMAGES[form]
     x, c = images(shape), want[0] if len(want) == 3 else 1
     mean, std = [0.1, 0.4, 0.7][:c], [0.2, 0.3, 0.6][:c]
-    for m, s in ((mean, std), (tuple(mean), tuple(std)), (np.array(mean), np.array(std)), (None, None), (None, std)):
+    for m, s in (
+        (mean, std),
+        (tuple(mean), tuple(std)),
+        (np.array(mean), np.array(std)),
+        (None, None),
+        (None, std),
+    ):
         data = bound(Federation(x, np.arange(6) % 2, [[0, 1], [2]], mean=m, std=s), dtype=dtype)
         assert data.input_shape == want and data.x.dtype == torch.uint8
         idx = torch.tensor([[3, 0], [0, 5]])
         got, y = data.batch(idx)
-        m, s = np.zeros(c) if m is None else np.asarray(m), np.ones(c) if s is None else np.asarray(s)
+        m, s = (
+            np.zeros(c) if m is None else np.asarray(m),
+            np.ones(c) if s is None else np.asarray(s),
+        )
         tail = (-1, *[1] * (len(want) - 1))
         expected = (chw(x)[idx.numpy()] / 255 - m.reshape(tail)) / s.reshape(tail)
         assert got.shape == (2, 2, *want) and got.dtype == dtype
-        np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
+        np.testing.assert_allclose(
+            got.numpy(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12
+        )
         assert torch.equal(y, idx % 2)
 
 
@@ -276,13 +310,19 @@ def test_tokens_stay_integers():
     x = np.arange(12, dtype=np.int32).reshape(4, 3)
     data = bound(Federation(x, [0, 1, 0, 1], [[0], [1]]))
     got, _ = data.batch(torch.tensor([2, 0]))
-    assert data.input_shape == (3,) and got.dtype == torch.int32 and np.array_equal(got.numpy(), x[[2, 0]])
+    assert (
+        data.input_shape == (3,)
+        and got.dtype == torch.int32
+        and np.array_equal(got.numpy(), x[[2, 0]])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_floats_are_taken_as_they_are(dtype):
     x = np.random.default_rng(0).standard_normal((5, 1, 2, 2))
-    fed = Federation(torch.from_numpy(x), torch.tensor([0, 1, 1, 0, 1]), [[0, 1]], mean=[9.0], std=[9.0])
+    fed = Federation(
+        torch.from_numpy(x), torch.tensor([0, 1, 1, 0, 1]), [[0, 1]], mean=[9.0], std=[9.0]
+    )
     data = bound(fed, dtype=dtype)
     assert torch.equal(data.batch(torch.arange(5))[0], torch.from_numpy(x).to(dtype))
 
@@ -323,7 +363,10 @@ def test_arrays_of_other_forms_are_read(form):
 def test_tokens_of_any_integers(dtype):
     x = np.array([[5, 1], [2, 7], [3, 3]], dtype)
     data = bound(Federation(x, [0, 1, 0], [[0]]))
-    assert data.batch(torch.arange(3))[0].tolist() == x.tolist() and data.extremes().tolist() == [[5, 1], [2, 7]]
+    assert data.batch(torch.arange(3))[0].tolist() == x.tolist() and data.extremes().tolist() == [
+        [5, 1],
+        [2, 7],
+    ]
 
 
 def test_many_classes_are_allowed_where_they_are_meant():
@@ -338,9 +381,13 @@ def test_counts():
     fed = Federation(np.zeros((7, 2)), y, [[0, 1, 2], [3, 4]], None, [[5], [6]], classes=4)
     data = bound(fed)
     assert fed.counts().tolist() == [[2, 1, 0, 0], [0, 0, 2, 0]] == data.label_counts.tolist()
-    assert fed.counts("test").tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]] and not fed.counts("val").any()
+    assert (
+        fed.counts("test").tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]] and not fed.counts("val").any()
+    )
     assert (data.K, data.classes, data.n.tolist()) == (2, 4, [3, 2])
-    assert [i.tolist() for i in fed.at_most(2).index["train"]] == [[0, 1], [3, 4]] and fed.at_most(0) is fed
+    assert [i.tolist() for i in fed.at_most(2).index["train"]] == [[0, 1], [3, 4]] and fed.at_most(
+        0
+    ) is fed
     assert fed.at_most(2).hash != fed.hash == fed.at_most(3).hash
     assert Federation(np.zeros((7, 2)), y, [[0]]).classes == 3
 
@@ -355,7 +402,10 @@ MISTAKES = {
     "negative": (dict(train=[[-1], [1]]), "train indices of client 0 reach -1..-1; allowed: 0..5"),
     "test too high": (dict(test=[[], [9]]), "test indices of client 1 reach 9..9"),
     "mask": (dict(train=[MASK, [1]]), "train of client 0 holds bool values; give integer indices"),
-    "shares": (dict(test=[[], [0.5]]), "test of client 1 holds float64 values; give integer indices"),
+    "shares": (
+        dict(test=[[], [0.5]]),
+        "test of client 1 holds float64 values; give integer indices",
+    ),
     "empty client": (
         dict(train=[[0], [], [1], []]),
         "clients without training samples: [1, 3]; give each at least one",
@@ -369,29 +419,53 @@ MISTAKES = {
         dict(val=[[4, 3], [5]]),
         "1 of 2 val samples of client 0 are trained on (sample 3 by client 1); val must be disjoint from train of all",
     ),
-    "lists": (dict(test=[[4]]), "test has index lists for 1 clients and train for 2; give one list a client"),
+    "lists": (
+        dict(test=[[4]]),
+        "test has index lists for 1 clients and train for 2; give one list a client",
+    ),
     "val lists": (dict(val=[[4]] * 3), "val has index lists for 3 clients and train for 2"),
     "labels": (dict(y=Y[:5]), "x has 6 samples and y has 5; they must be equally long"),
     "classes": (dict(classes=2), "labels reach 0..2; allowed: 0..1"),
     "negative labels": (dict(y=Y - 1), "labels reach -1..1; allowed: 0..1"),
-    "channels": (dict(mean=[0.1, 0.2, 0.3]), "mean or std has 3 numbers; give one, or one for each of 1 channels"),
+    "channels": (
+        dict(mean=[0.1, 0.2, 0.3]),
+        "mean or std has 3 numbers; give one, or one for each of 1 channels",
+    ),
     "std": (dict(std=[]), "mean or std has 0 numbers"),
     "std of 0": (dict(std=[0.0]), "std is [0.0]; allowed are finite numbers > 0"),
-    "mean of NaN": (dict(mean=np.nan), "mean is [nan]; allowed are finite numbers, a number a channel"),
-    "a dict": (dict(train={0: [0], 1: [1]}), "train is a dict; give a list of one index array a client"),
-    "no lists": (dict(train=[0, 1]), "train of client 0 is 0; give one index array a client, such as [[0, 1], [2, 3]]"),
+    "mean of NaN": (
+        dict(mean=np.nan),
+        "mean is [nan]; allowed are finite numbers, a number a channel",
+    ),
+    "a dict": (
+        dict(train={0: [0], 1: [1]}),
+        "train is a dict; give a list of one index array a client",
+    ),
+    "no lists": (
+        dict(train=[0, 1]),
+        "train of client 0 is 0; give one index array a client, such as [[0, 1], [2, 3]]",
+    ),
     "one-hot labels": (
         dict(y=np.eye(6)),
         "labels y have shape (6, 6); allowed is one integer a sample, (n,) or (n, 1)",
     ),
     "one label for all": (dict(y=np.array(3)), "labels y have shape ()"),
-    "labels of NaN": (dict(y=np.full(6, np.nan)), "labels y are float64; allowed are integers 0 to classes - 1"),
-    "names for labels": (dict(y=np.array(list("abcdef"))), "labels y are <U1; allowed are integers"),
+    "labels of NaN": (
+        dict(y=np.full(6, np.nan)),
+        "labels y are float64; allowed are integers 0 to classes - 1",
+    ),
+    "names for labels": (
+        dict(y=np.array(list("abcdef"))),
+        "labels y are <U1; allowed are integers",
+    ),
     "a stray label": (
         dict(y=np.where(Y, 10**9, 0)),
         "labels reach 1000000000; without classes= labels up to 999 are allowed for 6 samples: number them from 0",
     ),
-    "int16 images": (dict(x=X.astype(np.int16)), "x is int16 (6, 4, 4); allowed are uint8 images (n, h, w)"),
+    "int16 images": (
+        dict(x=X.astype(np.int16)),
+        "x is int16 (6, 4, 4); allowed are uint8 images (n, h, w)",
+    ),
     "images of bits": (dict(x=X > 0), "x is bool (6, 4, 4); allowed are uint8 images"),
     "one number a sample": (dict(x=np.zeros(6)), "x is float64 (6,); allowed are uint8 images"),
     "texts": (dict(x=np.array([["a word"]] * 6)), "x is <U6 (6, 1); allowed are"),
@@ -415,14 +489,20 @@ def test_mistakes_are_named_at_construction(case):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("setting", [dict(seed=0), dict(holdout=0.2), dict(dtype=torch.float32), dict(device="cpu")])
+@pytest.mark.parametrize(
+    "setting", [dict(seed=0), dict(holdout=0.2), dict(dtype=torch.float32), dict(device="cpu")]
+)
 def test_settings_are_an_experiments(setting):
     (name,) = setting
     with pytest.raises(
-        TypeError, match=rf"Federation\({name}=.*data and clients only; say it in (Experiment|run)\({name}="
+        TypeError,
+        match=rf"Federation\({name}=.*data and clients only; say it in (Experiment|run)\({name}=",
     ):
         Federation(X, Y, [[0, 1], [2, 3]], **setting)
-    with pytest.raises(TypeError, match=r"Federation\(labels=3\): unknown; a Federation takes x, y, train, val, test"):
+    with pytest.raises(
+        TypeError,
+        match=r"Federation\(labels=3\): unknown; a Federation takes x, y, train, val, test",
+    ):
         Federation(X, Y, [[0, 1], [2, 3]], labels=3)
 
 
@@ -434,14 +514,21 @@ def test_samples_too_large_for_the_number_format_are_refused():
 
 
 def test_good_lists_of_every_kind_pass():
-    for train in ([[0, 1], [2]], [np.array([0, 1], np.int32), np.array([2], np.uint8)], np.array([[0, 1], [2, 3]])):
+    for train in (
+        [[0, 1], [2]],
+        [np.array([0, 1], np.int32), np.array([2], np.uint8)],
+        np.array([[0, 1], [2, 3]]),
+    ):
         fed = Federation(X, Y, train, np.array([[4], [4]]), np.array([[5], [5]]))
         assert fed.index["train"][0].tolist() == [0, 1] and fed.index["val"][1].tolist() == [4]
         assert all(i.dtype == np.int64 for lists in fed.index.values() for i in lists)
     tensors = Federation(X, Y, [torch.tensor([0, 1]), torch.tensor([2])])
     assert tensors.index["train"][0].tolist() == [0, 1]
     for nothing in (None, [], [[], []]):
-        assert [len(i) for i in Federation(X, Y, [[0], [1]], nothing, nothing).index["test"]] == [0, 0]
+        assert [len(i) for i in Federation(X, Y, [[0], [1]], nothing, nothing).index["test"]] == [
+            0,
+            0,
+        ]
 
 
 def test_batches_of_an_empty_split_are_refused():
@@ -456,10 +543,21 @@ def test_batches_of_an_empty_split_are_refused():
 
 def own(**changes):
     given = dict(
-        x=images((12, 4, 4)), y=np.arange(12) % 3, train=[[0, 5], [1, 2, 3]], val=[[4], []], test=[[6], [7, 8]]
+        x=images((12, 4, 4)),
+        y=np.arange(12) % 3,
+        train=[[0, 5], [1, 2, 3]],
+        val=[[4], []],
+        test=[[6], [7, 8]],
     )
     given |= changes
-    return Federation(given.pop("x"), given.pop("y"), given.pop("train"), given.pop("val"), given.pop("test"), **given)
+    return Federation(
+        given.pop("x"),
+        given.pop("y"),
+        given.pop("train"),
+        given.pop("val"),
+        given.pop("test"),
+        **given,
+    )
 
 
 @pytest.mark.parametrize("file", ["clients.npz", "clients"])
@@ -485,7 +583,9 @@ def test_a_partition_is_refused_on_other_data(tmp_path, which):
         {"x": x, "y": y}[which][11] ^= 1
     with pytest.raises(ValueError) as error:
         Federation.load(tmp_path / "clients.npz", x, y)
-    assert "clients.npz was made for other data" in str(error.value) and "it names: mine" in str(error.value)
+    assert "clients.npz was made for other data" in str(error.value) and "it names: mine" in str(
+        error.value
+    )
     assert fed.hash[:12] in str(error.value)
 
 
@@ -497,7 +597,15 @@ def test_the_hash_sees_every_change_and_nothing_else():
     changes = [
         *(dict(x=v) for v in (other_x, x.astype(np.float32), x.reshape(12, 2, 8))),
         dict(y=other_y),
-        *(dict(train=v) for v in ([[5, 0], [1, 2, 3]], [[0, 5], [1, 2]], [[0], [5, 1, 2, 3]], [[1, 2, 3], [0, 5]])),
+        *(
+            dict(train=v)
+            for v in (
+                [[5, 0], [1, 2, 3]],
+                [[0, 5], [1, 2]],
+                [[0], [5, 1, 2, 3]],
+                [[1, 2, 3], [0, 5]],
+            )
+        ),
         *(dict(val=v) for v in (None, [[], [4]], [[9], []])),
         *(dict(test=v) for v in (None, [[6, 7], [8]], [[6], [8, 7]])),
         dict(train=[[0, 5], [1, 2, 3], [10]], val=None, test=None),
@@ -505,7 +613,10 @@ def test_the_hash_sees_every_change_and_nothing_else():
     hashes = [own(**c).hash for c in changes]
     assert len({own().hash, *hashes}) == len(changes) + 1
     assert own(mean=[0.5], name="n").hash == own().hash
-    assert own(x=np.asfortranarray(x), train=np.array([[0, 5]]).tolist() + [np.array([1, 2, 3])]).hash == own().hash
+    assert (
+        own(x=np.asfortranarray(x), train=np.array([[0, 5]]).tolist() + [np.array([1, 2, 3])]).hash
+        == own().hash
+    )
 
 
 def pfllib(folder, pickled, dtype=np.float64):
@@ -514,7 +625,10 @@ def pfllib(folder, pickled, dtype=np.float64):
     for split, sizes in (("train", (4, 3)), ("test", (2, 1))):
         (folder / split).mkdir(parents=True)
         for k, n in enumerate(sizes):
-            z = made[split, k] = {"x": g.standard_normal((n, 1, 2, 2)).astype(dtype), "y": g.integers(0, 5, n)}
+            z = made[split, k] = {
+                "x": g.standard_normal((n, 1, 2, 2)).astype(dtype),
+                "y": g.integers(0, 5, n),
+            }
             np.savez_compressed(folder / split / f"{k}.npz", **({"data": z} if pickled else z))
     (folder / "config.json").write_text(json.dumps({"num_clients": 2}))
     return made
@@ -537,7 +651,9 @@ def test_pfllib_files(tmp_path, pickled):
 
 def test_pickled_files_are_refused_unless_trusted(tmp_path):
     pfllib(tmp_path, pickled=True)
-    with pytest.raises(ValueError, match=r"0\.npz holds a pickled dict; pass trusted=True if you made it yourself"):
+    with pytest.raises(
+        ValueError, match=r"0\.npz holds a pickled dict; pass trusted=True if you made it yourself"
+    ):
         Federation.from_pfllib(tmp_path)
 
 

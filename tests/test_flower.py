@@ -18,7 +18,14 @@ from pfl_core.experiments.run import run
 from pfl_core.extras.flower import Client, serve, write_app
 from tools import notebooks
 
-TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8}, batch=8, max_samples=24)
+TINY = dict(
+    partition_args={"alpha": 1.0},
+    clients=4,
+    model="mlp",
+    model_args={"hidden": 8},
+    batch=8,
+    max_samples=24,
+)
 TINY |= dict(rounds=3, lr=0.05, eval_every=3, eval_after=False)
 
 
@@ -39,7 +46,9 @@ def apart(e):
     return state, seen, kept, wire
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedhn", "pfedla", "fedaghn", "fedbn", "fedrep", "ditto"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedper", "pfedhn", "pfedla", "fedaghn", "fedbn", "fedrep", "ditto"]
+)
 def test_apart_as_together(method, tmp_path):
     e = Experiment(**TINY | {"participation": 0.75, "dtype": "float64"}, method=method)
     state, seen, kept, wire = apart(e)
@@ -47,7 +56,9 @@ def test_apart_as_together(method, tmp_path):
     assert seen["rounds"].tolist() == [0, 3]
     np.testing.assert_array_equal(seen["correct"], whole.arrays["before/test/correct"])
     np.testing.assert_allclose(seen["loss"], whole.arrays["before/test/loss"], rtol=1e-9)
-    assert {(r, k) for kind, r, k, *_ in wire if kind == "train"} and len([1 for w in wire if w[0] == "train"]) == 9
+    assert {(r, k) for kind, r, k, *_ in wire if kind == "train"} and len(
+        [1 for w in wire if w[0] == "train"]
+    ) == 9
 
 
 def test_what_is_personal_does_not_travel():
@@ -57,7 +68,9 @@ def test_what_is_personal_does_not_travel():
 
 
 def test_what_cannot_be_said_apart_is_refused():
-    with pytest.raises(ValueError, match="fedamp makes its personal models from the server's state"):
+    with pytest.raises(
+        ValueError, match="fedamp makes its personal models from the server's state"
+    ):
         apart(Experiment(**TINY, method="fedamp"))
 
 
@@ -77,8 +90,14 @@ def test_an_app_holds_the_experiment_as_a_value(tmp_path):
 
 
 BAD = {  # client 1's answer: (what it does to (upload, sums), what is said)
-    "nan": (lambda up, s: (up | {"fc.bias": up["fc.bias"] * float("nan")}, s), "its fc.bias is not finite"),
-    "inf": (lambda up, s: (up | {"fc.bias": up["fc.bias"] + float("inf")}, s), "its fc.bias is not finite"),
+    "nan": (
+        lambda up, s: (up | {"fc.bias": up["fc.bias"] * float("nan")}, s),
+        "its fc.bias is not finite",
+    ),
+    "inf": (
+        lambda up, s: (up | {"fc.bias": up["fc.bias"] + float("inf")}, s),
+        "its fc.bias is not finite",
+    ),
     "shape": (
         lambda up, s: (up | {"fc.bias": up["fc.bias"][:3]}, s),
         r"its fc.bias is .* of shape \(3,\); needed .*\(10,\)",
@@ -87,10 +106,19 @@ BAD = {  # client 1's answer: (what it does to (upload, sums), what is said)
         lambda up, s: (up | {"fc.bias": up["fc.bias"].double()}, s),
         "its fc.bias is torch.float64 .*torch.float32",
     ),
-    "more": (lambda up, s: (up | {"extra": up["fc.bias"]}, s), "its upload has .*'extra'.*, the others' "),
-    "less": (lambda up, s: ({"fc.bias": up["fc.bias"]}, s), r"its upload has \['fc.bias'\], the others' "),
+    "more": (
+        lambda up, s: (up | {"extra": up["fc.bias"]}, s),
+        "its upload has .*'extra'.*, the others' ",
+    ),
+    "less": (
+        lambda up, s: ({"fc.bias": up["fc.bias"]}, s),
+        r"its upload has \['fc.bias'\], the others' ",
+    ),
     "nothing": (lambda up, s: ({}, s), r"its upload has \[\]"),
-    "correct": (lambda up, s: (up, s | {"correct": 1e9}), r"correct=1000000000.0, .*correct at most that"),
+    "correct": (
+        lambda up, s: (up, s | {"correct": 1e9}),
+        r"correct=1000000000.0, .*correct at most that",
+    ),
     "n": (lambda up, s: (up, s | {"n": -50}), "n=-50; allowed are finite"),
     "more n": (lambda up, s: (up, s | {"n": s["n"] + 1}), "n must be its .* test samples"),
     "loss": (lambda up, s: (up, s | {"loss": float("nan")}), "loss=nan, .*finite"),
@@ -119,13 +147,23 @@ def told(e, spoil, bad=(1,), **how):
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_answer_is_left_out_and_the_round_goes_on(case, capsys):
-    e, (spoil, said) = Experiment(**TINY | {"rounds": 2, "eval_every": 1}, method="fedavg"), BAD[case]
+    e, (spoil, said) = (
+        Experiment(**TINY | {"rounds": 2, "eval_every": 1}, method="fedavg"),
+        BAD[case],
+    )
     state, seen = told(e, spoil)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all(re.search(rf"^round {r}: client 1 is left out: .*{said}", lines[r]) for r in (0, 1))
+    assert len(lines) == 2 and all(
+        re.search(rf"^round {r}: client 1 is left out: .*{said}", lines[r]) for r in (0, 1)
+    )
     without, _ = told(e, lambda up, s: None)
-    assert all(torch.isfinite(v).all() and torch.equal(v, without.server[n]) for n, v in state.server.items())
-    assert (seen["n"] == sizes(e)).all() and (seen["correct"] <= seen["n"]).all()  # it is asked to evaluate
+    assert all(
+        torch.isfinite(v).all() and torch.equal(v, without.server[n])
+        for n, v in state.server.items()
+    )
+    assert (seen["n"] == sizes(e)).all() and (
+        seen["correct"] <= seen["n"]
+    ).all()  # it is asked to evaluate
 
 
 def sizes(e):
@@ -136,7 +174,8 @@ def test_too_few_good_answers_are_an_error(capsys):
     e = Experiment(**TINY, method="fedper")
     spoil = lambda up, s: ({n: v * float("nan") for n, v in up.items()}, s)  # noqa: E731
     with pytest.raises(
-        RuntimeError, match=r"round 0: 1 of 4 clients .* share of 0.5 \(client 1: .* not finite .*client 3: "
+        RuntimeError,
+        match=r"round 0: 1 of 4 clients .* share of 0.5 \(client 1: .* not finite .*client 3: ",
     ):
         told(e, spoil, bad=(1, 2, 3))
     told(e, spoil, bad=(1, 2, 3), enough=0.25)
@@ -156,12 +195,24 @@ def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
         }
 
     _, seen = serve(e, about, ask)
-    assert np.isfinite(seen["loss"]).all() and (seen["n"] == 0).any(1).all() and (seen["correct"] <= seen["n"]).all()
+    assert (
+        np.isfinite(seen["loss"]).all()
+        and (seen["n"] == 0).any(1).all()
+        and (seen["correct"] <= seen["n"]).all()
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n": -50}, {"n": 10**9}, {"test": -1}, {"counts": [1, 2]}, {"shape": [3, 9, 9]}, {"n": True}, {"counts": "x"}],
+    [
+        {"n": -50},
+        {"n": 10**9},
+        {"test": -1},
+        {"counts": [1, 2]},
+        {"shape": [3, 9, 9]},
+        {"n": True},
+        {"counts": "x"},
+    ],
 )
 def test_what_a_client_says_of_itself_is_checked(wrong):
     e = Experiment(**TINY, method="fedavg")
@@ -179,7 +230,9 @@ def test_quotes_in_a_methods_name_stay_text(tmp_path, monkeypatch):
 
     monkeypatch.setitem(METHODS, name, METHODS["fedavg"])
     e = Experiment(**TINY, method=name)
-    text = (write_app(tmp_path / "app", e, tmp_path / "\U0001f600.npz") / "pyproject.toml").read_text("utf-8")
+    text = (
+        write_app(tmp_path / "app", e, tmp_path / "\U0001f600.npz") / "pyproject.toml"
+    ).read_text("utf-8")
     app = tomllib.loads(text)
     assert app["project"]["description"] == f"{name} of pfl_core"
     assert app["tool"]["flwr"]["app"]["config"]["output"].endswith("\U0001f600.npz")
@@ -203,15 +256,25 @@ def answers(port):
 @pytest.mark.parametrize("method", ["fedper", "pfedhn", "fedavg"])
 def test_over_flowers_transport(method, tmp_path):
     e = Experiment(**TINY, method=method)
-    folder, port, bin = write_app(tmp_path / "app", e, tmp_path / "got.npz"), free_port(), Path(sys.executable).parent
+    folder, port, bin = (
+        write_app(tmp_path / "app", e, tmp_path / "got.npz"),
+        free_port(),
+        Path(sys.executable).parent,
+    )
     home = tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home),
+    }
     path = os.pathsep.join([str(notebooks.ROOT), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | quiet | {"PYTHONPATH": path, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    env = (
+        os.environ | quiet | {"PYTHONPATH": path, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    )
 
     def wait_for(what, limit_s=400):
         until = time.monotonic() + limit_s
@@ -222,16 +285,30 @@ def test_over_flowers_transport(method, tmp_path):
     log, started = (tmp_path / "log").open("w"), []
 
     def start(*words):
-        started.append(subprocess.Popen(words, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True))
+        started.append(
+            subprocess.Popen(
+                words, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+            )
+        )
 
     try:
-        start("flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation")
+        start(
+            "flower-superlink",
+            "--insecure",
+            "--port",
+            str(port),
+            "--disable-runtime-dependency-installation",
+        )
         for k in range(e.clients):
             address = ("--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
             start("flower-supernode", "--insecure", *address, "--node-config", f"client={k}")
         wait_for(lambda: answers(port))
         asked = subprocess.run(
-            ["flwr", "run", str(folder), "here"], env=env, cwd=tmp_path, capture_output=True, text=True
+            ["flwr", "run", str(folder), "here"],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert asked.returncode == 0, asked.stdout + asked.stderr
         wait_for((tmp_path / "got.npz").exists)

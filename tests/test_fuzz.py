@@ -32,7 +32,10 @@ from pfl_core.papers import report
 from pfl_core.util import paths
 from tools import runner
 
-some = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+some = settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 # -- Experiment ----------------------------------------------------------------------------------------------------------
 
@@ -66,21 +69,36 @@ def test_an_experiment_survives_json_and_keeps_its_id(fields, order):
     shuffled = list(json.loads(text).items())
     order.shuffle(shuffled)
     back = Experiment.from_plain(dict(shuffled))
-    assert back.plain() == e.plain() and back.id_for("x") == e.id_for("x") == e.but(tags={"row": "?"}).id_for("x")
+    assert back.plain() == e.plain() and back.id_for("x") == e.id_for("x") == e.but(
+        tags={"row": "?"}
+    ).id_for("x")
     changed = e.but(seed=e.seed + 1)
     assert changed.id_for("x") != e.id_for("x") != e.id_for("y")
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+    ),
     max_leaves=4,
 )
-ANYTHING |= st.sampled_from([10**400, -1, float("inf"), np.int64(1), torch.tensor(1.0), object(), "digits", "mlp", ()])
+ANYTHING |= st.sampled_from(
+    [10**400, -1, float("inf"), np.int64(1), torch.tensor(1.0), object(), "digits", "mlp", ()]
+)
 
 
 @settings(some, max_examples=400)
-@given(st.sampled_from([f.name for f in dataclasses.fields(Experiment) if f.name != "plugins"]), ANYTHING)
+@given(
+    st.sampled_from([f.name for f in dataclasses.fields(Experiment) if f.name != "plugins"]),
+    ANYTHING,
+)
 def test_an_experiment_is_whole_or_refused(name, value):
     try:
         e = Experiment(**{"model": "mlp", name: value})
@@ -149,8 +167,14 @@ def arrays(draw, kinds=KINDS, shapes=SHAPES):
 
 LISTS = st.lists(st.lists(st.integers(-1, 6), max_size=3), max_size=2)
 GOOD = {  # argument: what is legal, and what need not be
-    "x": (arrays(["u1", ">f4", "f2", "f8"], SHAPES[2:7]) | arrays(["i1", "u2", "i8"], SHAPES[1:3]), arrays()),
-    "y": (st.sampled_from([np.array([0, 1, 2, 0, 1, 2]), np.array([[0.0], [1.0]] * 3)]), arrays(shapes=SHAPES[:3])),
+    "x": (
+        arrays(["u1", ">f4", "f2", "f8"], SHAPES[2:7]) | arrays(["i1", "u2", "i8"], SHAPES[1:3]),
+        arrays(),
+    ),
+    "y": (
+        st.sampled_from([np.array([0, 1, 2, 0, 1, 2]), np.array([[0.0], [1.0]] * 3)]),
+        arrays(shapes=SHAPES[:3]),
+    ),
     "train": (st.lists(st.lists(st.integers(0, 3), min_size=1), min_size=2, max_size=2), LISTS),
     "test": (st.none() | st.just([[4], [5, 4]]), LISTS),
     "std": (st.none() | st.just(0.5), st.sampled_from([[0.1] * 3, [0.0], float("nan"), []])),
@@ -179,7 +203,10 @@ def test_own_data_are_taken_whole_or_refused(wild, draw):
 
 
 @some
-@given(st.binary(max_size=300) | st.lists(st.text(max_size=12), max_size=8).map(lambda v: ",".join(v).encode()))
+@given(
+    st.binary(max_size=300)
+    | st.lists(st.text(max_size=12), max_size=8).map(lambda v: ",".join(v).encode())
+)
 def test_the_reader_of_rows_returns_rows_or_says_value_error(tmp_path, raw):
     path = tmp_path / "rows.csv"
     path.write_bytes(raw)
@@ -195,9 +222,16 @@ def test_the_reader_of_rows_returns_rows_or_says_value_error(tmp_path, raw):
 def test_published_cells_are_numbers_whatever_is_asked(paper, at, draw):
     said = report.published(paper)
     cell = said.iloc[at % len(said)]
-    assert np.isfinite(cell.value) and (np.isnan(cell["std"]) or cell["std"] >= 0) and cell.row and cell.table
+    assert (
+        np.isfinite(cell.value)
+        and (np.isnan(cell["std"]) or cell["std"] >= 0)
+        and cell.row
+        and cell.table
+    )
     with pytest.raises(ValueError, match="no published numbers"):
-        report.published(draw.draw(st.text(max_size=9).filter(lambda v: "/" not in v and v != paper)) + "?")
+        report.published(
+            draw.draw(st.text(max_size=9).filter(lambda v: "/" not in v and v != paper)) + "?"
+        )
 
 
 # -- files from outside --------------------------------------------------------------------------------------------------
@@ -218,10 +252,18 @@ def spoiled(whole):
 
 
 def idx_bytes(a):
-    return b"\0\0\x08" + bytes([a.ndim]) + b"".join(n.to_bytes(4, "big") for n in a.shape) + a.tobytes()
+    return (
+        b"\0\0\x08"
+        + bytes([a.ndim])
+        + b"".join(n.to_bytes(4, "big") for n in a.shape)
+        + a.tobytes()
+    )
 
 
-IMAGES, LABELS = np.arange(12 * 784).astype(np.uint8).reshape(12, 28, 28), np.arange(12, dtype=np.uint8) % 10
+IMAGES, LABELS = (
+    np.arange(12 * 784).astype(np.uint8).reshape(12, 28, 28),
+    np.arange(12, dtype=np.uint8) % 10,
+)
 
 
 def npz_bytes(path, **arrays):
@@ -235,7 +277,10 @@ def read_or_refused(name, root):
     except (data.DatasetDamaged, data.DatasetMissing) as error:
         assert "get it" in str(error)
         return None
-    assert pool.n == len(pool.x) == len(pool.is_test) and 0 <= pool.y.min() <= pool.y.max() < pool.classes
+    assert (
+        pool.n == len(pool.x) == len(pool.is_test)
+        and 0 <= pool.y.min() <= pool.y.max() < pool.classes
+    )
     return pool
 
 
@@ -269,7 +314,10 @@ def test_dataset_caches(tmp_path):
 
 
 @some
-@given(st.text(max_size=60) | st.lists(st.lists(st.text(max_size=5), max_size=4), max_size=5), st.booleans())
+@given(
+    st.text(max_size=60) | st.lists(st.lists(st.text(max_size=5), max_size=4), max_size=5),
+    st.booleans(),
+)
 def test_csv_files(tmp_path, rows, binary):
     folder = tmp_path / "ag_news"
     folder.mkdir(exist_ok=True)
@@ -284,7 +332,13 @@ def test_csv_files(tmp_path, rows, binary):
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    args = dict(partition_args={"alpha": 1.0}, model="mlp", model_args={"hidden": 4}, max_samples=20, clients=3)
+    args = dict(
+        partition_args={"alpha": 1.0},
+        model="mlp",
+        model_args={"hidden": 4},
+        max_samples=20,
+        clients=3,
+    )
     return runs.run(Experiment(**args, rounds=1))
 
 
@@ -293,7 +347,9 @@ def signed(folder):
     path = folder / "experiment.json"
     try:
         z = json.loads(path.read_bytes())
-        path.write_text(json.dumps(z | {"sha256": store.digests(z["experiment"], z["meta"], folder)}))
+        path.write_text(
+            json.dumps(z | {"sha256": store.digests(z["experiment"], z["meta"], folder)})
+        )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
 
@@ -356,14 +412,22 @@ def test_pickles_from_outside_are_not_opened(finished, tmp_path, capsys):
     assert store.load_result(finished.folder) is None
     np.savez(tmp_path / "mnist.npz", x=IMAGES, y=np.array([Trap(opened)] * 12), is_test=LABELS > 7)
     assert read_or_refused("mnist", tmp_path) is None
-    np.savez(tmp_path / "split.npz", clients=1, name="a", hash="b", train_0=np.array([Trap(opened)], dtype=object))
+    np.savez(
+        tmp_path / "split.npz",
+        clients=1,
+        name="a",
+        hash="b",
+        train_0=np.array([Trap(opened)], dtype=object),
+    )
     with pytest.raises(ValueError, match="allow_pickle"):
         federation.Federation.load(tmp_path / "split.npz", IMAGES, LABELS)
     assert not opened.exists()
 
 
 def test_a_run_folder_imports_nothing(finished, tmp_path, monkeypatch, capsys):
-    (tmp_path / "from_outside.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'opened')!r})\n")
+    (tmp_path / "from_outside.py").write_text(
+        f"import os\nos.mkdir({str(tmp_path / 'opened')!r})\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     path = finished.folder / "experiment.json"
     whole = json.loads(path.read_text())
@@ -415,7 +479,9 @@ def offences(source, file):
         if not isinstance(node, ast.Call):
             continue
         whole, last = ast.unparse(node.func), getattr(node.func, "attr", "")
-        name = whole if whole in RULES else last if last in ("extractall", "unpack_archive") else None
+        name = (
+            whole if whole in RULES else last if last in ("extractall", "unpack_archive") else None
+        )
         given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
         bad = name and (RULES[name] is None or given.get(RULES[name][0]) is not RULES[name][1])
         if bad or given.get("shell"):
@@ -449,8 +515,14 @@ def test_jupyterlab_is_started_on_the_loopback_with_its_token(monkeypatch, tmp_p
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
     runner.main_lab(runner.parse(["lab"]))
     (_, words, env), said = started[0], " ".join(started[0][1]).lower()
-    assert words[1:4] == ["-P", "-m", "jupyterlab"] and [w for w in words if "ip=" in w] == ["--ip=127.0.0.1"]
-    assert not [w for w in ("token", "password", "xsrf", "allow_origin", "allow_remote", "certfile") if w in said]
+    assert words[1:4] == ["-P", "-m", "jupyterlab"] and [w for w in words if "ip=" in w] == [
+        "--ip=127.0.0.1"
+    ]
+    assert not [
+        w
+        for w in ("token", "password", "xsrf", "allow_origin", "allow_remote", "certfile")
+        if w in said
+    ]
     assert env == os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"}
 
 

@@ -55,7 +55,11 @@ def experiment(method):
 def numbers(method):
     """Id, revision, losses of every evaluation summed over clients, correct test samples, and bytes moved."""
     r = run(experiment(method), workers=1)
-    out = {key: r.arrays[key].sum(1).tolist() for key in r.arrays if key.endswith(("/loss", "test/correct"))}
+    out = {
+        key: r.arrays[key].sum(1).tolist()
+        for key in r.arrays
+        if key.endswith(("/loss", "test/correct"))
+    }
     moved = r.history[r.history.metric.isin(["download_bytes", "upload_bytes"])]
     out |= {m: g.value.tolist() for m, g in moved.groupby("metric")}
     return {"id": r.id, "revision": r.meta["revision"], **out}
@@ -70,7 +74,9 @@ def test_numbers_of_two_rounds(store, method):
 
 
 def test_every_method_is_held():
-    assert set(GOLDEN) == set(OURS) and all(make_method(m).revision == GOLDEN[m]["revision"] for m in OURS)
+    assert set(GOLDEN) == set(OURS) and all(
+        make_method(m).revision == GOLDEN[m]["revision"] for m in OURS
+    )
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
@@ -79,9 +85,15 @@ def test_committed_ids_are_those_of_the_papers_runs(path):
     profile, label = rest.split("-", 1)
     datasets = [] if label in ("digits", "paper") else label.split("+")
     rows = report.read_rows(path).drop_duplicates("run")
-    asked = [e for e in plan.planned(paper, profile=profile, datasets=datasets) if e.dataset in set(rows.dataset)]
+    asked = [
+        e
+        for e in plan.planned(paper, profile=profile, datasets=datasets)
+        if e.dataset in set(rows.dataset)
+    ]
     known = {e.id_for(POOLS[e.dataset]) if e.dataset in POOLS else e.id for e in asked}
-    assert set(rows.run) <= known, f"{len(set(rows.run) - known)} of {len(rows)} committed runs are nobody's"
+    assert set(rows.run) <= known, (
+        f"{len(set(rows.run) - known)} of {len(rows)} committed runs are nobody's"
+    )
 
 
 if __name__ == "__main__":

@@ -36,20 +36,44 @@ class Page(HTMLParser):
 
 
 def run_rows(row: str, column: str, acc: float, profile: str) -> pd.DataFrame:
-    base = dict.fromkeys(ROW_COLUMNS, "") | dict(paper="fedaghn", artefact="table1", row=row, column=column, method=row)
+    base = dict.fromkeys(ROW_COLUMNS, "") | dict(
+        paper="fedaghn", artefact="table1", row=row, column=column, method=row
+    )
     base |= {"round": 1, "mean": "client", "metric": "acc_pct", "value": acc}
-    base |= dict(run=f"{row}{column}", dataset="digits", seed=0, profile=profile, device="cpu", version="0.1.0")
-    return pd.DataFrame([base | {"when": w, "split": s} for w in ("before", "after") for s in ("val", "test")])
+    base |= dict(
+        run=f"{row}{column}",
+        dataset="digits",
+        seed=0,
+        profile=profile,
+        device="cpu",
+        version="0.1.0",
+    )
+    return pd.DataFrame(
+        [base | {"when": w, "split": s} for w in ("before", "after") for s in ("val", "test")]
+    )
 
 
 @pytest.fixture
 def root(tmp_path):
     """A project with two rows of FedAGHN's Table 1 at two profiles, a figure, and benchmarks."""
-    column = report.published("fedaghn").query("table == 'table1' and metric == 'acc_pct'").column.iloc[0]
-    said = report.published("fedaghn").query("table == 'table1' and column == @column").set_index("row").value
+    column = (
+        report.published("fedaghn")
+        .query("table == 'table1' and metric == 'acc_pct'")
+        .column.iloc[0]
+    )
+    said = (
+        report.published("fedaghn")
+        .query("table == 'table1' and column == @column")
+        .set_index("row")
+        .value
+    )
     (tmp_path / "results").mkdir()
     for profile in ("quick", "paper"):
-        acc = {"fedaghn": said.fedaghn + 0.4, "fedavg": said.fedavg - 9, "fedamp": said.fedaghn + 30}
+        acc = {
+            "fedaghn": said.fedaghn + 0.4,
+            "fedavg": said.fedavg - 9,
+            "fedamp": said.fedaghn + 30,
+        }
         rows = pd.concat([run_rows(m, column, v, profile) for m, v in acc.items()])
         report.save_rows(rows, tmp_path / "results" / f"fedaghn.{profile}-digits.csv")
         folder = tmp_path / "figures" / "fedaghn" / f"{profile}-digits"
@@ -57,7 +81,9 @@ def root(tmp_path):
         report.save_table(cells, folder / "table1.cells")
     Image.fromarray(np.zeros((20, 30), np.uint8)).save(folder / "fig4.png")
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "README.md").write_text("| case | ours |\n| --- | --- |\n| a round | 1.5 s |\n")
+    (tmp_path / "benchmarks" / "README.md").write_text(
+        "| case | ours |\n| --- | --- |\n| a round | 1.5 s |\n"
+    )
     return tmp_path
 
 
@@ -65,7 +91,10 @@ def test_a_table_has_its_verdicts_in_colour(root):
     text = html_report.build(root).read_text()
     page = Page(text)
     assert page.open == []
-    cells = re.findall(r'<td class="(\w*)">([\d.]+)<small>paper ([\d.]+) \(([-+][\d.]+)\)</small><small>([^<]*)', text)
+    cells = re.findall(
+        r'<td class="(\w*)">([\d.]+)<small>paper ([\d.]+) \(([-+][\d.]+)\)</small><small>([^<]*)',
+        text,
+    )
     got = {(tone, verdict) for tone, *_, verdict in cells}
     assert got == {
         ("good", "reproduced"),
@@ -75,14 +104,19 @@ def test_a_table_has_its_verdicts_in_colour(root):
         ("bad", "changed"),
     }
     assert (
-        all(abs(float(a) - float(b) - float(d)) < 0.02 for _, a, b, d, _ in cells) and len(cells) == 8
+        all(abs(float(a) - float(b) - float(d)) < 0.02 for _, a, b, d, _ in cells)
+        and len(cells) == 8
     )  # fedavg_ft is a view
     assert "Table 1: reproduced" in text and "<td>1.5 s</td>" in text
-    assert text.count("Not run yet") == len(PAPERS)  # four papers, and the comparison of all methods
+    assert text.count("Not run yet") == len(
+        PAPERS
+    )  # four papers, and the comparison of all methods
 
 
 def test_a_figure_is_in_the_page(root):
-    images = [attrs for tag, attrs in Page(html_report.build(root).read_text()).tags if tag == "img"]
+    images = [
+        attrs for tag, attrs in Page(html_report.build(root).read_text()).tags if tag == "img"
+    ]
     assert [(i["width"], i["height"], i["alt"]) for i in images] == [
         ("30", "20", "Figure 4 of FedAGHN, profile paper, data digits")
     ]
@@ -101,14 +135,22 @@ def test_the_committed_results_make_one_page_that_needs_nothing_else(tmp_path):
     assert page.open == [] and all(v.startswith(("data:image/png", "#")) for v in links)
     assert not re.search(r"url\(|@import|<script|<link", text)
     targets = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
-    assert {v[1:] for v in links if v.startswith("#")} <= targets and {*PAPERS, "methods", "speed"} <= targets
+    assert {v[1:] for v in links if v.startswith("#")} <= targets and {
+        *PAPERS,
+        "methods",
+        "speed",
+    } <= targets
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
     pngs = [p for name in PAPERS for p in (tmp_path / "figures").glob(f"{name}/*/*.png")]
-    shown = {f"{name}.{p.name}" for name in PAPERS for p in (tmp_path / "figures").glob(f"{name}/*")}
+    shown = {
+        f"{name}.{p.name}" for name in PAPERS for p in (tmp_path / "figures").glob(f"{name}/*")
+    }
     assert len([v for v in links if v.startswith("data:")]) == len(
         [p for p in pngs if f"{p.parts[-3]}.{p.parts[-2]}" in shown]
     )
-    assert "None" not in page.text and "nan" not in page.text and not any("{{" in t for t in page.text)
+    assert (
+        "None" not in page.text and "nan" not in page.text and not any("{{" in t for t in page.text)
+    )
 
 
 def test_html_in_what_is_shown_stays_text(root):
@@ -122,13 +164,25 @@ def test_html_in_what_is_shown_stays_text(root):
     page = Page(html_report.build(root).read_text())
     assert not {"script", "iframe"} & {tag for tag, _ in page.tags}
     assert not [
-        a for _, attrs in page.tags for a in attrs.items() if a[0].startswith("on") or "javascript" in (a[1] or "")
+        a
+        for _, attrs in page.tags
+        for a in attrs.items()
+        if a[0].startswith("on") or "javascript" in (a[1] or "")
     ]
     shown = "".join(page.text)
-    assert all(f"alert({i})" in shown for i in (1, 2, 4)) and "1.5 s" in shown and "a note" not in shown
+    assert (
+        all(f"alert({i})" in shown for i in (1, 2, 4))
+        and "1.5 s" in shown
+        and "a note" not in shown
+    )
 
 
 def test_figures_stand_in_their_order():
     names = ["fig10.png", "fig2.png", "fig6b.png", "fig6a.png", "partition.png", "appfig1.png"]
     ordered = sorted(map(Path, names), key=html_report._order)
-    assert [p.stem for p in ordered if p.stem.startswith("fig")] == ["fig2", "fig6a", "fig6b", "fig10"]
+    assert [p.stem for p in ordered if p.stem.startswith("fig")] == [
+        "fig2",
+        "fig6a",
+        "fig6b",
+        "fig10",
+    ]

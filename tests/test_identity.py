@@ -21,13 +21,17 @@ from pfl_core.experiments.run import run
 from pfl_core.util import identity
 from pfl_core.util.draws import Draws, seeded
 
-TINY = dict(model="mlp", model_args={"hidden": 8}, partition_args={"alpha": 1.0}, clients=4, rounds=3)
+TINY = dict(
+    model="mlp", model_args={"hidden": 8}, partition_args={"alpha": 1.0}, clients=4, rounds=3
+)
 TINY |= dict(batch=16, lr=0.1, max_samples=40)
 OWN = dict(dataset="own", model="mlp", model_args={"hidden": 8}, rounds=2, batch=8, lr=0.1)
 
 
 def equal(a, b):
-    return a.arrays.keys() == b.arrays.keys() and all(np.array_equal(v, b.arrays[k]) for k, v in a.arrays.items())
+    return a.arrays.keys() == b.arrays.keys() and all(
+        np.array_equal(v, b.arrays[k]) for k, v in a.arrays.items()
+    )
 
 
 # -- code that is not ours -----------------------------------------------------------------------------------------------
@@ -45,7 +49,9 @@ def plugin(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         for name in reversed(files):  # what is imported first
             sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-            importlib.reload(sys.modules[name]) if name in sys.modules else importlib.import_module(name)
+            importlib.reload(sys.modules[name]) if name in sys.modules else importlib.import_module(
+                name
+            )
             sys.dont_write_bytecode = before
             made.append(name)
 
@@ -81,9 +87,15 @@ def test_an_edited_method_is_another_run(store, plugin):
 
 
 def test_what_a_plugin_imports_counts_too(plugin):
-    plugin(scaled_b=scaled("b", "FACTOR", more="from scaled_helper import FACTOR"), scaled_helper="FACTOR = 1.0\n")
+    plugin(
+        scaled_b=scaled("b", "FACTOR", more="from scaled_helper import FACTOR"),
+        scaled_helper="FACTOR = 1.0\n",
+    )
     ids = [Experiment(**TINY, method="scaled_b", plugins=("scaled_b",)).id]
-    plugin(scaled_b=scaled("b", "FACTOR", more="from scaled_helper import FACTOR"), scaled_helper="FACTOR = 2.0\n")
+    plugin(
+        scaled_b=scaled("b", "FACTOR", more="from scaled_helper import FACTOR"),
+        scaled_helper="FACTOR = 2.0\n",
+    )
     ids.append(Experiment(**TINY, method="scaled_b", plugins=("scaled_b",)).id)
     plugin(scaled_other="X = 1\n")  # lies beside it, and nobody imports it
     assert Experiment(**TINY, method="scaled_b", plugins=("scaled_b",)).id == ids[1] != ids[0]
@@ -107,9 +119,7 @@ def test_an_edited_registered_function_is_another_run(plugin):
     assert ids[0] == ids[2] != ids[1]
     text = "from pfl_core import register_partition\nfrom pfl_core.data.partition import Split\nimport numpy as np\n"
     text += "def dealt(pool, clients, rng):\n    o = rng.permutation(len(pool.y))[:400].reshape(clients, -1)\n"
-    text += (
-        "    return Split(list(o[:, {n}:]), list(o[:, :0]), list(o[:, :{n}]))\nregister_partition('own_split', dealt)\n"
-    )
+    text += "    return Split(list(o[:, {n}:]), list(o[:, :0]), list(o[:, :{n}]))\nregister_partition('own_split', dealt)\n"
     found = []
     for n in (10, 20):
         plugin(own_split=text.format(n=n))
@@ -186,7 +196,11 @@ def test_what_is_recorded_of_own_data_is_true(store):
     "fields, given, words",
     [
         (dict(clients=99), {}, r"clients=99\) over a Federation of 2 clients; give clients=2"),
-        (dict(normalize="half"), dict(mean=[0.1]), r"mean=\[0.1\]\) in Experiment\(normalize='half'\)"),
+        (
+            dict(normalize="half"),
+            dict(mean=[0.1]),
+            r"mean=\[0.1\]\) in Experiment\(normalize='half'\)",
+        ),
     ],
 )
 def test_contradictions_name_both_values(store, fields, given, words):
@@ -200,9 +214,15 @@ def test_contradictions_name_both_values(store, fields, given, words):
     [
         (dict(seed=3), r"Federation\(seed=3\): .* say it in Experiment\(seed=...\)"),
         (dict(holdout=0.2), r"Federation\(holdout=0.2\): .* say it in Experiment\(holdout=...\)"),
-        (dict(dtype=torch.float64), r"Federation\(dtype=torch.float64\): .* say it in Experiment\(dtype=...\)"),
+        (
+            dict(dtype=torch.float64),
+            r"Federation\(dtype=torch.float64\): .* say it in Experiment\(dtype=...\)",
+        ),
         (dict(device="cuda"), r"Federation\(device='cuda'\): .* say it in run\(device=...\)"),
-        (dict(labels=[0]), r"Federation\(labels=\[0\]\): unknown; a Federation takes x, y, train, val, test, classes"),
+        (
+            dict(labels=[0]),
+            r"Federation\(labels=\[0\]\): unknown; a Federation takes x, y, train, val, test, classes",
+        ),
     ],
 )
 def test_settings_are_not_a_federations(given, words):
@@ -249,7 +269,10 @@ def test_another_data_folder_is_another_partition(store, tmp_path, monkeypatch):
         folder.mkdir()
         y = np.arange(n) % 10
         np.savez(
-            folder / "mnist.npz", x=g.integers(0, 256, (n, 28, 28), dtype=np.uint8), y=y, is_test=np.arange(n) % 6 == 0
+            folder / "mnist.npz",
+            x=g.integers(0, 256, (n, 28, 28), dtype=np.uint8),
+            y=y,
+            is_test=np.arange(n) % 6 == 0,
         )
         monkeypatch.setenv("PFL_DATA", str(folder))
         e = Experiment(**TINY | dict(dataset="mnist", partition="iid", partition_args={}))
@@ -276,7 +299,9 @@ def test_another_runs_checkpoint_is_set_aside(store, tmp_path, capsys):
         (store / f"{e.id}.part").mkdir()
         shutil.copy(store / f"{other.id}.part" / "checkpoint.pt", store / f"{e.id}.part")
         r = run(e)
-        assert "it is of course" in capsys.readouterr().out and equal(r, run(e, store=tmp_path / "other"))
+        assert "it is of course" in capsys.readouterr().out and equal(
+            r, run(e, store=tmp_path / "other")
+        )
         shutil.rmtree(r.folder)
 
 
@@ -368,7 +393,9 @@ def test_a_run_may_end_early_with_a_result(store, tmp_path):
     e, told = Experiment(**TINY | {"rounds": 9}, eval_every=4), []
     r = run(e, on_round=lambda r, h: told.append(r) or (r == 5 and "finish"))
     short = e.but(rounds=5)
-    assert told == [0, 1, 2, 3, 4, 5] and r.ok and r.id == short.id and r.meta["ended_early"] == e.id
+    assert (
+        told == [0, 1, 2, 3, 4, 5] and r.ok and r.id == short.id and r.meta["ended_early"] == e.id
+    )
     assert equal(r, run(short, store=tmp_path / "other")) and equal(run(short), r)
     assert equal(run(e), run(e, store=tmp_path / "other"))  # goes on from there
     assert equal(run(e.but(rounds=7), on_round=lambda r, h: r == 5 and "finish"), r)
@@ -421,11 +448,18 @@ def test_a_sample_of_clients_is_evaluated(store):
     for key in ("before/test/correct", "after/test/correct"):
         assert np.array_equal(part.arrays[key][:, seen], whole.arrays[key][:, seen])
         assert not part.arrays[key][:, ~seen].any()
-    acc = part.rows.query("when == 'before' and split == 'test' and metric == 'acc_pct' and mean == 'client'").value
+    acc = part.rows.query(
+        "when == 'before' and split == 'test' and metric == 'acc_pct' and mean == 'client'"
+    ).value
     n = part.arrays["n/test"][seen]
     np.testing.assert_allclose(acc, (100 * part.arrays["before/test/correct"][:, seen] / n).mean(1))
-    assert all(torch.equal(a, b) for a, b in zip(part.model(3).parameters(), whole.model(3).parameters(), strict=True))
-    assert np.array_equal(run(Experiment(**TINY, eval_clients=2, method="local")).arrays["n/test"] > 0, seen)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(part.model(3).parameters(), whole.model(3).parameters(), strict=True)
+    )
+    assert np.array_equal(
+        run(Experiment(**TINY, eval_clients=2, method="local")).arrays["n/test"] > 0, seen
+    )
     with pytest.raises(ValueError, match="there are clients=4; 0 means all"):
         Experiment(**TINY, eval_clients=5)
     with pytest.raises(ValueError, match="probes need all clients"):
@@ -436,7 +470,9 @@ def test_all_but_a_sample_takes_part(store):
     how = dict(participation=0.5, eval_after=True)
     whole, part = (run(Experiment(**TINY, eval_clients=n, **how)) for n in (0, 3))
     seen = part.arrays["n/test"] > 0
-    assert np.array_equal(part.arrays["after/test/correct"][:, seen], whole.arrays["after/test/correct"][:, seen])
+    assert np.array_equal(
+        part.arrays["after/test/correct"][:, seen], whole.arrays["after/test/correct"][:, seen]
+    )
 
 
 # -- random numbers ------------------------------------------------------------------------------------------------------
@@ -444,7 +480,9 @@ def test_all_but_a_sample_takes_part(store):
 
 def dropout(input_shape, classes):
     """A network with dropout."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes)
+    )
 
 
 DROPS = TINY | dict(model="with_dropout", model_args={})
@@ -452,7 +490,9 @@ DROPS = TINY | dict(model="with_dropout", model_args={})
 
 @pytest.fixture(autouse=True)
 def _with_dropout(monkeypatch):
-    monkeypatch.setattr("pfl_core.models._MODELS", dict(models._MODELS))  # other tests take every model
+    monkeypatch.setattr(
+        "pfl_core.models._MODELS", dict(models._MODELS)
+    )  # other tests take every model
     register_model("with_dropout", dropout)
 
 
@@ -470,9 +510,16 @@ def test_dropout_has_a_seed_a_client(store, tmp_path):
 
 def test_no_global_generator_is_read_or_written(store):
     before, numpy_before = torch.get_rng_state(), json.dumps(np.random.get_state()[1].tolist())
-    for e in (Experiment(**TINY, method="fedcp"), Experiment(**TINY, method="pfedhn"), Experiment(**DROPS)):
+    for e in (
+        Experiment(**TINY, method="fedcp"),
+        Experiment(**TINY, method="pfedhn"),
+        Experiment(**DROPS),
+    ):
         run(e)
-    assert torch.equal(before, torch.get_rng_state()) and json.dumps(np.random.get_state()[1].tolist()) == numpy_before
+    assert (
+        torch.equal(before, torch.get_rng_state())
+        and json.dumps(np.random.get_state()[1].tolist()) == numpy_before
+    )
 
 
 def test_draws_are_those_of_a_seeded_generator():
@@ -506,7 +553,9 @@ def test_dropout_of_a_gpu_has_a_seed_too():
     out = []
     for seed in (1, 1, 2):
         with Draws(seed):
-            out.append(torch.native_dropout(x, 0.25, True))  # what torch takes there; it knows no generator
+            out.append(
+                torch.native_dropout(x, 0.25, True)
+            )  # what torch takes there; it knows no generator
     assert torch.equal(out[0][0], out[1][0]) and not torch.equal(out[0][0], out[2][0])
     values, kept = out[0]
     assert torch.equal(values, kept / 0.75) and abs(kept.float().mean() - 0.75) < 0.03
@@ -563,5 +612,8 @@ def test_own_data_can_be_swept(store):
 
 def test_simulate_knows_who_is_evaluated():
     e = Experiment(**TINY, eval_clients=2)
-    ours, others = (simulate.evaluated(train_config(c), 4).tolist() for c in (e, e.but(method="local", rounds=9)))
+    ours, others = (
+        simulate.evaluated(train_config(c), 4).tolist()
+        for c in (e, e.but(method="local", rounds=9))
+    )
     assert ours == others

@@ -26,7 +26,17 @@ ROOMS = [  # from the bottom up: a room takes from those above its line in this 
     "__init__ __main__",
 ]
 RANK = {name: rank for rank, line in enumerate(ROOMS) for name in line.split()}
-LATE = {"torchvision", "datasets", "ray", "flwr", "wandb", "mlflow", "tensorboard", "ipywidgets", "IPython"}
+LATE = {
+    "torchvision",
+    "datasets",
+    "ray",
+    "flwr",
+    "wandb",
+    "mlflow",
+    "tensorboard",
+    "ipywidgets",
+    "IPython",
+}
 FILE, METHOD = 400, 100  # lines of code: a file, a method's class
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent == PACKAGE)
@@ -49,7 +59,11 @@ def imported(path: Path) -> set[str]:
             base = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{base}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pfl_core":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "pfl_core"
+        ):
             names.add(f"pfl_core.{node.attr}")
     return names
 
@@ -81,7 +95,11 @@ def size(path: Path) -> int:
 def modules(path: Path) -> set[str]:
     """The files of pfl_core that a file imports, "engine.simulate"."""
     known = {dotted(p) for p in FILES}
-    parts = [name.removeprefix("pfl_core.").split(".") for name in imported(path) if name.startswith("pfl_core.")]
+    parts = [
+        name.removeprefix("pfl_core.").split(".")
+        for name in imported(path)
+        if name.startswith("pfl_core.")
+    ]
     return {found for p in parts for n in (1, 2) if (found := ".".join(p[:n])) in known}
 
 
@@ -110,7 +128,11 @@ def test_there_is_no_circle():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_rooms_take_only_what_another_names(path):
-    rooms = {room.name: importlib.import_module(f"pfl_core.{room.name}") for room in PACKAGE.iterdir() if room.is_dir()}
+    rooms = {
+        room.name: importlib.import_module(f"pfl_core.{room.name}")
+        for room in PACKAGE.iterdir()
+        if room.is_dir()
+    }
     taken = [name.split(".") for name in modules(path) if "." in name]
     assert [t for t in taken if t[0] != module(path) and t[1] not in rooms[t[0]].__all__] == []
 
@@ -127,30 +149,36 @@ def test_optional_packages_are_imported_late(path):
 
 
 def test_analysis_sees_no_tensors():
-    assert [path.name for path in FILES if module(path) == "analysis" and "torch" in at_import(path)] == []
+    assert [
+        path.name for path in FILES if module(path) == "analysis" and "torch" in at_import(path)
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["runner", "notebooks", "gates", "clean"])
 def test_run_all_needs_nothing_before_it_runs_something(name):
-    assert at_import(PACKAGE.parent / "tools" / f"{name}.py") <= set(sys.stdlib_module_names) | {"tools"}
+    assert at_import(PACKAGE.parent / "tools" / f"{name}.py") <= set(sys.stdlib_module_names) | {
+        "tools"
+    }
 
 
 def test_sizes():
     sizes = {str(path.relative_to(PACKAGE)): size(path) for path in FILES}
     assert {name: lines for name, lines in sizes.items() if lines >= FILE} == {}
     classes = {
-        name: code_lines(inspect.getsource(cls)) for name, cls in METHODS.items() if "pfl_core" in cls.__module__
+        name: code_lines(inspect.getsource(cls))
+        for name, cls in METHODS.items()
+        if "pfl_core" in cls.__module__
     }
     assert {name: lines for name, lines in classes.items() if lines > METHOD} == {}
 
 
 def test_code_lines():
-    source = (
-        '"""doc\nof two lines"""\n\nx = """a\nb"""  # one\n# two\ndef f():\n    "doc"\n    return (1,\n        2)\n'
-    )
+    source = '"""doc\nof two lines"""\n\nx = """a\nb"""  # one\n# two\ndef f():\n    "doc"\n    return (1,\n        2)\n'
     assert code_lines(source) == 5
 
 
 def test_imports_are_seen_in_every_form():
-    assert {"readers", "checks"} <= {n.split(".")[1] for n in modules(PACKAGE / "data" / "pools.py")}
+    assert {"readers", "checks"} <= {
+        n.split(".")[1] for n in modules(PACKAGE / "data" / "pools.py")
+    }
     assert ours(PACKAGE / "engine" / "simulate.py") >= {"engine", "data", "methods", "stacked"}

@@ -11,16 +11,35 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_sweep_of_two_processes_killed_five_times(tmp_path):
     report = tmp_path / "report.md"
-    command = [sys.executable, "-m", "benchmarks.kill", "--kills", "5", "--runs", "4", "--report", str(report)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kill",
+        "--kills",
+        "5",
+        "--runs",
+        "4",
+        "--report",
+        str(report),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     *kills, result = done.stdout.splitlines()
     assert len(kills) == 5 and sum("checkpoint" in line for line in kills) >= 1
-    assert re.fullmatch(r"5 kills; \d+ runs of 6 methods, each there exactly once and equal bit for bit .*", result)
+    assert re.fullmatch(
+        r"5 kills; \d+ runs of 6 methods, each there exactly once and equal bit for bit .*", result
+    )
     assert result in report.read_text()
 
 
 def test_the_committed_report_is_of_fifty_kills():
     text = (ROOT / "docs" / "reliability.md").read_text()
-    assert re.search(r"\*\*(\d+) kills; \d+ runs .* each there exactly once and equal bit for bit", text)[1] == "50"
+    assert (
+        re.search(
+            r"\*\*(\d+) kills; \d+ runs .* each there exactly once and equal bit for bit", text
+        )[1]
+        == "50"
+    )
     assert "| half of a checkpoint written |" in text and text.count("by the clock") > 5

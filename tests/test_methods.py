@@ -62,7 +62,9 @@ def setup(name, bn=True, data=None, args=None, **changes):
 def under(method, **changes):
     """The same method with the same model and clients, under other settings."""
     t = method.task
-    return method.bind(Task(t.model, t.n, t.label_counts, replace(t.config, **changes), t.own_heads))
+    return method.bind(
+        Task(t.model, t.n, t.label_counts, replace(t.config, **changes), t.own_heads)
+    )
 
 
 def rounds(name, n=2, executor="threads", **kw):
@@ -77,7 +79,9 @@ def leaves(tree, path=""):
         for k, v in tree.items():
             yield from leaves(v, f"{path}/{k}")
     else:
-        assert isinstance(tree, torch.Tensor), f"{path} is a {type(tree).__name__}; a State holds dicts of tensors only"
+        assert isinstance(tree, torch.Tensor), (
+            f"{path} is a {type(tree).__name__}; a State holds dicts of tensors only"
+        )
         yield path, tree
 
 
@@ -88,20 +92,29 @@ def assert_same(a, b, exact=True):
         if exact:
             assert torch.equal(v, b[path]), path
         else:
-            torch.testing.assert_close(v, b[path], rtol=1e-9, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+            torch.testing.assert_close(
+                v, b[path], rtol=1e-9, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}"
+            )
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_documented(name):
-    doc, module = METHODS[name].__doc__, __import__(METHODS[name].__module__, fromlist=["x"]).__doc__
+    doc, module = (
+        METHODS[name].__doc__,
+        __import__(METHODS[name].__module__, fromlist=["x"]).__doc__,
+    )
     assert doc and doc.splitlines()[0].endswith((".", ")."))
-    assert "Differs from" in module and (name in ("local",) or any(w in module for w in ("arXiv", "20")))
+    assert "Differs from" in module and (
+        name in ("local",) or any(w in module for w in ("arXiv", "20"))
+    )
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_executors_agree(name):
     if applies(name, "executors"):
-        (_, a), (_, b) = (rounds(name, executor=x, participation=0.75) for x in ("threads", "batched"))
+        (_, a), (_, b) = (
+            rounds(name, executor=x, participation=0.75) for x in ("threads", "batched")
+        )
         assert_same(a, b, exact=False)
 
 
@@ -109,7 +122,9 @@ def test_executors_agree(name):
 def test_state_survives_a_checkpoint(name):
     method, data = setup(name)
     whole = simulate(method, data, workers=1)
-    half, *_ = simulate(method, data, workers=1, on_round=lambda r, history: FINISH if r == 2 else None)
+    half, *_ = simulate(
+        method, data, workers=1, on_round=lambda r, history: FINISH if r == 2 else None
+    )
     file = io.BytesIO()
     torch.save(vars(half), file)
     file.seek(0)

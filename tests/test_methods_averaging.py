@@ -56,15 +56,21 @@ def one_round(method, data, state):
     with torch.no_grad():
         sel = torch.arange(data.K)
         start = method.begin(state, sel)
-        return start, method.local(Context(Engine(method, data, "threads", 1), state, sel, state.round), start)
+        return start, method.local(
+            Context(Engine(method, data, "threads", 1), state, sel, state.round), start
+        )
 
 
 # -- what they reduce to (methods.md, section 5) -----------------------------------------------------------------------
 @both_nets
 @pytest.mark.parametrize("buffers", ["local", "average", "reset"])
 def test_fedprox_without_pull_is_fedavg(net, buffers):
-    assert_same(ran("fedprox", net, mu=0.0, buffers=buffers)[1], ran("fedavg", net, buffers=buffers)[1])
-    assert not torch.equal(ran("fedprox", net)[1].server["fc.bias"], ran("fedavg", net)[1].server["fc.bias"])
+    assert_same(
+        ran("fedprox", net, mu=0.0, buffers=buffers)[1], ran("fedavg", net, buffers=buffers)[1]
+    )
+    assert not torch.equal(
+        ran("fedprox", net)[1].server["fc.bias"], ran("fedavg", net)[1].server["fc.bias"]
+    )
 
 
 def test_fedbn_without_batchnorm_is_fedavg():
@@ -84,7 +90,9 @@ def test_fedrep_with_one_phase_off(net):
     for n in select(state.clients, method.task.head):
         assert torch.equal(state.clients[n], method.task.start()[n]), n
     still = {n for n, v in state.server.items() if torch.equal(v, method.task.initial[n])}
-    without_gradient = {"conv1.bias", "conv2.bias"} if method.task.bn else set()  # BatchNorm takes the mean away
+    without_gradient = (
+        {"conv1.bias", "conv2.bias"} if method.task.bn else set()
+    )  # BatchNorm takes the mean away
     assert state.server and still <= without_gradient
     for n in without_gradient:
         torch.testing.assert_close(state.server[n], method.task.initial[n], rtol=0, atol=1e-12)
@@ -160,9 +168,13 @@ def test_fine_tuned_is_a_view_of_fedavg(net):
     assert_same(with_after, simulate(under(method, eval_after=False), data, workers=1)[0])
     _, local, *_ = simulate(*bound("local", net), workers=1)
     assert torch.equal(history.evals["after/test/loss"][0], local.evals["after/test/loss"][0])
-    assert not torch.equal(history.evals["after/test/loss"][1], history.evals["before/test/loss"][1])
+    assert not torch.equal(
+        history.evals["after/test/loss"][1], history.evals["before/test/loss"][1]
+    )
     _, untrained, *_ = simulate(under(method, epochs=0), data, workers=1)
-    for before, after in zip(*(untrained.evals[f"{w}/test/loss"] for w in ("before", "after")), strict=True):
+    for before, after in zip(
+        *(untrained.evals[f"{w}/test/loss"] for w in ("before", "after")), strict=True
+    ):
         assert torch.equal(before, after)
 
 
@@ -357,7 +369,11 @@ def test_extra_phases_have_batches_of_their_own(name, streams):
 
 @pytest.mark.parametrize(
     ("name", "args"),
-    [("perfedavg", dict(version="hf", passes=2)), ("pfedme", dict(beta=1.5)), ("fedrep", dict(head_epochs=2))],
+    [
+        ("perfedavg", dict(version="hf", passes=2)),
+        ("pfedme", dict(beta=1.5)),
+        ("fedrep", dict(head_epochs=2)),
+    ],
 )
 def test_executors_agree_off_the_defaults_too(name, args):
     method, data = bound(name, "lenet", buffers="average", rounds=2, **args)
@@ -368,10 +384,18 @@ def test_executors_agree_off_the_defaults_too(name, args):
 # -- FedProx and Ditto: the proximal term ------------------------------------------------------------------------------
 def test_gradient_of_the_proximal_term():
     g = torch.Generator().manual_seed(0)
-    p, q = ({n: torch.randn(3, 2, generator=g, dtype=torch.float64) for n in ("a", "b", "c")} for _ in range(2))
+    p, q = (
+        {n: torch.randn(3, 2, generator=g, dtype=torch.float64) for n in ("a", "b", "c")}
+        for _ in range(2)
+    )
     got = gradient_of(half_square)(p, q, ("a", "b"))
-    assert torch.equal(got["a"], p["a"] - q["a"]) and torch.equal(got["c"], torch.zeros_like(p["c"]))
-    assert all(torch.equal(v, torch.zeros_like(v)) for v in gradient_of(half_square)(p, p, ("a", "b")).values())
+    assert torch.equal(got["a"], p["a"] - q["a"]) and torch.equal(
+        got["c"], torch.zeros_like(p["c"])
+    )
+    assert all(
+        torch.equal(v, torch.zeros_like(v))
+        for v in gradient_of(half_square)(p, p, ("a", "b")).values()
+    )
 
 
 @both_nets
@@ -381,11 +405,16 @@ def test_a_steps_pull_is_to_the_received_model(name, args, net):
     method, data = bound(name, net, lr=0.05, **args)
     batch = Batch(*data.batch(torch.as_tensor(data.index["train"][0])))
     g = torch.Generator().manual_seed(1)
-    w, stats = (select(method.task.initial, names) for names in (method.task.parameters, method.task.buffers))
+    w, stats = (
+        select(method.task.initial, names)
+        for names in (method.task.parameters, method.task.buffers)
+    )
     p = {n: v + 0.1 * torch.randn(v.shape, generator=g, dtype=v.dtype) for n, v in w.items()}
     pulled = method.loss if name == "fedprox" else method.personal_loss
     total = gradient_of(lambda p: pulled(p | stats, w, batch))(p)
-    plain = gradient_of(lambda p: F.cross_entropy(method.task.apply(p | stats, batch.x), batch.y))(p)
+    plain = gradient_of(lambda p: F.cross_entropy(method.task.apply(p | stats, batch.x), batch.y))(
+        p
+    )
     assert_same(axpy(-0.05, total, p), axpy(-0.05, plain, w), exact=False)
 
 
@@ -415,12 +444,19 @@ def test_dittos_personal_model_stays_home():
 # -- Per-FedAvg: the meta-gradient -------------------------------------------------------------------------------------
 def curved(p):
     """A smooth function of two tensors with a full Hessian."""
-    return torch.tanh(p["a"] @ p["b"]).square().sum() + (p["a"].sin() * p["b"].T).sum() + p["b"].exp().mean()
+    return (
+        torch.tanh(p["a"] @ p["b"]).square().sum()
+        + (p["a"].sin() * p["b"].T).sum()
+        + p["b"].exp().mean()
+    )
 
 
 def point():
     g = torch.Generator().manual_seed(3)
-    return {n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in (("a", (3, 2)), ("b", (2, 3)))}
+    return {
+        n: torch.randn(s, generator=g, dtype=torch.float64)
+        for n, s in (("a", (3, 2)), ("b", (2, 3)))
+    }
 
 
 def direction(method, p, grad, rate=1.0):
@@ -445,7 +481,9 @@ def test_hessian_free_direction_is_exact_on_a_quadratic(scale):
     m = torch.randn(3, 4, 4, generator=g, dtype=torch.float64)
     big, b = scale * (m + m.mT), scale * torch.randn(3, 4, generator=g, dtype=torch.float64)
     p, alpha = torch.randn(4, generator=g, dtype=torch.float64), 0.3
-    got = direction(PerFedAvg(version="hf", alpha=alpha), {"p": p}, lambda q, j=0: {"p": big[j] @ q["p"] - b[j]})["p"]
+    got = direction(
+        PerFedAvg(version="hf", alpha=alpha), {"p": p}, lambda q, j=0: {"p": big[j] @ q["p"] - b[j]}
+    )["p"]
     v = big[1] @ (p - alpha * (big[0] @ p - b[0])) - b[1]
     torch.testing.assert_close(got, v - alpha * big[2] @ v, rtol=1e-6, atol=1e-15)
 
@@ -460,7 +498,9 @@ def test_both_versions_agree_without_an_inner_step():
 @pytest.mark.parametrize("frozen", ["beta", "lam"])
 def test_pfedme_frozen_server(frozen):
     # Refused as hyper-parameters; the algebra of the limits, with weights that sum exactly.
-    method, data = bound("pfedme", "lenet", data=client_data(sizes=(4, 4, 8)), beta=2.0 if frozen == "lam" else 1.0)
+    method, data = bound(
+        "pfedme", "lenet", data=client_data(sizes=(4, 4, 8)), beta=2.0 if frozen == "lam" else 1.0
+    )
     object.__setattr__(method, frozen, 0.0)
     state = simulate(method, data, workers=1)[0]
     assert_same(state.server, select(method.task.initial, state.server))
@@ -489,7 +529,9 @@ def test_pfedme_averages_statistics_without_beta():
     new = simulate(method, data, workers=1)[0].server
     for n in method.task.buffers:
         if new[n].is_floating_point():
-            torch.testing.assert_close(new[n], torch.tensordot(w, end[n], 1), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                new[n], torch.tensordot(w, end[n], 1), rtol=1e-12, atol=1e-12
+            )
     n = "fc.weight"
     mean = torch.tensordot(w, end[n], 1)
     torch.testing.assert_close(new[n], 2 * mean - method.task.initial[n], rtol=1e-12, atol=1e-12)
@@ -515,9 +557,14 @@ def test_fedbn_against_plain_modules(policy):
             if isinstance(m, nn.BatchNorm2d)
             for n in m.state_dict()
         }
-        averaged = {n: sum(a * net.state_dict()[n] for a, net in zip(w, nets, strict=True)) for n in method.task.names}
+        averaged = {
+            n: sum(a * net.state_dict()[n] for a, net in zip(w, nets, strict=True))
+            for n in method.task.names
+        }
         for net in nets:
-            net.load_state_dict(net.state_dict() | {n: v for n, v in averaged.items() if n not in owned})
+            net.load_state_dict(
+                net.state_dict() | {n: v for n, v in averaged.items() if n not in owned}
+            )
     *_, before, _ = simulate(method, data, workers=1)
     assert owned
     for k, net in enumerate(nets):
@@ -530,7 +577,9 @@ def test_fedbn_sends_no_batchnorm_of_a_resnet():
     method, *_ = bound("fedbn", net)
     sent = method.download(method.init(), torch.arange(4))
     assert len(norms) == 20
-    assert scalars(sent) == sum(p.numel() for p in net.parameters()) - sum(2 * m.num_features for m in norms)
+    assert scalars(sent) == sum(p.numel() for p in net.parameters()) - sum(
+        2 * m.num_features for m in norms
+    )
     assert not any("downsample.1" in n for n in sent)
 
 
@@ -541,7 +590,9 @@ def test_what_was_sent_is_equal_everywhere_and_the_rest_is_not(name, net):
     start = method.begin(state, torch.arange(4))
     for n in method.task.parameters:
         assert n in state.clients or torch.equal(start[n][0], start[n][2]), n
-    for n in select(state.clients, lambda n: n.endswith("weight")):  # a bias below BatchNorm gets no gradient
+    for n in select(
+        state.clients, lambda n: n.endswith("weight")
+    ):  # a bias below BatchNorm gets no gradient
         assert not torch.equal(start[n][0], start[n][2]), n
 
 
@@ -565,16 +616,25 @@ def test_fedreps_frozen_part_does_not_decay():
     assert_same(state.server, select(method.task.initial, state.server), exact=False)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "perfedavg", "pfedme", "lgfedavg", "fedbn", "fedrep", "ditto"])
+@pytest.mark.parametrize(
+    "name", ["fedprox", "perfedavg", "pfedme", "lgfedavg", "fedbn", "fedrep", "ditto"]
+)
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_scalars_on_the_wire(name, buffers):
     method, data = bound(name, "lenet", buffers=buffers, participation=0.5, rounds=2)
     count = lambda names: sum(method.task.initial[n].numel() for n in names)  # noqa: E731
     t, base = method.task, [n for n in method.task.parameters if n not in method.task.head]
     model, statistics = count(t.parameters), count(n for n in t.buffers if "running" in n)
-    expected = {"lgfedavg": model - count(base), "fedrep": count(base), "fedbn": count(set(t.parameters) - t.bn)}
+    expected = {
+        "lgfedavg": model - count(base),
+        "fedrep": count(base),
+        "fedbn": count(set(t.parameters) - t.bn),
+    }
     expected = expected.get(name, model)
-    if buffers == "average" and name not in ("fedbn", "lgfedavg"):  # the head of this net has no BatchNorm
+    if buffers == "average" and name not in (
+        "fedbn",
+        "lgfedavg",
+    ):  # the head of this net has no BatchNorm
         expected += statistics
     _, history, *_ = simulate(method, data, workers=1)
     assert history.download == history.upload == [0, 2 * expected, 4 * expected]
@@ -584,8 +644,13 @@ def test_lgfedavg_starts_from_a_pretrained_model():
     how = dict(clients=3, model="mlp", model_args={"hidden": 8}, max_samples=20, batch=10)
     trained = Experiment(method="fedavg", rounds=2, lr=0.1, **how)
     lg = run(Experiment(method="lgfedavg", rounds=1, init_from=trained, **how), workers=1)
-    last, first = run(trained, workers=1).arrays["before/test/correct"][-1], lg.arrays["before/test/correct"][0]
-    scratch = run(Experiment(method="lgfedavg", rounds=1, **how), workers=1).arrays["before/test/correct"][0]
+    last, first = (
+        run(trained, workers=1).arrays["before/test/correct"][-1],
+        lg.arrays["before/test/correct"][0],
+    )
+    scratch = run(Experiment(method="lgfedavg", rounds=1, **how), workers=1).arrays[
+        "before/test/correct"
+    ][0]
     assert np.array_equal(first, last) and not np.array_equal(first, scratch)
 
 
@@ -596,7 +661,10 @@ def test_personal_models_of_new_clients_start_at_the_global_one(name, net):
     new = method.adopt(state, 2)
     served = method.serve(method.begin(new, torch.arange(2)))
     assert served.keys() == set(method.task.names)
-    assert_same(select(served, method.task.parameters), expand(select(state.server, method.task.parameters), 2))
+    assert_same(
+        select(served, method.task.parameters),
+        expand(select(state.server, method.task.parameters), 2),
+    )
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -632,6 +700,7 @@ def test_personal_models_of_new_clients_start_at_the_global_one(name, net):
 )
 def test_refusals(name, args, word):
     with pytest.raises(
-        ValueError, match=rf"{name}: .*{word}.*allowed|{name}: .*allowed.*{word}|{name}\({word}=nan\): allowed"
+        ValueError,
+        match=rf"{name}: .*{word}.*allowed|{name}: .*allowed.*{word}|{name}\({word}=nan\): allowed",
     ):
         bound(name, lr=0.05, **args)

@@ -42,7 +42,9 @@ def test_fedavg_round_by_hand():
         for n, v in net.named_parameters():
             total[n] += v.detach() * (13, 5, 18, 2)[k] / 38
         for n in task.buffers:
-            torch.testing.assert_close(state.clients[n][k], net.get_buffer(n), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                state.clients[n][k], net.get_buffer(n), rtol=1e-9, atol=1e-12
+            )
     for n, v in total.items():
         torch.testing.assert_close(state.server[n], v, rtol=1e-9, atol=1e-12)
 
@@ -121,7 +123,9 @@ def test_fedper_personal_layers_are_untouched_by_aggregation():
         assert torch.equal(state.clients[n], end[n])
     gamma = torch.tensor([13.0, 5, 18, 2]).double() / 38
     for n in state.server:
-        torch.testing.assert_close(state.server[n], torch.tensordot(gamma, end[n], 1), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            state.server[n], torch.tensordot(gamma, end[n], 1), rtol=1e-12, atol=1e-14
+        )
 
 
 def test_finetuning_trains_only_the_head():
@@ -140,7 +144,9 @@ def test_zero_rate_leaves_everything_fixed():
     for path, v in leaves(state):
         n = path.split("/")[-1]
         want = method.task.start()[n]
-        torch.testing.assert_close(v, want if path.startswith("/clients") else want[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            v, want if path.startswith("/clients") else want[0], rtol=1e-12, atol=0
+        )
 
 
 def test_registry_refuses_a_taken_name_and_lists():

@@ -85,9 +85,16 @@ def test_traffic_is_that_of_the_formula(name):
     classes, size = method.task.initial["fc.weight"].shape
     whole = sum(method.task.initial[n].numel() for n in method.task.parameters)
     head, square = (size + 1) * classes, 2 * size**2 + 6 * size
-    down = {"fedcp": whole + square, "fedpac": whole + classes * size, "gpfl": whole - head + classes * size + square}
+    down = {
+        "fedcp": whole + square,
+        "fedpac": whole + classes * size,
+        "gpfl": whole - head + classes * size + square,
+    }
     extra = {"fedcp": 0, "fedpac": classes * size + classes + 1, "gpfl": 0}
-    assert method.traffic(state, EVERYONE[:3], sent, up) == (3 * down[name], 3 * (down[name] + extra[name]))
+    assert method.traffic(state, EVERYONE[:3], sent, up) == (
+        3 * down[name],
+        3 * (down[name] + extra[name]),
+    )
 
 
 # -- models of other forms ---------------------------------------------------------------------------------------------------
@@ -102,7 +109,9 @@ def chain(input_shape, classes):
 def all_convolutions(input_shape, classes):
     """The scores are means of a convolution."""
     last = nn.Conv2d(4, classes, 1)
-    return nn.Sequential(nn.Conv2d(input_shape[0], 4, 5, 4), nn.ReLU(), last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 5, 4), nn.ReLU(), last, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
 
 
 def softmax_after(input_shape, classes):
@@ -131,7 +140,9 @@ def test_every_method_takes_a_model_without_fc_and_features(name, executor, expe
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_model_that_does_not_end_in_a_linear_layer_is_refused_where_that_is_needed(name, experiment):
+def test_a_model_that_does_not_end_in_a_linear_layer_is_refused_where_that_is_needed(
+    name, experiment
+):
     e = experiment(name, all_convolutions)
     if name not in ("fedcp", "fedpac", "gpfl"):
         assert run(e).ok
@@ -139,7 +150,10 @@ def test_a_model_that_does_not_end_in_a_linear_layer_is_refused_where_that_is_ne
     said = rf"{name}: it needs a model whose last layer is an nn.Linear .* \['2.bias'\] of Conv2d; .* or take a method other"
     with pytest.raises(ValueError, match=said):
         run(e)
-    with pytest.raises(ValueError, match="not the output of its last nn.Linear '1'; let its forward end in that layer"):
+    with pytest.raises(
+        ValueError,
+        match="not the output of its last nn.Linear '1'; let its forward end in that layer",
+    ):
         run(experiment(name, softmax_after))
 
 
@@ -156,7 +170,12 @@ def test_mmd():
     assert abs(float(mmd(x, x))) < 1e-15 and float(mmd(x, y)) > 0
     weight = lambda a, b: sum(math.exp(-float(((a - b) ** 2).sum()) / (2 * w)) / w for w in widths)  # noqa: E731
     by_hand = torch.stack(
-        [2 / 25 * (sum(weight(a, b) * (a - b) for b in y) - sum(weight(a, b) * (a - b) for b in x)) for a in x]
+        [
+            2
+            / 25
+            * (sum(weight(a, b) * (a - b) for b in y) - sum(weight(a, b) * (a - b) for b in x))
+            for a in x
+        ]
     )
     leaf = x.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(mmd(leaf, y), leaf)[0], by_hand)
@@ -166,20 +185,34 @@ def test_mmd():
 def fedcp(**args):
     method, data = setup("fedcp", args=args)
     p = client(method.begin(method.init(), EVERYONE))
-    return method, data, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+    return (
+        method,
+        data,
+        {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()},
+    )
 
 
 def test_fedcp_gate_is_the_softmax_of_two_halves():
-    method, _, _, p = fedcp()
+    method, _, p = fedcp()
     (size,) = method.noise
     z = randn(7, size).abs()
     c = p["context"] / p["context"].norm()
-    h = F.layer_norm((z * c) @ p["cpn.0.weight"].T + p["cpn.0.bias"], [2 * size], p["cpn.1.weight"], p["cpn.1.bias"])
+    h = F.layer_norm(
+        (z * c) @ p["cpn.0.weight"].T + p["cpn.0.bias"],
+        [2 * size],
+        p["cpn.1.weight"],
+        p["cpn.1.bias"],
+    )
     h = F.relu(h).reshape(7, 2, size)
     r, s = h.softmax(1).unbind(1)
     torch.testing.assert_close(method.gate(p, z), r)
     torch.testing.assert_close(method.gate(p, z) + s, torch.ones(7, size).double())
-    want = (r * z) @ p["fc.weight"].T + p["fc.bias"] + (s * z) @ p["global.fc.weight"].T + p["global.fc.bias"]
+    want = (
+        (r * z) @ p["fc.weight"].T
+        + p["fc.bias"]
+        + (s * z) @ p["global.fc.weight"].T
+        + p["global.fc.bias"]
+    )
     torch.testing.assert_close(method.heads(p, z), want)
     same = p | {"global." + n: p[n] for n in FC}  # h_i = h_g: the gate has no say
     torch.testing.assert_close(method.heads(same, z), z @ p["fc.weight"].T + 2 * p["fc.bias"])
@@ -187,7 +220,7 @@ def test_fedcp_gate_is_the_softmax_of_two_halves():
 
 
 def test_fedcp_noise_is_the_difference_of_two_gumbels():
-    method, _, _, p = fedcp()
+    method, _, p = fedcp()
     (size,) = method.noise
     z, g = randn(1, size).abs().expand(4000, size), torch.Generator().manual_seed(1)
     uniform = lambda: torch.rand(4000, size, generator=g, dtype=torch.float64)  # noqa: E731
@@ -197,7 +230,9 @@ def test_fedcp_noise_is_the_difference_of_two_gumbels():
     got = method.gate(p, z, uniform())
     for q in (0.1, 0.25, 0.5, 0.75, 0.9):
         torch.testing.assert_close(got.quantile(q, 0), want.quantile(q, 0), rtol=0, atol=0.05)
-    assert torch.isfinite(method.gate(p, z[:2], torch.tensor([[0.0], [1.0]]).double().expand(2, size))).all()
+    assert torch.isfinite(
+        method.gate(p, z[:2], torch.tensor([[0.0], [1.0]]).double().expand(2, size))
+    ).all()
 
 
 def test_fedcp_freezes_the_global_parts():
@@ -243,8 +278,12 @@ def test_fedcp_context_is_random_first_and_the_heads_row_sum_later():
     first = method.begin(state, EVERYONE)["context"]
     assert first.min() >= 0 and first.max() < 1 and len(first.unique()) == first.numel()
     state, _ = one_round(method, data, state, EVERYONE[:2])
-    torch.testing.assert_close(method.begin(state, EVERYONE)["context"], state.clients["fc.weight"].sum(1))
-    assert torch.equal(state.clients["fc.weight"][2:], expand(method.task.initial, 2)["fc.weight"])  # idle
+    torch.testing.assert_close(
+        method.begin(state, EVERYONE)["context"], state.clients["fc.weight"].sum(1)
+    )
+    assert torch.equal(
+        state.clients["fc.weight"][2:], expand(method.task.initial, 2)["fc.weight"]
+    )  # idle
 
 
 # -- FedPAC ----------------------------------------------------------------------------------------------------------------
@@ -266,7 +305,11 @@ def test_simplex_qp_agrees_with_scipy(m, variance):
         slope = lambda x, qi=qi: 2 * qi @ x  # noqa: E731
         whole = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: x * 0 + 1}
         kw = dict(
-            method="SLSQP", jac=slope, bounds=[(0, 1)] * m, constraints=whole, options=dict(maxiter=500, ftol=1e-14)
+            method="SLSQP",
+            jac=slope,
+            bounds=[(0, 1)] * m,
+            constraints=whole,
+            options=dict(maxiter=500, ftol=1e-14),
         )
         best = minimize(value, ai * 0 + 1 / m, **kw)
         assert value(ai) <= best.fun * (1 + 1e-6) + 1e-9
@@ -279,7 +322,9 @@ def test_simplex_qp_of_any_semidefinite_matrix(seed):
     a = simplex_qp(q)
     grad = torch.einsum("bij,bj->bi", q, a)
     assert (a >= 0).all() and torch.allclose(a.sum(1), torch.ones(12).double())
-    assert (((grad * a).sum(1) - grad.min(1).values) / q.diagonal(dim1=1, dim2=2).sum(1)).max() < 1e-9
+    assert (
+        ((grad * a).sum(1) - grad.min(1).values) / q.diagonal(dim1=1, dim2=2).sum(1)
+    ).max() < 1e-9
 
 
 def fedpac(**args):
@@ -295,7 +340,9 @@ def test_fedpac_head_weights():
     apart = method.collaboration(1e3 * randn(4, 3, 5), v)
     torch.testing.assert_close(apart, torch.eye(4).double(), rtol=0, atol=1e-4)
     assert method.collaboration(randn(1, 3, 5), v[:1]).item() == 1.0
-    single = method.collaboration(randn(4, 3, 5), torch.zeros(4).double())  # V = 0: clients of one sample
+    single = method.collaboration(
+        randn(4, 3, 5), torch.zeros(4).double()
+    )  # V = 0: clients of one sample
     torch.testing.assert_close(single, torch.eye(4).double(), rtol=0, atol=1e-6)
     h, v = 0.1 * randn(4, 3, 5), 0.01 * v
     a = method.collaboration(h, v)
@@ -307,7 +354,11 @@ def test_fedpac_head_weights():
         assert float(a[i] @ grad - grad.min()) < 1e-9
     cut, *_ = fedpac(cut=0.3)
     b = cut.collaboration(h, v)
-    assert ((b == 0) | (b > 0.3)).all() and (b == 0).any() and torch.allclose(b.sum(1), torch.ones(4).double())
+    assert (
+        ((b == 0) | (b > 0.3)).all()
+        and (b == 0).any()
+        and torch.allclose(b.sum(1), torch.ones(4).double())
+    )
     torch.testing.assert_close(b, a * (a >= 0.3) / (a * (a >= 0.3)).sum(1, keepdim=True))
 
 
@@ -367,17 +418,26 @@ def test_fedpac_aligns_to_prototypes_or_to_own_means():
     for k in range(4):
         x, y = data.batch(torch.as_tensor(data.plan(k, 1, batch=6, steps=1)[0, 0]))
         p = client(select(start, method.task.names), k)
-        target = by_class(method, data, p, k)[0].index_copy(0, torch.tensor([0]), state.server["proto"][:1])
+        target = by_class(method, data, p, k)[0].index_copy(
+            0, torch.tensor([0]), state.server["proto"][:1]
+        )
         p = {n: v.clone() for n, v in p.items()}
         p["fc1.weight"].requires_grad_()
         z = method.task.features(p, x, training=True)
-        loss = F.cross_entropy(method.task.classify(p, z), y) + 3.0 * ((z - target[y]) ** 2).sum() / z.numel()
+        loss = (
+            F.cross_entropy(method.task.classify(p, z), y)
+            + 3.0 * ((z - target[y]) ** 2).sum() / z.numel()
+        )
         (grad,) = torch.autograd.grad(loss, p["fc1.weight"])
-        torch.testing.assert_close(end["fc1.weight"][k], start["fc1.weight"][k] - 0.1 * grad, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            end["fc1.weight"][k], start["fc1.weight"][k] - 0.1 * grad, rtol=1e-9, atol=1e-12
+        )
         assert torch.equal(end["fc.weight"][k], start["fc.weight"][k])
 
 
-@pytest.mark.parametrize("sel, args", [(EVERYONE, dict(combine=False)), (EVERYONE[:1], {})], ids=["apart", "alone"])
+@pytest.mark.parametrize(
+    "sel, args", [(EVERYONE, dict(combine=False)), (EVERYONE[:1], {})], ids=["apart", "alone"]
+)
 def test_fedpac_without_its_two_ideas_is_fedrep(sel, args):  # R12
     method, data, state = fedpac(lam=0.0, **args)
     rep, *_ = setup("fedrep", args=dict(head_epochs=1))
@@ -398,7 +458,9 @@ def test_fedpac_combines_heads_by_default():
         torch.testing.assert_close(state.extra[n], torch.einsum("ij,j...->i...", a, end[n]))
     before = {n: v.clone() for n, v in state.extra.items()}
     state, _ = one_round(method, data, state, EVERYONE[:2])
-    assert all(torch.equal(state.extra[n][2:], v[2:]) for n, v in before.items())  # idle clients' heads
+    assert all(
+        torch.equal(state.extra[n][2:], v[2:]) for n, v in before.items()
+    )  # idle clients' heads
 
 
 # -- GPFL ------------------------------------------------------------------------------------------------------------------
@@ -407,7 +469,11 @@ def test_fedpac_combines_heads_by_default():
 def gpfl(**args):
     method, data = setup("gpfl", args=args)
     p = client(method.begin(method.init(), EVERYONE))
-    return method, data, {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()}
+    return (
+        method,
+        data,
+        {n: v + 0.3 * randn(*v.shape) if v.is_floating_point() else v for n, v in p.items()},
+    )
 
 
 def by_hand(p, z, condition):
@@ -428,7 +494,9 @@ def test_gpfl_valve_and_loss():
     torch.testing.assert_close(method.logits(p, batch.x), scores)
     generic = by_hand(p, z, p["generic"])
     unit = lambda v: v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)  # noqa: E731
-    want = F.cross_entropy(scores, batch.y) + F.cross_entropy(unit(generic) @ unit(p["gce"]).T, batch.y)
+    want = F.cross_entropy(scores, batch.y) + F.cross_entropy(
+        unit(generic) @ unit(p["gce"]).T, batch.y
+    )
     want += 0.7 * torch.linalg.matrix_norm(generic - frozen[batch.y])
     decayed = [v for n, v in p.items() if n == "gce" or n.startswith("cov.")]
     assert len(decayed) == 9
@@ -439,9 +507,17 @@ def test_gpfl_valve_and_loss():
 def test_gpfl_gradient_is_finite_where_generic_features_meet_their_class():
     method, data, p = gpfl()
     batch = batch_of(data)
-    dead = p | {n: v * 0 for n, v in p.items() if n.startswith("cov.beta")} | {"conv1.weight": p["conv1.weight"] * 0}
-    dead |= {n: v * 0 - 1 for n, v in p.items() if n in ("fc2.bias", "fc2.weight")}  # all features are 0
-    leaves = {n: v.clone().requires_grad_() for n, v in dead.items() if n not in method.task.buffers}
+    dead = (
+        p
+        | {n: v * 0 for n, v in p.items() if n.startswith("cov.beta")}
+        | {"conv1.weight": p["conv1.weight"] * 0}
+    )
+    dead |= {
+        n: v * 0 - 1 for n, v in p.items() if n in ("fc2.bias", "fc2.weight")
+    }  # all features are 0
+    leaves = {
+        n: v.clone().requires_grad_() for n, v in dead.items() if n not in method.task.buffers
+    }
     loss = method.loss(dead | leaves, {"gce": torch.zeros_like(p["gce"])}, batch)
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     assert all(torch.isfinite(g).all() for g in grads if g is not None)
@@ -471,7 +547,9 @@ def test_gpfl_conditions(condition):
     for k in range(4):
         share = data.label_counts[k] / data.n[k]
         torch.testing.assert_close(start["generic"][k], gce[k].mean(0))
-        torch.testing.assert_close(start["personal"][k], sum(share[c] * gce[k, c] for c in range(3)))
+        torch.testing.assert_close(
+            start["personal"][k], sum(share[c] * gce[k, c] for c in range(3))
+        )
 
 
 def test_gpfl_of_equal_label_shares_has_one_route():
@@ -492,7 +570,9 @@ def test_gpfl_trains_and_averages_its_modules():
     assert_same(before, state.server)  # E as received stays what the clients are pulled to
     new = method.upload(state, EVERYONE, start, end, data.n.double()).server
     share = (data.n / data.n.sum()).double()
-    assert {"gce", "cov.gamma.0.weight", "cov.beta.2.bias", "conv1.weight"} <= new.keys() and FC[0] not in new
+    assert {"gce", "cov.gamma.0.weight", "cov.beta.2.bias", "conv1.weight"} <= new.keys() and FC[
+        0
+    ] not in new
     for n in new:
         assert "conv" in n or not torch.equal(new[n], before[n]), n
         torch.testing.assert_close(new[n], torch.einsum("s,s...->...", share, end[n]))

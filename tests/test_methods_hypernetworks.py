@@ -31,11 +31,23 @@ def _no_grad():
         yield
 
 
-def bound(name, shape=(3, 32, 32), classes=10, k=4, model="lenet", dtype=torch.float32, task=None, net=None, **hyper):
+def bound(
+    name,
+    shape=(3, 32, 32),
+    classes=10,
+    k=4,
+    model="lenet",
+    dtype=torch.float32,
+    task=None,
+    net=None,
+    **hyper,
+):
     net = net or models.build(model, shape, classes, **hyper.pop("model_args", {}))
     net = net.to(dtype)
     counts = torch.arange(k * classes).reshape(k, classes)
-    return make_method(name, **hyper).bind(Task(net, counts.sum(1), counts, replace(CONFIG, **task or {})))
+    return make_method(name, **hyper).bind(
+        Task(net, counts.sum(1), counts, replace(CONFIG, **task or {}))
+    )
 
 
 def small(name, args=None, bn=False, kernels=2, sizes=(13, 5, 18, 2), **changes):
@@ -71,14 +83,17 @@ def scalars(params):
 
 
 @pytest.mark.parametrize(
-    "name, classes, size", [("pfedhn", 10, 12_271_732), ("pfedhn", 100, 13_044_382), ("pfedhn_pc", 10, 12_185_882)]
+    "name, classes, size",
+    [("pfedhn", 10, 12_271_732), ("pfedhn", 100, 13_044_382), ("pfedhn_pc", 10, 12_185_882)],
 )
 def test_size_of_the_hypernetwork(name, classes, size):
     method = bound(name, classes=classes, k=50)
     phi = method.init().extra["phi"]
     assert scalars(phi) == size
     heads = {n.removeprefix("head.0.").rpartition(".")[0] for n in phi if n.startswith("head.")}
-    assert heads == set(method.task.parameters) - ({"fc.weight", "fc.bias"} if name == "pfedhn_pc" else set())
+    assert heads == set(method.task.parameters) - (
+        {"fc.weight", "fc.bias"} if name == "pfedhn_pc" else set()
+    )
     assert len(heads) == (8 if name == "pfedhn_pc" else 10)
     assert sum(phi[f"head.0.{n}.bias"].numel() for n in heads) == (
         120_332 if name == "pfedhn_pc" else 121_182 + 85 * (classes - 10)
@@ -89,7 +104,9 @@ def test_size_of_the_hypernetwork(name, classes, size):
 def test_size_of_the_embeddings(k, d):
     method = bound("pfedhn", model="mlp", shape=(1, 4, 4), k=k)
     assert method.embeddings(method.init()).shape == (k, d)
-    assert bound("pfedhn", model="mlp", shape=(1, 4, 4), k=k, dim=5).init().extra["phi"]["v"].shape == (k, 5)
+    assert bound("pfedhn", model="mlp", shape=(1, 4, 4), k=k, dim=5).init().extra["phi"][
+        "v"
+    ].shape == (k, 5)
 
 
 @pytest.mark.parametrize("n_hidden", [0, 1, 4])
@@ -98,16 +115,24 @@ def test_depth_of_the_trunk(n_hidden):
     assert sum(n.startswith("trunk") for n in phi) == 2 * (n_hidden + 1)
 
 
-@pytest.mark.parametrize("classes, sizes", [(10, (62_958, 121_182, 256_830)), (100, (70_608, 128_832, 264_480))])
+@pytest.mark.parametrize(
+    "classes, sizes", [(10, (62_958, 121_182, 256_830)), (100, (70_608, 128_832, 264_480))]
+)
 def test_three_sizes_of_networks(classes, sizes):
-    method = bound("pfedhn", classes=classes, k=75, widths=(0.25, 0.5, 1), model_args={"kernels": 32})
+    method = bound(
+        "pfedhn", classes=classes, k=75, widths=(0.25, 0.5, 1), model_args={"kernels": 32}
+    )
     for shapes, kernels, size in zip(method.hn.sizes, (8, 16, 32), sizes, strict=True):
         net = models.build("lenet", (3, 32, 32), classes, kernels=kernels)
         assert shapes == {n: tuple(p.shape) for n, p in net.named_parameters()}
         assert sum(map(prod, shapes.values())) == size
     state = method.init()
-    heads = {n: v for n, v in state.extra["phi"].items() if n.startswith("head.") and n.endswith(".bias")}
-    assert scalars(heads) == sum(sizes) == {10: 440_970, 100: 463_920}[classes]  # disjoint and complete
+    heads = {
+        n: v for n, v in state.extra["phi"].items() if n.startswith("head.") and n.endswith(".bias")
+    }
+    assert (
+        scalars(heads) == sum(sizes) == {10: 440_970, 100: 463_920}[classes]
+    )  # disjoint and complete
     if classes == 10:
         assert scalars(state.extra["phi"]) == 44_571_695
     assert state.extra["size"].bincount().tolist() == [25, 25, 25]
@@ -122,7 +147,9 @@ class Net(nn.Module):
     def __init__(self, method, phi):
         super().__init__()
         self.shapes = method.hn.sizes[0]
-        self.p = nn.ParameterDict({n.replace(".", "-"): nn.Parameter(v.clone()) for n, v in phi.items()})
+        self.p = nn.ParameterDict(
+            {n.replace(".", "-"): nn.Parameter(v.clone()) for n, v in phi.items()}
+        )
         self.depth = method.n_hidden
 
     def linear(self, name, x):
@@ -146,7 +173,12 @@ def test_equals_the_textbook_loop(name):
     hn = Net(method, first.extra["phi"])
     opt = torch.optim.SGD(hn.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     omega = [
-        {n: nn.Parameter(v[i].clone()) for n, v in first.clients.items() if not n.startswith("opt.")} for i in range(4)
+        {
+            n: nn.Parameter(v[i].clone())
+            for n, v in first.clients.items()
+            if not n.startswith("opt.")
+        }
+        for i in range(4)
     ]
     rule = dict(lr=local["lr"], momentum=local["momentum"], weight_decay=local["weight_decay"])
     own_opt = [torch.optim.SGD(w.values(), **rule) if w else None for w in omega]
@@ -162,7 +194,9 @@ def test_equals_the_textbook_loop(name):
                 x, y = data.batch(torch.as_tensor(idx))
                 for o in filter(None, (inner, own_opt[i])):
                     o.zero_grad()
-                F.cross_entropy(functional_call(method.task.model, tilde | omega[i], (x,)), y).backward()
+                F.cross_entropy(
+                    functional_call(method.task.model, tilde | omega[i], (x,)), y
+                ).backward()
                 nn.utils.clip_grad_norm_(tilde.values(), local["clip"])
                 for o in filter(None, (inner, own_opt[i])):
                     o.step()
@@ -174,7 +208,9 @@ def test_equals_the_textbook_loop(name):
     assert max(np.bincount(visited)) > 1  # somebody comes back to the optimiser that was kept
     state, *_ = simulate(method, data, workers=1)
     for n, v in state.extra["phi"].items():
-        torch.testing.assert_close(v, hn.p[n.replace(".", "-")].detach(), rtol=1e-8, atol=1e-11, msg=n)
+        torch.testing.assert_close(
+            v, hn.p[n.replace(".", "-")].detach(), rtol=1e-8, atol=1e-11, msg=n
+        )
     for i in range(4):
         for n, v in omega[i].items():
             torch.testing.assert_close(state.clients[n][i], v.detach(), rtol=1e-8, atol=1e-11)
@@ -187,14 +223,18 @@ def test_one_local_step_is_the_chain_rule():
     method, data = small("pfedhn", dict(lr=0.3, **PLAIN), steps=1, plan="fresh", lr=0.05)
     state, sel = method.init(), torch.tensor([2])
     phi = {n: v.clone().requires_grad_() for n, v in state.extra["phi"].items()}
-    x, y = data.batch(torch.as_tensor(data.plan(2, 0, batch=CONFIG.batch, steps=1, kind="fresh")[0, 0]))
+    x, y = data.batch(
+        torch.as_tensor(data.plan(2, 0, batch=CONFIG.batch, steps=1, kind="fresh")[0, 0])
+    )
     with torch.enable_grad():
         theta = {n: v[0] for n, v in method.hn.write(phi, sel, state.extra["size"][sel]).items()}
         loss = F.cross_entropy(functional_call(method.task.model, theta, (x,)), y)
         grads = dict(zip(phi, torch.autograd.grad(loss, list(phi.values())), strict=True))
     *_, new = one_round(method, data, state, sel)
     for n, v in new.extra["phi"].items():
-        torch.testing.assert_close(v, state.extra["phi"][n] - 0.3 * 0.05 * grads[n], rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(
+            v, state.extra["phi"][n] - 0.3 * 0.05 * grads[n], rtol=1e-9, atol=1e-15
+        )
 
 
 def test_finite_difference():
@@ -240,7 +280,9 @@ def test_which_embeddings_move(kept):
         *_, once = one_round(method, data, method.init(), torch.tensor([1]))
         *_, twice = one_round(method, data, once, torch.tensor([2]))
         moved = (method.embeddings(twice) != method.embeddings(once)).any(1).tolist()
-        assert moved == ([True] * 4 if extra == dict(weight_decay=1e-3) else [False, all_rows, True, False])
+        assert moved == (
+            [True] * 4 if extra == dict(weight_decay=1e-3) else [False, all_rows, True, False]
+        )
 
 
 def test_what_is_written_runs_as_a_module():
@@ -250,7 +292,9 @@ def test_what_is_written_runs_as_a_module():
     net = copy.deepcopy(method.task.model)
     net.load_state_dict({n: v[3] for n, v in p.items()})
     x, _ = data.batch(torch.arange(5))
-    torch.testing.assert_close(net(x), method.logits({n: v[3] for n, v in p.items()}, x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        net(x), method.logits({n: v[3] for n, v in p.items()}, x), rtol=0, atol=0
+    )
 
 
 # -- pFedHN-PC -------------------------------------------------------------------------------------------------------------
@@ -298,7 +342,9 @@ def narrow(p, shapes):
 
 
 def test_padding_never_moves():
-    method, data = small("pfedhn", dict(widths=(0.5, 1)), kernels=4, momentum=0.9, weight_decay=0.1, epochs=3)
+    method, data = small(
+        "pfedhn", dict(widths=(0.5, 1)), kernels=4, momentum=0.9, weight_decay=0.1, epochs=3
+    )
     state = method.init()
     start, end, new = one_round(method, data, state, everyone(4))
     size = state.extra["size"]
@@ -312,17 +358,25 @@ def test_padding_never_moves():
     # The padded network and the narrow one are one function, with equal gradients; those of the padding are exactly zero.
     i = int((size == 0).nonzero()[0])
     mine = {n: v[i].clone().requires_grad_() for n, v in start.items()}
-    thin = {n: v.detach().clone().requires_grad_() for n, v in narrow(mine, method.hn.sizes[0]).items()}
+    thin = {
+        n: v.detach().clone().requires_grad_() for n, v in narrow(mine, method.hn.sizes[0]).items()
+    }
     x, y = data.batch(torch.arange(9))
     with torch.enable_grad():
         a = F.cross_entropy(method.task.apply(mine, x), y)
-        b = F.cross_entropy(functional_call(models.build("lenet", (1, 16, 16), 3, kernels=2).double(), thin, (x,)), y)
+        b = F.cross_entropy(
+            functional_call(models.build("lenet", (1, 16, 16), 3, kernels=2).double(), thin, (x,)),
+            y,
+        )
         ga, gb = (
-            dict(zip(p, torch.autograd.grad(v, list(p.values())), strict=True)) for v, p in ((a, mine), (b, thin))
+            dict(zip(p, torch.autograd.grad(v, list(p.values())), strict=True))
+            for v, p in ((a, mine), (b, thin))
         )
     torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
     for n, g in ga.items():
-        torch.testing.assert_close(narrow({n: g}, method.hn.sizes[0])[n], gb[n], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            narrow({n: g}, method.hn.sizes[0])[n], gb[n], rtol=1e-9, atol=1e-12
+        )
         assert g.count_nonzero() == gb[n].count_nonzero()
 
 
@@ -343,7 +397,10 @@ def test_classifiers_and_sizes_of_networks():
     method, data = small("pfedhn_pc", dict(widths=[0.5, 1]), kernels=4)
     state, history, *_ = simulate(method, data, workers=1)
     small_net, large = (sum(map(prod, s.values())) for s in method.hn.sizes)
-    assert large == scalars(select(method.task.initial, method.hn.full)) and "fc.weight" not in method.hn.full
+    assert (
+        large == scalars(select(method.task.initial, method.hn.full))
+        and "fc.weight" not in method.hn.full
+    )
     assert history.upload == history.download == [r * 2 * (small_net + large) for r in range(4)]
 
 
@@ -387,7 +444,10 @@ def test_spectral_norm_gradient_is_torchs():
     with torch.enable_grad():
         mine = effective(method, phi | {f"{name}.weight": w}, name, x).square().sum()
         torchs = (layer(x) - layer.bias).square().sum()
-        a, b = torch.autograd.grad(mine, w)[0], torch.autograd.grad(torchs, layer.parametrizations.weight.original)[0]
+        a, b = (
+            torch.autograd.grad(mine, w)[0],
+            torch.autograd.grad(torchs, layer.parametrizations.weight.original)[0],
+        )
     torch.testing.assert_close(mine, torchs, rtol=1e-12, atol=0)
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
@@ -420,14 +480,20 @@ def test_novel_clients(name, novel):
     phi = {n: u.clone() for n, u in trained.extra["phi"].items()}
     *_, one = one_round(method, data, state, torch.tensor([1]))
     *_, both = one_round(method, data, state, everyone(2))
-    torch.testing.assert_close(method.embeddings(one)[1], method.embeddings(both)[1], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        method.embeddings(one)[1], method.embeddings(both)[1], rtol=1e-12, atol=1e-14
+    )
     state.round = 0
-    end, history, *_ = simulate(under(method, rounds=8), data, state=copy.deepcopy(state), workers=1)
+    end, history, *_ = simulate(
+        under(method, rounds=8), data, state=copy.deepcopy(state), workers=1
+    )
     for n, u in phi.items():  # bit for bit, also in the federation that it came from
         assert torch.equal(trained.extra["phi"][n], u)
         assert n == "v" or torch.equal(end.extra["phi"][n], u)
     assert (method.embeddings(end) != v).all()
-    trained.extra["phi"]["trunk.0.weight"].zero_()  # nor does the federation, trained on, move what was adopted
+    trained.extra["phi"][
+        "trunk.0.weight"
+    ].zero_()  # nor does the federation, trained on, move what was adopted
     assert torch.equal(state.extra["phi"]["trunk.0.weight"], phi["trunk.0.weight"])
 
 
@@ -440,8 +506,12 @@ def test_the_trained_clients_are_taken_in_once_more():
         assert torch.equal(method.download(state, sel)[n], v)
     before = method.embeddings(trained).clone()
     *_, end = one_round(method, data, state, sel)
-    assert torch.equal(method.embeddings(trained), before) and not torch.equal(method.embeddings(end), before)
-    with pytest.raises(ValueError, match="'trained' is for the 4 clients that were trained, here are 3; use mean"):
+    assert torch.equal(method.embeddings(trained), before) and not torch.equal(
+        method.embeddings(end), before
+    )
+    with pytest.raises(
+        ValueError, match="'trained' is for the 4 clients that were trained, here are 3; use mean"
+    ):
         method.adopt(trained, 3)
 
 
@@ -478,7 +548,9 @@ def test_proposition_1():
     erm = torch.einsum("nmd,nm->nd", x, y)  # (X^T X)^-1 X^T y
     net = nn.Sequential()
     net.add_module("fc", nn.Linear(d, 1, bias=False))
-    method = bound("pfedhn", net=net, classes=2, k=n, dtype=torch.float64, n_hidden=0, dim=k, lr=0.02, **PLAIN)
+    method = bound(
+        "pfedhn", net=net, classes=2, k=n, dtype=torch.float64, n_hidden=0, dim=k, lr=0.02, **PLAIN
+    )
     state = method.init()
     for name in ("trunk.0.bias", "head.0.fc.weight.bias"):
         state.extra["phi"][name] = torch.zeros_like(state.extra["phi"][name])
@@ -488,7 +560,9 @@ def test_proposition_1():
         start = method.download(state, sel)
         residual = torch.einsum("nmd,nd->nm", x, start["fc.weight"][:, 0]) - y
         step = 2 * torch.einsum("nmd,nm->nd", x, residual)[:, None]
-        state = method.upload(state, sel, start, {"fc.weight": start["fc.weight"] - 0.5 * step}, torch.ones(n))
+        state = method.upload(
+            state, sel, start, {"fc.weight": start["fc.weight"] - 0.5 * step}, torch.ones(n)
+        )
     theta = method.download(state, sel)["fc.weight"][:, 0]
     basis = torch.linalg.svd(erm.T)[0][:, :k]
     torch.testing.assert_close(theta, erm @ basis @ basis.T, rtol=1e-5, atol=1e-6)
@@ -525,7 +599,10 @@ def drawn(method, state, seed=0, spread=1.0):
     g = torch.Generator().manual_seed(seed)
     noise = lambda v: spread * torch.randn(v.shape, generator=g, dtype=v.dtype)  # noqa: E731
     theta = {n: v + 0.1 * noise(v) for n, v in state.extra["theta"].items()}
-    hn = {n: v + noise(v).abs() * 0.1 if n.startswith("head") else v for n, v in state.extra["hn"].items()}
+    hn = {
+        n: v + noise(v).abs() * 0.1 if n.startswith("head") else v
+        for n, v in state.extra["hn"].items()
+    }
     state.extra = {"theta": theta, "hn": hn}
     return state
 
@@ -534,7 +611,9 @@ def drawn(method, state, seed=0, spread=1.0):
 def test_size_of_pfedlas_hypernetworks(k, heads):
     hn = bound("pfedla", k=k).init().extra["hn"]
     one = {n: v[0] for n, v in hn.items()}
-    assert scalars(select(one, [f"{i}.{p}" for i in range(3) for p in ("weight", "bias")])) == 30_300
+    assert (
+        scalars(select(one, [f"{i}.{p}" for i in range(3) for p in ("weight", "bias")])) == 30_300
+    )
     assert one["head.weight"].shape == (5, k, 100) and one["v"].shape == (100,)
     assert one["head.weight"].numel() + one["head.bias"].numel() == heads
 
@@ -543,7 +622,9 @@ def test_size_of_pfedlas_hypernetworks(k, heads):
 def test_what_a_layer_is(bn, n_layers):
     method = bound("pfedla", model_args={"bn": bn})
     weights = method.weights(method.init())
-    assert list(weights) == [n for n in ("conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc") if bn or "bn" not in n]
+    assert list(weights) == [
+        n for n in ("conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc") if bn or "bn" not in n
+    ]
     assert len(weights) == n_layers
     assert len(bound("pfedla", by="block", model_args={"bn": bn}).layers) == 5
 
@@ -575,7 +656,9 @@ def test_one_client_mixes_itself():
 def test_equal_models_mix_to_themselves():
     method, data = small("pfedla")
     state = drawn(method, method.init())
-    state.extra["theta"] = {n: v[:1].repeat(4, *[1] * (v.dim() - 1)) for n, v in state.extra["theta"].items()}
+    state.extra["theta"] = {
+        n: v[:1].repeat(4, *[1] * (v.dim() - 1)) for n, v in state.extra["theta"].items()
+    }
     start, end, new = one_round(method, data, state, everyone(4))
     for n, v in state.extra["theta"].items():
         torch.testing.assert_close(start[n], v, rtol=1e-13, atol=1e-15)
@@ -608,9 +691,13 @@ def test_hypernetworks_follow_the_chain_rule(out, sign):
             grads = dict(zip(hn, torch.autograd.grad(value, list(hn.values())), strict=True))
         for n, g in grads.items():
             moved = new.extra["hn"][n][i] - state.extra["hn"][n][i]
-            torch.testing.assert_close(moved, (0.7 if sign == "descent" else -0.7) * g, rtol=1e-8, atol=1e-14)
+            torch.testing.assert_close(
+                moved, (0.7 if sign == "descent" else -0.7) * g, rtol=1e-8, atol=1e-14
+            )
         if out == "softmax":  # in closed form, on the logits
-            for row, a, names in zip(grads["head.bias"], alpha.detach(), method.layers.values(), strict=True):
+            for row, a, names in zip(
+                grads["head.bias"], alpha.detach(), method.layers.values(), strict=True
+            ):
                 delta, mine = (
                     torch.cat([p[n][s].flatten() for n in names])
                     for p in ({n: end[n] - start[n] for n in names}, start)
@@ -653,7 +740,9 @@ def test_slopes_of_close_models_keep_their_digits():
         delta = flat({n: end[n].double() - start[n].double() for n in names})
         theta = flat(select(state.extra["theta"], names)).double()
         inner = delta @ (theta - theta.mean(0)).T  # the first weights are 1/4
-        torch.testing.assert_close(new.extra["hn"]["head.bias"][:, i], (inner / 4).float(), rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(
+            new.extra["hn"]["head.bias"][:, i], (inner / 4).float(), rtol=1e-3, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("sign, up", [("descent", True), ("literal", False)])
@@ -664,7 +753,10 @@ def test_sign_of_pfedlas_step(sign, up):
     new.extra["theta"] = state.extra["theta"]
     again = method.download(new, everyone(4))
     for i in range(4):
-        gain = sum(((again[n][i] - start[n][i]) * (end[n][i] - start[n][i])).sum() for n in method.task.parameters)
+        gain = sum(
+            ((again[n][i] - start[n][i]) * (end[n][i] - start[n][i])).sum()
+            for n in method.task.parameters
+        )
         assert (gain > 0) == up and gain != 0
 
 
@@ -672,11 +764,15 @@ def test_sign_of_pfedlas_step(sign, up):
 def test_two_clients_that_move_towards_themselves(sign):
     method, data = small("pfedla", dict(lr=0.1, hn_sign=sign), sizes=(9, 9))
     state = drawn(method, method.init())
-    state.extra["hn"] = {n: torch.zeros_like(v) if n != "head.bias" else v for n, v in state.extra["hn"].items()}
+    state.extra["hn"] = {
+        n: torch.zeros_like(v) if n != "head.bias" else v for n, v in state.extra["hn"].items()
+    }
     start = method.download(state, everyone(2))
     end = {n: v + 0.5 * (state.extra["theta"][n] - v) for n, v in start.items()}
     before = method.weights(state)
-    after = method.weights(method.upload(copy.deepcopy(state), everyone(2), start, end, data.n.double()))
+    after = method.weights(
+        method.upload(copy.deepcopy(state), everyone(2), start, end, data.n.double())
+    )
     for layer, a in before.items():
         moved = after[layer].diagonal() - a.diagonal()
         assert (moved > 0).all() if sign == "descent" else (moved < 0).all()
@@ -728,7 +824,9 @@ def test_nothing_retained_is_pfedla(buffers):
 
 
 def test_everything_retained_is_local():
-    (_, a), (_, b) = (rounds(n, n=3, args=args) for n, args in (("local", {}), ("heurpfedla", dict(retain_k=7))))
+    (_, a), (_, b) = (
+        rounds(n, n=3, args=args) for n, args in (("local", {}), ("heurpfedla", dict(retain_k=7)))
+    )
     for n, v in a.clients.items():
         assert torch.equal(v, (b.clients | b.extra["theta"])[n]), n
 

@@ -31,7 +31,9 @@ def _no_grad():
 
 def on(net, name, k=3, **args):
     """The method on a bare network, without data."""
-    task = Task(net, torch.full((k,), 4), torch.ones(k, 3, dtype=torch.int64), replace(CONFIG, lr=0.1))
+    task = Task(
+        net, torch.full((k,), 4), torch.ones(k, 3, dtype=torch.int64), replace(CONFIG, lr=0.1)
+    )
     return make_method(name, **args).bind(task)
 
 
@@ -55,7 +57,10 @@ def context(method, state, sel=ALL, round=1, data=None):
 
 def random_updates(state, names, seed=0, scale=0.1):
     g = torch.Generator().manual_seed(seed)
-    return {n: state[n] + scale * torch.randn(state[n].shape, generator=g, dtype=state[n].dtype) for n in names}
+    return {
+        n: state[n] + scale * torch.randn(state[n].shape, generator=g, dtype=state[n].dtype)
+        for n in names
+    }
 
 
 # -- FedALA --------------------------------------------------------------------------------------------------------------
@@ -63,7 +68,10 @@ def random_updates(state, names, seed=0, scale=0.1):
 
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 def test_fedala_without_rate_is_fedavg(executor):  # T1, R10
-    (_, a), (_, b) = rounds("fedala", 3, executor, args={"eta": 0.0, "max_epochs": 2}), rounds("fedavg", 3, executor)
+    (_, a), (_, b) = (
+        rounds("fedala", 3, executor, args={"eta": 0.0, "max_epochs": 2}),
+        rounds("fedavg", 3, executor),
+    )
     assert_same(a.server, b.server)
     assert all((v == 1).all() for v in unprefixed("ala.", a.clients).values())
 
@@ -78,7 +86,9 @@ def test_fedala_alone_is_local():  # R15: with one client, own and global head n
 def test_fedala_blend_is_exact_at_its_ends_and_the_base_is_global():  # T2, T3, T4
     method, state = rounds("fedala", 2)
     weights = unprefixed("ala.", state.clients)
-    assert all(((0 <= v) & (v <= 1)).all() for v in weights.values()) and any((v < 1).any() for v in weights.values())
+    assert all(((0 <= v) & (v <= 1)).all() for v in weights.values()) and any(
+        (v < 1).any() for v in weights.values()
+    )
     start = method.begin(state, ALL)
     p = method.adapt(context(method, state, round=2), start)
     for n in method.task.parameters:
@@ -110,7 +120,9 @@ def test_fedala_step_is_projected_gradient_descent_on_the_weights():
     for n, s in slopes.items():
         torch.testing.assert_close(q[n], (ala[n] - 0.7 * s).clamp(0, 1), rtol=1e-12, atol=1e-14)
     for n in method.top:
-        torch.testing.assert_close(q[n], anchor["own." + n] + (w[n] - anchor["own." + n]) * q["ala." + n])
+        torch.testing.assert_close(
+            q[n], anchor["own." + n] + (w[n] - anchor["own." + n]) * q["ala." + n]
+        )
     torch.testing.assert_close(q["score"], loss(ala))
 
 
@@ -126,8 +138,12 @@ def test_fedala_start_phase_then_one_epoch():
     learned = [call for call in c.calls if call.get("stream") == "ala"]
     assert len(learned) > method.window and all(call["fraction"] == 0.8 for call in learned)
     scores = torch.stack([call["end"]["score"] for call in learned])
-    for k in range(4):  # each client stopped with the first epoch at which its last ten losses lay close together
-        done = [e for e in range(11, len(scores) + 1) if scores[e - 10 : e, k].std(correction=0) < 0.1]
+    for k in range(
+        4
+    ):  # each client stopped with the first epoch at which its last ten losses lay close together
+        done = [
+            e for e in range(11, len(scores) + 1) if scores[e - 10 : e, k].std(correction=0) < 0.1
+        ]
         at = learned[done[0] - 1]["end"]
         assert torch.equal(end["ala.fc.weight"][k], at["ala.fc.weight"][k])
     assert end["started"].all()
@@ -172,12 +188,14 @@ def aghn(net=None, k=5, **args):
     state, sel = method.init(), torch.arange(k)
     state.extra["theta"] = random_updates(state.extra["theta"], method.task.parameters, 1)
     start = method.begin(state, sel)
-    state = method.upload(state, sel, start, start | random_updates(start, method.task.parameters, 2), torch.ones(k))
+    state = method.upload(
+        state, sel, start, start | random_updates(start, method.task.parameters, 2), torch.ones(k)
+    )
     return method, state, sel
 
 
 def test_fedaghn_first_weights_are_those_of_table_4():
-    method, _, _ = setup("fedaghn", data=client_data(sizes=(2,) * 20))
+    method, _ = setup("fedaghn", data=client_data(sizes=(2,) * 20))
     for name, w in method.weights(method.init()).items():
         assert name in method.task.layers
         assert torch.equal((w * 1e6).round().diagonal(), torch.full((20,), 29126.0, dtype=w.dtype))
@@ -187,7 +205,9 @@ def test_fedaghn_first_weights_are_those_of_table_4():
 def test_fedaghn_layers_are_modules():
     assert list(aghn()[0].task.layers) == ["conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc"]
     assert len(on(models.build("cnn_bn", (3, 32, 32), 10), "fedaghn").task.layers) == 6
-    assert len(on(models.build("resnet18", (3, 32, 32), 10, width=0.02), "fedaghn").task.layers) == 41
+    assert (
+        len(on(models.build("resnet18", (3, 32, 32), 10, width=0.02), "fedaghn").task.layers) == 41
+    )
 
 
 def test_fedaghn_rows_sum_to_one_and_the_self_weight_is_p():
@@ -215,7 +235,9 @@ def test_fedaghn_mixes_layer_by_layer():
     w, theta, sent = method.weights(state), state.extra["theta"], method.download(state, sel)
     for layer, names in method.task.layers.items():
         for n in names:
-            by_hand = torch.stack([sum(w[layer][i, j] * theta[n][j] for j in range(5)) for i in range(5)])
+            by_hand = torch.stack(
+                [sum(w[layer][i, j] * theta[n][j] for j in range(5)) for i in range(5)]
+            )
             torch.testing.assert_close(sent[n], by_hand)
     assert set(sent) == set(method.task.parameters)
 
@@ -239,7 +261,9 @@ def test_fedaghn_gradients_are_the_closed_form(sign):
             dp = ((models[i] - bar) / (1 + p)) @ delta
             dq = sum(a[j] * (s[i, at, j] - mean) * models[j] for j in others) @ delta / (1 + p)
             h = 0.3 if sign == "descent" else -0.3
-            torch.testing.assert_close(after.extra["p"][i, at], (p + h * dp).clamp_min(0), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                after.extra["p"][i, at], (p + h * dp).clamp_min(0), rtol=1e-10, atol=1e-12
+            )
             torch.testing.assert_close(after.extra["q"][i, at], q + h * dq, rtol=1e-10, atol=1e-12)
     for n in "pq":  # the others' parameters are not touched
         assert torch.equal(after.extra[n][[0, 2, 4]], state.extra[n][[0, 2, 4]])
@@ -255,7 +279,9 @@ def test_fedaghn_literal_sign_climbs_the_loss_and_descent_goes_down():
         end = start | random_updates(start, method.task.parameters, 5)
         state = method.upload(state, sel, start, end, torch.ones(5))
         state.extra |= {"s": s, "theta": theta}
-        names = method.task.parameters  # Delta points down the loss, so that <change of thetabar, Delta> > 0 is descent
+        names = (
+            method.task.parameters
+        )  # Delta points down the loss, so that <change of thetabar, Delta> > 0 is descent
         moved = flat(select(method.begin(state, sel), names)) - flat(select(start, names))
         gains[sign] = float((moved * (flat(select(end, names)) - flat(select(start, names)))).sum())
     assert gains["literal"] < 0 < gains["descent"]
@@ -265,7 +291,9 @@ def test_fedaghn_keeps_p_and_q_in_the_round_of_equal_models():
     for args in ({}, {"ablation": "no_p"}, {"ablation": "shared"}):
         method, before = rounds("fedaghn", 0, args={"h": 1e6} | args)
         _, state = rounds("fedaghn", 1, args={"h": 1e6} | args)
-        assert torch.equal(state.extra["p"], before.extra["p"]) and torch.equal(state.extra["q"], before.extra["q"])
+        assert torch.equal(state.extra["p"], before.extra["p"]) and torch.equal(
+            state.extra["q"], before.extra["q"]
+        )
         assert not torch.equal(state.extra["s"], before.extra["s"])
 
 
@@ -277,9 +305,17 @@ def test_fedaghn_p_stays_nonnegative():
 def test_fedaghn_weights_ignore_the_length_of_updates_and_follow_the_clients():
     method, state, sel = aghn(h=0.0)
     start = method.begin(state, sel)
-    step = random_updates({n: torch.zeros_like(start[n]) for n in method.task.parameters}, method.task.parameters, 7)
+    step = random_updates(
+        {n: torch.zeros_like(start[n]) for n in method.task.parameters}, method.task.parameters, 7
+    )
     go = lambda s, d, sel=sel: method.weights(  # noqa: E731
-        method.upload(copy.deepcopy(s), sel, start, start | {n: start[n] + v for n, v in d.items()}, torch.ones(5))
+        method.upload(
+            copy.deepcopy(s),
+            sel,
+            start,
+            start | {n: start[n] + v for n, v in d.items()},
+            torch.ones(5),
+        )
     )
     one = go(state, step)
     lengths = torch.tensor([1.0, 7.0, 0.1, 3.0, 100.0], dtype=torch.float64)
@@ -346,7 +382,9 @@ def cnn(**args):
 
 def changes(method, k=2, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return {n: torch.rand(k, *method.task.initial[n].shape, generator=g) for n in method.task.parameters}
+    return {
+        n: torch.rand(k, *method.task.initial[n].shape, generator=g) for n in method.task.parameters
+    }
 
 
 def factors(method, g):
@@ -375,7 +413,9 @@ def test_flayer_without_its_parts_is_the_method_inside(inner):
     (a, x), (b, y) = rounds("flayer", 3, args=off), rounds(inner, 3)
     assert_same(x, y)
     state = copy.deepcopy(x)
-    assert_same(a.personal(x, context(a, x, round=3)), b.personal(state, context(b, state, round=3)))
+    assert_same(
+        a.personal(x, context(a, x, round=3)), b.personal(state, context(b, state, round=3))
+    )
 
 
 def test_flayer_heads_begin_between_global_and_own():
@@ -393,7 +433,10 @@ def test_flayer_heads_begin_between_global_and_own():
                 assert torch.equal(p[n][k], mine[k])
             else:
                 torch.testing.assert_close(p[n][k], a * mine[k] + (1 - a) * v)
-    assert_same(select(method.personal(state, context(method, state)), method.task.names), select(p, method.task.names))
+    assert_same(
+        select(method.personal(state, context(method, state)), method.task.names),
+        select(p, method.task.names),
+    )
 
 
 @pytest.mark.parametrize("where", ["auto", "val", "test"])
@@ -405,19 +448,29 @@ def test_flayer_accuracy_is_that_of_the_last_round(where):
     end = method.local(c, method.begin(state, ALL))
     split = "train" if where == "auto" else where
     got = c._engine.evaluate(select(end, method.task.names), split)
-    hits = torch.tensor([h / n if n else 0.0 for h, n in zip(got["correct"], got["n"], strict=True)])
+    hits = torch.tensor(
+        [h / n if n else 0.0 for h, n in zip(got["correct"], got["n"], strict=True)]
+    )
     torch.testing.assert_close(end["flayer.acc"], hits.double())
     assert torch.equal(end["flayer.fc.weight"], end["fc.weight"])
 
 
 def test_flayer_reads_test_data_only_where_it_says_so():
     method, data = setup("flayer", args={"mode": "official"})
-    assert method.leaks_test and not setup("flayer", args={"mode": "official", "acc_on": "train"})[0].leaks_test
+    assert (
+        method.leaks_test
+        and not setup("flayer", args={"mode": "official", "acc_on": "train"})[0].leaks_test
+    )
     assert not setup("flayer", args={"mode": "official", "mixing": False})[0].leaks_test
     simulate(method, data, workers=1)
     object.__setattr__(method, "mixing", False)  # declares no leak now, but would read
     with pytest.raises(ValueError, match="leaks_test"):
-        accuracy(method.logits, context(method, method.init()), method.begin(method.init(), ALL), method.split)
+        accuracy(
+            method.logits,
+            context(method, method.init()),
+            method.begin(method.init(), ALL),
+            method.split,
+        )
 
 
 def test_flayer_paper_rates():
@@ -425,10 +478,16 @@ def test_flayer_paper_rates():
     g = {n: torch.randn(v.shape) for n, v in method.task.initial.items()}
     f = factors(method, g)
     for i, layer in enumerate(("conv1", "conv2", "fc1", "fc"), 1):
-        norm = math.sqrt(sum(float(g[f"{layer}.{part}"].square().sum()) for part in ("weight", "bias")))
+        norm = math.sqrt(
+            sum(float(g[f"{layer}.{part}"].square().sum()) for part in ("weight", "bias"))
+        )
         for part in ("weight", "bias"):
-            assert float(f[f"{layer}.{part}"]) == pytest.approx(1 + math.log(1 + 1 / norm) * i / 4, rel=1e-5)
-    sizes = [factors(method, {n: v * a for n, v in g.items()}) for a in (0, 1e-6, 1e-3, 1.0, 1e3, 1e9)]
+            assert float(f[f"{layer}.{part}"]) == pytest.approx(
+                1 + math.log(1 + 1 / norm) * i / 4, rel=1e-5
+            )
+    sizes = [
+        factors(method, {n: v * a for n, v in g.items()}) for a in (0, 1e-6, 1e-3, 1.0, 1e3, 1e9)
+    ]
     for n in g:
         series = [float(s[n]) for s in sizes]
         assert series == sorted(series, reverse=True) and all(1 <= v < math.inf for v in series)
@@ -438,7 +497,9 @@ def test_flayer_paper_rates():
 
 def test_flayer_step_keeps_the_rates_of_the_first_batch():
     method = on(models.build("mlp", (4,), 3, hidden=2).double(), "flayer")
-    p = {n: v + 1 for n, v in method.task.initial.items()} | {"v.extra": torch.ones(2, dtype=torch.float64)}
+    p = {n: v + 1 for n, v in method.task.initial.items()} | {
+        "v.extra": torch.ones(2, dtype=torch.float64)
+    }
     g = {n: torch.full_like(v, 0.3) for n, v in p.items()}
     f = factors(method, g)
     q, memory = method.step(p, {}, lambda _: g, Step(0, 0.1, {}))
@@ -454,7 +515,9 @@ def test_flayer_step_keeps_the_rates_of_the_first_batch():
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 def test_flayer_trains_every_client_with_its_own_rates(executor):
     args = dict(mixing=False, masking=False)
-    method, data = setup("flayer", bn=False, args=args, batch=100)  # one full batch: one step a round
+    method, data = setup(
+        "flayer", bn=False, args=args, batch=100
+    )  # one full batch: one step a round
     state = method.init()
     start = method.begin(state, ALL)
     end = method.local(Context(Engine(method, data, executor, 1), state, ALL, 0), start)
@@ -464,7 +527,9 @@ def test_flayer_trains_every_client_with_its_own_rates(executor):
         g = torch.func.grad(lambda q, b=batch: method.loss(q, q, b))(mine)
         f = factors(method, g)
         for n in g:
-            torch.testing.assert_close(end[n][k], mine[n] - CONFIG.lr * f[n] * g[n], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                end[n][k], mine[n] - CONFIG.lr * f[n] * g[n], rtol=1e-9, atol=1e-12
+            )
 
 
 def test_flayer_official_rates():
@@ -472,12 +537,18 @@ def test_flayer_official_rates():
         method = cnn(mode="official", middle=middle)
         g = {n: torch.randn(v.shape) for n, v in method.task.initial.items()}
         f = factors(method, g)
-        assert f["conv1.weight"] == f["conv1.bias"] == 1 and float(f["fc.weight"]) == pytest.approx(0.2)
+        assert f["conv1.weight"] == f["conv1.bias"] == 1 and float(f["fc.weight"]) == pytest.approx(
+            0.2
+        )
         for idx, layer in ((1, "conv2"), (2, "fc1")):
-            logs = [math.log(1 + 1 / float(g[f"{layer}.{part}"].norm())) for part in ("weight", "bias")]
+            logs = [
+                math.log(1 + 1 / float(g[f"{layer}.{part}"].norm())) for part in ("weight", "bias")
+            ]
             by_hand = sum(middle * (1 + idx / 3 * v) for v in logs) / 2
             assert float(f[f"{layer}.weight"]) == pytest.approx(by_hand, rel=1e-5)
-    unit = {n: torch.zeros_like(v) for n, v in method.task.initial.items()}  # papers.md A.3.2: eta .005 at norm 1
+    unit = {
+        n: torch.zeros_like(v) for n, v in method.task.initial.items()
+    }  # papers.md A.3.2: eta .005 at norm 1
     for n in unit:
         unit[n].view(-1)[0] = 1.0
     f = factors(cnn(mode="official"), unit)
@@ -495,12 +566,19 @@ def test_flayer_paper_masks_keep_the_upper_layers_share():
     share = sum(int(m[0].sum()) for m in masks.values()) / sum(v[0].numel() for v in masks.values())
     assert round(100 * share, 1) == 73.5
     deep = on(Deep(), "flayer")
-    kept = [int(flat(select(masks_of(deep, changes(deep)), v))[0].sum()) for v in deep.task.layers_by("child").values()]
-    assert kept[:4] == [3, 3, 4, 5] and kept[9] == 12 and kept[-2:] == [23, 21]  # of 24, the last of 21
+    kept = [
+        int(flat(select(masks_of(deep, changes(deep)), v))[0].sum())
+        for v in deep.task.layers_by("child").values()
+    ]
+    assert (
+        kept[:4] == [3, 3, 4, 5] and kept[9] == 12 and kept[-2:] == [23, 21]
+    )  # of 24, the last of 21
 
 
 def test_flayer_ties_go_to_the_lower_index():
-    x = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    x = torch.tensor(
+        [[1.0, 2.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
+    )
     expected = [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]]
     assert largest(x, 3).int().tolist() == expected
     assert not largest(x, 0).any() and largest(x, 5).all()
@@ -508,15 +586,23 @@ def test_flayer_ties_go_to_the_lower_index():
     x = torch.randint(0, 5, (3, 4, 50), generator=g).double()
     for keep in (1, 7, 49):
         order = x.argsort(dim=-1, descending=True, stable=True)[..., :keep]
-        assert torch.equal(largest(x, keep), torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order, True))
+        assert torch.equal(
+            largest(x, keep), torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order, True)
+        )
 
 
 def test_flayer_official_masks_keep_what_the_code_keeps():
     method = cnn(mode="official")
     masks = masks_of(method, changes(method))
-    per_kernel = {n: set(masks[n].flatten(3).sum(-1).view(-1).tolist()) for n in ("conv1.weight", "conv2.weight")}
+    per_kernel = {
+        n: set(masks[n].flatten(3).sum(-1).view(-1).tolist())
+        for n in ("conv1.weight", "conv2.weight")
+    }
     assert per_kernel == {"conv1.weight": {3}, "conv2.weight": {6}}
-    kept = {n: masks[n].flatten(1).sum(1).unique().tolist() for n in ("conv1.bias", "conv2.bias", "fc1.bias")}
+    kept = {
+        n: masks[n].flatten(1).sum(1).unique().tolist()
+        for n in ("conv1.bias", "conv2.bias", "fc1.bias")
+    }
     assert kept == {"conv1.bias": [4], "conv2.bias": [24], "fc1.bias": [320]}
     assert all(masks[n].all() for n in ("fc1.weight", "fc.weight", "fc.bias"))
     share = sum(int(m[0].sum()) for m in masks.values()) / sum(v[0].numel() for v in masks.values())
@@ -531,7 +617,9 @@ def test_flayer_official_bug_of_1x1_kernels():
     for fix in (True, False):
         masks = masks_of(on(net, "flayer", mode="official", fix_1x1=fix), change)
         down = [n for n in masks if n.endswith("downsample.0.weight")]
-        assert len(down) == 3 and all(bool(masks[n].all()) == fix and bool(masks[n].any()) == fix for n in down)
+        assert len(down) == 3 and all(
+            bool(masks[n].all()) == fix and bool(masks[n].any()) == fix for n in down
+        )
     share = sum(int(m.sum()) for m in masks.values()) / sum(v.numel() for v in masks.values())
     assert round(100 * share, 1) == 75.3
 
@@ -544,7 +632,9 @@ def uploaded(agg, masks=None, seed=3):
     end = start | random_updates(start, method.task.parameters, seed)
     before = {n: v.clone() for n, v in state.server.items()}
     masks = {n: torch.ones_like(end[n], dtype=torch.bool) for n in state.server} | (masks or {})
-    after = method.upload(state, sel, start, end | prefixed("mask.", masks), torch.tensor([1.0, 2.0, 5.0]).double())
+    after = method.upload(
+        state, sel, start, end | prefixed("mask.", masks), torch.tensor([1.0, 2.0, 5.0]).double()
+    )
     return before, after.server, end
 
 
@@ -552,16 +642,22 @@ def test_flayer_full_masks_are_fedavg():
     (_, a, end), (_, b, _) = uploaded("contributors"), uploaded("literal")
     mean = on(models.build("mlp", (4,), 3, hidden=2).double(), "fedavg")
     w = torch.tensor([1.0, 2.0, 5.0]).double()
-    c = mean.upload(State({n: v[0] for n, v in end.items()}, {}), torch.arange(3), {}, end, w).server
+    c = mean.upload(
+        State({n: v[0] for n, v in end.items()}, {}), torch.arange(3), {}, end, w
+    ).server
     assert_same(a, b)
     assert_same(a, c)
 
 
 def test_flayer_server_averages_contributors_and_keeps_what_nobody_sent():
-    masks = {"fc.bias": torch.tensor([[True, False, False], [True, True, False], [False, True, False]])}
+    masks = {
+        "fc.bias": torch.tensor([[True, False, False], [True, True, False], [False, True, False]])
+    }
     before, a, end = uploaded("contributors", masks)
     x, w = end["fc.bias"], (1.0, 2.0, 5.0)
-    by_hand = torch.stack([(x[0, 0] + 2 * x[1, 0]) / 3, (2 * x[1, 1] + 5 * x[2, 1]) / 7, before["fc.bias"][2]])
+    by_hand = torch.stack(
+        [(x[0, 0] + 2 * x[1, 0]) / 3, (2 * x[1, 1] + 5 * x[2, 1]) / 7, before["fc.bias"][2]]
+    )
     torch.testing.assert_close(a["fc.bias"], by_hand, rtol=1e-14, atol=0)
     _, b, _ = uploaded("literal", masks)
     zeros = torch.stack([(x[0, 0] + 2 * x[1, 0]) / 8, (2 * x[1, 1] + 5 * x[2, 1]) / 8, 0 * x[0, 0]])
@@ -578,19 +674,27 @@ def test_flayer_literal_rule_shrinks_the_base_and_contributors_do_not():
         one = {n: v[:1] for n, v in random_updates(start, method.task.parameters).items()}
         end = start | {n: v.expand(3, *v.shape[1:]) for n, v in one.items()}  # three equal clients
         masks = masks_of(method, {n: (end[n] - start[n]).abs() for n in one})
-        after = method.upload(state, sel, start, end | prefixed("mask.", masks), torch.ones(3)).server
+        after = method.upload(
+            state, sel, start, end | prefixed("mask.", masks), torch.ones(3)
+        ).server
         m, v = masks["conv1.weight"][0], one["conv1.weight"][0]
         expected = v * m if agg == "literal" else torch.where(m, v, start["conv1.weight"][0])
         torch.testing.assert_close(after["conv1.weight"], expected)
         sizes[agg] = float(after["conv1.weight"].abs().mean())
         kept = float(v.abs()[m].mean())
-    assert sizes["literal"] == pytest.approx(0.25 * kept, rel=0.02) and sizes["contributors"] > 1.5 * sizes["literal"]
+    assert (
+        sizes["literal"] == pytest.approx(0.25 * kept, rel=0.02)
+        and sizes["contributors"] > 1.5 * sizes["literal"]
+    )
 
 
 def test_flayer_traffic_counts_what_the_masks_let_through():
     method, data = setup("flayer")
     _, history, *_ = simulate(method, data, workers=1)
-    layers = [sum(method.task.initial[n].numel() for n in v) for v in method.task.layers_by("child").values()]
+    layers = [
+        sum(method.task.initial[n].numel() for n in v)
+        for v in method.task.layers_by("child").values()
+    ]
     kept = sum(math.ceil(max(i / len(layers), 0.1) * n - 1e-9) for i, n in enumerate(layers, 1))
     assert history.upload[1:] == [4 * kept * r for r in (1, 2, 3)]
     assert history.download[1] == 4 * sum(layers)
@@ -628,7 +732,9 @@ def test_flayer_official_trains_the_head_before_it_is_tested():
 
 
 @pytest.mark.parametrize("part", [None, "rates", "masking"])
-def test_flayer_official_trains_heads_that_are_not_mixed(part):  # Fig. 3: else one global model would be served
+def test_flayer_official_trains_heads_that_are_not_mixed(
+    part,
+):  # Fig. 3: else one global model would be served
     args = dict.fromkeys(("mixing", "rates", "masking"), False) | ({part: True} if part else {})
     method, state = rounds("flayer", 1, args=args | {"mode": "official"})
     c = context(method, state)
@@ -657,7 +763,9 @@ def test_flayer_parts_alone(part):  # Fig. 3
         if prefix:
             assert bool(unprefixed(prefix, end)) == (p == part)
     assert ("step" in c.calls[0]) == (part == "rates")
-    assert not all(torch.equal(v, rounds("fedavg", 2)[1].server[n]) for n, v in state.server.items())
+    assert not all(
+        torch.equal(v, rounds("fedavg", 2)[1].server[n]) for n, v in state.server.items()
+    )
 
 
 MIXED = {"fedavg", "ditto", "fedamp"}  # methods whose server sends a head that nothing else adapts
@@ -668,7 +776,9 @@ def test_flayer_around_other_methods(inner):
     args = {"inner": inner}
     method, state = rounds("flayer", 2, args=args)
     plain, other = rounds(inner, 2)
-    extras = {f"flayer.{n}" for n in method.task.parameters if n in method.task.head} | {"flayer.acc"}
+    extras = {f"flayer.{n}" for n in method.task.parameters if n in method.task.head} | {
+        "flayer.acc"
+    }
     assert set(state.clients) - set(other.clients) == (extras if inner in MIXED else set())
     assert state.server.keys() == other.server.keys() and isinstance(method.method, type(plain))
     c = context(method, state, round=2)
@@ -677,11 +787,15 @@ def test_flayer_around_other_methods(inner):
     stepped = [call for call in c.calls if call.get("step") == method.step]
     assert len(stepped) == (2 if inner in ("ditto", "fedrep") else 1)
     masks = unprefixed("mask.", end)
-    assert set(masks) == {n for n in end if n not in state.clients and method.carried(n) and "mask." not in n}
+    assert set(masks) == {
+        n for n in end if n not in state.clients and method.carried(n) and "mask." not in n
+    }
     for i, names in enumerate(method.task.layers_by("child").values(), 1):
         if part := {n: m for n, m in masks.items() if method.carried(n) in names}:
             m = flat(part)
-            assert (m.sum(1) == max(math.ceil(i * m.shape[1] / 7), math.ceil(m.shape[1] / 10))).all()
+            assert (
+                m.sum(1) == max(math.ceil(i * m.shape[1] / 7), math.ceil(m.shape[1] / 10))
+            ).all()
     assert all(v.shape[0] == 4 for v in method.personal(state, c).values())
 
 
@@ -703,10 +817,14 @@ def test_flayer_gives_new_clients_a_beginning(inner):
             method.adopt(state, 2)
         return
     new = method.adopt(copy.deepcopy(state), 2)
-    assert new.clients.keys() == state.clients.keys() and all(len(v) == 2 for v in new.clients.values())
+    assert new.clients.keys() == state.clients.keys() and all(
+        len(v) == 2 for v in new.clients.values()
+    )
     p = method.begin(new, torch.arange(2))
     for n, v in new.server.items():
-        assert torch.equal(p[n][0], v) or not v.is_floating_point(), "A = 0: the global model as it is"
+        assert torch.equal(p[n][0], v) or not v.is_floating_point(), (
+            "A = 0: the global model as it is"
+        )
 
 
 @pytest.mark.parametrize(
@@ -731,5 +849,7 @@ def test_flayer_gives_new_clients_a_beginning(inner):
     ],
 )
 def test_illegal_values_are_refused_before_training(name, bad):
-    with pytest.raises(ValueError, match=next(iter(bad)) if "inner_args" not in bad else "nonsense"):
+    with pytest.raises(
+        ValueError, match=next(iter(bad)) if "inner_args" not in bad else "nonsense"
+    ):
         setup(name, args=bad)

@@ -60,7 +60,9 @@ def scattered(method, seed=0, spread=0.1):
     """A state in which every client has a model of its own and the server knows it."""
     state, g = method.init(), torch.Generator().manual_seed(seed)
     for n in method.task.parameters:
-        own_models = state.clients[n] + spread * torch.randn(state.clients[n].shape, generator=g, dtype=torch.float64)
+        own_models = state.clients[n] + spread * torch.randn(
+            state.clients[n].shape, generator=g, dtype=torch.float64
+        )
         state.clients[n] = own_models
         state.extra["models"][n] = own_models.clone()
     state.extra["known"][:] = True
@@ -90,7 +92,13 @@ def test_a_default_mixes(name):
 
 BAD = {
     "fedfomo": [dict(neighbours=-1), dict(fallback="none"), dict(affinity="share")],
-    "cfl": [dict(linkage="average"), dict(weighting="n"), dict(warmup=2.0), dict(min_size=0), dict(still=2.0)],
+    "cfl": [
+        dict(linkage="average"),
+        dict(weighting="n"),
+        dict(warmup=2.0),
+        dict(min_size=0),
+        dict(still=2.0),
+    ],
     "fedamp": [dict(rho=-1.0), dict(rho=100.0), dict(start="u"), dict(share=1.5), dict(sigma=0.0)],
     "heurfedamp": [dict(zeta=1.5), dict(similarity="l2"), dict(start="u")],
     "apple": [dict(schedule="linear"), dict(span=2.0), dict(dr_lr=-1.0)],
@@ -114,8 +122,13 @@ def test_fedfomo_needs_held_out_samples():
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_fedfomo_mixes_by_the_formula(buffers):
     method, data = setup("fedfomo", buffers=buffers, args=dict(neighbours=2, explore=0.0))
-    state, _ = rounds("fedfomo", n=2, buffers=buffers, args=dict(neighbours=2, explore=0.0))[1], None
-    state.extra["affinity"] = torch.tensor([[1, 5, 2, 9], [7, 1, 3, 2], [1, 2, 3, 4], [4, 3, 2, 1]]).double()
+    state, _ = (
+        rounds("fedfomo", n=2, buffers=buffers, args=dict(neighbours=2, explore=0.0))[1],
+        None,
+    )
+    state.extra["affinity"] = torch.tensor(
+        [[1, 5, 2, 9], [7, 1, 3, 2], [1, 2, 3, 4], [4, 3, 2, 1]]
+    ).double()
     before = {n: v.clone() for n, v in state.clients.items()}
     models, affinity = own(state.extra["models"]), state.extra["affinity"].clone()
     _, end = one_round(method, data, state, train=False)
@@ -128,11 +141,18 @@ def test_fedfomo_mixes_by_the_formula(buffers):
     mixed_something = False
     for k in range(4):
         b = {n: before["base." + n][k] for n in t.names}
-        near = {k: {n: before[n][k] for n in t.names}} | {j: {n: models[n][j] for n in t.names} for j in asked[k]}
-        norm = {j: math.sqrt(sum(float((u[n] - b[n]).square().sum()) for n in t.parameters)) for j, u in near.items()}
+        near = {k: {n: before[n][k] for n in t.names}} | {
+            j: {n: models[n][j] for n in t.names} for j in asked[k]
+        }
+        norm = {
+            j: math.sqrt(sum(float((u[n] - b[n]).square().sum()) for n in t.parameters))
+            for j, u in near.items()
+        }
         omega = {j: float(loss(k, b) - loss(k, u)) / (norm[j] + 1e-5) for j, u in near.items()}
         for j in range(4):
-            assert state.extra["affinity"][k, j] - affinity[k, j] == pytest.approx(omega.get(j, 0), abs=1e-12)
+            assert state.extra["affinity"][k, j] - affinity[k, j] == pytest.approx(
+                omega.get(j, 0), abs=1e-12
+            )
         plus = {j: max(v, 0) for j, v in omega.items()}
         total = sum(plus.values())
         weight = {j: v / total for j, v in plus.items()} if total else {k: 1.0}
@@ -157,10 +177,18 @@ def test_fedfomo_goes_on_from_its_own_or_its_first_model():
         state, _ = one_round(method, data, method.init())
         for models in (state.clients, state.extra["models"]):
             models["fc.weight"] *= -100  # what was trained is made useless
-        kept, affinity = {n: v.clone() for n, v in state.clients.items()}, state.extra["affinity"].clone()
+        kept, affinity = (
+            {n: v.clone() for n, v in state.clients.items()},
+            state.extra["affinity"].clone(),
+        )
         _, end = one_round(method, data, state, train=False)
         unhelped = (state.extra["affinity"] < affinity).all(1)
-        assert unhelped.tolist() == [True, True, True, False]  # the last one's single sample happens to fit
+        assert unhelped.tolist() == [
+            True,
+            True,
+            True,
+            False,
+        ]  # the last one's single sample happens to fit
         want = kept if fallback == "trained" else unprefixed("base.", kept)
         for n in method.task.parameters:
             assert torch.equal(end[n][unhelped], want[n][unhelped]), n
@@ -188,7 +216,9 @@ def test_apples_momentum_acts_on_cores_and_relations():
         method, data, state = apple(mu=0.0, dr_lr=0.03, core_lr=0.4)
         begin = {n: v.clone() for n, v in state.clients.items()}
         _, second = one_round(under(method, momentum=momentum, steps=2), data, state)
-        ends[momentum] = {n: (first[n] - begin[n], second[n] - begin[n]) for n in ("dr", "core.fc.weight")}
+        ends[momentum] = {
+            n: (first[n] - begin[n], second[n] - begin[n]) for n in ("dr", "core.fc.weight")
+        }
     for n, (one, two) in ends[0.0].items():
         torch.testing.assert_close(ends[0.9][n][0], one)
         torch.testing.assert_close(ends[0.9][n][1] - two, 0.9 * one, rtol=1e-9, atol=1e-12)
@@ -205,7 +235,9 @@ def test_fedfomo_keeps_a_model_that_all_share():
 
 
 def test_fedfomo_asks_known_others_and_explores_less_with_time():
-    method, data = setup("fedfomo", data=client_data(sizes=[6] * 12), args=dict(neighbours=3, explore=0.5))
+    method, data = setup(
+        "fedfomo", data=client_data(sizes=[6] * 12), args=dict(neighbours=3, explore=0.5)
+    )
     state = method.init()
     assert method.candidates(state, torch.arange(12))[0].shape == (12, 0)
     state.extra["known"][:5] = True
@@ -262,10 +294,14 @@ def same_parts(a, b):
 @pytest.mark.parametrize("seed", range(20))
 def test_bipartition(seed):
     s = similarities(6, seed)
-    splits = [torch.tensor([i >> j & 1 for j in range(6)], dtype=torch.bool) for i in range(1, 2**5)]
+    splits = [
+        torch.tensor([i >> j & 1 for j in range(6)], dtype=torch.bool) for i in range(1, 2**5)
+    ]
     best = min(crossing(s, p) for p in splits)
     assert crossing(s, bipartition(s, "single")) == pytest.approx(best)
-    theirs = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict((1 - s).numpy())
+    theirs = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(
+        (1 - s).numpy()
+    )
     assert same_parts(bipartition(s, "complete").numpy(), theirs == 1)
 
 
@@ -310,7 +346,11 @@ def test_cfl_splits_again_and_keeps_ids():
             assert before[i] == before[j] or after[i] != after[j]  # parts of a part, never merged
             if after[i] == after[j]:
                 assert all(torch.equal(v[i], v[j]) for v in state.extra["models"].values())
-    assert all((labels(state)[i] == labels(state)[j]) == (finest[i] == finest[j]) for i in range(12) for j in range(12))
+    assert all(
+        (labels(state)[i] == labels(state)[j]) == (finest[i] == finest[j])
+        for i in range(12)
+        for j in range(12)
+    )
     moved = state.extra["models"]["fc.weight"][:, 0, 0] - method.task.initial["fc.weight"][0, 0]
     torch.testing.assert_close(moved, sum(ways))
     assert torch.equal(method.weights(state)["all"], (group[:, None] == group).double() / 3)
@@ -320,11 +360,15 @@ def test_cfl_splits_again_and_keeps_ids():
 def test_cfl_averages_inside_clusters(weighting):
     method, data, state = cfl(weighting=weighting)
     state.extra["cluster"] = torch.tensor([0, 1, 0, 1])
-    state = push(method, data, state, torch.tensor([0, 2, 3]), torch.tensor([[1.0], [4.0], [5.0]]).double())
+    state = push(
+        method, data, state, torch.tensor([0, 2, 3]), torch.tensor([[1.0], [4.0], [5.0]]).double()
+    )
     assert labels(state) == [0, 1, 0, 1]  # two members are too few to split
     both = (13 * 1 + 18 * 4) / 31 if weighting == "samples" else 2.5
     moved = state.extra["models"]["fc.weight"][:, 0, 0] - method.task.initial["fc.weight"][0, 0]
-    torch.testing.assert_close(moved, torch.tensor([both, 5, both, 5]).double())  # client 1, idle, gets its cluster's
+    torch.testing.assert_close(
+        moved, torch.tensor([both, 5, both, 5]).double()
+    )  # client 1, idle, gets its cluster's
     state.extra["cluster"] = torch.tensor([0, 0, 1, 1])
     idle = state.extra["models"]["fc.weight"][2:].clone()
     state = push(method, data, state, torch.tensor([0]), torch.tensor([[1.0]]).double())
@@ -339,7 +383,11 @@ def test_cfl_splits_only_what_it_may():
     ]:  # fmt: skip
         method, data, state = cfl(**args)
         state = push(method, data, state, EVERYONE, opposite)
-        assert labels(state) == ([0, 0, 1, 1] if splits else [0] * 4) or labels(state) == [1, 1, 0, 0] and splits, args
+        assert (
+            labels(state) == ([0, 0, 1, 1] if splits else [0] * 4)
+            or labels(state) == [1, 1, 0, 0]
+            and splits
+        ), args
     method, data, state = cfl()
     state = push(method, data, state, EVERYONE[:3], opposite[:3])  # one member did not take part
     assert labels(state) == [0] * 4
@@ -351,10 +399,14 @@ def test_cfl_splits_only_what_it_may():
 
 def test_cfl_splits_a_cluster_that_stands_still_and_not_one_whose_updates_are_orthogonal():
     method, data, state = cfl(data=client_data(sizes=[4] * 8))
-    state = push(method, data, state, torch.arange(8), torch.eye(8).double())  # the mean is a third as long as each
+    state = push(
+        method, data, state, torch.arange(8), torch.eye(8).double()
+    )  # the mean is a third as long as each
     assert labels(state) == [0] * 8 and state.extra["fastest"] == pytest.approx(1 / math.sqrt(8))
     halves = torch.tensor([1.0] * 4 + [-1.0] * 4).double()[:, None]
-    state = push(method, data, state, torch.arange(8), halves + 0.2)  # more than half as fast as at first
+    state = push(
+        method, data, state, torch.arange(8), halves + 0.2
+    )  # more than half as fast as at first
     assert labels(state) == [0] * 8
     state = push(method, data, state, torch.arange(8), halves + 0.1)
     assert labels(state) in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
@@ -383,8 +435,12 @@ def test_cfl_of_one_client_is_local():  # R15
 def test_cfl_finds_clients_that_disagree_on_labels():
     data = client_data(sizes=[24] * 6, seed=3)
     for k in (1, 2, 5):  # the same pictures, other names
-        data.y[torch.as_tensor(data.index["train"][k])] = (data.y[torch.as_tensor(data.index["train"][k])] + 1) % 3
-    method, data = setup("cfl", bn=False, data=data, lr=0.2, rounds=10, epochs=2, args=dict(warmup=0.3))
+        data.y[torch.as_tensor(data.index["train"][k])] = (
+            data.y[torch.as_tensor(data.index["train"][k])] + 1
+        ) % 3
+    method, data = setup(
+        "cfl", bn=False, data=data, lr=0.2, rounds=10, epochs=2, args=dict(warmup=0.3)
+    )
     state = method.init()
     for _ in range(40):  # until all of them stand still
         state, _ = one_round(method, data, state, torch.arange(6))
@@ -404,54 +460,76 @@ def amp(name, **args):
 
 @pytest.mark.parametrize("args", [dict(), dict(scale=0.1, share=1.0), dict(sigma=20.0, alpha=3.0)])
 def test_fedamp_attention(args):
-    method, _, _, state = amp("fedamp", **args)
+    method, _, state = amp("fedamp", **args)
     x = flat(state.extra["models"])
     d = ((x[:, None] - x) ** 2).sum(-1)
-    sigma = args.get("sigma", args.get("scale", 1.0) * float(d[torch.ones(4, 4).triu(1) > 0].median()))
+    sigma = args.get(
+        "sigma", args.get("scale", 1.0) * float(d[torch.ones(4, 4).triu(1) > 0].median())
+    )
     alpha = args.get("alpha", args.get("share", 0.5) * sigma / 3)
     xi = method.weights(state)["all"]
     for i, j in itertools.permutations(range(4), 2):
-        assert xi[i, j] == pytest.approx(alpha * math.exp(-float(d[i, j]) / sigma) / sigma, rel=1e-9)
+        assert xi[i, j] == pytest.approx(
+            alpha * math.exp(-float(d[i, j]) / sigma) / sigma, rel=1e-9
+        )
     torch.testing.assert_close(xi.sum(1), torch.ones(4).double())
     torch.testing.assert_close(xi, xi.T)
     assert (xi.diagonal() >= 0).all()
     cloud = unprefixed("cloud.", method.download(state, EVERYONE))
-    assert_same({n: v.sum(0) for n, v in cloud.items()}, {n: v.sum(0) for n, v in state.extra["models"].items()}, False)
+    assert_same(
+        {n: v.sum(0) for n, v in cloud.items()},
+        {n: v.sum(0) for n, v in state.extra["models"].items()},
+        False,
+    )
     torch.testing.assert_close(flat(cloud), xi @ x)
 
 
 def test_fedamp_extremes():
-    method, _, _, state = amp("fedamp", sigma=1e-3)
+    method, _, state = amp("fedamp", sigma=1e-3)
     assert torch.equal(method.weights(state)["all"], torch.eye(4).double())
-    assert_same(unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"])  # u = w
-    method, _, _, state = amp("fedamp", sigma=1e6, alpha=1e7)  # alpha (K - 1) > sigma
+    assert_same(
+        unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"]
+    )  # u = w
+    method, _, state = amp("fedamp", sigma=1e6, alpha=1e7)  # alpha (K - 1) > sigma
     xi = method.weights(state)["all"]
     assert (xi >= 0).all() and torch.allclose(xi.sum(1), torch.ones(4).double())
-    method, _, _ = setup("fedamp")
+    method, _ = setup("fedamp")
     state = method.init()
     state.extra["known"][:] = True  # all models equal
-    assert_same(unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"], exact=False)
+    assert_same(
+        unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"], exact=False
+    )
 
 
 @pytest.mark.parametrize("sigma, similarity", [(10.0, "delta"), (1.0, "params"), (0.0, "delta")])
 def test_heurfedamp_attention(sigma, similarity):
-    method, _, _, state = amp("heurfedamp", sigma=sigma, similarity=similarity, zeta=0.3)
+    method, _, state = amp("heurfedamp", sigma=sigma, similarity=similarity, zeta=0.3)
     x = flat(state.extra["models"]) - (
-        flat(expand(select(method.task.initial, method.task.parameters), 4)) if similarity == "delta" else 0
+        flat(expand(select(method.task.initial, method.task.parameters), 4))
+        if similarity == "delta"
+        else 0
     )
     xi = method.weights(state)["all"]
     for i in range(4):
-        e = {j: math.exp(sigma * float(F.cosine_similarity(x[i], x[j], dim=0))) for j in range(4) if j != i}
+        e = {
+            j: math.exp(sigma * float(F.cosine_similarity(x[i], x[j], dim=0)))
+            for j in range(4)
+            if j != i
+        }
         assert xi[i, i] == pytest.approx(0.3, abs=1e-15)
         for j, v in e.items():
             assert xi[i, j] == pytest.approx(0.7 * v / sum(e.values()), rel=1e-9)
 
 
 def test_heurfedamp_extremes():
-    method, _, _, state = amp("heurfedamp", zeta=1.0)
-    assert_same(unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"])  # u = w
-    method, _, _, state = amp("heurfedamp")
-    assert torch.allclose(method.weights(state)["all"].diagonal(), torch.tensor(0.25).double(), atol=1e-15)
+    method, _, state = amp("heurfedamp", zeta=1.0)
+    assert_same(
+        unprefixed("cloud.", method.download(state, EVERYONE)), state.extra["models"]
+    )  # u = w
+    method, _, state = amp("heurfedamp")
+    assert torch.allclose(
+        method.weights(state)["all"].diagonal(), torch.tensor(0.25).double(), atol=1e-15
+    )
     for n, v in state.extra["models"].items():
         v[:] = method.task.initial[n]  # no cosine is defined
     torch.testing.assert_close(method.weights(state)["all"], torch.full((4, 4), 0.25).double())
@@ -459,14 +537,18 @@ def test_heurfedamp_extremes():
 
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
 def test_attention_is_paid_to_whom_the_server_knows(name):
-    method, _, _, state = amp(name)
+    method, _, state = amp(name)
     state.extra["known"][:] = torch.tensor([False, True, False, True])
     xi = method.weights(state)["all"]
     seen = state.extra["known"] | torch.eye(4, dtype=torch.bool)
     assert torch.equal(xi > 0, seen) and torch.allclose(xi.sum(1), torch.ones(4).double())
     state.extra["known"][:] = torch.tensor([False, True, False, False])
     xi = method.weights(state)["all"]
-    assert xi[1].tolist() == [0, 1, 0, 0] and xi[0, 1] > 0 and torch.allclose(xi.sum(1), torch.ones(4).double())
+    assert (
+        xi[1].tolist() == [0, 1, 0, 0]
+        and xi[0, 1] > 0
+        and torch.allclose(xi.sum(1), torch.ones(4).double())
+    )
     state.extra["known"][:] = False
     assert torch.equal(method.weights(state)["all"], torch.eye(4).double())
 
@@ -487,13 +569,17 @@ def test_amp_without_its_pull_is_local(name):  # R9
 def test_amp_takes_the_steps_of_the_formula(name, begin):
     method, data = setup(name, bn=False, steps=2, epochs=0, args=dict(rho=3.0, start=begin))
     state = scattered(method)
-    cloud = {n: v.clone() for n, v in unprefixed("cloud.", method.download(state, EVERYONE)).items()}
+    cloud = {
+        n: v.clone() for n, v in unprefixed("cloud.", method.download(state, EVERYONE)).items()
+    }
     w = own(select(state.clients, method.task.parameters) if begin == "own" else cloud)
     for k in range(4):
         for idx in data.plan(k, 1, batch=CONFIG.batch, steps=2)[:, 0]:
             p = {n: v[k].clone().requires_grad_() for n, v in w.items()}
             x, y = data.batch(torch.as_tensor(idx))
-            grads = torch.autograd.grad(F.cross_entropy(method.task.apply(p, x), y), list(p.values()))
+            grads = torch.autograd.grad(
+                F.cross_entropy(method.task.apply(p, x), y), list(p.values())
+            )
             for n, g in zip(p, grads, strict=True):
                 w[n][k] -= CONFIG.lr * (g + 3.0 * (w[n][k] - cloud[n][k]))
     state, end = one_round(method, data, state)
@@ -526,18 +612,28 @@ def test_apple_takes_the_steps_of_the_formula():
         for idx in data.plan(k, 0, batch=CONFIG.batch, steps=3)[:, 0]:
             w = sum(p[k, j] * (core if j == k else old)[j] for j in range(4))
             leaf = w.clone().requires_grad_()
-            model = {n: v.reshape(s) for n, v, s in zip(names, leaf.split(sizes), shapes, strict=True)}
+            model = {
+                n: v.reshape(s) for n, v, s in zip(names, leaf.split(sizes), shapes, strict=True)
+            }
             x, y = data.batch(torch.as_tensor(idx))
             (grad,) = torch.autograd.grad(F.cross_entropy(t.apply(model, x), y), leaf)
-            step = torch.stack([grad @ (core if j == k else old)[j] for j in range(4)]) + 2.0 * (p[k] - p0)
+            step = torch.stack([grad @ (core if j == k else old)[j] for j in range(4)]) + 2.0 * (
+                p[k] - p0
+            )
             core[k] -= 0.4 * p[k, k] * grad
             p[k] -= 0.03 * step
     state, end = one_round(method, data, state)
-    torch.testing.assert_close(flat(unprefixed("core.", state.clients)), core, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        flat(unprefixed("core.", state.clients)), core, rtol=1e-9, atol=1e-11
+    )
     torch.testing.assert_close(state.clients["dr"], p, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(flat(state.extra["cores"]), core, rtol=1e-9, atol=1e-11)
-    served = torch.stack([sum(p[k, j] * (core if j == k else old)[j] for j in range(4)) for k in range(4)])
-    torch.testing.assert_close(flat(select(method.serve(end), names)), served, rtol=1e-9, atol=1e-11)
+    served = torch.stack(
+        [sum(p[k, j] * (core if j == k else old)[j] for j in range(4)) for k in range(4)]
+    )
+    torch.testing.assert_close(
+        flat(select(method.serve(end), names)), served, rtol=1e-9, atol=1e-11
+    )
     begun = method.serve(method.begin(state, EVERYONE))  # next round: everybody's new core
     torch.testing.assert_close(flat(select(begun, names)), p @ core, rtol=1e-9, atol=1e-11)
 
@@ -549,13 +645,17 @@ def test_apple_of_its_own_core_alone_is_local():  # R13
     for _ in range(3):
         state, _ = one_round(method, data, state)
     _, local = rounds("local", n=3)
-    assert_same(unprefixed("core.", state.clients), select(local.clients, method.task.parameters), exact=False)
+    assert_same(
+        unprefixed("core.", state.clients),
+        select(local.clients, method.task.parameters),
+        exact=False,
+    )
     assert_same(method.serve(method.begin(state, EVERYONE)), local.clients, exact=False)
 
 
 @pytest.mark.parametrize("schedule", ["exp", "cos"])
 def test_apple_pull_ends(schedule):
-    method, _, _ = setup("apple", rounds=50, args=dict(schedule=schedule, span=0.2))
+    method, _ = setup("apple", rounds=50, args=dict(schedule=schedule, span=0.2))
     pulls = [method.decay(r) for r in range(50)]
     assert pulls[0] == 1 and pulls[:11] == sorted(pulls[:11], reverse=True) and not any(pulls[10:])
     assert pulls[5] == pytest.approx(0.001**0.5 if schedule == "exp" else 0.5)

@@ -151,7 +151,12 @@ def test_resnets_are_torchvisions(name):
 
 def test_resnet18_layers():
     model = build("resnet18", RGB, 10)
-    assert [len(layers(model, by)) for by in ("module", "child", "tensor", "block")] == [41, 7, 62, 10]
+    assert [len(layers(model, by)) for by in ("module", "child", "tensor", "block")] == [
+        41,
+        7,
+        62,
+        10,
+    ]
     assert sizes(model, "child") == {
         "conv1": 9408,
         "bn1": 128,
@@ -161,9 +166,15 @@ def test_resnet18_layers():
         "layer4": 8_393_728,
         "fc": 5130,
     }
-    assert len(models.bn(model)) == 20 * 5 and "layer2.0.downsample.1.running_mean" in models.bn(model)
-    assert models.buffers(model) == [n for n in models.bn(model) if n.split(".")[-1] not in ("weight", "bias")]
-    statistics = [f"layer4.1.bn2.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")]
+    assert len(models.bn(model)) == 20 * 5 and "layer2.0.downsample.1.running_mean" in models.bn(
+        model
+    )
+    assert models.buffers(model) == [
+        n for n in models.bn(model) if n.split(".")[-1] not in ("weight", "bias")
+    ]
+    statistics = [
+        f"layer4.1.bn2.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+    ]
     flayer = ["layer4.1.bn2.weight", "layer4.1.bn2.bias", "fc.weight", "fc.bias"]
     assert head(model, 4, by="tensor") == head(model, 2, by="module") == flayer + statistics
     assert head(model, 3, by="module") == ["layer4.1.conv2.weight", *flayer, *statistics]
@@ -189,7 +200,19 @@ def test_resnet34_heads_by_depth():
 
 def test_mobilenet_blocks():
     model = build("mobilenet", RGB, 10)
-    expected = [928, 2528, 9152, 18_048, 34_688, 68_864, 134_912, *[268_800] * 3, 531_968, 1_061_888, 10_250]
+    expected = [
+        928,
+        2528,
+        9152,
+        18_048,
+        34_688,
+        68_864,
+        134_912,
+        *[268_800] * 3,
+        531_968,
+        1_061_888,
+        10_250,
+    ]
     assert list(sizes(model, "block").values()) == expected
     assert list(sizes(model, "block")) == ["stem", *(f"block{i}" for i in range(1, 12)), "fc"]
     assert list(sizes(build("mobilenet", RGB, 10, blocks=13), "block").values())[-8:] == [
@@ -223,7 +246,15 @@ def test_layers_of_the_small_networks():
         "bn2.bias",
     ]
     assert len(layers(build("lenet", RGB, 10))) == 5
-    assert list(layers(build("lenet", RGB, 10, bn=True))) == ["conv1", "bn1", "conv2", "bn2", "fc1", "fc2", "fc"]
+    assert list(layers(build("lenet", RGB, 10, bn=True))) == [
+        "conv1",
+        "bn1",
+        "conv2",
+        "bn2",
+        "fc1",
+        "fc2",
+        "fc",
+    ]
     assert list(sizes(build("lenet4", (1, 105, 105), 55), "block").values())[:6] == [
         416,
         12_832,
@@ -240,7 +271,9 @@ def test_layers_of_the_small_networks():
 def test_layers_hold_every_parameter_once_and_heads_grow(name, options, by):
     model = small(name, options)
     parts = layers(model, by)
-    assert [n for names in parts.values() for n in names] == [n for n, _ in model.named_parameters()]
+    assert [n for names in parts.values() for n in names] == [
+        n for n, _ in model.named_parameters()
+    ]
     assert head(model, 0, by) == []
     assert set(head(model, len(parts), by)) == set(model.state_dict())
     for depth in range(1, len(parts) + 1):
@@ -286,7 +319,9 @@ def loss(model, weights, stats, x, y):
 
 
 def linear_based(depth):
-    return lambda seed: linear_base(small("resnet18", {"width": 1 / 16, "stem": "cifar"}, seed), depth, GRAY, seed)
+    return lambda seed: linear_base(
+        small("resnet18", {"width": 1 / 16, "stem": "cifar"}, seed), depth, GRAY, seed
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +338,10 @@ def test_stacked_training_equals_each_client_alone(name, make):
         n: torch.stack([dict(m.named_parameters())[n].detach() for m in clients])
         for n, _ in clients[0].named_parameters()
     }
-    stats = {n: torch.stack([dict(m.named_buffers())[n] for m in clients]) for n, _ in clients[0].named_buffers()}
+    stats = {
+        n: torch.stack([dict(m.named_buffers())[n] for m in clients])
+        for n, _ in clients[0].named_buffers()
+    }
     x = torch.stack([inputs(name, 6, seed=i) for i in range(3)])
     y = torch.arange(18).reshape(3, 6) % 5
     model = make(9).train()
@@ -319,7 +357,9 @@ def test_stacked_training_equals_each_client_alone(name, make):
             torch.testing.assert_close(gradient[n][i], p.grad, rtol=1e-8, atol=1e-12)
         for n, b in m.named_buffers():
             torch.testing.assert_close(moved[n][i], b, rtol=1e-9, atol=1e-12)
-            assert not torch.equal(moved[n][i], stats[n][i])  # BatchNorm did advance, and not in the caller's tensors
+            assert not torch.equal(
+                moved[n][i], stats[n][i]
+            )  # BatchNorm did advance, and not in the caller's tensors
 
 
 def test_tokens_of_any_integer_type_and_padding():
@@ -328,7 +368,9 @@ def test_tokens_of_any_integer_type_and_padding():
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
         assert torch.equal(model(x.to(dtype)), model(x))
     e = model.embedding.weight
-    torch.testing.assert_close(model.features(x)[0], model.fc1((e[3] + e[4]) / 6))  # padding counts in the mean
+    torch.testing.assert_close(
+        model.features(x)[0], model.fc1((e[3] + e[4]) / 6)
+    )  # padding counts in the mean
     model(x).sum().backward()
     assert not e[0].any() and not e.grad[0].any() and e.grad[3].any()
     with pytest.raises(TypeError, match="tokens must be integers, got torch.float32"):
@@ -338,7 +380,9 @@ def test_tokens_of_any_integer_type_and_padding():
 # FedPer's linear base
 
 
-@pytest.mark.parametrize(("name", "options", "base"), [("mobilenet", {}, 3_146_752), ("resnet34", {}, 1_573_376)])
+@pytest.mark.parametrize(
+    ("name", "options", "base"), [("mobilenet", {}, 3_146_752), ("resnet34", {}, 1_573_376)]
+)
 def test_linear_base_of_the_paper(name, options, base):
     model = build(name, RGB, 100, **options)
     flat = linear_base(model, 1, RGB)
@@ -351,14 +395,20 @@ def test_linear_base_of_the_paper(name, options, base):
     last = list(layers(model, "block"))[-2]
     assert list(layers(two, "block")) == ["base", last, "fc"]
     state = two.state_dict()
-    assert all(torch.equal(v, state[n]) for n, v in model.state_dict().items() if n in head(model, 2))
+    assert all(
+        torch.equal(v, state[n]) for n, v in model.state_dict().items() if n in head(model, 2)
+    )
     # The input of the last block: 1024 x 2 x 2 (stem stride 1), 512 x 1 x 1 (ImageNet stem).
     assert two.base.shape == ((1024, 2, 2) if name == "mobilenet" else (512, 1, 1))
 
 
 @pytest.mark.parametrize("name", ["cnn_bn", "lenet", "mlp", "mobilenet", "resnet18"])
 def test_linear_base_of_any_depth(name):
-    model = build(name, GRAY, 5, **({"width": 1 / 16} if "net" in name and name != "lenet" else {})).double().eval()
+    model = (
+        build(name, GRAY, 5, **({"width": 1 / 16} if "net" in name and name != "lenet" else {}))
+        .double()
+        .eval()
+    )
     x = inputs(name, 2)
     units = list(layers(model, "block"))
     outputs = model.activations(x)
@@ -371,7 +421,11 @@ def test_linear_base_of_any_depth(name):
         assert torch.equal(flat(x), model(x))
     before = torch.random.get_rng_state()
     a, b, c = (linear_base(model, 1, GRAY, seed=s).base.weight for s in (0, 0, 1))
-    assert torch.equal(a, b) and not torch.equal(a, c) and torch.equal(before, torch.random.get_rng_state())
+    assert (
+        torch.equal(a, b)
+        and not torch.equal(a, c)
+        and torch.equal(before, torch.random.get_rng_state())
+    )
     assert model.fc.weight.data_ptr() != linear_base(model, 1, GRAY).fc.weight.data_ptr()
 
 
@@ -384,7 +438,9 @@ class Own(nn.Module):
     def __init__(self, input_shape, classes, hidden=6):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
-        self.blocks = nn.Sequential(nn.Linear(input_shape[0], hidden), nn.BatchNorm1d(hidden), nn.Tanh())
+        self.blocks = nn.Sequential(
+            nn.Linear(input_shape[0], hidden), nn.BatchNorm1d(hidden), nn.Tanh()
+        )
         self.norm = nn.LayerNorm(hidden)
         self.fc = nn.Linear(hidden, classes)
 
@@ -422,12 +478,19 @@ def test_own_units_and_a_bare_batchnorm():
     class Units(nn.Module):
         def __init__(self):
             super().__init__()
-            self.scale, self.norm, self.fc = nn.Parameter(torch.ones(1)), nn.BatchNorm1d(2), nn.Linear(2, 2)
+            self.scale, self.norm, self.fc = (
+                nn.Parameter(torch.ones(1)),
+                nn.BatchNorm1d(2),
+                nn.Linear(2, 2),
+            )
 
         def blocks(self):
             return {"body": ["scale", "norm"], "last": ["fc"]}
 
-    assert layers(Units(), "block") == {"body": ["scale", "norm.weight", "norm.bias"], "last": ["fc.weight", "fc.bias"]}
+    assert layers(Units(), "block") == {
+        "body": ["scale", "norm.weight", "norm.bias"],
+        "last": ["fc.weight", "fc.bias"],
+    }
     assert "norm.running_var" in head(Units(), 2) and "norm.running_var" not in head(Units(), 1)
     model = Units()
     model.extra = nn.Linear(1, 1)
@@ -444,21 +507,37 @@ def test_own_units_and_a_bare_batchnorm():
     ("args", "options", "message"),
     [
         (("lenett", RGB, 10), {}, "model 'lenett' is unknown; did you mean 'lenet'"),
-        (("lenet", RGB, 10), {"kernel": 3}, "option of model 'lenet': 'kernel' is unknown; did you mean 'kernels'"),
+        (
+            ("lenet", RGB, 10),
+            {"kernel": 3},
+            "option of model 'lenet': 'kernel' is unknown; did you mean 'kernels'",
+        ),
         (("lenet", (3, 12, 32), 10), {}, r"lenet needs 16x16 pixels or more, got \(3, 12, 32\)"),
         (("cnn", (3, 8, 8), 10), {}, "cnn needs 16x16 pixels or more"),
         (("lenet4", RGB, 10), {"kernel": 5}, "lenet4 needs 76x76 pixels or more"),
         (("lenet4", RGB, 10), {"kernel": 4}, r"lenet4\(kernel=4\): allowed is 5 .*, 3 .*, or None"),
         (("cnn", (200,), 10), {}, r"cnn takes \(channels, height, width\), got \(200,\)"),
-        (("cnn", (8, 8), 10), {}, r"got \(8, 8\); give float images of one channel as x\[:, None\]"),
+        (
+            ("cnn", (8, 8), 10),
+            {},
+            r"got \(8, 8\); give float images of one channel as x\[:, None\]",
+        ),
         (("resnet18", (200,), 10), {}, "resnet18 takes"),
         (("fasttext", RGB, 4), {}, r"fasttext takes texts.*got \(3, 32, 32\)"),
         (("cnn", (0, 32, 32), 10), {}, "must be positive"),
         (("cnn", RGB, 0), {}, "must be positive"),
-        (("resnet34", RGB, 10), {"stem": "tiny"}, r"resnet34\(stem='tiny'\): allowed is imagenet or cifar"),
+        (
+            ("resnet34", RGB, 10),
+            {"stem": "tiny"},
+            r"resnet34\(stem='tiny'\): allowed is imagenet or cifar",
+        ),
         (("resnet34", RGB, 10), {"width": 0}, r"resnet34\(width=0\): allowed is a number > 0"),
         (("cnn", RGB, 10), {"width": -1.0}, r"cnn\(width=-1.0\): allowed is a number > 0"),
-        (("mobilenet", RGB, 10), {"blocks": 7}, r"mobilenet\(blocks=7\): allowed is an integer >= 8"),
+        (
+            ("mobilenet", RGB, 10),
+            {"blocks": 7},
+            r"mobilenet\(blocks=7\): allowed is an integer >= 8",
+        ),
         (("mlp", GRAY, 10), {"hidden": 0}, r"mlp\(hidden=0\): allowed is an integer >= 1"),
         (("lenet", RGB, 10), {"kernels": 0}, r"lenet\(kernels=0\): allowed is an integer >= 1"),
         (("fasttext", (20,), 4), {"vocab": 0}, r"fasttext\(vocab=0\): allowed is an integer >= 1"),
@@ -491,13 +570,19 @@ def test_other_errors(registry):
         build("none", GRAY, 2)
     tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2))
     tied[2].weight = tied[0].weight
-    ends = {"Conv2d": nn.Conv2d(1, 2, 3), "LayerNorm": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))}
+    ends = {
+        "Conv2d": nn.Conv2d(1, 2, 3),
+        "LayerNorm": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)),
+    }
     for kind, other in (ends | {"Sequential": nn.Sequential(nn.ReLU()), "of Linear": tied}).items():
-        with pytest.raises(ValueError, match=f"whose last layer is an nn.Linear that gives the scores.*{kind}"):
+        with pytest.raises(
+            ValueError, match=f"whose last layer is an nn.Linear that gives the scores.*{kind}"
+        ):
             models.features(other, torch.zeros(1, 2))
     for last in (nn.LogSoftmax(1), nn.Unflatten(1, (1, 2))):
         with pytest.raises(
-            ValueError, match="Sequential are not the output of its last nn.Linear '0'; let its forward"
+            ValueError,
+            match="Sequential are not the output of its last nn.Linear '0'; let its forward",
         ):
             models.features(nn.Sequential(nn.Linear(2, 2), last), torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"a Net ends in an nn.Linear named fc, got \['a'\]"):
@@ -533,7 +618,9 @@ def test_the_last_linear_of_any_module(model, names):
     stacked = {n: torch.stack([v, v + 1]) for n, v in p.items()}
     both = vmap(lambda p: features_at(model, p, x))(stacked)
     torch.testing.assert_close(both[0], z)
-    torch.testing.assert_close(both[1], features_at(model, {n: v[1] for n, v in stacked.items()}, x))
+    torch.testing.assert_close(
+        both[1], features_at(model, {n: v[1] for n, v in stacked.items()}, x)
+    )
     assert not any(m._forward_hooks for m in model.modules())
 
 
@@ -562,7 +649,11 @@ def test_a_model_is_tried_on_the_data_before_anything_else():
             torch.tensor([[0, 1], [2, 50]]),
             r"go from 0 to 50: take an embedding of 51 rows or more.*'vocab': 51",
         ),
-        (tokens, torch.tensor([[0, -1], [2, 3]]), "tokens are counted from 0, and these go from -1 to 3$"),
+        (
+            tokens,
+            torch.tensor([[0, -1], [2, 3]]),
+            "tokens are counted from 0, and these go from -1 to 3$",
+        ),
         (
             chain(),
             torch.ones(2, 4, dtype=torch.int16),
@@ -579,6 +670,16 @@ def test_a_model_is_tried_on_the_data_before_anything_else():
 
 
 def test_registry_lists_one_line_each():
-    names = ["lenet", "lenet4", "mlp", "cnn", "cnn_bn", "resnet18", "resnet34", "mobilenet", "fasttext"]
+    names = [
+        "lenet",
+        "lenet4",
+        "mlp",
+        "cnn",
+        "cnn_bn",
+        "resnet18",
+        "resnet34",
+        "mobilenet",
+        "fasttext",
+    ]
     listed = models.list_models()
     assert list(listed)[:9] == names and all(doc and "\n" not in doc for doc in listed.values())

@@ -18,8 +18,12 @@ PARAMETERS = {
 }
 LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 300, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
-NOT_REPEATABLE = set("sweep run tune fetch finish versions interact interactive explore perf_counter time".split())
-ABSOLUTE = re.compile(r"(?<![\w./:>-])/(?:home|root|Users|tmp|work|private|var|opt|mnt|usr)/\w|\b[A-Z]:\\\w")
+NOT_REPEATABLE = set(
+    "sweep run tune fetch finish versions interact interactive explore perf_counter time".split()
+)
+ABSOLUTE = re.compile(
+    r"(?<![\w./:>-])/(?:home|root|Users|tmp|work|private|var|opt|mnt|usr)/\w|\b[A-Z]:\\\w"
+)
 HEADING = re.compile(r"^#{2,4} ((?:Appendix )?(?:Figure |Table |C\.)\d+[a-c]?)\b", re.MULTILINE)
 WALL_TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:s|ms|min|seconds|minutes)\b")
 
@@ -32,13 +36,20 @@ def texts(cell) -> str:
     """What nbval compares of a cell's outputs: streams, plain text and HTML."""
     found = []
     for output in cell.outputs:
-        found += [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k.startswith("text/"))]
+        found += [
+            output.get("text", ""),
+            *(v for k, v in output.get("data", {}).items() if k.startswith("text/")),
+        ]
     return "\n".join(found)
 
 
 def calls(tree: ast.AST) -> set[str]:
     functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {f.id if isinstance(f, ast.Name) else f.attr for f in functions if isinstance(f, ast.Name | ast.Attribute)}
+    return {
+        f.id if isinstance(f, ast.Name) else f.attr
+        for f in functions
+        if isinstance(f, ast.Name | ast.Attribute)
+    }
 
 
 def cell_problems(cell, number: int) -> list[str]:
@@ -55,7 +66,9 @@ def cell_problems(cell, number: int) -> list[str]:
     if any(isinstance(node, FORBIDDEN) for node in ast.walk(tree)):
         found.append("defines a function or class, or holds try or while: move it to pfl_core")
     if cell.execution_count != number:
-        found.append(f"execution_count is {cell.execution_count}, not {number}: run the notebook from top to bottom")
+        found.append(
+            f"execution_count is {cell.execution_count}, not {number}: run the notebook from top to bottom"
+        )
     if (loose := calls(tree) & NOT_REPEATABLE) and not ignored:
         found.append(f"calls {', '.join(sorted(loose))}: tag it nbval-ignore-output")
     if not ignored and (hit := WALL_TIME.search(texts(cell))):
@@ -63,7 +76,10 @@ def cell_problems(cell, number: int) -> list[str]:
     for output in cell.outputs:
         if output.output_type == "error" or output.get("name") == "stderr":
             found.append("holds an error or a warning")
-        if bad := {"application/vnd.jupyter.widget-view+json", "image/svg+xml"} & output.get("data", {}).keys():
+        if (
+            bad := {"application/vnd.jupyter.widget-view+json", "image/svg+xml"}
+            & output.get("data", {}).keys()
+        ):
             found.append(f"holds {', '.join(bad)}: committed figures are PNG")
     if hit := ABSOLUTE.search(cell.source + "\n" + texts(cell)):
         found.append(f"holds an absolute path ({hit[0]!r}...)")
@@ -96,13 +112,19 @@ def problems(path: Path) -> list[str]:
     if hit := ABSOLUTE.search(prose):
         found.append(f"the text holds an absolute path ({hit[0]!r}...)")
     if any("injected-parameters" in tags(cell) for cell in code):
-        found.append("was run with parameters of its own (injected-parameters): run it with its defaults")
-    if not code or [number for number, cell in enumerate(code) if "parameters" in tags(cell)] != [0]:
+        found.append(
+            "was run with parameters of its own (injected-parameters): run it with its defaults"
+        )
+    if not code or [number for number, cell in enumerate(code) if "parameters" in tags(cell)] != [
+        0
+    ]:
         found.append("the first code cell, and no other, must be tagged parameters")
     else:
         found += parameter_problems(path, code[0].source)
     if not code or "nbval-ignore-output" not in tags(code[-1]):
-        found.append("the last code cell (versions and wall time) must be tagged nbval-ignore-output")
+        found.append(
+            "the last code cell (versions and wall time) must be tagged nbval-ignore-output"
+        )
     for number, cell in enumerate(code, 1):
         found += [f"code cell {number} {problem}" for problem in cell_problems(cell, number)]
     return [f"{path.name}: {problem}" for problem in found]
@@ -117,7 +139,11 @@ def parameter_problems(path: Path, source: str) -> list[str]:
             values[target.id] = ast.literal_eval(node.value)
     except (SyntaxError, AttributeError, ValueError):
         return ["the parameters cell must hold lines NAME = literal and nothing else"]
-    found = [f"parameter {k} must be there, as {v!r}" for k, v in PARAMETERS.items() if (k, v) not in values.items()]
+    found = [
+        f"parameter {k} must be there, as {v!r}"
+        for k, v in PARAMETERS.items()
+        if (k, v) not in values.items()
+    ]
     if unseen := values.keys() - inspect_notebook(path).keys():
         found.append(
             f"papermill does not see the parameters {', '.join(sorted(unseen))}: use a plain annotation or none"
@@ -129,12 +155,16 @@ def parameter_problems(path: Path, source: str) -> list[str]:
 def test_every_table_and_figure_has_its_heading(name):
     nb = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
-    assert sorted(HEADING.findall(prose)) == sorted(papers.title(a) for a in papers.paper(name).ARTEFACTS)
+    assert sorted(HEADING.findall(prose)) == sorted(
+        papers.title(a) for a in papers.paper(name).ARTEFACTS
+    )
 
 
 def test_the_five_papers_have_18_tables_and_33_figures():
     every = {
-        (name, papers.title(a).rstrip("abc")) for name in papers.PAPERS for a in papers.paper(name).ARTEFACTS
+        (name, papers.title(a).rstrip("abc"))
+        for name in papers.PAPERS
+        for a in papers.paper(name).ARTEFACTS
     }  # 5a to 5c: one
     every = [title for _, title in every]
     assert sum("Table" in t for t in every) == 18 and sum("Figure" in t for t in every) == 33
@@ -142,7 +172,9 @@ def test_the_five_papers_have_18_tables_and_33_figures():
 
 def test_committed_notebooks():
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} <= set(NAMES)
-    assert [problem for path in sorted(NOTEBOOKS.glob("*.ipynb")) for problem in problems(path)] == []
+    assert [
+        problem for path in sorted(NOTEBOOKS.glob("*.ipynb")) for problem in problems(path)
+    ] == []
 
 
 # ---------------------------------------------------------------- the guards themselves
@@ -159,13 +191,25 @@ device: str = "auto\""""
 def good() -> nbformat.NotebookNode:
     """A notebook that passes: parameters, a sweep, a compared table, versions."""
     new = nbformat.v4
-    sources = {PARAMETERS_CELL: ["parameters"], "rows = sweep(grid)": ["nbval-ignore-output"], "rows": []}
+    sources = {
+        PARAMETERS_CELL: ["parameters"],
+        "rows = sweep(grid)": ["nbval-ignore-output"],
+        "rows": [],
+    }
     sources["versions()"] = ["nbval-ignore-output"]
     cells = [new.new_markdown_cell("# A paper"), new.new_markdown_cell("## Table 1: a claim")]
     for number, (source, tagged) in enumerate(sources.items(), 1):
-        cells.append(new.new_code_cell(source, execution_count=number, metadata={"tags": tagged} if tagged else {}))
-    cells[-2].outputs = [new.new_output("execute_result", {"text/plain": "96.1"}, execution_count=3)]
-    return new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
+        cells.append(
+            new.new_code_cell(
+                source, execution_count=number, metadata={"tags": tagged} if tagged else {}
+            )
+        )
+    cells[-2].outputs = [
+        new.new_output("execute_result", {"text/plain": "96.1"}, execution_count=3)
+    ]
+    return new.new_notebook(
+        cells=cells, metadata={"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
+    )
 
 
 def stream(text: str, name: str = "stdout"):
@@ -191,10 +235,16 @@ BAD = {
     "calls sweep": lambda nb: nb.cells[3].metadata.clear(),
     "last code cell": lambda nb: nb.cells[-1].metadata.clear(),
     "holds a time": lambda nb: nb.cells[4].outputs.append(stream("done in 3.2 s")),
-    "an error or a warning": lambda nb: nb.cells[4].outputs.append(stream("UserWarning: x", "stderr")),
-    "widget-view": lambda nb: nb.cells[4].outputs.append(shown("application/vnd.jupyter.widget-view+json")),
+    "an error or a warning": lambda nb: nb.cells[4].outputs.append(
+        stream("UserWarning: x", "stderr")
+    ),
+    "widget-view": lambda nb: nb.cells[4].outputs.append(
+        shown("application/vnd.jupyter.widget-view+json")
+    ),
     "image/svg": lambda nb: nb.cells[4].outputs.append(shown("image/svg+xml")),
-    "cell 3 holds an absolute path": lambda nb: nb.cells[4].outputs.append(stream("see /home/me/figures")),
+    "cell 3 holds an absolute path": lambda nb: nb.cells[4].outputs.append(
+        stream("see /home/me/figures")
+    ),
     "text holds an absolute path": lambda nb: nb.cells[0].update(source="data: C:\\data"),
     "KB, at most": lambda nb: nb.cells[4].outputs.append(stream("x" * 310_000)),
     "kernelspec": lambda nb: nb.metadata.kernelspec.update(name="my-venv"),
@@ -208,13 +258,17 @@ BAD = {
         source=nb.cells[2].source.replace("False", "True")
     ),
     "NAME = literal": lambda nb: nb.cells[2].update(source=PARAMETERS_CELL + "\nseed = len(seeds)"),
-    "papermill does not see": lambda nb: nb.cells[2].update(source=PARAMETERS_CELL + "\nlr: float | None = None"),
+    "papermill does not see": lambda nb: nb.cells[2].update(
+        source=PARAMETERS_CELL + "\nlr: float | None = None"
+    ),
 }
 
 
 def write(nb, folder: Path) -> Path:
     path = folder / "paper.ipynb"
-    path.write_text(nbformat.v4.writes(nb), encoding="utf-8")  # unchecked: a bad one must reach the guards
+    path.write_text(
+        nbformat.v4.writes(nb), encoding="utf-8"
+    )  # unchecked: a bad one must reach the guards
     return path
 
 

@@ -21,7 +21,9 @@ def test_every_method_of_the_papers_is_compared():
 
 
 def test_the_methods_page_is_current():
-    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), "run: python -m tools.pages"
+    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), (
+        "run: python -m tools.pages"
+    )
 
 
 def test_the_readme_holds_the_results_of_the_rows():
@@ -46,12 +48,21 @@ def test_every_artefact_has_a_line_for_every_result():
 
 def test_facts_of_fedper():
     facts = pages.method_facts("fedper")
-    assert facts["lines"] == "12" and facts["paper"] == "Arivazhagan et al., 2019" and facts["up"] == facts["down"]
+    assert (
+        facts["lines"] == "12"
+        and facts["paper"] == "Arivazhagan et al., 2019"
+        and facts["up"] == facts["down"]
+    )
     assert pages.method_facts("local")["up"] == "-"
 
 
 def test_code_lines_leave_docs_out():
-    assert pages.code_lines('"""doc\nof two"""\n\n# a\ndef f():\n    """d"""\n    return (1,\n            2)\n') == 3
+    assert (
+        pages.code_lines(
+            '"""doc\nof two"""\n\n# a\ndef f():\n    """d"""\n    return (1,\n            2)\n'
+        )
+        == 3
+    )
 
 
 def test_between_needs_its_markers():
@@ -68,7 +79,10 @@ def test_lists(word, capsys):
 
 def test_fetch_embedded_and_refused(capsys):
     assert cli.main(["fetch", "digits"]) == 0 and "1797 samples" in capsys.readouterr().out
-    assert cli.main(["fetch", "cifar100"]) == 1 and "python -m pfl_core fetch cifar100" in capsys.readouterr().err
+    assert (
+        cli.main(["fetch", "cifar100"]) == 1
+        and "python -m pfl_core fetch cifar100" in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit, match="2"):
         cli.main(["fetsch"])
 

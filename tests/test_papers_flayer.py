@@ -22,7 +22,11 @@ def paper_cells(swept):
 
 def of(cells, artefact):
     """Without the control of Table 2, whose columns are rates."""
-    return [e for e in cells if e.tags["artefact"] == artefact and not e.tags["column"].startswith("lr ")]
+    return [
+        e
+        for e in cells
+        if e.tags["artefact"] == artefact and not e.tags["column"].startswith("lr ")
+    ]
 
 
 def test_the_papers_own_numbers(paper_cells):
@@ -32,7 +36,11 @@ def test_the_papers_own_numbers(paper_cells):
     rates = {(e.model, e.lr, e.head_depth, e.head_by, e.rounds) for e in own}
     every = [
         (*net, "module", n)
-        for *net, n in (("cnn", 0.005, 1, 200), ("resnet18", 0.1, 2, 200), ("fasttext", 0.1, 1, 1000))
+        for *net, n in (
+            ("cnn", 0.005, 1, 200),
+            ("resnet18", 0.1, 2, 200),
+            ("fasttext", 0.1, 1, 1000),
+        )
     ]
     assert rates == set(every)
     assert {e.partition_args["alpha"] for e in paper_cells} == {0.1, 0.01}
@@ -42,7 +50,9 @@ def test_the_papers_own_numbers(paper_cells):
 
 def test_labels_are_those_of_the_published_numbers(paper_cells):
     for artefact in ("table2", "table4", "table5a", "table5b", "table5c"):
-        said = PUBLISHED[(PUBLISHED.table == artefact) & PUBLISHED.metric.isin(["acc_pct", "train_acc_pct"])]
+        said = PUBLISHED[
+            (PUBLISHED.table == artefact) & PUBLISHED.metric.isin(["acc_pct", "train_acc_pct"])
+        ]
         cells = of(paper_cells, artefact)
         assert {e.tags["column"] for e in cells} == set(said.column), artefact
         ours = {flayer.OFFICIAL, flayer.AVERAGED}
@@ -77,13 +87,23 @@ def test_flayer_around_a_baseline_keeps_its_head(paper_cells):
 
 def test_the_released_code_has_its_own_head_rates_rounds_and_order(paper_cells):
     cells = [e for e in of(paper_cells, "table2") if e.tags["row"] == flayer.OFFICIAL]
-    cnn, deep, text = (next(e for e in cells if e.model == m) for m in ("cnn", "resnet18", "fasttext"))
-    assert (cnn.head_by, cnn.head_depth, cnn.lr * cnn.method_args["middle"]) == ("tensor", 2, flayer.FAST)
+    cnn, deep, text = (
+        next(e for e in cells if e.model == m) for m in ("cnn", "resnet18", "fasttext")
+    )
+    assert (cnn.head_by, cnn.head_depth, cnn.lr * cnn.method_args["middle"]) == (
+        "tensor",
+        2,
+        flayer.FAST,
+    )
     assert (deep.head_by, deep.head_depth, deep.method_args["middle"]) == ("tensor", 4, 1)
     rounds = {e.tags["column"]: e.rounds for e in cells}
     assert rounds == dict(zip(flayer.COLUMNS, (100, 40, 25, 100, 75, 25, 1000), strict=True))
-    assert not any(e.shuffle for e in cells) and all(e.shuffle for e in of(paper_cells, "table2") if e not in cells)
-    assert text.method_args["acc_on"] == "train" and "acc_on" not in cnn.method_args  # its reader knows no test texts
+    assert not any(e.shuffle for e in cells) and all(
+        e.shuffle for e in of(paper_cells, "table2") if e not in cells
+    )
+    assert (
+        text.method_args["acc_on"] == "train" and "acc_on" not in cnn.method_args
+    )  # its reader knows no test texts
 
 
 def test_the_ablation_has_the_released_arms(paper_cells):
@@ -101,7 +121,9 @@ def test_texts_are_tested_on_their_training_data_too(paper_cells):
 
 def test_apples_cores_are_compared_beside_its_mixtures(paper_cells):
     assert {e.method for e in paper_cells if "cka_cores" in e.record} == {"apple"}
-    assert {e.record for e in of(paper_cells, "fig2") if e.method == "apple"} == {("cka", "cka_cores")}
+    assert {e.record for e in of(paper_cells, "fig2") if e.method == "apple"} == {
+        ("cka", "cka_cores")
+    }
 
 
 def test_quick_is_small_and_runs_are_shared(swept):
@@ -121,9 +143,14 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     for e in cells:
         p = full[e.tags["artefact"], e.tags["column"], e.tags["row"]]
         assert (
-            e.rounds == (200 if e.model == "fasttext" else 25) and e.rounds // e.eval_every >= 12 and not e.max_samples
+            e.rounds == (200 if e.model == "fasttext" else 25)
+            and e.rounds // e.eval_every >= 12
+            and not e.max_samples
         )
-        assert e.partition_args == p.partition_args | {"split": "67.5/7.5/25"} and e.eval_after is not False
+        assert (
+            e.partition_args == p.partition_args | {"split": "67.5/7.5/25"}
+            and e.eval_after is not False
+        )
         same = "dataset model model_args method method_args lr batch epochs plan shuffle clients head_depth head_by normalize"
         assert all(getattr(e, f) == getattr(p, f) for f in same.split())
     assert {e.tags["row"] for e in cells if e.tags["artefact"] == "table2"} == {
@@ -134,16 +161,28 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
 
 
 def test_the_control_is_a_part_of_table_2(swept):
-    for profile, rates in (("quick", (0.02, 0.1)), ("medium", ()), ("paper", (0.005, 0.05, 0.1, 0.2))):
+    for profile, rates in (
+        ("quick", (0.02, 0.1)),
+        ("medium", ()),
+        ("paper", (0.005, 0.05, 0.1, 0.2)),
+    ):
         main, control = (
-            [e for s in flayer.PAPER.planned(Scope(profile), "table2", part) for e in s.experiments()]
+            [
+                e
+                for s in flayer.PAPER.planned(Scope(profile), "table2", part)
+                for e in s.experiments()
+            ]
             for part in ("", "control")
         )
-        assert len(main) + len(control) == len([e for e in swept("flayer", profile) if e.tags["artefact"] == "table2"])
+        assert len(main) + len(control) == len(
+            [e for e in swept("flayer", profile) if e.tags["artefact"] == "table2"]
+        )
         assert {e.tags["column"] for e in main} <= set(flayer.COLUMNS)
         assert {(e.tags["column"], e.lr) for e in control} == {(f"lr {r:g}", r) for r in rates}
         ran = [e.plain() for e in main]
-        assert all(e.plain() in ran for e in control if e.lr == rates[0])  # at the table's own rate nothing more is run
+        assert all(
+            e.plain() in ran for e in control if e.lr == rates[0]
+        )  # at the table's own rate nothing more is run
 
 
 # -- numbers from rows --------------------------------------------------------------------------------------------------------
@@ -157,7 +196,16 @@ def lines(cells, column="CIFAR-10, CNN", metric="acc_pct", mean="pooled", run="r
         )
         for split in ("test",) if mean != "total" else ("",):
             made.append(
-                line | dict(round=at, split=split, when="before", mean=mean, value=value, dataset="d", model="m")
+                line
+                | dict(
+                    round=at,
+                    split=split,
+                    when="before",
+                    mean=mean,
+                    value=value,
+                    dataset="d",
+                    model="m",
+                )
             )
     return pd.DataFrame(made, columns=ROW_COLUMNS)
 
@@ -165,20 +213,26 @@ def lines(cells, column="CIFAR-10, CNN", metric="acc_pct", mean="pooled", run="r
 def test_costs_are_those_up_to_the_best_round():
     rows = [lines({"flayer": acc}, at=r) for r, acc in enumerate((20, 60, 50))]
     for r in range(3):
-        for metric, each in dict(client_visits=20, download_bytes=1e6, upload_bytes=2e6, train_s=4).items():
+        for metric, each in dict(
+            client_visits=20, download_bytes=1e6, upload_bytes=2e6, train_s=4
+        ).items():
             rows.append(lines({"flayer": each * r}, metric=metric, mean="total", at=r))
     got = {c["metric"]: c["value"] for c in flayer.costs(pd.concat(rows, ignore_index=True))}
     assert got == dict(iterations=1, client_visits=20, megabytes=3, total_s=4, s_per_iteration=4)
 
 
 def test_improvements_are_over_the_method_alone():
-    got = flayer.improvements(lines({"ditto": 80, "fedper": 70}), lines({"ditto": 75, "fedper": 71, "apple": 90}))
+    got = flayer.improvements(
+        lines({"ditto": 80, "fedper": 70}), lines({"ditto": 75, "fedper": 71, "apple": 90})
+    )
     assert {g["row"]: g["value"] for g in got} == {"ditto": 5, "fedper": -1}
 
 
 def test_accuracy_on_training_texts_is_that_of_its_best_round():
     p = Probed("r", "flayer", "AG News, fastText", 0, np.array([0, 10, 20]), {})
-    p = p._replace(values={"hits": np.array([[1, 2], [3, 8], [4, 6]]), "n": np.array([[4, 12]] * 3)})
+    p = p._replace(
+        values={"hits": np.array([[1, 2], [3, 8], [4, 6]]), "n": np.array([[4, 12]] * 3)}
+    )
     (got,) = flayer.trained([p])
     assert (got["metric"], got["round"], got["value"]) == ("train_acc_pct", 10, 68.75)
 
@@ -200,7 +254,9 @@ def test_similarity_is_over_pairs_of_clients():
             (flayer.CORES, "cka best fc"): 0.3,
         }
     )
-    made = pd.DataFrame([rows.iloc[0].to_dict() | {"mean": "derived"} | g for g in got], columns=ROW_COLUMNS)
+    made = pd.DataFrame(
+        [rows.iloc[0].to_dict() | {"mean": "derived"} | g for g in got], columns=ROW_COLUMNS
+    )
     alike = flayer.layers(pd.concat([rows, made], ignore_index=True))
     assert alike.stage.tolist() == ["initial", "best"] * 2 and set(alike.layer) == {"fc"}
     assert alike.row.tolist() == ["apple"] * 2 + [flayer.CORES] * 2 and alike.value.tolist() == [
@@ -241,7 +297,10 @@ def test_texts_are_judged_on_what_the_paper_measured():
 
 def test_fewer_rounds():
     for own, holds in ((8, True), (12, False)):
-        got = judge("FLAYER is at its best", derived("iterations", {"flayer": own, "fedavg": 15, "fedala": 10}))
+        got = judge(
+            "FLAYER is at its best",
+            derived("iterations", {"flayer": own, "fedavg": 15, "fedala": 10}),
+        )
         assert got[1] == holds
     with pytest.raises(LookupError):
         judge("FLAYER is at its best", derived("iterations", {"flayer": 8}))
@@ -256,19 +315,25 @@ def test_depth_of_the_head():
 
 def test_around_other_methods():
     assert judge("FLAYER improves", derived("improvement_points", {"ditto": 3, "fedper": 0.1}))[1]
-    assert not judge("FLAYER improves", derived("improvement_points", {"ditto": 3, "fedper": -0.1}))[1]
+    assert not judge(
+        "FLAYER improves", derived("improvement_points", {"ditto": 3, "fedper": -0.1})
+    )[1]
     with pytest.raises(LookupError):
         judge("FLAYER improves", lines({"ditto": 70}))
 
 
 def test_similarity_of_layers():
     def cka(**at):
-        return pd.concat([derived(f"cka {k.replace('_', ' ')}", {"fedavg": v}) for k, v in at.items()])
+        return pd.concat(
+            [derived(f"cka {k.replace('_', ' ')}", {"fedavg": v}) for k, v in at.items()]
+        )
 
     falls = cka(initial_conv1=0.7, initial_fc=0.5, best_conv1=0.9, best_fc=0.6)
     assert judge("Clients' models are least", falls)[1] and judge("Training makes", falls)[1]
     rises = cka(initial_conv1=0.9, initial_fc=0.5, best_conv1=0.7, best_fc=0.8)
-    assert not judge("Clients' models are least", rises)[1] and not judge("Training makes", rises)[1]
+    assert (
+        not judge("Clients' models are least", rises)[1] and not judge("Training makes", rises)[1]
+    )
     with pytest.raises(LookupError):
         judge("Training makes", lines({"fedavg": 1}))
 
@@ -279,7 +344,10 @@ def test_apple_is_judged_on_its_cores():
         for stage, values in (("initial", first), ("best", last))
         for layer, v in zip(("conv1", "fc"), values, strict=True)
     )
-    mixed, cores = layers("apple", (1.0, 1.0), (0.9, 0.5)), layers(flayer.CORES, (0.7, 0.6), (0.8, 0.5))
+    mixed, cores = (
+        layers("apple", (1.0, 1.0), (0.9, 0.5)),
+        layers(flayer.CORES, (0.7, 0.6), (0.8, 0.5)),
+    )
     assert not judge("Training makes", mixed)[1] and judge("Training makes", mixed, cores)[1]
 
 
@@ -287,5 +355,7 @@ def test_parts():
     said = {f"{label} (official)": v for label, v in zip(flayer.PARTS, (40, 58, 45), strict=True)}
     assert judge("Of the three", lines(said))[1]
     assert not judge("Of the three", lines(said | {"aggregation only (official)": 50}))[1]
-    with pytest.raises(LookupError):  # without the head's epoch, two of them are served as one global model
+    with pytest.raises(
+        LookupError
+    ):  # without the head's epoch, two of them are served as one global model
         judge("Of the three", lines({label: 40 for label in flayer.PARTS}))

@@ -35,12 +35,18 @@ def test_the_papers_own_numbers(paper_cells):
     table1 = named(paper_cells, "table1")
     own = [e for e in table1 if e.tags["row"] in ("pfedhn", "pfedhn_pc")]
     assert {e.clients for e in own} == {10, 50, 100} and {e.seed for e in own} == {0, 1, 2}
-    assert all((e.rounds, e.participation * e.clients, e.steps, e.batch) == (5000, 1, 50, 64) for e in own)
-    assert all((e.momentum, e.weight_decay, e.clip, e.plan) == (0.9, 5e-5, 50, "fresh") for e in own)
+    assert all(
+        (e.rounds, e.participation * e.clients, e.steps, e.batch) == (5000, 1, 50, 64) for e in own
+    )
+    assert all(
+        (e.momentum, e.weight_decay, e.clip, e.plan) == (0.9, 5e-5, 50, "fresh") for e in own
+    )
     others = {e.tags["row"]: e for e in table1 if e.clients == 50 and e.dataset == "cifar10"}
     for row in ("fedavg", "perfedavg", "fedper", "pfedme"):
         assert others[row].rounds * others[row].participation * others[row].clients == 5000
-    assert others["pfedme"].steps * others["pfedme"].method_args["inner_steps"] == 60  # K = 3 "i.e. 60 local steps"
+    assert (
+        others["pfedme"].steps * others["pfedme"].method_args["inner_steps"] == 60
+    )  # K = 3 "i.e. 60 local steps"
     assert others["lgfedavg"].rounds * 5 == 1000 and others["lgfedavg"].init_from.method == "fedavg"
     assert {e.dataset for e in table1} == {"cifar10", "cifar100", "omniglot"}
     assert {(e.clients, e.model) for e in table1 if e.dataset == "omniglot"} == {(50, "lenet4")}
@@ -56,10 +62,21 @@ def test_the_papers_sweeps(paper_cells):
     ]
     assert rows6["embedding dimension = 35"] == {"dim": 35} and rows6["hidden layers = 3"] == {}
     assert {e.clients for a in ("fig5", "fig6") for e in named(paper_cells, a)} == {50}
-    assert {e.partition_args["novel_alpha"] for e in named(paper_cells, "fig2")} == {0.1, 0.25, 0.5, 1.0}
-    assert {(e.init_from.clients, e.partition_args["alpha"]) for e in named(paper_cells, "fig2")} == {(90, 0.1)}
-    assert {e.id_for("") for e in named(paper_cells, "fig7")} == {e.id_for("") for e in named(paper_cells, "fig2")}
-    sizes = {(e.tags["column"], e.clients, e.model_args["kernels"]) for e in named(paper_cells, "table2")}
+    assert {e.partition_args["novel_alpha"] for e in named(paper_cells, "fig2")} == {
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+    }
+    assert {
+        (e.init_from.clients, e.partition_args["alpha"]) for e in named(paper_cells, "fig2")
+    } == {(90, 0.1)}
+    assert {e.id_for("") for e in named(paper_cells, "fig7")} == {
+        e.id_for("") for e in named(paper_cells, "fig2")
+    }
+    sizes = {
+        (e.tags["column"], e.clients, e.model_args["kernels"]) for e in named(paper_cells, "table2")
+    }
     assert {s for s in sizes if "CIFAR-10," in s[0]} == {
         *((f"CIFAR-10, {s}", 25, k) for s, k in zip("SML", (8, 16, 32), strict=True)),
         ("CIFAR-10, all sizes", 75, 32),
@@ -72,10 +89,15 @@ def test_the_papers_sweeps(paper_cells):
     assert embed.pop("fixed embedding (over classes)") == {
         "embed": "fixed"
     }  # ours; the paper's is normalised over clients
-    assert embed == {"trainable embedding": {"dim": 10}, "fixed embedding": {"embed": "fixed_columns"}}
+    assert embed == {
+        "trainable embedding": {"dim": 10},
+        "fixed embedding": {"embed": "fixed_columns"},
+    }
 
 
-def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_elsewhere(medium_cells, paper_cells):
+def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_elsewhere(
+    medium_cells, paper_cells
+):
     def runs(cells, artefact):
         return {
             (e.tags["row"], e.seed): e.plain()
@@ -87,16 +109,22 @@ def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_else
         ours, theirs = (runs(cells, artefact) for cells in (medium_cells, paper_cells))
         assert (
             ours == theirs
-            and len(ours) == len(named(medium_cells, artefact)) == 3 * {"table1": 11, "fig3": 1}[artefact]
+            and len(ours)
+            == len(named(medium_cells, artefact))
+            == 3 * {"table1": 11, "fig3": 1}[artefact]
         )
     assert {e.tags["artefact"] for e in medium_cells} == {
         a for a, about in pfedhn.PAPER.artefacts.items() if about.medium
     }
     short = named(medium_cells, "table4") + named(medium_cells, "fig5")
-    assert {(e.rounds * e.participation * e.clients, e.seed) for e in short} == {(1000, 0), (1000, 1)}
+    assert {(e.rounds * e.participation * e.clients, e.seed) for e in short} == {
+        (1000, 0),
+        (1000, 1),
+    }
     assert {e.steps for e in named(medium_cells, "fig5")} == {1, 25, 50, 100}
     same = {
-        f: getattr(short[0], f) for f in ("dataset", "model", "model_args", "batch", "lr", "max_samples", "eval_every")
+        f: getattr(short[0], f)
+        for f in ("dataset", "model", "model_args", "batch", "lr", "max_samples", "eval_every")
     }
     whole = Experiment(**pfedhn.setting("table4", "paper", "cifar10", 10))
     full = whole.but(**pfedhn.rows("table4", "paper", "cifar10", 10)["pfedhn"])
@@ -121,16 +149,31 @@ def test_training_clients_are_tuned_as_long_as_the_newcomers_in_runs_of_their_ow
             == (200, 50, 1)
             == (new.rounds, new.steps, new.participation)
         )
-        assert train.init_from.plain() == new.init_from.plain() and train.adopt == new.adopt == (row == "pfedhn")
+        assert train.init_from.plain() == new.init_from.plain() and train.adopt == new.adopt == (
+            row == "pfedhn"
+        )
         differ = {f for f, v in train.plain().items() if v != new.plain()[f]}
-        assert differ == {"clients", "partition_args"} | ({"method_args"} if row == "pfedhn" else set())
+        assert differ == {"clients", "partition_args"} | (
+            {"method_args"} if row == "pfedhn" else set()
+        )
 
 
 def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
     ours = [e for e in named(paper_cells, "table1") if "(all data)" in e.tags["row"]]
-    assert {(e.tags["row"], e.clients) for e in ours} == {("local (all data)", 10), ("pfedhn (all data)", 10)}
-    beside = {(e.method, e.seed): e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"}
-    beside |= {(e.tags["row"], e.seed): e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"}
+    assert {(e.tags["row"], e.clients) for e in ours} == {
+        ("local (all data)", 10),
+        ("pfedhn (all data)", 10),
+    }
+    beside = {
+        (e.method, e.seed): e
+        for e in named(paper_cells, "table1")
+        if e.tags["column"] == "CIFAR-10, N=10"
+    }
+    beside |= {
+        (e.tags["row"], e.seed): e
+        for e in named(paper_cells, "table1")
+        if e.tags["column"] == "CIFAR-10, N=10"
+    }
     for e in ours:
         assert e.plain() == beside[e.method, e.seed].but(partition_args={"leftover": False}).plain()
     dealt = [
@@ -140,7 +183,9 @@ def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
     used, total = (int(n.sum()) for n in dealt)
     assert 0.6 < used / total < 0.73
     rows = frame(
-        *FAILS["table1"], row("table1", "local (all data)", "a", 99), row("table1", "pfedhn (all data)", "a", 99)
+        *FAILS["table1"],
+        row("table1", "local (all data)", "a", 99),
+        row("table1", "pfedhn (all data)", "a", 99),
     )
     assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
     assert pfedhn.all_data(None, "paper") == {}
@@ -149,18 +194,37 @@ def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
 def test_tuning_on_leaves_what_was_trained_as_it_was(store):
     args = dict(of=9, alpha=0.5, novel_alpha=0.5, novel=3)
     base = Experiment(
-        clients=6, partition="dirichlet_columns", partition_args=args, plan="fresh", steps=1, batch=4, max_samples=8
+        clients=6,
+        partition="dirichlet_columns",
+        partition_args=args,
+        plan="fresh",
+        steps=1,
+        batch=4,
+        max_samples=8,
     )
     base = base.but(
-        model="lenet", model_args={"kernels": 2}, rounds=2, participation=0.5, keep_models=True, eval_after=False
+        model="lenet",
+        model_args={"kernels": 2},
+        rounds=2,
+        participation=0.5,
+        keep_models=True,
+        eval_after=False,
     )
-    some = {"pfedhn": pfedhn.own(base, "smoke"), "fedavg": pfedhn.baselines(base, "smoke")["fedavg"]}
+    some = {
+        "pfedhn": pfedhn.own(base, "smoke"),
+        "fedavg": pfedhn.baselines(base, "smoke")["fedavg"],
+    }
     for row, e in pfedhn.tuned(base, some, "smoke", False).items():
         source = run(base.but(**e["init_from"].plain() | {"init_from": None}))
         kept = (source.folder / "models.pt").read_bytes()
         got = run(base.but(**e))
-        assert (source.folder / "models.pt").read_bytes() == kept and got.experiment.clients == 6, row
-        start, before = got.arrays["before/test/correct"][0], source.arrays["before/test/correct"][-1]
+        assert (source.folder / "models.pt").read_bytes() == kept and got.experiment.clients == 6, (
+            row
+        )
+        start, before = (
+            got.arrays["before/test/correct"][0],
+            source.arrays["before/test/correct"][-1],
+        )
         assert (start == before).all(), row  # round 0 is the federation as it was trained
 
 
@@ -179,11 +243,16 @@ def with_starts(found: list[Experiment]) -> list[Experiment]:
 
 def test_what_is_shared_is_run_once(quick_cells):
     ids = {
-        a: {e.tags["row"]: e.id_for("") for e in named(quick_cells, a) if e.seed == 0} for a in pfedhn.PAPER.artefacts
+        a: {e.tags["row"]: e.id_for("") for e in named(quick_cells, a) if e.seed == 0}
+        for a in pfedhn.PAPER.artefacts
     }
     main = ids["table1"]
     assert ids["fig3"]["pfedhn_pc"] == main["pfedhn_pc"]
-    shared = ids["fig5"]["K = 10"], ids["fig6"]["hidden layers = 3"], ids["fig6"]["embedding dimension = 3"]
+    shared = (
+        ids["fig5"]["K = 10"],
+        ids["fig6"]["hidden layers = 3"],
+        ids["fig6"]["embedding dimension = 3"],
+    )
     assert {main["pfedhn"], ids["table4"]["pfedhn (no spectral norm)"], *shared} == {main["pfedhn"]}
     trained = {e.init_from.id_for("") for e in named(quick_cells, "fig2")}
     assert ids["appc5"]["trainable embedding"] in trained
@@ -195,7 +264,12 @@ def test_labels_are_published_ones(paper_cells):
         want = said[said.table == table]
         ran = {(e.tags["row"], e.tags["column"]) for e in named(paper_cells, table)}
         if table == "table2":
-            ran |= {("pfedhn", c.replace("all sizes", s)) for r, c in ran if r == "pfedhn" for s in "SML"}
+            ran |= {
+                ("pfedhn", c.replace("all sizes", s))
+                for r, c in ran
+                if r == "pfedhn"
+                for s in "SML"
+            }
         assert set(zip(want.row, want.column, strict=True)) <= ran, table
     said6 = set(said[said.table == "fig6"].row)
     assert said6 <= {e.tags["row"] for e in named(paper_cells, "fig6")}
@@ -207,13 +281,21 @@ def test_labels_are_published_ones(paper_cells):
 def row(artefact: str, name: str, column: str, value: float, run: str = "", **more) -> list[dict]:
     """Rows of one run, evaluated once: validation and test accuracy."""
     common = dict(
-        paper="pfedhn", artefact=artefact, row=name, column=column, run=run or f"{name}{column}", seed=0, round=1
+        paper="pfedhn",
+        artefact=artefact,
+        row=name,
+        column=column,
+        run=run or f"{name}{column}",
+        seed=0,
+        round=1,
     )
     common |= {"profile": "quick", "metric": "acc_pct", "mean": "client", "when": "before"}
     return [common | {"split": s, "value": value} | more for s in ("val", "test")]
 
 
-def told(artefact: str, numbers: dict[str, float], name: str = "pfedhn", column: str = "x") -> list[dict]:
+def told(
+    artefact: str, numbers: dict[str, float], name: str = "pfedhn", column: str = "x"
+) -> list[dict]:
     one = row(artefact, name, column, 0.0)[0] | {"mean": "derived", "split": "", "when": ""}
     return [one | dict(metric=m, value=v) for m, v in numbers.items()]
 
@@ -223,13 +305,20 @@ def frame(*groups: list[dict]) -> pd.DataFrame:
 
 
 HOLDS = {
-    "table1": [row("table1", "fedavg", "a", 80), row("table1", "pfedhn", "a", 79), row("table1", "pfedhn_pc", "a", 83)],
+    "table1": [
+        row("table1", "fedavg", "a", 80),
+        row("table1", "pfedhn", "a", 79),
+        row("table1", "pfedhn_pc", "a", 83),
+    ],
     "table2": [row("table2", "pfedme", "a, S", 80), row("table2", "pfedhn", "a, S", 83)],
     "fig2": [told("fig2", {"gap_points": -1}), told("fig2", {"gap_points": -2}, "fedavg_ft")],
     "fig3": [told("fig3", dict(own_pct=90, crossed_pct=70))],
     "fig4": [told("fig4", dict(purity=0.8, chance=0.1, p=0.001))],
     "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 79))],
-    "appc5": [row("appc5", "trainable embedding", "a", 84), row("appc5", "fixed embedding", "a", 83)],
+    "appc5": [
+        row("appc5", "trainable embedding", "a", 84),
+        row("appc5", "fixed embedding", "a", 83),
+    ],
 }
 FAILS = {
     "table1": [row("table1", "fedavg", "a", 80), row("table1", "pfedhn", "a", 81)],
@@ -238,13 +327,18 @@ FAILS = {
     "fig3": [told("fig3", dict(own_pct=90, crossed_pct=88))],
     "fig4": [told("fig4", dict(purity=0.1, chance=0.1, p=0.4))],
     "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 62))],
-    "appc5": [row("appc5", "trainable embedding", "a", 84), row("appc5", "fixed embedding", "a", 80)],
+    "appc5": [
+        row("appc5", "trainable embedding", "a", 84),
+        row("appc5", "fixed embedding", "a", 80),
+    ],
 }
 LACKS = {a: HOLDS[a][:1] for a in ("table1", "table2", "fig2", "fig5", "appc5")}
 LACKS |= {a: [told(a, {"else": 1})] for a in ("fig3", "fig4")}
 
 
-@pytest.mark.parametrize("verdict, made", [("holds", HOLDS), ("does not hold", FAILS), ("not run", LACKS)])
+@pytest.mark.parametrize(
+    "verdict, made", [("holds", HOLDS), ("does not hold", FAILS), ("not run", LACKS)]
+)
 def test_claims(verdict, made):
     got = report.claims("pfedhn", frame(*(g for groups in made.values() for g in groups)), "quick")
     assert dict(zip(got.artefact, got.verdict, strict=True)) == dict.fromkeys(made, verdict)
@@ -256,16 +350,29 @@ def test_the_literal_sign_is_no_competitor_and_no_own_row():
     assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
     base = Experiment(**pfedhn.setting("table1", "paper", "cifar10", 10))
     ((name, changes),) = pfedhn.literal(base, "paper").items()
-    assert name == "pfedhn (literal sign)" and base.but(**changes).method_args == {"hn_sign": "literal"}
+    assert name == "pfedhn (literal sign)" and base.but(**changes).method_args == {
+        "hn_sign": "literal"
+    }
     assert pfedhn.literal(None, "paper") == {}
 
 
 def test_gaps_and_capacity():
-    lines = pd.DataFrame(dict(row=["a", "a", "b"], column="x", distance=[0.2, 0.4, 0.5], gap=[-1.0, -3.0, 2.0]))
-    assert pfedhn.gaps(lines).to_numpy().tolist() == [["a", "x", pytest.approx(0.3), -2.0], ["b", "x", 0.5, 2.0]]
-    rows = frame(row("fig6", "embedding dimension = 5", "a", 80), row("fig6", "hidden layers = 3", "a", 90))
+    lines = pd.DataFrame(
+        dict(row=["a", "a", "b"], column="x", distance=[0.2, 0.4, 0.5], gap=[-1.0, -3.0, 2.0])
+    )
+    assert pfedhn.gaps(lines).to_numpy().tolist() == [
+        ["a", "x", pytest.approx(0.3), -2.0],
+        ["b", "x", 0.5, 2.0],
+    ]
+    rows = frame(
+        row("fig6", "embedding dimension = 5", "a", 80), row("fig6", "hidden layers = 3", "a", 90)
+    )
     got = pfedhn.capacity(rows)
-    assert got.layer.tolist() == [5, 3] and got.value.tolist() == [80, 90] and got.column.nunique() == 2
+    assert (
+        got.layer.tolist() == [5, 3]
+        and got.value.tolist() == [80, 90]
+        and got.column.nunique() == 2
+    )
     assert pfedhn.capacity(rows.iloc[:0]).empty and pfedhn.gaps(pd.DataFrame()).empty
 
 
@@ -289,7 +396,10 @@ def test_by_size_reads_every_third_client(monkeypatch):
 
 def recorded(**probes: dict[str, np.ndarray]):
     """What `Study.run` gives to numbers of probes: what one run recorded at rounds 0 and 1, by the probe's name."""
-    made = {n: [papers.Probed("pfedhnx", "pfedhn", "x", 1, np.array([0, 1]), v)] for n, v in probes.items()}
+    made = {
+        n: [papers.Probed("pfedhnx", "pfedhn", "x", 1, np.array([0, 1]), v)]
+        for n, v in probes.items()
+    }
     return lambda probe: made.get(probe, [])
 
 
@@ -300,10 +410,21 @@ def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
     v = np.stack([np.eye(10).repeat(5, 0), np.zeros((50, 10))])  # 10 groups of 5 clients
     probes = recorded(mix_and_match={"acc": acc}, embeddings={"v": v})
     assert pfedhn.crossed(rows, probes("mix_and_match"))["seed 1"].tolist() == acc[0].tolist()
-    crossing, clusters = pfedhn.numbers_of_crossing(rows, probes), pfedhn.numbers_of_clusters(rows, probes)
-    assert {d["metric"]: d["value"] for d in crossing} == {"own_pct": 85, "crossed_pct": 65, "own_best_pct": 100}
+    crossing, clusters = (
+        pfedhn.numbers_of_crossing(rows, probes),
+        pfedhn.numbers_of_clusters(rows, probes),
+    )
+    assert {d["metric"]: d["value"] for d in crossing} == {
+        "own_pct": 85,
+        "crossed_pct": 65,
+        "own_best_pct": 100,
+    }
     said = {d["metric"]: d["value"] for d in clusters}
-    assert said["purity"] == 1 and said["p"] < 0.01 and {d["run"] for d in crossing + clusters} == {"pfedhnx"}
+    assert (
+        said["purity"] == 1
+        and said["p"] < 0.01
+        and {d["run"] for d in crossing + clusters} == {"pfedhnx"}
+    )
     drawn = pfedhn.embedded(rows, probes("embeddings"))
     assert drawn.group.tolist() == [k // 5 for k in range(50)] and set(drawn.column) == {"seed 1"}
     nothing = frame()
@@ -319,8 +440,15 @@ def test_pairs_names_classes(monkeypatch):
 
 
 def test_profiles_below_the_papers_say_their_number_of_clients():
-    first = {"table1": "CIFAR-10, N=10", "fig4": "CIFAR-100, N=50", "table3": "MNIST, N=10", "appc5": "CIFAR-10, N=20"}
-    assert {a: list(pfedhn.columns(a, "quick")) for a in first} == {a: [label] for a, label in first.items()}
+    first = {
+        "table1": "CIFAR-10, N=10",
+        "fig4": "CIFAR-100, N=50",
+        "table3": "MNIST, N=10",
+        "appc5": "CIFAR-10, N=20",
+    }
+    assert {a: list(pfedhn.columns(a, "quick")) for a in first} == {
+        a: [label] for a, label in first.items()
+    }
     assert list(pfedhn.columns("table1", "medium")) == ["CIFAR-10, N=10"]
     assert list(pfedhn.columns("table1", "paper"))[-2:] == ["CIFAR-100, N=100", "Omniglot, N=50"]
     assert len(pfedhn.columns("table1", "paper")) == 7 and papers.title("appc5") == "Appendix C.5"

@@ -31,7 +31,12 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     for c in planned:
         cifar, hn = c.dataset.startswith("cifar"), c.method == "pfedhn"
         visits = 10 if hn else 1  # one client a round
-        assert (c.batch, c.model, c.model_args, c.buffers in ("local", "average")) == (32, "lenet", {"bn": cifar}, True)
+        assert (c.batch, c.model, c.model_args, c.buffers in ("local", "average")) == (
+            32,
+            "lenet",
+            {"bn": cifar},
+            True,
+        )
         assert hn or c.lr == (0.01 if cifar else 0.005)
         if c.clients == 100:
             assert (c.rounds, c.epochs, c.participation) == (2500 * visits, 20, 0.01 if hn else 0.1)
@@ -43,13 +48,21 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     assert {c.tags["column"] for c in main} == set(SAID[SAID.table == "table1"].column)
     assert {c.method_args.get("retain_k", 1) for c in main if c.method == "heurpfedla"} == {1}
     once = {repr(replace(c, tags={})) for c in planned}
-    assert (len(planned), len(once)) == (624, 606), "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
+    assert (len(planned), len(once)) == (624, 606), (
+        "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
+    )
 
 
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
-    cells, n = [c for c in swept("pfedla", "medium") if c.tags["artefact"] != TUNING], {"fig5": 8, "fig6": 8}
+    cells, n = (
+        [c for c in swept("pfedla", "medium") if c.tags["artefact"] != TUNING],
+        {"fig5": 8, "fig6": 8},
+    )
     assert {c.tags["artefact"] for c in cells} == set(MEDIUM) and {c.seed for c in cells} == {0, 1}
-    columns = {a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a)) for a in MEDIUM}
+    columns = {
+        a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a))
+        for a in MEDIUM
+    }
     assert sorted(columns["table1"]) == ["CIFAR-10, N=10", "FMNIST, N=10"]
     assert (columns["fig5"], columns["fig7"], sorted(columns["fig6"])) == (
         ["CIFAR-10"],
@@ -58,15 +71,33 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
     )
     for c in cells:
         visits, cifar = (10, False) if c.method == "pfedhn" else (1, c.dataset == "cifar10")
-        assert c.clients == n.get(c.tags["artefact"], 10) and c.rounds == 60 * visits and c.rounds // c.eval_every >= 12
-        assert (c.epochs, c.batch, c.max_samples, c.model_args) == (10, 32, 0, {"bn": c.dataset == "cifar10"})
+        assert (
+            c.clients == n.get(c.tags["artefact"], 10)
+            and c.rounds == 60 * visits
+            and c.rounds // c.eval_every >= 12
+        )
+        assert (c.epochs, c.batch, c.max_samples, c.model_args) == (
+            10,
+            32,
+            0,
+            {"bn": c.dataset == "cifar10"},
+        )
         assert visits == 10 or c.lr == (0.01 if cifar else 0.005)
-        assert c.partition_args == {"split": "63/7/30"}, "a tenth of train is validation, the test part is the paper's"
+        assert c.partition_args == {"split": "63/7/30"}, (
+            "a tenth of train is validation, the test part is the paper's"
+        )
         assert visits == 1 or c.eval_after
-    of = {a: {repr(replace(c, tags={})) for c in cells if c.tags["artefact"] == a} for a in ("fig7", "table1")}
+    of = {
+        a: {repr(replace(c, tags={})) for c in cells if c.tags["artefact"] == a}
+        for a in ("fig7", "table1")
+    }
     assert of["fig7"] <= of["table1"]
     said = set(SAID[(SAID.table == "table1") & (SAID.column == "CIFAR-10, N=10")].row)
-    ran = {c.tags["row"] for c in cells if c.tags["column"] == "CIFAR-10, N=10" and c.tags["artefact"] == "table1"}
+    ran = {
+        c.tags["row"]
+        for c in cells
+        if c.tags["column"] == "CIFAR-10, N=10" and c.tags["artefact"] == "table1"
+    }
     assert said <= ran
 
 
@@ -101,13 +132,27 @@ def test_extra_rows_are_named_apart_from_published_ones():
 
 def table(cells, numbers=()):
     """Rows of made accuracies {(row, column): %} and derived numbers (metric, row, column, value)."""
-    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(run="r", split="test", metric="acc_pct", seed=0, round=1)
+    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(
+        run="r", split="test", metric="acc_pct", seed=0, round=1
+    )
     out = []
     for (row, column), v in cells.items():
         for when in ("before", "after"):
-            out.append(blank | {"row": row, "column": column, "value": v, "when": when, "mean": "client"})
+            out.append(
+                blank | {"row": row, "column": column, "value": v, "when": when, "mean": "client"}
+            )
     for metric, row, column, v in numbers:
-        out.append(blank | {"row": row, "column": column, "value": v, "metric": metric, "split": "", "mean": "derived"})
+        out.append(
+            blank
+            | {
+                "row": row,
+                "column": column,
+                "value": v,
+                "metric": metric,
+                "split": "",
+                "mean": "derived",
+            }
+        )
     return pd.DataFrame(out, columns=ROW_COLUMNS)
 
 
@@ -117,8 +162,16 @@ def made(weights, rounds, column="EMNIST", row="pfedla"):
 
 
 def test_all_megabytes_that_table_3_prints():
-    got = pd.DataFrame(pfedla.megabytes(table({("k=0", "EMNIST"): 90.0}))).set_index(["column", "row"]).value
-    said = SAID[(SAID.table == "table3") & (SAID.metric == "mbytes")].set_index(["column", "row"]).value
+    got = (
+        pd.DataFrame(pfedla.megabytes(table({("k=0", "EMNIST"): 90.0})))
+        .set_index(["column", "row"])
+        .value
+    )
+    said = (
+        SAID[(SAID.table == "table3") & (SAID.metric == "mbytes")]
+        .set_index(["column", "row"])
+        .value
+    )
     assert len(said) == 7 and set(got.index) == set(said.index)
     assert ((got - said).abs() < 0.03).all()
     assert pfedla.megabytes(table({})) == []
@@ -127,7 +180,10 @@ def test_all_megabytes_that_table_3_prints():
 def test_megabytes_of_the_papers_networks_do_not_say_that_its_data_were_used():
     rows = table({("k=0", "EMNIST"): 90.0}).assign(dataset="digits")
     both = pd.concat([rows, pd.DataFrame(pfedla.megabytes(rows))])
-    assert set(both.dataset) == {"digits", "emnist-digits", "cifar10"} and report.data_sets(both) == "digits"
+    assert (
+        set(both.dataset) == {"digits", "emnist-digits", "cifar10"}
+        and report.data_sets(both) == "digits"
+    )
 
 
 def test_weights_of_the_target_by_kind_and_period():
@@ -138,12 +194,19 @@ def test_weights_of_the_target_by_kind_and_period():
     frame = pfedla.evolution(made({"conv1": np.full_like(w, 1 / 8), "fc": w}, rounds))
     fc = frame[frame.panel == "EMNIST, classifier"].set_index(["layer", "row"]).value
     assert fc["prior", "target itself"] == pytest.approx((1 / 8 + 0.3) / 2), "rounds 1 and 2, not 0"
-    assert fc["last", "target itself"] == pytest.approx(0.5) and fc["last", "random labels"] == pytest.approx(0.04)
+    assert fc["last", "target itself"] == pytest.approx(0.5) and fc[
+        "last", "random labels"
+    ] == pytest.approx(0.04)
     assert fc["middle"].tolist() == pytest.approx([1 / 8] * 4)
     means = {(d["metric"], d["row"]): d["value"] for d in pfedla.periods(frame)}
-    assert means["weight, last", "same 4 labels"] == pytest.approx((0.2 + 1 / 8) / 2) and len(means) == 12
+    assert (
+        means["weight, last", "same 4 labels"] == pytest.approx((0.2 + 1 / 8) / 2)
+        and len(means) == 12
+    )
     short = pfedla.evolution(made({"fc": w[:3]}, [0, 1, 2]))
-    assert set(short.layer) == set(pfedla.PERIODS), "where no round lies in a period, the nearest one stands for it"
+    assert set(short.layer) == set(pfedla.PERIODS), (
+        "where no round lies in a period, the nearest one stands for it"
+    )
 
 
 def test_weights_on_the_ring(monkeypatch):
@@ -154,10 +217,23 @@ def test_weights_on_the_ring(monkeypatch):
     rows = table({("pfedla", "EMNIST"): 90.0}).assign(profile="quick", dataset="digits")
     found = made({"conv1": np.flip(good, 2), "fc": good}, [9])
     maps = pfedla.ring_maps(found)
-    assert list(maps) == ["EMNIST, fc", "EMNIST, mean of all layers"] and maps["EMNIST, fc"].shape == (8, 8)
-    got = pd.DataFrame(pfedla.ring_numbers(rows, lambda probe: found)).set_index(["row", "metric"]).value
-    assert got["fc", "largest"] == 100 and got["conv1", "largest"] == 0 and got["fc", "rho"] > 0.5 > got["conv1", "rho"]
-    assert list(pfedla.ring_maps(made({"fc1": good, "fc": good}, [9], "CIFAR-10")))[0] == "CIFAR-10, fc1"
+    assert list(maps) == ["EMNIST, fc", "EMNIST, mean of all layers"] and maps[
+        "EMNIST, fc"
+    ].shape == (8, 8)
+    got = (
+        pd.DataFrame(pfedla.ring_numbers(rows, lambda probe: found))
+        .set_index(["row", "metric"])
+        .value
+    )
+    assert (
+        got["fc", "largest"] == 100
+        and got["conv1", "largest"] == 0
+        and got["fc", "rho"] > 0.5 > got["conv1", "rho"]
+    )
+    assert (
+        list(pfedla.ring_maps(made({"fc1": good, "fc": good}, [9], "CIFAR-10")))[0]
+        == "CIFAR-10, fc1"
+    )
     second = found[0]._replace(seed=1, values={"fc": 0 * good})
     assert pfedla.ring_maps([*found, second])["EMNIST, fc"].any(), "one seed is shown, the first"
 
@@ -168,10 +244,16 @@ def test_weights_by_layer_and_what_is_retained():
     found = made({"conv1": w[:1].repeat(2, 0), "fc": w}, [0, 5])
     got = {(d["row"], d["metric"]): d["value"] for d in pfedla.self_weights(pfedla.by_layer(found))}
     assert got["fc", "target, on itself"] == pytest.approx(0.7) == got["fc", "all, on themselves"]
-    assert got["fc", "target, on each other"] == pytest.approx(0.1) == got["conv1", "target, on itself"]
+    assert (
+        got["fc", "target, on each other"]
+        == pytest.approx(0.1)
+        == got["conv1", "target, on itself"]
+    )
     w[1, 0] = [1, 0, 0, 0]
     totals = table({("pfedla", "EMNIST"): 1.0}).iloc[:1].assign(mean="total")
-    totals = pd.concat([totals.assign(metric=m, value=2e6) for m in ("download_bytes", "upload_bytes")])
+    totals = pd.concat(
+        [totals.assign(metric=m, value=2e6) for m in ("download_bytes", "upload_bytes")]
+    )
     kept = {d["metric"]: d["value"] for d in pfedla.retained(totals, found)}
     assert kept == {"keep conv1 (%)": 0, "keep fc (%)": 25, "megabytes moved": 4}
 
@@ -179,25 +261,38 @@ def test_weights_by_layer_and_what_is_retained():
 def test_one_weight_for_the_whole_model_is_repeated_for_its_layers():
     each = made({"a": np.eye(3)[None], "b": np.eye(3)[None]}, [1], row="layer")
     maps, names = pfedla.layer_weights(each + made({"model": np.eye(3)[None]}, [1], row="model"), 1)
-    assert {r: m.tolist() for r, m in maps.items()} == dict.fromkeys(("layer", "model"), [[0, 1, 0]] * 2)
+    assert {r: m.tolist() for r, m in maps.items()} == dict.fromkeys(
+        ("layer", "model"), [[0, 1, 0]] * 2
+    )
     assert names == ["a", "b"]
 
 
 def test_accuracy_of_one_client(monkeypatch):
     correct = np.array([[1, 2], [2, 2], [3, 4], [3, 2]])
-    arrays = {"before/test/correct": correct, "n/test": np.array([4, 4]), "rounds": np.array([0, 4, 8, 9])}
+    arrays = {
+        "before/test/correct": correct,
+        "n/test": np.array([4, 4]),
+        "rounds": np.array([0, 4, 8, 9]),
+    }
     monkeypatch.setattr(pfedla.committed, "arrays_of", lambda run: arrays)
     frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
     assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
-    assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {"client 1": 75, "mean of all clients": 75}
+    assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {
+        "client 1": 75,
+        "mean of all clients": 75,
+    }
 
 
 def test_numbers_derived_from_a_run_are_not_read_as_runs_of_their_own(monkeypatch):
     weights = {"probe/weights": np.array([1]), "fc": np.eye(3)[None]}
     monkeypatch.setattr(study.committed, "arrays_of", lambda run: weights)
-    monkeypatch.setattr(study.probes, "read", lambda arrays, probe: (arrays[f"probe/{probe}"], {"fc": arrays["fc"]}))
+    monkeypatch.setattr(
+        study.probes, "read", lambda arrays, probe: (arrays[f"probe/{probe}"], {"fc": arrays["fc"]})
+    )
     rows = table({("pfedla", "EMNIST"): 90.0}, [("largest", "fc", "EMNIST", 100.0)])
-    assert [p.row for p in study.Study("pfedla", profile="smoke", device="cpu").probed(rows, "weights")] == ["pfedla"]
+    assert [
+        p.row for p in study.Study("pfedla", profile="smoke", device="cpu").probed(rows, "weights")
+    ] == ["pfedla"]
 
 
 # ---------------------------------------------------------------- the rate of the hypernetworks
@@ -206,28 +301,45 @@ def test_numbers_derived_from_a_run_are_not_read_as_runs_of_their_own(monkeypatc
 @pytest.mark.parametrize("profile", ["quick", "medium", "paper"])
 def test_the_third_party_rate_stands_with_the_outputs_that_it_belongs_to(profile):
     extra = pfedla.extras(profile, "cifar10")
-    assert extra["pfedla (relu_norm, rate 0.005)"]["method_args"] == {"lr": 0.005, "hn_out": "relu_norm"}
-    assert pfedla.own(profile)["method_args"]["lr"] > 0.1, "with softmax and zero heads 0.005 is FedAvg"
+    assert extra["pfedla (relu_norm, rate 0.005)"]["method_args"] == {
+        "lr": 0.005,
+        "hn_out": "relu_norm",
+    }
+    assert pfedla.own(profile)["method_args"]["lr"] > 0.1, (
+        "with softmax and zero heads 0.005 is FedAvg"
+    )
     assert pfedla.own("paper") == pfedla.own("medium")
 
 
 def test_rates_are_tried_on_the_papers_network_and_another_seed(swept):
     assert not [c for c in swept("pfedla", "quick") if c.tags["artefact"] == TUNING]
     for profile, rounds in (("medium", 60), ("paper", 600)):
-        tried = {repr(c): c for c in swept("pfedla", profile) if c.tags["artefact"] == TUNING}.values()
+        tried = {
+            repr(c): c for c in swept("pfedla", profile) if c.tags["artefact"] == TUNING
+        }.values()
         args = [c.method_args for c in tried]
-        assert args[:-1] == [{"lr": r} for r in pfedla.RATES] and args[-1] == {"lr": 0.005, "hn_out": "relu_norm"}
+        assert args[:-1] == [{"lr": r} for r in pfedla.RATES] and args[-1] == {
+            "lr": 0.005,
+            "hn_out": "relu_norm",
+        }
         assert max(pfedla.RATES) / min(pfedla.RATES) >= 1000 and pfedla.RATE in pfedla.RATES
-        where = {(c.dataset, c.model, c.model_args["bn"], c.clients, c.rounds, c.seed, c.max_samples) for c in tried}
+        where = {
+            (c.dataset, c.model, c.model_args["bn"], c.clients, c.rounds, c.seed, c.max_samples)
+            for c in tried
+        }
         assert where == {("cifar10", "lenet", True, 10, rounds, pfedla.TUNING_SEED, 0)}
-        assert all(c.partition_args["split"] == "63/7/30" and c.record == ("weights",) for c in tried)
+        assert all(
+            c.partition_args["split"] == "63/7/30" and c.record == ("weights",) for c in tried
+        )
 
 
 def tried(best):
     made = []
     for row, v in best.items():
         for split, score in (("val", v), ("test", 100 - v)):
-            line = dict.fromkeys(ROW_COLUMNS, "") | dict(run=row, artefact="tuning", row=row, column="CIFAR-10, N=10")
+            line = dict.fromkeys(ROW_COLUMNS, "") | dict(
+                run=row, artefact="tuning", row=row, column="CIFAR-10, N=10"
+            )
             line |= dict(when="before", mean="client", metric="acc_pct", seed=7, split=split)
             made += [line | dict(round=n, value=score + (n - 4) ** 2) for n in (0, 2, 4)]
     return pd.DataFrame(made, columns=ROW_COLUMNS)
@@ -235,12 +347,23 @@ def tried(best):
 
 def test_the_rate_is_chosen_by_validation_accuracy_alone():
     rows = tried({"rate 0.5": 60.0, "rate 5": 50.0, "relu_norm, rate 0.005": 70.0})
-    w = np.stack([np.full((2, 2), 0.5), np.array([[0.6, 0.4], [0.2, 0.8]]), np.array([[0.9, 0.1], [0.3, 0.7]])])
+    w = np.stack(
+        [
+            np.full((2, 2), 0.5),
+            np.array([[0.6, 0.4], [0.2, 0.8]]),
+            np.array([[0.9, 0.1], [0.3, 0.7]]),
+        ]
+    )
     weights = {"conv1": w, "fc": np.full_like(w, 0.5)}
-    found = [Probed(r, r, "CIFAR-10, N=10", 7, np.array([0, 2, 4]), weights) for r in dict.fromkeys(rows.run)]
+    found = [
+        Probed(r, r, "CIFAR-10, N=10", 7, np.array([0, 2, 4]), weights)
+        for r in dict.fromkeys(rows.run)
+    ]
     course = pfedla.rate_course(found)
     assert list(dict.fromkeys(course.panel)) == [pfedla.ALL_LAYERS, "conv1", "fc"]
-    assert course[(course.panel == "conv1") & (course.row == "rate 5")].value.tolist() == pytest.approx([0.5, 0.7, 0.8])
+    assert course[
+        (course.panel == "conv1") & (course.row == "rate 5")
+    ].value.tolist() == pytest.approx([0.5, 0.7, 0.8])
     table = pfedla.rate_table(rows, course)
     assert table["validation accuracy"].tolist() == [60, 50, 70], "of the last round"
     assert table.chosen.tolist() == ["best", "", ""], "among the rates of our own outputs"
@@ -258,18 +381,33 @@ def test_the_chosen_rate_is_that_of_all_rows_but_those_that_name_theirs():
     swept = pfedla.sweeps(Scope("medium", finished=finished))
     assert {e.tags["artefact"] for e in asked} == {TUNING} and len(asked) == len(pfedla.RATES) + 1
     first = [s for s in swept if s.artefact == "table1"]
-    got = {r: v["method_args"]["lr"] for s in first for r, v in s.rows.items() if "pfedla" in v["method"]}
+    got = {
+        r: v["method_args"]["lr"]
+        for s in first
+        for r, v in s.rows.items()
+        if "pfedla" in v["method"]
+    }
     named = {r: v for r, v in got.items() if "rate" in r}
     others = {v for r, v in got.items() if r not in named}
-    assert others == {0.5} and len(got) > len(named) + 3, "test accuracy and other outputs have no part in it"
+    assert others == {0.5} and len(got) > len(named) + 3, (
+        "test accuracy and other outputs have no part in it"
+    )
     assert named["pfedla (rate 0.005)"] == 0.005 == named["pfedla (relu_norm, rate 0.005)"]
-    assert {e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()} == {0.5}
+    assert {
+        e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()
+    } == {0.5}
 
 
 def test_until_all_rates_are_finished_the_default_stands():
-    for profile, rate in (("medium", pfedla.RATE), ("paper", pfedla.RATE), ("quick", pfedla._RATE["quick"])):
+    for profile, rate in (
+        ("medium", pfedla.RATE),
+        ("paper", pfedla.RATE),
+        ("quick", pfedla._RATE["quick"]),
+    ):
         swept = pfedla.sweeps(Scope(profile))
-        assert {e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()} == {rate}
+        assert {
+            e.method_args["lr"] for s in swept if s.artefact == "fig5" for e in s.experiments()
+        } == {rate}
     asked = []
     pfedla.sweeps(Scope("quick", finished=asked.append))
     assert not asked and pfedla._RATE["quick"] != pfedla.RATE
@@ -285,7 +423,9 @@ def test_tuning_serves_every_artefact_with_hypernetworks():
 
 def test_the_rows_of_ours_are_a_part_of_table_1_with_fewer_seeds_on_real_data():
     for datasets, seeds in (((), ((0, 1), (0, 1))), (("cifar10",), ((0, 1), (0,)))):
-        first, ours = (PAPER.planned(Scope("quick", datasets), "table1", part) for part in ("", "ours"))
+        first, ours = (
+            PAPER.planned(Scope("quick", datasets), "table1", part) for part in ("", "ours")
+        )
         assert ({s.seeds for s in first}, {s.seeds for s in ours}) == ({seeds[0]}, {seeds[1]})
         assert [list(s.columns) for s in first] == [list(s.columns) for s in ours]
         assert all(set(s.rows) == set(pfedla.extras("quick", s.base.dataset)) for s in ours)
@@ -301,29 +441,55 @@ C = "EMNIST, N=10"
 
 
 def shares(same, similar, other, own=(0.2, 0.3, 0.4)):
-    kinds = dict(zip([*pfedla.KINDS.values(), "random labels"], (None, same, similar, other), strict=True))
+    kinds = dict(
+        zip([*pfedla.KINDS.values(), "random labels"], (None, same, similar, other), strict=True)
+    )
     each = zip(pfedla.PERIODS, own, strict=True)
     return table(
-        {}, [(f"weight, {p}", k, "EMNIST", v if v is not None else o) for p, o in each for k, v in kinds.items()]
+        {},
+        [
+            (f"weight, {p}", k, "EMNIST", v if v is not None else o)
+            for p, o in each
+            for k, v in kinds.items()
+        ],
     )
 
 
 def layer_rows(column, **weights):
     metrics = ("target, on itself", "all, on themselves")
-    return table({("pfedla", column): 90.0}, [(m, layer, column, w) for m in metrics for layer, w in weights.items()])
+    return table(
+        {("pfedla", column): 90.0},
+        [(m, layer, column, w) for m in metrics for layer, w in weights.items()],
+    )
 
 
 def toy(layer, model):
     values = {"layer-wise": layer, "model-wise": model}
-    return table({}, [(m, r, "CIFAR-10", v) for r, v in values.items() for m in ("client 1", "mean of all clients")])
+    return table(
+        {},
+        [
+            (m, r, "CIFAR-10", v)
+            for r, v in values.items()
+            for m in ("client 1", "mean of all clients")
+        ],
+    )
 
 
 def on_ring(rho, own):
-    return table({}, [("rho", "mean of all layers", "EMNIST", rho), ("largest", "mean of all layers", "EMNIST", own)])
+    return table(
+        {},
+        [
+            ("rho", "mean of all layers", "EMNIST", rho),
+            ("largest", "mean of all layers", "EMNIST", own),
+        ],
+    )
 
 
 def main(*own):
-    both = ((("local", 80.0), ("fedavg", 85.0), ("pfedla", v), ("pfedla (literal sign)", 99.0)) for v in own)
+    both = (
+        (("local", 80.0), ("fedavg", 85.0), ("pfedla", v), ("pfedla (literal sign)", 99.0))
+        for v in own
+    )
     return table({(r, f"{C}{i}"): v for i, some in enumerate(both) for r, v in some})
 
 
@@ -360,9 +526,9 @@ def test_claims_hold_and_fail(artefact, rows, holds):
 
 @pytest.mark.parametrize("artefact", CLAIMS)
 def test_claims_of_what_was_not_run(artefact):
-    alone = table({("pfedla", C): 90.0, ("k=0", "EMNIST"): 90.0, ("layer-wise", "CIFAR-10"): 90.0}).assign(
-        artefact=artefact
-    )
+    alone = table(
+        {("pfedla", C): 90.0, ("k=0", "EMNIST"): 90.0, ("layer-wise", "CIFAR-10"): 90.0}
+    ).assign(artefact=artefact)
     verdicts = report.claims("pfedla", alone).set_index("artefact").verdict
     assert set(verdicts) == {"not run"}, f"{artefact}: {verdicts[artefact]}"
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core.data.partition import Split, label_counts, list_partitions, partition, register_partition, total_variation
+from pfl_core.data.partition import (
+    Split,
+    label_counts,
+    list_partitions,
+    partition,
+    register_partition,
+    total_variation,
+)
 
 SCHEMES = import_module("pfl_core.data.partition")._SCHEMES
 PARTS = ("train", "val", "test")
@@ -20,7 +27,9 @@ def make_pool(sizes, test=1 / 6, **extra):
     """Labels in order of class, an official test part of round(test * size) samples of each, spread over the class."""
     y = np.repeat(np.arange(len(sizes)), sizes)
     within = np.concatenate([np.arange(size) for size in sizes])
-    is_test = within * 7919 % np.repeat(sizes, sizes) < np.repeat(np.round(np.multiply(sizes, test)), sizes)
+    is_test = within * 7919 % np.repeat(sizes, sizes) < np.repeat(
+        np.round(np.multiply(sizes, test)), sizes
+    )
     return SimpleNamespace(y=y, is_test=is_test, classes=len(sizes), extra=extra)
 
 
@@ -58,7 +67,11 @@ def everything(split):
 
 
 def same(a, b):
-    return all(np.array_equal(x, y) for p in PARTS for x, y in zip(getattr(a, p), getattr(b, p), strict=True))
+    return all(
+        np.array_equal(x, y)
+        for p in PARTS
+        for x, y in zip(getattr(a, p), getattr(b, p), strict=True)
+    )
 
 
 def sizes(split, part):
@@ -74,10 +87,14 @@ def clients_for(name):
 
 def test_every_scheme_is_listed_with_a_line():
     lines = list_partitions()
-    agreed = (
-        "iid fedper_classes workers pfedla_noniid1 pfedla_noniid2 pfedla_target pfedla_ring shards dirichlet groups "
-    )
-    assert set(lines) == {*agreed.split(), "pfedhn_classes", "alphabets", "coarse", "dirichlet_columns"}
+    agreed = "iid fedper_classes workers pfedla_noniid1 pfedla_noniid2 pfedla_target pfedla_ring shards dirichlet groups "
+    assert set(lines) == {
+        *agreed.split(),
+        "pfedhn_classes",
+        "alphabets",
+        "coarse",
+        "dirichlet_columns",
+    }
     assert all(20 < len(line) < 125 for line in lines.values())
 
 
@@ -89,7 +106,11 @@ def test_ten_clients_of_the_digits(name, seed):
     drawn = everything(split)
     assert len(np.unique(drawn)) == len(drawn) and drawn.min() >= 0 and drawn.max() < len(DIGITS.y)
     assert all(len(getattr(split, part)) == 10 for part in PARTS)
-    assert all(idx.dtype == np.int64 and len(idx) for part in ("train", "test") for idx in getattr(split, part))
+    assert all(
+        idx.dtype == np.int64 and len(idx)
+        for part in ("train", "test")
+        for idx in getattr(split, part)
+    )
     assert sizes(split, "val") == {0} or 0 not in sizes(split, "val")
     if name in OFFICIAL:
         assert DIGITS.is_test[np.concatenate(split.test)].all()
@@ -113,7 +134,9 @@ def test_the_pool_is_not_changed_and_may_be_read_only(name):
     pool = small()
     for array in (pool.y, pool.is_test, *pool.extra.values()):
         array.flags.writeable = False
-    assert same(partition(name, pool, clients_for(name), 0), partition(name, DIGITS, clients_for(name), 0))
+    assert same(
+        partition(name, pool, clients_for(name), 0), partition(name, DIGITS, clients_for(name), 0)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
@@ -130,7 +153,10 @@ def test_merged_pools_are_divided_once_and_no_test_sample_is_ever_trained_on(nam
     # PFLlib-type code merges the official parts; what matters then is that a sample tested anywhere is trained nowhere.
     split = partition(name, DIGITS, clients_for(name), seed)
     assert not set(np.concatenate(split.test)) & set(np.concatenate(split.train + split.val))
-    assert DIGITS.is_test[np.concatenate(split.train)].any() and not DIGITS.is_test[np.concatenate(split.test)].all()
+    assert (
+        DIGITS.is_test[np.concatenate(split.train)].any()
+        and not DIGITS.is_test[np.concatenate(split.test)].all()
+    )
 
 
 # ---------------------------------------------------------------- IID and FedPer
@@ -138,20 +164,38 @@ def test_merged_pools_are_divided_once_and_no_test_sample_is_ever_trained_on(nam
 
 def test_iid_shares_are_equal_and_keep_the_official_test():
     split = partition("iid", CIFAR10, 10, 0)
-    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == ({5000}, {0}, {1000})
+    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == (
+        {5000},
+        {0},
+        {1000},
+    )
     assert total_variation(counts(CIFAR10, split, "train")).max() < 0.1
     split = partition("iid", CIFAR10, 10, 0, split="70/10/20")
-    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == ({4200}, {600}, {1200})
+    assert (sizes(split, "train"), sizes(split, "val"), sizes(split, "test")) == (
+        {4200},
+        {600},
+        {1200},
+    )
 
 
-@pytest.mark.parametrize(("pool", "k"), [(CIFAR10, k) for k in (4, 8, 10)] + [(CIFAR100, k) for k in (40, 80, 100)])
+@pytest.mark.parametrize(
+    ("pool", "k"), [(CIFAR10, k) for k in (4, 8, 10)] + [(CIFAR100, k) for k in (40, 80, 100)]
+)
 def test_fedper_classes_as_in_the_paper(pool, k):
     split = partition("fedper_classes", pool, 10, 5, k=k)
-    assert (sizes(split, "train"), sizes(split, "test"), sizes(split, "val")) == ({5000}, {1000}, {0})
+    assert (sizes(split, "train"), sizes(split, "test"), sizes(split, "val")) == (
+        {5000},
+        {1000},
+        {0},
+    )
     for part, size in (("train", 50_000), ("test", 10_000)):
         table = counts(pool, split, part)
-        assert np.ptp(table[table > 0]) <= (k == 80) and table[table > 0].min() == size // 10 // k  # 62.5 at k = 80
-        assert ((table > 0).sum(1) == k).all() and ((table > 0).sum(0) == k * 10 // pool.classes).all()
+        assert (
+            np.ptp(table[table > 0]) <= (k == 80) and table[table > 0].min() == size // 10 // k
+        )  # 62.5 at k = 80
+        assert ((table > 0).sum(1) == k).all() and (
+            (table > 0).sum(0) == k * 10 // pool.classes
+        ).all()
     assert len(everything(split)) == 60_000
 
 
@@ -159,7 +203,11 @@ def test_fedper_classes_with_validation():
     split = partition("fedper_classes", CIFAR10, 10, 5, k=4, val=0.1)
     assert [sizes(split, part) for part in PARTS] == [{4500}, {500}, {1000}]
     held = [counts(CIFAR10, split, part) > 0 for part in PARTS]
-    assert (held[0].sum(1) == 4).all() and np.array_equal(held[0], held[1]) and np.array_equal(held[0], held[2])
+    assert (
+        (held[0].sum(1) == 4).all()
+        and np.array_equal(held[0], held[1])
+        and np.array_equal(held[0], held[2])
+    )
     with pytest.raises(ValueError, match="val=1"):
         partition("fedper_classes", CIFAR10, 10, 5, k=4, val=1)
 
@@ -187,15 +235,21 @@ def test_fedper_classes_for_any_numbers(classes, clients, k, seed, per_class):
 
 def test_workers_are_users_with_80_20():
     worker = np.repeat(np.arange(100, 140), 160)
-    pool = SimpleNamespace(y=np.arange(6400) % 5, is_test=np.zeros(6400, bool), classes=5, extra={"worker": worker})
+    pool = SimpleNamespace(
+        y=np.arange(6400) % 5, is_test=np.zeros(6400, bool), classes=5, extra={"worker": worker}
+    )
     split = partition("workers", pool, 30, 0)
-    users = [{*worker[train], *worker[test]} for train, test in zip(split.train, split.test, strict=True)]
+    users = [
+        {*worker[train], *worker[test]} for train, test in zip(split.train, split.test, strict=True)
+    ]
     assert all(len(user) == 1 for user in users) and len(set.union(*users)) == 30
     assert (sizes(split, "train"), sizes(split, "test")) == ({128}, {32})
-    pool.y = np.where(worker < 120, pool.y, pool.y % 4)  # half of the users never give the highest score
-    assert {worker[idx[0]] for idx in partition("workers", pool, 20, 0, least_per_class=4).train} == set(
-        range(100, 120)
-    )
+    pool.y = np.where(
+        worker < 120, pool.y, pool.y % 4
+    )  # half of the users never give the highest score
+    assert {
+        worker[idx[0]] for idx in partition("workers", pool, 20, 0, least_per_class=4).train
+    } == set(range(100, 120))
     with pytest.raises(ValueError, match="largest legal value is clients=20"):
         partition("workers", pool, 30, 0, least_per_class=4)
 
@@ -204,7 +258,9 @@ def test_workers_are_users_with_80_20():
 
 
 @pytest.mark.parametrize("clients", [10, 100])
-@pytest.mark.parametrize(("pool", "k", "q", "train"), [(CIFAR10, 4, 150, 105), (CIFAR100, 12, 50, 35)])
+@pytest.mark.parametrize(
+    ("pool", "k", "q", "train"), [(CIFAR10, 4, 150, 105), (CIFAR100, 12, 50, 35)]
+)
 def test_noniid1_exact_counts(pool, k, q, train, clients):
     split = partition("pfedla_noniid1", pool, clients, 0)
     assert sizes(split, "train") == {k * train} and sizes(split, "test") == {600 - k * train}
@@ -224,7 +280,10 @@ def test_noniid1_scales_to_a_pool_with_a_short_class():
     assert set(np.unique(table)) == {0, 146} and ((table > 0).sum(1) == 4).all()
     owners = (table > 0).sum(0)
     assert owners[8] == 33 and owners[7] == 40 and owners.sum() == 400 and owners.max() == 41
-    assert set(np.unique(total(pool, partition("pfedla_noniid1", pool, 100, 0, images=580)))) == {0, 145}
+    assert set(np.unique(total(pool, partition("pfedla_noniid1", pool, 100, 0, images=580)))) == {
+        0,
+        145,
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -235,12 +294,15 @@ def test_noniid1_for_any_numbers(clients, classes, k, seed):
     table = total(pool, split)
     assert len(np.unique(table[table > 0])) == 1 and ((table > 0).sum(1) == k).all()
     assert np.array_equal(counts(pool, split, "test") > 0, table > 0)
-    assert len(np.unique(counts(pool, split, "train")[table > 0])) == 1  # train and test labels in one proportion
+    assert (
+        len(np.unique(counts(pool, split, "train")[table > 0])) == 1
+    )  # train and test labels in one proportion
 
 
 @pytest.mark.parametrize("clients", [10, 100])
 @pytest.mark.parametrize(
-    ("pool", "k", "major", "minor"), [(CIFAR10, 2, (101, 43), (27, 12)), (CIFAR100, 6, (37, 16), (2, 1))]
+    ("pool", "k", "major", "minor"),
+    [(CIFAR10, 2, (101, 43), (27, 12)), (CIFAR100, 6, (37, 16), (2, 1))],
 )
 def test_noniid2_exact_counts(pool, k, major, minor, clients):
     split = partition("pfedla_noniid2", pool, clients, 0)
@@ -264,7 +326,11 @@ def test_noniid2_keeps_its_ratio_in_a_small_pool():
 def test_similarity_set_ups(seed):
     held = total(CIFAR10, partition("pfedla_target", CIFAR10, 8, seed)) > 0
     overlap = (held[:, None] & held[None]).sum(2)
-    assert (np.diag(overlap) == 4).all() and overlap[0, 1:3].tolist() == [4, 3] and (overlap[0, 3:] <= 2).all()
+    assert (
+        (np.diag(overlap) == 4).all()
+        and overlap[0, 1:3].tolist() == [4, 3]
+        and (overlap[0, 3:] <= 2).all()
+    )
 
     i = np.arange(8)
     expected = np.maximum(0, 4 - np.abs(i[:, None] - i))
@@ -274,7 +340,9 @@ def test_similarity_set_ups(seed):
     assert set(np.unique(table)) == {0, 150}
 
     held = total(CIFAR100, partition("pfedla_ring", CIFAR100, 8, seed)) > 0
-    assert np.array_equal((held[:, None] & held[None]).sum(2), np.maximum(0, 12 - 3 * np.abs(i[:, None] - i)))
+    assert np.array_equal(
+        (held[:, None] & held[None]).sum(2), np.maximum(0, 12 - 3 * np.abs(i[:, None] - i))
+    )
     held = total(CIFAR100, partition("pfedla_target", CIFAR100, 8, seed)) > 0
     assert (held[0] & held[1:3]).sum(1).tolist() == [12, 9]
 
@@ -283,7 +351,8 @@ def test_similarity_set_ups(seed):
 
 
 @pytest.mark.parametrize(
-    ("pool", "k", "shard"), [(CIFAR10, 5, 600), (CIFAR100, 20, 150), (make_pool([550] * 200, 1 / 11), 40, 137)]
+    ("pool", "k", "shard"),
+    [(CIFAR10, 5, 600), (CIFAR100, 20, 150), (make_pool([550] * 200, 1 / 11), 40, 137)],
 )
 @pytest.mark.parametrize("distinct", [False, True])
 def test_shards_exact_counts(pool, k, shard, distinct):
@@ -314,11 +383,15 @@ def test_case_study_counts():
     distance = total_variation(table)
     assert distance[owner[:, None] == owner].max() == 0
     assert np.allclose(distance[owner[:, None] != owner], 0.8)
-    assert (((table > 60).reshape(5, 4, 10).all(1)).sum(0) == 1).all()  # every class is dominant in one group
+    assert (
+        ((table > 60).reshape(5, 4, 10).all(1)).sum(0) == 1
+    ).all()  # every class is dominant in one group
 
 
 def test_case_study_with_a_rest_below_one_sample_a_client():
-    table = total(DIGITS100, partition("groups", DIGITS100, 20, 0))  # 12 of 60 are IID, for 20 clients
+    table = total(
+        DIGITS100, partition("groups", DIGITS100, 20, 0)
+    )  # 12 of 60 are IID, for 20 clients
     assert (table.sum(1) == 20 * 12 + 60).all()
     table = total(DIGITS, partition("groups", DIGITS, 10, 0, share=1.0))
     assert ((table > 0).sum(1) == 2).all() and (table.sum(0) == np.bincount(DIGITS.y)).all()
@@ -335,7 +408,9 @@ def test_dirichlet_least_cap_and_ratio(seed, alpha):
     assert table.sum() == 60_000 and (table.sum(0) == 6000).all()
     assert table.sum(1).min() >= 40
     before = np.cumsum(table, axis=1) - table
-    assert (table[before >= 3000] == 0).all()  # a client with its n / N gets nothing of later classes
+    assert (
+        table[before >= 3000] == 0
+    ).all()  # a client with its n / N gets nothing of later classes
     for train, test in zip(split.train, split.test, strict=True):
         assert len(train) == (len(train) + len(test)) * 3 // 4
 
@@ -351,7 +426,9 @@ def test_dirichlet_of_fedaghn_and_of_the_training_part():
 
 def test_dirichlet_heterogeneity_falls_with_alpha():
     def spread(alpha):
-        return total_variation(total(CIFAR10, partition("dirichlet", CIFAR10, 20, 0, alpha=alpha))).mean()
+        return total_variation(
+            total(CIFAR10, partition("dirichlet", CIFAR10, 20, 0, alpha=alpha))
+        ).mean()
 
     assert spread(0.1) > spread(0.5) + 0.1 > spread(50.0) + 0.2 and spread(50.0) < 0.15
 
@@ -365,7 +442,10 @@ def test_dirichlet_least_never_above_half_the_mean():
 def test_dirichlet_falls_back_after_the_cap():
     low = total(DIGITS, partition("dirichlet", DIGITS, 20, 0, alpha=0.05)).sum(1).min()
     assert 10 <= low < 40
-    with pytest.raises(ValueError, match=r"none of 1000 draws gave all of them 40 .*raise alpha, lower clients, least"):
+    with pytest.raises(
+        ValueError,
+        match=r"none of 1000 draws gave all of them 40 .*raise alpha, lower clients, least",
+    ):
         partition("dirichlet", DIGITS, 20, 0, alpha=0.05, fallback_least=None)
     with pytest.raises(ValueError, match="none of 1000 draws gave all of them 10 "):
         partition("dirichlet", DIGITS, 20, 0, alpha=0.001)
@@ -375,11 +455,15 @@ def test_a_hopeless_dirichlet_is_given_up_early(monkeypatch):
     scheme, drawn = import_module("pfl_core.data.partition"), []
     table = scheme._dirichlet_table
     monkeypatch.setattr(scheme, "_dirichlet_table", lambda *a: drawn.append(0) or table(*a))
-    said = "none of 20 draws gave all of them 10 samples, the best left one with 0 and each .* short"
+    said = (
+        "none of 20 draws gave all of them 10 samples, the best left one with 0 and each .* short"
+    )
     with pytest.raises(ValueError, match=said):
         partition("dirichlet", CIFAR10, 1000, 0, alpha=0.02)
     assert len(drawn) == 20
-    with pytest.raises(ValueError, match="none of 1000 draws"):  # few clients are short: a later draw might serve them
+    with pytest.raises(
+        ValueError, match="none of 1000 draws"
+    ):  # few clients are short: a later draw might serve them
         partition("dirichlet", DIGITS, 20, 0, alpha=0.001)
 
 
@@ -390,7 +474,9 @@ def test_dirichlet_with_all_shares_at_full_clients_is_redrawn():
         def dirichlet(self, alpha):
             return self.draws.pop(0)
 
-    table = import_module("pfl_core.data.partition")._dirichlet_table(np.array([50, 50]), 2, 0.1, Forced())
+    table = import_module("pfl_core.data.partition")._dirichlet_table(
+        np.array([50, 50]), 2, 0.1, Forced()
+    )
     assert table.tolist() == [[50, 0], [0, 50]]
 
 
@@ -403,17 +489,28 @@ def test_500_clients_of_cifar100_come_to_an_end():
 def test_dirichlet_columns(seed, novel_alpha):
     split = partition("dirichlet_columns", CIFAR10, 100, seed, novel_alpha=novel_alpha)
     assert (total(CIFAR10, split).sum(1) >= 20).all()
-    for part, n in (("train", 40_000), ("val", 10_000), ("test", 10_000)):  # columns sum to 1, less the rounding
+    for part, n in (
+        ("train", 40_000),
+        ("val", 10_000),
+        ("test", 10_000),
+    ):  # columns sum to 1, less the rounding
         assert n - 1000 < counts(CIFAR10, split, part).sum() <= n
-    assert total_variation(counts(CIFAR10, split, "train") + 1e-9)[np.eye(100, dtype=bool)].max() == 0
+    assert (
+        total_variation(counts(CIFAR10, split, "train") + 1e-9)[np.eye(100, dtype=bool)].max() == 0
+    )
 
 
 def test_novel_clients_come_last_and_leave_the_training_shares_alone():
-    tables = [total(CIFAR10, partition("dirichlet_columns", CIFAR10, 100, 7, novel_alpha=a)) for a in (0.1, 1.0)]
+    tables = [
+        total(CIFAR10, partition("dirichlet_columns", CIFAR10, 100, 7, novel_alpha=a))
+        for a in (0.1, 1.0)
+    ]
     distance = [total_variation(np.vstack([a, tables[0]]))[:100, 100:].diagonal() for a in tables]
     assert distance[0].max() == 0 and distance[1][:90].max() < 0.2 < distance[1][90:].mean()
     nearest = [total_variation(table)[90:, :90].min(1).mean() for table in tables]
-    assert nearest[1] > nearest[0]  # clients of other label shares are farther from the training clients
+    assert (
+        nearest[1] > nearest[0]
+    )  # clients of other label shares are farther from the training clients
 
 
 # ---------------------------------------------------------------- pFedHN
@@ -421,7 +518,12 @@ def test_novel_clients_come_last_and_leave_the_training_shares_alone():
 
 @pytest.mark.parametrize(
     ("pool", "k", "clients", "used"),
-    [(CIFAR10, 2, 10, 2 / 3), (CIFAR10, 2, 50, 10 / 11), (CIFAR10, 2, 100, 20 / 21), (CIFAR10, 2, 75, 15 / 16)]
+    [
+        (CIFAR10, 2, 10, 2 / 3),
+        (CIFAR10, 2, 50, 10 / 11),
+        (CIFAR10, 2, 100, 20 / 21),
+        (CIFAR10, 2, 75, 15 / 16),
+    ]
     + [(CIFAR100, 10, 10, 1 / 2), (CIFAR100, 10, 50, 5 / 6), (CIFAR100, 10, 100, 10 / 11)],
 )
 def test_pfedhn_fractions_and_classes(pool, k, clients, used):
@@ -440,7 +542,9 @@ def test_pfedhn_fractions_and_classes(pool, k, clients, used):
 @given(st.integers(1, 12), st.integers(1, 10), st.integers(0, 10**6), st.booleans())
 def test_pfedhn_classes_are_distinct_for_any_k(clients, k, seed, leftover):
     pool = make_pool([200] * 10)
-    table = counts(pool, partition("pfedhn_classes", pool, clients, seed, k=k, leftover=leftover), "train")
+    table = counts(
+        pool, partition("pfedhn_classes", pool, clients, seed, k=k, leftover=leftover), "train"
+    )
     assert ((table > 0).sum(1) == k).all() and np.ptp((table > 0).sum(0)) <= 1
 
 
@@ -486,7 +590,9 @@ def test_total_variation_is_a_metric(rows):
 
 
 def test_label_counts_by_hand():
-    table = label_counts(np.array([0, 2, 2, 1]), [np.array([0, 1, 2]), np.array([], int), np.array([3])], 4)
+    table = label_counts(
+        np.array([0, 2, 2, 1]), [np.array([0, 1, 2]), np.array([], int), np.array([3])], 4
+    )
     assert table.tolist() == [[1, 0, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
 
 
@@ -539,14 +645,18 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "args", "message"), ERRORS, ids=[f"{e[0]}-{i}" for i, e in enumerate(ERRORS)])
+@pytest.mark.parametrize(
+    ("name", "args", "message"), ERRORS, ids=[f"{e[0]}-{i}" for i, e in enumerate(ERRORS)]
+)
 def test_errors_say_what_is_legal(name, args, message):
     with pytest.raises(ValueError) as error:
         partition(name, DIGITS, **({"clients": 10, "seed": 0} | args))
     assert message in str(error.value)
 
 
-LARGEST = [e for e in ERRORS if "largest legal value is" in e[2] and not e[0].startswith("dirichlet")]
+LARGEST = [
+    e for e in ERRORS if "largest legal value is" in e[2] and not e[0].startswith("dirichlet")
+]
 
 
 @pytest.mark.parametrize(("name", "args", "message"), LARGEST)
@@ -560,7 +670,9 @@ def test_the_largest_legal_number_of_clients_is_legal_and_the_largest(name, args
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_an_empty_class_is_named_where_every_class_is_needed(name):
-    pool = make_pool([60, 0, 60, 60, 60, 60], alphabet=np.repeat(np.arange(5), 60), worker=np.arange(300) % 12)
+    pool = make_pool(
+        [60, 0, 60, 60, 60, 60], alphabet=np.repeat(np.arange(5), 60), worker=np.arange(300) % 12
+    )
     pool.extra["coarse"] = pool.y
     if name in ("iid", "dirichlet", "alphabets", "workers"):
         assert len(partition(name, pool, 3, 0).train) == 3
@@ -577,7 +689,9 @@ def test_a_pool_without_official_test_part_is_refused(name):
         partition(name, pool, 10, 0)
 
 
-@pytest.mark.parametrize(("name", "column"), [("alphabets", "alphabet"), ("coarse", "coarse"), ("workers", "worker")])
+@pytest.mark.parametrize(
+    ("name", "column"), [("alphabets", "alphabet"), ("coarse", "coarse"), ("workers", "worker")]
+)
 def test_a_missing_column_is_named(name, column):
     with pytest.raises(ValueError, match=rf"extra\['{column}'\].*this pool has: none"):
         partition(name, CIFAR10, 10, 0)
@@ -589,14 +703,23 @@ def test_a_scheme_of_ones_own_is_checked_too(monkeypatch):
     def halves(pool, clients, rng, test=5):
         """Halves."""
         order = np.array_split(rng.permutation(len(pool.y)), clients)
-        return Split([i[test:] for i in order], [i[:0] for i in order], [i[: test + 1 - (test == 5)] for i in order])
+        return Split(
+            [i[test:] for i in order],
+            [i[:0] for i in order],
+            [i[: test + 1 - (test == 5)] for i in order],
+        )
 
     register_partition("halves", halves)
-    assert list_partitions()["halves"] == "Halves." and len(partition("halves", DIGITS, 2, 0).test[0]) == 5
+    assert (
+        list_partitions()["halves"] == "Halves."
+        and len(partition("halves", DIGITS, 2, 0).test[0]) == 5
+    )
     with pytest.raises(ValueError, match="handed out more than once"):
         partition("halves", DIGITS, 2, 0, test=6)
     with pytest.raises(ValueError, match=r"clients \[0, 1\] have no train samples"):
         partition("halves", DIGITS, 2, 0, test=10**4)
     register_partition("halves", halves)
-    with pytest.raises(ValueError, match="'iid' is one of the papers; register yours under another name"):
+    with pytest.raises(
+        ValueError, match="'iid' is one of the papers; register yours under another name"
+    ):
         register_partition("iid", halves)

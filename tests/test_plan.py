@@ -22,16 +22,31 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-HOW = dict(profile="smoke", artefacts=["table1"], methods=["fedavg", "lgfedavg", "pfedhn"], seeds=[1, 0], device="cpu")
+HOW = dict(
+    profile="smoke",
+    artefacts=["table1"],
+    methods=["fedavg", "lgfedavg", "pfedhn"],
+    seeds=[1, 0],
+    device="cpu",
+)
 
 
-def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(home, monkeypatch, capsys):
+def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(
+    home, monkeypatch, capsys
+):
     asked, sweep = [], sweeps.sweep
     monkeypatch.setattr(
-        sweeps, "sweep", lambda cells, **how: (asked.append([e.id for e in cells]), sweep(cells, **how))[1]
+        sweeps,
+        "sweep",
+        lambda cells, **how: (asked.append([e.id for e in cells]), sweep(cells, **how))[1],
     )
     table = plan.compute("pfedhn", **HOW)
-    rows = ["fedavg", "pfedhn", "pfedhn (literal sign)", "lgfedavg"]  # what starts from another run comes last
+    rows = [
+        "fedavg",
+        "pfedhn",
+        "pfedhn (literal sign)",
+        "lgfedavg",
+    ]  # what starts from another run comes last
     assert table.row.drop_duplicates().tolist() == rows and set(table.status) == {"done"}
     assert table.seed.tolist() == [0] * (len(table) // 2) + [1] * (len(table) // 2)
     assert asked == [table.run.tolist()] and set(table.column) == {"CIFAR-10, N=10"}
@@ -41,9 +56,7 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(home,
     pd.testing.assert_frame_equal(again, table)
     left = plan.plan("pfedhn", recompute=True, **HOW)
     assert (left.runs == left.cached).all() and (left["client-steps"] == 0).all()
-    words = (
-        "compute pfedhn --profile smoke --artefacts table1 --methods fedavg lgfedavg pfedhn --seeds 0 1 --device cpu"
-    )
+    words = "compute pfedhn --profile smoke --artefacts table1 --methods fedavg lgfedavg pfedhn --seeds 0 1 --device cpu"
     assert main(words.split()) == 0
     assert f"{table.run.nunique()} runs are there, 0 of them diverged" in capsys.readouterr().out
 
@@ -73,25 +86,35 @@ def test_wrong_ways_to_compute_are_refused_before_anything_is_trained(home, caps
     with pytest.raises(data.DatasetMissing, match="cifar10"):
         plan.compute("pfedhn", profile="medium", artefacts=["table1"])
     assert main("compute pfedhn --profile fast".split()) == 1
-    assert "profile: 'fast' is unknown" in capsys.readouterr().err and not list(home.glob("store/*/"))
+    assert "profile: 'fast' is unknown" in capsys.readouterr().err and not list(
+        home.glob("store/*/")
+    )
 
 
 def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
     cells = []
     monkeypatch.setattr(sweeps, "sweep", lambda some, **how: cells.extend(some))
-    monkeypatch.setattr(store, "load_result", lambda folder, e, **how: SimpleNamespace(meta={"status": "done"}))
+    monkeypatch.setattr(
+        store, "load_result", lambda folder, e, **how: SimpleNamespace(meta={"status": "done"})
+    )
     plan.compute("pfedhn", profile="medium", datasets=["digits"], device="cpu", jobs=2)
     order = [(e.tags["artefact"], e.seed) for e in cells]
     assert list(dict.fromkeys(order)) == [
         *(("table1", s) for s in range(3)), *(("fig3", s) for s in range(3)),
         *((a, s) for a in ("fig5", "table4") for s in range(2)),
     ]  # fmt: skip
-    assert {a for a, about in pfedhn.PAPER.artefacts.items() if about.medium} == {a for a, _ in order}
+    assert {a for a, about in pfedhn.PAPER.artefacts.items() if about.medium} == {
+        a for a, _ in order
+    }
 
 
 def test_steps_of_evaluations_after_local_training_are_counted_where_they_are_made():
     e = Experiment(clients=4, partition="iid", rounds=2, steps=3, participation=0.5)
-    visits = [plan.client_steps(e.but(eval_after=a, participation=p)) for a in (None, False, True) for p in (0.5, 1.0)]
+    visits = [
+        plan.client_steps(e.but(eval_after=a, participation=p))
+        for a in (None, False, True)
+        for p in (0.5, 1.0)
+    ]
     assert visits == [12, 24, 12, 24, 12 + 3 * 3 * 2, 24]
     assert plan.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * 3 * 1
 
@@ -107,16 +130,25 @@ def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
 def test_what_tuning_chooses_is_computed_and_planned(home):
     """At first the paper's own rate stands in the plan; where tuning is done, the rate with the best validation accuracy."""
     small = dict(
-        model="mlp", clients=3, rounds=1, max_samples=40, method="fedper", partition_args={"k": 10, "val": 0.2}
+        model="mlp",
+        clients=3,
+        rounds=1,
+        max_samples=40,
+        method="fedper",
+        partition_args={"k": 10, "val": 0.2},
     )
 
     def sweeps(scope):
         base = scope.base(paper, "fig2", "cifar10", **small)
         rates = {f"lr {lr:g}": {"lr": lr} for lr in (1e-6, 0.3)}
-        tuning = scope.sweep(paper, base.but(tags={"artefact": TUNING}), rates, {"a": {}}, seeds=(7,))
+        tuning = scope.sweep(
+            paper, base.but(tags={"artefact": TUNING}), rates, {"a": {}}, seeds=(7,)
+        )
         found, chosen = scope.finished(tuning[0].experiments()), "lr 1e-06"
         if found is not None:
-            seen = found[(found.split == "val") & (found.metric == "acc_pct") & (found["mean"] == "client")]
+            seen = found[
+                (found.split == "val") & (found.metric == "acc_pct") & (found["mean"] == "client")
+            ]
             chosen = seen.loc[seen.value.idxmax(), "row"]
         return [*tuning, *scope.sweep(paper, base, {"fedper": rates[chosen]}, {"a": {}})]
 
@@ -127,4 +159,6 @@ def test_what_tuning_chooses_is_computed_and_planned(home):
     table = plan.compute(paper, profile="smoke", device="cpu")
     assert set(table.status) == {"done"} and table.artefact.tolist() == [TUNING, TUNING, "fig2"]
     chosen = plan.planned(paper, profile="smoke")
-    assert [e.lr for e in chosen] == [1e-6, 0.3, 0.3] and [e.id for e in chosen] == table.run.tolist()
+    assert [e.lr for e in chosen] == [1e-6, 0.3, 0.3] and [
+        e.id for e in chosen
+    ] == table.run.tolist()

@@ -27,7 +27,12 @@ def rows(names=("fedavg", "fedper"), seeds=(0, 1), rounds=(0, 4, 8), metrics=("a
     """Accuracies 10 i + round + 2 seed of the i-th name, and what SPREAD adds for other metrics."""
     cells = itertools.product(enumerate(names), seeds, rounds, metrics)
     value = lambda i, s, r, m: SPREAD[m] + (m != "acc_sd") * (10.0 * i + r + 2 * s)  # noqa: E731
-    return pd.DataFrame([dict(row=n, seed=s, round=r, metric=m, value=value(i, s, r, m)) for (i, n), s, r, m in cells])
+    return pd.DataFrame(
+        [
+            dict(row=n, seed=s, round=r, metric=m, value=value(i, s, r, m))
+            for (i, n), s, r, m in cells
+        ]
+    )
 
 
 def legend(ax):
@@ -53,13 +58,22 @@ def test_every_method_has_a_name_a_colour_and_a_line_of_its_own():
     assert set(plots.PALETTE) == set(plots.DASHES) == set(plots.LABELS)
     assert {to_rgb(c) for c in plots.PALETTE.values()} <= set(SAFE)
     assert len(set(plots.LABELS.values())) == len(plots.LABELS)
-    assert len({(to_rgb(plots.PALETTE[m]), plots.DASHES[m]) for m in plots.LABELS}) == len(plots.LABELS)
+    assert len({(to_rgb(plots.PALETTE[m]), plots.DASHES[m]) for m in plots.LABELS}) == len(
+        plots.LABELS
+    )
     own = ["fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "local", "fedavg"]
-    assert len({to_rgb(plots.PALETTE[m]) for m in own}) == len(own) and {plots.DASHES[m] for m in own} == {""}
+    assert len({to_rgb(plots.PALETTE[m]) for m in own}) == len(own) and {
+        plots.DASHES[m] for m in own
+    } == {""}
 
 
 def test_colours_stay_with_the_method():
-    for names in (["fedper"], ["local", "fedper"], ["fedper", "x", "local"], ["x", "y", "z", "fedper"]):
+    for names in (
+        ["fedper"],
+        ["local", "fedper"],
+        ["fedper", "x", "local"],
+        ["x", "y", "z", "fedper"],
+    ):
         assert plots.colours(names)["fedper"] == plots.PALETTE["fedper"]
         assert plots.dashes(names)["fedper"] == plots.DASHES["fedper"]
         assert list(plots.colours(names)) == list(plots.dashes(names)) == names
@@ -71,7 +85,9 @@ def test_other_names_take_colours_that_no_method_here_has():
     many = plots.colours([*"abcdefghijklmno"])
     assert {to_rgb(c) for c in list(many.values())[:10]} == set(SAFE) and many["k"] == many["a"]
     assert plots.dashes([*"abcdefghijklmno"])["k"] != plots.dashes([*"abcdefghijklmno"])["a"]
-    assert set(plots.colours(list(plots.LABELS) + ["x"])) == {*plots.LABELS, "x"}, "no colour is free"
+    assert set(plots.colours(list(plots.LABELS) + ["x"])) == {*plots.LABELS, "x"}, (
+        "no colour is free"
+    )
 
 
 def test_label():
@@ -85,12 +101,16 @@ def test_label():
 # ---------------------------------------------------------------- panels
 
 
-@pytest.mark.parametrize(("n", "columns", "grid"), [(1, 3, (1, 1)), (3, 3, (1, 3)), (4, 3, (2, 3)), (2, 1, (2, 1))])
+@pytest.mark.parametrize(
+    ("n", "columns", "grid"), [(1, 3, (1, 1)), (3, 3, (1, 3)), (4, 3, (2, 3)), (2, 1, (2, 1))]
+)
 def test_panels(n, columns, grid):
     fig, axes = plots.panels(n, columns)
     shape = axes[0].get_gridspec()
     assert len(axes) == len(fig.axes) == n and (shape.nrows, shape.ncols) == grid
-    np.testing.assert_allclose(fig.get_size_inches(), [plots.PANEL[0] * grid[1], plots.PANEL[1] * grid[0]])
+    np.testing.assert_allclose(
+        fig.get_size_inches(), [plots.PANEL[0] * grid[1], plots.PANEL[1] * grid[0]]
+    )
     axes[0].set_ylim(3, 7)
     assert all(a.get_ylim() == (3, 7) for a in axes), "the y axis is shared"
     plt.close(fig)
@@ -114,7 +134,10 @@ def test_curves(ax):
     assert legend(ax) == ["FedAvg", "FedPer"] and ax.get_legend().get_title().get_text() == ""
     assert drawn(ax) == {plots.label(m): to_rgb(plots.PALETTE[m]) for m in ("fedavg", "fedper")}
     lines = [line for line in ax.lines if len(line.get_xdata())]
-    assert [line.get_xydata().tolist() for line in lines] == [[[0, 1], [4, 5], [8, 9]], [[0, 11], [4, 15], [8, 19]]]
+    assert [line.get_xydata().tolist() for line in lines] == [
+        [[0, 1], [4, 5], [8, 9]],
+        [[0, 11], [4, 15], [8, 19]],
+    ]
     assert {line.get_linestyle() for line in lines} == {"-"}
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
     assert (low, high) == (0, 10), "the band is the range over seeds"
@@ -122,12 +145,22 @@ def test_curves(ax):
 
 def test_curves_of_baselines_and_of_other_rows(ax):
     plots.curves(
-        rows(("fedprox", "K_P = 1", "fedper", "K_P = 2"), seeds=(0,)).rename(columns={"row": "who"}), ax, "who", "Loss"
+        rows(("fedprox", "K_P = 1", "fedper", "K_P = 2"), seeds=(0,)).rename(
+            columns={"row": "who"}
+        ),
+        ax,
+        "who",
+        "Loss",
     )
     assert legend(ax) == ["FedProx", "K_P = 1", "FedPer", "K_P = 2"] and ax.get_ylabel() == "Loss"
     lines = {n: h for h, n in zip(*ax.get_legend_handles_labels(), strict=True)}
     assert len(set(drawn(ax).values())) == 4
-    assert [lines[n].get_linestyle() for n in ("FedPer", "FedProx", "K_P = 1", "K_P = 2")] == ["-", "--", "-", "--"]
+    assert [lines[n].get_linestyle() for n in ("FedPer", "FedProx", "K_P = 1", "K_P = 2")] == [
+        "-",
+        "--",
+        "-",
+        "--",
+    ]
 
 
 def test_a_colour_does_not_depend_on_who_else_is_drawn(ax):
@@ -165,7 +198,10 @@ def test_bars(ax):
 def test_bars_by_hue(ax):
     frame = pd.concat([rows(rounds=(8,)).assign(column=c) for c in ("k=4", "k=10")])
     plots.bars(frame, ax, x="column", hue="row", y="Rank")
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["k=4", "k=10"] and ax.get_ylabel() == "Rank"
+    assert [t.get_text() for t in ax.get_xticklabels()] == [
+        "k=4",
+        "k=10",
+    ] and ax.get_ylabel() == "Rank"
     assert legend(ax) == ["FedAvg", "FedPer"]
     for m, colour in drawn(ax).items():
         key = {plots.label(n): n for n in plots.LABELS}[m]
@@ -177,7 +213,11 @@ def test_label_distribution(ax):
     assert plots.label_distribution(counts, ax, ["cat", "dog", "owl"]) is ax
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_legend()) == ("Client", "Class", None)
     dots = ax.collections[0]
-    assert dots.get_offsets().tolist() == [[0, 1], [0, 2], [1, 0]] and dots.get_sizes().tolist() == [120, 30, 60]
+    assert dots.get_offsets().tolist() == [
+        [0, 1],
+        [0, 2],
+        [1, 0],
+    ] and dots.get_sizes().tolist() == [120, 30, 60]
     assert to_rgb(dots.get_facecolor()[0]) == SAFE[0]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["cat", "dog", "owl"]
     assert ax.get_xlim() == (-0.7, 1.7) and ax.get_ylim() == (-0.7, 2.7)
@@ -207,11 +247,20 @@ def test_save_writes_a_picture_and_its_numbers_twice_alike(tmp_path):
     for folder in ("one", "two"):
         fig, (ax,) = plots.panels(1)
         plots.curves(frame, ax)
-        assert plots.save(fig, frame, tmp_path / folder / "deep" / "fig2") == tmp_path / folder / "deep" / "fig2.png"
+        assert (
+            plots.save(fig, frame, tmp_path / folder / "deep" / "fig2")
+            == tmp_path / folder / "deep" / "fig2.png"
+        )
         plt.close(fig)
-    one, two = ([(tmp_path / f / "deep" / f"fig2.{k}").read_bytes() for k in kinds] for f in ("one", "two"))
+    one, two = (
+        [(tmp_path / f / "deep" / f"fig2.{k}").read_bytes() for k in kinds] for f in ("one", "two")
+    )
     assert one == two and one[0].startswith(b"\x89PNG") and b"Software" not in one[0]
-    assert sorted(p.name for p in (tmp_path / "one" / "deep").iterdir()) == ["fig2.csv", "fig2.pdf", "fig2.png"]
+    assert sorted(p.name for p in (tmp_path / "one" / "deep").iterdir()) == [
+        "fig2.csv",
+        "fig2.pdf",
+        "fig2.png",
+    ]
     back = pd.read_csv(tmp_path / "one" / "deep" / "fig2.csv")
     pd.testing.assert_frame_equal(back, frame.round(4), check_dtype=False)
     assert one[1].splitlines()[:3] == [

@@ -42,12 +42,16 @@ def test_heats_share_one_scale_and_one_bar():
     fig = plots.heats({"conv1": one, "fc": two, "out": one}, columns=2, said="Cosine")
     maps, bar = panels_of(fig)
     assert [m.get_title() for m in maps] == ["conv1", "fc", "out"] and bar.get_ylabel() == "Cosine"
-    assert {m.collections[0].get_clim() for m in maps} == {(-1, 2)} and {m.get_aspect() for m in maps} == {1}
+    assert {m.collections[0].get_clim() for m in maps} == {(-1, 2)} and {
+        m.get_aspect() for m in maps
+    } == {1}
     for m, matrix in zip(maps, (one, two, one), strict=True):
         got = np.ma.filled(m.collections[0].get_array(), np.nan).reshape(2, 2)
         np.testing.assert_array_equal(got, matrix)
     assert [m.get_ylabel() for m in maps] == ["Receiving client", "", "Receiving client"]
-    assert [m.get_xlabel() for m in maps] == ["", "Source client", "Source client"], "below it there is none"
+    assert [m.get_xlabel() for m in maps] == ["", "Source client", "Source client"], (
+        "below it there is none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,15 +74,22 @@ def test_heats_end_where_they_are_told(kw, clim, extend):
 def test_heats_name_about_ten_clients(n, shown):
     (ax,), _ = panels_of(plots.heats({"a": np.zeros((n, n))}, x="giver", y="taker"))
     step = -(-n // 10)
-    assert ticks(ax.yaxis) == ticks(ax.xaxis) == [str(i) for i in range(0, n, step)] and len(ticks(ax.xaxis)) == shown
+    assert (
+        ticks(ax.yaxis) == ticks(ax.xaxis) == [str(i) for i in range(0, n, step)]
+        and len(ticks(ax.xaxis)) == shown
+    )
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("giver", "taker")
 
 
 def test_heats_take_labels():
-    maps, _ = panels_of(plots.heats({"square": np.eye(3), "wide": np.zeros((3, 4))}, labels=[*"xyz"]))
+    maps, _ = panels_of(
+        plots.heats({"square": np.eye(3), "wide": np.zeros((3, 4))}, labels=[*"xyz"])
+    )
     assert [ticks(m.yaxis) for m in maps] == [[*"xyz"]] * 2
     assert [ticks(m.xaxis) for m in maps] == [[*"xyz"], [*"0123"]]
-    with pytest.raises(ValueError, match="2 labels for the 3 rows of 'square'; give one for each row"):
+    with pytest.raises(
+        ValueError, match="2 labels for the 3 rows of 'square'; give one for each row"
+    ):
         plots.heats({"square": np.eye(3)}, labels=[*"xy"])
 
 
@@ -93,7 +104,9 @@ def test_heats_of_nothing():
 def cka(stages=("initial",)):
     """value: 1 - layer/10 - method/100 - stage/2 +- 1/1000 over two seeds; layers in no alphabetic order."""
     cells = [
-        dict(row=m, layer=name, stage=s, seed=k, value=1 - i / 10 - j / 100 - q / 2 + (k - 0.5) / 500)
+        dict(
+            row=m, layer=name, stage=s, seed=k, value=1 - i / 10 - j / 100 - q / 2 + (k - 0.5) / 500
+        )
         for j, m in enumerate(("flayer", "fedavg"))
         for i, name in enumerate(("stem", "conv", "logits", "a"))
         for q, s in enumerate(stages)
@@ -108,19 +121,35 @@ def lines(ax):
 
 def test_layers_go_in_the_model_s_order(ax):
     assert plots.layers(cka().drop(columns="stage"), ax, y="Linear CKA") is ax
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("", "Linear CKA") and legend(ax) == ["FLAYER", "FedAvg"]
-    assert ticks(ax.xaxis) == ["stem", "conv", "logits", "a"] and ax.xaxis.get_ticklabels()[0].get_rotation() == 30
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("", "Linear CKA") and legend(ax) == [
+        "FLAYER",
+        "FedAvg",
+    ]
+    assert (
+        ticks(ax.xaxis) == ["stem", "conv", "logits", "a"]
+        and ax.xaxis.get_ticklabels()[0].get_rotation() == 30
+    )
     got = lines(ax)
-    np.testing.assert_allclose([line.get_ydata() for line in got], [[1, 0.9, 0.8, 0.7], [0.99, 0.89, 0.79, 0.69]])
-    assert [to_rgb(line.get_color()) for line in got] == [to_rgb(plots.PALETTE[m]) for m in ("flayer", "fedavg")]
-    assert {line.get_marker() for line in got} == {"o"} and {line.get_linestyle() for line in got} == {"-"}
+    np.testing.assert_allclose(
+        [line.get_ydata() for line in got], [[1, 0.9, 0.8, 0.7], [0.99, 0.89, 0.79, 0.69]]
+    )
+    assert [to_rgb(line.get_color()) for line in got] == [
+        to_rgb(plots.PALETTE[m]) for m in ("flayer", "fedavg")
+    ]
+    assert {line.get_marker() for line in got} == {"o"} and {
+        line.get_linestyle() for line in got
+    } == {"-"}
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
     np.testing.assert_allclose((low, high), (0.699, 1.001), err_msg="the band is the range")
 
 
 def test_layers_may_be_numbers(ax):
     plots.layers(pd.DataFrame(dict(row="x", layer=[3, 1, 2], value=[5.0, 6, 7])), ax)
-    assert ticks(ax.xaxis) == ["3", "1", "2"] and lines(ax)[0].get_xydata().tolist() == [[0, 5], [1, 6], [2, 7]]
+    assert ticks(ax.xaxis) == ["3", "1", "2"] and lines(ax)[0].get_xydata().tolist() == [
+        [0, 5],
+        [1, 6],
+        [2, 7],
+    ]
 
 
 def test_layers_by_stage(ax):
@@ -156,14 +185,26 @@ def test_points(ax):
 
 def test_points_by_hue(ax):
     frame = pd.DataFrame(
-        dict(tv=[0, 1, 2, 0, 2, 1], acc=[0, 3, 3, 9, 5, 4], row=["fedper"] * 3 + ["fedprox"] * 2 + ["one"])
+        dict(
+            tv=[0, 1, 2, 0, 2, 1],
+            acc=[0, 3, 3, 9, 5, 4],
+            row=["fedper"] * 3 + ["fedprox"] * 2 + ["one"],
+        )
     )
     plots.points(frame, ax, "tv", "acc", hue="row", line=True)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("tv", "acc") and legend(ax) == ["FedPer", "FedProx", "one"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("tv", "acc") and legend(ax) == [
+        "FedPer",
+        "FedProx",
+        "one",
+    ]
     assert [c.get_offsets().tolist() for c in ax.collections][1:] == [[[0, 9], [2, 5]], [[1, 4]]]
     colour = plots.colours(["fedper", "fedprox", "one"])
-    assert [to_rgb(c.get_facecolor()[0]) for c in ax.collections] == [to_rgb(c) for c in colour.values()]
-    np.testing.assert_allclose([line.get_ydata() for line in ax.lines], [[0.5, 3.5], [9, 5]], err_msg="one x, no line")
+    assert [to_rgb(c.get_facecolor()[0]) for c in ax.collections] == [
+        to_rgb(c) for c in colour.values()
+    ]
+    np.testing.assert_allclose(
+        [line.get_ydata() for line in ax.lines], [[0.5, 3.5], [9, 5]], err_msg="one x, no line"
+    )
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
 
 
@@ -172,7 +213,9 @@ def test_points_by_hue(ax):
 
 @pytest.mark.parametrize(("groups", "named"), [(3, True), (20, True), (21, False)])
 def test_embedding(ax, groups, named):
-    frame = pd.DataFrame(dict(x=range(2 * groups), y=range(0, 4 * groups, 2), group=[*range(groups)] * 2))
+    frame = pd.DataFrame(
+        dict(x=range(2 * groups), y=range(0, 4 * groups, 2), group=[*range(groups)] * 2)
+    )
     assert plots.embedding(frame, ax) is ax
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("t-SNE 1", "t-SNE 2") and ax.get_aspect() == 1
     assert len(ax.get_xticks()) == len(ax.get_yticks()) == 0
@@ -196,27 +239,37 @@ def test_embedding_takes_names(ax):
 
 def test_reported(ax):
     frame = pd.DataFrame(
-        dict(row=["fedper", "x", "fedper", "local"], reported=[80, 60, 80, np.nan], reproduced=[70.0, 62, 72, 50])
+        dict(
+            row=["fedper", "x", "fedper", "local"],
+            reported=[80, 60, 80, np.nan],
+            reproduced=[70.0, 62, 72, 50],
+        )
     )
     assert plots.reported(frame, ax) is ax
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Test accuracy (%)", "")
     assert ticks(ax.yaxis) == ["FedPer", "x", "Local"] and ax.yaxis_inverted()
     assert legend(ax) == ["Reported", "Reproduced"]
-    np.testing.assert_array_equal([line.get_xdata() for line in ax.lines[:3]], [[80, 71], [60, 62], [np.nan, 50]])
+    np.testing.assert_array_equal(
+        [line.get_xdata() for line in ax.lines[:3]], [[80, 71], [60, 62], [np.nan, 50]]
+    )
     assert [line.get_ydata().tolist() for line in ax.lines[:3]] == [[0, 0], [1, 1], [2, 2]]
     here, paper = ax.collections[0:6:2], ax.collections[1:6:2]
     assert [c.get_offsets().tolist() for c in here] == [[[71, 0]], [[62, 1]], [[50, 2]]]
-    assert [c.get_offsets().tolist()[0] for c in paper[:2]] == [[80, 0], [60, 1]] and np.ma.is_masked(
-        paper[2].get_offsets()
-    )
+    assert [c.get_offsets().tolist()[0] for c in paper[:2]] == [
+        [80, 0],
+        [60, 1],
+    ] and np.ma.is_masked(paper[2].get_offsets())
     want = plots.colours(["fedper", "x", "local"])
     assert [to_rgb(c.get_facecolor()[0]) for c in here] == [to_rgb(c) for c in want.values()]
-    assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.45")} and not len(paper[0].get_facecolor())
+    assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.45")} and not len(
+        paper[0].get_facecolor()
+    )
 
 
 def test_ranges_from_worst_to_best_client(ax):
     frame = pd.DataFrame(
-        {"acc_min": [10.0, 30], "acc_max": [90.0, 80], "acc_pct": [50.0, 60]}, index=["fedavg", "fedper"]
+        {"acc_min": [10.0, 30], "acc_max": [90.0, 80], "acc_pct": [50.0, 60]},
+        index=["fedavg", "fedper"],
     )
     clients = pd.DataFrame({"row": "fedper", "acc_pct": [30.0, 50, 80]})
     plots.ranges(frame, ax, clients)

@@ -16,7 +16,14 @@ from pfl_core.experiments.build import client_data
 from pfl_core.util import paths
 
 SMALL = dict(
-    dataset="digits", partition="pfedla_noniid1", clients=4, model="mlp", batch=8, lr=0.1, max_samples=24, rounds=6
+    dataset="digits",
+    partition="pfedla_noniid1",
+    clients=4,
+    model="mlp",
+    batch=8,
+    lr=0.1,
+    max_samples=24,
+    rounds=6,
 )
 SMALL |= dict(eval_every=2)
 
@@ -52,14 +59,19 @@ def test_activations_are_what_the_next_layer_reads(tmp_path):
     assert list(cka) == ["conv1", "conv2", "fc1", "fc"] and list(at) == [0, 1]
     for m in cka.values():
         assert m.shape == (2, 4, 4)
-        assert np.allclose(m, m.transpose(0, 2, 1), atol=1e-5) and np.allclose(m.diagonal(0, 1, 2), 1, atol=1e-4)
+        assert np.allclose(m, m.transpose(0, 2, 1), atol=1e-5) and np.allclose(
+            m.diagonal(0, 1, 2), 1, atol=1e-4
+        )
     # After one round of training alone, deeper layers have moved further apart.
     mean = {layer: m[0][~np.eye(4, dtype=bool)].mean() for layer, m in cka.items()}
     assert mean["conv1"] > mean["fc"]
 
 
 def test_cka_before_any_training_is_1(tmp_path):
-    result = run(experiment("local", record=("cka",), eval_after=False, rounds=0, eval_every=1), store=tmp_path)
+    result = run(
+        experiment("local", record=("cka",), eval_after=False, rounds=0, eval_every=1),
+        store=tmp_path,
+    )
     assert all(np.allclose(m, 1, atol=1e-4) for m in result.probe("cka")[1].values())
 
 
@@ -72,7 +84,9 @@ def test_weights_are_recorded_at_every_evaluation(tmp_path):
     assert list(at) == [0, 2, 4, 6] and list(weights) == ["fc1", "fc"]
     for w in weights.values():
         assert w.shape == (4, 4, 4) and np.allclose(w.sum(2), 1, atol=1e-5)
-    assert np.allclose(weights["fc"][0], 0.25) and not np.allclose(weights["fc"][-1], 0.25, atol=1e-7)
+    assert np.allclose(weights["fc"][0], 0.25) and not np.allclose(
+        weights["fc"][-1], 0.25, atol=1e-7
+    )
     parts = shares(weights["fc"][-1], [0, 0, 1, 1])
     assert parts["self"] + parts["similar"] + 2 * parts["other"] == pytest.approx(1, abs=1e-5)
 
@@ -104,7 +118,9 @@ def test_cores_of_apple_differ_where_its_mixtures_do_not(tmp_path):
     e = experiment("apple", record=("cka", "cka_cores"), max_samples=60)
     result = run(e, store=tmp_path)
     (at, cka), (later, cores) = result.probe("cka"), result.probe("cka_cores")
-    assert at[0] == 0 and later[0] == 2 and list(cka) == list(cores), "at round 0 all cores are one model"
+    assert at[0] == 0 and later[0] == 2 and list(cka) == list(cores), (
+        "at round 0 all cores are one model"
+    )
     off = ~np.eye(4, dtype=bool)
     assert np.allclose(cores["fc"].diagonal(0, 1, 2), 1, atol=1e-4)
     assert cores["fc"][-1][off].mean() < cka["fc"][-1][off].mean()
@@ -113,13 +129,17 @@ def test_cores_of_apple_differ_where_its_mixtures_do_not(tmp_path):
 
 
 def test_costly_probes_keep_first_best_and_last(tmp_path):
-    result = run(experiment("pfedhn", record=("embeddings",), participation=0.25, rounds=12), store=tmp_path)
+    result = run(
+        experiment("pfedhn", record=("embeddings",), participation=0.25, rounds=12), store=tmp_path
+    )
     val = result.arrays["before/val/correct"]
     assert not val.any()  # no validation data: test data say which is best
     score = (result.arrays["before/test/correct"] / result.arrays["n/test"]).mean(1)
     best = int(result.arrays["rounds"][score.argmax()])
     at, found = result.probe("embeddings")
-    assert {0, best, 12} <= set(at.tolist()) and len(at) <= 3 + (score[:-1].argmax() != score.argmax())
+    assert {0, best, 12} <= set(at.tolist()) and len(at) <= 3 + (
+        score[:-1].argmax() != score.argmax()
+    )
     assert found["v"].shape == (len(at), 4, 2)
 
 
@@ -145,18 +165,15 @@ def test_recording_changes_no_number(tmp_path):
 
 def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
-    (tmp_path / "results").mkdir()
-    e, old = experiment(record=("weights",)), tmp_path / "old"
-    rows, result = runs.sweep([e], store=old), run(e, store=old)
-    rows.to_csv(tmp_path / "results" / "own.quick-digits.csv", index=False)
-    trained = []
-    monkeypatch.setattr(runs, "run", lambda e, **how: trained.append(e.id) or run(e, store=tmp_path / "third"))
-    runs.sweep([e], recompute=False, store=tmp_path / "new")
-    assert trained == [e.id]  # rows without their arrays do not stand for a run that records
-    store.save_arrays([e.id], tmp_path / "results" / "own.quick-digits.npz", old)
-    runs.sweep([e], recompute=False, store=tmp_path / "new")
-    assert trained == [e.id]
-    back = store.arrays_of(e.id, tmp_path / "new")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "old"))
+    e = experiment(record=("weights",))
+    rows, result = sweep([e]), run(e)
+    committed.save(rows, "own", "quick", "digits")
+    committed.publish("own")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "new"))
+    monkeypatch.setattr(sweeps, "run", lambda e, **how: pytest.fail("it trained"))
+    sweep([e], recompute=False)
+    back = committed.arrays_of(e.id)
     assert np.array_equal(back["probe/weights/fc"], result.probe("weights")[1]["fc"])
     assert np.array_equal(back["before/test/correct"], result.arrays["before/test/correct"])
 
@@ -183,11 +200,7 @@ def test_a_probe_that_cannot_be_is_refused_at_construction(method, record, said)
 
 def test_a_probe_that_was_not_recorded_is_named(tmp_path):
     result = run(experiment(rounds=1), store=tmp_path)
-    with pytest.raises(ValueError, match=r"'cka' was not recorded; run the Experiment with record=\('cka',\)"):
+    with pytest.raises(
+        ValueError, match=r"'cka' was not recorded; run the Experiment with record=\('cka',\)"
+    ):
         result.probe("cka")
-
-
-def test_runs_that_were_committed_as_rows_alone_have_no_arrays(tmp_path):
-    store.save_arrays(["0" * 16], tmp_path / "some.npz", tmp_path)
-    with np.load(tmp_path / "some.npz") as kept:
-        assert kept.files == []

@@ -62,7 +62,11 @@ def test_mode_follows_the_environment(monkeypatch):
 
 def test_worker_processes_leave_the_screen_to_their_parent(monkeypatch):
     monkeypatch.setattr(multiprocessing, "parent_process", object)
-    assert mode({}, Terminal()) == mode({"JPY_SESSION_NAME": "fedper.ipynb"}, io.StringIO()) == "silent"
+    assert (
+        mode({}, Terminal())
+        == mode({"JPY_SESSION_NAME": "fedper.ipynb"}, io.StringIO())
+        == "silent"
+    )
     assert mode({}, io.StringIO()) == mode({"PFL_HEADLESS": "1"}, Terminal()) == "log"
 
 
@@ -78,7 +82,10 @@ def test_log_has_a_line_every_ten_seconds(clock, shown):
         clock.steps(bar, 1, 55, 1.0, "acc 50")
     lines = out.getvalue().splitlines()
     assert lines[0] == "rounds 10/100, acc 50, 00:10, 01:30 left"
-    assert lines[-2:] == ["rounds 50/100, acc 50, 00:50, 00:50 left", "rounds 55/100, acc 50, 00:55, 00:00 left"]
+    assert lines[-2:] == [
+        "rounds 50/100, acc 50, 00:50, 00:50 left",
+        "rounds 55/100, acc 50, 00:55, 00:00 left",
+    ]
     assert len(lines) == 6 and "\r" not in out.getvalue()
 
 
@@ -96,7 +103,9 @@ def test_terminal_redraws_one_line(clock, shown):
         clock.steps(bar, 1, 4, 0.5, "61.2 %")
     text = out.getvalue()
     assert text.count("\n") == 1 and text.endswith("\n") and text.count("\r") == 5
-    assert "rounds 1/4  25%|" in text and "00:00<00:01, 61.2 %" in text and "rounds 4/4 100%|" in text
+    assert (
+        "rounds 1/4  25%|" in text and "00:00<00:01, 61.2 %" in text and "rounds 4/4 100%|" in text
+    )
 
 
 def test_an_error_says_where_it_stopped(clock, shown):
@@ -105,7 +114,10 @@ def test_an_error_says_where_it_stopped(clock, shown):
         clock.steps(bar, 1, 1, 10.0)
         clock.steps(bar, 2, 2, 5.0)
         raise RuntimeError
-    assert out.getvalue().splitlines() == ["rounds 1/9, 00:10, 01:20 left", "rounds 2/9, 00:15, 00:52 left"]
+    assert out.getvalue().splitlines() == [
+        "rounds 1/9, 00:10, 01:20 left",
+        "rounds 2/9, 00:15, 00:52 left",
+    ]
 
 
 def test_a_nested_one_moves_the_outer_one(clock, shown):
@@ -137,7 +149,10 @@ def test_widget_shows_count_note_and_time(clock, shown, monkeypatch):
     with Progress(4, "rounds", done=0) as bar:
         clock.steps(bar, 1, 2, 1.0, "61.2 %")
         (box,) = displayed
-        words = [html.unescape(child.value).replace("\u2007", " ") for child in (box.children[0], box.children[2])]
+        words = [
+            html.unescape(child.value).replace("\u2007", " ")
+            for child in (box.children[0], box.children[2])
+        ]
         assert box.children[1].value == 2 and words == ["rounds 2/4  50%", " 00:02<00:02, 61.2 %"]
     assert box.children[1].bar_style == "success"  # ended early, but in good order
     with pytest.raises(RuntimeError), Progress(4, "rounds", done=0) as bar:

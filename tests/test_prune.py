@@ -53,7 +53,12 @@ def strangers(home, elsewhere):
     for name in ("my_notes", "backup2024", "0123456789ABCDEF", "2" * 15, "3" * 17):
         put(there / name, run_id="3" * 16)
     put(there / ("4" * 16), run_id="5" * 16)  # another run's, copied
-    for name, text in (("6" * 16, "{}"), ("7" * 16, "[1]"), ("8" * 16, "half a fi"), ("9" * 16, '{"meta": {}}')):
+    for name, text in (
+        ("6" * 16, "{}"),
+        ("7" * 16, "[1]"),
+        ("8" * 16, "half a fi"),
+        ("9" * 16, '{"meta": {}}'),
+    ):
         (there / name).mkdir()
         (there / name / "experiment.json").write_text(text)
     (there / ("e" * 16)).mkdir()  # nothing in it
@@ -78,11 +83,15 @@ def test_only_runs_are_found(home, tmp_path):
     before = tree(tmp_path)
     found = prune.find()
     assert ids(found) == ["a", "c", "b", "d"]  # oldest first
-    assert [f.status for f in found if f.id == B] == ["failed"] and [f.named for f in found if f.id == D] == [True]
+    assert [f.status for f in found if f.id == B] == ["failed"] and [
+        f.named for f in found if f.id == D
+    ] == [True]
     assert tree(tmp_path) == before  # looking leaves no locks
     assert main(["prune", "--all", "--yes"]) == 0
     left = tree(tmp_path)
-    assert {p for p in before if not p.startswith(tuple(f"runs/store/{i}" for i in (A, B, C, D)))} <= left
+    assert {
+        p for p in before if not p.startswith(tuple(f"runs/store/{i}" for i in (A, B, C, D)))
+    } <= left
     assert not {f"runs/store/{i}" for i in (A, B, C, D)} & left
 
 
@@ -110,7 +119,10 @@ def test_filters(home, filters, want):
     [
         ("12ab", "no run of .*store that may be moved begins with '12ab'"),
         ("a", "four digits at least"),
-        ("--status broken", "status 'broken' is unknown; known are done, failed, unfinished, aside"),
+        (
+            "--status broken",
+            "status 'broken' is unknown; known are done, failed, unfinished, aside",
+        ),
     ],
 )
 def test_wrong_words(home, words, line, capsys):
@@ -141,7 +153,9 @@ def test_on_a_terminal_it_asks(home, answer, monkeypatch):
     asked = []
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or answer)
     assert main(["prune", "--method", "fedavg", "--dataset", "digits"]) == 0
-    assert len(asked) == 1 and asked[0].startswith("move these 1 (") and asked[0].endswith("? [y/N] ")
+    assert (
+        len(asked) == 1 and asked[0].startswith("move these 1 (") and asked[0].endswith("? [y/N] ")
+    )
     assert (home / "store" / A).is_dir() == (answer not in ("y", "YES"))
 
 
@@ -150,16 +164,25 @@ def test_what_is_moved_lies_in_the_trash_whole_and_can_come_back(home, capsys):
     before = {p.name: p.read_bytes() for p in (home / "store" / B).iterdir()}
     assert main(["prune", B[:6], "--yes"]) == 0
     (day,) = (home / "trash").iterdir()
-    assert day.name == f"{datetime.now():%Y-%m-%d}" and f"1 moved to {day}" in capsys.readouterr().out
+    assert (
+        day.name == f"{datetime.now():%Y-%m-%d}" and f"1 moved to {day}" in capsys.readouterr().out
+    )
     assert {p.name: p.read_bytes() for p in (day / B).iterdir()} == before
-    assert prune.trashed() == [(day / B, size)] and not list((home / "store").glob(f"{B}*"))  # nor a lock
+    assert prune.trashed() == [(day / B, size)] and not list(
+        (home / "store").glob(f"{B}*")
+    )  # nor a lock
     shutil.copytree(day / B, home / "store" / B)
-    assert main(["prune", B, "--yes"]) == 0 and len(prune.trashed()) == 2  # a second one of the same day
+    assert (
+        main(["prune", B, "--yes"]) == 0 and len(prune.trashed()) == 2
+    )  # a second one of the same day
     assert {p.name for p in (home / "store").iterdir()} == {A, C, D}
 
 
 def test_only_the_trash_is_emptied_and_only_of_runs(home, tmp_path, capsys):
-    assert main(["prune", "--empty-trash", "--yes"]) == 0 and "the trash is empty" in capsys.readouterr().out
+    assert (
+        main(["prune", "--empty-trash", "--yes"]) == 0
+        and "the trash is empty" in capsys.readouterr().out
+    )
     assert main(["prune", A, B, "--yes"]) == 0
     (day,) = (home / "trash").iterdir()
     (day / "my notes").mkdir()
@@ -170,9 +193,18 @@ def test_only_the_trash_is_emptied_and_only_of_runs(home, tmp_path, capsys):
     (home / "trash" / "2026-01-01").symlink_to(outside.parent)
     capsys.readouterr()
     assert main(["prune", "--empty-trash"]) == 0
-    assert "add --yes to delete these 2 for ever (2.0 MB)" in capsys.readouterr().out and (day / A).is_dir()
+    assert (
+        "add --yes to delete these 2 for ever (2.0 MB)" in capsys.readouterr().out
+        and (day / A).is_dir()
+    )
     assert main(["prune", "--empty-trash", "--yes"]) == 0
-    assert tree(home / "trash") == {day.name, f"{day.name}/my notes", f"{day.name}/{C}", "mine", "2026-01-01"}
+    assert tree(home / "trash") == {
+        day.name,
+        f"{day.name}/my notes",
+        f"{day.name}/{C}",
+        "mine",
+        "2026-01-01",
+    }
     assert (outside / "models.pt").exists() and (home / "store" / C).is_dir()
 
 
@@ -180,27 +212,39 @@ def test_a_trash_that_is_a_link_is_refused(home, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (home / "trash").symlink_to(tmp_path / "other")
     for words in (["prune", "--yes"], ["prune", "--empty-trash", "--yes"]):
-        assert main(words) == 1 and "trash is a link, and links are not followed" in capsys.readouterr().err
+        assert (
+            main(words) == 1
+            and "trash is a link, and links are not followed" in capsys.readouterr().err
+        )
     assert (home / "store" / A).is_dir() and not list((tmp_path / "other").iterdir())
 
 
 def test_runs_that_are_computed_just_now_stay(home):
     unfinished = put(home / "store" / f"{A}.part", run_id=A)
     damaged = put(home / "store" / f"{C}.damaged1", run_id=C)
-    assert {f.path for f in prune.find() if f.status in ("unfinished", "aside")} == {damaged}  # the other may go on
+    assert {f.path for f in prune.find() if f.status in ("unfinished", "aside")} == {
+        damaged
+    }  # the other may go on
     found = prune.find(status=["unfinished", "aside", "done"])
     assert {f.path for f in found} >= {unfinished, damaged, home / "store" / A}
     with FileLock(home / "store" / f"{A}.lock"):
         assert A not in {f.id for f in prune.find(status=["unfinished", "done"])}
         away, moved = prune.move(found)  # begun after it was listed
-        assert {f.id for f in moved} == {C, D} and unfinished.is_dir() and (home / "store" / A).is_dir()
+        assert (
+            {f.id for f in moved} == {C, D}
+            and unfinished.is_dir()
+            and (home / "store" / A).is_dir()
+        )
     assert damaged.name in {p.name for p in away.iterdir()}
 
 
 def test_rows_that_are_damaged_stop_it(home, capsys):
     (home / "results" / "flayer.quick-digits.csv").write_text("run\n")
     assert main(["prune", "--yes"]) == 1
-    assert "flayer.quick-digits.csv is damaged" in capsys.readouterr().err and (home / "store" / D).is_dir()
+    assert (
+        "flayer.quick-digits.csv is damaged" in capsys.readouterr().err
+        and (home / "store" / D).is_dir()
+    )
 
 
 def test_another_disk_is_said_and_nothing_moved(home, monkeypatch, capsys):

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 PUBLISHED = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_core/papers/published/fedaghn.csv", dtype=str, keep_default_na=False
+    Path(__file__).parents[1] / "pfl_core/papers/published/fedaghn.csv",
+    dtype=str,
+    keep_default_na=False,
 ).assign(number=lambda f: f["value"].astype(float))
 
 DATA = ["CIFAR-10", "CIFAR-100", "CIFAR-100*", "TINY"]
@@ -36,7 +38,16 @@ def table(name, values="number"):
 
 
 def test_columns_are_the_agreed_ones_and_no_number_is_there_twice():
-    assert list(PUBLISHED)[:-1] == ["paper", "table", "row", "column", "metric", "value", "std", "note"]
+    assert list(PUBLISHED)[:-1] == [
+        "paper",
+        "table",
+        "row",
+        "column",
+        "metric",
+        "value",
+        "std",
+        "note",
+    ]
     assert set(PUBLISHED["paper"]) == {"fedaghn"}
     assert set(PUBLISHED["table"]) == {*TABLES, "text"}
     assert not PUBLISHED.duplicated(["table", "row", "column", "metric"]).any()
@@ -116,10 +127,15 @@ def test_weight_of_a_client_itself_never_rises():
 
 def test_similar_clients_weigh_more_than_others_and_most_so_in_deep_layers():
     weights = table("table4")
-    gap = {depth: weights.loc[f"{depth}, similar", STAGES] - weights.loc[f"{depth}, other", STAGES] for depth in DEPTHS}
+    gap = {
+        depth: weights.loc[f"{depth}, similar", STAGES] - weights.loc[f"{depth}, other", STAGES]
+        for depth in DEPTHS
+    }
     assert (gap["shallow"] > 0).all() and (gap["deep"] > gap["shallow"]).all()
     assert gap["shallow"].is_monotonic_decreasing
-    said = PUBLISHED.query("table == 'text' and column == 'shallow, Final, similar - other'")["number"].item()
+    said = PUBLISHED.query("table == 'text' and column == 'shallow, Final, similar - other'")[
+        "number"
+    ].item()
     assert round(gap["shallow"]["Final"], 3) == said == 0.008
     ratio = weights.loc["deep, similar", "Final"] / weights.loc["deep, other", "Final"]
     assert ratio == pytest.approx(2, abs=0.1)  # "approximately twice"
@@ -135,12 +151,16 @@ def test_table_2_begins_with_a_column_of_table_1():
 def test_full_method_of_the_ablation_is_the_last_row_of_table_1():
     for values in ("value", "std"):
         full = table("apptable1", values).loc["fedaghn", DATA]
-        assert list(full) == list(table("table1", values).loc["fedaghn", [f"Dir(0.1), {data}" for data in DATA]])
+        assert list(full) == list(
+            table("table1", values).loc["fedaghn", [f"Dir(0.1), {data}" for data in DATA]]
+        )
 
 
 def test_appendix_table_2_repeats_the_final_weights_of_table_4():
     final = table("table4", "value").loc[[f"whole, {client}" for client in CLIENTS], "Final"]
-    assert list(table("apptable2", "value").loc["fedaghn", ["Self", "Similar", "Other"]]) == list(final)
+    assert list(table("apptable2", "value").loc["fedaghn", ["Self", "Similar", "Other"]]) == list(
+        final
+    )
 
 
 def test_weights_of_the_other_methods_sum_to_one_too():
@@ -152,7 +172,10 @@ def test_weights_of_the_other_methods_sum_to_one_too():
 def test_fedaghn_leads_every_column_but_pathological_cifar10():
     best = table("table1").idxmax().to_dict()
     assert best == dict.fromkeys(SPLITS, "fedaghn") | {"Pathological, CIFAR-10": "fedpac"}
-    assert list(table("table1")["Pathological, CIFAR-10"].nlargest(2).index) == ["fedpac", "fedaghn"]
+    assert list(table("table1")["Pathological, CIFAR-10"].nlargest(2).index) == [
+        "fedpac",
+        "fedaghn",
+    ]
     for name in ("table2", "table3", "apptable1"):
         assert set(table(name).idxmax()) == {"fedaghn"}
 
@@ -185,4 +208,9 @@ def test_leaving_p_out_costs_more_than_leaving_q_out():
 def test_leaving_both_out_costs_most_on_average_but_not_in_every_column():
     ablation = table("apptable1")
     assert ablation.mean(axis=1).idxmin() == "w/o p and q"
-    assert ablation.idxmin()[DATA].to_list() == ["per client", "w/o p and q", "per client", "w/o p and q"]
+    assert ablation.idxmin()[DATA].to_list() == [
+        "per client",
+        "w/o p and q",
+        "per client",
+        "w/o p and q",
+    ]

@@ -9,18 +9,38 @@ import pandas as pd
 import pytest
 
 PUBLISHED = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_core/papers/published/flayer.csv", dtype=str, keep_default_na=False
+    Path(__file__).parents[1] / "pfl_core/papers/published/flayer.csv",
+    dtype=str,
+    keep_default_na=False,
 ).assign(number=lambda f: f["value"].astype(float))
 
-IMAGES = [f"{data}, {net}" for net in ("CNN", "ResNet-18") for data in ("CIFAR-10", "CIFAR-100", "Tiny")]
+IMAGES = [
+    f"{data}, {net}" for net in ("CNN", "ResNet-18") for data in ("CIFAR-10", "CIFAR-100", "Tiny")
+]
 RIVALS = ["apple", "ditto", "fedamp", "fedper", "fedrep", "fedala"]
 METHODS = ["fedavg", *RIVALS, "flayer"]
-TEN = ["fedavg", "apple", "ditto", "fedamp", "gpfl", "fedper", "fedrep", "fedcp", "fedala", "flayer"]
+TEN = [
+    "fedavg",
+    "apple",
+    "ditto",
+    "fedamp",
+    "gpfl",
+    "fedper",
+    "fedrep",
+    "fedcp",
+    "fedala",
+    "flayer",
+]
 R18 = "CIFAR-100, ResNet-18"
 COSTS = ["iterations", "total_s"]
 TEXT, TRAINED = "AG News, fastText", "train_acc_pct"
 TABLES = {  # rows, columns, metrics, whether accuracies come with a deviation; 5c prints a dash for the rows that are not here
-    "table1": (["fedavg", "apple", "fedper", "fedala"], [R18], [*COSTS, "s_per_iteration", "acc_pct"], False),
+    "table1": (
+        ["fedavg", "apple", "fedper", "fedala"],
+        [R18],
+        [*COSTS, "s_per_iteration", "acc_pct"],
+        False,
+    ),
     "table2": (METHODS, [*IMAGES, TEXT], ["acc_pct"], True),
     "table3": (METHODS, IMAGES, COSTS, False),
     "table4": (["s=3", "s=2", "s=1"], ["CIFAR-100, CNN", R18], ["acc_pct"], False),
@@ -48,7 +68,16 @@ def said(row, column):
 
 
 def test_columns_are_the_agreed_ones_and_no_number_is_there_twice():
-    assert list(PUBLISHED)[:-1] == ["paper", "table", "row", "column", "metric", "value", "std", "note"]
+    assert list(PUBLISHED)[:-1] == [
+        "paper",
+        "table",
+        "row",
+        "column",
+        "metric",
+        "value",
+        "std",
+        "note",
+    ]
     assert set(PUBLISHED["paper"]) == {"flayer"}
     assert set(PUBLISHED["table"]) == {*TABLES, "text"}
     assert not PUBLISHED.duplicated(["table", "row", "column", "metric"]).any()
@@ -59,19 +88,28 @@ def test_every_cell_is_there(name):
     rows, columns, metrics, deviation = TABLES[name]
     part = PUBLISHED[PUBLISHED["table"] == name]
     cells = set(zip(part["row"], part["column"], part["metric"], strict=True))
-    assert cells == {(r, c, TRAINED if c == TEXT else m) for r in rows for c in columns for m in metrics}
+    assert cells == {
+        (r, c, TRAINED if c == TEXT else m) for r in rows for c in columns for m in metrics
+    }
     assert list(part["row"].drop_duplicates()) == rows  # in the order of the paper
     assert ((part["std"] != "") == (deviation & part["metric"].isin(["acc_pct", TRAINED]))).all()
 
 
 def test_training_accuracy_is_noted_as_such():
     texts = PUBLISHED[PUBLISHED["metric"] == TRAINED]
-    assert set(texts["column"]) == {TEXT} and texts["note"].str.startswith("accuracy on training texts").all()
-    assert TEXT not in set(PUBLISHED.query("metric == 'acc_pct'")["column"])  # compared with no test accuracy
+    assert (
+        set(texts["column"]) == {TEXT}
+        and texts["note"].str.startswith("accuracy on training texts").all()
+    )
+    assert TEXT not in set(
+        PUBLISHED.query("metric == 'acc_pct'")["column"]
+    )  # compared with no test accuracy
 
 
 def test_counts_of_numbers():
-    counts = dict(table1=16, table2=56, table3=96, table4=6, table5a=20, table5b=30, table5c=12, text=14)
+    counts = dict(
+        table1=16, table2=56, table3=96, table4=6, table5a=20, table5b=30, table5c=12, text=14
+    )
     assert PUBLISHED["table"].value_counts().to_dict() == counts
 
 
@@ -99,7 +137,10 @@ def test_numbers_are_printed_as_such_and_lie_in_sensible_ranges():
     assert tables["value"][whole].str.fullmatch(r"\d+").all()
     assert tables["value"][~whole].str.fullmatch(r"\d+\.\d\d").all()
     assert tables["std"][tables["std"] != ""].str.fullmatch(r"0\.\d\d").all()
-    low, high = dict(acc_pct=18, iterations=16, total_s=300), dict(acc_pct=99, iterations=200, total_s=32000)
+    low, high = (
+        dict(acc_pct=18, iterations=16, total_s=300),
+        dict(acc_pct=99, iterations=200, total_s=32000),
+    )
     for metric, least in low.items():
         assert tables.loc[tables["metric"] == metric, "number"].between(least, high[metric]).all()
 
@@ -110,9 +151,10 @@ def test_every_deviation_is_below_one_point():
 
 def test_total_time_is_a_whole_number_of_seconds_an_iteration():
     assert (table("table3", "total_s") % table("table3", "iterations") == 0).all(axis=None)
-    assert (table("table1", "total_s") == table("table1", "iterations") * table("table1", "s_per_iteration")).all(
-        axis=None
-    )
+    assert (
+        table("table1", "total_s")
+        == table("table1", "iterations") * table("table1", "s_per_iteration")
+    ).all(axis=None)
 
 
 def test_table_1_repeats_tables_2_and_3():
@@ -132,8 +174,12 @@ def test_tables_4_and_5_repeat_table_2_where_the_setting_is_the_same():
         assert cell("table5a", method, "Dir(0.1)") == cell("table5b", method, "N=20")
     for method in METHODS:
         assert cell("table5a", method, "Dir(0.1)") == cell("table2", method, R18)
-    assert cell("table5c", "fedavg", R18) == cell("table2", "flayer", R18)  # FLAYER is FLAYER applied to FedAvg
-    assert cell("table4", "s=1", "CIFAR-100, CNN")[0] == cell("table2", "flayer", "CIFAR-100, CNN")[0]
+    assert cell("table5c", "fedavg", R18) == cell(
+        "table2", "flayer", R18
+    )  # FLAYER is FLAYER applied to FedAvg
+    assert (
+        cell("table4", "s=1", "CIFAR-100, CNN")[0] == cell("table2", "flayer", "CIFAR-100, CNN")[0]
+    )
     assert cell("table4", "s=2", R18)[0] == cell("table2", "flayer", R18)[0]
 
 
@@ -141,25 +187,43 @@ def test_improvement_over_six_methods_is_that_of_the_abstract():
     gain = table("table2").loc["flayer"] - table("table2").loc[RIVALS]
     assert gain.size == 42
     assert gain.stack().mean() == pytest.approx(5.43, abs=0.005)
-    assert gain.stack().max() == pytest.approx(14.29, abs=1e-9) == said("flayer", "over six pFL methods, max")
+    assert (
+        gain.stack().max()
+        == pytest.approx(14.29, abs=1e-9)
+        == said("flayer", "over six pFL methods, max")
+    )
     assert said("flayer", "over six pFL methods, mean") == round(gain.stack().mean(), 1)
 
 
 @pytest.mark.parametrize(
-    ("method", "points"), [("fedper", 18.12), ("fedrep", 19.77), ("fedala", 22.75), ("flayer", 24.18)]
+    ("method", "points"),
+    [("fedper", 18.12), ("fedrep", 19.77), ("fedala", 22.75), ("flayer", 24.18)],
 )
 def test_improvement_over_fedavg_is_a_mean_of_the_image_tasks_alone(method, points):
     gain = table("table2").loc[method] - table("table2").loc["fedavg"]
     assert gain[IMAGES].mean() == pytest.approx(points, abs=0.005)
-    assert 0 <= gain[IMAGES].mean() - said(method, "over FedAvg, mean") < 0.1  # the text cuts digits off
+    assert (
+        0 <= gain[IMAGES].mean() - said(method, "over FedAvg, mean") < 0.1
+    )  # the text cuts digits off
     assert gain.mean() < said(method, "over FedAvg, mean") - 0.4  # AG News would lower it
 
 
 def test_cost_reductions_are_those_of_the_text_but_for_the_largest():
     total = table("table3", "total_s")
-    against = {method: 100 * (1 - total.loc["flayer"] / total.loc[method]) for method in ("fedavg", "fedala")}
-    assert round(against["fedavg"].mean(), 1) == 58.9 == said("flayer", "total time against FedAvg, mean")
-    assert round(against["fedala"].mean(), 1) == 52.7 == said("flayer", "total time against FedALA, mean")
+    against = {
+        method: 100 * (1 - total.loc["flayer"] / total.loc[method])
+        for method in ("fedavg", "fedala")
+    }
+    assert (
+        round(against["fedavg"].mean(), 1)
+        == 58.9
+        == said("flayer", "total time against FedAvg, mean")
+    )
+    assert (
+        round(against["fedala"].mean(), 1)
+        == 52.7
+        == said("flayer", "total time against FedALA, mean")
+    )
     assert against["fedavg"].max() == pytest.approx(80.0, abs=1e-9)
     assert said("flayer", "total time against FedAvg, max") == 80.1
 

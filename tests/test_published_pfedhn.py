@@ -5,7 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-ROWS = pd.read_csv(Path(__file__).parents[1] / "pfl_core/papers/published/pfedhn.csv", keep_default_na=False, dtype=str)
+ROWS = pd.read_csv(
+    Path(__file__).parents[1] / "pfl_core/papers/published/pfedhn.csv",
+    keep_default_na=False,
+    dtype=str,
+)
 NUMBERS = ROWS.assign(value=ROWS["value"].astype(float))
 OURS = ["pfedhn", "pfedhn_pc"]
 
@@ -48,10 +52,27 @@ def printed_gain(table):
 
 
 def test_the_file_is_one_number_a_line():
-    assert list(ROWS.columns) == ["paper", "table", "row", "column", "metric", "value", "std", "note"]
+    assert list(ROWS.columns) == [
+        "paper",
+        "table",
+        "row",
+        "column",
+        "metric",
+        "value",
+        "std",
+        "note",
+    ]
     assert set(ROWS["paper"]) == {"pfedhn"}
     assert not ROWS.duplicated(["table", "row", "column", "metric"]).any()
-    counts = {"table1": 56, "table2": 30, "table3": 12, "table4": 3, "fig6": 2, "appc5": 2, "text": 4}
+    counts = {
+        "table1": 56,
+        "table2": 30,
+        "table3": 12,
+        "table4": 3,
+        "fig6": 2,
+        "appc5": 2,
+        "text": 4,
+    }
     assert ROWS["table"].value_counts().to_dict() == counts
 
 
@@ -74,7 +95,10 @@ def test_every_cell_of_every_table_is_there(table):
 )
 def test_values_are_accuracies_with_a_spread_and_columns_keep_their_sums(table, totals, spread):
     rows = ROWS[ROWS["table"] == table]
-    assert rows["value"].str.fullmatch(r"\d{1,2}\.\d{1,2}").all() and rows["std"].str.fullmatch(r"[0-7]\.\d\d").all()
+    assert (
+        rows["value"].str.fullmatch(r"\d{1,2}\.\d{1,2}").all()
+        and rows["std"].str.fullmatch(r"[0-7]\.\d\d").all()
+    )
     assert rows["value"].astype(float).between(9, 100).all()  # percent
     assert cells(table).sum().tolist() == pytest.approx(totals, abs=0.001)
     assert rows["std"].astype(float).sum() == pytest.approx(spread, abs=0.001)

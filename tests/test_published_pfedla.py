@@ -5,19 +5,36 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-ROWS = pd.read_csv(Path(__file__).parents[1] / "pfl_core/papers/published/pfedla.csv", keep_default_na=False, dtype=str)
+ROWS = pd.read_csv(
+    Path(__file__).parents[1] / "pfl_core/papers/published/pfedla.csv",
+    keep_default_na=False,
+    dtype=str,
+)
 NUMBERS = ROWS.assign(value=ROWS["value"].astype(float))
 OURS = ["pfedla", "heurpfedla"]
 METHODS = ["local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", *OURS]
-COLUMNS = [f"{data}, N={n}" for data in ("EMNIST", "FMNIST", "CIFAR-10", "CIFAR-100") for n in (10, 100)]
+COLUMNS = [
+    f"{data}, N={n}" for data in ("EMNIST", "FMNIST", "CIFAR-10", "CIFAR-100") for n in (10, 100)
+]
 
 
 def cells(table, metric="acc_pct"):
-    return NUMBERS.query("table == @table and metric == @metric").pivot(index="row", columns="column", values="value")
+    return NUMBERS.query("table == @table and metric == @metric").pivot(
+        index="row", columns="column", values="value"
+    )
 
 
 def test_the_file_is_one_number_a_line():
-    assert list(ROWS.columns) == ["paper", "table", "row", "column", "metric", "value", "std", "note"]
+    assert list(ROWS.columns) == [
+        "paper",
+        "table",
+        "row",
+        "column",
+        "metric",
+        "value",
+        "std",
+        "note",
+    ]
     assert set(ROWS["paper"]) == {"pfedla"}
     assert not ROWS.duplicated(["table", "row", "column", "metric"]).any()
     assert ROWS["table"].value_counts().to_dict() == {"table1": 76, "table2": 76, "table3": 8}
@@ -30,10 +47,15 @@ def test_only_fedbn_without_batchnorm_is_missing_from_tables_1_and_2(table):
     assert found == {("fedbn", c) for c in COLUMNS if "MNIST" in c}
 
 
-@pytest.mark.parametrize("table, total, spread", [("table1", 5511.78, 55.17), ("table2", 4913.17, 48.80)])
+@pytest.mark.parametrize(
+    "table, total, spread", [("table1", 5511.78, 55.17), ("table2", 4913.17, 48.80)]
+)
 def test_values_are_accuracies_with_a_spread_and_keep_their_sums(table, total, spread):
     rows = ROWS[ROWS["table"] == table]
-    assert rows["value"].str.fullmatch(r"\d\d\.\d\d").all() and rows["std"].str.fullmatch(r"[0-3]\.\d\d").all()
+    assert (
+        rows["value"].str.fullmatch(r"\d\d\.\d\d").all()
+        and rows["std"].str.fullmatch(r"[0-3]\.\d\d").all()
+    )
     assert rows["value"].astype(float).sum() == pytest.approx(total, abs=0.001)
     assert rows["std"].astype(float).sum() == pytest.approx(spread, abs=0.001)
 
@@ -50,7 +72,9 @@ def test_the_papers_methods_lead_in_all_columns_but_one(table, leaders):
 
 
 def test_heurpfedla_beats_every_baseline_in_half_of_the_columns_although_the_text_says_it_outperforms_them():
-    gains = pd.concat([cells(t).loc["heurpfedla"] - cells(t).drop(OURS).max() for t in ("table1", "table2")])
+    gains = pd.concat(
+        [cells(t).loc["heurpfedla"] - cells(t).drop(OURS).max() for t in ("table1", "table2")]
+    )
     assert (len(gains), (gains > 0.005).sum(), (gains.abs() < 0.005).sum()) == (16, 8, 1)
 
 
@@ -60,7 +84,11 @@ def test_a_hundred_clients_score_higher_than_ten_but_in_three_cells():
         for data in ("EMNIST", "FMNIST", "CIFAR-10", "CIFAR-100"):
             gain = cells(table)[f"{data}, N=100"] - cells(table)[f"{data}, N=10"]
             found |= {(table, data, row) for row in gain.index[gain < 0]}
-    expected = {("table1", "EMNIST", "perfedavg"), ("table1", "FMNIST", "perfedavg"), ("table2", "EMNIST", "local")}
+    expected = {
+        ("table1", "EMNIST", "perfedavg"),
+        ("table1", "FMNIST", "perfedavg"),
+        ("table2", "EMNIST", "local"),
+    }
     assert found == expected
 
 
@@ -77,4 +105,6 @@ def test_one_accuracy_of_table_3_survives_and_is_heurpfedla_in_table_1():
 def test_megabytes_of_table_3_are_3000_bytes_per_parameter_sent(data, model, layers, tolerance):
     sent = {f"k={k}": 2 * model - sum(layers[:k]) for k in range(len(layers) + 1)}
     printed = cells("table3", "mbytes")[data].dropna()
-    assert printed.to_dict() == pytest.approx({k: n * 3000 / 2**20 for k, n in sent.items()}, abs=tolerance)
+    assert printed.to_dict() == pytest.approx(
+        {k: n * 3000 / 2**20 for k, n in sent.items()}, abs=tolerance
+    )

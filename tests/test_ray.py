@@ -14,11 +14,18 @@ import pytest
 
 from pfl_core import Experiment, sweep
 from pfl_core.engine import simulate
-from pfl_core.experiments import run as runs
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.extras.ray import start
 from tools import notebooks, runner
 
-TINY = dict(partition_args={"alpha": 1.0}, clients=3, model="mlp", model_args={"hidden": 4}, max_samples=20, rounds=4)
+TINY = dict(
+    partition_args={"alpha": 1.0},
+    clients=3,
+    model="mlp",
+    model_args={"hidden": 4},
+    max_samples=20,
+    rounds=4,
+)
 CELLS = [Experiment(**TINY, seed=s) for s in range(3)]
 
 
@@ -35,8 +42,15 @@ class StandIn(SimpleNamespace):
     """ray.init, nodes, remote, wait, get, cancel, in this process; what comes first is not what was asked for first."""
 
     def __init__(self, cpus=2, gpus=0):
-        super().__init__(started=0, options=None, cancelled=[], exceptions=SimpleNamespace(RayTaskError=RayTaskError))
-        self.there = [{"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}}]
+        super().__init__(
+            started=0,
+            options=None,
+            cancelled=[],
+            exceptions=SimpleNamespace(RayTaskError=RayTaskError),
+        )
+        self.there = [
+            {"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}}
+        ]
         self.there.append({"Alive": False, "Resources": {"CPU": 64, "GPU": 8}})
         self.address, self.asked = "127.0.0.1", []
         self._private = SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True))
@@ -120,7 +134,9 @@ def test_a_run_that_fails_is_said_as_it_was_raised_and_the_others_are_cancelled(
 
 
 def test_what_no_node_has_is_refused(ray):
-    with pytest.raises(ValueError, match="asks for cpus=3, gpus=0, and no node has that: 2 CPUs and 0 GPUs"):
+    with pytest.raises(
+        ValueError, match="asks for cpus=3, gpus=0, and no node has that: 2 CPUs and 0 GPUs"
+    ):
         sweep(CELLS, on="ray", cpus=3)
     with pytest.raises(ValueError, match="gpus=0.25"):
         sweep(CELLS, on="ray", gpus=0.25)
@@ -147,7 +163,9 @@ def test_ray_of_its_own_is_for_this_computer_only(ray, monkeypatch):
     own = dict(address="local", include_dashboard=False, log_to_driver=False, cluster=False)
     assert ray.asked == [own] and ray._private.ray_constants.ENABLE_RAY_CLUSTER
     ray.address = "192.0.2.7"
-    with pytest.raises(RuntimeError, match="Ray would listen on 192.0.2.7, .*start it yourself .*RAY_ADDRESS"):
+    with pytest.raises(
+        RuntimeError, match="Ray would listen on 192.0.2.7, .*start it yourself .*RAY_ADDRESS"
+    ):
         start(ray)
     assert not ray.started
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:6379")
@@ -169,8 +187,13 @@ ray.shutdown()
 
 def test_every_server_of_that_ray_listens_on_the_loopback(tmp_path):
     path = os.pathsep.join([str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path, "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", LISTENING], env=env, capture_output=True, text=True, timeout=300)
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
+        "PYTHONPATH": path,
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     listening = set(done.stdout.split())
     assert listening and listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -178,7 +201,9 @@ def test_every_server_of_that_ray_listens_on_the_loopback(tmp_path):
 
 def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
     given = []
-    monkeypatch.setattr(notebooks, "run", lambda papers, parameters, env, jobs: given.append(env) or [])
+    monkeypatch.setattr(
+        notebooks, "run", lambda papers, parameters, env, jobs: given.append(env) or []
+    )
     runner.main_run(runner.parse(["--on", "ray"]))
     monkeypatch.setenv("PFL_ON", given[0]["PFL_ON"])
     sweep(CELLS[:1])
@@ -188,15 +213,15 @@ def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
 
 
 def test_worker_processes_share_out_the_gpus(monkeypatch):
-    monkeypatch.setattr(runs, "end_with_parent", lambda: None)
+    monkeypatch.setattr(sweeps, "end_with_parent", lambda: None)
     begun, taken = multiprocessing.get_context("spawn").Value("i"), []
     for _ in range(3):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        runs._begin(begun, ["2", "GPU-x"])
+        sweeps._begin(begun, ["2", "GPU-x"])
         taken.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
     assert taken == ["2", "GPU-x", "2"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    runs._begin(begun, [])
+    sweeps._begin(begun, [])
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
@@ -254,17 +279,27 @@ def test_a_cluster_of_two_nodes_one_of_which_is_lost(tmp_path):
     tiny = {k: v for k, v in TINY.items() if k != "rounds"}
     path = os.pathsep.join([str(tmp_path), str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PFL_RUNS": str(tmp_path), "PYTHONPATH": path}
-    command = [sys.executable, "-c", f"TINY = {tiny!r}\n" + textwrap.dedent(CLUSTER), str(note), str(rows)]
+    command = [
+        sys.executable,
+        "-c",
+        f"TINY = {tiny!r}\n" + textwrap.dedent(CLUSTER),
+        str(note),
+        str(rows),
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (said,) = [line.split() for line in done.stdout.splitlines() if line.startswith("lost ")]
     lost, trained = said[1], [line.split() for line in note.read_text().splitlines()]
     assert len({node for _, _, node in trained}) == 2
     twice = [s for s, r, _ in trained if len([1 for t, q, _ in trained if (t, q) == (s, r)]) > 1]
-    moved = {s for s, _, node in trained if node == lost} & {s for s, _, node in trained if node != lost}
+    moved = {s for s, _, node in trained if node == lost} & {
+        s for s, _, node in trained if node != lost
+    }
     assert (
         len(moved) == 1 and len(twice) <= 4
     )  # of the run that moved, the round that was under way and at most one more
-    whole = sweep([Experiment(**tiny, rounds=8, seed=s) for s in range(4)], store=tmp_path / "other")
+    whole = sweep(
+        [Experiment(**tiny, rounds=8, seed=s) for s in range(4)], store=tmp_path / "other"
+    )
     again = pd.read_csv(rows, keep_default_na=False)
     assert numbers(again).value.tolist() == numbers(whole).value.tolist()

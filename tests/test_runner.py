@@ -34,7 +34,10 @@ print("recompute is", recompute, datasets, os.environ["PFL_HEADLESS"])"""
 def make(folder: Path, name: str, *cells: str) -> Path:
     """A notebook of a parameters cell and `cells`."""
     new = nbformat.v4
-    code = [new.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), *map(new.new_code_cell, cells)]
+    code = [
+        new.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}),
+        *map(new.new_code_cell, cells),
+    ]
     metadata = {"kernelspec": clean.KERNELSPEC, "language_info": {"name": "python"}}
     path = folder / f"{name}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,12 @@ def test_wrong_words_get_one_line_and_code_2(words, line, tmp_path, capsys):
 def test_right_words(tmp_path):
     make(tmp_path, "fedper"), make(tmp_path, "explore"), make(tmp_path, "scratch")
     args = runner.parse([], tmp_path)
-    assert (args.word, args.profile, args.paper, args.jobs) == (None, "quick", ["fedper", "explore"], 1)
+    assert (args.word, args.profile, args.paper, args.jobs) == (
+        None,
+        "quick",
+        ["fedper", "explore"],
+        1,
+    )
     words = f"--profile smoke --paper explore --data {tmp_path} --datasets digits mnist --device cuda --jobs 2"
     args = runner.parse(words.split(), tmp_path)
     assert (args.paper, args.data, args.datasets) == (["explore"], tmp_path, ["digits", "mnist"])
@@ -94,7 +102,9 @@ def test_right_words(tmp_path):
 
 def test_every_data_set_can_be_named():
     code = "import pfl_core; print(*pfl_core.list_datasets())"  # apart from what other tests register here
-    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert set(runner.DATASETS) == set(listed)
 
 
@@ -102,8 +112,12 @@ def test_the_words_are_those_of_the_library_and_of_the_folder():
     assert tuple(notebooks.LIMIT_S) == PROFILES
     assert [name for name in notebooks.NAMES if name in PAPERS] == list(PAPERS)
     committed = ["git", "ls-files", "notebooks/*.ipynb"]
-    listed = subprocess.run(committed, cwd=runner.ROOT, capture_output=True, text=True).stdout.split()
-    assert {f"notebooks/{name}.ipynb" for name in notebooks.NAMES} == set(listed) or not listed  # not in a checkout
+    listed = subprocess.run(
+        committed, cwd=runner.ROOT, capture_output=True, text=True
+    ).stdout.split()
+    assert {f"notebooks/{name}.ipynb" for name in notebooks.NAMES} == set(
+        listed
+    ) or not listed  # not in a checkout
 
 
 # ---------------------------------------------------------------- parameters
@@ -136,10 +150,26 @@ def test_good_parameters_pass(tmp_path):
 def test_run_all_notebooks_with_one_that_fails(tmp_path):
     here = project(tmp_path / "a folder")
     make(here / "notebooks", "fedper", FIGURE)
-    make(here / "notebooks", "pfedhn", "print('before')", "raise ValueError('seven\\nlines')", "print('after')")
+    make(
+        here / "notebooks",
+        "pfedhn",
+        "print('before')",
+        "raise ValueError('seven\\nlines')",
+        "print('after')",
+    )
     env = {k: v for k, v in os.environ.items() if k != "PFL_RUNS"}
-    command = [sys.executable, "-P", str(here / "tools" / "runner.py"), "--profile", "smoke", "--jobs", "2"]
-    done = subprocess.run([*command, "--datasets", "digits"], env=env, cwd=here, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-P",
+        str(here / "tools" / "runner.py"),
+        "--profile",
+        "smoke",
+        "--jobs",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, "--datasets", "digits"], env=env, cwd=here, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stderr
     assert "fedper | recompute is True ['digits'] 1\n" in done.stdout
     assert "pfedhn | before\n" in done.stdout and "after" not in done.stdout
@@ -147,8 +177,13 @@ def test_run_all_notebooks_with_one_that_fails(tmp_path):
     assert head.split() == ["notebook", "status", "wall", "figures"]
     assert good.startswith("fedper    ok ") and good.endswith("  runs/figures/fedper/smoke-digits")
     kept = "runs/notebooks/pfedhn.smoke-digits.failed.ipynb"
-    assert bad.startswith("pfedhn    failed ") and bad.endswith(f"  cell 4: ValueError: seven; partly run: {kept}")
-    assert {p.name for p in (here / "runs/notebooks").iterdir()} == {"fedper.smoke-digits.ipynb", Path(kept).name}
+    assert bad.startswith("pfedhn    failed ") and bad.endswith(
+        f"  cell 4: ValueError: seven; partly run: {kept}"
+    )
+    assert {p.name for p in (here / "runs/notebooks").iterdir()} == {
+        "fedper.smoke-digits.ipynb",
+        Path(kept).name,
+    }
     assert nbformat.read(here / kept, as_version=4).cells[3].outputs[0].text == "before\n"
 
 
@@ -158,7 +193,10 @@ def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
     old.parent.mkdir(parents=True)
     old.touch()
     (row,) = notebooks.run(
-        ["fedper"], {"profile": "smoke"}, notebooks.environment(tmp_path / "runs"), notebooks=tmp_path
+        ["fedper"],
+        {"profile": "smoke"},
+        notebooks.environment(tmp_path / "runs"),
+        notebooks=tmp_path,
     )
     assert row.status == "ok" and row.where == "no figures"
     assert [p.name for p in old.parent.iterdir()] == ["fedper.smoke.ipynb"]
@@ -166,17 +204,28 @@ def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
 
 def test_an_unknown_parameter_fails_that_notebook_before_it_starts(tmp_path):
     make(tmp_path, "fedper")
-    (row,) = notebooks.run(["fedper"], {"bogus": 1}, notebooks.environment(tmp_path), notebooks=tmp_path)
+    (row,) = notebooks.run(
+        ["fedper"], {"bogus": 1}, notebooks.environment(tmp_path), notebooks=tmp_path
+    )
     assert row.status == "failed" and "ValueError: fedper.ipynb has no parameter bogus" in row.where
 
 
 def test_the_limit_ends_notebook_and_kernel(tmp_path):
     pid = tmp_path / "pid"
-    make(tmp_path, "fedper", f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
+    make(
+        tmp_path,
+        "fedper",
+        f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))",
+        "time.sleep(600)",
+    )
     began = time.monotonic()
-    (row,) = notebooks.run(["fedper"], {}, notebooks.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=15)
+    (row,) = notebooks.run(
+        ["fedper"], {}, notebooks.environment(tmp_path / "runs"), notebooks=tmp_path, limit_s=15
+    )
     assert time.monotonic() - began < 60
-    assert row.status == "failed" and row.where.startswith("stopped at its limit of 15 s; partly run: ")
+    assert row.status == "failed" and row.where.startswith(
+        "stopped at its limit of 15 s; partly run: "
+    )
     assert (tmp_path / "runs/notebooks/fedper.quick.failed.ipynb").exists()
     kernel = int(pid.read_text())
     assert not psutil.pid_exists(kernel) or psutil.Process(kernel).status() == psutil.STATUS_ZOMBIE
@@ -201,8 +250,17 @@ def test_nbval_waits_for_silent_cells_and_compares_no_progress():
 
 def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_path):
     here = project(tmp_path / "my project")
-    shutil.copytree(notebooks.NOTEBOOKS, here / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
-    make(here / "notebooks", "fedper", "import random", "random.random() if profile == 'smoke' else 1")
+    shutil.copytree(
+        notebooks.NOTEBOOKS,
+        here / "notebooks",
+        ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"),
+    )
+    make(
+        here / "notebooks",
+        "fedper",
+        "import random",
+        "random.random() if profile == 'smoke' else 1",
+    )
     (here / "tests").mkdir()
     (here / "tests" / "test_one.py").write_text("def test_one():\n    assert 1 == 2\n")
     cleaner = [sys.executable, "-m", "tools.clean", "--run", "notebooks/fedper.ipynb"]
@@ -232,17 +290,25 @@ def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
     nb = nbformat.read(path, as_version=4)
     nb.metadata |= {"widgets": {"state": {}}, "papermill": {"duration": 3.2}}
     nb.metadata.kernelspec.name = "my-venv"
-    nb.cells[1].metadata = nbformat.from_dict({"papermill": {"duration": 1.0}, "execution": {}, "tags": ["mine"]})
+    nb.cells[1].metadata = nbformat.from_dict(
+        {"papermill": {"duration": 1.0}, "execution": {}, "tags": ["mine"]}
+    )
     widget = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "IntSlider()"}
     parts = [new.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n")]
-    nb.cells[1].outputs = [*parts, new.new_output("display_data", widget), new.new_output("display_data", {"a/b": "c"})]
+    nb.cells[1].outputs = [
+        *parts,
+        new.new_output("display_data", widget),
+        new.new_output("display_data", {"a/b": "c"}),
+    ]
     nbformat.write(nb, path)
     ids = [cell.id for cell in nb.cells]
     clean.clean(path)
     once = path.read_bytes()
     nb = nbformat.read(path, as_version=4)
     assert nb.metadata == {"kernelspec": clean.KERNELSPEC, "language_info": {"name": "python"}}
-    assert nb.cells[1].metadata == {"tags": ["mine"]} and nb.cells[0].metadata == {"tags": ["parameters"]}
+    assert nb.cells[1].metadata == {"tags": ["mine"]} and nb.cells[0].metadata == {
+        "tags": ["parameters"]
+    }
     assert [output.get("text") for output in nb.cells[1].outputs] == ["a\nb\n", None]
     assert [cell.id for cell in nb.cells] == ids
     clean.clean(path)
@@ -250,7 +316,11 @@ def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
 
 
 def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
-    path = make(tmp_path, "fedper", "import os\nprint(profile, recompute, os.environ['PFL_OFFLINE'])\nprofile")
+    path = make(
+        tmp_path,
+        "fedper",
+        "import os\nprint(profile, recompute, os.environ['PFL_OFFLINE'])\nprofile",
+    )
     monkeypatch.chdir(tmp_path)
     assert clean.main(["--run", "fedper.ipynb"]) == 0
     once = path.read_bytes()
@@ -271,19 +341,23 @@ def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
 # ---------------------------------------------------------------- run_all.sh
 
 
-HOSTILE = (
-    "ensurepip venv pip json argparse ast signal torch psutil papermill nbformat jupyter_client ruff pytest runner"
-)
+HOSTILE = "ensurepip venv pip json argparse ast signal torch psutil papermill nbformat jupyter_client ruff pytest runner"
 
 
 @pytest.fixture
 def shell(tmp_path):
     """run_all.sh in a folder with a space, with an active environment whose pip only writes down what it is asked; called in a folder
     of files that are named as modules are: if one of them is executed, the test fails."""
-    here, bin, cwd = project(tmp_path / "my project"), tmp_path / "env" / "bin", tmp_path / "called here"
+    here, bin, cwd = (
+        project(tmp_path / "my project"),
+        tmp_path / "env" / "bin",
+        tmp_path / "called here",
+    )
     bin.mkdir(parents=True), cwd.mkdir()
     for name in HOSTILE.split():
-        (cwd / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
+        (cwd / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n"
+        )
     note = f'case "$*" in *"pip install"*) echo "$PWD: $*" >>"{tmp_path}/asked"; exit;; esac'
     (bin / "python").write_text(f'#!/bin/sh\n{note}\nexec "{sys.executable}" "$@"\n')
     (bin / "python").chmod(0o755)
@@ -293,8 +367,12 @@ def shell(tmp_path):
         command = ["bash", str(here / "run_all.sh"), *words]
         active = {"VIRTUAL_ENV": str(tmp_path / "env")} | more
         done = subprocess.run(command, env=env | active, cwd=cwd, capture_output=True, text=True)
-        asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
-        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, asked=asked, here=here)
+        asked = (
+            (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+        )
+        return SimpleNamespace(
+            code=done.returncode, out=done.stdout, err=done.stderr, asked=asked, here=here
+        )
 
     yield call
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
@@ -303,10 +381,17 @@ def shell(tmp_path):
 def test_nothing_of_the_current_folder_is_executed_while_an_environment_is_made(shell, tmp_path):
     for name in ("python3.13", "python3.12", "python3.11", "python3"):
         shutil.copy(tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / name)
-    none = {"VIRTUAL_ENV": "", "PATH": f"{tmp_path / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    none = {
+        "VIRTUAL_ENV": "",
+        "PATH": f"{tmp_path / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
     assert shell("--help", **none).code == 0
-    done = shell(PIP_NO_INDEX="1", **none)  # a real venv with a real pip, which finds nothing to install from
-    assert done.code == 1 and "run_all.sh: installing into " in done.out and "setuptools" in done.err
+    done = shell(
+        PIP_NO_INDEX="1", **none
+    )  # a real venv with a real pip, which finds nothing to install from
+    assert (
+        done.code == 1 and "run_all.sh: installing into " in done.out and "setuptools" in done.err
+    )
     assert (done.here / ".venv" / "bin" / "python").exists()
 
 
@@ -320,26 +405,45 @@ def test_no_python_is_started_that_looks_into_the_current_folder():
 
 def test_wrong_words_install_nothing(shell):
     done = shell("--profile", "fast")
-    assert done.code == 2 and done.asked == [] and done.err.startswith("run_all.sh: argument --profile")
+    assert (
+        done.code == 2
+        and done.asked == []
+        and done.err.startswith("run_all.sh: argument --profile")
+    )
     assert not (done.here / ".venv").exists()
 
 
 def test_help_installs_nothing(shell):
     done = shell("--help")
     assert done.code == 0 and done.asked == []
-    for word in ("test", "lab", "--profile", "--paper", "--data", "--datasets", "--device", "--jobs"):
+    for word in (
+        "test",
+        "lab",
+        "--profile",
+        "--paper",
+        "--data",
+        "--datasets",
+        "--device",
+        "--jobs",
+    ):
         assert word in done.out
 
 
 def test_installs_when_something_changed_only(shell):
     done = shell()
-    assert done.code == 1 and "no notebook in" in done.err  # an empty project: everything before went well
+    assert (
+        done.code == 1 and "no notebook in" in done.err
+    )  # an empty project: everything before went well
     assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -I -m pip install")
     assert done.asked[0].endswith(" -e .")
     assert len(shell().asked) == 1
     make(done.here / "notebooks", "fedper", FIGURE)
     done = shell("--paper", "fedper")
-    assert done.code == 0 and len(done.asked) == 1 and "my project/runs/figures/fedper/quick-digits" in done.out
+    assert (
+        done.code == 0
+        and len(done.asked) == 1
+        and "my project/runs/figures/fedper/quick-digits" in done.out
+    )
     with (done.here / "pyproject.toml").open("a") as f:
         f.write("# changed\n")
     shutil.rmtree(done.here / "notebooks")
@@ -349,7 +453,9 @@ def test_installs_when_something_changed_only(shell):
 def test_ray_is_installed_where_it_is_asked_for(shell):
     assert shell().asked[-1].endswith(" -e .")
     assert shell("--on", "ray").asked[-1].endswith(" -e .[ray]")
-    assert len(shell("--on", "ray").asked) == len(shell().asked) == 2  # what is there is enough without it
+    assert (
+        len(shell("--on", "ray").asked) == len(shell().asked) == 2
+    )  # what is there is enough without it
 
 
 def test_an_active_environment_without_python_is_named(shell, tmp_path):

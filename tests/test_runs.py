@@ -57,7 +57,12 @@ def test_id_hashes_what_decides_the_numbers():
 
 
 def test_plain_round_trip():
-    e = Experiment(**TINY, init_from=Experiment(**TINY, seed=3), method="fedper", method_args={"finetune_epochs": 1})
+    e = Experiment(
+        **TINY,
+        init_from=Experiment(**TINY, seed=3),
+        method="fedper",
+        method_args={"finetune_epochs": 1},
+    )
     back = Experiment.from_plain(json.loads(json.dumps(e.plain())))
     assert back.plain() == e.plain() and back.id == e.id
     assert eval(repr(e), {"Experiment": Experiment}).id == e.id
@@ -95,7 +100,10 @@ def test_refused_at_construction(words):
 
 def test_grid_labels_and_merges():
     cells = grid(
-        Experiment(**TINY), {"a": {"lr": 0.2}, "b": {"model_args": {"hidden": 9}}}, {"x": {"clients": 3}}, seeds=[0, 1]
+        Experiment(**TINY),
+        {"a": {"lr": 0.2}, "b": {"model_args": {"hidden": 9}}},
+        {"x": {"clients": 3}},
+        seeds=[0, 1],
     )
     assert [(e.tags["row"], e.tags["column"], e.seed) for e in cells] == [
         ("a", "x", 0),
@@ -113,11 +121,19 @@ def test_a_finished_run_is_found_again(store):
     first = run(Experiment(**TINY))
     stamp = (store / first.id / "history.csv").stat().st_mtime_ns
     again = run(Experiment(**TINY, tags={"paper": "x"}))
-    assert (store / first.id / "history.csv").stat().st_mtime_ns == stamp and again.rows.paper.unique().tolist() == [
-        "x"
+    assert (
+        store / first.id / "history.csv"
+    ).stat().st_mtime_ns == stamp and again.rows.paper.unique().tolist() == ["x"]
+    assert sorted(p.name for p in (store / first.id).iterdir()) == [
+        "arrays.npz",
+        "experiment.json",
+        "history.csv",
     ]
-    assert sorted(p.name for p in (store / first.id).iterdir()) == ["arrays.npz", "experiment.json", "history.csv"]
-    assert first.ok and first.rows.columns.tolist() == runs.ROW_COLUMNS and not first.rows.isna().any().any()
+    assert (
+        first.ok
+        and first.rows.columns.tolist() == ROW_COLUMNS
+        and not first.rows.isna().any().any()
+    )
     acc = first.clients.query("when == 'before' and split == 'test' and round == 4").acc_pct.mean()
     row = first.rows.query(
         "when == 'before' and split == 'test' and round == 4 and metric == 'acc_pct' and mean == 'client'"
@@ -140,15 +156,15 @@ def test_interrupted_anywhere_it_ends_with_the_same_numbers(store, tmp_path, met
 def script(body):
     head = f"import os, signal\nfrom pfl_core import Experiment; from pfl_core.engine import simulate\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
     code = head + "simulate.CHECKPOINT_EVERY = 0.0\n" + textwrap.dedent(body)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120
+    )
 
 
 def test_killed_by_the_system_it_resumes(store, tmp_path):
     e = Experiment(**TINY | {"rounds": 5})
     whole = run(e, store=tmp_path / "other")
-    body = (
-        "run(Experiment(**TINY | {'rounds': 5}), on_round=lambda r, h: r == 3 and os.kill(os.getpid(), signal.SIGKILL))"
-    )
+    body = "run(Experiment(**TINY | {'rounds': 5}), on_round=lambda r, h: r == 3 and os.kill(os.getpid(), signal.SIGKILL))"
     assert script(body).returncode == -signal.SIGKILL
     part = store / f"{e.id}.part" / "checkpoint.pt"
     assert torch.load(part, weights_only=True)["round"] == 3
@@ -172,7 +188,11 @@ def test_damaged_checkpoint_is_set_aside(store, tmp_path, harm, capsys):
     path = store / f"{e.id}.part" / "checkpoint.pt"
     raw = path.read_bytes()
     path.write_bytes(
-        {"truncate": raw[: len(raw) // 2], "flip": raw[:40] + b"\xff" * 64 + raw[104:], "empty": b""}[harm]
+        {
+            "truncate": raw[: len(raw) // 2],
+            "flip": raw[:40] + b"\xff" * 64 + raw[104:],
+            "empty": b"",
+        }[harm]
     )
     same(run(e), run(e, store=tmp_path / "other"))
     assert "set aside" in capsys.readouterr().out
@@ -184,7 +204,9 @@ def test_damaged_result_is_set_aside_and_computed_again(store, name, capsys):
     path = store / first.id / name
     path.write_bytes(path.read_bytes()[:30])
     same(run(Experiment(**TINY)), first)
-    assert "set aside" in capsys.readouterr().out and (store / f"{first.id}.damaged" / name).exists()
+    assert (
+        "set aside" in capsys.readouterr().out and (store / f"{first.id}.damaged" / name).exists()
+    )
 
 
 def test_two_processes_never_compute_the_same_run(store):
@@ -195,10 +217,10 @@ def test_two_processes_never_compute_the_same_run(store):
     """
     procs = []
     for _ in range(2):
-        head = (
-            f"import os\nfrom pfl_core import Experiment\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
+        head = f"import os\nfrom pfl_core import Experiment\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
+        procs.append(
+            subprocess.Popen([sys.executable, "-c", head + textwrap.dedent(body)], env=os.environ)
         )
-        procs.append(subprocess.Popen([sys.executable, "-c", head + textwrap.dedent(body)], env=os.environ))
     assert [p.wait(120) for p in procs] == [0, 0]
     assert len(set((store.parent / "who").read_text().split())) == 1
 
@@ -222,22 +244,31 @@ def test_processes_do_not_change_numbers(store, tmp_path):
     cells = grid(Experiment(**TINY), {"fedavg": {}, "local": {"method": "local"}}, seeds=[0, 1])
     a, b = sweep(cells, jobs=2), sweep(cells[::-1], store=tmp_path / "other")
     keys = ["run", "when", "split", "mean", "metric", "round"]
-    a, b = (x[x.metric != "train_s"].drop(columns="wall_s").sort_values(keys, ignore_index=True) for x in (a, b))
+    a, b = (
+        x[x.metric != "train_s"].drop(columns="wall_s").sort_values(keys, ignore_index=True)
+        for x in (a, b)
+    )
     pd.testing.assert_frame_equal(a, b)
 
 
 def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
     e = Experiment(
-        **TINY, tags={"paper": "fedper", "artefact": "fig2", "row": "fedavg", "column": "x", "profile": "quick"}
+        **TINY,
+        tags={
+            "paper": "fedper",
+            "artefact": "fig2",
+            "row": "fedavg",
+            "column": "x",
+            "profile": "quick",
+        },
     )
     rows = sweep([e])
-    results = tmp_path / "results"
-    results.mkdir()
-    pd.concat([rows, rows.assign(artefact="fig3")]).to_csv(results / "fedper.quick-digits.csv", index=False)
-    monkeypatch.setattr(paths, "results_folder", lambda: results)
+    committed.save(pd.concat([rows, rows.assign(artefact="fig3")]), "fedper", "quick", "digits")
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
+    committed.publish("fedper")
     again = sweep([e.but(tags={"artefact": "fig3"})], recompute=False, store=tmp_path / "empty")
     assert not (tmp_path / "empty" / e.id).exists() and set(again.artefact) == {"fig3"}
-    np.testing.assert_allclose(again.value, rows.value)
+    np.testing.assert_array_equal(again.value, rows.value.round(4))
 
 
 def test_models_are_kept_on_request(store, tmp_path):
@@ -251,8 +282,14 @@ def test_models_are_kept_on_request(store, tmp_path):
     raw = data.federation.x[data.index["test"][2]]
     np.testing.assert_array_equal(again.predict(raw), net(x).argmax(1).numpy())
     np.testing.assert_array_equal(r.predict(2, raw), again.predict(raw))
-    assert (again.facts["model"], again.facts["classes"], again.facts["mean"]) == ("mlp", 10, list(load("digits").mean))
-    with pytest.raises(ValueError, match=r"kind float and shape \(1, 28, 28\); this model takes image"):
+    assert (again.facts["model"], again.facts["classes"], again.facts["mean"]) == (
+        "mlp",
+        10,
+        list(load("digits").mean),
+    )
+    with pytest.raises(
+        ValueError, match=r"kind float and shape \(1, 28, 28\); this model takes image"
+    ):
         again.predict(raw[:, None].astype(np.float32))
     torch.save({"state": 1}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="holds no personal model"):
@@ -266,18 +303,29 @@ def test_models_are_kept_on_request(store, tmp_path):
 def test_init_from_starts_at_another_end(store):
     source = Experiment(**TINY, keep_models=True)
     r = run(Experiment(**TINY | {"rounds": 0}, init_from=source))
-    np.testing.assert_array_equal(r.arrays["before/test/correct"][0], run(source).arrays["before/test/correct"][-1])
+    np.testing.assert_array_equal(
+        r.arrays["before/test/correct"][0], run(source).arrays["before/test/correct"][-1]
+    )
 
 
 def test_new_clients_are_adopted_by_a_trained_server(store):
-    source = Experiment(**TINY | {"clients": 6, "lr": 0.01, "rounds": 3}, method="pfedhn", method_args={"n_hidden": 0})
+    source = Experiment(
+        **TINY | {"clients": 6, "lr": 0.01, "rounds": 3},
+        method="pfedhn",
+        method_args={"n_hidden": 0},
+    )
     new = Experiment(
-        **TINY | {"clients": 3, "lr": 0.01}, seed=1, method="pfedhn", method_args={"n_hidden": 0, "dim": 2}
+        **TINY | {"clients": 3, "lr": 0.01},
+        seed=1,
+        method="pfedhn",
+        method_args={"n_hidden": 0, "dim": 2},
     )
     e = new.but(init_from=source.but(method_args={"dim": 2}), adopt=True, keep_models=True)
     r = run(e)
     phi = torch.load(store / r.id / "models.pt", weights_only=True)["extra"]["phi"]
-    trained = torch.load(store / e.init_from.but(keep_models=True).id / "models.pt", weights_only=True)["extra"]["phi"]
+    trained = torch.load(
+        store / e.init_from.but(keep_models=True).id / "models.pt", weights_only=True
+    )["extra"]["phi"]
     assert len(phi["v"]) == 3 and len(trained["v"]) == 6
     assert all(torch.equal(phi[n], trained[n]) for n in phi if n != "v") and r.meta["clients"] == 3
     with pytest.raises(ValueError, match="needs init_from"):
@@ -289,13 +337,19 @@ def test_new_clients_are_adopted_by_a_trained_server(store):
 
 def test_a_new_field_at_its_default_keeps_ids(store):
     e = Experiment(**TINY)
-    assert e.id == Experiment(**TINY, momentum=0.0, adopt=False, plugins=()).id != e.but(momentum=0.5).id
+    assert (
+        e.id
+        == Experiment(**TINY, momentum=0.0, adopt=False, plugins=()).id
+        != e.but(momentum=0.5).id
+    )
 
 
 def test_own_federation(store):
     g = np.random.default_rng(0)
     x, y = g.standard_normal((60, 1, 8, 8)).astype(np.float32), g.integers(0, 3, 60)
-    fed = Federation(x, y, [np.arange(20), np.arange(20, 40)], test=[np.arange(40, 50), np.arange(50, 60)])
+    fed = Federation(
+        x, y, [np.arange(20), np.arange(20, 40)], test=[np.arange(40, 50), np.arange(50, 60)]
+    )
     r = run(Experiment(**TINY | {"dataset": "own", "clients": 2, "partition_args": {}}), fed=fed)
     assert r.ok and r.arrays["n/test"].tolist() == [10, 10]
     with pytest.raises(ValueError, match="go together"):
@@ -339,16 +393,21 @@ def test_evaluations_and_traffic(store):
 
 
 def test_participants_are_the_same_for_every_method():
-    some = [train_config(Experiment(**TINY, participation=0.5, method=m)) for m in ("fedavg", "local")]
+    some = [
+        train_config(Experiment(**TINY, participation=0.5, method=m)) for m in ("fedavg", "local")
+    ]
     a = [simulate.sample(config, 4, 3).tolist() for config in some]
     assert a[0] == a[1] and len(a[0]) == 2 and a[0] == sorted(a[0])
 
 
 def test_evaluation_has_no_influence(store):
     often, seldom = (
-        run(Experiment(**TINY, participation=0.5, eval_every=n, eval_after=a)) for n, a in ((1, True), (4, False))
+        run(Experiment(**TINY, participation=0.5, eval_every=n, eval_after=a))
+        for n, a in ((1, True), (4, False))
     )
-    np.testing.assert_array_equal(often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1])
+    np.testing.assert_array_equal(
+        often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1]
+    )
 
 
 # -- tuning -------------------------------------------------------------------------------------------------------------
@@ -356,14 +415,19 @@ def test_evaluation_has_no_influence(store):
 
 def test_tune_chooses_on_validation_data_only(store):
     e = Experiment(
-        **TINY | {"partition_args": {"alpha": 1.0, "split": "70/10/20"}, "max_samples": 0, "model_args": {"hidden": 32}}
+        **TINY
+        | {
+            "partition_args": {"alpha": 1.0, "split": "70/10/20"},
+            "max_samples": 0,
+            "model_args": {"hidden": 32},
+        }
     )
-    best, rows = runs.tune(e, [{"lr": 0.0}, {"lr": 0.05}, {"lr": 1e-6}])
+    best, rows = tune(e, [{"lr": 0.0}, {"lr": 0.05}, {"lr": 1e-6}])
     assert best.lr == 0.05 and set(rows.row) == {'{"lr": 0.0}', '{"lr": 0.05}', '{"lr": 1e-06}'}
     with pytest.raises(ValueError, match="only 'val'"):
-        runs.tune(e, [{"lr": 0.1}], split="test")
+        tune(e, [{"lr": 0.1}], split="test")
     with pytest.raises(ValueError, match="no validation data"):
-        runs.tune(Experiment(**TINY), [{"lr": 0.1}])
+        tune(Experiment(**TINY), [{"lr": 0.1}])
 
 
 VAL = TINY | {"partition_args": {"alpha": 1.0, "split": "70/10/20"}, "max_samples": 0}
@@ -374,7 +438,9 @@ def test_tune_tries_all_combinations_of_a_dict_of_lists(store):
     grid = {"lr": [0.0, 0.05], "method_args": [{"mu": 0.0}, {"mu": 1.0}]}
     best, rows = tune(e, grid)
     assert rows.row.nunique() == 4 and '{"lr": 0.05, "method_args": {"mu": 1.0}}' in set(rows.row)
-    again, same = tune(e, [{"lr": x, "method_args": m} for x in grid["lr"] for m in grid["method_args"]])
+    again, same = tune(
+        e, [{"lr": x, "method_args": m} for x in grid["lr"] for m in grid["method_args"]]
+    )
     assert again.id == best.id and best.lr == 0.05 and same.row.tolist() == rows.row.tolist()
     after, _ = tune(e, {"lr": [0.05]}, when="after")
     assert after.id == e.but(lr=0.05).id
@@ -400,12 +466,16 @@ def test_tune_names_other_runs_by_their_ids(store):
         ({"lr": [0.1]}, {"when": "befor"}, "did you mean 'before'"),
         ({"lr": [0.1], "eval_after": [False]}, {"when": "after"}, "set eval_after=True"),
         ({"lr": [0.1]}, {"split": "test"}, "only 'val'"),
-        ({"lr": [0.1], "partition": ["iid"], "partition_args": [{"alpha": 1.0}]}, {}, "argument of partition"),
+        (
+            {"lr": [0.1], "partition": ["iid"], "partition_args": [{"alpha": 1.0}]},
+            {},
+            "argument of partition",
+        ),
         ({"lr": [0.1], "partition_args": [{"split": "80/20"}]}, {}, "leaves no validation data"),
     ],
 )
 def test_what_tune_refuses_it_refuses_before_training(choices, how, said, store, monkeypatch):
-    monkeypatch.setattr(runs, "sweep", lambda *args, **kw: pytest.fail("it trained"))
+    monkeypatch.setattr(sweeps, "sweep", lambda *args, **kw: pytest.fail("it trained"))
     with pytest.raises(ValueError, match=re.escape(said)):
         tune(Experiment(**VAL), choices, **how)
 

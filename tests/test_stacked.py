@@ -21,8 +21,12 @@ few = settings(max_examples=20)
 def make(k, seed=0, dtype=torch.float64, counter=True):
     """Random parameters of k clients, with a scalar entry and a BatchNorm counter."""
     g = torch.Generator().manual_seed(seed)
-    p = {n: torch.randn(k, *s, generator=g, dtype=torch.float64).to(dtype) for n, s in SHAPES.items()}
-    return p | ({"bn.num_batches_tracked": torch.randint(0, 99, (k,), generator=g)} if counter else {})
+    p = {
+        n: torch.randn(k, *s, generator=g, dtype=torch.float64).to(dtype) for n, s in SHAPES.items()
+    }
+    return p | (
+        {"bn.num_batches_tracked": torch.randint(0, 99, (k,), generator=g)} if counter else {}
+    )
 
 
 def rows(seed, k, s):
@@ -77,7 +81,9 @@ def test_expand_holds_one_row(k, s, seed):
     one = {n: v[0] for n, v in make(1, seed).items()}
     p = expand(one, k)
     for n, v in p.items():
-        assert v.shape == (k, *one[n].shape) and v.stride(0) == 0 and v.data_ptr() == one[n].data_ptr()
+        assert (
+            v.shape == (k, *one[n].shape) and v.stride(0) == 0 and v.data_ptr() == one[n].data_ptr()
+        )
     got = take(p, torch.arange(s) % k)
     for n, v in got.items():
         assert v.shape == (s, *one[n].shape) and (v == one[n]).all()
@@ -121,7 +127,10 @@ def test_a_prefix_that_repeats_comes_off_once():
 
 
 def test_scalars_counts_one_client():
-    assert stacked.scalars(make(5)) == SIZE + 1 and stacked.scalars(expand({"w": torch.zeros(3, 4)}, 7)) == 12
+    assert (
+        stacked.scalars(make(5)) == SIZE + 1
+        and stacked.scalars(expand({"w": torch.zeros(3, 4)}, 7)) == 12
+    )
     assert stacked.scalars({}) == 0
 
 
@@ -153,7 +162,9 @@ def test_weighted_mean_ignores_scale_and_order(k, seed, scale, order):
 def test_one_participant_is_returned_bit_for_bit(seed, weight, dtype):
     p = make(1, seed, dtype)
     same(weighted_mean(p, torch.tensor([weight])), {n: v[0] for n, v in p.items()})
-    same(weighted_mean(p, torch.tensor([17])), {n: v[0] for n, v in p.items()})  # a number of samples
+    same(
+        weighted_mean(p, torch.tensor([17])), {n: v[0] for n, v in p.items()}
+    )  # a number of samples
 
 
 @few
@@ -183,7 +194,9 @@ def test_mix_is_the_loop(k, s, seed):
     p, a = make(k, seed), torch.from_numpy(np.random.default_rng(seed).normal(size=(s, k)))
     got = mix(a, p)
     for n in SHAPES:
-        assert_close(got[n], torch.stack([sum(a[i, j] * p[n][j] for j in range(k)) for i in range(s)]))
+        assert_close(
+            got[n], torch.stack([sum(a[i, j] * p[n][j] for j in range(k)) for i in range(s)])
+        )
     counter = got["bn.num_batches_tracked"]
     assert counter.shape == (s,) and (counter == p["bn.num_batches_tracked"].max()).all()
 
@@ -234,7 +247,8 @@ def test_flat_reads_common_rows_and_unflat_refuses_another_length():
 
 def brute(p):
     return [
-        np.concatenate([v[k].numpy().ravel() for v in p.values()]).astype(np.float64) for k in range(len(p["scale"]))
+        np.concatenate([v[k].numpy().ravel() for v in p.values()]).astype(np.float64)
+        for k in range(len(p["scale"]))
     ]
 
 
@@ -247,13 +261,21 @@ def test_gram_cosine_and_distances_against_numpy(k, s, seed):
     assert_close(stacked.gram(p), torch.tensor([[a @ b for b in x] for a in x]), **near)
     assert_close(stacked.gram(p, q), torch.tensor([[a @ b for b in y] for a in x]), **near)
     norm = np.linalg.norm
-    assert_close(stacked.cosine(p), torch.tensor([[a @ b / norm(a) / norm(b) for b in x] for a in x]), **near)
-    assert_close(stacked.distances(p), torch.tensor([[norm(a - b) ** 2 for b in x] for a in x]), **near)
+    assert_close(
+        stacked.cosine(p), torch.tensor([[a @ b / norm(a) / norm(b) for b in x] for a in x]), **near
+    )
+    assert_close(
+        stacked.distances(p), torch.tensor([[norm(a - b) ** 2 for b in x] for a in x]), **near
+    )
     assert_close(stacked.inner(p, p), torch.tensor([a @ a for a in x]), **near)
-    assert all(f(q).dtype == torch.float64 for f in (stacked.gram, stacked.cosine, stacked.distances))
+    assert all(
+        f(q).dtype == torch.float64 for f in (stacked.gram, stacked.cosine, stacked.distances)
+    )
 
 
-@pytest.mark.parametrize("f", [stacked.gram, stacked.cosine, stacked.distances, lambda p: stacked.inner(p, p)])
+@pytest.mark.parametrize(
+    "f", [stacked.gram, stacked.cosine, stacked.distances, lambda p: stacked.inner(p, p)]
+)
 def test_products_hold_a_block_of_the_models_at_a_time(f, monkeypatch):
     # Memory: no float64 copy of all clients' models (500 of the CNN are 2.3 GB).
     p = {n: torch.randn(5, *shape) for n, shape in (("w", (30, 7)), ("b", (3,)))}
@@ -269,9 +291,17 @@ def test_products_hold_a_block_of_the_models_at_a_time(f, monkeypatch):
 @given(st.sampled_from([1e-30, 1e-9, 1.0, 1e20]))
 def test_cosine_knows_directions_only(scale):
     right, up = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    p = {"w": torch.stack([right, right * scale, (right + up) * scale, -up, torch.zeros(2)]).double()}
+    p = {
+        "w": torch.stack([right, right * scale, (right + up) * scale, -up, torch.zeros(2)]).double()
+    }
     half = 0.5**0.5
-    want = [[1, 1, half, 0, 0], [1, 1, half, 0, 0], [half, half, 1, -half, 0], [0, 0, -half, 1, 0], [0] * 5]
+    want = [
+        [1, 1, half, 0, 0],
+        [1, 1, half, 0, 0],
+        [half, half, 1, -half, 0],
+        [0, 0, -half, 1, 0],
+        [0] * 5,
+    ]
     assert_close(stacked.cosine(p), torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-12)
 
 

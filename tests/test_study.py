@@ -64,23 +64,41 @@ def small(artefact="fig3", rows=None, columns=("a",), paper=fedper.PAPER, seeds=
 # ---------------------------------------------------------------- parameters
 
 WRONG = {
-    "profile": (dict(profile="fast"), ["profile: 'fast' is unknown; known are " + ", ".join(PROFILES)]),
+    "profile": (
+        dict(profile="fast"),
+        ["profile: 'fast' is unknown; known are " + ", ".join(PROFILES)],
+    ),
     "no profile": (dict(profile=None), ["profile: None is unknown"]),
-    "datasets": (dict(datasets=["digits", "cifar"]), ["datasets: 'cifar' is unknown", *data.list_datasets()]),
+    "datasets": (
+        dict(datasets=["digits", "cifar"]),
+        ["datasets: 'cifar' is unknown", *data.list_datasets()],
+    ),
     "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *VIEWS]),
     "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.FIGURES]),
-    "in a list": (dict(methods=[["fedper"]]), ["methods: ['fedper'] is unknown; did you mean 'fedper'? known are"]),
-    "string": (dict(datasets="digits"), ["datasets='digits': give a list, such as ['", "an empty list means"]),
+    "in a list": (
+        dict(methods=[["fedper"]]),
+        ["methods: ['fedper'] is unknown; did you mean 'fedper'? known are"],
+    ),
+    "string": (
+        dict(datasets="digits"),
+        ["datasets='digits': give a list, such as ['", "an empty list means"],
+    ),
     "tuple": (dict(methods=("fedper",)), ["methods=('fedper',): give a list"]),
     "empty string": (dict(artefacts=""), ["artefacts='': give a list, such as ['fig2']"]),
-    "recompute": (dict(recompute="true"), ["recompute='true': got str, allowed is True or False (not a string)"]),
+    "recompute": (
+        dict(recompute="true"),
+        ["recompute='true': got str, allowed is True or False (not a string)"],
+    ),
     "recompute 1": (dict(recompute=1), ["recompute=1: got int"]),
     "seeds": (dict(seeds=3), ["seeds=3: give a list of integers >= 0"]),
     "seed text": (dict(seeds=["0"]), ["seeds=['0']: give a list of integers"]),
     "seed bool": (dict(seeds=[True]), ["seeds=[True]"]),
     "seed float": (dict(seeds=[1.0]), ["seeds=[1.0]"]),
     "seed negative": (dict(seeds=[0, -1]), ["seeds=[0, -1]: give a list of integers >= 0"]),
-    "device": (dict(device="gpu"), ["device 'gpu' is unknown; did you mean 'cpu'? known are auto, cpu, cuda"]),
+    "device": (
+        dict(device="gpu"),
+        ["device 'gpu' is unknown; did you mean 'cpu'? known are auto, cpu, cuda"],
+    ),
 }
 
 
@@ -95,13 +113,18 @@ def test_wrong_parameters_are_refused_with_what_is_known(case, home):
 
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(ValueError, match="paper 'fedpr' is unknown; did you mean 'fedper'. known are"):
+    with pytest.raises(
+        ValueError, match="paper 'fedpr' is unknown; did you mean 'fedper'. known are"
+    ):
         Study("fedpr")
 
 
 def test_a_gpu_that_is_absent_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device cuda was asked for, but torch sees no GPU here; use device='cpu' or"):
+    with pytest.raises(
+        ValueError,
+        match="device cuda was asked for, but torch sees no GPU here; use device='cpu' or",
+    ):
         study(device="cuda")
     monkeypatch.setenv("PFL_DEVICE", "cuda")
     with pytest.raises(ValueError, match="no GPU"):
@@ -115,7 +138,10 @@ def test_defaults_are_the_profiles_own(home):
     assert not s.scope.artefacts and s.folder == home / "runs" / "figures/fedper/smoke-digits"
     assert seeds(study(seeds=[3, 0])) == [3, 0]
     asked = (("paper", None), ("quick", ["mnist", "cifar10"]))
-    assert {study(profile=p, datasets=d).scope.label for p, d in asked} == {"paper", "mnist+cifar10"}
+    assert {study(profile=p, datasets=d).scope.label for p, d in asked} == {
+        "paper",
+        "mnist+cifar10",
+    }
     real = {p: seeds(study(profile=p, datasets=["cifar10"]), "fig4") for p in PROFILES}
     assert real == {"smoke": [0], "quick": [0, 1], "medium": [0, 1], "paper": [0, 1, 2]}
 
@@ -133,7 +159,10 @@ def test_embedded_data_stand_in_for_the_papers(profile):
     served = {name: scope.data(name) for name in STAND_INS}
     assert {served[n] for n in ("cifar10", "mnist", "fashion_mnist", "emnist-digits")} == {"digits"}
     assert served["cifar100"] == served["tiny_imagenet"] == "digits100"
-    assert served["flickr_aes"] == "raters_digits100" and served["omniglot"] is None is served["ag_news"]
+    assert (
+        served["flickr_aes"] == "raters_digits100"
+        and served["omniglot"] is None is served["ag_news"]
+    )
     assert scope.data("digits") == "digits" and scope.data("emnist") is None
 
 
@@ -147,12 +176,18 @@ def test_the_paper_profile_takes_the_papers_data(profile):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_data_that_are_asked_for_are_the_only_ones(profile):
     scope = study(profile=profile, datasets=["digits100", "cifar10", "raters_cifar10"]).scope
-    assert (scope.data("cifar10"), scope.data("cifar100"), scope.data("mnist")) == ("cifar10", "digits100", None)
+    assert (scope.data("cifar10"), scope.data("cifar100"), scope.data("mnist")) == (
+        "cifar10",
+        "digits100",
+        None,
+    )
     assert scope.data("flickr_aes") == "raters_cifar10"
 
 
 def test_every_stand_in_is_a_data_set():
-    assert set(STAND_INS) | {d for ds in STAND_INS.values() for d in ds} <= set(data.list_datasets())
+    assert set(STAND_INS) | {d for ds in STAND_INS.values() for d in ds} <= set(
+        data.list_datasets()
+    )
 
 
 # ---------------------------------------------------------------- base and pick
@@ -174,7 +209,9 @@ def test_what_is_not_run_says_so_and_draws_nothing(capsys, home):
         s.show(artefact)
     assert s.base("fig3", "cifar10") is None is s.base("fig2", "flickr_aes")
     s.show_partitions(None, {"k": {}})
-    letters = dataclasses.replace(fedper.PAPER, artefacts={"fig2": Artefact(("omniglot", "ag_news"))}, claims=())
+    letters = dataclasses.replace(
+        fedper.PAPER, artefacts={"fig2": Artefact(("omniglot", "ag_news"))}, claims=()
+    )
     assert study(letters).run("fig2").empty
     assert capsys.readouterr().out.splitlines() == [
         "fig3: not run, not among artefacts=['fig2', 'fig7']",
@@ -186,18 +223,29 @@ def test_what_is_not_run_says_so_and_draws_nothing(capsys, home):
 
 
 def test_an_unknown_artefact_of_a_cell_is_a_mistake():
-    for cell in (lambda s: s.base("fig99", "cifar10"), lambda s: s.run("fig99"), lambda s: s.show("fig99")):
-        with pytest.raises(ValueError, match="artefact: 'fig99' is unknown; did you mean 'fig9'. known are fig2"):
+    for cell in (
+        lambda s: s.base("fig99", "cifar10"),
+        lambda s: s.run("fig99"),
+        lambda s: s.show("fig99"),
+    ):
+        with pytest.raises(
+            ValueError, match="artefact: 'fig99' is unknown; did you mean 'fig9'. known are fig2"
+        ):
             cell(study())
 
 
 def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys):
     paper = fedper.PAPER
-    some = {a: dataclasses.replace(paper.artefacts[a], medium=n) for a, n in (("fig2", 3), ("fig3", 1), ("fig4", 0))}
+    some = {
+        a: dataclasses.replace(paper.artefacts[a], medium=n)
+        for a, n in (("fig2", 3), ("fig3", 1), ("fig4", 0))
+    }
 
     def sweeps(scope):
         bases = [scope.base(paper, a, "cifar10") for a in some]
-        return [s for base in bases for s in scope.sweep(paper, base, {"a": {}}, {"a": {}}, quick=7)]
+        return [
+            s for base in bases for s in scope.sweep(paper, base, {"a": {}}, {"a": {}}, quick=7)
+        ]
 
     paper = dataclasses.replace(paper, artefacts=some, sweeps=sweeps)
 
@@ -206,7 +254,9 @@ def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys):
         return {p.artefact: list(p.seeds) for p in paper.planned(s.scope)}
 
     assert asked() == {"fig2": [0, 1, 2], "fig3": [0]}
-    assert asked(seeds=[5]) == {"fig2": [5], "fig3": [5]} and asked(artefacts=["fig3", "fig4"]) == {"fig3": [0]}
+    assert asked(seeds=[5]) == {"fig2": [5], "fig3": [5]} and asked(artefacts=["fig3", "fig4"]) == {
+        "fig3": [0]
+    }
     study(paper, profile="medium", datasets=["cifar10"]).run("fig4")
     said = "fig4: not run at profile medium, which has fig2, fig3; use profile='paper'"
     assert capsys.readouterr().out.splitlines() == [said]
@@ -234,30 +284,48 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     s = study(small(), seeds=[0, 1])
     rows = s.run("fig3")
     assert trained == [("fedavg", 0), ("fedavg", 1), ("fedper", 0), ("fedper", 1)]
-    assert list(rows.columns) == ROW_COLUMNS and rows.run.nunique() == 4 and set(rows["round"]) == {0, 2}
-    assert rows[["paper", "artefact", "column", "profile", "dataset"]].drop_duplicates().to_numpy().tolist() == [
-        ["fedper", "fig3", "a", "smoke", "digits"]
-    ]
+    assert (
+        list(rows.columns) == ROW_COLUMNS
+        and rows.run.nunique() == 4
+        and set(rows["round"]) == {0, 2}
+    )
+    assert rows[
+        ["paper", "artefact", "column", "profile", "dataset"]
+    ].drop_duplicates().to_numpy().tolist() == [["fedper", "fig3", "a", "smoke", "digits"]]
     # figures
     last = s.curves("fig3", rows, "K_P = 2.")
-    assert list(last.index) == ["fedavg", "fedper"] and last.map(lambda v: "±" in v).to_numpy().all()
+    assert (
+        list(last.index) == ["fedavg", "fedper"] and last.map(lambda v: "±" in v).to_numpy().all()
+    )
     assert s.spread("fig3 spread", rows).shape == (2, 1)
     whole = s.base("fig3", "cifar10", **SMALL, max_samples=0)
     s.show_partitions(whole, {"k = 4": {}, "k = 6": {"partition_args": {"k": 6}}})
     held = pd.read_csv(s.folder / "partition.csv").groupby(["column", "client"])["class"].nunique()
-    assert held.groupby("column").agg(["min", "max", "size"]).to_numpy().tolist() == [[4, 4, 5], [6, 6, 5]]
+    assert held.groupby("column").agg(["min", "max", "size"]).to_numpy().tolist() == [
+        [4, 4, 5],
+        [6, 6, 5],
+    ]
     shown = pd.read_csv(s.folder / "fig3.csv")
     assert len(shown) == 8 and set(shown.metric) == {"acc_pct"} and set(shown.split) == {"test"}
-    assert set(pd.read_csv(s.folder / "fig3 spread.csv").metric) == {"acc_pct", "acc_sd", "acc_min", "acc_max"}
+    assert set(pd.read_csv(s.folder / "fig3 spread.csv").metric) == {
+        "acc_pct",
+        "acc_sd",
+        "acc_min",
+        "acc_max",
+    }
     assert plt.get_fignums() == [], "figures are closed once shown"
     # tables and claims
     claims = s.claims()
     assert claims[claims.artefact == "fig3"].verdict.isin(["holds", "does not hold"]).all()
-    assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"} and set(claims.profile) == {"smoke"}
+    assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"} and set(
+        claims.profile
+    ) == {"smoke"}
     said = s.finish()
     assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits, " in said
     assert str(home) not in said + capsys.readouterr().out, "no path of this computer in a notebook"
-    kinds = [f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")]
+    kinds = [
+        f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")
+    ]
     assert sorted(p.name for p in s.folder.iterdir()) == sorted([*kinds, "claims.csv", "claims.md"])
     # a second notebook finds the runs in the store, also where it should not trust committed rows
     again = study(small(), seeds=[0, 1], recompute=True)
@@ -279,7 +347,9 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
 
 def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, monkeypatch):
     asked, sweep = [], sweeps.sweep
-    monkeypatch.setattr(sweeps, "sweep", lambda cells, **how: (asked.append(len(cells)), sweep(cells, **how))[1])
+    monkeypatch.setattr(
+        sweeps, "sweep", lambda cells, **how: (asked.append(len(cells)), sweep(cells, **how))[1]
+    )
     figures = {a: dataclasses.replace(fedper.FIGURES[a], said="As said.") for a in ("fig2", "fig3")}
     paper = dataclasses.replace(fedper.PAPER, artefacts=figures)
     s = study(small(paper=paper, rounds=0))
@@ -288,9 +358,13 @@ def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, mon
     s.show("fig3", columns=1)
     assert sum(asked) == 2
     shown = pd.read_csv(s.folder / "fig3.csv")
-    assert set(shown.metric) == {"acc_pct", "acc_sd", "acc_min", "acc_max"}, "Figure 3 is the spread over clients"
+    assert set(shown.metric) == {"acc_pct", "acc_sd", "acc_min", "acc_max"}, (
+        "Figure 3 is the spread over clients"
+    )
     out = capsys.readouterr().out
-    assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "fedavg" in out, "a figure and its table"
+    assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "fedavg" in out, (
+        "a figure and its table"
+    )
     assert s.run("fig2").empty and s.show("fig2") is None, "no sweep of it"
 
 
@@ -308,7 +382,9 @@ def test_methods_restrict_the_rows(trained):
     nothing = s.run("fig4")
     assert nothing.empty and s.curves("fig4", nothing) is None
     view = small(rows={"fedavg_ft": use("fedavg"), "fedavg": use("fedavg")}, rounds=0)
-    assert set(study(view, methods=["fedavg_ft"]).run("fig3").row) == {"fedavg_ft"}, "a row may be named as its view"
+    assert set(study(view, methods=["fedavg_ft"]).run("fig3").row) == {"fedavg_ft"}, (
+        "a row may be named as its view"
+    )
 
 
 def test_how_many_seeds_is_said_for_quick_only():
@@ -316,7 +392,11 @@ def test_how_many_seeds_is_said_for_quick_only():
     paper = dataclasses.replace(fedper.PAPER, artefacts=figure)
     asked = [dict(seeds=[4, 2, 9]), dict(profile="smoke"), dict(profile="quick")]
     given = [study(small(paper=paper), **how).scope for how in asked]
-    assert [list(p.seeds) for scope in given for p in small(paper=paper).planned(scope)] == [[4, 2, 9], [0], [0, 1]]
+    assert [list(p.seeds) for scope in given for p in small(paper=paper).planned(scope)] == [
+        [4, 2, 9],
+        [0],
+        [0, 1],
+    ]
     fixed = small(paper=paper, seeds=(7,))
     assert [list(p.seeds) for scope in given for p in fixed.planned(scope)] == [[7]] * 3
 
@@ -325,53 +405,85 @@ def test_parts_of_an_artefact_are_run_alone(trained):
     def sweeps(scope):
         base = scope.base(fedper.PAPER, "fig3", "cifar10", **SMALL | {"rounds": 0})
         each = [("", "fedavg"), ("ours", "fedper")]
-        return [s for part, m in each for s in scope.sweep(fedper.PAPER, base, {m: use(m)}, {"a": {}}, part=part)]
+        return [
+            s
+            for part, m in each
+            for s in scope.sweep(fedper.PAPER, base, {m: use(m)}, {"a": {}}, part=part)
+        ]
 
     s = study(dataclasses.replace(fedper.PAPER, sweeps=sweeps))
     assert set(s.run("fig3", "ours").row) == {"fedper"} and trained == [("fedper", 0)]
-    assert set(s.run("fig3", "").row) == {"fedavg"} and set(s.run("fig3").row) == {"fedavg", "fedper"}
+    assert set(s.run("fig3", "").row) == {"fedavg"} and set(s.run("fig3").row) == {
+        "fedavg",
+        "fedper",
+    }
     assert len(trained) == 2 and not s.rows().duplicated().any()
 
 
 def test_tuning_comes_first_and_what_it_chose_is_asked_again(trained, home):
-    tuned = {"fig3": dataclasses.replace(fedper.FIGURES["fig3"], tuned=True), "fig2": fedper.FIGURES["fig2"]}
+    tuned = {
+        "fig3": dataclasses.replace(fedper.FIGURES["fig3"], tuned=True),
+        "fig2": fedper.FIGURES["fig2"],
+    }
 
     def sweeps(scope):
-        bases = {a: scope.base(paper, a, "cifar10", **SMALL | {"method": "fedper", "rounds": 0}) for a in tuned}
+        bases = {
+            a: scope.base(paper, a, "cifar10", **SMALL | {"method": "fedper", "rounds": 0})
+            for a in tuned
+        }
         base = bases["fig3"] or bases["fig2"]
         tags = {"artefact": TUNING}
         tried = {f"lr {lr}": {"lr": lr} for lr in (0.1, 0.2)}
-        tuning = scope.sweep(paper, base.but(partition_args={"val": 0.2}, tags=tags), tried, {"a": {}}, seeds=(7,))
+        tuning = scope.sweep(
+            paper, base.but(partition_args={"val": 0.2}, tags=tags), tried, {"a": {}}, seeds=(7,)
+        )
         seen = scope.finished(tuning[0].experiments())
         lr = 0.3 if seen is None else float(seen.row.iloc[-1].removeprefix("lr "))
-        each = [scope.sweep(paper, b, {f"with {lr}": {"lr": lr}}, {"a": {}}) for b in bases.values()]
+        each = [
+            scope.sweep(paper, b, {f"with {lr}": {"lr": lr}}, {"a": {}}) for b in bases.values()
+        ]
         return [*tuning, *each[0], *each[1]]
 
     paper = dataclasses.replace(fedper.PAPER, artefacts=tuned, sweeps=sweeps)
     s = study(paper)
-    assert set(s.run("fig2").row) == {"with 0.3"} and trained == [("fedper", 0)], "not tuned, so nothing else is run"
-    assert set(s.run("fig3").row) == {"with 0.2"} and trained[1:] == [("fedper", 7), ("fedper", 7), ("fedper", 0)]
+    assert set(s.run("fig2").row) == {"with 0.3"} and trained == [("fedper", 0)], (
+        "not tuned, so nothing else is run"
+    )
+    assert set(s.run("fig3").row) == {"with 0.2"} and trained[1:] == [
+        ("fedper", 7),
+        ("fedper", 7),
+        ("fedper", 0),
+    ]
     assert set(s.run(TUNING).row) == {"lr 0.1", "lr 0.2"} and len(trained) == 4
     assert set(s.rows().artefact) == {"fig2", "fig3", TUNING}
-    assert s.scope.finished([e.but(seed=8) for e in paper.planned(s.scope)[0].experiments()]) is None
+    assert (
+        s.scope.finished([e.but(seed=8) for e in paper.planned(s.scope)[0].experiments()]) is None
+    )
 
 
 def test_a_column_that_was_not_evaluated_is_named():
     s = study(small(rounds=0))
     rows = s.run("fig3")
-    with pytest.raises(ValueError, match=r"fig3: no test accuracy at when='after'; evaluated are \['before'\]"):
+    with pytest.raises(
+        ValueError, match=r"fig3: no test accuracy at when='after'; evaluated are \['before'\]"
+    ):
         s.curves("fig3", rows, when="after")
     assert plt.get_fignums() == []
 
 
 def test_finishing_without_runs_writes_an_empty_file(home):
     assert study().finish().startswith("0 runs; pfl_core ")
-    assert committed.parts("fedper", own=True) == {} and (home / "runs/results/fedper.smoke-digits/runs.csv").exists()
+    assert (
+        committed.parts("fedper", own=True) == {}
+        and (home / "runs/results/fedper.smoke-digits/runs.csv").exists()
+    )
 
 
 # ---------------------------------------------------------------- tables beside the paper's, and what probes recorded
 
-CASE = dict(clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16)
+CASE = dict(
+    clients=6, partition_args={"groups": 2}, rounds=2, eval_every=1, batch=8, max_samples=16
+)
 CASE_ROWS = {"local": use("local"), "fedaghn": use("fedaghn") | {"record": ("weights",)}}
 
 
@@ -400,9 +512,20 @@ def test_a_table_beside_the_papers(case, capsys):
     assert said.startswith(
         "Table 3, profile smoke, data digits in place of the paper's, 2 seeds, best validation round"
     )
-    assert "after local training" in said and said.rstrip().endswith("not run at smoke: CIFAR-100; CIFAR-100*; TINY")
-    published = report.published("fedaghn").query("table == 'table3' and column == 'CIFAR-10'").set_index("row").value
-    assert list(got.index) == list(published.index) and set(got["CIFAR-10"]) >= {"reported", "reproduced", "last"}
+    assert "after local training" in said and said.rstrip().endswith(
+        "not run at smoke: CIFAR-100; CIFAR-100*; TINY"
+    )
+    published = (
+        report.published("fedaghn")
+        .query("table == 'table3' and column == 'CIFAR-10'")
+        .set_index("row")
+        .value
+    )
+    assert list(got.index) == list(published.index) and set(got["CIFAR-10"]) >= {
+        "reported",
+        "reproduced",
+        "last",
+    }
     assert got.loc["cfl", ("CIFAR-10", "reproduced")] == "not run"
     picked = report.reproduced(rows, "fedaghn").groupby("row").value.mean()
     assert got.loc["fedaghn", ("CIFAR-10", "reproduced")].startswith(f"{picked['fedaghn']:.2f}")
@@ -413,9 +536,13 @@ def test_a_table_beside_the_papers(case, capsys):
 
 def test_a_copy_of_the_data_is_named_in_captions(case, capsys, monkeypatch):
     s, rows = case
-    monkeypatch.setattr(committed, "copy_of", lambda run: "half of 1,797 samples" if run == rows.run.iloc[0] else "")
+    monkeypatch.setattr(
+        committed, "copy_of", lambda run: "half of 1,797 samples" if run == rows.run.iloc[0] else ""
+    )
     s.compare("table3", rows)
-    assert "profile smoke, data digits (half of 1,797 samples) in place of" in capsys.readouterr().out
+    assert (
+        "profile smoke, data digits (half of 1,797 samples) in place of" in capsys.readouterr().out
+    )
     assert report.data_sets(rows[rows.row == "fedaghn"]) == "digits"
 
 
@@ -426,17 +553,26 @@ def test_clients_are_read_at_the_round_that_is_reported(case):
     for key, mean in clients.groupby(["row", "seed"]).acc_pct.mean().items():
         assert mean == pytest.approx(picked[key])
     standing = s.standing("table3", rows)
-    assert set(standing.index) == {"local", "fedaghn"} and (s.folder / "table3.standing.md").exists()
-    gap = clients[clients.row == "fedaghn"].acc_pct.mean() - clients[clients.row == "local"].acc_pct.mean()
+    assert (
+        set(standing.index) == {"local", "fedaghn"} and (s.folder / "table3.standing.md").exists()
+    )
+    gap = (
+        clients[clients.row == "fedaghn"].acc_pct.mean()
+        - clients[clients.row == "local"].acc_pct.mean()
+    )
     assert standing.loc["local", "fedaghn ahead by"] == pytest.approx(gap, abs=0.006)
 
 
-def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(case, home, monkeypatch):
+def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(
+    case, home, monkeypatch
+):
     s, rows = case
     (first, second) = s.probed(rows, "weights")
     assert (first.row, first.column, first.seed, second.seed) == ("fedaghn", "CIFAR-10", 0, 1)
     assert list(first.rounds) == [0, 1, 2] and first.at()["fc"].shape == (6, 6)
-    assert (first.at(1)["fc"] == first.values["fc"][1]).all() and (first.at(99)["fc"] == first.at()["fc"]).all()
+    assert (first.at(1)["fc"] == first.values["fc"][1]).all() and (
+        first.at(99)["fc"] == first.at()["fc"]
+    ).all()
     committed.save(s.rows(), "fedaghn", "quick", "digits")
     committed.publish("fedaghn")
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
@@ -444,7 +580,9 @@ def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(c
     served = again.run("table3")
     assert not list((home / "elsewhere").glob("store/*/")), "nothing was trained again"
     back = again.probed(served, "weights")
-    assert (back[1].at()["fc1"] == second.at()["fc1"]).all() and again.clients(served).equals(s.clients(rows))
+    assert (back[1].at()["fc1"] == second.at()["fc1"]).all() and again.clients(served).equals(
+        s.clients(rows)
+    )
 
 
 def test_derived_numbers_are_rows_of_their_run(case):
@@ -460,18 +598,26 @@ def test_derived_numbers_are_rows_of_their_run(case):
         ["table4", "whole, self", "First", 0, "digits"],
     ]
     s.heats("fig4", {k: v for k, v in one.at().items()}, rows, "Weights.")
-    assert len(pd.read_csv(s.folder / "fig4.csv")) == 36 * len(one.at()) and (s.folder / "fig4.png").exists()
+    assert (
+        len(pd.read_csv(s.folder / "fig4.csv")) == 36 * len(one.at())
+        and (s.folder / "fig4.png").exists()
+    )
 
 
 def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsys):
     def numbers(rows, recorded):
         assert set(rows.row) == set(CASE_ROWS) and [p.seed for p in recorded("weights")] == [0, 1]
-        return [dict(run=p.run, metric="acc_gain", value=float(len(p.rounds))) for p in recorded("weights")]
+        return [
+            dict(run=p.run, metric="acc_gain", value=float(len(p.rounds)))
+            for p in recorded("weights")
+        ]
 
     s = case_study(numbers=numbers, show=("compare", "standing"))
     rows = s.run("table3")
     assert rows["mean"].tolist()[-2:] == ["derived"] * 2 and rows.value.tolist()[-2:] == [3.0, 3.0]
-    assert s.rows().equals(pd.concat([s.rows()[s.rows()["mean"] != "derived"], rows.tail(2)], ignore_index=True))
+    assert s.rows().equals(
+        pd.concat([s.rows()[s.rows()["mean"] != "derived"], rows.tail(2)], ignore_index=True)
+    )
     s.show("table3")
     out = capsys.readouterr().out
     assert out.startswith("Table 3, profile smoke") and "rank reproduced" in out

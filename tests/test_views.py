@@ -32,7 +32,9 @@ RUNS = {
     "fedaghn": {"method": "fedaghn", "record": ("weights",)},
     "pfedhn": {"method": "pfedhn", "record": ("embeddings",)},
 }
-COLUMN = "digits, groups(), 10 clients, lenet(kernels=2), 3 rounds, batch=10, lr=0.1, max_samples=20"
+COLUMN = (
+    "digits, groups(), 10 clients, lenet(kernels=2), 3 rounds, batch=10, lr=0.1, max_samples=20"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,10 @@ def results(tmp_path_factory):
         patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
         empty = tmp_path_factory.mktemp("results")
         patch.setattr(paths, "results_folder", lambda: empty)
-        yield {label: runs.run(SMALL.but(**changes), executor="threads") for label, changes in RUNS.items()}
+        yield {
+            label: runs.run(SMALL.but(**changes), executor="threads")
+            for label, changes in RUNS.items()
+        }
 
 
 @pytest.fixture
@@ -78,13 +83,17 @@ def test_a_view_over_results_and_its_code_are_the_same(name, results):
 def test_partition_view(results):
     shown = views.partition("digits", "dirichlet", 8, seed=3, alpha=0.3)
     counts = by_its_code(shown)
-    e = Experiment(dataset="digits", partition="dirichlet", partition_args={"alpha": 0.3}, clients=8, seed=3)
+    e = Experiment(
+        dataset="digits", partition="dirichlet", partition_args={"alpha": 0.3}, clients=8, seed=3
+    )
     assert (counts == federation(e).counts()).all()
     assert shown.table.loc["training samples", "max"] == counts.sum(1).max()
     share = counts / counts.sum(1, keepdims=True)
     apart = np.abs(share[:, None] - share[None]).sum(-1) / 2
     nearest = (apart + 9 * np.eye(8)).min(1)
-    assert shown.table.loc["distance to the nearest client", "mean"] == pytest.approx(nearest.mean(), abs=0.005)
+    assert shown.table.loc["distance to the nearest client", "mean"] == pytest.approx(
+        nearest.mean(), abs=0.005
+    )
 
 
 def test_partition_controls_follow_the_scheme():
@@ -114,23 +123,36 @@ def test_runs_view(results):
     )
     acc = rows.sort_values("round").value.to_numpy()
     assert shown.table.index.tolist() == ["fedper"]
-    assert shown.table.loc["fedper", ["last", "best"]].tolist() == [acc[-1].round(2), acc.max().round(2)]
+    assert shown.table.loc["fedper", ["last", "best"]].tolist() == [
+        acc[-1].round(2),
+        acc.max().round(2),
+    ]
     (line,) = [ln for ln in shown.figure.axes[0].lines if len(ln.get_ydata()) == len(acc)]
     assert line.get_ydata() == pytest.approx([acc[0], *(acc[1:] + acc[:-1]) / 2])
 
 
 def test_smooth_keeps_runs_apart():
-    rows = pd.DataFrame({"run": list("aabb"), "round": [0, 1, 0, 1], "value": [0.0, 2.0, 10.0, 20.0]})
-    rows = rows.assign(row="x", column="", when="before", split="test", mean="client", metric="acc_pct")
+    rows = pd.DataFrame(
+        {"run": list("aabb"), "round": [0, 1, 0, 1], "value": [0.0, 2.0, 10.0, 20.0]}
+    )
+    rows = rows.assign(
+        row="x", column="", when="before", split="test", mean="client", metric="acc_pct"
+    )
     assert analysis.smooth(rows, 2).value.tolist() == [0.0, 1.0, 10.0, 15.0]
     assert analysis.smooth(rows, 1).equals(rows)
 
 
 def test_clients_view(results):
     shown = default("clients", first="fedavg", second="fedper", when="after")
-    acc = {m: results[m].clients.query("round == 3 and when == 'after' and split == 'test'").acc_pct for m in RUNS}
+    acc = {
+        m: results[m].clients.query("round == 3 and when == 'after' and split == 'test'").acc_pct
+        for m in RUNS
+    }
     lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
-    assert f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
+    assert (
+        f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} % of 10 clients"
+        in shown.said
+    )
     assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
@@ -146,10 +168,18 @@ def test_collaboration_view(results):
     layer, at = list(weights)[1], 1
     shown = default("collaboration", layer=layer, round=int(rounds[at]))
     group = np.arange(10) * 5 // 10
-    assert shown.table.loc[layer].to_dict() == pytest.approx(analysis.shares(weights[layer][at], group), abs=1e-4)
+    assert shown.table.loc[layer].to_dict() == pytest.approx(
+        analysis.shares(weights[layer][at], group), abs=1e-4
+    )
     drawn = shown.figure.axes[0].collections[0].get_array().reshape(10, 10)
     assert np.asarray(drawn) == pytest.approx(weights[layer][at])
-    mean = default("collaboration", round=int(rounds[at])).figure.axes[0].collections[0].get_array().reshape(10, 10)
+    mean = (
+        default("collaboration", round=int(rounds[at]))
+        .figure.axes[0]
+        .collections[0]
+        .get_array()
+        .reshape(10, 10)
+    )
     assert np.asarray(mean) == pytest.approx(np.mean([w[at] for w in weights.values()], 0))
     assert "group of the partition" in shown.said
 
@@ -165,10 +195,22 @@ def test_embedding_view(results):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: views.runs("fedper.quick", COLUMN), "no results 'fedper.quick'; there are runs of this computer"),
-        (lambda: views.runs(views.OWN, "nowhere"), "no acc_pct 'before' of any row, seeds any, in 'nowhere'"),
-        (lambda: views.clients(views.OWN, COLUMN, "fedavg", "ditto"), "no run of ditto with seed 0"),
-        (lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 9), "no run of 'fedaghn' with seed 9"),
+        (
+            lambda: views.runs("fedper.quick", COLUMN),
+            "no results 'fedper.quick'; there are runs of this computer",
+        ),
+        (
+            lambda: views.runs(views.OWN, "nowhere"),
+            "no acc_pct 'before' of any row, seeds any, in 'nowhere'",
+        ),
+        (
+            lambda: views.clients(views.OWN, COLUMN, "fedavg", "ditto"),
+            "no run of ditto with seed 0",
+        ),
+        (
+            lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 9),
+            "no run of 'fedaghn' with seed 9",
+        ),
         (lambda: views.collaboration(views.OWN, COLUMN, "fedavg", 0), "'weights' was not recorded"),
         (
             lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 0, "conv9"),
@@ -203,11 +245,15 @@ def test_alike_clients(results):
     assert views.kin(Row)[0].tolist() == federation(e).counts().argmax(1).tolist()
 
 
-def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(tmp_path, monkeypatch, results):
+def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
+    tmp_path, monkeypatch, results
+):
     committed, own = tmp_path / "results", tmp_path / "runs" / "results"
     monkeypatch.setattr(paths, "results_folder", lambda: committed)
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    rows = results["fedper"].rows.assign(paper="fedper", artefact="fig2", row="fedper", column="k=4")
+    rows = results["fedper"].rows.assign(
+        paper="fedper", artefact="fig2", row="fedper", column="k=4"
+    )
     for folder, value in ((committed, 1.0), (own, 2.0)):
         folder.mkdir(parents=True)
         both = pd.concat([rows.assign(value=value), rows.assign(value=value, artefact="fig3")])
@@ -262,7 +308,9 @@ def test_live_views_are_widgets(results, monkeypatch):
     assert len(shown) == 6
     for box in shown:
         left, page = box.children
-        assert "Copy as code" in page.value and ("<img alt=" in page.value or "Run begins this" in page.value)
+        assert "Copy as code" in page.value and (
+            "<img alt=" in page.value or "Run begins this" in page.value
+        )
         assert all(getattr(w, "description", "buttons") for w in left.children)
     assert "rows=(&#x27;fedper&#x27;,)" in shown[1].children[1].value
 
@@ -273,7 +321,13 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
     panel.controls["alpha"].value = 100.0
     assert panel.page.value != page and "&#x27;alpha&#x27;: 100.0" in panel.page.value
     panel.controls["scheme"].value = "pfedhn_classes"
-    assert [w.description for w in panel.left.children] == ["Data", "Partition", "Classes each", "Clients", "Seed"]
+    assert [w.description for w in panel.left.children] == [
+        "Data",
+        "Partition",
+        "Classes each",
+        "Clients",
+        "Seed",
+    ]
     assert "&#x27;k&#x27;: 2" in panel.page.value
     panel.controls["scheme"].value = "coarse"  # needs coarse classes: says so, and stays usable
     assert panel.page.value.startswith('<p role="alert">') and "coarse" in panel.page.value
@@ -313,10 +367,17 @@ def test_the_panel_that_trains(monkeypatch):
     page = trainer.panel.page
     assert trainer.stop.disabled and "Run begins this" in page.value and "rounds=50" in page.value
     trainer.run.click()
-    assert trainer.run.disabled and not trainer.stop.disabled and "running: no round yet" in page.value
+    assert (
+        trainer.run.disabled and not trainer.stop.disabled and "running: no round yet" in page.value
+    )
     until(lambda: "running: round 1 of 50" in page.value and "<img" in page.value)
     trainer.panel.controls["rounds"].value = 100  # of the next run; this one stays on the page
     assert "running: round 1 of 50" in page.value
     trainer.stop.click()
-    until(lambda: "stopped: round 1 of 50. Run goes on from there." in page.value and trainer.stop.disabled)
+    until(
+        lambda: (
+            "stopped: round 1 of 50. Run goes on from there." in page.value
+            and trainer.stop.disabled
+        )
+    )
     assert not trainer.run.disabled

@@ -21,7 +21,9 @@ def clean(notebook: Path, source: Path | None = None) -> None:
     import nbformat
 
     nb = nbformat.read(source or notebook, as_version=4)
-    nb.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
+    nb.metadata = nbformat.from_dict(
+        {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
+    )
     for cell in nb.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
@@ -30,7 +32,10 @@ def clean(notebook: Path, source: Path | None = None) -> None:
             if "application/vnd.jupyter.widget-view+json" in output.get("data", ()):
                 continue
             before = outputs[-1] if outputs else {}
-            if output.output_type == "stream" == before.get("output_type") and output.name == before.name:
+            if (
+                output.output_type == "stream" == before.get("output_type")
+                and output.name == before.name
+            ):
                 before.text += output.text
             else:
                 outputs.append(output)
@@ -43,9 +48,13 @@ def clean(notebook: Path, source: Path | None = None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Clean the notebooks named; 1 if one that was to be run failed."""
-    parser = argparse.ArgumentParser(prog="python -m tools.clean", description="Makes notebooks fit to commit.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.clean", description="Makes notebooks fit to commit."
+    )
     parser.add_argument(
-        "--run", action="store_true", help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs"
+        "--run",
+        action="store_true",
+        help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs",
     )
     parser.add_argument("notebook", nargs="+", type=Path)
     args = parser.parse_args(argv)
@@ -62,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if row.status == "ok":
                 clean(notebook, done)
             else:
-                kept = [shutil.copy(p, tempfile.gettempdir()) for p in done.parent.glob(f"{done.stem}.*ipynb")]
+                kept = [
+                    shutil.copy(p, tempfile.gettempdir())
+                    for p in done.parent.glob(f"{done.stem}.*ipynb")
+                ]
                 print(f"{notebook} is left as it was: {row.where.partition(';')[0]}", *kept)
                 code = 1
     return code

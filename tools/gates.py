@@ -30,11 +30,22 @@ def run() -> int:
     def stage(name: str, *command: str, env: Mapping[str, str] = os.environ) -> None:
         print(f"\n== {name}", flush=True)
         began = time.monotonic()
-        code = subprocess.run([sys.executable, "-P", "-m", *command], cwd=ROOT, env=dict(env)).returncode
-        rows.append(Row(name, "failed" if code else "ok", notebooks.clock(time.monotonic() - began), ""))
+        code = subprocess.run(
+            [sys.executable, "-P", "-m", *command], cwd=ROOT, env=dict(env)
+        ).returncode
+        rows.append(
+            Row(name, "failed" if code else "ok", notebooks.clock(time.monotonic() - began), "")
+        )
 
     def nbval(name: str, paths: Sequence[Path], runs: Path) -> None:
-        settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "--nbval", "--nbval-current-env")
+        settings = (
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-p",
+            "no:cacheprovider",
+            "--nbval",
+            "--nbval-current-env",
+        )
         if paths:
             stage(name, "pytest", *settings, *map(str, paths), env=environment(runs))
         else:
@@ -43,16 +54,27 @@ def run() -> int:
     stage("ruff check", "ruff", "check", ".")
     stage("ruff format", "ruff", "format", "--check", ".")
     stage("pytest", "pytest", "-n", "auto", "--maxprocesses", "8")
-    nbval("gate 1: committed notebooks", [NOTEBOOKS / f"{name}.ipynb" for name in names], folder / "committed")
+    nbval(
+        "gate 1: committed notebooks",
+        [NOTEBOOKS / f"{name}.ipynb" for name in names],
+        folder / "committed",
+    )
 
     print("\n== gate 2: notebooks at smoke", flush=True)
     first = folder / "first"
     smoke = {"profile": "smoke", "recompute": True}
     executed = notebooks.run(names, smoke, environment(first))
-    rows += [row._replace(name=f"gate 2: {row.name}", where=row.where * (row.status != "ok")) for row in executed]
+    rows += [
+        row._replace(name=f"gate 2: {row.name}", where=row.where * (row.status != "ok"))
+        for row in executed
+    ]
     if (first / "notebooks").is_dir():
         shutil.copy(NOTEBOOKS / "conftest.py", first / "notebooks")
-    again = [p for p in sorted(first.glob("notebooks/[a-z]*.ipynb")) if not p.name.endswith(".failed.ipynb")]
+    again = [
+        p
+        for p in sorted(first.glob("notebooks/[a-z]*.ipynb"))
+        if not p.name.endswith(".failed.ipynb")
+    ]
     nbval("gate 2: trained again", again, folder / "again")
 
     notebooks.table(("check", "status", "wall", ""), rows)

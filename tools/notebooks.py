@@ -25,7 +25,14 @@ from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "explore")  # in the order in which they run
+NAMES = (
+    "fedper",
+    "pfedhn",
+    "pfedla",
+    "flayer",
+    "fedaghn",
+    "explore",
+)  # in the order in which they run
 # {profile: wall clock of one notebook}
 LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 
@@ -47,11 +54,15 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
     known = inspect_notebook(notebook)
     if unknown := sorted(parameters.keys() - known.keys()):
-        raise ValueError(f"{notebook.name} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
+        raise ValueError(
+            f"{notebook.name} has no parameter {', '.join(unknown)}; it has {', '.join(known)}"
+        )
     for name, value in parameters.items():
         default = ast.literal_eval(known[name]["default"])
         if type(value) is not type(default):
-            raise ValueError(f"{notebook.name}: {name} must be a {type(default).__name__}, not {value!r}")
+            raise ValueError(
+                f"{notebook.name}: {name} must be a {type(default).__name__}, not {value!r}"
+            )
         if json.loads(json.dumps(value, allow_nan=False, default=repr)) != value:
             raise ValueError(f"{notebook.name}: {name} must hold plain JSON values, not {value!r}")
 
@@ -134,7 +145,11 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def run_notebook(
-    notebook: Path, output: Path, parameters: Mapping[str, Any], env: Mapping[str, str], limit_s: float
+    notebook: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    env: Mapping[str, str],
+    limit_s: float,
 ) -> Row:
     """Runs one notebook in a process of its own; what it prints is passed on with its name in front.
 
@@ -143,7 +158,14 @@ def run_notebook(
     failed = output.with_suffix(".failed.ipynb")
     part = output.with_name(f".{output.stem}.{os.getpid()}.part.ipynb")
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", __file__, str(notebook), str(part), json.dumps(dict(parameters))]
+    command = [
+        sys.executable,
+        "-P",
+        __file__,
+        str(notebook),
+        str(part),
+        json.dumps(dict(parameters)),
+    ]
     began, since = time.monotonic(), time.time() - 2  # some file systems keep times to two seconds
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     why = ""
@@ -162,7 +184,11 @@ def run_notebook(
         _running.discard(process)
     spent = time.monotonic() - began
     if code < 0:
-        why = f"stopped at its limit of {limit_s:g} s" if spent >= limit_s else f"killed by signal {-code}"
+        why = (
+            f"stopped at its limit of {limit_s:g} s"
+            if spent >= limit_s
+            else f"killed by signal {-code}"
+        )
     if part.exists():
         os.replace(part, failed if code else output)
     if code == 0:
@@ -224,14 +250,20 @@ def run(
     notebooks: the folder they lie in; limit_s: seconds that each may take, by default its profile's.
     """
     profile, datasets = parameters.get("profile", "quick"), parameters.get("datasets", ())
-    short = "/tmp" if os.path.isdir("/tmp") else None  # the path of a unix socket has at most 100 characters or so
-    with tempfile.TemporaryDirectory(prefix="pfl-", dir=short, ignore_cleanup_errors=True) as runtime:
+    short = (
+        "/tmp" if os.path.isdir("/tmp") else None
+    )  # the path of a unix socket has at most 100 characters or so
+    with tempfile.TemporaryDirectory(
+        prefix="pfl-", dir=short, ignore_cleanup_errors=True
+    ) as runtime:
 
         def one(name: str) -> Row:
             surroundings = {**env, "JUPYTER_RUNTIME_DIR": runtime}
             output = executed(Path(env["PFL_RUNS"]), name, profile, datasets)
             source = notebooks / f"{name}.ipynb"
-            return run_notebook(source, output, parameters, surroundings, limit_s or LIMIT_S[profile])
+            return run_notebook(
+                source, output, parameters, surroundings, limit_s or LIMIT_S[profile]
+            )
 
         pool = ThreadPoolExecutor(jobs)
         try:

@@ -26,7 +26,14 @@ from pfl_core.util import paths
 
 PACKAGE, ROOT = paths.PACKAGE, paths.CHECKOUT
 SAMPLE = dict(
-    dataset="digits", partition="iid", clients=4, model="cnn_bn", rounds=1, batch=32, max_samples=32, eval_after=False
+    dataset="digits",
+    partition="iid",
+    clients=4,
+    model="cnn_bn",
+    rounds=1,
+    batch=32,
+    max_samples=32,
+    eval_after=False,
 )
 
 
@@ -39,7 +46,14 @@ def code_lines(source: str) -> int:
             and ast.get_docstring(node, clean=False) is not None
         ):
             docs |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    skip = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
     used: set[int] = set()
     for t in tokenize.generate_tokens(io.StringIO(source).readline):
         if t.type not in skip:
@@ -50,7 +64,9 @@ def code_lines(source: str) -> int:
 def method_facts(name: str) -> dict[str, str]:
     """One line of the methods page: what it is, where its state lives, what a visit moves, how long its class is."""
     base = Experiment(**SAMPLE)
-    e = base.but(**presets.COMPARED[name](base)).but(rounds=2, participation=1.0, init_from=None, steps=1, eval_every=1)
+    e = base.but(**presets.COMPARED[name](base)).but(
+        rounds=2, participation=1.0, init_from=None, steps=1, eval_every=1
+    )
     data = client_data(e)
     method = build_method(e, data)
     size = scalars({n: v[None] for n, v in method.task.initial.items() if v.is_floating_point()})
@@ -58,7 +74,9 @@ def method_facts(name: str) -> dict[str, str]:
     _, history, *_ = simulate(method, data, workers=1)
     cls = METHODS[name]
     module = inspect.getmodule(cls)
-    idea, paper = re.fullmatch(r"(.*?)(?: \(([^()]*\d{4}[^()]*)\))?\.?", cls.__doc__.strip().splitlines()[0]).groups()
+    idea, paper = re.fullmatch(
+        r"(.*?)(?: \(([^()]*\d{4}[^()]*)\))?\.?", cls.__doc__.strip().splitlines()[0]
+    ).groups()
     kept = sum(v[0].numel() for v in start.clients.values() if v.is_floating_point())
     extra = sum(v.numel() for v in _leaves(start.extra))
     return {
@@ -143,7 +161,9 @@ def results_page() -> str:
         lines = [
             {"": title(a)}
             | {
-                at: f"[{f.name}](../figures/{name}/{at}/{f.name})" if (f := shown(name, at).get(a)) else "-"
+                at: f"[{f.name}](../figures/{name}/{at}/{f.name})"
+                if (f := shown(name, at).get(a))
+                else "-"
                 for at in labels
             }
             for a in paper(name).artefacts
@@ -162,9 +182,11 @@ def judged(name: str) -> list[tuple[pd.DataFrame, str, str]]:
 
 
 def shown(name: str, at: str) -> dict[str, Path]:
-    """{artefact: its first picture or table} that a paper has in figures/<paper>/<at>/; parts such as fig6a count for fig6."""
+    """{artefact: its picture or table} that a paper has in figures/<paper>/<at>/: table1.md before table1.standing.md, fig6a for fig6."""
     folder, out = ROOT / "figures" / name / at, {}
-    for f in sorted([*folder.glob("*.png"), *folder.glob("*.md")]):
+    for f in sorted(
+        [*folder.glob("*.png"), *folder.glob("*.md")], key=lambda f: (f.name.count("."), f.name)
+    ):
         stem = f.name.split(".")[0]
         key = next((a for a in paper(name).artefacts if re.fullmatch(rf"{a}[a-d]?", stem)), None)
         if key:
@@ -175,7 +197,10 @@ def shown(name: str, at: str) -> dict[str, Path]:
 def write() -> list[Path]:
     """Write the generated pages; returns their paths."""
     readme = ROOT / "README.md"
-    pages = {PACKAGE / "methods" / "README.md": methods_page(), ROOT / "docs" / "results.md": results_page()}
+    pages = {
+        PACKAGE / "methods" / "README.md": methods_page(),
+        ROOT / "docs" / "results.md": results_page(),
+    }
     for path, text in (pages | {readme: between(readme.read_text(), results_section())}).items():
         path.write_text(text)
     return [*pages, readme]

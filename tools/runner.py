@@ -72,26 +72,48 @@ def parse(argv: Sequence[str], folder: Path = NOTEBOOKS) -> argparse.Namespace:
         epilog="What is written lies below runs/ (or $PFL_RUNS): notebooks/, figures/, store/. Finished runs\nare "
         "found there again, unfinished ones go on.\nExit code: 0; 1 if a notebook or check failed; 2 for wrong words.",
     )
-    words = {"test": "ruff, pytest, and the notebooks against what is committed", "lab": "JupyterLab on the loopback"}
+    words = {
+        "test": "ruff, pytest, and the notebooks against what is committed",
+        "lab": "JupyterLab on the loopback",
+    }
     words["report"] = "figures/report.html, all results on one page"
     listed = "; ".join(f"{word}: {doc}" for word, doc in words.items())
-    parser.add_argument("word", nargs="?", choices=words, metavar="test | lab | report", help=listed)
-    parser.add_argument("--profile", choices=LIMIT_S, default="quick", help="size of the runs (default: quick)")
-    parser.add_argument("--paper", nargs="+", choices=here, metavar="NAME", help=f"of {', '.join(here)} (all)")
-    parser.add_argument("--data", type=_folder, metavar="DIR", help="where data sets lie (default: $PFL_DATA)")
-    parser.add_argument("--datasets", nargs="+", choices=DATASETS, metavar="NAME", help=f"of {', '.join(DATASETS)}")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)"
+        "word", nargs="?", choices=words, metavar="test | lab | report", help=listed
+    )
+    parser.add_argument(
+        "--profile", choices=LIMIT_S, default="quick", help="size of the runs (default: quick)"
+    )
+    parser.add_argument(
+        "--paper", nargs="+", choices=here, metavar="NAME", help=f"of {', '.join(here)} (all)"
+    )
+    parser.add_argument(
+        "--data", type=_folder, metavar="DIR", help="where data sets lie (default: $PFL_DATA)"
+    )
+    parser.add_argument(
+        "--datasets", nargs="+", choices=DATASETS, metavar="NAME", help=f"of {', '.join(DATASETS)}"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to train (default: auto)",
     )
     on = "where runs go: processes here, or a Ray cluster ($RAY_ADDRESS; default: local)"
     parser.add_argument("--on", choices=("local", "ray"), default="local", help=on)
-    parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="notebooks side by side (default: 1)")
+    parser.add_argument(
+        "--jobs", type=_count, default=1, metavar="N", help="notebooks side by side (default: 1)"
+    )
     for flag in (word.partition("=")[0] for word in argv if word.startswith("-")):
         if flag not in parser._option_string_actions:
             names = parser._option_string_actions
             parser.error(f"unknown option {flag}{nearest(flag, names)}; known: {', '.join(names)}")
     args = parser.parse_args(argv)
-    given = {name for name, value in vars(args).items() if name != "word" and value != parser.get_default(name)}
+    given = {
+        name
+        for name, value in vars(args).items()
+        if name != "word" and value != parser.get_default(name)
+    }
     if surplus := given - {None: given, "lab": {"data"}}.get(args.word, set()):
         parser.error(f"{args.word} takes no --{', --'.join(sorted(surplus))}")
     args.paper = args.paper or here
@@ -110,19 +132,40 @@ def main_run(args: argparse.Namespace) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            print("run_all.sh: argument --device: torch sees no GPU here; use cpu or auto", file=sys.stderr)
+            print(
+                "run_all.sh: argument --device: torch sees no GPU here; use cpu or auto",
+                file=sys.stderr,
+            )
             return 2
-    parameters = {"profile": args.profile, "recompute": True, "datasets": args.datasets or [], "device": args.device}
+    parameters = {
+        "profile": args.profile,
+        "recompute": True,
+        "datasets": args.datasets or [],
+        "device": args.device,
+    }
     runs = Path(os.environ.get("PFL_RUNS") or ROOT / "runs").resolve()
-    rows = notebooks.run(args.paper, parameters, notebooks.environment(runs, args.data, PFL_ON=args.on), args.jobs)
+    rows = notebooks.run(
+        args.paper, parameters, notebooks.environment(runs, args.data, PFL_ON=args.on), args.jobs
+    )
     notebooks.table(("notebook", "status", "wall", "figures"), rows)
     return int(any(row.status != "ok" for row in rows))
 
 
 def main_lab(args: argparse.Namespace) -> NoReturn:
-    command = [sys.executable, "-P", "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={ROOT}"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "jupyterlab",
+        "--ip=127.0.0.1",
+        f"--ServerApp.root_dir={ROOT}",
+    ]
     command += ["--LabApp.default_url=/lab/tree/notebooks"] + ["--allow-root"] * (os.geteuid() == 0)
-    env = os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"} | ({"PFL_DATA": str(args.data)} if args.data else {})
+    env = (
+        os.environ
+        | {"JUPYTER_PREFER_ENV_PATH": "1"}
+        | ({"PFL_DATA": str(args.data)} if args.data else {})
+    )
     os.chdir(ROOT)
     os.execve(sys.executable, command, env)
 

@@ -85,10 +85,14 @@ def dashes(names: Sequence[str]) -> dict[str, str | tuple]:
     return {n: DASHES[n] if n in DASHES else _LINES[rest.index(n) % 4] for n in names}
 
 
-def panels(n: int, columns: int = 3, size: tuple[float, float] = PANEL, **kw) -> tuple[Figure, list[Axes]]:
+def panels(
+    n: int, columns: int = 3, size: tuple[float, float] = PANEL, **kw
+) -> tuple[Figure, list[Axes]]:
     """A figure of n >= 1 panels in rows of `columns`, sharing the y axis; returns it and the list of axes. ValueError if n is 0."""
     if n < 1:
-        raise ValueError(f"a figure of {n} panels: there is nothing to draw; look whether the rows for it are empty")
+        raise ValueError(
+            f"a figure of {n} panels: there is nothing to draw; look whether the rows for it are empty"
+        )
     columns = min(columns, n)
     rows = -(-n // columns)
     kw = {"sharey": True} | kw
@@ -116,23 +120,42 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
     rows hold the metrics acc_pct, acc_sd, acc_min, acc_max; seeds are averaged.
     """
     for name, colour in colours(list(dict.fromkeys(rows[hue]))).items():
-        wide = rows[rows[hue] == name].pivot_table(index="round", columns="metric", values="value", aggfunc="mean")
+        wide = rows[rows[hue] == name].pivot_table(
+            index="round", columns="metric", values="value", aggfunc="mean"
+        )
         ax.plot(wide.index, wide.acc_pct, color=colour, label=label(name))
         ax.fill_between(
-            wide.index, wide.acc_pct - wide.acc_sd, wide.acc_pct + wide.acc_sd, color=colour, alpha=0.2, lw=0
+            wide.index,
+            wide.acc_pct - wide.acc_sd,
+            wide.acc_pct + wide.acc_sd,
+            color=colour,
+            alpha=0.2,
+            lw=0,
         )
         for edge in ("acc_min", "acc_max"):
             ax.plot(wide.index, wide[edge], color=colour, lw=0.6, ls=":")
     return _axes(ax, "Communication round", "Test accuracy (%)")
 
 
-def bars(rows: pd.DataFrame, ax: Axes, x: str = "row", hue: str | None = None, y: str = "Test accuracy (%)") -> Axes:
+def bars(
+    rows: pd.DataFrame,
+    ax: Axes,
+    x: str = "row",
+    hue: str | None = None,
+    y: str = "Test accuracy (%)",
+) -> Axes:
     """Mean of `value` by x (and hue), coloured by hue (else by x); the line shows the range over seeds."""
     by = hue or x
     shown = rows.assign(**{c: rows[c].map(label) for c in {x, by}})
     palette = {label(n): c for n, c in colours(list(dict.fromkeys(rows[by]))).items()}
     order = list(dict.fromkeys(shown[x]))
-    how = dict(hue=by, hue_order=list(palette), palette=palette, errorbar=("pi", 100), legend=hue is not None)
+    how = dict(
+        hue=by,
+        hue_order=list(palette),
+        palette=palette,
+        errorbar=("pi", 100),
+        legend=hue is not None,
+    )
     sns.barplot(shown, x=x, y="value", order=order, ax=ax, **how)
     return _axes(ax, "", y)
 
@@ -149,7 +172,9 @@ def label_distribution(counts: np.ndarray, ax: Axes, classes: Sequence[str] | No
     return _axes(ax, "Client", "Class", legend=False)
 
 
-def heat(matrix: np.ndarray, ax: Axes, x: str = "Source client", y: str = "Receiving client", **kw) -> Axes:
+def heat(
+    matrix: np.ndarray, ax: Axes, x: str = "Source client", y: str = "Receiving client", **kw
+) -> Axes:
     """A heat map of `matrix`, rows downwards; kw (vmin, vmax, annot, ...) go to seaborn."""
     sns.heatmap(matrix, ax=ax, square=True, cmap="viridis", **kw)
     return _axes(ax, x, y, legend=False)
@@ -173,15 +198,22 @@ def heats(
     """
     for title, m in matrices.items() if labels is not None else ():
         if len(m) != len(labels):
-            raise ValueError(f"{len(labels)} labels for the {len(m)} rows of {title!r}; give one for each row")
+            raise ValueError(
+                f"{len(labels)} labels for the {len(m)} rows of {title!r}; give one for each row"
+            )
     values = np.concatenate([np.ravel(m) for m in matrices.values()]) if matrices else np.zeros(0)
     side = PANEL[0] * (1 if min(columns, len(matrices)) < 3 else 0.65)
     fig, axes = panels(len(matrices), columns, size=(side, side), sharey=False)
     top = np.nanmax(values) if clip is None else np.nanpercentile(values, clip)
     kw = dict(vmin=np.nanmin(values), vmax=top) | kw
     for i, (ax, (title, m)) in enumerate(zip(axes, matrices.items(), strict=True)):
-        names = [list(labels) if labels is not None and len(labels) == n else range(n) for n in np.shape(m)]
-        every = dict(zip(("yticklabels", "xticklabels"), (-(-n // 10) for n in np.shape(m)), strict=True))
+        names = [
+            list(labels) if labels is not None and len(labels) == n else range(n)
+            for n in np.shape(m)
+        ]
+        every = dict(
+            zip(("yticklabels", "xticklabels"), (-(-n // 10) for n in np.shape(m)), strict=True)
+        )
         heat(pd.DataFrame(m, *names), ax, x, y, cbar=False, **every | kw).set_title(title)
         ax.tick_params(labelsize=6)
         ax.tick_params(axis="y", rotation=0)
@@ -199,16 +231,27 @@ def layers(frame: pd.DataFrame, ax: Axes, hue: str = "row", y: str = "Value") ->
     """Mean of `value` against `layer` in order of appearance, a line for each `hue` and, if there is that column, line style
     for each `stage`; the band is the range over what is averaged."""
     names = list(dict.fromkeys(frame[hue]))
-    shown = frame.assign(**{hue: frame[hue].map(label), "layer": frame.layer.astype(str)})  # text keeps its order
-    how = dict(hue=hue, palette={label(n): c for n, c in colours(names).items()}, style=hue, errorbar=("pi", 100))
+    shown = frame.assign(
+        **{hue: frame[hue].map(label), "layer": frame.layer.astype(str)}
+    )  # text keeps its order
+    how = dict(
+        hue=hue,
+        palette={label(n): c for n, c in colours(names).items()},
+        style=hue,
+        errorbar=("pi", 100),
+    )
     how["dashes"] = {label(n): d for n, d in dashes(names).items()}
     if "stage" in frame:
         kinds = list(dict.fromkeys(frame.stage))
         how |= dict(style="stage", dashes=dict(zip(kinds, itertools.cycle(_LINES))))
     marks = dict(markers=dict.fromkeys(how["dashes"], "o"), markersize=4, markeredgewidth=0)
     sns.lineplot(shown, x="layer", y="value", ax=ax, **marks, **how)
-    for handle, text in zip(*ax.get_legend_handles_labels(), strict=True) if how["style"] != hue else ():
-        handle.set(marker="", label="_" if text in (hue, "stage") else text)  # dashes show; seaborn's headings go
+    for handle, text in (
+        zip(*ax.get_legend_handles_labels(), strict=True) if how["style"] != hue else ()
+    ):
+        handle.set(
+            marker="", label="_" if text in (hue, "stage") else text
+        )  # dashes show; seaborn's headings go
     ax.tick_params(axis="x", rotation=30)
     return _axes(ax, "", y)
 
@@ -229,11 +272,21 @@ def points(
     names = list(dict.fromkeys(frame[hue])) if hue else [None]
     palette, lines = (colours(names), dashes(names)) if hue else ({None: _CB[0]}, {None: ""})
     for name, part in groups:
-        ax.scatter(part[x], part[y], s=14, color=palette[name], alpha=0.7, lw=0, label=label(name) if hue else None)
+        ax.scatter(
+            part[x],
+            part[y],
+            s=14,
+            color=palette[name],
+            alpha=0.7,
+            lw=0,
+            label=label(name) if hue else None,
+        )
         if line and part[x].nunique() > 1:  # else there is no slope
             ends = np.array([part[x].min(), part[x].max()], dtype=float)
             fit = np.polyval(np.polyfit(part[x], part[y], 1), ends)
-            ax.plot(ends, fit, color=palette[name], lw=1.2, ls=(0, lines[name]) if lines[name] else "-")
+            ax.plot(
+                ends, fit, color=palette[name], lw=1.2, ls=(0, lines[name]) if lines[name] else "-"
+            )
     return _axes(ax, xlabel or x, ylabel or y)
 
 
@@ -243,12 +296,23 @@ def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
     shades = colours(names).values() if len(names) <= 10 else sns.husl_palette(len(names), l=0.6)
     for name, colour, shape in zip(names, shades, itertools.cycle("os^D")):
         part = frame[frame.group == name]
-        ax.scatter(part.x, part.y, s=16, color=colour, marker=shape, edgecolor="0.2", lw=0.3, label=str(name))
+        ax.scatter(
+            part.x,
+            part.y,
+            s=16,
+            color=colour,
+            marker=shape,
+            edgecolor="0.2",
+            lw=0.3,
+            label=str(name),
+        )
     ax.set(xticks=[], yticks=[])
     ax.set_aspect("equal", adjustable="datalim")
     _axes(ax, "t-SNE 1", "t-SNE 2", legend=False)
     if len(names) <= 20:
-        how = dict(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=6, handletextpad=0)
+        how = dict(
+            loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=6, handletextpad=0
+        )
         ax.legend(ncols=1 + (len(names) > 10), columnspacing=0.5, **how)
     return ax
 
@@ -260,7 +324,9 @@ def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
     for i, (name, colour) in enumerate(colours(list(mean.index)).items()):
         ax.plot(mean.loc[name], [i, i], color="0.75", lw=1, zorder=1)
         ax.scatter(mean.reproduced[name], i, s=22, color=colour, lw=0)
-        ax.scatter(mean.reported[name], i, s=30, fc="none", ec="0.45", label=None if i else "Reported")
+        ax.scatter(
+            mean.reported[name], i, s=30, fc="none", ec="0.45", label=None if i else "Reported"
+        )
     ax.scatter([], [], s=22, color="k", lw=0, label="Reproduced")
     ax.set_yticks(range(len(mean)), [label(n) for n in mean.index])
     ax.set_ylim(len(mean) - 0.5, -0.5)
@@ -277,7 +343,9 @@ def ranges(frame: pd.DataFrame, ax: Axes, clients: pd.DataFrame | None = None) -
         if {"acc_min", "acc_max"} <= set(frame):
             ax.plot([v.acc_min, v.acc_max], [i, i], color=colour, lw=1, zorder=1)
         if clients is not None and len(own := clients[clients.row == name]):
-            ax.scatter(own.acc_pct, [i] * len(own), s=30, marker="|", color=colour, lw=0.8, alpha=0.7)
+            ax.scatter(
+                own.acc_pct, [i] * len(own), s=30, marker="|", color=colour, lw=0.8, alpha=0.7
+            )
         for metric, shape, said in (("acc_pct", "o", "Mean"), ("acc_worst10", "v", "Worst tenth")):
             if metric in frame:
                 ax.scatter(v[metric], i, s=24, marker=shape, color=colour, ec="k", lw=0.5, zorder=2)
@@ -316,7 +384,9 @@ def compact(fig: Figure, dpi: int = 72) -> bytes:
     """The figure as a PNG of at most 64 colours: what a notebook keeps, a third of the usual size."""
     raw, small = io.BytesIO(), io.BytesIO()
     fig.savefig(raw, dpi=dpi, format="png", metadata={"Software": None})
-    Image.open(raw).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    Image.open(raw).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
+        small, "PNG", optimize=True
+    )
     return small.getvalue()
 
 

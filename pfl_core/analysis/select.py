@@ -1,4 +1,4 @@
-"""Which number of a run is reported: named rules, and their table."""
+"""Which number of a run is reported: four named rules, and a table of what they picked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,36 @@ SELECT = ("last", "last10", "best_val", "best_test")
 
 
 def pick(
-    rows: pd.DataFrame, select: str = "last", when: str = "before", mean: str = "client", metric: str = "acc_pct"
+    rows: pd.DataFrame,
+    select: str = "last",
+    when: str = "before",
+    mean: str = "client",
+    metric: str = "acc_pct",
 ) -> pd.DataFrame:
-    """One number a run: `metric` on the test split by a named rule; adds nothing, drops all other rows.
+    """Keep one row a run: `metric` on the test split, at the round that a named rule says.
 
-    select: "last" round, mean of the "last10" evaluations, round of "best_val" (first best), or "best_test" (optimistic: test data choose).
-    Raises ValueError for another rule, and for "best_val" where a run has no validation data.
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows in the long form, of any metrics, splits and rounds.
+    select : {"last", "last10", "best_val", "best_test"}
+        "last": the last round. "last10": the mean of the last ten evaluations. "best_val": the
+        round that is best on validation data, the first one of several. "best_test": the round
+        that is best on test data; that is optimistic, since test data choose what they judge.
+    when : {"before", "after"}
+        Whether models were evaluated before or after the round's local training.
+    mean : {"client", "pooled"}
+        Mean over clients, or over all samples of all clients.
+
+    Raises
+    ------
+    ValueError
+        For another rule, and for "best_val" where a run has no validation data.
     """
     checks.known("select", select, SELECT)
     series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)]
     series = series.sort_values("round", kind="stable", ignore_index=True)
-    test, val = series[series.split == "test"], series[series.split == "val"]
+    test, validation = series[series.split == "test"], series[series.split == "val"]
     keys = ["run", "paper", "artefact", "row", "column"]
     if select == "last10":
         tail = test.groupby(keys, sort=False).tail(10)
@@ -28,20 +47,27 @@ def pick(
         return tail.assign(value=means).groupby(keys, sort=False).tail(1)
     if select == "last":
         return test.groupby(keys, sort=False).tail(1)
-    chooser = val if select == "best_val" else test
+    chooser = validation if select == "best_val" else test
     if len(blind := test[~test.run.isin(chooser.run)]):
         names = ", ".join(dict.fromkeys(blind.row))
-        raise ValueError(f"select='best_val' needs validation data, and these rows have none: {names}; use 'last'")
+        raise ValueError(
+            "select='best_val' needs validation data, and these rows have none: "
+            f"{names}; use 'last'"
+        )
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
     return test.merge(best[[*keys, "round"]], on=[*keys, "round"])
 
 
 def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") -> pd.DataFrame:
-    """Mean (and sd over n seeds, ddof 1) of picked numbers as text, a row x column table."""
+    """Table of picked numbers as text: the mean over seeds, and "± sd" (ddof 1) over several.
 
-    def cell(v: pd.Series) -> str:
-        return f"{v.mean():.2f}" + (f" ± {v.std(ddof=1):.2f}" if len(v) > 1 else "")
+    `rows` and `columns` name the columns of `picked` whose values label the table's two sides.
+    """
 
-    order = [list(dict.fromkeys(picked[c])) for c in (rows, columns)]
+    def cell(values: pd.Series) -> str:
+        deviation = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+        return f"{values.mean():.2f}" + deviation
+
+    index, header = (list(dict.fromkeys(picked[side])) for side in (rows, columns))
     table = picked.groupby([rows, columns], sort=False).value.agg(cell).unstack(columns)
-    return table.reindex(index=order[0], columns=order[1]).fillna("not run")
+    return table.reindex(index=index, columns=header).fillna("not run")

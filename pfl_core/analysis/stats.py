@@ -13,151 +13,278 @@ from sklearn.metrics import silhouette_score
 
 from pfl_core.analysis.select import pick
 
-# -- tables and runs -----------------------------------------------------------------------------------------------------
+# -- tables and runs -------------------------------------------------------------------------------
 
 
 def ranks(table: pd.DataFrame) -> pd.DataFrame:
-    """Ranks in every column of a row x column table, higher is better: 1 is best, ties share their mean, NaN stays.
+    """Rank the rows in every column of a table: 1 is the highest number.
 
-    A last column "mean rank" averages those that are there; rows come sorted by it.
+    Ties share the mean of their ranks, and NaN stays NaN. A last column "mean rank" averages the
+    ranks that a row has; rows are returned sorted by it.
     """
     out = table.astype(float).rank(ascending=False)
-    return out.assign(**{"mean rank": out.mean(axis=1)}).sort_values("mean rank", kind="stable")
+    mean = out.mean(axis=1)
+    return out.assign(**{"mean rank": mean}).sort_values("mean rank", kind="stable")
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
-    """Two methods on the same n clients or seeds, a and b (n,): n, mean difference a - b, share with a > b ("better"), p.
+    """Compare two methods on the same clients, or on the same seeds.
 
-    p of Wilcoxon's signed-rank test, two-sided, zeros split; NaN for n < 6, where it cannot get below .05.
-    Raises ValueError for unequal lengths.
+    Parameters
+    ----------
+    a, b : (n,) float
+        A number of each client (or seed), in the same order in both.
+
+    Returns
+    -------
+    dict
+        "n"; "difference", the mean of a - b; "better", the share with a > b; and "p", of Wilcoxon's
+        signed-rank test (two-sided, zeros split). p is NaN for n < 6, where it is never below .05.
+
+    Raises
+    ------
+    ValueError
+        If a and b differ in length.
     """
-    a, b = (np.asarray(v, dtype=float) for v in (a, b))
+    a, b = (np.asarray(values, dtype=float) for values in (a, b))
     if a.shape != b.shape or a.ndim != 1:
         raise ValueError(
-            f"pairs of {a.shape} and {b.shape} values; give both for the same clients (or seeds), in one order"
+            f"pairs of {a.shape} and {b.shape} values; give both for the same clients (or seeds), "
+            "in one order"
         )
     p = wilcoxon(a - b, zero_method="zsplit").pvalue if len(a) >= 6 else np.nan
-    return dict(n=len(a), difference=float((a - b).mean()), better=float((a > b).mean()), p=float(p))
+    difference, better = float((a - b).mean()), float((a > b).mean())
+    return dict(n=len(a), difference=difference, better=better, p=float(p))
 
 
 def convergence(rows: pd.DataFrame, when: str = "before", share: float = 0.99) -> pd.DataFrame:
-    """When each run was best and what that took, by the client mean of test accuracy (FLAYER Tables 1, 3).
+    """When each run was at its best, and what it had spent by then (FLAYER Tables 1, 3).
 
-    Index run; row, column, seed, round (the first best), best (%), reached (first round at `share` of the best), and up to
-    the best round: client_visits, megabytes (1e6 bytes, down and up), train_s (s); NaN where rows do not say.
+    The best round is the first with the highest client mean of test accuracy.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows in the long form.
+    when : {"before", "after"}
+        Whether models were evaluated before or after the round's local training.
+    share : float
+        What share of the best accuracy counts as reached.
+
+    Returns
+    -------
+    DataFrame
+        A line a run (the index), with its row, column and seed; `round`, the best one; `best`, its
+        accuracy in percent; `reached`, the first round at `share` of that; and, up to the best
+        round, `client_visits`, `megabytes` (1e6 bytes, down and up) and `train_s` (seconds). NaN
+        where the rows do not say.
     """
     keys = ["run", "row", "column", "seed"]
-    # keys first: runs in their order, and one that two artefacts share once
-    best = rows[keys].drop_duplicates().merge(pick(rows, "best_test", when).drop_duplicates(keys), on=keys)
+    picked = pick(rows, "best_test", when).drop_duplicates(keys)
+    # The keys come first: runs keep their order, and one that two artefacts share counts once.
+    best = rows[keys].drop_duplicates().merge(picked, on=keys)
     best = best[[*keys, "round", "value"]].rename(columns={"value": "best"})
-    series = rows.query("when == @when and mean == 'client' and metric == 'acc_pct' and split == 'test'")
+    series = rows[(rows.when == when) & (rows["mean"] == "client")]
+    series = series[(series.metric == "acc_pct") & (series.split == "test")]
     near = series.merge(best.drop(columns="round"), on=keys).query("value >= @share * best")
     near = near.groupby(keys)["round"].min().rename("reached").reset_index()
-    spent = rows[rows["mean"] == "total"].drop_duplicates([*keys, "round", "metric"])
-    spent = spent.pivot(index=[*keys, "round"], columns="metric", values="value")
-    spent = spent.reindex(columns=["client_visits", "download_bytes", "upload_bytes", "train_s"]).reset_index()
-    spent.insert(6, "megabytes", (spent.pop("download_bytes") + spent.pop("upload_bytes")) / 1e6)
+    spent = _spent(rows, keys)
     return best.merge(near, on=keys).merge(spent, on=[*keys, "round"], how="left").set_index("run")
 
 
+def _spent(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """What each run had spent by each round: client visits, megabytes and seconds of training."""
+    totals = rows[rows["mean"] == "total"].drop_duplicates([*keys, "round", "metric"])
+    wide = totals.pivot(index=[*keys, "round"], columns="metric", values="value")
+    wide = wide.reindex(columns=["client_visits", "download_bytes", "upload_bytes", "train_s"])
+    moved = wide.download_bytes + wide.upload_bytes
+    spent = wide.assign(megabytes=moved / 1e6)[["client_visits", "megabytes", "train_s"]]
+    return spent.reset_index()
+
+
 def smooth(rows: pd.DataFrame, window: int) -> pd.DataFrame:
-    """Rows of one metric with each `value` replaced by the mean of the last `window` evaluations of its run, when and split."""
+    """Replace each `value` by the mean over the last `window` evaluations.
+
+    Every run, metric, split and moment (`when`) is smoothed for itself.
+    """
     rows = rows.sort_values("round", kind="stable")
     keys = ["run", "row", "column", "when", "split", "mean", "metric"]
-    means = rows.groupby(keys, sort=False).value.transform(lambda v: v.rolling(window, min_periods=1).mean())
+    groups = rows.groupby(keys, sort=False).value
+    means = groups.transform(lambda values: values.rolling(window, min_periods=1).mean())
     return rows.assign(value=means).sort_index()
 
 
 def fairness(acc: Sequence[float]) -> dict[str, float]:
-    """How accuracies (K,) of clients spread: mean, sd (ddof 0), percentiles p10, p90, mean of the worst and best tenth
-    (at least one client), all in the unit given (FedPer Figs. 3, 13)."""
+    """How the accuracies of clients spread (FedPer Figs. 3, 13).
+
+    Parameters
+    ----------
+    acc : (K,) float
+        Accuracy of every client, in any unit; the results are in the same one.
+
+    Returns
+    -------
+    dict
+        "mean"; "sd" (ddof 0); the percentiles "p10" and "p90"; and "worst10" and "best10", the
+        means over the worst and the best tenth of the clients (one client at least).
+    """
     acc = np.sort(np.asarray(acc, dtype=float))
     tenth = max(1, len(acc) // 10)
     p10, p90 = np.percentile(acc, (10, 90))
-    out = dict(mean=acc.mean(), sd=acc.std(), worst10=acc[:tenth].mean(), p10=p10, p90=p90, best10=acc[-tenth:].mean())
-    return {k: float(v) for k, v in out.items()}
+    worst, best = acc[:tenth].mean(), acc[-tenth:].mean()
+    out = dict(mean=acc.mean(), sd=acc.std(), worst10=worst, p10=p10, p90=p90, best10=best)
+    return {name: float(number) for name, number in out.items()}
 
 
-# -- weights among clients -----------------------------------------------------------------------------------------------
+# -- weights among clients -------------------------------------------------------------------------
 
 
 def shares(weights: np.ndarray, group: Sequence) -> dict[str, float]:
-    """Mean weight (K, K; row receives, column gives) of a client on itself, on others of its group (K,) ("similar") and on
-    the rest ("other"); NaN for a kind that nobody is of (FedAGHN's table of weights).
+    """Mean weight of a client on itself, on others of its group, and on the rest.
 
-    self + (m - 1) similar + (K - m) other = 1 if rows sum to 1 and all groups have m clients.
+    If rows sum to 1 and every group has m clients, then
+    self + (m - 1) similar + (K - m) other = 1. (FedAGHN's table of weights)
+
+    Parameters
+    ----------
+    weights : (K, K) float
+        Weights of an aggregation: the client of the row receives, that of the column gives.
+    group : (K,)
+        The group of each client.
+
+    Returns
+    -------
+    dict
+        "self", "similar" and "other"; NaN for a kind without a pair of clients.
     """
     weights, group = np.asarray(weights), np.asarray(group)
-    own, same = np.eye(len(group), dtype=bool), group[:, None] == group
-    kinds = {"self": own, "similar": same & ~own, "other": ~same}
-    return {kind: float(weights[of].mean()) if of.any() else np.nan for kind, of in kinds.items()}
+    diagonal, same = np.eye(len(group), dtype=bool), group[:, None] == group
+    pairs = {"self": diagonal, "similar": same & ~diagonal, "other": ~same}
+    return {
+        kind: float(weights[chosen].mean()) if chosen.any() else np.nan
+        for kind, chosen in pairs.items()
+    }
 
 
-def stages(weights: dict[str, np.ndarray], rounds: Sequence[int], group: Sequence, best: int) -> pd.DataFrame:
-    """`shares` at four stages of training and three parts of a model, in long form: part, kind, stage, round, weight.
+def stages(
+    weights: dict[str, np.ndarray], rounds: Sequence[int], group: Sequence, best: int
+) -> pd.DataFrame:
+    """`shares` of weights at four stages of training, in three parts of the model.
 
-    weights: {layer: (E, K, K)}, in the model's order, at the E recorded `rounds`. First is the first round with updates (>= 1);
-    Prior, Middle and Final are those recorded nearest to best / 4, best / 2 and best (the round). The middle one of an odd
-    number of layers counts as shallow and as deep. ValueError for weights of other rounds, or without a round >= 1.
+    The stage First is the first round with updates (1 or later); Prior, Middle and Final are the
+    recorded rounds nearest to best / 4, best / 2 and best. The parts are the whole model, and its
+    shallow and deep half; the middle one of an odd number of layers is in both halves.
     (FedAGHN's self, similar and other weights; pFedLA Figs. 5-7)
+
+    Parameters
+    ----------
+    weights : {layer: (E, K, K) float}
+        Weights at the E recorded rounds; layers in the model's order.
+    rounds : (E,) int
+        The recorded rounds.
+    group : (K,)
+        The group of each client.
+    best : int
+        The round that is reported.
+
+    Returns
+    -------
+    DataFrame
+        Long form: part, kind, stage, round, weight.
+
+    Raises
+    ------
+    ValueError
+        If there are more or fewer weights than rounds, or no round after a first update.
     """
-    rounds, stack = np.asarray(rounds), np.stack(list(weights.values()))  # (L, E, K, K)
-    if stack.shape[1] != len(rounds):
-        raise ValueError(f"weights at {stack.shape[1]} rounds, but {len(rounds)} rounds named; give one round for each")
+    rounds, stack = np.asarray(rounds), np.stack(list(weights.values()))  # (layers, E, K, K)
+    at = _stage_indices(rounds, stack.shape[1], best)
+    half_up, half_down = (len(stack) + 1) // 2, len(stack) // 2
+    parts = {"whole": stack, "shallow": stack[:half_up], "deep": stack[half_down:]}
+    lines = []
+    for part, layers in parts.items():
+        for stage, index in at.items():
+            where = dict(stage=stage, round=int(rounds[index]))
+            for kind, weight in shares(layers[:, index].mean(0), group).items():
+                lines.append(dict(part=part, kind=kind) | where | dict(weight=weight))
+    return pd.DataFrame(lines)
+
+
+def _stage_indices(rounds: np.ndarray, recorded: int, best: int) -> dict[str, int]:
+    """Where in `rounds` each stage is, {stage: index}; `recorded` is the number of weights."""
+    if recorded != len(rounds):
+        raise ValueError(
+            f"weights at {recorded} rounds, but {len(rounds)} rounds named; give one round for each"
+        )
     after = np.flatnonzero(rounds >= 1)
     if not len(after):
-        raise ValueError(f"weights of rounds {rounds.tolist()}: none is after a first update; record a round >= 1")
+        raise ValueError(
+            f"weights of rounds {rounds.tolist()}: none is after a first update; "
+            "record a round >= 1"
+        )
     aims = {"First": 1, "Prior": best / 4, "Middle": best / 2, "Final": best}
-    at = {stage: after[np.abs(rounds[after] - aim).argmin()] for stage, aim in aims.items()}
-    n = len(stack)
-    parts = {"whole": stack, "shallow": stack[: (n + 1) // 2], "deep": stack[n // 2 :]}
-    return pd.DataFrame(
-        [
-            dict(part=part, kind=kind, stage=stage, round=int(rounds[e]), weight=weight)
-            for part, layers in parts.items()
-            for stage, e in at.items()
-            for kind, weight in shares(layers[:, e].mean(0), group).items()
-        ]
-    )
+    return {stage: after[np.abs(rounds[after] - aim).argmin()] for stage, aim in aims.items()}
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
-    """How many labels each two clients both hold, (K, K) integers, from sample counts (K, C)."""
+    """How many labels each two clients both hold: (K, K) integers, from sample counts (K, C)."""
     held = (np.asarray(counts) > 0).astype(int)
     return held @ held.T
 
 
 def agreement(weights: np.ndarray, overlap: np.ndarray) -> dict[str, float]:
-    """Spearman's rho, and its p, of weights and label overlap (both K, K) off the diagonal; NaN where one is constant.
+    """Spearman's "rho", with its "p", of weights (K, K) and label overlap (K, K).
 
-    p counts the K (K - 1) pairs as independent, which they are not: it describes, it does not test (pFedLA Figs. 5-7).
+    Only pairs of different clients count; both numbers are NaN where one of the two matrices is
+    constant. p takes the K (K - 1) pairs as independent, which they are not: it describes, it does
+    not test (pFedLA Figs. 5-7).
     """
-    w, o = (np.asarray(m)[~np.eye(len(m), dtype=bool)] for m in (weights, overlap))
-    rho, p = spearmanr(w, o) if np.ptp(w) and np.ptp(o) else (np.nan, np.nan)
+    pairs = ~np.eye(len(weights), dtype=bool)
+    weight, shared = np.asarray(weights)[pairs], np.asarray(overlap)[pairs]
+    varied = np.ptp(weight) and np.ptp(shared)
+    rho, p = spearmanr(weight, shared) if varied else (np.nan, np.nan)
     return dict(rho=float(rho), p=float(p))
 
 
-# -- embeddings and distances --------------------------------------------------------------------------------------------
+# -- embeddings and distances ----------------------------------------------------------------------
 
 
 def tsne(x: np.ndarray, perplexity: float = 5.0, seed: int = 0) -> np.ndarray:
-    """t-SNE (n, 2) of x (n, d) as it is: random start by `seed`, 1000 iterations, exact gradients (pFedHN Fig. 4).
+    """t-SNE of points x (n, d) in the plane: (n, 2) (pFedHN Fig. 4).
 
-    Raises ValueError (scikit-learn's) if perplexity >= n.
+    It starts at random (by `seed`) and takes 1000 steps with exact gradients. ValueError, from
+    scikit-learn, if perplexity >= n.
     """
-    # Barnes-Hut would add in an order that its threads decide, whatever n_jobs; 1000 iterations are the default,
-    # whose name differs among versions.
-    how = dict(init="random", method="exact", n_jobs=1)
-    return TSNE(2, perplexity=perplexity, random_state=seed, **how).fit_transform(np.asarray(x))
+    # Barnes-Hut would add in an order that its threads decide, whatever n_jobs is. 1000 steps are
+    # the default, whose name differs among versions.
+    exact = TSNE(
+        2, perplexity=perplexity, random_state=seed, init="random", method="exact", n_jobs=1
+    )
+    return exact.fit_transform(np.asarray(x))
 
 
 def clustering(
     x: np.ndarray, label: Sequence, neighbours: int = 4, permutations: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """How well points x (n, d) lie by label (n,), in all d dimensions (pFedHN Fig. 4).
+    """How well points cluster by their labels, measured in all d dimensions (pFedHN Fig. 4).
 
-    silhouette; purity: share of the nearest `neighbours` of a point that have its label; chance: the same if labels were
-    random; p: share of label permutations at least as pure, the real one included. ValueError unless 0 < neighbours < n.
+    Parameters
+    ----------
+    x : (n, d) float
+        The points.
+    label : (n,)
+        The label of each point.
+    neighbours : int
+        How many nearest neighbours of a point `purity` looks at, 1 to n - 1.
+    permutations : int
+        How many random permutations of the labels give p.
+
+    Returns
+    -------
+    dict
+        "silhouette"; "purity", the share of nearest neighbours that have the point's label;
+        "chance", the purity to expect of random labels; and "p", the share of permutations that are
+        at least as pure, the real labels included.
     """
     x, label = np.asarray(x), np.unique(np.asarray(label), return_inverse=True)[1]
     n = len(x)
@@ -165,41 +292,82 @@ def clustering(
         raise ValueError(f"{neighbours} neighbours of each of {n} points; ask for 1 to {n - 1}")
     distance = cdist(x, x)
     np.fill_diagonal(distance, np.inf)
-    near = distance.argsort(1, kind="stable")[:, :neighbours]
+    nearest = distance.argsort(1, kind="stable")[:, :neighbours]
 
-    def purity(of: np.ndarray) -> float:
-        return float((of[near] == of[:, None]).mean())
+    def purity(labels: np.ndarray) -> float:
+        return float((labels[nearest] == labels[:, None]).mean())
 
     rng, real = np.random.default_rng(seed), purity(label)
-    beaten = sum(purity(rng.permutation(label)) >= real for _ in range(permutations))
-    chance = float((np.bincount(label)[label] - 1).mean() / (n - 1))
-    silhouette = float(silhouette_score(x, label))
-    return dict(silhouette=silhouette, purity=real, chance=chance, p=(1 + beaten) / (1 + permutations))
+    as_pure = sum(purity(rng.permutation(label)) >= real for _ in range(permutations))
+    return dict(
+        silhouette=float(silhouette_score(x, label)),
+        purity=real,
+        chance=float((np.bincount(label)[label] - 1).mean() / (n - 1)),
+        p=(1 + as_pure) / (1 + permutations),
+    )
 
 
 def total_variation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Total variation, 0 to 1, between the label distributions of M and K clients, (M, K), from counts (M, C) and (K, C).
+    """Total variation between label distributions: half the sum of |p - q|, 0 to 1.
 
-    .5 sum |p - q|; the distance to the nearest is its min(1) (pFedHN Sec. 5.3). ValueError for a client without samples.
+    The distance of a client to the nearest of the others is the minimum of its row (pFedHN
+    Sec. 5.3).
+
+    Parameters
+    ----------
+    a : (M, C)
+        Sample counts of M clients by class.
+    b : (K, C)
+        Sample counts of K clients by class.
+
+    Returns
+    -------
+    (M, K) float
+
+    Raises
+    ------
+    ValueError
+        If a client has no samples.
     """
-    a, b = (np.asarray(v, dtype=float) for v in (a, b))
+    a, b = (np.asarray(counts, dtype=float) for counts in (a, b))
     for name, counts in (("a", a), ("b", b)):
         if empty := np.flatnonzero(counts.sum(1) <= 0).tolist():
             raise ValueError(
-                f"rows {empty} of {name} hold no samples and have no distribution; leave those clients out"
+                f"rows {empty} of {name} hold no samples and have no distribution; "
+                "leave those clients out"
             )
-    return cdist(a / a.sum(1, keepdims=True), b / b.sum(1, keepdims=True), "cityblock") / 2
+    p, q = a / a.sum(1, keepdims=True), b / b.sum(1, keepdims=True)
+    return cdist(p, q, "cityblock") / 2
 
 
-def slope(x: Sequence[float], y: Sequence[float], seed: int = 0, resamples: int = 1000) -> dict[str, float]:
-    """Least-squares slope of y (n,) over x (n,), and the ends of its 95 % bootstrap percentile interval over pairs.
+def slope(
+    x: Sequence[float], y: Sequence[float], seed: int = 0, resamples: int = 1000
+) -> dict[str, float]:
+    """Least-squares slope of y over x, with a 95 % bootstrap interval (pFedHN Sec. 5.3).
 
-    Resamples of one x only have no slope and are left out (pFedHN Sec. 5.3). ValueError for unequal lengths or one x.
+    The interval is that of percentiles over resampled pairs. A resample in which all x are the same
+    has no slope and is left out.
+
+    Parameters
+    ----------
+    x, y : (n,) float
+        The pairs.
+
+    Returns
+    -------
+    dict
+        "slope", and the ends of the interval, "low" and "high".
+
+    Raises
+    ------
+    ValueError
+        If x and y differ in length, or all x are the same.
     """
-    x, y = (np.asarray(v, dtype=float) for v in (x, y))
+    x, y = (np.asarray(values, dtype=float) for values in (x, y))
     if x.shape != y.shape or x.ndim != 1 or len(np.unique(x)) < 2:
         raise ValueError(
-            f"a slope of {y.shape} values over {x.shape}: give as many x as y, and at least two different x"
+            f"a slope of {y.shape} values over {x.shape}: give as many x as y, "
+            "and at least two different x"
         )
 
     def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -212,17 +380,23 @@ def slope(x: Sequence[float], y: Sequence[float], seed: int = 0, resamples: int 
     return dict(slope=float(fit(x, y)), low=float(low), high=float(high))
 
 
-# -- mix and match -------------------------------------------------------------------------------------------------------
+# -- mix and match ---------------------------------------------------------------------------------
 
 
 def row_scaled(acc: np.ndarray) -> np.ndarray:
-    """Accuracies (K, K) with every row brought to 0 (its worst) .. 1 (its best); a constant row gives 0 (pFedHN Fig. 3)."""
+    """Scale each row of accuracies (K, K) from 0, its worst, to 1, its best (pFedHN Fig. 3).
+
+    A constant row becomes 0.
+    """
     acc = np.asarray(acc, dtype=float)
     low, span = acc.min(1, keepdims=True), np.ptp(acc, axis=1, keepdims=True)
     return np.divide(acc - low, span, out=np.zeros_like(acc), where=span > 0)
 
 
 def diagonal_rank(acc: np.ndarray) -> np.ndarray:
-    """Rank (K,) of each client's own part among all in its row of accuracies (K, K): 1 is best, ties share the best rank."""
+    """Rank (K,) of each client's own part among all in its row of accuracies (K, K).
+
+    1 is best; ties share the best rank.
+    """
     acc = np.asarray(acc)
     return 1 + (acc > acc.diagonal()[:, None]).sum(1)

@@ -43,7 +43,9 @@ def sizes(most: int) -> list[int]:
 class Stack:
     """Memory for `most` clients of one kind of job, and its step over the first rows, captured for each of `sizes`."""
 
-    def __init__(self, method: Method, data: ClientData, job: Job, most: int, graph: Callable | None):
+    def __init__(
+        self, method: Method, data: ClientData, job: Job, most: int, graph: Callable | None
+    ):
         self.method, self.data, self.config = method, data, method.task.config
         self.most, self.graph = most, graph
         # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
@@ -51,7 +53,9 @@ class Stack:
         self.update = sgd(method, job, stacked=True)
         changing = set(job.changing(method.task.buffers))
         self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
-        self.live = {n: v.new_empty(most, *v.shape[1:]) for n, v in job.start.items() if n in changing}
+        self.live = {
+            n: v.new_empty(most, *v.shape[1:]) for n, v in job.start.items() if n in changing
+        }
         self.fixed = {n: _room(v, most) for n, v in job.start.items() if n not in changing}
         self.anchor = {n: _room(v, most) for n, v in job.anchor.items()}
         self.given = tuple(job.start)
@@ -60,11 +64,14 @@ class Stack:
         if self.config.momentum and self.custom is None:
             kept = [self.live.get(f"opt.{n}") for n in self.names]
             self.velocity = [
-                torch.empty_like(self.live[n]) if v is None else v for n, v in zip(self.names, kept, strict=True)
+                torch.empty_like(self.live[n]) if v is None else v
+                for n, v in zip(self.names, kept, strict=True)
             ]
         self.idx = job.plans[0].new_zeros(most, *job.plans[0].shape[1:])
         self.noise: Tensor | None = None
-        self.t = torch.zeros((), dtype=torch.float64, device=data.device)  # calculates as a Python number does
+        self.t = torch.zeros(
+            (), dtype=torch.float64, device=data.device
+        )  # calculates as a Python number does
         steps = sizes(most)
         self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
         self.graphs: dict[int, Graph] = {}
@@ -80,7 +87,9 @@ class Stack:
         for t in range(lengths[0]):
             self.idx[:active] = plan[t, :active]
             if draw:
-                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(self.data.device)
+                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(
+                    self.data.device
+                )
                 if self.noise is None:
                     self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
                 self.noise[:active] = drawn
@@ -92,7 +101,11 @@ class Stack:
                 for n, v in self.live.items():
                     if n not in out:  # a custom step changed it, or brought it forth
                         old = job.start.get(n)
-                        out[n] = v.new_zeros(len(job.plans), *v.shape[1:]) if old is None else own({n: old})[n]
+                        out[n] = (
+                            v.new_zeros(len(job.plans), *v.shape[1:])
+                            if old is None
+                            else own({n: old})[n]
+                        )
                     out[n][rows[active:done]] = v[active:done]
 
     def _begin(self, job: Job, ids: list[int]) -> None:
@@ -123,7 +136,8 @@ class Stack:
                 self.graph, self.graphs = None, {}
                 said = str(error).strip().partition("\n")[0]
                 warnings.warn(
-                    f"{self.method.name}: its step cannot be captured ({said}); it runs batched", stacklevel=2
+                    f"{self.method.name}: its step cannot be captured ({said}); it runs batched",
+                    stacklevel=2,
                 )
                 return self._body(active, t)
         if size in self.graphs and not eager:
@@ -139,12 +153,16 @@ class Stack:
         here = {n: known[n][:size] for n in (self.given if t == 0 else known)}
         near = {n: v[:size] for n, v in self.anchor.items()}
         if self.custom is None:
-            grads, new = self._gradients(here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0])
+            grads, new = self._gradients(
+                here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0]
+            )
             params, trained = [here[n] for n in self.names], [grads[n] for n in self.names]
             self.update(params, trained, [v[:size] for v in self.velocity])
         else:
             memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
-            new, memory = self._custom_step(self.t if t is None else t, here, near, x, y, noise, memory)
+            new, memory = self._custom_step(
+                self.t if t is None else t, here, near, x, y, noise, memory
+            )
             if t != 0 and memory.keys() != self.memory.keys():
                 self._changed("memory", t)
                 self.memory = select(self.memory, memory)
@@ -154,7 +172,9 @@ class Stack:
 
     def _keep(self, into: Params, new: Params, size: int, t: int | None) -> None:
         for n, v in new.items():
-            if n not in into:  # what a step changes of what stood fixed has from now on memory of its own
+            if (
+                n not in into
+            ):  # what a step changes of what stood fixed has from now on memory of its own
                 if t != 0 or self.graphs:
                     self._changed(n, t)
                 old = self.fixed.get(n) if into is self.live else None
@@ -187,7 +207,15 @@ class Stack:
         stats = {n: p[n] for n in self.stats}
         p = {n: v for n, v in p.items() if n not in stats}
 
-        def step(p: Params, stats: Params, anchor: Params, x: Tensor, y: Tensor, noise: Tensor | None, memory: Params):
+        def step(
+            p: Params,
+            stats: Params,
+            anchor: Params,
+            x: Tensor,
+            y: Tensor,
+            noise: Tensor | None,
+            memory: Params,
+        ):
             live = [stats]
 
             def gradient(q: Params, j: int = 0) -> Params:
@@ -211,10 +239,14 @@ class Stack:
 class Batched:
     """The executor: chunks of clients that fit the device's memory, each in a stack that later rounds find again."""
 
-    def __init__(self, method: Method, data: ClientData, graphs: bool, free: Callable[[], int] | None = None):
+    def __init__(
+        self, method: Method, data: ClientData, graphs: bool, free: Callable[[], int] | None = None
+    ):
         self.method, self.data, self.config = method, data, method.task.config
         self.graph = GRAPHS[data.device.type] if graphs else None
-        self.free = free or (_free if data.device.type == "cuda" else None)  # a CPU's memory is left to its system
+        self.free = free or (
+            _free if data.device.type == "cuda" else None
+        )  # a CPU's memory is left to its system
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.fits: dict[tuple, int] = {}
         self.used: set[str] = set()
@@ -235,12 +267,16 @@ class Batched:
                         stack.run(job, order[at : at + each], out)
                 self.used.add("graphs" if stack.graph else "batched")
                 return out
-            except torch.OutOfMemoryError:  # the estimate was too low, or other phases' stacks are in the way
+            except (
+                torch.OutOfMemoryError
+            ):  # the estimate was too low, or other phases' stacks are in the way
                 alone = len(self.stacks) <= 1
                 out = stack = None
                 self._forget()
                 if alone and each == 1:
-                    raise MemoryError(self._advice("one client's training step ran out of memory")) from None
+                    raise MemoryError(
+                        self._advice("one client's training step ran out of memory")
+                    ) from None
                 most = each // 2 if alone else most
 
     def _forget(self) -> None:
@@ -260,7 +296,10 @@ class Batched:
 
     def _kind(self, job: Job) -> tuple:
         # Jobs of one kind launch the same operations on memory of the same shapes.
-        shapes = [[(n, v.shape[1:], v.dtype, is_common(v)) for n, v in p.items()] for p in (job.start, job.anchor)]
+        shapes = [
+            [(n, v.shape[1:], v.dtype, is_common(v)) for n, v in p.items()]
+            for p in (job.start, job.anchor)
+        ]
         rates = tuple(sorted(job.lr.items())) if isinstance(job.lr, dict) else job.lr
         how = (job.loss, job.step, tuple(job.names), rates, job.training, job.plans[0].shape[1:])
         return (*how, *map(tuple, shapes))
@@ -287,7 +326,9 @@ class Batched:
 
     def estimate(self, job: Job) -> tuple[int, int]:
         """Bytes that a client's step needs at least (its rows, what a backward pass keeps), and those it is likely to."""
-        own_rows = sum(v[0].nbytes for p in (job.start, job.anchor) for v in p.values() if not is_common(v))
+        own_rows = sum(
+            v[0].nbytes for p in (job.start, job.anchor) for v in p.values() if not is_common(v)
+        )
         trained = sum(job.start[n][0].nbytes for n in job.names)
         own_rows += 2 * trained  # live and gradient
         kept: dict[int, int] = {}
@@ -304,9 +345,15 @@ class Batched:
         held: list[Tensor] = []
         leaves = {n: p[n].detach().requires_grad_() for n in job.names}
         stats = {n: p[n].clone() for n in self.method.task.buffers if n in p}
-        noise = job.noise[0]()(job.plans[0].shape[2:]).to(self.data.device) if job.noise[0] else None
+        noise = (
+            job.noise[0]()(job.plans[0].shape[2:]).to(self.data.device) if job.noise[0] else None
+        )
         batch = Batch(*self.data.batch(job.plans[0][0, 0]), noise)
-        with self.method.task.mode(job.training), torch.enable_grad(), cast(self.config, self.data.device):
+        with (
+            self.method.task.mode(job.training),
+            torch.enable_grad(),
+            cast(self.config, self.data.device),
+        ):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 job.loss(p | leaves | stats, near, batch)
         activations = sum(kept.values()) + batch.x.nbytes
@@ -321,12 +368,18 @@ def _say(text: str) -> None:
 
 def _free() -> int:
     # What the driver has left, and what torch holds without using it.
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return (
+        torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    )
 
 
 def _room(v: Tensor, most: int) -> Tensor:
     # Memory for `most` rows like those of v; one row for all where v's are one.
-    return v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:]) if is_common(v) else v.new_empty(most, *v.shape[1:])
+    return (
+        v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:])
+        if is_common(v)
+        else v.new_empty(most, *v.shape[1:])
+    )
 
 
 def _fill(into: Params, source: Params, rows: Tensor) -> None:

@@ -45,7 +45,11 @@ class History:
     def accuracy(self, when: str = "before", split: str = "test") -> float | None:
         """Client mean of the latest accuracy in %, None where there is none."""
         series, has = self.evals.get(f"{when}/{split}/correct"), self.n.get(split, np.zeros(1)) > 0
-        return float((100 * series[-1].numpy()[has] / self.n[split][has]).mean()) if series and has.any() else None
+        return (
+            float((100 * series[-1].numpy()[has] / self.n[split][has]).mean())
+            if series and has.any()
+            else None
+        )
 
     def until(self, count: int, probes: Params) -> History:
         """Its first `count` entries, with the probes of that time."""
@@ -54,18 +58,37 @@ class History:
         return History(**lists, evals=evals, probes=probes, executor=self.executor, n=self.n)
 
 
-def save(path: Path, state: State, history: History, moved: list[float], spent: float, stamp: dict[str, Any]) -> None:
+def save(
+    path: Path,
+    state: State,
+    history: History,
+    moved: list[float],
+    spent: float,
+    stamp: dict[str, Any],
+) -> None:
     """Write a checkpoint, whole or not at all; `stamp` says whose it is (plain values)."""
-    parts = {"server": state.server, "clients": state.clients, "extra": state.extra, "round": state.round}
+    parts = {
+        "server": state.server,
+        "clients": state.clients,
+        "extra": state.extra,
+        "round": state.round,
+    }
     kept = {k: v for k, v in vars(history).items() if k != "n"}
     evals = {k: torch.stack(v) for k, v in history.evals.items()}
-    whole = parts | {"moved": moved, "spent": spent, "history": kept | {"evals": evals}, "stamp": stamp}
+    whole = parts | {
+        "moved": moved,
+        "spent": spent,
+        "history": kept | {"evals": evals},
+        "stamp": stamp,
+    }
     part = path.with_suffix(".part")
     with writing(part):
         with part.open("wb") as file:
             torch.save(whole, file)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut after the rename leaves neither the old one nor the new one
+            os.fsync(
+                file.fileno()
+            )  # else a power cut after the rename leaves neither the old one nor the new one
         os.replace(part, path)
 
 
@@ -76,7 +99,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (OSError, RuntimeError) as error:  # torch.save on a full disk raises RuntimeError, from the reason
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch.save on a full disk raises RuntimeError, from the reason
         if path.is_file():
             path.unlink()
         why = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -124,7 +150,9 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> Non
         raise ValueError(f"it is of round {state.round}, this run has {rounds} rounds")
     for kind, parts in vars(method.init()).items():
         if kind in ("server", "clients"):
-            mine, found = ({n: tuple(v.shape) for n, v in p.items()} for p in (parts, getattr(state, kind)))
+            mine, found = (
+                {n: tuple(v.shape) for n, v in p.items()} for p in (parts, getattr(state, kind))
+            )
             if lost := [n for n in mine if mine[n] != found.get(n)]:
                 raise ValueError(f"it lacks {lost[0]} of shape {mine[lost[0]]} in {kind}")
     if any(len(v) != len(history.rounds) for v in history.evals.values()):

@@ -51,18 +51,31 @@ class Context:
         """
         e, config = self._engine, self._engine.config
         self._check_split(split)
-        names = [n for n in start if n in (e.task.parameters if only is None else _namer(only, start))]
+        names = [
+            n for n in start if n in (e.task.parameters if only is None else _namer(only, start))
+        ]
         if epochs is None and not steps:
             epochs, steps = config.epochs, config.steps
         if not names or not (epochs or steps):
             return start
-        how = dict(batch=config.batch, epochs=epochs or 0, steps=steps or 0, kind=config.plan, shuffle=config.shuffle)
+        how = dict(
+            batch=config.batch,
+            epochs=epochs or 0,
+            steps=steps or 0,
+            kind=config.plan,
+            shuffle=config.shuffle,
+        )
         how |= dict(stream=stream, batches=batches, split=split, fraction=fraction)
-        plans = [torch.as_tensor(e.data.plan(k, self.round, **how), device=e.data.device) for k in self._ids]
+        plans = [
+            torch.as_tensor(e.data.plan(k, self.round, **how), device=e.data.device)
+            for k in self._ids
+        ]
         noise = [_noise(e, stream, self.round, k) for k in self._ids]
         rate, near = config.lr if lr is None else lr, start if anchor is None else anchor
         seeds = [
-            int(rng(e.config.seed, stream + "/draws", self.round, k).integers(2**62)) for k in self._ids if e.foreign
+            int(rng(e.config.seed, stream + "/draws", self.round, k).integers(2**62))
+            for k in self._ids
+            if e.foreign
         ]
         return e.run(Job(loss, start, near, names, plans, noise, step, rate, bn == "train", seeds))
 

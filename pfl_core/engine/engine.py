@@ -30,23 +30,37 @@ EXECUTORS = ("auto", "graphs", "batched", "threads")
 # executor="auto", by kind of device. On a CPU no kind of model gains enough from another one to be worth other last digits (two cores, s a
 # round, threads / batched): CNN, LeNet: threads; MobileNet-v1 3.05 / 5.4; ResNet-34 of width 1/4 6.7 / 5.8.
 AUTO = {"cpu": "threads", "cuda": "graphs"}
-EVAL_BATCH = {"cpu": 128, "cuda": 2048}  # samples; on a CPU what fits its caches, measured: 512 takes 1.5 times as long
+EVAL_BATCH = {
+    "cpu": 128,
+    "cuda": 2048,
+}  # samples; on a CPU what fits its caches, measured: 512 takes 1.5 times as long
 
 
 class Engine:
     """Executes local training and evaluation of one method, under the settings of its task, on its clients' data."""
 
-    def __init__(self, method: Method, data: ClientData, executor: str = "auto", workers: int | None = None):
+    def __init__(
+        self, method: Method, data: ClientData, executor: str = "auto", workers: int | None = None
+    ):
         checks.known("executor", executor, EXECUTORS)
-        self.method, self.task, self.data, self.config = method, method.task, data, method.task.config
+        self.method, self.task, self.data, self.config = (
+            method,
+            method.task,
+            data,
+            method.task.config,
+        )
         self.executor = AUTO[data.device.type] if executor == "auto" else executor
         if self.executor == "graphs" and data.device.type not in GRAPHS:
-            raise ValueError("executor 'graphs' needs a GPU; use device='cuda', or executor 'threads' or 'batched'")
+            raise ValueError(
+                "executor 'graphs' needs a GPU; use device='cuda', or executor 'threads' or 'batched'"
+            )
         self.batched = Batched(method, data, graphs=self.executor == "graphs")
         self.ran: set[str] = set()  # executors that jobs went through
         self._resists: set[Any] = set()  # losses and steps that no stack can take
         # Only code that is not ours may draw random numbers of its own (dropout): it is looked at, and seeded.
-        self.foreign = not (identity.is_ours(type(method)) and identity.is_ours(type(method.task.model)))
+        self.foreign = not (
+            identity.is_ours(type(method)) and identity.is_ours(type(method.task.model))
+        )
         self._random: dict[Any, bool] = {}
         self.threads = Threads(method, data, workers)
 
@@ -89,14 +103,19 @@ class Engine:
             if self.executor == "batched" or isinstance(error, torch.OutOfMemoryError):
                 raise
             said = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{self.method.name}: clients cannot be stacked ({said}); they run one by one", stacklevel=2)
+            warnings.warn(
+                f"{self.method.name}: clients cannot be stacked ({said}); they run one by one",
+                stacklevel=2,
+            )
             self._resists.add(what)
             return self.run(job)
         self.ran |= self.batched.used
         return job.start | changed
 
     # -- evaluation ------------------------------------------------------------------------------------------------------
-    def evaluate(self, p: Params, split: str, ids: Iterable[int] | None = None) -> dict[str, np.ndarray]:
+    def evaluate(
+        self, p: Params, split: str, ids: Iterable[int] | None = None
+    ) -> dict[str, np.ndarray]:
         """Accuracy and loss of models p {name: (K, *shape)} on each client's `split`: {"correct", "loss", "n"}, each (K,) sums."""
         ids = list(range(self.data.K)) if ids is None else list(ids)
         index = [self.data.index[split][k] for k in ids]
@@ -104,11 +123,17 @@ class Engine:
         if not n.sum():
             return {"correct": np.zeros(len(ids)), "loss": np.zeros(len(ids)), "n": n}
         alike = all(is_common(v) for v in p.values())
-        where = [np.arange(n.sum())] if alike or len(ids) == 1 else np.split(np.arange(n.sum()), n.cumsum()[:-1])
+        where = (
+            [np.arange(n.sum())]
+            if alike or len(ids) == 1
+            else np.split(np.arange(n.sum()), n.cumsum()[:-1])
+        )
         pool = torch.as_tensor(np.concatenate(index), device=self.data.device)
         hit, loss = np.zeros(n.sum()), np.zeros(n.sum())
         size, cpu = EVAL_BATCH[self.data.device.type], self.data.device.type == "cpu"
-        tasks = [(m, w[at : at + size]) for m, w in enumerate(where) for at in range(0, len(w), size)]
+        tasks = [
+            (m, w[at : at + size]) for m, w in enumerate(where) for at in range(0, len(w), size)
+        ]
 
         @functools.lru_cache(2 * self.threads.workers)  # a model's batches follow one another
         def served(model: int) -> Params:
@@ -126,7 +151,11 @@ class Engine:
 
         self.threads.map(one, sorted(tasks, key=lambda todo: -len(todo[1])))
         owner = np.repeat(np.arange(len(ids)), n)
-        return {"correct": np.bincount(owner, hit, len(ids)), "loss": np.bincount(owner, loss, len(ids)), "n": n}
+        return {
+            "correct": np.bincount(owner, hit, len(ids)),
+            "loss": np.bincount(owner, loss, len(ids)),
+            "n": n,
+        }
 
     def measure(self, fn: Callable, p: Params, split: str, ids: list[int]) -> Any:
         """Sums of fn(ONE client's p, Batch) -> tensor or dict of tensors over each client's samples, stacked (S, ...)."""
@@ -136,11 +165,16 @@ class Engine:
             mine = {n: v[i] for n, v in p.items()}
             with torch.no_grad(), self.task.mode(False):
                 parts = [
-                    fn(mine, Batch(*self.data.batch(chunk))) for chunk in idx.split(EVAL_BATCH[self.data.device.type])
+                    fn(mine, Batch(*self.data.batch(chunk)))
+                    for chunk in idx.split(EVAL_BATCH[self.data.device.type])
                 ]
             if isinstance(parts[0], dict):
                 return {n: sum(part[n] for part in parts) for n in parts[0]}
             return sum(parts)
 
         got = self.threads.map(one, range(len(ids)))
-        return {n: torch.stack([g[n] for g in got]) for n in got[0]} if isinstance(got[0], dict) else torch.stack(got)
+        return (
+            {n: torch.stack([g[n] for g in got]) for n in got[0]}
+            if isinstance(got[0], dict)
+            else torch.stack(got)
+        )

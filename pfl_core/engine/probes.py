@@ -77,7 +77,9 @@ def mix_and_match(v: View) -> dict[str, Tensor]:
         source = (torch.arange(k) + shift) % k
         mixed = {n: t if n in head else t[source.to(t.device)] for n, t in v.before.items()}
         got = v.engine.evaluate(mixed, "test")
-        out[torch.arange(k), source] = torch.as_tensor(100 * got["correct"] / np.maximum(got["n"], 1))
+        out[torch.arange(k), source] = torch.as_tensor(
+            100 * got["correct"] / np.maximum(got["n"], 1)
+        )
     return {"acc": out}
 
 
@@ -168,7 +170,13 @@ def recorder(names: Iterable[str]) -> Callable[..., None] | None:
     names = tuple(names)
 
     def record(
-        engine: Engine, state: State, before: Params, after: Params, history: Any, best: bool, last: bool
+        engine: Engine,
+        state: State,
+        before: Params,
+        after: Params,
+        history: Any,
+        best: bool,
+        last: bool,
     ) -> None:
         view, kept = View(engine.method, state, engine, before, after, state.round), history.probes
         for name in names:
@@ -200,6 +208,10 @@ def stacked(kept: dict[str, Tensor]) -> dict[str, np.ndarray]:
 def read(arrays: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """A probe's rounds (E,) and {key: (E, ...)} from arrays as `stacked` made them; ValueError if it is not among them."""
     if f"probe/{name}" not in arrays:
-        raise ValueError(f"probe {name!r} was not recorded; run the Experiment with record=({name!r},)")
+        raise ValueError(
+            f"probe {name!r} was not recorded; run the Experiment with record=({name!r},)"
+        )
     start = f"probe/{name}/"
-    return arrays[f"probe/{name}"], {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+    return arrays[f"probe/{name}"], {
+        k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)
+    }

@@ -25,7 +25,9 @@ class Job(NamedTuple):
     anchor: Params
     names: list[str]  # trained
     plans: list[Tensor]  # pool indices (T_k, batches, B) of each client
-    noise: list[Callable[[], Callable[[tuple[int, ...]], Tensor]] | None]  # called anew, it draws the same again
+    noise: list[
+        Callable[[], Callable[[tuple[int, ...]], Tensor]] | None
+    ]  # called anew, it draws the same again
     step: Callable | None
     lr: float | dict[str, float]
     training: bool
@@ -38,7 +40,11 @@ class Job(NamedTuple):
 
     def changing(self, buffers: Iterable[str]) -> list[str]:
         """Names of start that local SGD writes: trained parameters, optimiser state and, in training mode, the model's `buffers`."""
-        names = {*self.names, *(f"opt.{n}" for n in self.names), *(buffers if self.training else ())}
+        names = {
+            *self.names,
+            *(f"opt.{n}" for n in self.names),
+            *(buffers if self.training else ()),
+        }
         return [n for n in self.start if n in names]
 
     @property
@@ -65,7 +71,9 @@ def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
     """The context of a training loss: with precision "bf16" its products are taken in bfloat16; parameters and updates stay float32."""
     if config.precision != "bf16":
         return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a captured step must not keep casts
+    return torch.autocast(
+        device.type, torch.bfloat16, cache_enabled=False
+    )  # a captured step must not keep casts
 
 
 def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:

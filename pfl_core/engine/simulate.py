@@ -41,7 +41,9 @@ class Interrupted(Exception):
 
 def sample(config: TrainConfig, k: int, round: int) -> Tensor:
     """Participants of a round, sorted ids (S,): the same for every method of one seed."""
-    return torch.as_tensor(np.sort(rng(config.seed, "participants", round).permutation(k)[: participants(config, k)]))
+    return torch.as_tensor(
+        np.sort(rng(config.seed, "participants", round).permutation(k)[: participants(config, k)])
+    )
 
 
 def participants(config: TrainConfig, k: int) -> int:
@@ -52,7 +54,9 @@ def participants(config: TrainConfig, k: int) -> int:
 def evaluated(config: TrainConfig, k: int) -> Tensor:
     """Clients that are evaluated, sorted ids: all, or a sample of eval_clients, the same for every method of one seed."""
     few = config.eval_clients
-    return torch.as_tensor(np.sort(rng(config.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k))
+    return torch.as_tensor(
+        np.sort(rng(config.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k)
+    )
 
 
 def evaluate_at(config: TrainConfig, round: int) -> bool:
@@ -100,10 +104,22 @@ def simulate(
 class _Loop:
     """One run's rounds: what is measured and when a checkpoint is written."""
 
-    def __init__(self, engine: Engine, state: State, checkpoint: Path | None, stamp: dict, on_round, record):
-        self.engine, self.method, self.data, self.config = engine, engine.method, engine.data, engine.config
+    def __init__(
+        self, engine: Engine, state: State, checkpoint: Path | None, stamp: dict, on_round, record
+    ):
+        self.engine, self.method, self.data, self.config = (
+            engine,
+            engine.method,
+            engine.data,
+            engine.config,
+        )
         self.state = state
-        self.checkpoint, self.stamp, self.on_round, self.record = checkpoint, stamp, on_round, record
+        self.checkpoint, self.stamp, self.on_round, self.record = (
+            checkpoint,
+            stamp,
+            on_round,
+            record,
+        )
         self.history, self.moved, self.spent = History(), [0.0, 0.0, 0.0], 0.0
         if checkpoint and checkpoint.exists():
             self.state, self.history, self.moved, self.spent = restore(checkpoint, self.data.device)
@@ -144,9 +160,18 @@ class _Loop:
                     self._measure_after(sel, trained, r, last)
             if last:
                 if end:
-                    save(end, self.state, history.until(*start_of_round), self.moved, self.seconds, self.stamp)
+                    save(
+                        end,
+                        self.state,
+                        history.until(*start_of_round),
+                        self.moved,
+                        self.seconds,
+                        self.stamp,
+                    )
                 if len(self.ids) < self.data.K and self.config.keep_models:
-                    self.before = self._personal(torch.arange(self.data.K, device=self.data.device), r)
+                    self.before = self._personal(
+                        torch.arange(self.data.K, device=self.data.device), r
+                    )
                 return self.state, history, self.before, self.after
             self._upload(sel, sent, start, trained, r)
             if self.checkpoint and (told or time.monotonic() - self.saved > CHECKPOINT_EVERY):
@@ -161,14 +186,18 @@ class _Loop:
             start = self.method.begin(self.state, sel, sent)
             trained = self.method.local(Context(self.engine, self.state, sel, r), start)
         _check_finite(trained, self.method, r, self.history, sel)
-        self.history.executor = "+".join(sorted({*self.history.executor.split("+")} - {""} | self.engine.ran))
+        self.history.executor = "+".join(
+            sorted({*self.history.executor.split("+")} - {""} | self.engine.ran)
+        )
         return sent, start, trained
 
     def _upload(self, sel: Tensor, sent: Params, start: Params, trained: Params, r: int) -> None:
         kept, up = returned(self.method, self.state, start, sent, trained)
         down_n, up_n = self.method.traffic(self.state, sel, sent, up)
         with self.engine.drawing("upload", r):
-            self.state = self.method.upload(self.state, sel, start, up, self.data.n[sel].to(self.data.dtype))
+            self.state = self.method.upload(
+                self.state, sel, start, up, self.data.n[sel].to(self.data.dtype)
+            )
         _check_finite({**self.state.server, **self.state.extra}, self.method, r, self.history)
         for n, v in kept.items():
             self.state.clients[n][sel] = v
@@ -193,13 +222,19 @@ class _Loop:
                 self.after = self._after(sel, trained, r)
             _check_finite(self.after, self.method, r, history, self.ids)
             self._add("after", self.after)
-            history.executor = "+".join(sorted({*history.executor.split("+")} - {""} | self.engine.ran))
+            history.executor = "+".join(
+                sorted({*history.executor.split("+")} - {""} | self.engine.ran)
+            )
         history.rounds.append(r)
-        for series, value in zip((history.download, history.upload, history.steps), self.moved, strict=True):
+        for series, value in zip(
+            (history.download, history.upload, history.steps), self.moved, strict=True
+        ):
             series.append(value)
         history.wall.append(self.seconds)
         if self.record:
-            self.record(self.engine, self.state, self.before, self.after, history, _is_best(history), last)
+            self.record(
+                self.engine, self.state, self.before, self.after, history, _is_best(history), last
+            )
 
     def _after(self, sel: Tensor, trained: Params | None, r: int) -> Params:
         # Models after local training on round r's batches; who was not sampled trains a copy that is thrown away.
@@ -207,7 +242,9 @@ class _Loop:
             return self.method.serve(trained)
         at = {k: i for i, k in enumerate(sel.tolist())} if trained is not None else {}
         have = [k for k in self.ids.tolist() if k in at]
-        rest = torch.tensor([k for k in self.ids.tolist() if k not in at], dtype=torch.int64, device=sel.device)
+        rest = torch.tensor(
+            [k for k in self.ids.tolist() if k not in at], dtype=torch.int64, device=sel.device
+        )
         parts = [{n: v[[at[k] for k in have]] for n, v in trained.items()}] if have else []
         if len(rest):
             context = Context(self.engine, self.state, rest, r)
@@ -246,7 +283,9 @@ def one_thread() -> Iterator[None]:
                 torch.set_num_threads(_runs[1])
 
 
-def returned(method: Method, state: State, start: Params, sent: Params, end: Params) -> tuple[Params, Params]:
+def returned(
+    method: Method, state: State, start: Params, sent: Params, end: Params
+) -> tuple[Params, Params]:
     """What of `end` the clients keep, and what goes to the server; buffers that the policy resets are in neither."""
     reset = {n for n in method.task.buffers if n in start and n not in sent}
     kept = {n: v for n, v in end.items() if n in state.clients}
@@ -261,7 +300,9 @@ def _is_best(history: History) -> bool:
     return bool((score[-1] > score[:-1]).all())
 
 
-def _check_finite(p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None) -> None:
+def _check_finite(
+    p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None
+) -> None:
     # p: models of the clients `ids`, or what the server holds. One look at all sums together: on a GPU each look is a wait.
     found = {n: v for n, v in _flat(p) if v.is_floating_point()}
     if not found or torch.isfinite(torch.stack([v.sum().double() for v in found.values()])).all():

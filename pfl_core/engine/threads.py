@@ -38,7 +38,11 @@ class Threads:
 
     def map(self, fn: Callable, items: Iterable) -> list:
         """[fn(item) for item in items]: on a CPU each worker takes the next item, on a GPU one thread issues all work."""
-        return list(self._pool.map(fn, items)) if self.data.device.type == "cpu" else [fn(i) for i in items]
+        return (
+            list(self._pool.map(fn, items))
+            if self.data.device.type == "cpu"
+            else [fn(i) for i in items]
+        )
 
     def rehearse(self, job: Job) -> None:
         """Take client 0's first step (without the update of plain SGD), and keep nothing of it."""
@@ -76,17 +80,26 @@ class Threads:
             if self.data.kind == "image":
                 x = x.flatten(0, 2).contiguous(memory_format=torch.channels_last).view_as(x)
             for t in range(len(chunk)):
-                drawn = [noise((b,)).to(self.data.device) if noise else None for _ in range(plan.shape[1])]
+                drawn = [
+                    noise((b,)).to(self.data.device) if noise else None
+                    for _ in range(plan.shape[1])
+                ]
                 yield [Batch(x[t, j], y[t, j], drawn[j]) for j in range(plan.shape[1])]
 
     def _one_sgd(self, job: Job, i: int, out: Params) -> Params:
         # .data: a version counter of the client's own, which other threads' in-place updates do not touch.
         params = [channels_last(out[n][i].data).requires_grad_() for n in job.names]
-        mine = {n: v[i].data for n, v in (job.start | out).items()} | dict(zip(job.names, params, strict=True))
+        mine = {n: v[i].data for n, v in (job.start | out).items()} | dict(
+            zip(job.names, params, strict=True)
+        )
         anchor = {n: v[i] for n, v in job.anchor.items()}
         update = sgd(self.method, job, stacked=False)
-        velocity = [mine.get(f"opt.{n}") for n in job.names] if self.method.task.config.momentum else []
-        velocity = [torch.zeros_like(p) if v is None else v for p, v in zip(params, velocity, strict=False)]
+        velocity = (
+            [mine.get(f"opt.{n}") for n in job.names] if self.method.task.config.momentum else []
+        )
+        velocity = [
+            torch.zeros_like(p) if v is None else v for p, v in zip(params, velocity, strict=False)
+        ]
         for (batch,) in self._batches(job, i):
             with cast(self.method.task.config, self.data.device):
                 value = job.loss(mine, anchor, batch)
@@ -100,7 +113,11 @@ class Threads:
     def _one_custom(self, job: Job, i: int) -> Params:
         p = {n: channels_last(v[i]) if n in job.names else v[i] for n, v in job.start.items()}
         anchor = {n: v[i] for n, v in job.anchor.items()}
-        stats = {n: p.pop(n).clone() for n in self.method.task.buffers if n in p} if job.training else {}
+        stats = (
+            {n: p.pop(n).clone() for n in self.method.task.buffers if n in p}
+            if job.training
+            else {}
+        )
         memory: Params = {}
         before = dict(p)
         for t, batches in enumerate(self._batches(job, i)):
@@ -112,7 +129,9 @@ class Threads:
                 with torch.enable_grad():
                     with cast(self.method.task.config, self.data.device):
                         value = job.loss(p | leaves | live, anchor, batches[j])
-                    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+                    grads = torch.autograd.grad(
+                        value, list(leaves.values()), allow_unused=True, materialize_grads=True
+                    )
                 return dict(zip(leaves, grads, strict=True))
 
             with torch.no_grad():
@@ -136,5 +155,9 @@ def _keep_memory() -> None:
     # From now on memory of freed tensors stays with the process, until an engine closes and what is free goes back: pages handed back and
     # asked for again in every step cost up to half of a round (FLAYER's ResNet-18; a sixth of FedAGHN's). In this order: no maps of their
     # own for large blocks, no trim, heaps that grow by 64 MB.
-    for parameter, value in ((-4, 0), (-1, -1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+    for parameter, value in (
+        (-4, 0),
+        (-1, -1),
+        (-2, 2**26),
+    ):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         _libc("mallopt", parameter, value)

@@ -31,7 +31,9 @@ def train_config(e: Experiment) -> TrainConfig:
 
 
 @functools.lru_cache(maxsize=4)
-def _split(pool: pools.Pool, fn: Callable, partition: str, args: str, clients: int, seed: int) -> partitions.Split:
+def _split(
+    pool: pools.Pool, fn: Callable, partition: str, args: str, clients: int, seed: int
+) -> partitions.Split:
     # `pool` and `fn` as they are now: another PFL_DATA, or a scheme registered anew, is another split.
     given = json.loads(args)
     of, kept = which_clients(clients, given)
@@ -44,7 +46,14 @@ def split(e: Experiment, pool: pools.Pool | None = None) -> partitions.Split:
     """Who holds what in an Experiment: index arrays into its pool (default: the data set of its name), not yet capped by max_samples."""
     seed = e.seed if e.partition_seed is None else e.partition_seed
     args = json.dumps(e.partition_args, sort_keys=True)
-    return _split(pool or pools.load(e.dataset), partitions.function(e.partition), e.partition, args, e.clients, seed)
+    return _split(
+        pool or pools.load(e.dataset),
+        partitions.function(e.partition),
+        e.partition,
+        args,
+        e.clients,
+        seed,
+    )
 
 
 def federation(e: Experiment, pool: pools.Pool | None = None) -> Federation:
@@ -71,19 +80,32 @@ def own(e: Experiment, fed: Federation) -> Experiment:
             "taken as they are; leave normalize out"
         )
     if e.normalize != "dataset" and fed.mean is not None:
-        raise ValueError(f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); leave one of them out")
+        raise ValueError(
+            f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); leave one of them out"
+        )
     return e.but(clients=fed.K)
 
 
-def client_data(e: Experiment, device: str | torch.device = "cpu", fed: Federation | None = None) -> ClientData:
+def client_data(
+    e: Experiment, device: str | torch.device = "cpu", fed: Federation | None = None
+) -> ClientData:
     """What the engine trains on: the clients of an Experiment, or of a user's own Federation under its settings, on a device."""
     fed = _dealt(e) if fed is None else fed
     mean, std = _normalisation(e, fed)
-    how = dict(seed=e.seed, holdout=e.holdout, dtype=getattr(torch, e.dtype), device=device, mean=mean, std=std)
+    how = dict(
+        seed=e.seed,
+        holdout=e.holdout,
+        dtype=getattr(torch, e.dtype),
+        device=device,
+        mean=mean,
+        std=std,
+    )
     return ClientData(fed.at_most(e.max_samples), **how)
 
 
-def _normalisation(e: Experiment, fed: Federation) -> tuple[Sequence[float] | None, Sequence[float] | None]:
+def _normalisation(
+    e: Experiment, fed: Federation
+) -> tuple[Sequence[float] | None, Sequence[float] | None]:
     # Mean and std of images. Those without a mean of their own take that of their training samples, as a Pool does.
     if e.normalize == "half":
         return [0.5], [0.5]
@@ -112,7 +134,9 @@ class Shapes(Protocol):
 
 def build_method(e: Experiment, data: Shapes) -> Method:
     """The Experiment's method, bound to its model and clients."""
-    make = functools.partial(models.build, e.model, data.input_shape, data.classes, **vocabulary(e) | e.model_args)
+    make = functools.partial(
+        models.build, e.model, data.input_shape, data.classes, **vocabulary(e) | e.model_args
+    )
     dtype = getattr(torch, e.dtype)
     model = make(seed=e.seed).to(dtype)
     models.check_fit(e.model, model, data.extremes(), data.classes)
@@ -120,7 +144,10 @@ def build_method(e: Experiment, data: Shapes) -> Method:
     if e.head_init == "own":
         names = models.head(model, e.head_depth, e.head_by)
         drawn = head_models(lambda k: make(seed=_own_seed(e.seed, k)), names, data.K)
-        heads = {n: v.to(data.device, dtype if v.is_floating_point() else v.dtype) for n, v in drawn.items()}
+        heads = {
+            n: v.to(data.device, dtype if v.is_floating_point() else v.dtype)
+            for n, v in drawn.items()
+        }
     task = Task(model, data.n, data.label_counts, train_config(e), heads)
     return make_method(e.method, **e.method_args).bind(task)
 

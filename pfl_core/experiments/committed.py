@@ -52,7 +52,9 @@ def _kept() -> list[Path]:
 
 def named_runs(of: Collection[str] = ()) -> set[str]:
     """Ids of all runs that results/ or runs/results/ show; with `of`, those of these papers. ValueError for a damaged file."""
-    shown = [tables.named(r.cells, r.derived) for r in map(results, [paths.results_folder(), *_kept()])]
+    shown = [
+        tables.named(r.cells, r.derived) for r in map(results, [paths.results_folder(), *_kept()])
+    ]
     return {run for s in shown for run in (s[s.paper.isin(list(of))] if of else s).run}
 
 
@@ -77,8 +79,15 @@ def publish(paper: str) -> list[Path]:
     Returns the files; ValueError if there are none.
     """
     home, done = paths.results_folder(), []
-    for kept in [p for folder in _kept() for p in parts(paper, folder=folder).values() if p.profile != "smoke"]:
-        done += tables.write(home, tables.merged(results(home).content(), results(kept.folder).content()))
+    for kept in [
+        p
+        for folder in _kept()
+        for p in parts(paper, folder=folder).values()
+        if p.profile != "smoke"
+    ]:
+        done += tables.write(
+            home, tables.merged(results(home).content(), results(kept.folder).content())
+        )
         figures = Path("figures", paper, f"{kept.profile}-{kept.data}")
         for file in sorted((paths.runs_root() / figures).glob("*")):
             if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
@@ -96,29 +105,45 @@ def publish(paper: str) -> list[Path]:
 def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
     found = {run: _measured(run) for run in rows.run.unique()}
     history, clients = (
-        tables.joined(f"{kind}.csv.gz", [getattr(m, kind).assign(run=run) for run, m in found.items()])
+        tables.joined(
+            f"{kind}.csv.gz", [getattr(m, kind).assign(run=run) for run, m in found.items()]
+        )
         for kind in ("history", "clients")
     )
-    runs = tables.joined("runs.csv", [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()])
-    used = {(json.loads(m.line["experiment"])["dataset"], m.line["pool"]): None for m in found.values()}
+    runs = tables.joined(
+        "runs.csv", [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
+    )
+    used = {
+        (json.loads(m.line["experiment"])["dataset"], m.line["pool"]): None for m in found.values()
+    }
     known = [pd.DataFrame([copies.line(*copy)]) for copy in used if copy[1]]
     cells, derived = _labelled(rows.assign(**part), history, runs)
     probes = {run: m.probes for run, m in found.items() if m.probes}
-    return Content(runs, cells, tables.joined("pools.csv", known), derived, history, clients, probes)
+    return Content(
+        runs, cells, tables.joined("pools.csv", known), derived, history, clients, probes
+    )
 
 
 def _measured(run: str) -> Measured:
     if found := load_result(paths.store_folder() / run, aside=False):
         return _of_result(found)
     if run not in (known := _holding(run)).home:
-        raise ValueError(f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again")
+        raise ValueError(
+            f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again"
+        )
     return known.of(run)
 
 
 def _of_result(r: Result) -> Measured:
     line = {name: r.meta.get(name, "") for name in tables.RECORDED}
-    line |= dict(pool=_copy(r), wall_s=round(r.meta["wall_s"], 2), experiment=json.dumps(r.experiment.plain()))
-    return Measured(line, metrics.wide(r.history), tables.counts(r.arrays), tables.of_probes(r.arrays))
+    line |= dict(
+        pool=_copy(r),
+        wall_s=round(r.meta["wall_s"], 2),
+        experiment=json.dumps(r.experiment.plain()),
+    )
+    return Measured(
+        line, metrics.wide(r.history), tables.counts(r.arrays), tables.of_probes(r.arrays)
+    )
 
 
 def _copy(r: Result) -> str:
@@ -129,15 +154,26 @@ def _copy(r: Result) -> str:
     return next((c for c in every if r.experiment.id_for(c) == r.id), "")
 
 
-def _labelled(rows: pd.DataFrame, history: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _labelled(
+    rows: pd.DataFrame, history: pd.DataFrame, runs: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows as cells, where they say what their run measured, and as derived numbers where they say something else."""
     measured = metrics.long(history).rename(columns={"value": "measured"})
     both = rows.merge(measured, on=["run", *metrics.KEYS, "mean", "metric"], how="left")
-    own = both.run.map({run: json.loads(text)["dataset"] for run, text in zip(runs.run, runs.experiment, strict=True)})
+    own = both.run.map(
+        {
+            run: json.loads(text)["dataset"]
+            for run, text in zip(runs.run, runs.experiment, strict=True)
+        }
+    )
     both["dataset"] = both.dataset.where(both.dataset != own, "")
     cell = ["artefact", "row", "column", "run"]
-    both["other"] = ~np.isclose(both.value.astype(float), both.measured.astype(float), atol=1e-4, rtol=0)
-    other = (both["mean"] == "derived") | both[both["mean"] != "derived"].groupby(cell).other.transform("any")
+    both["other"] = ~np.isclose(
+        both.value.astype(float), both.measured.astype(float), atol=1e-4, rtol=0
+    )
+    other = (both["mean"] == "derived") | both[both["mean"] != "derived"].groupby(
+        cell
+    ).other.transform("any")
     cells = both[~other][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
     return cells, both[other][tables.COLUMNS["derived.csv"]].reset_index(drop=True)
 

@@ -137,8 +137,13 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
     Without one, the end of the longest run of the same course with fewer rounds serves as one.
     """
     checkpoint, e = work / "checkpoint.pt", job.e
-    stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__)
-    stamp |= {"device": job.device, "executor": AUTO[job.device] if job.executor == "auto" else job.executor}
+    stamp = dict(
+        id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__
+    )
+    stamp |= {
+        "device": job.device,
+        "executor": AUTO[job.device] if job.executor == "auto" else job.executor,
+    }
     may = not (checkpoint.exists() or method.scheduled or job.anew)
     if may and (shorter := _beginning(job)):
         with writing(checkpoint):
@@ -149,7 +154,12 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
             ran = load_whole(checkpoint)["stamp"]["executor"]
             check(checkpoint, stamp | {"executor": ran}, method, e.rounds)
             stamp["executor"] = ran  # a resumed run's numbers are of one kind
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # damaged, another run's, or of another form
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:  # damaged, another run's, or of another form
             set_aside(checkpoint, error)
     return stamp
 
@@ -158,7 +168,12 @@ def _beginning(job: Job) -> Path | None:
     found = {}
     for path in job.store.glob("*/state.pt"):
         meta = read_meta(path.parent)
-        if meta and meta["status"] == "done" and meta.get("course") == job.course and meta["rounds"] < job.e.rounds:
+        if (
+            meta
+            and meta["status"] == "done"
+            and meta.get("course") == job.course
+            and meta["rounds"] < job.e.rounds
+        ):
             found[meta["rounds"]] = path
     return found[max(found)] if found else None
 
@@ -167,12 +182,23 @@ def _meta(job, data, method, history, stamp, status, wall) -> dict[str, Any]:
     of_data = dict(pool=job.checksum, mean=data.mean, std=data.std, classes=data.classes)
     of_data |= dict(input_shape=list(data.input_shape), input_kind=data.kind)
     of_data |= dict(partition_hash=data.federation.hash)
-    parameters = sum(v.numel() for n, v in method.task.initial.items() if n in method.task.parameters)
+    parameters = sum(
+        v.numel() for n, v in method.task.initial.items() if n in method.task.parameters
+    )
     ran_on = dict(device=_device_name(job.device), executor=history.executor or stamp["executor"])
-    ran_on |= dict(torch=torch.__version__, python=platform.python_version(), processor=processor(), commit=commit())
+    ran_on |= dict(
+        torch=torch.__version__,
+        python=platform.python_version(),
+        processor=processor(),
+        commit=commit(),
+    )
     ran_on |= dict(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), wall_s=wall)
     about = dict(
-        status=status, rounds=job.e.rounds, clients=data.K, parameters=parameters, leaks_test=method.leaks_test
+        status=status,
+        rounds=job.e.rounds,
+        clients=data.K,
+        parameters=parameters,
+        leaks_test=method.leaks_test,
     )
     return stamp | of_data | about | ran_on
 
@@ -181,10 +207,17 @@ def _finish(job, work, meta, method, data, history, final, before) -> Result:
     # Write what was measured, and rename the folder: from then on it is a finished run.
     e = job.e
     arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
-    arrays |= {k: torch.stack(v[: len(history.rounds)]).numpy() for k, v in history.evals.items() if history.rounds}
+    arrays |= {
+        k: torch.stack(v[: len(history.rounds)]).numpy()
+        for k, v in history.evals.items()
+        if history.rounds
+    }
     arrays |= probes.stacked(history.probes)
     arrays |= {"n/train": np.array([len(i) for i in data.index["train"]])}
-    arrays |= {f"n/{s}": history.n.get(s, np.array([len(i) for i in data.index[s]])) for s in ("val", "test")}
+    arrays |= {
+        f"n/{s}": history.n.get(s, np.array([len(i) for i in data.index[s]]))
+        for s in ("val", "test")
+    }
     if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
         (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
@@ -194,7 +227,11 @@ def _finish(job, work, meta, method, data, history, final, before) -> Result:
         frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
         plain = json.loads(json.dumps(e.plain()))
-        whole = {"experiment": plain, "meta": json.loads(json.dumps(meta)), "sha256": digests(plain, meta, work)}
+        whole = {
+            "experiment": plain,
+            "meta": json.loads(json.dumps(meta)),
+            "sha256": digests(plain, meta, work),
+        }
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     (work / "checkpoint.pt").unlink(missing_ok=True)
     # A run that ended early is another one than that whose lock is held.
@@ -210,22 +247,30 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
     e = job.e
     if e.adopt:
-        if type(method).adopt is Method.adopt and method.init().extra:  # rows of the clients that the server knows
+        if (
+            type(method).adopt is Method.adopt and method.init().extra
+        ):  # rows of the clients that the server knows
             raise ValueError(
                 f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
             )
         return
     source = e.init_from
     like = data if source.dataset == e.dataset else federation(source)
-    drawn = models.build(source.model, like.input_shape, like.classes, **vocabulary(source) | source.model_args)
+    drawn = models.build(
+        source.model, like.input_shape, like.classes, **vocabulary(source) | source.model_args
+    )
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     for n, v in method.task.initial.items():
         if there.get(n) != tuple(v.shape):
             has = f"has {n} of shape {there[n]}" if n in there else f"has no {n}"
-            raise ValueError(f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; use the same model")
+            raise ValueError(
+                f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; use the same model"
+            )
 
 
-def _initial_state(job: Job, method: Method, source: Callable[[Experiment], Result]) -> State | None:
+def _initial_state(
+    job: Job, method: Method, source: Callable[[Experiment], Result]
+) -> State | None:
     # Another experiment's end: its global model (or the mean of its personal ones) becomes the common initial model.
     e = job.e
     if e.init_from is None:
@@ -242,12 +287,16 @@ def _initial_state(job: Job, method: Method, source: Callable[[Experiment], Resu
         return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
     initial = method.task.initial
     for n in initial:
-        v = z["server"].get(n, z["models"][n].mean(0) if z["models"][n].is_floating_point() else z["models"][n][0])
+        v = z["server"].get(
+            n, z["models"][n].mean(0) if z["models"][n].is_floating_point() else z["models"][n][0]
+        )
         initial[n] = v.clone()
     return None
 
 
-def _save_models(path: Path, final: State, before: dict, method: Method, meta: dict[str, Any]) -> None:
+def _save_models(
+    path: Path, final: State, before: dict, method: Method, meta: dict[str, Any]
+) -> None:
     kept = {
         "models": final_models(before, method.task.names),
         "server": final.server,

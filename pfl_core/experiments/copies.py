@@ -9,7 +9,11 @@ import numpy as np
 from pfl_core.data import pools, sources
 from pfl_core.experiments import tables
 
-GROUPS = ("alphabet", "coarse", "worker")  # columns of a pool by which partitions deal, besides the class
+GROUPS = (
+    "alphabet",
+    "coarse",
+    "worker",
+)  # columns of a pool by which partitions deal, besides the class
 
 
 def checksums(name: str) -> list[str]:
@@ -65,9 +69,14 @@ def _differs(pool: pools.Pool) -> str:
 def _labels(pool: pools.Pool) -> dict[str, list]:
     # Numbers of samples by official part, class and group; the last column is the number.
     groups = [name for name in GROUPS if name in pool.extra]
-    columns = np.column_stack([pool.is_test, pool.y, *(pool.extra[name] for name in groups)]).astype(np.int64)
+    columns = np.column_stack(
+        [pool.is_test, pool.y, *(pool.extra[name] for name in groups)]
+    ).astype(np.int64)
     which, number = np.unique(columns, axis=0, return_counts=True)
-    return {"columns": ["test", "class", *groups], "lines": np.column_stack([which, number]).tolist()}
+    return {
+        "columns": ["test", "class", *groups],
+        "lines": np.column_stack([which, number]).tolist(),
+    }
 
 
 def labels_of(name: str) -> pools.Pool | None:
@@ -83,4 +92,6 @@ def labels_of(name: str) -> pools.Pool | None:
     *columns, number = np.array(table["lines"]).T
     test, y, *groups = (np.repeat(c, number) for c in columns)
     extra = dict(zip(table["columns"][2:], groups, strict=True))
-    return pools.Pool(name, np.zeros((len(y), 1, 1), np.uint8), y, test.astype(bool), classes, extra)
+    return pools.Pool(
+        name, np.zeros((len(y), 1, 1), np.uint8), y, test.astype(bool), classes, extra
+    )

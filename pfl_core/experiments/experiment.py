@@ -26,7 +26,11 @@ from pfl_core.util.cards import card
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
-WHICH = ("of", "first", "every")  # partition_args that every scheme has: which of its clients are an Experiment's
+WHICH = (
+    "of",
+    "first",
+    "every",
+)  # partition_args that every scheme has: which of its clients are an Experiment's
 RANGES = {  # field: (test, what is allowed)
     "clients": (lambda v: v >= 1, "an integer >= 1"),
     "rounds": (lambda v: v >= 0, "an integer >= 0"),
@@ -41,10 +45,16 @@ RANGES = {  # field: (test, what is allowed)
     "clip": (lambda v: v >= 0, "a number >= 0 (0: no clipping)"),
     "buffers": (("local", "average", "reset").__contains__, "one of local, average, reset"),
     "head_depth": (lambda v: v >= 0, "an integer >= 0"),
-    "head_by": (("block", "child", "module", "tensor").__contains__, "one of block, child, module, tensor"),
+    "head_by": (
+        ("block", "child", "module", "tensor").__contains__,
+        "one of block, child, module, tensor",
+    ),
     "head_init": (("common", "own").__contains__, "common or own"),
     "holdout": (lambda v: 0 <= v < 1, "a share in [0, 1)"),
-    "normalize": (("dataset", "half").__contains__, "dataset (its mean and std) or half ((x - .5) / .5)"),
+    "normalize": (
+        ("dataset", "half").__contains__,
+        "dataset (its mean and std) or half ((x - .5) / .5)",
+    ),
     "max_samples": (lambda v: v >= 0, "an integer >= 0 (0: all)"),
     "eval_every": (lambda v: v >= 1, "an integer >= 1"),
     "eval_clients": (lambda v: v >= 0, "an integer >= 0 (0: all)"),
@@ -59,7 +69,9 @@ class _Frozen(dict):
     """A dict whose entries stay as they are: an Experiment's id stands for them."""
 
     def _refuse(self, *args: Any, **kw: Any) -> None:
-        raise TypeError("an Experiment's values do not change; make another one with e.but(partition_args={...})")
+        raise TypeError(
+            "an Experiment's values do not change; make another one with e.but(partition_args={...})"
+        )
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -98,7 +110,9 @@ class Experiment:
     and partition (`run(e, fed=...)`); all else is the Experiment's. Raises ValueError naming the field, the value, and what is allowed.
     """
 
-    dataset: str = _is("digits", "name of the data set (list datasets), or own for a Federation of yours")
+    dataset: str = _is(
+        "digits", "name of the data set (list datasets), or own for a Federation of yours"
+    )
     partition: str = _is("dirichlet", "who holds which samples (list partitions)")
     partition_args: dict = _is(dict, "arguments of the partition, such as alpha=0.1")
     clients: int = _is(10, "number of clients K")
@@ -112,39 +126,54 @@ class Experiment:
     steps: int = _is(0, "local SGD steps a round in place of epochs (0: count in epochs)")
     batch: int = _is(32, "samples a batch")
     plan: str = _is(
-        "wrap", "how batches are drawn: the last one filled up (wrap), left out (drop), or each anew (fresh)"
+        "wrap",
+        "how batches are drawn: the last one filled up (wrap), left out (drop), or each anew (fresh)",
     )
     shuffle: bool = _is(True, "whether samples are shuffled each epoch")
     lr: float = _is(0.01, "learning rate of local SGD")
     momentum: float = _is(0.0, "momentum of local SGD")
     weight_decay: float = _is(0.0, "weight decay of local SGD")
     clip: float = _is(0.0, "largest L2 norm of a gradient (0: no clipping)")
-    buffers: str = _is("local", "BatchNorm statistics: stay with the client, are averaged, or reset each round")
+    buffers: str = _is(
+        "local", "BatchNorm statistics: stay with the client, are averaged, or reset each round"
+    )
     head_depth: int = _is(1, "how many layers, counted from the end, are the head")
     head_by: str = _is("block", "what counts as a layer of the head")
-    head_init: str = _is("common", "whether clients' heads start equal (common) or from draws of their own (own)")
+    head_init: str = _is(
+        "common", "whether clients' heads start equal (common) or from draws of their own (own)"
+    )
     holdout: float = _is(0.0, "share of each client's training data that SGD never sees")
-    normalize: str = _is("dataset", "pixels: by the data set's mean and std, or half: (x - .5) / .5")
+    normalize: str = _is(
+        "dataset", "pixels: by the data set's mean and std, or half: (x - .5) / .5"
+    )
     max_samples: int = _is(0, "most samples in each client's train, val and test part (0: all)")
-    eval_every: int = _is(1, "rounds between evaluations; the first and the last are always evaluated")
+    eval_every: int = _is(
+        1, "rounds between evaluations; the first and the last are always evaluated"
+    )
     eval_after: bool | None = _is(
         None,
         "evaluate after local training, too (None: where all clients take part; True needs extra training elsewhere)",
     )
-    eval_clients: int = _is(0, "how many clients are evaluated, a sample drawn by the seed (0: all)")
+    eval_clients: int = _is(
+        0, "how many clients are evaluated, a sample drawn by the seed (0: all)"
+    )
     seed: int = _is(0, "decides initial model, participants and batches")
     partition_seed: int | None = _is(None, "decides who holds what (None: seed)")
     dtype: str = _is("float32", "number format of models and data")
     precision: str = _is(
-        "full", "of local training in float32: full, tf32 (a GPU's products), bf16 (products in bfloat16)"
+        "full",
+        "of local training in float32: full, tf32 (a GPU's products), bf16 (products in bfloat16)",
     )
     keep_models: bool = _is(False, "keep the personal models of the last round")
     init_from: Experiment | None = _is(None, "another Experiment whose end this one starts from")
     adopt: bool = _is(False, "take over init_from's server, with clients that are new to it")
     record: tuple[str, ...] = _is(
-        (), "probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, train"
+        (),
+        "probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, train",
     )
-    plugins: tuple[str, ...] = _is((), "modules to import: they register your methods, models or partitions")
+    plugins: tuple[str, ...] = _is(
+        (), "modules to import: they register your methods, models or partitions"
+    )
     tags: dict = _is(dict, "labels of rows; they do not count in the id")
 
     def __post_init__(self) -> None:
@@ -152,7 +181,9 @@ class Experiment:
             checks.kind("Experiment", f.name, getattr(self, f.name), f.type)
         for name, (legal, allowed) in RANGES.items():
             if not legal(getattr(self, name)):
-                raise ValueError(f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}")
+                raise ValueError(
+                    f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}"
+                )
         if self.precision != "full" and self.dtype != "float32":
             raise ValueError(
                 f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): allowed with float32 only"
@@ -179,7 +210,9 @@ class Experiment:
                 f"Experiment holds a value that JSON cannot keep ({e}); use numbers, strings, lists, dicts"
             ) from None
         if plain != json.loads(json.dumps(plain)):
-            raise ValueError("Experiment holds NaN; every value must equal itself after a round trip through JSON")
+            raise ValueError(
+                "Experiment holds NaN; every value must equal itself after a round trip through JSON"
+            )
         for plugin in self.plugins:
             _import(plugin)
         self._check_clients()
@@ -197,10 +230,16 @@ class Experiment:
             )
         if self.dataset != "own":
             data.check_name(self.dataset)
-            partitions.check(self.partition, {n: v for n, v in self.partition_args.items() if n not in WHICH})
+            partitions.check(
+                self.partition, {n: v for n, v in self.partition_args.items() if n not in WHICH}
+            )
             which_clients(self.clients, self.partition_args)
             return
-        if self.partition not in ("own", "dirichlet") or self.partition_args or self.partition_seed is not None:
+        if (
+            self.partition not in ("own", "dirichlet")
+            or self.partition_args
+            or self.partition_seed is not None
+        ):
             raise ValueError(
                 f"Experiment(dataset='own', partition={self.partition!r}, partition_args={dict(self.partition_args)}, "
                 f"partition_seed={self.partition_seed}): a Federation says who holds what; leave them out"
@@ -247,7 +286,10 @@ class Experiment:
         method = make_method(self.method, **self.method_args)
         # Fields at their defaults are left out, so that a new field leaves the ids of earlier runs as they were; a default that changes
         # therefore needs a new SCHEMA.
-        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {"plugins": [], "record": []}
+        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {
+            "plugins": [],
+            "record": [],
+        }
         key = {n: v for n, v in self.plain().items() if v != defaults[n]} | {
             "init_from": source,
             "pool": checksum,
@@ -264,12 +306,19 @@ class Experiment:
 
     def _code(self, method: Method) -> list[Any]:
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]
-        return [type(method), models.function(self.model), *scheme, *(sys.modules[p] for p in self.plugins)]
+        return [
+            type(method),
+            models.function(self.model),
+            *scheme,
+            *(sys.modules[p] for p in self.plugins),
+        ]
 
     @property
     def in_main(self) -> bool:
         """Whether its method, model or partition is defined in a notebook or script, where other processes do not find it."""
-        return any(identity.in_main(c) for c in self._code(make_method(self.method, **self.method_args)))
+        return any(
+            identity.in_main(c) for c in self._code(make_method(self.method, **self.method_args))
+        )
 
     def _changed(self) -> dict[str, Any]:
         values = {f.name: (getattr(self, f.name), _default(f)) for f in dataclasses.fields(self)}
@@ -279,7 +328,10 @@ class Experiment:
         return f"Experiment({', '.join(f'{name}={v!r}' for name, v in self._changed().items())})"
 
     def _repr_html_(self) -> str:
-        main = {name: getattr(self, name) for name in ("method", "dataset", "partition", "model", "clients", "rounds")}
+        main = {
+            name: getattr(self, name)
+            for name in ("method", "dataset", "partition", "model", "clients", "rounds")
+        }
         return card("Experiment", main | self._changed())
 
 
@@ -326,7 +378,9 @@ def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
     """How many clients a partition with these arguments deals to, and which of them are an Experiment's; ValueError for too few."""
     of, first, every = args.get("of", clients), args.get("first", 0), args.get("every", 1)
     whole = all(type(v) is int for v in (of, first, every))
-    if not (whole and first >= 0 and every >= 1 and (end := first + every * (clients - 1) + 1) <= of):
+    if not (
+        whole and first >= 0 and every >= 1 and (end := first + every * (clients - 1) + 1) <= of
+    ):
         raise ValueError(
             f"Experiment(clients={clients}, partition_args={args!r}): allowed are integers with first >= 0, every >= 1 and "
             "first + every * (clients - 1) < of"
@@ -335,7 +389,10 @@ def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
 
 
 def grid(
-    base: Experiment, rows: dict[str, dict], columns: dict[str, dict] | None = None, seeds: Iterable[int] = (0,)
+    base: Experiment,
+    rows: dict[str, dict],
+    columns: dict[str, dict] | None = None,
+    seeds: Iterable[int] = (0,),
 ) -> list[Experiment]:
     """One Experiment for each row x column x seed: labels -> changed fields (as for `but`); the labels become tags.
 
@@ -347,7 +404,10 @@ def grid(
                 f"grid({name}={given!r}): allowed is a dict of labels and changed fields, such as {{'FedPer': dict(method='fedper')}}"
             )
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
-    return [_seeded(base.but(**c).but(**r), s).but(tags={"row": rl, "column": cl}) for (cl, c), (rl, r), s in cells]
+    return [
+        _seeded(base.but(**c).but(**r), s).but(tags={"row": rl, "column": cl})
+        for (cl, c), (rl, r), s in cells
+    ]
 
 
 def _seeded(e: Experiment, seed: int) -> Experiment:

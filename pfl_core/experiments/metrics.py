@@ -16,10 +16,17 @@ ROW_COLUMNS = (
     "n_clients device executor revision version wall_s"
 ).split()
 KEYS = ["round", "when", "split"]  # of a number in a run's history, besides mean and metric
-TOTALS = {"download_bytes": "download", "upload_bytes": "upload", "client_visits": "steps", "train_s": "wall"}
+TOTALS = {
+    "download_bytes": "download",
+    "upload_bytes": "upload",
+    "client_visits": "steps",
+    "train_s": "wall",
+}
 
 
-def history_frame(arrays: dict[str, np.ndarray], history: History, scalar_bytes: int) -> pd.DataFrame:
+def history_frame(
+    arrays: dict[str, np.ndarray], history: History, scalar_bytes: int
+) -> pd.DataFrame:
     """A run's history in long form: round, when, split, mean, metric, value; totals of the run so far stand at when "", split "".
 
     arrays: as a Result has them; scalar_bytes: of one number that travels.
@@ -34,7 +41,9 @@ def history_frame(arrays: dict[str, np.ndarray], history: History, scalar_bytes:
                 out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
-        frame = pd.DataFrame({"round": rounds, "value": values * (scalar_bytes if metric.endswith("bytes") else 1)})
+        frame = pd.DataFrame(
+            {"round": rounds, "value": values * (scalar_bytes if metric.endswith("bytes") else 1)}
+        )
         out.append(frame.assign(when="", split="", mean="total", metric=metric))
     return pd.concat(out, ignore_index=True)[[*KEYS, "mean", "metric", "value"]]
 
@@ -46,7 +55,9 @@ def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarr
             yield when, split, arrays[key]
 
 
-def _spread(correct: np.ndarray, loss: np.ndarray, n: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
+def _spread(
+    correct: np.ndarray, loss: np.ndarray, n: np.ndarray
+) -> list[tuple[str, str, np.ndarray]]:
     # (mean, metric, a value a round) of correct and loss (E, K), over the clients that have samples.
     has = n > 0
     acc = accuracy(correct[:, has], n[has])
@@ -60,7 +71,9 @@ def _spread(correct: np.ndarray, loss: np.ndarray, n: np.ndarray) -> list[tuple[
         "acc_worst10": np.sort(acc, 1)[:, :tenth].mean(1),
     }
     pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
-    return [("client", m, v) for m, v in of_clients.items()] + [("pooled", m, v) for m, v in pooled.items()]
+    return [("client", m, v) for m, v in of_clients.items()] + [
+        ("pooled", m, v) for m, v in pooled.items()
+    ]
 
 
 def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -69,7 +82,13 @@ def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
     for when, split, correct in _counted(arrays):
         n = arrays[f"n/{split}"]
         r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
-        part = dict(round=r.ravel(), when=when, split=split, client=k.ravel(), acc_pct=accuracy(correct, n).ravel())
+        part = dict(
+            round=r.ravel(),
+            when=when,
+            split=split,
+            client=k.ravel(),
+            acc_pct=accuracy(correct, n).ravel(),
+        )
         frames.append(pd.DataFrame(part | {"n": np.tile(n, len(rounds))}))
     return pd.concat(frames, ignore_index=True)
 
@@ -78,16 +97,22 @@ def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataF
     """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n."""
     ids, at = arrays["n/test"].nonzero()[0], list(arrays["rounds"]).index(round)
     n = arrays["n/test"][ids]
-    return pd.DataFrame(dict(client=ids, acc_pct=accuracy(arrays[f"{when}/test/correct"][at][ids], n), n=n))
+    return pd.DataFrame(
+        dict(client=ids, acc_pct=accuracy(arrays[f"{when}/test/correct"][at][ids], n), n=n)
+    )
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
     """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
     tenth and sd over clients at the last."""
-    acc = history[(history["mean"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])]
+    acc = history[
+        (history["mean"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
+    ]
     out = {}
     for when in dict.fromkeys(acc.when):
-        own = acc[acc.when == when].pivot(index="round", columns=["split", "metric"], values="value")
+        own = acc[acc.when == when].pivot(
+            index="round", columns=["split", "metric"], values="value"
+        )
         chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
         if "test" in own:
             last, best = own.test.iloc[-1], own.test.loc[chosen]
@@ -117,7 +142,9 @@ def long(frame: pd.DataFrame) -> pd.DataFrame:
     keys = ["run", *KEYS]
     blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()
     out = frame[keys + names].melt(keys, names, "name")
-    order = np.lexsort((out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names))))
+    order = np.lexsort(
+        (out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names)))
+    )
     out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
     said = {name: name.split(".", 1) for name in names}
     mean, metric = (pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1))

@@ -32,7 +32,9 @@ class Personal:
                 f"models can be taken out of runs of all methods but {', '.join(OWN_SCORES)}"
             )
         self.facts = facts
-        net = models.build(facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"])
+        net = models.build(
+            facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"]
+        )
         net.to(getattr(torch, facts["dtype"])).load_state_dict(weights)
         self.net: nn.Module = net.eval()
 
@@ -63,5 +65,7 @@ def load_model(path: str | Path) -> Personal:
     """The personal model that `Result.save` or `Personal.save` wrote; ValueError for another or a damaged file."""
     z = load_whole(Path(path))
     if not isinstance(z, dict) or {"facts", "state_dict"} - z.keys():
-        raise ValueError(f"{path} holds no personal model; write one with result.save(client, path)")
+        raise ValueError(
+            f"{path} holds no personal model; write one with result.save(client, path)"
+        )
     return Personal(z["facts"], z["state_dict"])

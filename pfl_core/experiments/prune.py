@@ -25,7 +25,12 @@ from filelock import FileLock, Timeout
 from pfl_core.experiments import committed
 from pfl_core.util import checks, paths
 
-STATUS = ("done", "failed", "unfinished", "aside")  # aside: damaged, or replaced by a run that was computed anew
+STATUS = (
+    "done",
+    "failed",
+    "unfinished",
+    "aside",
+)  # aside: damaged, or replaced by a run that was computed anew
 _NAME = re.compile(r"([0-9a-f]{16})(\.part|(?:\.part)?\.(?:damaged\d*|before-\d{8}-\d{6,}))?")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d(\.\d+)?")
 
@@ -75,10 +80,16 @@ def find(
     there = list(_folders(store, named))
     for start in ids:
         if len(start) < 4 or not any(f.id.startswith(start) for f in there):
-            raise ValueError(f"no run of {store} that may be moved begins with {start!r} (four digits at least)")
+            raise ValueError(
+                f"no run of {store} that may be moved begins with {start!r} (four digits at least)"
+            )
     kept = []
     for f in there:
-        wanted = [f.date <= until, not method or f.method in method, not dataset or f.dataset in dataset]
+        wanted = [
+            f.date <= until,
+            not method or f.method in method,
+            not dataset or f.dataset in dataset,
+        ]
         wanted += [not paper or f.id in of_paper, not ids or f.id.startswith(tuple(ids))]
         wanted += [f.status in status if status else bool(ids) or f.status != "unfinished"]
         if all(wanted):
@@ -105,7 +116,15 @@ def _folders(store: Path, named: set[str]) -> Iterable[Found]:
         else:
             state = "aside" if kind else "done" if meta.get("status") == "done" else "failed"
         what = (str(plain.get(key, "?")) for key in ("method", "dataset"))
-        yield Found(path, name[1], state, *what, _size(path), _date(path, meta), not kind and name[1] in named)
+        yield Found(
+            path,
+            name[1],
+            state,
+            *what,
+            _size(path),
+            _date(path, meta),
+            not kind and name[1] in named,
+        )
 
 
 def _about(path: Path) -> tuple[dict, dict] | None:
@@ -117,7 +136,13 @@ def _about(path: Path) -> tuple[dict, dict] | None:
         whole = json.loads(file.read_bytes())
         plain, meta = whole["experiment"], whole["meta"]
         return (plain, meta) if meta["id"] == path.name[:16] and isinstance(plain, dict) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # half a file, or somebody's own
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # half a file, or somebody's own
         return None
 
 
@@ -200,7 +225,11 @@ def trashed(root: Path | None = None) -> list[tuple[Path, int]]:
     _own(trash)
     for day in sorted(trash.glob("*")):
         if _DAY.fullmatch(day.name) and day.is_dir() and not day.is_symlink():
-            runs = [p for p in sorted(day.iterdir()) if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+            runs = [
+                p
+                for p in sorted(day.iterdir())
+                if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
+            ]
             out += [(p, _size(p)) for p in runs]
     return out
 

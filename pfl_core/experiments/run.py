@@ -45,9 +45,13 @@ def run(
     another process computes the same run.
     """
     if not isinstance(e, Experiment):
-        raise TypeError(f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))")
+        raise TypeError(
+            f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))"
+        )
     if on_round is not None and not callable(on_round):
-        raise TypeError(f"on_round={on_round!r}: allowed is a function of (round, history), or None")
+        raise TypeError(
+            f"on_round={on_round!r}: allowed is a function of (round, history), or None"
+        )
     checks.known("executor", executor, EXECUTORS)
     e, fed = whose(e, fed)
     device = pick_device(device)
@@ -72,7 +76,9 @@ def run(
     if found:
         return found
     if fed is None:
-        pools.load(e.dataset)  # a run that others published may be found without its data; computing needs them
+        pools.load(
+            e.dataset
+        )  # a run that others published may be found without its data; computing needs them
     with FileLock(store / f"{job.id}.lock"):
         if recompute:
             _keep_aside(job.folder)
@@ -115,5 +121,7 @@ def pick_device(device: str) -> str:
     if device not in ("cpu", "cuda"):
         checks.known("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch sees no GPU here; use device='cpu' or 'auto'")
+        raise ValueError(
+            "device cuda was asked for, but torch sees no GPU here; use device='cpu' or 'auto'"
+        )
     return device

@@ -95,17 +95,34 @@ class Result:
     def personal(self, client: int) -> Personal:
         """Client `client`'s personal model as served at the end, with what it needs to predict; needs keep_models=True."""
         if self.folder is None or not (self.folder / "models.pt").exists():
-            raise ValueError(f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)")
+            raise ValueError(
+                f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)"
+            )
         if not 0 <= client < self.meta["clients"]:
-            raise ValueError(f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}")
+            raise ValueError(
+                f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}"
+            )
         e = self.experiment
         weights = {n: v[client] for n, v in self.kept("models.pt")["models"].items()}
         facts = {
             n: self.meta[n]
-            for n in ("id", "revision", "version", "mean", "std", "classes", "input_shape", "input_kind")
+            for n in (
+                "id",
+                "revision",
+                "version",
+                "mean",
+                "std",
+                "classes",
+                "input_shape",
+                "input_kind",
+            )
         }
         facts |= dict(
-            method=e.method, client=client, model=e.model, model_args=vocabulary(e) | e.model_args, dtype=e.dtype
+            method=e.method,
+            client=client,
+            model=e.model,
+            model_args=vocabulary(e) | e.model_args,
+            dtype=e.dtype,
         )
         return Personal(facts, weights)
 
@@ -122,13 +139,19 @@ class Result:
         self.personal(client).save(path)
 
     def __repr__(self) -> str:
-        e, acc = self.experiment, self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
+        e, acc = (
+            self.experiment,
+            self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'"),
+        )
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
 
     def _repr_html_(self) -> str:
-        e, facts = self.experiment, {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        e, facts = (
+            self.experiment,
+            {k: self.meta[k] for k in ("status", "device", "executor", "version")},
+        )
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
         title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
         return card(title, facts, self.summary().to_html())
@@ -142,13 +165,20 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
     if not folder.is_dir():
         return None
     try:
-        raw = {name: (folder / name).read_bytes() for name in ("experiment.json", "history.csv", "arrays.npz")}
+        raw = {
+            name: (folder / name).read_bytes()
+            for name in ("experiment.json", "history.csv", "arrays.npz")
+        }
         z = json.loads(raw["experiment.json"])
         _check_whose(z, folder, e)
-        for part, digest in digests(z["experiment"], z["meta"], folder, ("history.csv", "arrays.npz")).items():
+        for part, digest in digests(
+            z["experiment"], z["meta"], folder, ("history.csv", "arrays.npz")
+        ).items():
             if z["sha256"].get(part) != digest:
                 raise ValueError(f"{part} is not as it was written")
-        if e is None and (foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]):
+        if e is None and (
+            foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]
+        ):
             print(
                 f"{folder.name}: its method or model is in a module of its own; import {foreign[0]} first, if it is yours"
             )
@@ -159,7 +189,9 @@ def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -
             arrays = {k: a[k] for k in a.files}
         if len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
             raise ValueError("it holds no rounds")
-        return Result(e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder)
+        return Result(
+            e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder
+        )
     except MemoryError:
         raise
     except Exception as error:  # json, pandas, numpy and zipfile meet damage with nearly any type
@@ -176,7 +208,9 @@ def _plugins(plain: dict[str, Any] | None) -> list[str]:
 
 def _check_whose(z: dict[str, Any], folder: Path, e: Experiment | None) -> None:
     if z["meta"]["schema"] != SCHEMA:
-        raise ValueError(f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}")
+        raise ValueError(
+            f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}"
+        )
     if z["meta"]["id"] != folder.name:
         raise ValueError(f"it is run {z['meta']['id']}")
     if e is not None and z["experiment"] != json.loads(json.dumps(e.plain())):
@@ -194,10 +228,14 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
 FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt")
 
 
-def digests(plain: dict[str, Any], meta: dict[str, Any], folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
+def digests(
+    plain: dict[str, Any], meta: dict[str, Any], folder: Path, names: Iterable[str] = FILES
+) -> dict[str, str]:
     """sha256 (hex) of what a finished run consists of: its experiment and meta, and those of its files that are there."""
     whole = hashlib.sha256(json.dumps([plain, meta], sort_keys=True).encode()).hexdigest()
-    return {"experiment.json": whole} | {n: file_digest(folder / n) for n in names if (folder / n).exists()}
+    return {"experiment.json": whole} | {
+        n: file_digest(folder / n) for n in names if (folder / n).exists()
+    }
 
 
 def file_digest(path: Path) -> str:
@@ -209,10 +247,15 @@ def file_digest(path: Path) -> str:
 def finished() -> Iterable[Result]:
     """The finished runs of the store, oldest first; each folder alone: what cannot be read is left out, with a message."""
     folders = (paths.store_folder()).glob("*")
-    for folder in sorted((f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime):
+    for folder in sorted(
+        (f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime
+    ):
         try:
             if found := load_result(folder, aside=False):
-                repr(found), found.rows  # what all of those who ask need: a run of other hands may lack it
+                (
+                    repr(found),
+                    found.rows,
+                )  # what all of those who ask need: a run of other hands may lack it
                 yield found
         except (MemoryError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             print(f"{folder.name} is left out: it cannot be read ({error!r:.100})", file=sys.stderr)
@@ -225,4 +268,6 @@ def set_aside(path: Path, error: Exception | str) -> None:
         if not away.exists():
             break
     os.replace(path, away)
-    print(f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again")
+    print(
+        f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again"
+    )

@@ -51,7 +51,9 @@ def sweep(
     see extras/ray.py: each run takes `cpus` and `gpus` of a node. Failed runs leave a message and no rows. `how` goes to `run`.
     """
     if isinstance(experiments, Experiment):
-        raise TypeError("sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)")
+        raise TypeError(
+            "sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)"
+        )
     on = on or os.environ.get("PFL_ON") or "local"
     checks.known("on", on, ("local", "ray"))
     experiments = [whose(e, fed)[0] for e in experiments]
@@ -69,7 +71,9 @@ def sweep(
     for name in dict.fromkeys(e.dataset for e in todo):
         pools.load(name)  # what is missing is said before anything is trained
     if todo and on == "ray":  # what is optional lies above this module
-        results = importlib.import_module("pfl_core.extras.ray").run_all(run, todo, store, how, cpus, gpus)
+        results = importlib.import_module("pfl_core.extras.ray").run_all(
+            run, todo, store, how, cpus, gpus
+        )
     else:
         results = _run_all(todo, jobs, store, how)
     with Progress(len(todo), "runs", done=0) as bar:
@@ -81,17 +85,25 @@ def sweep(
                     f"run {result.id} ({result.experiment.method}, seed {result.experiment.seed}) {result.meta['status']}"
                 )
     there = [(e, done[i]) if i in done else committed.rows_of(e, published[i]) for i, e in named]
-    return _rows(r if isinstance(r, pd.DataFrame) else replace(r[1], experiment=r[0]) for r in there)
+    return _rows(
+        r if isinstance(r, pd.DataFrame) else replace(r[1], experiment=r[0]) for r in there
+    )
 
 
-def _sweep_own(experiments: list[Experiment], fed: Federation, store: Path | None, how: dict) -> pd.DataFrame:
+def _sweep_own(
+    experiments: list[Experiment], fed: Federation, store: Path | None, how: dict
+) -> pd.DataFrame:
     # One after another in this process, which has the data.
     return _rows(run(e, fed=fed, store=store, **how) for e in experiments)
 
 
 def _rows(found: Iterable[Result | pd.DataFrame]) -> pd.DataFrame:
     # Rows of those that did not fail.
-    frames = [r if isinstance(r, pd.DataFrame) else r.rows for r in found if isinstance(r, pd.DataFrame) or r.ok]
+    frames = [
+        r if isinstance(r, pd.DataFrame) else r.rows
+        for r in found
+        if isinstance(r, pd.DataFrame) or r.ok
+    ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=ROW_COLUMNS)
 
 
@@ -117,16 +129,29 @@ def tune(
     combined = _choices(choices)
     labels = [json.dumps(c, sort_keys=True, default=lambda v: v.id) for c in combined]
     cells = [e.but(**c).but(tags={"row": label}) for c, label in zip(combined, labels, strict=True)]
-    if when == "after" and any(c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells):
-        raise ValueError("tune(when='after') reads models after local training; set eval_after=True in the Experiment")
+    if when == "after" and any(
+        c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells
+    ):
+        raise ValueError(
+            "tune(when='after') reads models after local training; set eval_after=True in the Experiment"
+        )
     empty = f"{e.partition} leaves no validation data; tune with a partition that does (split='70/10/20', for example)"
-    with contextlib.suppress(pools.DatasetMissing):  # then all of it is published, or the sweep says what is missing
+    with contextlib.suppress(
+        pools.DatasetMissing
+    ):  # then all of it is published, or the sweep says what is missing
         if e.dataset != "own" and not any(len(i) for c in cells for i in build.split(c).val):
             raise ValueError(empty)
     rows = sweep(cells, **how)
     if rows.empty:
-        raise ValueError(f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr")
-    seen = rows[(rows.split == split) & (rows.when == when) & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
+        raise ValueError(
+            f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
+        )
+    seen = rows[
+        (rows.split == split)
+        & (rows.when == when)
+        & (rows["mean"] == "client")
+        & (rows.metric == "acc_pct")
+    ]
     if seen.empty:
         raise ValueError(empty)
     best = seen.groupby("row", sort=False).value.max().idxmax()
@@ -135,16 +160,24 @@ def tune(
 
 def _choices(given: Any) -> list[dict[str, Any]]:
     # The changes to try, from a grid or a list of them.
-    allowed = (
-        'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
-    )
+    allowed = 'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
     if isinstance(given, dict):
         wrong = [n for n, v in given.items() if not isinstance(v, list | tuple) or not v]
         if wrong or not given:
-            what = f"{wrong[0]!r} has {given[wrong[0]]!r}, not a list of values" if wrong else "an empty dict"
+            what = (
+                f"{wrong[0]!r} has {given[wrong[0]]!r}, not a list of values"
+                if wrong
+                else "an empty dict"
+            )
             raise ValueError(f"tune(choices): {what}; {allowed}")
-        return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(c, dict) for c in given):
+        return [
+            dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())
+        ]
+    if (
+        not isinstance(given, list | tuple)
+        or not given
+        or not all(isinstance(c, dict) for c in given)
+    ):
         raise ValueError(f"tune(choices={given!r}); {allowed}")
     return list(given)
 
@@ -163,7 +196,9 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
     try:
         packed = [(e.plain(), e.tags, sys.path) for e in experiments]
         yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
-    except BaseException as error:  # interrupted, or a worker died: nothing goes on behind the user's back
+    except (
+        BaseException
+    ) as error:  # interrupted, or a worker died: nothing goes on behind the user's back
         _pool(jobs).shutdown(wait=False, cancel_futures=True)
         _pool.cache_clear()
         if isinstance(error, BrokenProcessPool):
@@ -180,7 +215,9 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     # Kept between sweeps: a process that has imported torch costs seconds.
     context, given = multiprocessing.get_context("spawn"), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
-    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(context.Value("i"), gpus))
+    return ProcessPoolExecutor(
+        jobs, context, initializer=_begin, initargs=(context.Value("i"), gpus)
+    )
 
 
 def _begin(begun: Any, gpus: list[str]) -> None:
@@ -201,7 +238,9 @@ def end_with_parent() -> None:
 
 
 def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
-    plain, tags, sys.path[:] = packed  # a process that is older than a plugin's folder finds it, too
+    plain, tags, sys.path[:] = (
+        packed  # a process that is older than a plugin's folder finds it, too
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(Experiment.from_plain(plain).but(tags=tags), **how)

@@ -42,7 +42,18 @@ COLUMNS = {
     "cells.csv": [*PART, "artefact", "row", "column", "run"],
     "pools.csv": "name checksum samples test classes shape copy labels".split(),
     # dataset: where it is another than the run's
-    "derived.csv": [*PART, "artefact", "row", "column", "run", "dataset", *KEYS, "mean", "metric", "value"],
+    "derived.csv": [
+        *PART,
+        "artefact",
+        "row",
+        "column",
+        "run",
+        "dataset",
+        *KEYS,
+        "mean",
+        "metric",
+        "value",
+    ],
     "history.csv.gz": ["run", *KEYS],
     "clients.csv.gz": ["run", "split", "when", "round", "counts"],
 }
@@ -76,7 +87,9 @@ class Measured(NamedTuple):
 def named(cells: pd.DataFrame, derived: pd.DataFrame) -> pd.DataFrame:
     """paper and run of each cell and derived number, each once, sorted as the files are."""
     both = pd.concat([cells[[*PART, "run"]], derived[[*PART, "run"]]])
-    return both.sort_values(PART, kind="stable")[["paper", "run"]].drop_duplicates(ignore_index=True)
+    return both.sort_values(PART, kind="stable")[["paper", "run"]].drop_duplicates(
+        ignore_index=True
+    )
 
 
 def _parts(table: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -91,7 +104,9 @@ class Results:
 
     def __init__(self, folder: Path):
         self.folder, self.listed = folder, sums.known(folder)
-        self.history, self.clients, self.probes = map(functools.cache, (self._history, self._clients, self._probes))
+        self.history, self.clients, self.probes = map(
+            functools.cache, (self._history, self._clients, self._probes)
+        )
         self.rows, self.arrays = map(functools.cache, (self._rows, self._arrays))
 
     def _there(self, name: str) -> bool:
@@ -109,7 +124,13 @@ class Results:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             numbers = [c for c in frame if c in NUMBERS or "." in c]
             return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
-        except (ValueError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:  # pandas' own are ValueErrors
+        except (
+            ValueError,
+            TypeError,
+            EOFError,
+            zlib.error,
+            gzip.BadGzipFile,
+        ) as error:  # pandas' own are ValueErrors
             raise damaged(path, error) from error
 
     def _history(self, paper: str) -> pd.DataFrame:
@@ -167,20 +188,28 @@ class Results:
         """What rows say of a run wherever it is shown, by its id."""
         plain = [json.loads(text) for text in self.runs.experiment]
         of_experiment = ("method", "dataset", "partition", "model", "seed")
-        said = pd.DataFrame({n: [p[n] for p in plain] for n in of_experiment}, index=self.runs.index)
+        said = pd.DataFrame(
+            {n: [p[n] for p in plain] for n in of_experiment}, index=self.runs.index
+        )
         return said.join(self.runs.rename(columns={"clients": "n_clients"}))
 
     def _rows(self, paper: str, profile: str, data: str) -> pd.DataFrame:
         """What was published together, in the one long form: cells in their order, then what was derived of them."""
-        mine = [t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)]
+        mine = [
+            t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)
+        ]
         measured = self.histories(mine[0].run)
         both = [mine[0].merge(measured, on="run").assign(dataset=""), mine[1]]
-        return self._said(pd.concat([f.astype({"round": int, "value": float}) for f in both], ignore_index=True))
+        return self._said(
+            pd.concat([f.astype({"round": int, "value": float}) for f in both], ignore_index=True)
+        )
 
     def histories(self, runs: Iterable[str]) -> pd.DataFrame:
         """Histories of these runs, in long form."""
         wanted = set(runs)
-        found = [h[h.run.isin(wanted)] for h in map(self.history, sorted({self.home[r] for r in wanted}))]
+        found = [
+            h[h.run.isin(wanted)] for h in map(self.history, sorted({self.home[r] for r in wanted}))
+        ]
         return metrics.long(joined("history.csv.gz", found))
 
     def rows_of(self, run: str, tags: dict[str, str]) -> pd.DataFrame:
@@ -196,8 +225,12 @@ class Results:
     def of(self, run: str) -> Measured:
         """What there is of one run; KeyError if it is not here."""
         home = self.home[run]
-        history, clients = (t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home)))
-        return Measured(self.runs.loc[run].to_dict(), history, clients, self.probes(home).get(run, {}))
+        history, clients = (
+            t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home))
+        )
+        return Measured(
+            self.runs.loc[run].to_dict(), history, clients, self.probes(home).get(run, {})
+        )
 
     def _arrays(self, run: str) -> Arrays:
         """A run's arrays as its Result has them: rounds, test and training samples of clients, those they have right, and probes."""
@@ -214,7 +247,9 @@ class Results:
         history = joined("history.csv.gz", map(self.history, papers))
         clients = joined("clients.csv.gz", map(self.clients, papers))
         probes = {run: arrays for p in papers for run, arrays in self.probes(p).items()}
-        return Content(self.runs.reset_index(), self.cells, self.pools, self.derived, history, clients, probes)
+        return Content(
+            self.runs.reset_index(), self.cells, self.pools, self.derived, history, clients, probes
+        )
 
 
 def counts(arrays: Arrays) -> pd.DataFrame:
@@ -260,13 +295,21 @@ def merged(old: Content, new: Content) -> Content:
         kept = np.array([part not in parts for part in _parts(mine)], dtype=bool)
         out[name] = joined(f"{name}.csv", [mine[kept], getattr(new, name)])
     shown = set(out["cells"].run) | set(out["derived"].run)
-    for name, file in (("runs", "runs.csv"), ("history", "history.csv.gz"), ("clients", "clients.csv.gz")):
+    for name, file in (
+        ("runs", "runs.csv"),
+        ("history", "history.csv.gz"),
+        ("clients", "clients.csv.gz"),
+    ):
         mine, more = getattr(old, name), getattr(new, name)
         both = joined(file, [mine[~mine.run.isin(more.run)], more])
         out[name] = both[both.run.isin(shown)]
-    pools = joined("pools.csv", [old.pools, new.pools]).drop_duplicates(["name", "checksum"], keep="last")
+    pools = joined("pools.csv", [old.pools, new.pools]).drop_duplicates(
+        ["name", "checksum"], keep="last"
+    )
     out["pools"] = pools[pools.checksum.isin(out["runs"].pool)]
-    return Content(**out, probes={run: v for run, v in (old.probes | new.probes).items() if run in shown})
+    return Content(
+        **out, probes={run: v for run, v in (old.probes | new.probes).items() if run in shown}
+    )
 
 
 def joined(file: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -294,7 +337,12 @@ def write(folder: Path, content: Content) -> list[Path]:
         for kind, table in (("history.csv.gz", history), ("clients.csv.gz", clients)):
             mine = _csv(table[table.run.map(home) == paper], COLUMNS[kind])
             raw[f"{paper}.{kind}"] = gzip.compress(mine, mtime=0)
-        probes = {f"{r}/{k}": v for r in order if home[r] == paper for k, v in content.probes.get(r, {}).items()}
+        probes = {
+            f"{r}/{k}": v
+            for r in order
+            if home[r] == paper
+            for k, v in content.probes.get(r, {}).items()
+        }
         if probes:
             np.savez_compressed(file := io.BytesIO(), **probes)
             raw[f"{paper}.npz"] = file.getvalue()

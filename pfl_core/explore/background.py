@@ -65,7 +65,9 @@ class Background:
 
 
 def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a cell of the notebook is no stop of this run
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # interrupting a cell of the notebook is no stop of this run
     end_with_parent()
     seen, due, n = History(), 0.0, np.ones(1)
 
@@ -79,7 +81,9 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connect
 
     try:
         e = Experiment.from_plain(plain)
-        n = np.array([len(i) for i in federation(e).index["test"]])  # a partition gives everybody some
+        n = np.array(
+            [len(i) for i in federation(e).index["test"]]
+        )  # a partition gives everybody some
         result = run(e, on_round=told, **how)
         rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
         outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
@@ -91,5 +95,9 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connect
 
 def _curve(history: History, n: np.ndarray) -> pd.DataFrame | None:
     of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
-    points = [(history.rounds[i], w, float(accuracy(v.numpy(), n).mean())) for w in of for i, v in enumerate(of[w])]
+    points = [
+        (history.rounds[i], w, float(accuracy(v.numpy(), n).mean()))
+        for w in of
+        for i, v in enumerate(of[w])
+    ]
     return pd.DataFrame(points, columns=["round", "when", "value"]) if points else None

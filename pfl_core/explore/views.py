@@ -28,14 +28,29 @@ from pfl_core.papers import presets
 from pfl_core.util import paths
 
 OWN = "runs of this computer"  # the source that is the run store; the others are files of rows
-KNOBS = {"alpha": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 100.0), "k": range(1, 21), "groups": (1, 2, 5, 10)}
+KNOBS = {
+    "alpha": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 100.0),
+    "k": range(1, 21),
+    "groups": (1, 2, 5, 10),
+}
 METRICS = {
     "acc_pct": "Test accuracy (%)",
     "acc_worst10": "Accuracy of the worst tenth (%)",
     "acc_min": "Worst client (%)",
 }
-METRICS |= {"acc_max": "Best client (%)", "acc_p10": "10th percentile (%)", "acc_sd": "sd over clients (points)"}
-TRAINED = dict(partition="dirichlet", partition_args={"alpha": 0.1}, model="lenet", batch=10, lr=0.05, max_samples=200)
+METRICS |= {
+    "acc_max": "Best client (%)",
+    "acc_p10": "10th percentile (%)",
+    "acc_sd": "sd over clients (points)",
+}
+TRAINED = dict(
+    partition="dirichlet",
+    partition_args={"alpha": 0.1},
+    model="lenet",
+    batch=10,
+    lr=0.05,
+    max_samples=200,
+)
 
 
 class Shown(NamedTuple):
@@ -66,7 +81,9 @@ class Choices(dict):
         """Add a control and return what is chosen: the value wanted, else `default`, else the first option (None without any)."""
         options, want = tuple(options), self.wanted.get(name)
         if kind == "several":
-            value = tuple(o for o in options if o in (want or ())) or tuple(options if default is None else default)
+            value = tuple(o for o in options if o in (want or ())) or tuple(
+                options if default is None else default
+            )
         else:
             value = next((v for v in (want, default, *options) if v in options), None)
         self[name] = Choice(options, value, kind)
@@ -79,9 +96,7 @@ class Choices(dict):
 
 
 def _call(view: str, **values: Any) -> str:
-    return (
-        f"from pfl_core.explore import views; views.{view}({', '.join(f'{k}={v!r}' for k, v in values.items())}).figure"
-    )
+    return f"from pfl_core.explore import views; views.{view}({', '.join(f'{k}={v!r}' for k, v in values.items())}).figure"
 
 
 # -- who holds what ------------------------------------------------------------------------------------------------------
@@ -105,25 +120,36 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
 
     Raises ValueError for what the scheme cannot do, DatasetMissing for data that are not here.
     """
-    fields = dict(dataset=dataset, partition=scheme, partition_args=args, clients=clients, seed=seed)
+    fields = dict(
+        dataset=dataset, partition=scheme, partition_args=args, clients=clients, seed=seed
+    )
     counts = committed.label_counts(Experiment(**fields))
     distance = analysis.total_variation(counts, counts)
     fig, (left, right) = plots.panels(2, sharey=False)
     plots.label_distribution(counts, left).set_title("Training samples (area)")
     every = max(1, clients // 10)
-    plots.heat(distance, right, "Client", "Client", vmin=0, vmax=1, xticklabels=every, yticklabels=every)
+    plots.heat(
+        distance, right, "Client", "Client", vmin=0, vmax=1, xticklabels=every, yticklabels=every
+    )
     right.set_title("Total variation of labels")
     others = distance[~np.eye(clients, dtype=bool)].reshape(clients, clients - 1)
     lines = {"training samples": counts.sum(1), "classes": (counts > 0).sum(1)}
-    lines |= {"distance to the nearest client": others.min(1), "mean distance to the others": others.mean(1)}
-    lines["distance to all data together"] = analysis.total_variation(counts, counts.sum(0, keepdims=True))[:, 0]
+    lines |= {
+        "distance to the nearest client": others.min(1),
+        "mean distance to the others": others.mean(1),
+    }
+    lines["distance to all data together"] = analysis.total_variation(
+        counts, counts.sum(0, keepdims=True)
+    )[:, 0]
     table = pd.DataFrame(lines).agg(["min", "mean", "max"]).T.round(2)
     said = (
         f"{clients} clients of {dataset}: {counts.sum()} training samples in {counts.shape[1]} classes. Distances are total "
         "variations, 0 for equal shares of labels and 1 for no class in common."
     )
     arguments = ", ".join(f"{k}={v!r}" for k, v in fields.items())
-    imports = "from pfl_core import Experiment; from pfl_core.experiments.committed import label_counts"
+    imports = (
+        "from pfl_core import Experiment; from pfl_core.experiments.committed import label_counts"
+    )
     code = f"{imports}; label_counts(Experiment({arguments}))"
     return Shown(fig, said, table, code)
 
@@ -133,7 +159,10 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
 
 def sources() -> list[str]:
     """Names of what the committed results/ and runs/results/ hold, and `OWN`, the run store, where it has runs."""
-    return [*committed.parts(own=True), *([OWN] if any(paths.store_folder().glob("*/experiment.json")) else [])]
+    return [
+        *committed.parts(own=True),
+        *([OWN] if any(paths.store_folder().glob("*/experiment.json")) else []),
+    ]
 
 
 def rows(source: str) -> pd.DataFrame:
@@ -141,7 +170,9 @@ def rows(source: str) -> pd.DataFrame:
     if source not in (known := sources()):
         raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
     if source == OWN:
-        runs = sorted(p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name)
+        runs = sorted(
+            p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name
+        )
         frame = _stored(tuple((p.parent, p.stat().st_mtime_ns) for p in runs))
     else:
         frame = committed.parts(own=True)[source].rows()
@@ -163,7 +194,14 @@ def _own(folder: Path) -> pd.DataFrame:
     z, usual = e.plain() | {"init_from": e.init_from and e.init_from.id[:6]}, Experiment().plain()
     call = lambda name: f"{z[name]}({', '.join(f'{k}={v}' for k, v in z[f'{name}_args'].items())})"  # noqa: E731
     rest = [f"{k}={v}" for k, v in z.items() if v != usual[k] and k not in _NAMED]
-    column = [e.dataset, call("partition"), f"{e.clients} clients", call("model"), f"{e.rounds} rounds", *rest]
+    column = [
+        e.dataset,
+        call("partition"),
+        f"{e.clients} clients",
+        call("model"),
+        f"{e.rounds} rounds",
+        *rest,
+    ]
     return store.load_result(
         folder, e.but(tags=dict(row=call("method").replace("()", ""), column=", ".join(column)))
     ).rows
@@ -186,7 +224,10 @@ def _cell(c: Choices, array: str = "") -> pd.DataFrame:
     # The first controls of every view over results; returns the rows of the column chosen, of runs that have kept `array`.
     frames = {source: rows(source) for source in sources()}
     if array:
-        kept = {s: [run for run in f.run.unique() if array in committed.arrays_named(run)] for s, f in frames.items()}
+        kept = {
+            s: [run for run in f.run.unique() if array in committed.arrays_named(run)]
+            for s, f in frames.items()
+        }
         frames = {s: f[f.run.isin(kept[s])] for s, f in frames.items() if kept[s]}
     source = c.offer("source", frames)
     frame = frames.get(source, pd.DataFrame(columns=metrics.ROW_COLUMNS))
@@ -195,7 +236,10 @@ def _cell(c: Choices, array: str = "") -> pd.DataFrame:
 
 def _missing(what: str, code: str) -> Shown:
     return Shown(
-        None, f"Nothing to show yet: no finished run here has kept {what}. This line computes some.", None, code
+        None,
+        f"Nothing to show yet: no finished run here has kept {what}. This line computes some.",
+        None,
+        code,
     )
 
 
@@ -221,7 +265,15 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
     """
     if source is None:
         return _missing("anything", _TWO)
-    values = dict(source=source, column=column, rows=rows, metric=metric, when=when, seeds=seeds, smoothing=smoothing)
+    values = dict(
+        source=source,
+        column=column,
+        rows=rows,
+        metric=metric,
+        when=when,
+        seeds=seeds,
+        smoothing=smoothing,
+    )
     frame = _rows_of(source, column).query("when == @when and split == 'test'")
     frame = frame[frame.row.isin(rows or frame.row) & frame.seed.isin(seeds or frame.seed)]
     series = frame[frame.metric == metric]
@@ -233,11 +285,20 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
     plots.curves(analysis.smooth(series, smoothing), left, y=METRICS[metric])
     last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
-    each = [committed.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples()]
-    wide = last.pivot_table(index="row", columns="metric", values="value").reindex(heads.row.unique())
+    each = [
+        committed.accuracies(v.run, when, v.round).assign(row=v.row) for v in heads.itertuples()
+    ]
+    wide = last.pivot_table(index="row", columns="metric", values="value").reindex(
+        heads.row.unique()
+    )
     plots.ranges(wide, right, pd.concat(each)).set_title("Clients in the last round")
-    ends, tops = (select.pick(frame, s, when, metric=metric).groupby("row", sort=False) for s in ("last", "best_test"))
-    table = pd.DataFrame({"seeds": ends.seed.nunique(), "last": ends.value.mean(), "best": tops.value.mean()})
+    ends, tops = (
+        select.pick(frame, s, when, metric=metric).groupby("row", sort=False)
+        for s in ("last", "best_test")
+    )
+    table = pd.DataFrame(
+        {"seeds": ends.seed.nunique(), "last": ends.value.mean(), "best": tops.value.mean()}
+    )
     table["round of best"] = tops["round"].mean()
     said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
     return Shown(fig, said, table.round(2).rename_axis(None), _call("runs", **values))
@@ -251,8 +312,20 @@ def clients_choices(wanted: Mapping[str, Any]) -> Choices:
     first = c.offer("first", names, "fedavg")
     second = c.offer("second", [n for n in names if n != first])
     c.offer("when", frame.when.unique())
-    c.offer("select", [s for s in ("last", "best_val", "best_test") if s != "best_val" or "val" in set(frame.split)])
-    c.offer("seed", sorted(set.intersection(*(set(frame[frame.row == n].seed.tolist()) for n in (first, second)))))
+    c.offer(
+        "select",
+        [
+            s
+            for s in ("last", "best_val", "best_test")
+            if s != "best_val" or "val" in set(frame.split)
+        ],
+    )
+    c.offer(
+        "seed",
+        sorted(
+            set.intersection(*(set(frame[frame.row == n].seed.tolist()) for n in (first, second)))
+        ),
+    )
     return c
 
 
@@ -266,12 +339,18 @@ def clients(source, column, first, second, when="before", select="last", seed=0)
     frame = _rows_of(source, column).query("seed == @seed and row in (@first, @second)")
     found = {v.row: v for v in select.pick(frame, select, when).itertuples()}
     if absent := [name for name in (first, second) if name not in found]:
-        raise ValueError(f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}")
-    parts = [committed.accuracies(found[name].run, when, found[name].round) for name in (first, second)]
+        raise ValueError(
+            f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}"
+        )
+    parts = [
+        committed.accuracies(found[name].run, when, found[name].round) for name in (first, second)
+    ]
     both, names = parts[0].merge(parts[1], on="client"), [plots.label(first), plots.label(second)]
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     fig, (left, right) = plots.panels(2, sharey=False)
-    plots.points(both, left, "acc_pct_x", "acc_pct_y", None, *(f"{name}: accuracy (%)" for name in names))
+    plots.points(
+        both, left, "acc_pct_x", "acc_pct_y", None, *(f"{name}: accuracy (%)" for name in names)
+    )
     left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
     plots.leads(a, b, right, (first, second))
     test = analysis.paired(b, a)
@@ -281,7 +360,15 @@ def clients(source, column, first, second, when="before", select="last", seed=0)
     )
     table = pd.DataFrame([analysis.fairness(v) for v in (a, b)], names).round(2)
     table.insert(0, "round", [found[first].round, found[second].round])
-    values = dict(source=source, column=column, first=first, second=second, when=when, select=select, seed=seed)
+    values = dict(
+        source=source,
+        column=column,
+        first=first,
+        second=second,
+        when=when,
+        select=select,
+        seed=seed,
+    )
     return Shown(fig, said, table, _call("clients", **values))
 
 
@@ -306,7 +393,9 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     return c
 
 
-def _recorded(probe: str, source: str, column: str, row: str, seed: int, round: int | None) -> tuple:
+def _recorded(
+    probe: str, source: str, column: str, row: str, seed: int, round: int | None
+) -> tuple:
     # The run's group of each client and what they are alike by, the probe's rounds, the one nearest to `round`, and its values
     found = _rows_of(source, column).query("row == @row and seed == @seed")
     if found.empty:
@@ -324,10 +413,14 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
     e, n = _experiment(run.run), int(run.n_clients)
     try:
         if run.partition == "groups":
-            number = (e.partition_args if e else {}).get("groups", partitions.arguments("groups")["groups"].default)
+            number = (e.partition_args if e else {}).get(
+                "groups", partitions.arguments("groups")["groups"].default
+            )
             return np.arange(n) * number // n, "group of the partition"
         if run.partition == "coarse":
-            return np.arange(n) * len(np.unique(data.load(run.dataset).extra["coarse"])) // n, "coarse class"
+            return np.arange(n) * len(
+                np.unique(data.load(run.dataset).extra["coarse"])
+            ) // n, "coarse class"
         if e:
             return committed.label_counts(e).argmax(1), "most frequent class"
     except data.DatasetMissing:
@@ -347,7 +440,9 @@ def collaboration(source, column, row, seed, layer="all", round=None) -> Shown:
     off = shown[at][~np.eye(len(alike), dtype=bool)]
     fig, (left, right) = plots.panels(2, sharey=False)
     ticks = dict.fromkeys(("xticklabels", "yticklabels"), max(1, len(alike) // 10))
-    plots.heat(shown[at], left, vmin=0, vmax=float(off.max()) or None, cbar_kws={"extend": "max"}, **ticks)
+    plots.heat(
+        shown[at], left, vmin=0, vmax=float(off.max()) or None, cbar_kws={"extend": "max"}, **ticks
+    )
     left.set_title(f"Layer {layer}, round {rounds[at]}")
     course = pd.DataFrame([analysis.shares(w, alike) for w in shown]).assign(round=rounds)
     course = course.melt("round", var_name="row").dropna()
@@ -356,8 +451,12 @@ def collaboration(source, column, row, seed, layer="all", round=None) -> Shown:
         f"{plots.label(row)}, seed {seed}: weights of the aggregation after round {rounds[at]}; the colours end at the largest "
         f"weight on another client. Similar clients are alike by {by}."
     )
-    values = dict(source=source, column=column, row=row, seed=seed, layer=layer, round=int(rounds[at]))
-    table = pd.DataFrame({name: analysis.shares(w[at], alike) for name, w in weights.items()}).T.round(4)
+    values = dict(
+        source=source, column=column, row=row, seed=seed, layer=layer, round=int(rounds[at])
+    )
+    table = pd.DataFrame(
+        {name: analysis.shares(w[at], alike) for name, w in weights.items()}
+    ).T.round(4)
     return Shown(fig, said, table, _call("collaboration", **values))
 
 
@@ -370,19 +469,27 @@ def embedding(source, column, row, seed, round=None) -> Shown:
     group, by, rounds, at, values = _recorded("embeddings", source, column, row, seed, round)
     v, kinds, table = values["v"], len(np.unique(group)), None
     fig, (left, right) = plots.panels(2, sharey=False)
-    points = pd.DataFrame(_tsne(v[at].tobytes(), v.shape[1:], v.dtype.str), columns=["x", "y"]).assign(group=group)
+    points = pd.DataFrame(
+        _tsne(v[at].tobytes(), v.shape[1:], v.dtype.str), columns=["x", "y"]
+    ).assign(group=group)
     plots.embedding(points, left).set_title(f"Round {rounds[at]}, by {by}")
-    said = (
-        f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {v.shape[2]} numbers, coloured by {by}."
-    )
+    said = f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {v.shape[2]} numbers, coloured by {by}."
     if 1 < kinds < len(group):
         near = max(1, min(4, len(group) // kinds - 1))
         table = pd.DataFrame([analysis.clustering(x, group, near, 200) for x in v], index=rounds)
-        long = table[["silhouette", "purity", "chance"]].assign(round=rounds).melt("round", var_name="row")
-        plots.curves(long, right, y="How alike clients cluster").axvline(rounds[at], color="0.6", lw=0.8, ls=":")
+        long = (
+            table[["silhouette", "purity", "chance"]]
+            .assign(round=rounds)
+            .melt("round", var_name="row")
+        )
+        plots.curves(long, right, y="How alike clients cluster").axvline(
+            rounds[at], color="0.6", lw=0.8, ls=":"
+        )
         table = table.rename_axis("round").round(3)
         said += f" Purity: share of a client's {near} nearest that are alike; silhouettes and purity in all dimensions."
-    code = _call("embedding", source=source, column=column, row=row, seed=seed, round=int(rounds[at]))
+    code = _call(
+        "embedding", source=source, column=column, row=row, seed=seed, round=int(rounds[at])
+    )
     return Shown(fig, said, table, code)
 
 
@@ -417,7 +524,9 @@ def training(e: Experiment, curve: pd.DataFrame | None, said: str = "") -> Shown
     if curve is not None:
         fig, (ax,) = plots.panels(1)
         names = {"before": "as served", "after": "after local training"}
-        plots.curves(curve.assign(row=curve.when.map(names)), ax).set_title(f"{plots.label(e.method)} on {e.dataset}")
+        plots.curves(curve.assign(row=curve.when.map(names)), ax).set_title(
+            f"{plots.label(e.method)} on {e.dataset}"
+        )
     return Shown(fig, said, None, f"from pfl_core import Experiment, run; run({e!r})")
 
 

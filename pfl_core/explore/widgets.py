@@ -29,7 +29,14 @@ from pfl_core.util import progress
 from pfl_core.util.version import __version__
 
 # What stands before a control where its name does not say it, and what some say when pointed at.
-SAYS = dict(dataset="Data", scheme="Partition", k="Classes each", source="Results", column="Setting", rows="Methods")
+SAYS = dict(
+    dataset="Data",
+    scheme="Partition",
+    k="Classes each",
+    source="Results",
+    column="Setting",
+    rows="Methods",
+)
 SAYS |= dict(row="Method", select="Which round")
 TIPS = dict.fromkeys(("rows", "seeds"), "several: Ctrl or Shift with click or arrow keys")
 TIPS |= dict(alpha="the smaller, the more clients differ", smoothing="mean of so many evaluations")
@@ -40,7 +47,11 @@ def live(interactive: str = "auto") -> bool:
     """Whether widgets make sense here: "yes" and "no" decide, "auto" sees whether this is a kernel that a person uses."""
     if interactive not in ("auto", "yes", "no"):
         raise ValueError(f"interactive={interactive!r} is unknown; use auto, yes or no")
-    return interactive == "yes" or interactive == "auto" and progress.mode(os.environ, sys.stdout) == "widget"
+    return (
+        interactive == "yes"
+        or interactive == "auto"
+        and progress.mode(os.environ, sys.stdout) == "widget"
+    )
 
 
 def page(shown: Shown) -> str:
@@ -55,7 +66,9 @@ def page(shown: Shown) -> str:
     if shown.table is not None:
         out.append(f'<div class="jp-RenderedHTMLCommon">{shown.table.to_html(border=0)}</div>')
     copy = "navigator.clipboard.writeText(this.nextElementSibling.textContent);this.textContent='Copied'"
-    button = f'<button class="jupyter-button" style="width:auto" onclick="{copy}">Copy as code</button>'
+    button = (
+        f'<button class="jupyter-button" style="width:auto" onclick="{copy}">Copy as code</button>'
+    )
     code = f'<code style="user-select:all;overflow-wrap:anywhere">{html.escape(shown.code)}</code>'
     return f'<div style="line-height:1.4">{"".join(out)}<p>{button} {code}</p></div>'
 
@@ -63,7 +76,11 @@ def page(shown: Shown) -> str:
 def _tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
     try:
         return page(show(**values))
-    except (ValueError, OSError, KeyError) as error:  # what was chosen cannot be: the message says what can
+    except (
+        ValueError,
+        OSError,
+        KeyError,
+    ) as error:  # what was chosen cannot be: the message says what can
         return f'<p role="alert">{html.escape(str(error))}</p>'
 
 
@@ -80,18 +97,33 @@ def static(shown: Shown) -> None:
 class Panel:
     """Controls beside a page of HTML, which `draw(values)` gives at the start and whenever a control changes."""
 
-    def __init__(self, choices: Callable, start: Mapping[str, Any], draw: Callable[[dict], str], more: Sequence = ()):
+    def __init__(
+        self,
+        choices: Callable,
+        start: Mapping[str, Any],
+        draw: Callable[[dict], str],
+        more: Sequence = (),
+    ):
         self.choices, self.draw, self.more, self.busy = choices, draw, more, False
-        self.values, self.controls, self.page = dict(start), {}, ipywidgets.HTML(layout={"flex": "1 1 30em"})
+        self.values, self.controls, self.page = (
+            dict(start),
+            {},
+            ipywidgets.HTML(layout={"flex": "1 1 30em"}),
+        )
         self.left = ipywidgets.VBox(layout={"width": "24em", "flex": "0 0 auto"})
-        self.box = ipywidgets.Box([self.left, self.page], layout={"flex_flow": "row wrap", "width": "100%"})
+        self.box = ipywidgets.Box(
+            [self.left, self.page], layout={"flex_flow": "row wrap", "width": "100%"}
+        )
         self.settle()
 
     def settle(self) -> None:
         """Bring controls and values in line with each other, and draw."""
         self.busy = True  # what is set here is no choice of the user's
         offered = self.choices(self.values)
-        self.left.children = [*(self.control(name, c) for name, c in offered.items() if c.options), *self.more]
+        self.left.children = [
+            *(self.control(name, c) for name, c in offered.items() if c.options),
+            *self.more,
+        ]
         self.left.layout.display = "" if self.left.children else "none"
         self.busy = False
         self.values |= offered.values
@@ -124,7 +156,9 @@ class Trainer:
 
     def __init__(self, start: Mapping[str, Any], device: str):
         self.device, self.job, self.experiment = device, None, None
-        self.run = ipywidgets.Button(description="Run", tooltip="train, or go on where it was stopped")
+        self.run = ipywidgets.Button(
+            description="Run", tooltip="train, or go on where it was stopped"
+        )
         self.stop = ipywidgets.Button(
             description="Stop", tooltip="after this round; a checkpoint is kept", disabled=True
         )
@@ -137,14 +171,21 @@ class Trainer:
         """The page: the run that is going on, else what Run would begin."""
         if self.job is None or self.job.state != "running":
             return _tried(
-                lambda **v: views.training(views.experiment(**v), None, "Run begins this, or goes on with it."), values
+                lambda **v: views.training(
+                    views.experiment(**v), None, "Run begins this, or goes on with it."
+                ),
+                values,
             )
         return self.shown()
 
     def shown(self) -> str:
         """The page of the run begun last."""
         state, curve = self.job.state, self.job.curve
-        done = "no round yet" if curve is None else f"round {curve['round'].max()} of {self.experiment.rounds}"
+        done = (
+            "no round yet"
+            if curve is None
+            else f"round {curve['round'].max()} of {self.experiment.rounds}"
+        )
         said = f"{state}: {done}" + ". Run goes on from there." * (state == "stopped")
         return page(views.training(self.experiment, curve, said))
 
@@ -181,7 +222,9 @@ class Explore:
         study.check(known, profile=profile, recompute=recompute, **some)
         self.artefacts, self.recompute, self.live = artefacts or known, recompute, live(interactive)
         self.device = runs.pick_device(device)
-        self.start: dict[str, Any] = {"rounds": {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}[profile]}
+        self.start: dict[str, Any] = {
+            "rounds": {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}[profile]
+        }
         self.start |= {"dataset": datasets[0]} if datasets else {}
         self.start |= {"rows": tuple(methods), "method": methods[0]} if methods else {}
         self.start |= {"seeds": tuple(seeds), "seed": seeds[0]} if seeds else {}
@@ -214,7 +257,9 @@ class Explore:
             e = views.experiment(**views.training_choices(self.start | start).values)
             job = Background(e, device=self.device) if self.recompute else None
             said = (
-                f"{job.wait()} after round {e.rounds}" if job else "In JupyterLab, Run begins this, and Stop ends it."
+                f"{job.wait()} after round {e.rounds}"
+                if job
+                else "In JupyterLab, Run begins this, and Stop ends it."
             )
             static(views.training(e, job and job.curve, said))
 

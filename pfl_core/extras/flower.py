@@ -34,7 +34,9 @@ Model = dict[str, Tensor]  # of one client: no client axis
 SUMS = ("correct", "loss", "n")  # over a client's test samples, before training
 Answer = tuple[Model, dict[str, float]] | str  # a text: why there is none
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each name of a Model
-Ask = Callable[[str, int, dict[int, Model]], dict[int, Answer]]  # kind, round, {client: what it is sent}
+Ask = Callable[
+    [str, int, dict[int, Model]], dict[int, Answer]
+]  # kind, round, {client: what it is sent}
 
 
 class Client:
@@ -42,7 +44,9 @@ class Client:
 
     def __init__(self, e: Experiment, k: int, kept: Model | None = None):
         if not 0 <= k < e.clients:
-            raise ValueError(f"client={k} is unknown; this Experiment has clients 0..{e.clients - 1}")
+            raise ValueError(
+                f"client={k} is unknown; this Experiment has clients 0..{e.clients - 1}"
+            )
         self.k, self.data = k, client_data(e)
         self.method = build_method(e, self.data)
         self.kept = kept or {n: v[k] for n, v in self.method.init().clients.items()}
@@ -98,18 +102,29 @@ def serve(
                 got = checked.train(r, _rows(sent, sel))
             if evaluate_at(config, r):
                 others = torch.tensor([k for k in range(data.K) if k not in got])
-                rest = checked.evaluate(r, _rows(method.download(state, others), others)) if len(others) else {}
+                rest = (
+                    checked.evaluate(r, _rows(method.download(state, others), others))
+                    if len(others)
+                    else {}
+                )
                 seen["rounds"].append(r)
                 for name in SUMS:
-                    seen[name].append([(got | rest).get(k, NOTHING)[1][name] for k in range(data.K)])
+                    seen[name].append(
+                        [(got | rest).get(k, NOTHING)[1][name] for k in range(data.K)]
+                    )
             if r < config.rounds:
                 good = torch.tensor([k in got for k in sel.tolist()])
                 sel, sent = sel[good], {n: v[good] for n, v in sent.items()}
-                up = {n: torch.stack([got[k][0][n] for k in sel.tolist()]) for n in got[int(sel[0])][0]}
+                up = {
+                    n: torch.stack([got[k][0][n] for k in sel.tolist()])
+                    for n in got[int(sel[0])][0]
+                }
                 state = method.upload(state, sel, sent, up, data.n[sel].to(data.dtype))
                 state.round = r + 1
                 if bad := [n for n, v in state.server.items() if not torch.isfinite(v).all()]:
-                    raise RuntimeError(f"round {r}: the server's {bad[0]} is not finite any more; lower lr")
+                    raise RuntimeError(
+                        f"round {r}: the server's {bad[0]} is not finite any more; lower lr"
+                    )
     return state, {name: np.array(v) for name, v in seen.items()}
 
 
@@ -120,30 +135,48 @@ class _Told:
     # What the server knows of its clients' data: what they say of themselves.
 
     def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype):
-        self.n, self.label_counts = (torch.tensor([a[what] for a in about]) for what in ("n", "counts"))
+        self.n, self.label_counts = (
+            torch.tensor([a[what] for a in about]) for what in ("n", "counts")
+        )
         self.K, self.classes = self.label_counts.shape
-        self.input_shape, self.dtype, self.device = tuple(about[0]["shape"]), dtype, torch.device("cpu")
+        self.input_shape, self.dtype, self.device = (
+            tuple(about[0]["shape"]),
+            dtype,
+            torch.device("cpu"),
+        )
 
     def extremes(self) -> Tensor:
         # Two empty samples, to try the model on: token 0s of a text, black images; the server has no others.
-        return torch.zeros(2, *self.input_shape, dtype=torch.int32 if len(self.input_shape) == 1 else self.dtype)
+        return torch.zeros(
+            2, *self.input_shape, dtype=torch.int32 if len(self.input_shape) == 1 else self.dtype
+        )
 
 
 def _whole(v: Any, low: int = 0) -> bool:
-    return isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and v == int(v) and v >= low
+    return (
+        isinstance(v, int | float)
+        and not isinstance(v, bool)
+        and math.isfinite(v)
+        and v == int(v)
+        and v >= low
+    )
 
 
 def _check_about(about: list[dict[str, Any]]) -> None:
     for k, a in enumerate(about):
         counts, shape = a.get("counts"), a.get("shape")
         lists = all(isinstance(v, list) and v and all(map(_whole, v)) for v in (counts, shape))
-        if not (lists and _whole(a.get("n"), 1) and _whole(a.get("test")) and sum(counts) == a["n"]):
+        if not (
+            lists and _whole(a.get("n"), 1) and _whole(a.get("test")) and sum(counts) == a["n"]
+        ):
             why = "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
         elif len(counts) != len(about[0]["counts"]) or shape != about[0]["shape"]:
             why = f"classes and shape must be those of client 0: {len(about[0]['counts'])} and {about[0]['shape']}"
         else:
             continue
-        raise ValueError(f"client {k} says of itself {a!r:.200}; {why}; mend its data, or start the app without it")
+        raise ValueError(
+            f"client {k} says of itself {a!r:.200}; {why}; mend its data, or start the app without it"
+        )
 
 
 class _Checked:
@@ -155,7 +188,9 @@ class _Checked:
 
     def train(self, r: int, sent: dict[int, Model]) -> dict[int, tuple[Model, dict[str, float]]]:
         got, failed = self._numbers("train", r, sent)
-        forms = {k: {n: (tuple(v.shape), v.dtype) for n, v in up.items()} for k, (up, _) in got.items()}
+        forms = {
+            k: {n: (tuple(v.shape), v.dtype) for n, v in up.items()} for k, (up, _) in got.items()
+        }
         usual = self.form or max(forms.values(), key=list(forms.values()).count, default={})
         for k, form in forms.items():
             if why := _fault(got[k][0], form, usual, sent[k]):
@@ -197,7 +232,9 @@ def _wrong(numbers: dict[str, float], test: int) -> str:
     # Why a client's sums over its test samples cannot be.
     given = [numbers.get(name) for name in SUMS]
     correct, loss, n = given
-    if not (_whole(correct) and _whole(n) and isinstance(loss, int | float) and math.isfinite(loss)):
+    if not (
+        _whole(correct) and _whole(n) and isinstance(loss, int | float) and math.isfinite(loss)
+    ):
         why = "allowed are finite numbers, correct and n whole and >= 0"
     elif n != test or correct > n:
         why = f"n must be its {test} test samples, correct at most that"
@@ -251,9 +288,13 @@ def write_app(folder: str | Path, e: Experiment, output: str | Path = "result.np
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = dict(
-        experiment=json.dumps(e.plain()), output=str(Path(output).resolve()), description=f"{e.method} of pfl_core"
+        experiment=json.dumps(e.plain()),
+        output=str(Path(output).resolve()),
+        description=f"{e.method} of pfl_core",
     )
-    (folder / "pyproject.toml").write_text(APP.format(**{n: _toml(v) for n, v in text.items()}), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(
+        APP.format(**{n: _toml(v) for n, v in text.items()}), encoding="utf-8"
+    )
     (folder / "pfl_core_app.py").write_text(MODULE)
     return folder
 
@@ -273,7 +314,9 @@ def client_app() -> Any:
     def here(context: Any) -> Client:
         kept = context.state.get("kept")
         e = Experiment.from_plain(json.loads(context.run_config["experiment"]))
-        return Client(e, int(context.node_config["client"]), kept and dict(kept.to_torch_state_dict()))
+        return Client(
+            e, int(context.node_config["client"]), kept and dict(kept.to_torch_state_dict())
+        )
 
     @app.query()
     def query(message: Any, context: Any) -> Any:
@@ -284,7 +327,9 @@ def client_app() -> Any:
         sent = dict(message.content["sent"].to_torch_state_dict())
         up, numbers = client.answer(asked["kind"], asked["round"], sent)
         context.state["kept"] = ArrayRecord(client.kept)
-        return Message(RecordDict({"up": ArrayRecord(up), "numbers": ConfigRecord(numbers)}), reply_to=message)
+        return Message(
+            RecordDict({"up": ArrayRecord(up), "numbers": ConfigRecord(numbers)}), reply_to=message
+        )
 
     app.train()(answer)
     app.evaluate()(answer)
@@ -324,10 +369,16 @@ def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
         def ask(kind: str, round: int, sent: dict[int, Model]) -> dict[int, Answer]:
             asked = ConfigRecord({"kind": kind, "round": round})
             messages = [
-                Message(RecordDict({"sent": ArrayRecord(p), "asked": asked}), dst_node_id=node_of[k], message_type=kind)
+                Message(
+                    RecordDict({"sent": ArrayRecord(p), "asked": asked}),
+                    dst_node_id=node_of[k],
+                    message_type=kind,
+                )
                 for k, p in sent.items()
             ]
-            return {client_of[r.metadata.src_node_id]: _read(r) for r in grid.send_and_receive(messages)}
+            return {
+                client_of[r.metadata.src_node_id]: _read(r) for r in grid.send_and_receive(messages)
+            }
 
         _, seen = serve(e, [about[node_of[k]] for k in range(e.clients)], ask, enough)
         np.savez(context.run_config["output"], **seen)

@@ -9,13 +9,12 @@ node needs pfl_core, the data below the same $PFL_DATA, and the store at the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.run import run
-from pfl_core.experiments.store import Result, load_result
+from pfl_core.experiments.store import Result
 
 RETRIES = 10  # nodes that one run may lose
 CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")
@@ -43,16 +42,18 @@ def start(ray: Any) -> None:
 
 
 def run_all(
-    experiments: list[Experiment], store: Path, how: dict[str, Any], cpus: float, gpus: float | None
+    run: Callable[..., Result],
+    experiments: list[Experiment],
+    store: Path,
+    how: dict[str, Any],
+    cpus: float,
+    gpus: float | None,
 ) -> Iterator[Result]:
-    """Results in the order in which they come; cpus, gpus: what one run takes of a node (gpus None: a quarter where there are any).
+    """run(experiment, store=store, **how) of each Experiment on the cluster, in the order in which they end.
 
-    ImportError without ray; ValueError where no node has what a run asks for; a run's own error as it was raised.
+    cpus, gpus: what one run takes of a node (gpus None: a quarter where there are any). ImportError without ray; ValueError where no
+    node has what a run asks for; a run's own error as it was raised.
     """
-    found = [load_result(store / e.id, e, aside=False) for e in experiments]
-    yield from filter(None, found)
-    if all(found):
-        return
     try:
         import ray
     except ImportError as error:
@@ -62,15 +63,17 @@ def run_all(
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     if gpus is None:
         gpus = 0.25 if how.get("device") != "cpu" and any(n.get("GPU") for n in nodes) else 0
-    if not any(n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus for n in nodes):  # Ray would wait for ever
+    if not any(
+        n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus for n in nodes
+    ):  # Ray would wait for ever
         there = "; ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
-        raise ValueError(f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; ask for less")
+        raise ValueError(
+            f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; ask for less"
+        )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
     how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
-    waiting = [
-        task.remote(e.plain(), e.tags, environ, how) for e, r in zip(experiments, found, strict=True) if r is None
-    ]
+    waiting = [task.remote(run, e.plain(), e.tags, environ, how) for e in experiments]
     try:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)
@@ -82,6 +85,12 @@ def run_all(
             ray.cancel(ref, force=True)
 
 
-def _task(plain: dict, tags: dict, environ: dict[str, str], how: dict[str, Any]) -> Result:
+def _task(
+    run: Callable[..., Result],
+    plain: dict,
+    tags: dict,
+    environ: dict[str, str],
+    how: dict[str, Any],
+) -> Result:
     os.environ.update(environ)
     return run(Experiment.from_plain(plain).but(tags=tags), **how)

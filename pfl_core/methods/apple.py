@@ -42,12 +42,20 @@ class APPLE(Method):
     dr_lr: float = 0.001  # eta_p (authors' code); 0 keeps p_i at p_0
     mu: float = 0.1  # weight of the pull of p_i to p_0 (authors' code); 0 is no pull
     span: float = 0.1  # share of the rounds in which there is a pull (authors' code)
-    schedule: str = "exp"  # lambda(r) = 0.001^(r / LR) (authors' code), or "cos": (1 + cos(pi r / LR)) / 2
+    schedule: str = (
+        "exp"  # lambda(r) = 0.001^(r / LR) (authors' code), or "cos": (1 + cos(pi r / LR)) / 2
+    )
 
     def check(self):
-        if self.schedule not in ("exp", "cos") or not 0 <= self.span <= 1 or min(self.dr_lr, self.mu) < 0:
+        if (
+            self.schedule not in ("exp", "cos")
+            or not 0 <= self.span <= 1
+            or min(self.dr_lr, self.mu) < 0
+        ):
             got = f"schedule={self.schedule!r}, span={self.span}, dr_lr={self.dr_lr}, mu={self.mu}"
-            raise ValueError(f"apple: got {got}; allowed are 'exp' or 'cos', span in [0, 1], dr_lr and mu >= 0")
+            raise ValueError(
+                f"apple: got {got}; allowed are 'exp' or 'cos', span in [0, 1], dr_lr and mu >= 0"
+            )
 
     def is_shared(self, name):
         return False
@@ -56,7 +64,9 @@ class APPLE(Method):
         state, t = super().init(), self.task
         cores = select(state.clients, t.parameters)
         state.extra = {"cores": own(cores)}
-        state.clients |= prefixed("core.", own(cores)) | {"dr": (t.n / t.n.sum()).to(t.dtype).repeat(t.K, 1)}
+        state.clients |= prefixed("core.", own(cores)) | {
+            "dr": (t.n / t.n.sum()).to(t.dtype).repeat(t.K, 1)
+        }
         return state
 
     def decay(self, round):
@@ -64,23 +74,34 @@ class APPLE(Method):
         rounds = math.floor(self.span * self.task.config.rounds)
         if round >= rounds:
             return 0.0
-        return 0.001 ** (round / rounds) if self.schedule == "exp" else (1 + math.cos(math.pi * round / rounds)) / 2
+        return (
+            0.001 ** (round / rounds)
+            if self.schedule == "exp"
+            else (1 + math.cos(math.pi * round / rounds)) / 2
+        )
 
     def combine(self, p, near):
         """w_i {name: (*shape)} of ONE client from its "core.*" and "dr" (K,), and from `near`: all cores and its one-hot id."""
         others, self_weight = p["dr"] * (1 - near["id"]), p["dr"] @ near["id"]
         cores = unprefixed("all.", near)
-        return {n: torch.tensordot(others, v, dims=1) + self_weight * p["core." + n] for n, v in cores.items()}
+        return {
+            n: torch.tensordot(others, v, dims=1) + self_weight * p["core." + n]
+            for n, v in cores.items()
+        }
 
     def models(self, p, near):
         """w_i of S clients, {name: (S, *shape)}."""
         # Cores are the same for all clients: passed once, not S times.
         dims = {n: 0 if n == "id" else None for n in near}
-        return vmap(self.combine, (0, dims))(p, {n: v if n == "id" else v[0] for n, v in near.items()})
+        return vmap(self.combine, (0, dims))(
+            p, {n: v if n == "id" else v[0] for n, v in near.items()}
+        )
 
     def download(self, state, sel):
         near = {"all." + n: v.expand(len(sel), *v.shape) for n, v in state.extra["cores"].items()}
-        return near | {"id": torch.eye(self.task.K, dtype=self.task.dtype, device=self.task.device)[sel]}
+        return near | {
+            "id": torch.eye(self.task.K, dtype=self.task.dtype, device=self.task.device)[sel]
+        }
 
     def near(self, p):
         """What p has of the download."""
@@ -113,4 +134,6 @@ class APPLE(Method):
         return select(p, self.task.names)
 
     def traffic(self, state, sel, down, up):
-        return len(sel) * (self.task.K - 1) * scalars(state.extra["cores"]), super().traffic(state, sel, down, up)[1]
+        return len(sel) * (self.task.K - 1) * scalars(state.extra["cores"]), super().traffic(
+            state, sel, down, up
+        )[1]

@@ -71,9 +71,15 @@ class Method:
 
     name: ClassVar[str] = ""
     revision: ClassVar[int] = 1  # raised when a method's numbers change
-    leaks_test: ClassVar[bool] = False  # True allows reading test data while training; printed with its rows
-    scheduled: ClassVar[bool] = False  # True: a round depends on how many there are; such a run is not continued
-    noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's uniform noise in Batch, if the loss needs any
+    leaks_test: ClassVar[bool] = (
+        False  # True allows reading test data while training; printed with its rows
+    )
+    scheduled: ClassVar[bool] = (
+        False  # True: a round depends on how many there are; such a run is not continued
+    )
+    noise: ClassVar[tuple[int, ...] | None] = (
+        None  # shape of a sample's uniform noise in Batch, if the loss needs any
+    )
     task: ClassVar[Task]
 
     def __init_subclass__(cls, **kw: Any):
@@ -106,7 +112,9 @@ class Method:
         try:
             _ = self.task.last_linear
         except ValueError as error:
-            raise ValueError(f"{self.name}: {error}, or take a method other than fedcp, fedpac and gpfl") from None
+            raise ValueError(
+                f"{self.name}: {error}, or take a method other than fedcp, fedpac and gpfl"
+            ) from None
 
     # -- state -----------------------------------------------------------------------------------------------------------
     def is_shared(self, name: str) -> bool:
@@ -120,7 +128,11 @@ class Method:
     def shared(self) -> list[str]:
         """Names that travel: `is_shared`, and buffers only where the policy is to average them."""
         t = self.task
-        return [n for n in t.names if self.is_shared(n) and (n not in t.buffers or t.config.buffers == "average")]
+        return [
+            n
+            for n in t.names
+            if self.is_shared(n) and (n not in t.buffers or t.config.buffers == "average")
+        ]
 
     def init(self) -> State:
         """The state before round 0."""
@@ -152,7 +164,9 @@ class Method:
         """Local training of the S clients from `start`; what it returns goes back to `clients` by name, the rest to `upload`."""
         return c.train(self.loss, start)
 
-    def upload(self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor) -> State:
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         """The server's step on `end` {name: (S, *shape)} (names that clients keep are not in it); weight (S,) = n_k."""
         state.server |= weighted_mean(select(end, state.server), weight)
         return state
@@ -170,13 +184,17 @@ class Method:
         """A state of k new clients, the server as it is; the new clients keep what `init` gives a client."""
         fresh = self.init().clients
         return State(
-            state.server, {n: v[:1].repeat(k, *[1] * (v.dim() - 1)) for n, v in fresh.items()}, state.extra, state.round
+            state.server,
+            {n: v[:1].repeat(k, *[1] * (v.dim() - 1)) for n, v in fresh.items()},
+            state.extra,
+            state.round,
         )
 
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         """Scalars moved this round (server to clients, clients to server), summed over the S participants."""
         return tuple(
-            len(sel) * scalars(select(p, lambda n, p=p: p[n].is_floating_point())) if p else 0 for p in (down, up)
+            len(sel) * scalars(select(p, lambda n, p=p: p[n].is_floating_point())) if p else 0
+            for p in (down, up)
         )
 
 

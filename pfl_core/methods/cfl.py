@@ -52,23 +52,32 @@ class CFL(Method):
     name = "cfl"
     scheduled = True
     revision = 2
-    eps1: float | None = None  # split below this norm of the mean update (authors' code: 0.4); None: by `still`
-    eps2: float | None = None  # and above this norm of the largest one (authors' code: 1.6); infinity is FedAvg
-    still: float = (
-        0.5  # eps1 as a share of the largest mean update so far (ours); 0 splits only what does not move at all
+    eps1: float | None = (
+        None  # split below this norm of the mean update (authors' code: 0.4); None: by `still`
     )
+    eps2: float | None = (
+        None  # and above this norm of the largest one (authors' code: 1.6); infinity is FedAvg
+    )
+    still: float = 0.5  # eps1 as a share of the largest mean update so far (ours); 0 splits only what does not move at all
     warmup: float = 0.1  # share of the rounds before any split (authors' code: 20 rounds)
     min_size: int = 2  # only larger clusters are split (authors' code)
     linkage: str = "complete"  # or "single" (the paper)
     weighting: str = "uniform"  # of the members of a cluster, or by "samples" (the paper)
 
     def check(self):
-        for field, allowed in {"linkage": ("complete", "single"), "weighting": ("uniform", "samples")}.items():
+        for field, allowed in {
+            "linkage": ("complete", "single"),
+            "weighting": ("uniform", "samples"),
+        }.items():
             if getattr(self, field) not in allowed:
-                raise ValueError(f"cfl: {field}={getattr(self, field)!r}; use one of {', '.join(allowed)}")
+                raise ValueError(
+                    f"cfl: {field}={getattr(self, field)!r}; use one of {', '.join(allowed)}"
+                )
         if self.min_size < 1 or not 0 <= self.warmup <= 1 or not 0 <= self.still <= 1:
             got = f"min_size={self.min_size}, warmup={self.warmup}, still={self.still}"
-            raise ValueError(f"cfl: got {got}; allowed are min_size >= 1, warmup in [0, 1] and still in [0, 1]")
+            raise ValueError(
+                f"cfl: got {got}; allowed are min_size >= 1, warmup in [0, 1] and still in [0, 1]"
+            )
 
     def init(self):
         state, k = super().init(), self.task.K
@@ -88,7 +97,9 @@ class CFL(Method):
 
     def share(self, cluster, sel):
         """What each of sel weighs in the mean of a cluster: (clusters, S), rows sum to 1 or, without participants, 0."""
-        member = cluster[sel] == torch.arange(int(cluster.max()) + 1, device=cluster.device)[:, None]
+        member = (
+            cluster[sel] == torch.arange(int(cluster.max()) + 1, device=cluster.device)[:, None]
+        )
         n = self.task.n if self.weighting == "samples" else torch.ones_like(self.task.n)
         a = member * n[sel].double()
         return a / a.sum(1, keepdim=True).clamp_min(1)
@@ -103,7 +114,11 @@ class CFL(Method):
                 continue
             mean, largest = _norm(a @ g @ a), norm[here].max()
             # A mean that is 0 but for rounding stands still, also where none was larger so far.
-            eps1 = torch.maximum(self.still * extra["fastest"], 1e-6 * largest) if self.eps1 is None else self.eps1
+            eps1 = (
+                torch.maximum(self.still * extra["fastest"], 1e-6 * largest)
+                if self.eps1 is None
+                else self.eps1
+            )
             eps2 = extra["first"] / 10 if self.eps2 is None else self.eps2
             if mean < eps1 and largest > eps2:
                 part = bipartition(cosine[here][:, here], self.linkage)
@@ -128,4 +143,6 @@ class CFL(Method):
     def weights(self, state):
         """{"all": (K, K)}: what client k (row) takes of client j (column), 0 outside its cluster."""
         cluster = state.extra["cluster"]
-        return {"all": self.share(cluster, torch.arange(self.task.K, device=cluster.device))[cluster]}
+        return {
+            "all": self.share(cluster, torch.arange(self.task.K, device=cluster.device))[cluster]
+        }

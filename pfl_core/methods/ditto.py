@@ -35,9 +35,17 @@ class Ditto(Method):
     def check(self):
         rate = self.task.config.lr if self.personal_lr is None else self.personal_lr
         for name, fine, allowed in (
-            ("personal_epochs", self.personal_epochs is None or self.personal_epochs >= 1, "None or an integer >= 1"),
+            (
+                "personal_epochs",
+                self.personal_epochs is None or self.personal_epochs >= 1,
+                "None or an integer >= 1",
+            ),
             ("personal_lr", self.personal_lr is None or rate > 0, "None (lr) or a number > 0"),
-            ("lam", self.lam >= 0 and self.lam * rate < 2, f"a number >= 0 with lam * rate < 2 (the rate is {rate})"),
+            (
+                "lam",
+                self.lam >= 0 and self.lam * rate < 2,
+                f"a number >= 0 with lam * rate < 2 (the rate is {rate})",
+            ),
         ):
             if not fine:
                 raise ValueError(f"ditto: {name} = {getattr(self, name)!r}; allowed: {allowed}")
@@ -60,7 +68,12 @@ class Ditto(Method):
     def local(self, c, start):
         w = select(start, self.task.names)
         how = dict(epochs=self.personal_epochs, lr=self.personal_lr)
-        v = c.train(self.personal_loss, unprefixed("v.", start), anchor=select(w, self.task.parameters), **how)
+        v = c.train(
+            self.personal_loss,
+            unprefixed("v.", start),
+            anchor=select(w, self.task.parameters),
+            **how,
+        )
         return c.train(self.loss, w) | prefixed("v.", v)
 
     def serve(self, p):

@@ -61,7 +61,11 @@ class FedAGHN(Method):
     by: str = "module"  # a graph for each module; "model": one for the whole model, by its whole update (pFedLA Fig. 1)
 
     def check(self):
-        for field, legal in {"hn_sign": SIGNS, "ablation": tuple(ABLATIONS), "by": ("module", "model")}.items():
+        for field, legal in {
+            "hn_sign": SIGNS,
+            "ablation": tuple(ABLATIONS),
+            "by": ("module", "model"),
+        }.items():
             if getattr(self, field) not in legal:
                 raise ValueError(f"fedaghn: {field} = {getattr(self, field)!r}; use one of {legal}")
         if min(self.p0, self.h) < 0:
@@ -107,11 +111,17 @@ class FedAGHN(Method):
         return sent
 
     def upload(self, state, sel, start, end, weight):
-        state, x, layers = super().upload(state, sel, start, end, weight), state.extra, self.layers.values()
+        state, x, layers = (
+            super().upload(state, sel, start, end, weight),
+            state.extra,
+            self.layers.values(),
+        )
         delta = {n: end[n] - start[n] for n in x["theta"]}
         # Rows of w sum to 1, so that all theta_j may be taken relative to one of them: exact zeros where they are equal.
         theta = {n: v - v[:1] for n, v in x["theta"].items()}
-        pull = torch.stack([gram(select(delta, names), select(theta, names)) for names in layers], 1)
+        pull = torch.stack(
+            [gram(select(delta, names), select(theta, names)) for names in layers], 1
+        )
         moved = torch.func.grad(lambda pq: (self.attention(*pq, x["s"][sel], sel) * pull).sum())
         for n, g in zip("pq", moved((x["p"][sel], x["q"][sel])), strict=True):
             if n in ABLATIONS[self.ablation]:
@@ -125,4 +135,6 @@ class FedAGHN(Method):
         return state
 
     def adopt(self, state, k):
-        raise ValueError(f"fedaghn weighs the clients it was trained with and cannot serve {k} new ones; use pfedhn")
+        raise ValueError(
+            f"fedaghn weighs the clients it was trained with and cannot serve {k} new ones; use pfedhn"
+        )

@@ -34,7 +34,9 @@ class FedALA(Method):
     name = "fedala"
     eta: float = 1.0  # rate of the weights W (paper and codes); 0 is FedAvg
     share: float = 0.8  # s, the part of a client's samples that W is learned on (paper and codes)
-    threshold: float = 0.1  # the start phase ends when the last `window` epochs' losses deviate by less (codes)
+    threshold: float = (
+        0.1  # the start phase ends when the last `window` epochs' losses deviate by less (codes)
+    )
     window: int = 10  # and more epochs than this are done (codes)
     max_epochs: int = 100  # of the start phase; ours
 
@@ -56,8 +58,12 @@ class FedALA(Method):
 
     def init(self):
         state, head = super().init(), own(select(self.task.start(), self.top))
-        state.clients |= prefixed("own.", head) | {f"ala.{n}": torch.ones_like(v) for n, v in head.items()}
-        state.clients["started"] = torch.zeros(self.task.K, dtype=torch.bool, device=self.task.device)
+        state.clients |= prefixed("own.", head) | {
+            f"ala.{n}": torch.ones_like(v) for n, v in head.items()
+        }
+        state.clients["started"] = torch.zeros(
+            self.task.K, dtype=torch.bool, device=self.task.device
+        )
         return state
 
     def blend(self, weights, anchor):
@@ -78,16 +84,31 @@ class FedALA(Method):
 
     def adapt(self, c, start):
         """`start` {name: (S, *shape)} with the blended head and the weights learned for it."""
-        p, losses, differs = start | self.blend(start, start), [], torch.zeros_like(start["started"])
+        p, losses, differs = (
+            start | self.blend(start, start),
+            [],
+            torch.zeros_like(start["started"]),
+        )
         for n in self.top:
             differs |= (start[n] != start[f"own.{n}"]).flatten(1).any(1)
         learning, first = differs, ~start["started"]
         learned = [n for name in self.top for n in (name, f"ala.{name}")]
         while learning.any():
-            scored = p | {"score": torch.zeros(len(c.sel), dtype=self.task.dtype, device=self.task.device)}
-            how = dict(only=[*self.top, "score"], epochs=1, fraction=self.share, stream="ala", step=self.learn)
+            scored = p | {
+                "score": torch.zeros(len(c.sel), dtype=self.task.dtype, device=self.task.device)
+            }
+            how = dict(
+                only=[*self.top, "score"],
+                epochs=1,
+                fraction=self.share,
+                stream="ala",
+                step=self.learn,
+            )
             new = c.train(self.scored, scored, anchor=start, **how)
-            p = p | {n: torch.where(learning.view(-1, *[1] * (p[n].dim() - 1)), new[n], p[n]) for n in learned}
+            p = p | {
+                n: torch.where(learning.view(-1, *[1] * (p[n].dim() - 1)), new[n], p[n])
+                for n in learned
+            }
             losses.append(new["score"])
             settled = torch.full_like(first, len(losses) >= self.max_epochs)
             if len(losses) > self.window:

@@ -42,7 +42,9 @@ class Attention(Method):
     def check(self):
         if self.start not in ("own", "cloud") or not 0 <= self.rho * self.task.config.lr < 2:
             got = f"rho={self.rho} at lr={self.task.config.lr}, start={self.start!r}"
-            raise ValueError(f"{self.name}: got {got}; allowed are 0 <= rho * lr < 2 and start 'own' or 'cloud'")
+            raise ValueError(
+                f"{self.name}: got {got}; allowed are 0 <= rho * lr < 2 and start 'own' or 'cloud'"
+            )
 
     def is_shared(self, name):
         return False
@@ -57,7 +59,9 @@ class Attention(Method):
         return prefixed("cloud.", mix(self.weights(state)["all"][sel], state.extra["models"]))
 
     def loss(self, p, anchor, batch):
-        return super().loss(p, anchor, batch) + self.rho * half_square(p, anchor, self.task.parameters)
+        return super().loss(p, anchor, batch) + self.rho * half_square(
+            p, anchor, self.task.parameters
+        )
 
     def local(self, c, start):
         mine, cloud = select(start, self.task.names), unprefixed("cloud.", start)
@@ -89,14 +93,18 @@ class FedAMP(Attention):
     """Attention by a Gaussian kernel of the distance between models (Huang et al., 2021)."""
 
     name = "fedamp"
-    share: float = 0.5  # most that all others together can weigh, alpha (K - 1) / sigma; 0 is no mixing
+    share: float = (
+        0.5  # most that all others together can weigh, alpha (K - 1) / sigma; 0 is no mixing
+    )
     scale: float = 1.0  # c, sigma over the median squared distance between two clients' models
     sigma: float | None = None  # a fixed sigma instead (PFLlib: 1)
     alpha: float | None = None  # a fixed alpha instead (PFLlib: 1)
 
     def check(self):
         super().check()
-        if not 0 <= self.share <= 1 or any(v is not None and v <= 0 for v in (self.scale, self.sigma, self.alpha)):
+        if not 0 <= self.share <= 1 or any(
+            v is not None and v <= 0 for v in (self.scale, self.sigma, self.alpha)
+        ):
             got = f"share={self.share}, scale={self.scale}, sigma={self.sigma}, alpha={self.alpha}"
             raise ValueError(
                 f"fedamp: got {got}; allowed are share in [0, 1] and the others > 0 (or sigma, alpha None)"
@@ -108,7 +116,9 @@ class FedAMP(Attention):
         sigma = self.scale * d[others].median() if self.sigma is None else d.new_tensor(self.sigma)
         ratio = self.share / (len(d) - 1) if self.alpha is None else self.alpha / sigma
         xi = ratio * torch.exp(-d / sigma.clamp_min(1e-30)) * others
-        return xi / xi.sum(1, keepdim=True).clamp_min(1)  # a large alpha may not make xi_ii negative
+        return xi / xi.sum(1, keepdim=True).clamp_min(
+            1
+        )  # a large alpha may not make xi_ii negative
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +126,13 @@ class HeurFedAMP(Attention):
     """Attention by a softmax of cosine similarities, with a fixed weight of the own model (Huang et al., 2021)."""
 
     name = "heurfedamp"
-    zeta: float | None = None  # weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 is no mixing
+    zeta: float | None = (
+        None  # weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 is no mixing
+    )
     sigma: float = 10.0  # sharpness (pFedGraph's code); 0 weighs all others alike
-    similarity: str = "delta"  # cosines of w_i - w_0 ("delta", pFedGraph's code) or of w_i ("params", the paper)
+    similarity: str = (
+        "delta"  # cosines of w_i - w_0 ("delta", pFedGraph's code) or of w_i ("params", the paper)
+    )
 
     def check(self):
         super().check()
@@ -131,6 +145,10 @@ class HeurFedAMP(Attention):
     def attention(self, models, others):
         """xi_ij for j != i, (K, K); `others` (K, K) bool: whom the server knows."""
         zeta = 1 / len(others) if self.zeta is None else self.zeta
-        models = {n: v - (self.similarity == "delta") * self.task.initial[n] for n, v in models.items()}
+        models = {
+            n: v - (self.similarity == "delta") * self.task.initial[n] for n, v in models.items()
+        }
         scores = (self.sigma * cosine(models)).masked_fill(~others, -torch.inf)
-        return (1 - zeta) * torch.softmax(scores, 1).nan_to_num(0)  # nobody known: all weight on the own model
+        return (1 - zeta) * torch.softmax(scores, 1).nan_to_num(
+            0
+        )  # nobody known: all weight on the own model

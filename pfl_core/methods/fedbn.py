@@ -30,5 +30,7 @@ class FedBN(Method):
 
     def init(self):
         state = super().init()
-        state.clients |= own(select(self.task.start(), self.task.bn))  # also where the policy resets statistics
+        state.clients |= own(
+            select(self.task.start(), self.task.bn)
+        )  # also where the policy resets statistics
         return state

@@ -36,9 +36,7 @@ class FedCP(Method):
     """Features gated, sample by sample, between a personal and a global head (Zhang et al., 2023)."""
 
     name = "fedcp"
-    lam: float = (
-        1.0  # lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves the base free
-    )
+    lam: float = 1.0  # lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves the base free
 
     @property
     def noise(self):
@@ -55,7 +53,10 @@ class FedCP(Method):
     def init(self):
         state, t, (size,) = super().init(), self.task, self.noise
         with t.seeded("fedcp"):
-            cpn, context = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size)), torch.rand(t.K, size)
+            cpn, context = (
+                nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size)),
+                torch.rand(t.K, size),
+            )
         head = prefixed("global.", {n: t.initial[n].clone() for n in t.last_linear})
         state.server |= prefixed("cpn.", dict(cpn.to(t.device, t.dtype).state_dict())) | head
         # The client's copy of h_g, so that it is at hand after training and yet not uploaded.
@@ -69,13 +70,19 @@ class FedCP(Method):
     def gate(self, p, z, noise=None):
         """r (B, F) in (0, 1) of ONE client: what of the features z (B, F) goes to its personal head; uniform noise (B, F)."""
         h = F.linear(z * F.normalize(p["context"], dim=0), p["cpn.0.weight"], p["cpn.0.bias"])
-        personal, common = F.relu(F.layer_norm(h, h.shape[1:], p["cpn.1.weight"], p["cpn.1.bias"])).chunk(2, 1)
-        return torch.sigmoid(personal - common + (0 if noise is None else torch.logit(noise, eps=1e-7)))
+        personal, common = F.relu(
+            F.layer_norm(h, h.shape[1:], p["cpn.1.weight"], p["cpn.1.bias"])
+        ).chunk(2, 1)
+        return torch.sigmoid(
+            personal - common + (0 if noise is None else torch.logit(noise, eps=1e-7))
+        )
 
     def heads(self, p, z, noise=None):
         """Class scores (B, C) of ONE client on features z (B, F)."""
         r = self.gate(p, z, noise)
-        return self.task.classify(p, r * z) + self.task.classify(unprefixed("global.", p), (1 - r) * z)
+        return self.task.classify(p, r * z) + self.task.classify(
+            unprefixed("global.", p), (1 - r) * z
+        )
 
     def logits(self, p, x):
         return self.heads(p, self.task.features(p, x))
@@ -85,7 +92,9 @@ class FedCP(Method):
         fit = F.cross_entropy(self.heads(p, z, batch.noise), batch.y)
         if not self.lam:
             return fit
-        frozen = anchor | {n: p[n].clone() for n in self.task.buffers}  # copies, for BatchNorm writes into them
+        frozen = anchor | {
+            n: p[n].clone() for n in self.task.buffers
+        }  # copies, for BatchNorm writes into them
         return fit + self.lam * mmd(z, self.task.features(frozen, batch.x))
 
     def local(self, c, start):

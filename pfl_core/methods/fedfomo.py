@@ -39,7 +39,9 @@ class FedFomo(Method):
     """Own convex combination of a few others' models, weighed by held-out loss (Zhang et al., 2021)."""
 
     name = "fedfomo"
-    neighbours: int = 5  # M, models of others that a client downloads (PFLlib, FL-bench); 0 is Local
+    neighbours: int = (
+        5  # M, models of others that a client downloads (PFLlib, FL-bench); 0 is Local
+    )
     explore: float = 0.3  # chance of M at random instead of the best, less 0.05 a round (authors' code); 0 is greedy
     fallback: str = "trained"  # if nobody helps: the own "trained" model (PFLlib), or b_i, the "start" of its training
     affinity: str = "raw"  # what is added to P: omega as it is ("raw", the paper), or its "shares" (authors' code)
@@ -50,7 +52,9 @@ class FedFomo(Method):
                 f"fedfomo compares models on held-out samples: holdout={self.task.config.holdout}; set it to 0.2"
             )
         named = {"fallback": ("trained", "start"), "affinity": ("raw", "shares")}
-        if self.neighbours < 0 or any(getattr(self, n) not in allowed for n, allowed in named.items()):
+        if self.neighbours < 0 or any(
+            getattr(self, n) not in allowed for n, allowed in named.items()
+        ):
             got = f"neighbours={self.neighbours}, fallback={self.fallback!r}, affinity={self.affinity!r}"
             raise ValueError(
                 f"fedfomo: got {got}; allowed are neighbours >= 0, fallback 'trained' or 'start', affinity 'raw' or 'shares'"
@@ -71,12 +75,17 @@ class FedFomo(Method):
         """Ids (S, M) of the models that clients sel (S,) ask for, and which of them the server has, (S, M) bool."""
         known = state.extra["known"].repeat(len(sel), 1).scatter_(1, sel[:, None], False)
         draw = np.stack(
-            [rng(self.task.config.seed, "fedfomo", state.round, k).random(self.task.K + 1) for k in sel.tolist()]
+            [
+                rng(self.task.config.seed, "fedfomo", state.round, k).random(self.task.K + 1)
+                for k in sel.tolist()
+            ]
         )
         explores, *draw = torch.as_tensor(draw, device=sel.device).split([1, self.task.K], 1)
         greedy = explores >= self.explore - 0.05 * state.round
         score = torch.where(known, state.extra["affinity"][sel] * greedy, -torch.inf)
-        order = draw[0].argsort(1)  # ties, and all scores of an exploring client, are in random order
+        order = draw[0].argsort(
+            1
+        )  # ties, and all scores of an exploring client, are in random order
         order = order.gather(1, score.gather(1, order).argsort(dim=1, descending=True, stable=True))
         ids = order[:, : min(self.neighbours, int(known.sum(1).max()))]
         return ids, known.gather(1, ids)
@@ -88,7 +97,10 @@ class FedFomo(Method):
 
     def losses(self, p, batch):
         """Summed losses (M + 2,) of ONE client's candidates p {name: (M + 2, *shape)}, and the number of samples."""
-        scores = [self.task.apply({n: v[m] for n, v in p.items()}, batch.x) for m in range(len(p[self.task.names[0]]))]
+        scores = [
+            self.task.apply({n: v[m] for n, v in p.items()}, batch.x)
+            for m in range(len(p[self.task.names[0]]))
+        ]
         loss = torch.stack([F.cross_entropy(s, batch.y, reduction="sum") for s in scores])
         return {"loss": loss, "n": loss.new_tensor(len(batch.y))}
 
@@ -97,22 +109,37 @@ class FedFomo(Method):
         mine = select(start, t.names)
         kept = [n for n in mine if "base." + n in start]  # all but statistics that are reset
         # Candidates (S, M + 2, *shape): b_i, the own model, M others.
-        three = {n: torch.cat([start["base." + n][:, None], mine[n][:, None], start["near." + n]], 1) for n in kept}
-        reset = {n: v[:, None].expand(-1, ids.shape[1] + 2, *v.shape[1:]) for n, v in mine.items() if n not in kept}
+        three = {
+            n: torch.cat([start["base." + n][:, None], mine[n][:, None], start["near." + n]], 1)
+            for n in kept
+        }
+        reset = {
+            n: v[:, None].expand(-1, ids.shape[1] + 2, *v.shape[1:])
+            for n, v in mine.items()
+            if n not in kept
+        }
         got = c.measure(self.losses, three | reset, "holdout")
         loss = got["loss"] / got["n"].clamp_min(1)[:, None]
-        distance = sum((three[n] - three[n][:, :1]).square().flatten(2).sum(2) for n in t.parameters).sqrt()
+        distance = sum(
+            (three[n] - three[n][:, :1]).square().flatten(2).sum(2) for n in t.parameters
+        ).sqrt()
         omega = torch.where(distance > 0, (loss[:, :1] - loss) / (distance + 1e-5), 0)
         omega[:, 2:] *= start["near.known"]
         w = omega.clamp_min(0)
         w[:, int(self.fallback == "trained")] += w.sum(1) == 0
         w = w / w.sum(1, keepdim=True)
-        mixed = [n for n in kept if n in t.parameters or t.config.buffers == "average" and three[n].is_floating_point()]
+        mixed = [
+            n
+            for n in kept
+            if n in t.parameters or t.config.buffers == "average" and three[n].is_floating_point()
+        ]
         model = mine | {n: torch.einsum("sm,sm...->s...", w, three[n]) for n in mixed}
         end = c.train(self.loss, model)
         if self.affinity == "shares":
             omega = omega / omega[:, 1:].sum(1, keepdim=True).abs().clamp_min(1e-9)
-        told = omega.new_zeros(len(ids), t.K).scatter_(1, torch.cat([c.sel[:, None], ids], 1), omega[:, 1:])
+        told = omega.new_zeros(len(ids), t.K).scatter_(
+            1, torch.cat([c.sel[:, None], ids], 1), omega[:, 1:]
+        )
         base, sent = prefixed("base.", select(model, kept)), prefixed("sent.", select(end, kept))
         return end | base | sent | {"omega": told}
 
@@ -129,5 +156,7 @@ class FedFomo(Method):
         return self.serve(self.begin(state, c.sel, {}))
 
     def traffic(self, state, sel, down, up):
-        one = scalars(select(state.extra["models"], lambda n: state.extra["models"][n].is_floating_point()))
+        one = scalars(
+            select(state.extra["models"], lambda n: state.extra["models"][n].is_floating_point())
+        )
         return int(down["near.known"].sum()) * one, super().traffic(state, sel, down, up)[1]

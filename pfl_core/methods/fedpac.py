@@ -46,7 +46,9 @@ class FedPAC(Method):
         self.check_last_linear()
         if min(self.lam, self.head_epochs, self.cut) < 0 or self.cut >= 1:
             got = f"lam={self.lam}, head_epochs={self.head_epochs}, cut={self.cut}"
-            raise ValueError(f"fedpac: got {got}; allowed are lam >= 0, head_epochs >= 0 and cut in [0, 1)")
+            raise ValueError(
+                f"fedpac: got {got}; allowed are lam >= 0, head_epochs >= 0 and cut in [0, 1)"
+            )
 
     def is_shared(self, name):
         return name not in self.task.last_linear
@@ -69,7 +71,9 @@ class FedPAC(Method):
     def aligned(self, p, anchor, batch):
         """Of ONE client: cross-entropy and the mean squared distance of features to "target" (C, F)."""
         z = self.task.features(p, batch.x)
-        return F.cross_entropy(self.task.classify(p, z), batch.y) + self.lam * F.mse_loss(z, anchor["target"][batch.y])
+        return F.cross_entropy(self.task.classify(p, z), batch.y) + self.lam * F.mse_loss(
+            z, anchor["target"][batch.y]
+        )
 
     def local(self, c, start):
         model, fc = select(start, self.task.names), self.task.last_linear
@@ -80,7 +84,9 @@ class FedPAC(Method):
         h = s["z"] / n[:, None, None]
         v = ((s["square"] / n - h.square().sum((1, 2))) / n).clamp_min(0)
         target = torch.where(start["seen"][..., None], start["proto"], means(s))
-        model = c.train(self.loss, model, only=fc, lr=self.head_lr, epochs=self.head_epochs, stream="head")
+        model = c.train(
+            self.loss, model, only=fc, lr=self.head_lr, epochs=self.head_epochs, stream="head"
+        )
         loss = self.aligned if c.round and self.lam else self.loss
         end = c.train(loss, model, only=base, anchor={"target": target})
         s = c.measure(self.sums, end)
@@ -101,7 +107,11 @@ class FedPAC(Method):
         proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
         base = weighted_mean(select(end, self.shared()), weight)
         state.server |= base | {"proto": proto, "seen": state.server["seen"] | (count > 0)}
-        put(state.extra, sel, mix(self.collaboration(end["h"], end["v"]), heads) if self.combine else heads)
+        put(
+            state.extra,
+            sel,
+            mix(self.collaboration(end["h"], end["v"]), heads) if self.combine else heads,
+        )
         return state
 
     def serve(self, p):

@@ -24,7 +24,9 @@ class FedPer(Method):
     """Personal head, shared base, trained jointly (Arivazhagan et al., 2019)."""
 
     name = "fedper"
-    finetune_epochs: int = 0  # head-only epochs before the joint ones (App. A.3 uses 1); 0 is FedPer
+    finetune_epochs: int = (
+        0  # head-only epochs before the joint ones (App. A.3 uses 1); 0 is FedPer
+    )
 
     def is_shared(self, name):
         return name not in self.task.head
@@ -32,6 +34,8 @@ class FedPer(Method):
     def local(self, c, start):
         if self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
-            tuned = c.train(self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune")
+            tuned = c.train(
+                self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune"
+            )
             start = start | {n: tuned[n] for n in self.task.head}
         return c.train(self.loss, start)

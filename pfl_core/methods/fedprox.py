@@ -37,4 +37,6 @@ class FedProx(Method):
             )
 
     def loss(self, p, anchor, batch):
-        return super().loss(p, anchor, batch) + self.mu * half_square(p, anchor, self.task.parameters)
+        return super().loss(p, anchor, batch) + self.mu * half_square(
+            p, anchor, self.task.parameters
+        )

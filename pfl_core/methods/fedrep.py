@@ -30,7 +30,9 @@ class FedRep(Method):
     name = "fedrep"
     # 0 is allowed for one of them, as a limit: heads stay as they were drawn, or phi does.
     head_epochs: int = 1  # tau_h (PFLlib: 1; authors on CIFAR: 10)
-    body_epochs: int | None = None  # tau_b; None: the experiment's epochs or steps (authors: 1 or 5)
+    body_epochs: int | None = (
+        None  # tau_b; None: the experiment's epochs or steps (authors: 1 or 5)
+    )
 
     def check(self):
         tau_h, tau_b = self.head_epochs, self.body_epochs

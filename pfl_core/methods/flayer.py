@@ -55,7 +55,10 @@ TINY = 1e-12  # least norm of a gradient; the code divides by zero
 
 def accuracy(logits: Callable, c: Context, p: Params, split: str) -> Tensor:
     """A_k (S,) in [0, 1] of the models with plain names in p, float64; 0 for a client without samples of that split."""
-    right = lambda q, b: {"hits": (logits(q, b.x).argmax(1) == b.y).sum(), "n": torch.ones_like(b.y).sum()}  # noqa: E731
+    right = lambda q, b: {
+        "hits": (logits(q, b.x).argmax(1) == b.y).sum(),
+        "n": torch.ones_like(b.y).sum(),
+    }  # noqa: E731
     got = c.measure(right, p, split)
     return got["hits"].double() / got["n"].clamp_min(1)
 
@@ -111,7 +114,9 @@ def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
         v = change[name]
         unit = v.flatten(3) if v.dim() == 5 else v
         size = unit.shape[-1]
-        drop = max(min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1)  # halves to even
+        drop = max(
+            min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1
+        )  # halves to even
         if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and fix_1x1):
             drop = 0
         out[name] = largest(unit, size - drop).view_as(v)
@@ -124,7 +129,9 @@ def largest(x: Tensor, keep: int) -> Tensor:
         return torch.full_like(x, keep > 0, dtype=torch.bool)
     least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
     above, equal = x > least, x == least
-    return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= keep - above.sum(-1, keepdim=True))
+    return above | equal & (
+        equal.cumsum(-1, dtype=torch.int32) <= keep - above.sum(-1, keepdim=True)
+    )
 
 
 def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:
@@ -154,21 +161,31 @@ class Flayer(Method):
     name = "flayer"
     mode: str = "paper"  # or "official", the released code
     agg: str = "contributors"  # or "literal": masked entries count as zeros
-    acc_on: str = "auto"  # split of A_k: "train", "val" or "test"; auto: train, and test in mode official
+    acc_on: str = (
+        "auto"  # split of A_k: "train", "val" or "test"; auto: train, and test in mode official
+    )
     mixing: bool = True  # the three parts (Fig. 3); all False is `inner`
     rates: bool = True
     masking: bool = True
     fix_1x1: bool = True  # official: False never uploads 1x1 kernels
-    middle: float = 20.0  # official: factor on middle layers' rates; code: 20 (CNN), 1 (ResNet-18, fastText)
-    inner: str = "fedavg"  # the method inside (Tab. 5c): fedavg, ditto, fedamp, fedper, fedrep, fedala
+    middle: float = (
+        20.0  # official: factor on middle layers' rates; code: 20 (CNN), 1 (ResNet-18, fastText)
+    )
+    inner: str = (
+        "fedavg"  # the method inside (Tab. 5c): fedavg, ditto, fedamp, fedper, fedrep, fedala
+    )
     inner_args: dict[str, Any] = field(default_factory=dict)  # its hyper-parameters
 
     def check(self):
         for key, legal in CHOICES.items():
             if getattr(self, key) not in legal:
-                raise ValueError(f"flayer: {key} = {getattr(self, key)!r}; use one of {', '.join(legal)}")
+                raise ValueError(
+                    f"flayer: {key} = {getattr(self, key)!r}; use one of {', '.join(legal)}"
+                )
         if self.mode == "official" and self.inner != "fedavg":
-            raise ValueError(f"flayer: mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'")
+            raise ValueError(
+                f"flayer: mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'"
+            )
         if not self.middle > 0:
             raise ValueError(f"flayer: middle = {self.middle}; allowed: a number > 0")
 
@@ -188,7 +205,11 @@ class Flayer(Method):
     @property
     def split(self) -> str:
         """The split that A_k is measured on."""
-        return {"paper": "train", "official": "test"}[self.mode] if self.acc_on == "auto" else self.acc_on
+        return (
+            {"paper": "train", "official": "test"}[self.mode]
+            if self.acc_on == "auto"
+            else self.acc_on
+        )
 
     @property
     def leaks_test(self) -> bool:
@@ -204,7 +225,11 @@ class Flayer(Method):
     def init(self):
         state, t = self.method.init(), self.task
         sent = self.method.download(state, torch.zeros(1, dtype=torch.int64, device=t.device))
-        heads = {self.carried(n) for n in sent} & t.head if self.mixing and self.inner != "fedala" else set()
+        heads = (
+            {self.carried(n) for n in sent} & t.head
+            if self.mixing and self.inner != "fedala"
+            else set()
+        )
         if heads:
             zero = torch.zeros(t.K, dtype=t.dtype, device=t.device)
             state.clients |= prefixed("flayer.", own(select(t.start(), heads)) | {"acc": zero})
@@ -223,7 +248,14 @@ class Flayer(Method):
         if self.mode == "paper":
             return start
         only = [n for n in self.task.parameters if n in self.task.head]
-        return c.train(self.loss, start, only=only, epochs=1, stream="flayer", step=self.step if self.rates else None)
+        return c.train(
+            self.loss,
+            start,
+            only=only,
+            epochs=1,
+            stream="flayer",
+            step=self.step if self.rates else None,
+        )
 
     def personal(self, state, c):
         start = self.begin(state, c.sel)
@@ -237,13 +269,17 @@ class Flayer(Method):
         f = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
         eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
         # addcmul: one pass over the model, where p - rate * v takes two.
-        return p | {n: p[n].addcmul(v, eta[n] * f.get(n, v.new_ones(())), value=-1) for n, v in g.items()}, f
+        return p | {
+            n: p[n].addcmul(v, eta[n] * f.get(n, v.new_ones(())), value=-1) for n, v in g.items()
+        }, f
 
     def local(self, c, start):
         start = self.tune_head(c, start)
         # The round as inner sees it: plain SGD is our step, a step of inner's own stays.
         train = partial(c.train, step=self.step) if self.rates else c.train
-        seen = SimpleNamespace(sel=c.sel, round=c.round, state=c.state, measure=c.measure, train=train)
+        seen = SimpleNamespace(
+            sel=c.sel, round=c.round, state=c.state, measure=c.measure, train=train
+        )
         end = self.method.local(seen, start)
         if "flayer.acc" in start:
             heads = select(end, unprefixed("flayer.", start))
@@ -253,7 +289,9 @@ class Flayer(Method):
             sent = {n: self.carried(n) for n in end if n not in c.state.clients and self.carried(n)}
             # One client after another: together they would take several times the memory of all models.
             change = lambda i: {q: (end[n][i] - start[q][i]).abs()[None] for n, q in sent.items()}  # noqa: E731
-            masks = [FORMS[self.mode][1](change(i), self.task, self.fix_1x1) for i in range(len(c.sel))]
+            masks = [
+                FORMS[self.mode][1](change(i), self.task, self.fix_1x1) for i in range(len(c.sel))
+            ]
             end = end | {f"mask.{n}": torch.cat([m[q] for m in masks]) for n, q in sent.items()}
         return end
 
@@ -261,7 +299,9 @@ class Flayer(Method):
     def upload(self, state, sel, start, end, weight):
         masks, full = parted(end)
         for n, m in masks.items():
-            old = state.server.get(n, start[self.carried(n)]) if self.agg == "contributors" else None
+            old = (
+                state.server.get(n, start[self.carried(n)]) if self.agg == "contributors" else None
+            )
             full[n] = filled(full[n], m, weight, old)
         return self.method.upload(state, sel, start, full, weight)
 

@@ -36,14 +36,18 @@ class GPFL(Method):
 
     name = "gpfl"
     lam: float = 0.01  # lambda, pull of generic features to E^ (authors' script: CNN; ResNet-18: 1e-4); 0 is none
-    mu: float = 0.1  # weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none
+    mu: float = (
+        0.1  # weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none
+    )
     condition: str = "own"  # g and p_i from the "own" embeddings trained last, or from the "global" ones received
 
     def check(self):
         self.check_last_linear()
         if min(self.lam, self.mu) < 0 or self.condition not in ("own", "global"):
             got = f"lam={self.lam}, mu={self.mu}, condition={self.condition!r}"
-            raise ValueError(f"gpfl: got {got}; allowed are lam >= 0, mu >= 0 and condition 'own' or 'global'")
+            raise ValueError(
+                f"gpfl: got {got}; allowed are lam >= 0, mu >= 0 and condition 'own' or 'global'"
+            )
 
     def is_shared(self, name):
         return name not in self.task.last_linear
@@ -65,7 +69,10 @@ class GPFL(Method):
     def conditions(self, gce, sel):
         """g and p_i (S, F) of clients sel from embeddings (S, C, F)."""
         share = self.task.label_counts[sel] / self.task.n[sel][:, None]
-        return {"generic": gce.mean(1), "personal": torch.einsum("sc,scf->sf", share.to(gce.dtype), gce)}
+        return {
+            "generic": gce.mean(1),
+            "personal": torch.einsum("sc,scf->sf", share.to(gce.dtype), gce),
+        }
 
     def begin(self, state, sel, sent=None):
         p = super().begin(state, sel, sent)
@@ -96,6 +103,8 @@ class GPFL(Method):
         return fit + self.lam * apart + self.mu / 2 * decay
 
     def local(self, c, start):
-        trained = [n for n in start if n in self.task.parameters or n == "gce" or n.startswith("cov.")]
+        trained = [
+            n for n in start if n in self.task.parameters or n == "gce" or n.startswith("cov.")
+        ]
         end = c.train(self.loss, start, only=trained)
         return end | prefixed("next.", self.conditions(end["gce"], c.sel))

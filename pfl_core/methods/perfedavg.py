@@ -45,7 +45,9 @@ class PerFedAvg(Method):
 
     name = "perfedavg"
     version: str = "fo"  # "fo" leaves the Hessian out, "hf" takes it by a central difference
-    alpha: float | None = None  # rate of inner step and adaptation; None: lr. 0 is FedAvg on the D' (a limit)
+    alpha: float | None = (
+        None  # rate of inner step and adaptation; None: lr. 0 is FedAvg on the D' (a limit)
+    )
     beta: float | None = None  # rate of the meta-step; None: lr (PFLlib); FL-bench 0.001
     delta: float = 1e-3  # length of the difference step of "hf", relative to ||w||
     # Runs over the experiment's epochs (or steps) a round; 2 ("fo") or 3 ("hf") makes as many updates as FedAvg.
@@ -61,11 +63,19 @@ class PerFedAvg(Method):
         for name, fine, allowed in (
             ("version", self.version in ("fo", "hf"), "'fo' or 'hf'"),
             ("alpha", self.alpha is None or self.alpha >= 0, "None (lr) or a number >= 0"),
-            ("beta", self.beta is None or self.beta > 0, "None (lr) or a number > 0; at 0 nothing is learned"),
+            (
+                "beta",
+                self.beta is None or self.beta > 0,
+                "None (lr) or a number > 0; at 0 nothing is learned",
+            ),
             ("delta", self.delta > 0, "a number > 0"),
             ("passes", self.passes >= 1, "an integer >= 1"),
             ("adapt_steps", self.adapt_steps >= 0, "an integer >= 0"),
-            ("adapt_epochs", self.adapt_epochs >= (not self.adapt_steps), "an integer >= 1; 0 if adapt_steps >= 1"),
+            (
+                "adapt_epochs",
+                self.adapt_epochs >= (not self.adapt_steps),
+                "an integer >= 1; 0 if adapt_steps >= 1",
+            ),
         ):
             if not fine:
                 raise ValueError(f"perfedavg: {name} = {getattr(self, name)!r}; allowed: {allowed}")
@@ -83,7 +93,9 @@ class PerFedAvg(Method):
         batches = 2 if self.version == "fo" else 3
         for i in range(self.passes):
             stream = f"local/{i}" if i else "local"
-            start = c.train(self.loss, start, lr=self.beta, step=self.step, batches=batches, stream=stream)
+            start = c.train(
+                self.loss, start, lr=self.beta, step=self.step, batches=batches, stream=stream
+            )
         return start
 
     def personal(self, state, c):

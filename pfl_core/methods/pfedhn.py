@@ -55,12 +55,16 @@ class Hypernetwork(NamedTuple):
 
     def draw(self, d: int) -> Params:
         """New weights {layer.weight, layer.bias, with spectral norm layer.u} for embeddings of size d, as nn.Linear draws them."""
-        layers = {f"trunk.{i}": (self.hidden if i else d, self.hidden) for i in range(self.n_hidden + 1)}
+        layers = {
+            f"trunk.{i}": (self.hidden if i else d, self.hidden) for i in range(self.n_hidden + 1)
+        }
         for g, shapes in enumerate(self.sizes):
             layers |= {f"head.{g}.{n}": (self.hidden, prod(s)) for n, s in shapes.items()}
         phi = {}
         for name, (inputs, outputs) in layers.items():
-            phi |= {f"{name}.{p}": v.detach() for p, v in nn.Linear(inputs, outputs).named_parameters()}
+            phi |= {
+                f"{name}.{p}": v.detach() for p, v in nn.Linear(inputs, outputs).named_parameters()
+            }
             if self.spectral:
                 phi[f"{name}.u"] = torch.randn(outputs)
         for _ in range(15):
@@ -83,13 +87,19 @@ class Hypernetwork(NamedTuple):
             out[n] = torch.cat(parts)[back]
         return out
 
-    def pull(self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params) -> Params:
+    def pull(
+        self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
+    ) -> Params:
         """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}; delta {name: (S, *shape)} as written."""
         with torch.enable_grad():
             leaves = {n: phi[n].detach().requires_grad_() for n in names}
             theta = self.write(phi | leaves, sel, size)
         outputs, cotangents = [theta[n] for n in delta], list(delta.values())
-        return dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangents), strict=True))
+        return dict(
+            zip(
+                leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangents), strict=True
+            )
+        )
 
     def advance(self, phi: Params) -> None:
         """One power iteration of every layer's u, in place."""
@@ -124,20 +134,35 @@ def narrowed(task: Task, width: float) -> Shapes:
     for names in task.layers.values():
         here = width if task.initial[names[0]].dim() > 2 else 1.0
         for n in names:
-            exact = [s * w for s, w in zip(task.initial[n].shape, (here, before, 1, 1), strict=False)]
+            exact = [
+                s * w for s, w in zip(task.initial[n].shape, (here, before, 1, 1), strict=False)
+            ]
             if not 0 < width <= 1 or any(abs(s - round(s)) > 1e-6 for s in exact):
-                raise ValueError(f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole channels")
+                raise ValueError(
+                    f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole channels"
+                )
             shapes[n] = tuple(map(round, exact))
         before = here
     return shapes
 
 
 def _sgd(
-    p: Params, momentum: Params, grad: Params, lr: float, mu: float, decay: float, clip: float, by_row: bool
+    p: Params,
+    momentum: Params,
+    grad: Params,
+    lr: float,
+    mu: float,
+    decay: float,
+    clip: float,
+    by_row: bool,
 ) -> None:
     # As torch.optim.SGD counts it, in place: phi is large, and new memory would cost more than the arithmetic. With phi frozen
     # clients do not meet, and each one's gradient (a row of v) is clipped alone.
-    norm = grad["v"].norm(dim=1, keepdim=True) if by_row else torch.stack([g.norm() for g in grad.values()]).norm()
+    norm = (
+        grad["v"].norm(dim=1, keepdim=True)
+        if by_row
+        else torch.stack([g.norm() for g in grad.values()]).norm()
+    )
     scale = (clip / (norm + 1e-6)).clamp(max=1) if clip else torch.ones_like(norm)
     for n, g in grad.items():
         p[n].sub_(momentum[n].mul_(mu).addcmul_(g, scale).add_(p[n], alpha=decay), alpha=lr)
@@ -154,7 +179,9 @@ class PFedHN(Method):
     clip: float = 50.0  # L2 norm of the hypernetwork's gradient [code]; 0 is no clipping
     dim: int = 0  # d_e; 0 is floor(1 + K/4) (Sec. 5)
     hidden: int = 100  # width of the trunk (App. B)
-    n_hidden: int = 3  # hidden layers of the trunk (App. B; 1 for MNIST); 0 is a linear hypernetwork (Sec. 4.1)
+    n_hidden: int = (
+        3  # hidden layers of the trunk (App. B; 1 for MNIST); 0 is a linear hypernetwork (Sec. 4.1)
+    )
     spectral_norm: bool = False  # every linear layer divided by its top singular value (App. C.3)
     # "fixed": v_i = the client's class proportions; "fixed_columns": its share of each class, App. C.5's descriptor (that of Sec. 5.3).
     embed: str = "trainable"
@@ -165,20 +192,29 @@ class PFedHN(Method):
     novel: str = "mean"
 
     def check(self):
-        options = {"embed": ("trainable", "fixed", "fixed_columns"), "hn_sign": ("descent", "literal")}
+        options = {
+            "embed": ("trainable", "fixed", "fixed_columns"),
+            "hn_sign": ("descent", "literal"),
+        }
         for field, legal in (options | {"novel": ("mean", "normal", "trained")}).items():
             if getattr(self, field) not in legal:
-                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}")
+                raise ValueError(
+                    f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}"
+                )
         for field, least in {"dim": 0, "n_hidden": 0, "hidden": 1}.items():
             if getattr(self, field) < least:
-                raise ValueError(f"{self.name}: {field}={getattr(self, field)}; allowed: integers >= {least}")
+                raise ValueError(
+                    f"{self.name}: {field}={getattr(self, field)}; allowed: integers >= {least}"
+                )
         _ = self.hn  # which refuses widths
 
     @property
     def hn(self) -> Hypernetwork:
         """The shape of the hypernetwork; its weights are in State.extra["phi"]."""
         written = [n for n in self.task.parameters if self.is_shared(n)]
-        full, *sizes = (select(narrowed(self.task, width), written) for width in (1, *(self.widths or (1,))))
+        full, *sizes = (
+            select(narrowed(self.task, width), written) for width in (1, *(self.widths or (1,)))
+        )
         return Hypernetwork(sizes, full, self.hidden, self.n_hidden, self.spectral_norm)
 
     def embeddings(self, state: State) -> Tensor:
@@ -193,7 +229,9 @@ class PFedHN(Method):
             counts = t.label_counts.to(t.dtype)
             v = counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
             if len(v) != k:
-                raise ValueError(f"{self.name}: {k} clients, but labels of {len(v)} are known; bind it to their data")
+                raise ValueError(
+                    f"{self.name}: {k} clients, but labels of {len(v)} are known; bind it to their data"
+                )
         return v.to(t.device, t.dtype), size.to(t.device)
 
     def init(self):
@@ -201,10 +239,18 @@ class PFedHN(Method):
         state.server = select(state.server, t.buffers)
         with t.seeded("hypernetwork"):
             v, size = self._clients(t.K, torch.randn(t.K, self.dim or 1 + t.K // 4))
-            phi = {"v": v} | {n: w.to(t.device, t.dtype) for n, w in self.hn.draw(v.shape[1]).items()}
+            phi = {"v": v} | {
+                n: w.to(t.device, t.dtype) for n, w in self.hn.draw(v.shape[1]).items()
+            }
         # What has a momentum is trained.
-        trained = [n for n in phi if not n.endswith(".u") and (n != "v" or self.embed == "trainable")]
-        state.extra = {"phi": phi, "momentum": {n: torch.zeros_like(phi[n]) for n in trained}, "size": size}
+        trained = [
+            n for n in phi if not n.endswith(".u") and (n != "v" or self.embed == "trainable")
+        ]
+        state.extra = {
+            "phi": phi,
+            "momentum": {n: torch.zeros_like(phi[n]) for n in trained},
+            "size": size,
+        }
         return state
 
     def adopt(self, state, k):
@@ -216,14 +262,18 @@ class PFedHN(Method):
             raise ValueError(
                 f"{self.name}: novel='trained' is for the {len(phi['v'])} clients that were trained, here are {k}; use mean or normal"
             )
-        start = {"mean": phi["v"].mean(0).repeat(k, 1), "normal": drawn, "trained": phi["v"]}[self.novel]
+        start = {"mean": phi["v"].mean(0).repeat(k, 1), "normal": drawn, "trained": phi["v"]}[
+            self.novel
+        ]
         phi["v"], size = self._clients(k, start)
         momentum = {"v": torch.zeros_like(phi["v"])} if self.embed == "trainable" else {}
         fresh.extra = {"phi": phi, "momentum": momentum, "size": size}
         return fresh
 
     def download(self, state, sel):
-        return super().download(state, sel) | self.hn.write(state.extra["phi"], sel, state.extra["size"][sel])
+        return super().download(state, sel) | self.hn.write(
+            state.extra["phi"], sel, state.extra["size"][sel]
+        )
 
     def upload(self, state, sel, start, end, weight):
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
@@ -238,11 +288,15 @@ class PFedHN(Method):
         frozen = grad.keys() == {"v"}
         if not frozen:
             hn.advance(phi)
-        _sgd(phi, momentum, grad, self.lr, self.momentum, self.weight_decay, self.clip, by_row=frozen)
+        _sgd(
+            phi, momentum, grad, self.lr, self.momentum, self.weight_decay, self.clip, by_row=frozen
+        )
         return state
 
     def traffic(self, state, sel, down, up):
-        full, *sizes = (sum(map(prod, shapes.values())) for shapes in (self.hn.full, *self.hn.sizes))
+        full, *sizes = (
+            sum(map(prod, shapes.values())) for shapes in (self.hn.full, *self.hn.sizes)
+        )
         padding = sum(full - sizes[g] for g in state.extra["size"][sel].tolist())
         return tuple(moved - padding for moved in super().traffic(state, sel, down, up))
 

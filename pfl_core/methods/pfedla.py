@@ -44,7 +44,11 @@ def alpha(hn: Params, out: str) -> Tensor:
     for i in range(DEPTH):
         h = F.relu(torch.einsum("soi,si->so", hn[f"{i}.weight"], h) + hn[f"{i}.bias"])
     z = torch.einsum("slkh,sh->slk", hn["head.weight"], h) + hn["head.bias"]
-    return z.softmax(2) if out == "softmax" else z.relu() / z.relu().sum(2, keepdim=True).clamp_min(1e-12)
+    return (
+        z.softmax(2)
+        if out == "softmax"
+        else z.relu() / z.relu().sum(2, keepdim=True).clamp_min(1e-12)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +65,20 @@ class PFedLA(Method):
     hn_out: str = "softmax"  # or "relu_norm"
 
     def check(self):
-        for field, values in {"hn_sign": SIGNS, "hn_out": OUT, "retain_k": range(len(self.layers) + 1)}.items():
+        for field, values in {
+            "hn_sign": SIGNS,
+            "hn_out": OUT,
+            "retain_k": range(len(self.layers) + 1),
+        }.items():
             if getattr(self, field) not in values:
                 allowed = ", ".join(map(str, values))
-                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r}; use one of {allowed}")
+                raise ValueError(
+                    f"{self.name}: {field}={getattr(self, field)!r}; use one of {allowed}"
+                )
         if min(self.dim, self.hidden) < 1:
-            raise ValueError(f"{self.name}: dim={self.dim}, hidden={self.hidden}; allowed: integers >= 1")
+            raise ValueError(
+                f"{self.name}: dim={self.dim}, hidden={self.hidden}; allowed: integers >= 1"
+            )
 
     @property
     def layers(self) -> dict[str, list[str]]:
@@ -76,15 +88,24 @@ class PFedLA(Method):
     # -- the hypernetworks -----------------------------------------------------------------------------------------------
     def _hypernetworks(self) -> Params:
         # K networks at once, drawn as nn.Linear draws one.
-        t, (split, heads) = self.task, ((self.task.K, self.hidden), (self.task.K, len(self.layers), self.task.K))
+        t, (split, heads) = (
+            self.task,
+            ((self.task.K, self.hidden), (self.task.K, len(self.layers), self.task.K)),
+        )
         with t.seeded("hypernetworks"):
             hn = {"v": torch.randn(t.K, self.dim)}
             for i in range(DEPTH):
                 linear = nn.Linear(self.hidden if i else self.dim, t.K * self.hidden)
-                hn |= {f"{i}.{p}": v.detach().unflatten(0, split) for p, v in linear.named_parameters()}
+                hn |= {
+                    f"{i}.{p}": v.detach().unflatten(0, split) for p, v in linear.named_parameters()
+                }
             shape = *heads, self.hidden
-            hn["head.weight"] = torch.zeros(shape) if self.hn_out == "softmax" else torch.rand(shape)
-        return {n: v.to(t.device, t.dtype) for n, v in (hn | {"head.bias": torch.zeros(heads)}).items()}
+            hn["head.weight"] = (
+                torch.zeros(shape) if self.hn_out == "softmax" else torch.rand(shape)
+            )
+        return {
+            n: v.to(t.device, t.dtype) for n, v in (hn | {"head.bias": torch.zeros(heads)}).items()
+        }
 
     def retained(self, a: Tensor, sel: Tensor) -> Tensor:
         """Whether client sel[s] keeps layer l: (S, L) bool, the retain_k largest self weights of a (S, L, K); of equal ones the first."""
@@ -137,18 +158,26 @@ class PFedLA(Method):
         slope.masked_fill_(self.retained(a, sel)[:, :, None], 0)
         grads = torch.autograd.grad(a, list(hn.values()), slope)
         rate = self.lr if self.hn_sign == "descent" else -self.lr
-        put(state.extra["hn"], sel, {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)})
+        put(
+            state.extra["hn"],
+            sel,
+            {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)},
+        )
         put(theta, sel, select(end, theta))
         return state
 
     def traffic(self, state, sel, down, up):
         down_n, up_n = super().traffic(state, sel, down, up)
         _, keep = self._used(state, sel)
-        sizes = torch.tensor([sum(self.task.initial[n].numel() for n in names) for names in self.layers.values()])
+        sizes = torch.tensor(
+            [sum(self.task.initial[n].numel() for n in names) for names in self.layers.values()]
+        )
         return down_n - int((keep.cpu() * sizes).sum()), up_n
 
     def adopt(self, state, k):
-        raise ValueError(f"{self.name} weighs the {self.task.K} clients it knows; it cannot serve {k} new ones")
+        raise ValueError(
+            f"{self.name} weighs the {self.task.K} clients it knows; it cannot serve {k} new ones"
+        )
 
 
 @dataclass(frozen=True, eq=False)

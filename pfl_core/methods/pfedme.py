@@ -37,10 +37,14 @@ class PFedMe(Method):
     name = "pfedme"
     lam: float = 15.0  # lambda, pull between theta and w_i; lr * lam = 1 sets w_i to theta. 15: authors' code
     inner_steps: int = 5  # K, gradient steps for each theta (authors' code)
-    personal_lr: float = 0.01  # rate of these steps (PFLlib, FL-bench; authors' scripts 0.01 to 0.1)
+    personal_lr: float = (
+        0.01  # rate of these steps (PFLlib, FL-bench; authors' scripts 0.01 to 0.1)
+    )
     beta: float = 1.0  # rate of the server; 1 is the plain mean (authors' code; 2 when tuned)
     decay: float = 0.001  # nu, weight decay of theta; 0 is the paper. 0.001: authors' code
-    score: str = "personal"  # the served model: "personal" theta, or "local" w_i, as published code does
+    score: str = (
+        "personal"  # the served model: "personal" theta, or "local" w_i, as published code does
+    )
 
     def check(self):
         lr, pull = self.task.config.lr, self.lam + self.decay
@@ -48,7 +52,11 @@ class PFedMe(Method):
             ("lam", 0 < self.lam * lr < 2, f"0 < lam * lr < 2 (lr is {lr}; at 0 w freezes)"),
             ("inner_steps", self.inner_steps >= 1, "an integer >= 1"),
             ("decay", self.decay >= 0, "a number >= 0"),
-            ("personal_lr", 0 < self.personal_lr * pull < 2, f"0 < personal_lr * (lam + decay) < 2 (the sum: {pull})"),
+            (
+                "personal_lr",
+                0 < self.personal_lr * pull < 2,
+                f"0 < personal_lr * (lam + decay) < 2 (the sum: {pull})",
+            ),
             ("beta", self.beta > 0, "a number > 0; at 0 w freezes"),
             ("score", self.score in ("personal", "local"), "'personal' or 'local'"),
         ):
@@ -71,8 +79,16 @@ class PFedMe(Method):
 
     def local(self, c, start):
         names = self.task.parameters
-        end = c.train(self.loss, select(start, self.task.names) | prefixed("w.", select(start, names)), step=self.step)
-        return prefixed("theta.", select(end, names)) | unprefixed("w.", end) | select(end, self.task.buffers)
+        end = c.train(
+            self.loss,
+            select(start, self.task.names) | prefixed("w.", select(start, names)),
+            step=self.step,
+        )
+        return (
+            prefixed("theta.", select(end, names))
+            | unprefixed("w.", end)
+            | select(end, self.task.buffers)
+        )
 
     def upload(self, state, sel, start, end, weight):
         old = select(state.server, self.task.parameters)
@@ -81,9 +97,13 @@ class PFedMe(Method):
         return state
 
     def serve(self, p):
-        return select(p, self.task.names) | (unprefixed("theta.", p) if self.score == "personal" else {})
+        return select(p, self.task.names) | (
+            unprefixed("theta.", p) if self.score == "personal" else {}
+        )
 
     def adopt(self, state, k):
         state = super().adopt(state, k)  # new clients' personal models start at w
-        state.clients |= prefixed("theta.", own(expand(select(state.server, self.task.parameters), k)))
+        state.clients |= prefixed(
+            "theta.", own(expand(select(state.server, self.task.parameters), k))
+        )
         return state

@@ -54,7 +54,12 @@ class Task:
     """
 
     def __init__(
-        self, model: nn.Module, n: Tensor, label_counts: Tensor, config: TrainConfig, heads: Params | None = None
+        self,
+        model: nn.Module,
+        n: Tensor,
+        label_counts: Tensor,
+        config: TrainConfig,
+        heads: Params | None = None,
     ):
         self.model, self.n, self.label_counts, self.config = model, n, label_counts, config
         self.K, self.C = label_counts.shape

@@ -21,7 +21,10 @@ from pfl_core.util import checks
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
-FULL = ("medium", "paper")  # profiles over the papers' own data, networks and clients; medium has fewer rounds
+FULL = (
+    "medium",
+    "paper",
+)  # profiles over the papers' own data, networks and clients; medium has fewer rounds
 TUNING = "tuning"  # the artefact of runs that choose the parameters of others
 EMBEDDED = ("digits", "digits100", "raters_digits100")
 STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
@@ -54,7 +57,9 @@ class Probed(NamedTuple):
 
 
 Recorded = Callable[[str], list[Probed]]  # name of a probe -> what it recorded in the runs at hand
-Number = dict[str, Any]  # run, metric, value, and what else differs from that run's rows (row, column, round)
+Number = dict[
+    str, Any
+]  # run, metric, value, and what else differs from that run's rows (row, column, round)
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,24 @@ class Paper:
 
     def planned(self, scope: Scope, artefact: str = "", part: str | None = None) -> list[Sweep]:
         """The sweeps of an artefact (of all that the scope asks for), those of "tuning" that they need first."""
-        wanted = [artefact] if artefact else [a for a in self.artefacts if a in (scope.artefacts or self.artefacts)]
+        wanted = (
+            [artefact]
+            if artefact
+            else [a for a in self.artefacts if a in (scope.artefacts or self.artefacts)]
+        )
         found = self.sweeps(scope)
         serves = {a for a in wanted if a != TUNING and self.artefacts[a].tuned}
         tuning = [s for s in found if s.artefact == TUNING]
-        first = tuning if artefact == TUNING else [s for s in tuning if serves and (not s.part or s.part in serves)]
-        rest = [s for s in found if s.artefact in wanted and s.artefact != TUNING and part in (None, s.part)]
+        first = (
+            tuning
+            if artefact == TUNING
+            else [s for s in tuning if serves and (not s.part or s.part in serves)]
+        )
+        rest = [
+            s
+            for s in found
+            if s.artefact in wanted and s.artefact != TUNING and part in (None, s.part)
+        ]
         return [*first, *rest]
 
     def missing(self, scope: Scope, artefact: str) -> str:
@@ -143,7 +160,10 @@ class Paper:
         if not any(scope.data(d) for d in needed):
             return f"not run, needs {' or '.join(needed)} (datasets={list(scope.datasets) or 'the embedded ones'})"
         if scope.profile == "medium" and not self.artefacts[artefact].medium:
-            some = ", ".join(a for a, v in self.artefacts.items() if v.medium) or "nothing of this paper"
+            some = (
+                ", ".join(a for a, v in self.artefacts.items() if v.medium)
+                or "nothing of this paper"
+            )
             return f"not run at profile medium, which has {some}; use profile='paper'"
         return ""
 
@@ -160,7 +180,9 @@ class Scope:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     artefacts: tuple[str, ...] = ()
-    finished: Callable[[list[Experiment]], pd.DataFrame | None] = field(default=lambda cells: None, compare=False)
+    finished: Callable[[list[Experiment]], pd.DataFrame | None] = field(
+        default=lambda cells: None, compare=False
+    )
 
     @property
     def label(self) -> str:
@@ -213,17 +235,29 @@ class Scope:
         if base is None:
             return []
         if self.methods:
-            rows = {k: v for k, v in rows.items() if v.get("method", base.method) in self.methods or k in self.methods}
+            rows = {
+                k: v
+                for k, v in rows.items()
+                if v.get("method", base.method) in self.methods or k in self.methods
+            }
         artefact = base.tags["artefact"]
-        return [Sweep(artefact, base, rows, columns, seeds or self.seeds_of(paper, artefact, quick), part)]
+        return [
+            Sweep(
+                artefact, base, rows, columns, seeds or self.seeds_of(paper, artefact, quick), part
+            )
+        ]
 
     def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
         """The seeds of an artefact: those asked for, else as many as the paper, the artefact or the profile says."""
         if self.seeds:
             return self.seeds
         own = paper.artefacts.get(artefact)
-        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}[self.profile]
-        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}.get(self.profile, 0)
+        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}[
+            self.profile
+        ]
+        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}.get(
+            self.profile, 0
+        )
         return tuple(range(few or paper.seeds.get(self.profile, usual)))
 
 
@@ -258,7 +292,9 @@ def value(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct", **
     return float(got.value.mean())
 
 
-def derived(rows: pd.DataFrame, metric: str, row: str | None = None, column: str | None = None) -> pd.Series:
+def derived(
+    rows: pd.DataFrame, metric: str, row: str | None = None, column: str | None = None
+) -> pd.Series:
     """Values of a derived metric (`Study.derive`) of one row and column, None for all; LookupError if there are none."""
     got = rows[(rows["mean"] == "derived") & (rows.metric == metric)]
     for name, label in (("row", row), ("column", column)):

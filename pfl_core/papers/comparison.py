@@ -44,7 +44,11 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
 def common(dataset: str, profile: str = "medium", **changes: Any) -> Experiment:
     """The settings that all rows share; `changes` to those of `presets.COMPARISON`. ValueError for an unknown profile."""
     checks.known("profile of the comparison", profile, presets.SCALES)
-    return Experiment(**presets.COMPARISON | {"dataset": dataset}).but(**presets.SCALES[profile]).but(**changes)
+    return (
+        Experiment(**presets.COMPARISON | {"dataset": dataset})
+        .but(**presets.SCALES[profile])
+        .but(**changes)
+    )
 
 
 def grid_of(method: str) -> presets.Grid:
@@ -62,7 +66,9 @@ def cell(row: str, shared: Experiment, choice: dict[str, Any] | None = None) -> 
     """A row's run with one choice of its grid; what it starts from has the same learning rate."""
     choice = grid_of(row).choices()[4] if choice is None else choice
     rate = {n: v for n, v in choice.items() if n == "lr"}
-    return shared.but(**presets.COMPARED[report.VIEWS.get(row, row)](shared.but(**rate))).but(**choice)
+    return shared.but(**presets.COMPARED[report.VIEWS.get(row, row)](shared.but(**rate))).but(
+        **choice
+    )
 
 
 def shorter(row: str, shared: Experiment) -> Experiment:
@@ -119,9 +125,13 @@ def experiments(
     shared, out = common(dataset, profile, **changes), []
     for row in chosen(methods):
         base = cell(row, shared, (choices or {}).get(row))
-        for e in grid(base, {row: {}}, {dataset: {}}, seeds):  # which gives what they start from their seed, too
+        for e in grid(
+            base, {row: {}}, {dataset: {}}, seeds
+        ):  # which gives what they start from their seed, too
             e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
-            start = e.init_from and e.init_from.but(keep_models=True, tags=e.tags | {"row": row + START})
+            start = e.init_from and e.init_from.but(
+                keep_models=True, tags=e.tags | {"row": row + START}
+            )
             out += [*([start] if start else []), e]
     return out
 
@@ -177,7 +187,12 @@ class _Counted(Context):
 
 # What decides how many gradients a method takes stays as it is.
 _SMALL: dict[str, Any] = dict(
-    dataset="digits", partition="iid", partition_args={}, partition_seed=None, clients=2, max_samples=80
+    dataset="digits",
+    partition="iid",
+    partition_args={},
+    partition_seed=None,
+    clients=2,
+    max_samples=80,
 )
 _SMALL |= dict(
     batch=8,
@@ -228,7 +243,15 @@ def _multiple(plain: str) -> float:
 
 def _epoch(e: Experiment) -> float:
     # Batches of an epoch, mean over clients.
-    whole = e.but(epochs=1, steps=0, participation=1.0, rounds=1, eval_after=False, init_from=None, adopt=False)
+    whole = e.but(
+        epochs=1,
+        steps=0,
+        participation=1.0,
+        rounds=1,
+        eval_after=False,
+        init_from=None,
+        adopt=False,
+    )
     return plan.client_steps(whole) / e.clients
 
 
@@ -256,8 +279,13 @@ def hours(
         tunes = [e.but(**c) for c in tried]
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not sweeps.is_there(c)]
-        some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]  # rates, the outer axis, cost nothing
-        spent = list(itertools.islice(itertools.cycle(some), len(tunes))), [_hours(c, device) for c in finals]
+        some = [
+            _hours(c, device) for c in tunes[: len(grid_of(row).values)]
+        ]  # rates, the outer axis, cost nothing
+        spent = (
+            list(itertools.islice(itertools.cycle(some), len(tunes))),
+            [_hours(c, device) for c in finals],
+        )
         lines[row] = {
             "tuning": len(tunes),
             "runs": len(finals),
@@ -273,12 +301,20 @@ def hours(
 
 
 def _hours(e: Experiment, device: str) -> float:
-    second, _ = plan.measured(e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch, device)
+    second, _ = plan.measured(
+        e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch, device
+    )
     seen = e.rounds // e.eval_every + 1
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
     parts = [len(i) for n in ("val", "test") for i in getattr(split(e), n)]
-    forward = sum(min(n, e.max_samples or n) for n in parts) / e.batch / 3 * seen * (1 + bool(e.eval_after))
+    forward = (
+        sum(min(n, e.max_samples or n) for n in parts)
+        / e.batch
+        / 3
+        * seen
+        * (1 + bool(e.eval_after))
+    )
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
     return ((visits + others) * gradients(e) + forward) * second / 3600 / cores
 
@@ -306,9 +342,17 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         cells |= {"worst tenth": _cell(report.pick(own, "best_val", main, metric="acc_worst10"))}
         out[row] = cells | _spent(rows[rows.row.isin([row, row + START])], row)
     frame = pd.DataFrame(out).T.rename_axis("method")
-    ranks = pd.DataFrame(ranked).T.reindex(columns=["before", "after"]).rank(ascending=False, method="min")
+    ranks = (
+        pd.DataFrame(ranked)
+        .T.reindex(columns=["before", "after"])
+        .rank(ascending=False, method="min")
+    )
     for t in ("after", "before"):
-        frame.insert(list(frame).index(t) + 1, f"rank {t}", ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}"))
+        frame.insert(
+            list(frame).index(t) + 1,
+            f"rank {t}",
+            ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}"),
+        )
     return frame
 
 
@@ -322,7 +366,9 @@ def _blank(row: str) -> tuple[str, ...]:
 def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
     last = rows[rows["mean"] == "total"]
     last = last[last["round"] == last.groupby("run")["round"].transform("max")]
-    total = last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()  # what it starts from is added
+    total = (
+        last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()
+    )  # what it starts from is added
     own = rows[(rows.metric == "gradients") & (rows.row == row)].value
     visits = total["client_visits"]
     moved = {
@@ -330,7 +376,11 @@ def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
         for d, name in (("down", "download"), ("up", "upload"))
     }
     seconds = rows.drop_duplicates(["row", "run"]).groupby("row").wall_s.mean().sum()
-    return {"gradients": f"{own.mean():.0f}" if len(own) else ""} | moved | {"seconds": f"{seconds:.0f}"}
+    return (
+        {"gradients": f"{own.mean():.0f}" if len(own) else ""}
+        | moved
+        | {"seconds": f"{seconds:.0f}"}
+    )
 
 
 def _cell(picked: pd.DataFrame) -> str:

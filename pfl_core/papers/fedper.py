@@ -15,7 +15,9 @@ from pfl_core.papers.base import Artefact, Claim, Paper, Scope, Sweep, use, valu
 # validation. quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a rate that suits them.
 _FEDPER: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
-    "medium": dict(rounds=40, epochs=4, batch=128, lr=0.01, clients=10, eval_every=3, max_samples=1000),
+    "medium": dict(
+        rounds=40, epochs=4, batch=128, lr=0.01, clients=10, eval_every=3, max_samples=1000
+    ),
     "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=160),
     "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, clients=10, eval_every=2, max_samples=8),
 }
@@ -32,8 +34,13 @@ _NETS = {
 def nets(profile: str) -> dict[str, dict[str, Any]]:
     """FedPer's two networks at a profile, as changes to an Experiment; the label says where one is narrower than the paper's."""
     both = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
-    narrow = {1.0: "", 0.5: " of half width"}.get(width := _NETS[profile]["width"], f" of width 1/{1 / width:.0f}")
-    return {name + narrow: {"model": model, "model_args": _NETS[profile]} for name, model in both.items()}
+    narrow = {1.0: "", 0.5: " of half width"}.get(
+        width := _NETS[profile]["width"], f" of width 1/{1 / width:.0f}"
+    )
+    return {
+        name + narrow: {"model": model, "model_args": _NETS[profile]}
+        for name, model in both.items()
+    }
 
 
 def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
@@ -44,7 +51,11 @@ def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that FedPer's figures vary; network, k and K_P are set there."""
     fields = dict(
-        dataset=dataset, partition="fedper_classes", buffers="average", head_init="own", eval_after=profile == "medium"
+        dataset=dataset,
+        partition="fedper_classes",
+        buffers="average",
+        head_init="own",
+        eval_after=profile == "medium",
     )
     fields |= {"head_depth": 1 if artefact in LINEAR else 2} | _FEDPER[profile]
     if profile == "medium":
@@ -61,7 +72,9 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
 CURVES, SPREAD = ("curves",), ("spread",)
 FIGURES = {
-    "fig2": Artefact(CIFAR10, CURVES, medium=2, said="K_P = 2."),  # at medium MobileNet, k = 4 and 10
+    "fig2": Artefact(
+        CIFAR10, CURVES, medium=2, said="K_P = 2."
+    ),  # at medium MobileNet, k = 4 and 10
     "fig3": Artefact(CIFAR10, SPREAD, medium=2, said="K_P = 2."),
     "fig4": Artefact(CIFAR10, CURVES),
     "fig5": Artefact(CIFAR100, CURVES),
@@ -102,7 +115,11 @@ def sweeps(scope: Scope) -> list[Sweep]:
     fig4, fig14 = ({f"K_P = {d}": {"head_depth": d} for d in ds} for ds in depths)
     deep = scope.pick(both, quick={mobile: mobilenet})
     runs: dict[str, tuple[dict, dict, dict]] = {
-        "fig2": ({}, BOTH, {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks}),
+        "fig2": (
+            {},
+            BOTH,
+            {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks},
+        ),
         "fig3": (mobilenet | holding(4), BOTH, {f"{mobile}, k=4": {}}),
         "fig4": (own | holding(4), fig4, deep),
         "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet), {mobile: {}}),
@@ -136,7 +153,9 @@ def _gap(rows: pd.DataFrame, column: str, a: str = "fedper", b: str = "fedavg") 
 
 def _heterogeneous(rows: pd.DataFrame) -> tuple[str, bool]:
     gaps = {c: _gap(rows, c) for c in rows.column.unique() if c.endswith("k=4")}
-    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gaps.items()), all(g > 1 for g in gaps.values())
+    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gaps.items()), all(
+        g > 1 for g in gaps.values()
+    )
 
 
 def _shrinks(rows: pd.DataFrame) -> tuple[str, bool]:
@@ -164,7 +183,9 @@ def _depth(rows: pd.DataFrame) -> tuple[str, bool]:
 
 
 def _linear(rows: pd.DataFrame) -> tuple[str, bool]:
-    pairs = {c: (value(rows, "original", c), value(rows, "linear base", c)) for c in rows.column.unique()}
+    pairs = {
+        c: (value(rows, "original", c), value(rows, "linear base", c)) for c in rows.column.unique()
+    }
     return ", ".join(f"{c}: {a:.1f} original, {b:.1f} linear" for c, (a, b) in pairs.items()), all(
         a > b for a, b in pairs.values()
     )
@@ -172,7 +193,10 @@ def _linear(rows: pd.DataFrame) -> tuple[str, bool]:
 
 def _finetuned(rows: pd.DataFrame) -> tuple[str, list[float]]:
     # Text, and what fine-tuning adds in each column.
-    pairs = {c: (value(rows, "fedper", c), value(rows, "fedper + fine-tuning", c)) for c in rows.column.unique()}
+    pairs = {
+        c: (value(rows, "fedper", c), value(rows, "fedper + fine-tuning", c))
+        for c in rows.column.unique()
+    }
     text = ", ".join(f"{c}: {a:.1f} without, {b:.1f} with" for c, (a, b) in pairs.items())
     return text, [b - a for a, b in pairs.values()]
 
@@ -191,7 +215,9 @@ def _unnoticed(rows: pd.DataFrame) -> tuple[str, bool]:
 
 CLAIMS = (
     Claim(
-        "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)", "fig2", _heterogeneous
+        "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)",
+        "fig2",
+        _heterogeneous,
     ),
     Claim("The gap shrinks as the data become alike (k from 4 to 10, Fig. 2)", "fig2", _shrinks),
     Claim("Clients' accuracies vary less under FedPer than under FedAvg (Fig. 3)", "fig3", _spread),
@@ -200,15 +226,23 @@ CLAIMS = (
         "fig4",
         _depth,
     ),
-    Claim("The federated base earns its keep: better than a linear base (Figs. 5, 6)", "fig5", _linear),
+    Claim(
+        "The federated base earns its keep: better than a linear base (Figs. 5, 6)", "fig5", _linear
+    ),
     *(
         Claim(
-            f"Fine-tuning the personal layers first improves accuracy on CIFAR-100 (App. A.3, Fig. {n})", f, _improves
+            f"Fine-tuning the personal layers first improves accuracy on CIFAR-100 (App. A.3, Fig. {n})",
+            f,
+            _improves,
         )
         for f, n in (("fig15", 15), ("fig16", 16))
     ),
     *(
-        Claim(f"On FLICKR-AES it has no noticeable effect (App. A.3, Fig. {n}: within 3 points)", f, _unnoticed)
+        Claim(
+            f"On FLICKR-AES it has no noticeable effect (App. A.3, Fig. {n}: within 3 points)",
+            f,
+            _unnoticed,
+        )
         for f, n in (("fig17", 17), ("fig18", 18))
     ),
 )

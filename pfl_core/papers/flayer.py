@@ -9,7 +9,19 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
-from pfl_core.papers.base import Artefact, Claim, Number, Paper, Probed, Recorded, Scope, Sweep, derived, use, value
+from pfl_core.papers.base import (
+    Artefact,
+    Claim,
+    Number,
+    Paper,
+    Probed,
+    Recorded,
+    Scope,
+    Sweep,
+    derived,
+    use,
+    value,
+)
 
 # Columns as printed: the paper's data set and network.
 COLUMNS = {
@@ -28,15 +40,26 @@ PRINTED = {
     "fig2": ["CIFAR-10, CNN", "CIFAR-10, ResNet-18"],
     "fig3": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
 }  # Tables 1 and 5: CIFAR-100, ResNet-18
-AT_MEDIUM = {"table2": ["CIFAR-10, CNN", "CIFAR-100, CNN", "AG News, fastText"], "fig3": ["CIFAR-100, CNN"]}
+AT_MEDIUM = {
+    "table2": ["CIFAR-10, CNN", "CIFAR-100, CNN", "AG News, fastText"],
+    "fig3": ["CIFAR-100, CNN"],
+}
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
-HEADED = ("fedper", "fedrep", "fedala")  # their head is the classifier, as in their papers and code [O]; s is FLAYER's
+HEADED = (
+    "fedper",
+    "fedrep",
+    "fedala",
+)  # their head is the classifier, as in their papers and code [O]; s is FLAYER's
 OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"  # rows of ours
 CORES = "apple (cores)"  # a row of ours in Figure 2: what APPLE's clients train, where its served models are mixtures
 PARTS = {  # Figure 3's arms: one part of FLAYER each
     f"{label} only": dict(mixing=False, rates=False, masking=False) | {part: True}
-    for part, label in (("mixing", "aggregation"), ("rates", "learning rates"), ("masking", "masking"))
+    for part, label in (
+        ("mixing", "aggregation"),
+        ("rates", "learning rates"),
+        ("masking", "masking"),
+    )
 }
 
 # Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch; eta .005 (CNN), .1 (ResNet-18, fastText); s = 1, 2, 1, counted in modules:
@@ -44,7 +67,15 @@ PARTS = {  # Figure 3's arms: one part of FLAYER each
 # [-1, 1], 1000 rounds of fastText [O]. Else 200 rounds: the largest published count is 195 ?
 # medium [C]: the paper's numbers with fewer rounds, and a tenth of train as validation.
 # quick and smoke [C]: narrow networks, few rounds, and rates at which every row learns in them.
-_COMMON = dict(clients=20, epochs=1, batch=10, plan="drop", normalize="half", partition="dirichlet", head_by="module")
+_COMMON = dict(
+    clients=20,
+    epochs=1,
+    batch=10,
+    plan="drop",
+    normalize="half",
+    partition="dirichlet",
+    head_by="module",
+)
 _PROFILES: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=200),
     "medium": dict(rounds=25, eval_every=2),
@@ -90,49 +121,78 @@ def net(model: str, profile: str) -> dict[str, Any]:
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that an artefact's runs vary, with the network of its first column."""
-    text, deep = dataset == "ag_news", profile == "paper" and (artefact == "table1" or artefact.startswith("table5"))
+    text, deep = (
+        dataset == "ag_news",
+        profile == "paper" and (artefact == "table1" or artefact.startswith("table5")),
+    )
     fields = _COMMON | {"dataset": dataset} | _PROFILES[profile]
-    fields |= net("fasttext" if text else "resnet18" if deep else "cnn", profile) | (_TEXT[profile] if text else {})
+    fields |= net("fasttext" if text else "resnet18" if deep else "cnn", profile) | (
+        _TEXT[profile] if text else {}
+    )
     if profile == "quick" and not text and not dataset.startswith("digits"):
         fields |= _REAL
-    fields["partition_args"] = {"alpha": 0.1} | ({"source": "train"} if dataset == "tiny_imagenet" else {})
+    fields["partition_args"] = {"alpha": 0.1} | (
+        {"source": "train"} if dataset == "tiny_imagenet" else {}
+    )
     if profile == "medium":
         fields["partition_args"] |= {"split": "67.5/7.5/25"}
     return fields | ({"clients": clients} if clients else {})
 
 
-def rows(artefact: str, profile: str, dataset: str, clients: int = 0, model: str = "") -> dict[str, dict]:
+def rows(
+    artefact: str, profile: str, dataset: str, clients: int = 0, model: str = ""
+) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`, for another `model` than its own where one is given."""
     own = setting(artefact, profile, dataset)
     model = model or own["model"]
     # Figure 2's runs are those of the tables. Where clients or their data are others, `sweeps` leaves the probe out.
-    probed = profile != "medium" and (dataset == "cifar10" if profile == "paper" else model == "cnn")
+    probed = profile != "medium" and (
+        dataset == "cifar10" if profile == "paper" else model == "cnn"
+    )
     main = {m: use(m) | ({"head_depth": 1} if m in HEADED else {}) for m in (*BASELINES, "flayer")}
     for m in PROBED if probed else ():
         main[m] |= {"record": ("cka", "cka_cores") if m == "apple" else ("cka",)}
     flayer, deep = main["flayer"], model == "resnet18"
     if artefact == "table4":
         s = net(model, profile)["head_depth"]
-        return {f"s={d}": (flayer if d == s else use("flayer")) | {"head_depth": d} for d in (3, 2, 1)}
+        return {
+            f"s={d}": (flayer if d == s else use("flayer")) | {"head_depth": d} for d in (3, 2, 1)
+        }
     if artefact == "table5c":
         around = {
-            m: main[m] | use("flayer", inner=m) | {"record": ()} for m in BASELINES if m not in ("fedavg", "apple")
+            m: main[m] | use("flayer", inner=m) | {"record": ()}
+            for m in BASELINES
+            if m not in ("fedavg", "apple")
         }
         return {"fedavg": flayer} | around
     official = released(model, profile, dataset)
     if artefact == "fig3":
         # As printed, rates or masks alone are served as one global model; the released code trains each client's head first.
-        arms = {label: use("flayer", **part) for label, part in PARTS.items() if profile in ("medium", "paper")}
-        arms |= {f"{n} (official)": official | {"method_args": official["method_args"] | p} for n, p in PARTS.items()}
+        arms = {
+            label: use("flayer", **part)
+            for label, part in PARTS.items()
+            if profile in ("medium", "paper")
+        }
+        arms |= {
+            f"{n} (official)": official | {"method_args": official["method_args"] | p}
+            for n, p in PARTS.items()
+        }
         faster = {} if deep else {f"fedavg, lr {FAST:g}": use("fedavg") | {"lr": FAST}}
         out = {"flayer": flayer, OFFICIAL: official} | arms | {"fedavg": main["fedavg"]} | faster
         return out | {"flayer, zeros averaged": use("flayer", agg="literal")}
     if artefact in ("table1", "fig2"):
         return some(main, PROBED if artefact == "fig2" else ("fedavg", "apple", "fedper", "fedala"))
-    if artefact.startswith("table5"):  # GPFL's own script for ResNet-18 [O]; else the methods' defaults
-        own = {"gpfl": use("gpfl", lam=1e-4, mu=0.0) if deep else use("gpfl"), "fedcp": use("fedcp")}
+    if artefact.startswith(
+        "table5"
+    ):  # GPFL's own script for ResNet-18 [O]; else the methods' defaults
+        own = {
+            "gpfl": use("gpfl", lam=1e-4, mu=0.0) if deep else use("gpfl"),
+            "fedcp": use("fedcp"),
+        }
         main = some(main, BASELINES) | own | {"flayer": flayer}
-    more = {AVERAGED: use("fedavg") | {"buffers": "average"}} if deep and artefact == "table2" else {}
+    more = (
+        {AVERAGED: use("fedavg") | {"buffers": "average"}} if deep and artefact == "table2" else {}
+    )
     out = main | {OFFICIAL: official} | more
     return {n: c | {"record": ("train",)} for n, c in out.items()} if model == "fasttext" else out
 
@@ -144,7 +204,9 @@ def released(model: str, profile: str, dataset: str) -> dict[str, Any]:
     fast = FAST / own["lr"] if model == "cnn" else 1.0
     text = {"acc_on": "train"} if model == "fasttext" else {}
     rounds = min(own["rounds"], RELEASED.get((dataset, model), own["rounds"]))
-    how = dict(head_by="tensor", head_depth=4 if model == "resnet18" else 2, shuffle=False, rounds=rounds)
+    how = dict(
+        head_by="tensor", head_depth=4 if model == "resnet18" else 2, shuffle=False, rounds=rounds
+    )
     return use("flayer", mode="official", middle=fast, **text) | how
 
 
@@ -155,7 +217,10 @@ def some(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
 
 def image(scope: Scope) -> str:
     """The image column that stands for all at profiles below paper: CIFAR-10's, or the next whose data are there."""
-    return next((c for c, (data, model) in COLUMNS.items() if model == "cnn" and scope.data(data)), "CIFAR-10, CNN")
+    return next(
+        (c for c, (data, model) in COLUMNS.items() if model == "cnn" and scope.data(data)),
+        "CIFAR-10, CNN",
+    )
 
 
 def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, str, dict]]:
@@ -168,11 +233,16 @@ def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, str, dict]]:
         labels += ["CIFAR-10, ResNet-18"] + ["AG News, fastText"] * bool(scope.data("ag_news"))
     nets = {c: COLUMNS[c] for c in labels}
     if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
-        return {f"Dir({a:g})": (*nets[labels[0]], {"partition_args": {"alpha": a}}) for a in (0.1, 0.01 if full else 1)}
+        return {
+            f"Dir({a:g})": (*nets[labels[0]], {"partition_args": {"alpha": a}})
+            for a in (0.1, 0.01 if full else 1)
+        }
     if artefact == "table5b":
         small = {} if full or scope.label != "digits" else {"partition_args": {"fallback_least": 4}}
         sizes = (20, 50, 100) if full else (20, 50)
-        return {f"N={n}": (*nets[labels[0]], {"clients": n} | (small if n > 20 else {})) for n in sizes}
+        return {
+            f"N={n}": (*nets[labels[0]], {"clients": n} | (small if n > 20 else {})) for n in sizes
+        }
     return {c: (*n, {}) for c, n in nets.items()}
 
 
@@ -193,7 +263,9 @@ def _artefact(scope: Scope, artefact: str) -> list[Sweep]:
             few = ("fedala", "flayer") if others else tuple(every)
             every = some(every, ("fedavg", AVERAGED) if model == "resnet18" else few)
         base = scope.base(PAPER, artefact, data, **net(model, scope.profile))
-        out += scope.sweep(PAPER, base, every, {label: changes}, quick=1 if model == "resnet18" else 0)
+        out += scope.sweep(
+            PAPER, base, every, {label: changes}, quick=1 if model == "resnet18" else 0
+        )
     return out
 
 
@@ -203,13 +275,17 @@ def _control(scope: Scope) -> list[Sweep]:
         return []
     data, model = COLUMNS["CIFAR-100, CNN" if scope.profile == "paper" else image(scope)]
     base, own = scope.base(PAPER, "table2", data), net(model, scope.profile)["lr"]
-    every = some(rows("table2", scope.profile, scope.data(data) or ""), ("fedavg", "fedala", "flayer"))
+    every = some(
+        rows("table2", scope.profile, scope.data(data) or ""), ("fedavg", "fedala", "flayer")
+    )
     plain = {n: c | {"record": ()} for n, c in every.items()}
     seeds = scope.seeds_of(PAPER, "control")  # as many as the profile has, not as Table 2
     out = []
     for lr in (own, 0.05, FAST, 0.2) if scope.profile == "paper" else (own, FAST):
         arms = every if lr == own else plain  # the runs at its own rate are those of the table
-        out += scope.sweep(PAPER, base, arms, {f"lr {lr:g}": {"lr": lr}}, seeds=seeds, part="control")
+        out += scope.sweep(
+            PAPER, base, arms, {f"lr {lr:g}": {"lr": lr}}, seeds=seeds, part="control"
+        )
     return out
 
 
@@ -226,16 +302,23 @@ def costs(rows: pd.DataFrame) -> list[Number]:
     for b in pick(rows, **PAPER.report).drop_duplicates(KEYS).itertuples():
         t = spent.loc[b.run, b.row, b.column, b.round]
         moved = (t.download_bytes + t.upload_bytes) / 1e6
-        each = dict(iterations=b.round, client_visits=t.client_visits, megabytes=moved, total_s=t.train_s)
+        each = dict(
+            iterations=b.round, client_visits=t.client_visits, megabytes=moved, total_s=t.train_s
+        )
         each["s_per_iteration"] = t.train_s / max(b.round, 1)
-        out += [dict(run=b.run, row=b.row, column=b.column, round=b.round, metric=k, value=v) for k, v in each.items()]
+        out += [
+            dict(run=b.run, row=b.row, column=b.column, round=b.round, metric=k, value=v)
+            for k, v in each.items()
+        ]
     return out
 
 
 def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[Number]:
     """Points by which FLAYER around a method is better than the method `alone` (same row, seed and data)."""
     plain = pick(alone, **PAPER.report).drop_duplicates(["row", "seed", "dataset", "model"])
-    both = pick(around, **PAPER.report).merge(plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone"))
+    both = pick(around, **PAPER.report).merge(
+        plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone")
+    )
     gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
     return gains[[*KEYS, "metric", "value"]].to_dict("records")
 
@@ -259,7 +342,11 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
     Stages: "initial", after the first local training, and "best", after that of the recorded round nearest to the best one.
     """
-    best = pick(rows, **PAPER.report).drop_duplicates(["run", "column"]).set_index(["run", "column"])["round"]
+    best = (
+        pick(rows, **PAPER.report)
+        .drop_duplicates(["run", "column"])
+        .set_index(["run", "column"])["round"]
+    )
     out = []
     for p in [*recorded("cka"), *(c._replace(row=CORES) for c in recorded("cka_cores"))]:
         for stage, at in (("initial", 0), ("best", int(best.loc[p.run, p.column]))):
@@ -274,7 +361,9 @@ def layers(rows: pd.DataFrame) -> pd.DataFrame:
     """The numbers of `similarity` among rows: run, row, column, seed, stage, layer, value."""
     found = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
     names = found.metric.str.split(" ", n=2)
-    return found.assign(stage=names.str[1], layer=names.str[2])[[*KEYS, "seed", "stage", "layer", "value"]]
+    return found.assign(stage=names.str[1], layer=names.str[2])[
+        [*KEYS, "seed", "stage", "layer", "value"]
+    ]
 
 
 # -- claims --------------------------------------------------------------------------------------------------------------
@@ -335,7 +424,9 @@ def _cka(rows: pd.DataFrame) -> list[tuple[str, str, dict[str, float], dict[str,
         raise LookupError("cka of all rows")
     out, seen = [], set(zip(got.row, got.column, strict=True))
     for (c, r), part in got.groupby(["column", "row"], sort=False):
-        if r == "apple" and (CORES, c) in seen:  # a mixture of all cores: alike from the first round by what it is
+        if (
+            r == "apple" and (CORES, c) in seen
+        ):  # a mixture of all cores: alike from the first round by what it is
             continue
         means = part.groupby(["stage", "layer"], sort=False).value.mean()
         out.append((r, c, *(means[s].to_dict() if s in means else {} for s in ("initial", "best"))))
@@ -365,12 +456,26 @@ def _parts(rows: pd.DataFrame) -> tuple[str, bool]:
 
 
 CLAIMS = (
-    Claim("FLAYER is more accurate than FedAvg and all six personalised methods (Table 2)", "table2", _highest),
-    Claim("FLAYER is at its best after fewer rounds than FedAvg and FedALA (Table 3)", "table3", _sooner),
+    Claim(
+        "FLAYER is more accurate than FedAvg and all six personalised methods (Table 2)",
+        "table2",
+        _highest,
+    ),
+    Claim(
+        "FLAYER is at its best after fewer rounds than FedAvg and FedALA (Table 3)",
+        "table3",
+        _sooner,
+    ),
     Claim("One personal layer is best for the CNN, two for ResNet-18 (Table 4)", "table4", _head),
-    Claim("FLAYER improves every method it is put around (Table 5, applicability)", "table5c", _around),
+    Claim(
+        "FLAYER improves every method it is put around (Table 5, applicability)", "table5c", _around
+    ),
     Claim("Clients' models are least alike in the head (Fig. 2)", "fig2", _deeper),
-    Claim("Training makes the base layers of clients more alike, under every method (Fig. 2)", "fig2", _alike),
+    Claim(
+        "Training makes the base layers of clients more alike, under every method (Fig. 2)",
+        "fig2",
+        _alike,
+    ),
     Claim(
         "Of the three parts alone, in their released form, the learning rates give the highest accuracy, aggregation the least (Fig. 3)",
         "fig3",
@@ -384,7 +489,11 @@ PAPER = Paper(
     key="flayer",
     artefacts={
         "table1": Artefact(
-            IMAGES, quick=2, own="fedala", metrics=("acc_pct", "iterations"), numbers=lambda rows, recorded: costs(rows)
+            IMAGES,
+            quick=2,
+            own="fedala",
+            metrics=("acc_pct", "iterations"),
+            numbers=lambda rows, recorded: costs(rows),
         ),
         "table2": Artefact(
             (*IMAGES, "ag_news"),
@@ -394,7 +503,9 @@ PAPER = Paper(
             metrics=("acc_pct", "train_acc_pct"),
             numbers=lambda rows, recorded: trained(recorded("train")),  # AG News alone
         ),
-        "table3": Artefact(IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)),
+        "table3": Artefact(
+            IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)
+        ),
         "table4": Artefact(IMAGES, own="s=1"),
         "table5a": Artefact(IMAGES),
         "table5b": Artefact(IMAGES),
@@ -405,7 +516,9 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own="flayer",
-    report=dict(select="best_test", when="before", mean="pooled"),  # correct / tested over all clients, best round [O]
+    report=dict(
+        select="best_test", when="before", mean="pooled"
+    ),  # correct / tested over all clients, best round [O]
     seeds={"paper": 5},  # "five times for each task" [P]
     tables=("table1", "table2", "table3", "table5a", "table5b"),
     setting=setting,

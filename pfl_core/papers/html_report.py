@@ -33,7 +33,8 @@ def build(root: Path = paths.CHECKOUT) -> Path:
     env.globals["tone"] = lambda verdict: TONES.get(verdict, "")
     rows = {name: part.rows() for name, part in committed.parts(folder=root / "results").items()}
     every = pd.concat(
-        [r[["device", "version"]] for r in rows.values()] or [pd.DataFrame(columns=["device", "version"])]
+        [r[["device", "version"]] for r in rows.values()]
+        or [pd.DataFrame(columns=["device", "version"])]
     )
     shown = dict(
         papers=[_paper(name, rows, root / "figures" / name) for name in PAPERS],
@@ -57,9 +58,15 @@ def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, 
         (profile, data), own = at.split("-", 1), rows[f"{name}.{at}"]
         claims = report.claims(name, own, profile).to_dict("records")
         found = {a: report.tables(own, name, a) for a in paper(name).artefacts}
-        tables = [_table(name, a, m, cells) for a, each in found.items() for m, cells in each.items()]
+        tables = [
+            _table(name, a, m, cells) for a, each in found.items() for m, cells in each.items()
+        ]
         figures = [_figure(p) for p in sorted((folder / at).glob("*.png"), key=_order)]
-        shown = dict(data_sets=report.data_sets(own), tables=[t for t in tables if t["rows"]], figures=figures)
+        shown = dict(
+            data_sets=report.data_sets(own),
+            tables=[t for t in tables if t["rows"]],
+            figures=figures,
+        )
         runs.append(dict(profile=profile, data=data, claims=claims) | shown)
     about = (importlib.import_module(f"pfl_core.papers.{name}").__doc__ or "").partition("\n")[0]
     return dict(key=name, label=LABELS[name], about=about, runs=runs)
@@ -74,10 +81,17 @@ def _table(name: str, artefact: str, metric: str, cells: pd.DataFrame) -> dict[s
     # cells: as `report.compare` gives them.
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    by = {(c["row"], c["column"]): _cell(c, paper(name).artefacts[artefact].digits) for c in ran.to_dict("records")}
+    by = {
+        (c["row"], c["column"]): _cell(c, paper(name).artefacts[artefact].digits)
+        for c in ran.to_dict("records")
+    }
     none = dict(reproduced="", reported="", verdict="")
     shown = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
-    return dict(title=title(artefact) + (f" ({metric})" if metric != "acc_pct" else ""), columns=columns, rows=shown)
+    return dict(
+        title=title(artefact) + (f" ({metric})" if metric != "acc_pct" else ""),
+        columns=columns,
+        rows=shown,
+    )
 
 
 def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:
@@ -85,7 +99,9 @@ def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:
     known = c["reported"] == c["reported"]
     return dict(
         reproduced=f"{c['reproduced']:.{digits}f}{spread}",
-        reported=f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})" if known else "",
+        reported=f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})"
+        if known
+        else "",
         verdict=c["verdict"] if c["profile"] == "paper" else c["ordering"],
     )
 

@@ -10,7 +10,14 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
-from pfl_core.analysis.stats import clustering, diagonal_rank, row_scaled, slope, total_variation, tsne
+from pfl_core.analysis.stats import (
+    clustering,
+    diagonal_rank,
+    row_scaled,
+    slope,
+    total_variation,
+    tsne,
+)
 from pfl_core.data import pools as data
 from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
@@ -78,8 +85,14 @@ def clients_of(artefact: str, profile: str) -> int:
 def columns(artefact: str, profile: str) -> dict[str, tuple[str, int]]:
     """The columns of an artefact: {label: (data set, clients)}; below profile paper a table has its first one only."""
     counts = (10, 50, 100) if artefact in PAPER.tables else (clients_of(artefact, profile),)
-    places = [(d, n) for d in PAPER.artefacts[artefact].data for n in ((50,) if d == "omniglot" else counts)]
-    return {f"{LABELS[d]}, N={n}": (d, n) for d, n in (places if profile == "paper" else places[:1])}
+    places = [
+        (d, n)
+        for d in PAPER.artefacts[artefact].data
+        for n in ((50,) if d == "omniglot" else counts)
+    ]
+    return {
+        f"{LABELS[d]}, N={n}": (d, n) for d, n in (places if profile == "paper" else places[:1])
+    }
 
 
 def _scale(artefact: str, profile: str) -> str:
@@ -92,16 +105,32 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     profile = _scale(artefact, profile)
     kernels, hidden, _ = _NET[profile]
     clients = clients or clients_of(artefact, profile)
-    fields = dict(dataset=dataset, clients=clients, partition="pfedhn_classes", plan="fresh", eval_after=False)
-    fields |= dict(model="lenet", model_args={"kernels": kernels}, participation=min(1.0, 5 / clients))
-    fields |= _SCALE[profile] | (_REAL if profile == "quick" and not dataset.startswith("digits") else {})
+    fields = dict(
+        dataset=dataset, clients=clients, partition="pfedhn_classes", plan="fresh", eval_after=False
+    )
+    fields |= dict(
+        model="lenet", model_args={"kernels": kernels}, participation=min(1.0, 5 / clients)
+    )
+    fields |= _SCALE[profile] | (
+        _REAL if profile == "quick" and not dataset.startswith("digits") else {}
+    )
     if artefact == "table3":
-        fields |= dict(model="mlp", model_args={"hidden": hidden}, dataset="mnist" if profile == "paper" else dataset)
+        fields |= dict(
+            model="mlp",
+            model_args={"hidden": hidden},
+            dataset="mnist" if profile == "paper" else dataset,
+        )
     elif artefact == "table2":
-        fields |= dict(model_args={"kernels": 2 * kernels}) | ({"rounds": 40} if profile == "quick" else {})
+        fields |= dict(model_args={"kernels": 2 * kernels}) | (
+            {"rounds": 40} if profile == "quick" else {}
+        )
     elif artefact == "appc5" and profile == "paper":
         fields |= dict(partition="dirichlet_columns", partition_args={"alpha": 0.1, "novel": 0})
-    elif artefact in ("fig2", "fig7", "appc5"):  # below the paper's scale App. C.5 has Figure 2's training clients
+    elif artefact in (
+        "fig2",
+        "fig7",
+        "appc5",
+    ):  # below the paper's scale App. C.5 has Figure 2's training clients
         args = dict(alpha=0.1, novel_alpha=1.0, novel=NOVEL, of=clients + NOVEL)
         fields |= dict(partition="dirichlet_columns", partition_args=args, keep_models=True)
     elif artefact == "fig4":
@@ -115,8 +144,14 @@ def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> 
     """Changes that make `base`, a baseline's, one of pFedHN's: one client a communication step, as many client visits. The classifiers
     of pFedHN-PC are drawn one by one, as the authors' clients build theirs."""
     paper = profile in FULL
-    how = dict(participation=1 / base.clients, rounds=5 * base.rounds, eval_every=30 if paper else 5 * base.eval_every)
-    how |= dict(lr=0.005 if paper else 0.01, momentum=0.9, weight_decay=5e-5, clip=50.0, eval_after=False)
+    how = dict(
+        participation=1 / base.clients,
+        rounds=5 * base.rounds,
+        eval_every=30 if paper else 5 * base.eval_every,
+    )
+    how |= dict(
+        lr=0.005 if paper else 0.01, momentum=0.9, weight_decay=5e-5, clip=50.0, eval_after=False
+    )
     how |= {"head_init": "own"} if method == "pfedhn_pc" else {}
     return use(method, **({} if paper else {"hidden": _NET[profile][2]}) | args) | how
 
@@ -130,8 +165,14 @@ def literal(base: Experiment | None, profile: str) -> dict[str, dict]:
 def all_data(base: Experiment | None, profile: str) -> dict[str, dict]:
     """Our rows of Table 1 where all data are dealt out, as the paper's formula does; its released partition leaves a third to nobody.
     None where clients' data are cut anyway."""
-    some = rows("table1", profile, base.dataset, base.clients) if base and not base.max_samples else {}
-    return {f"{r} (all data)": some[r] | dict(partition_args={"leftover": False}) for r in ("local", "pfedhn") if some}
+    some = (
+        rows("table1", profile, base.dataset, base.clients) if base and not base.max_samples else {}
+    )
+    return {
+        f"{r} (all data)": some[r] | dict(partition_args={"leftover": False})
+        for r in ("local", "pfedhn")
+        if some
+    }
 
 
 def _but_default(of: int = 0, **args: int) -> dict[str, int]:
@@ -143,8 +184,12 @@ def _but_default(of: int = 0, **args: int) -> dict[str, int]:
 def baselines(base: Experiment, profile: str) -> dict[str, dict]:
     """Rows of Table 2's baselines for the clients of `base`."""
     fedavg = use("fedavg") | dict(keep_models=True)
-    pfedme = use("pfedme", inner_steps=3, personal_lr=0.01 if profile in FULL else 0.03)  # 20 x 3 steps [P]
-    more = dict(rounds=max(1, base.rounds // 5), eval_every=max(1, base.eval_every // 5))  # 1000 of 5000 steps [P]
+    pfedme = use(
+        "pfedme", inner_steps=3, personal_lr=0.01 if profile in FULL else 0.03
+    )  # 20 x 3 steps [P]
+    more = dict(
+        rounds=max(1, base.rounds // 5), eval_every=max(1, base.eval_every // 5)
+    )  # 1000 of 5000 steps [P]
     return {
         "fedavg": fedavg,
         "perfedavg": use("perfedavg"),
@@ -162,7 +207,9 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
     hn = own(base, profile, **{"n_hidden": 1} if artefact == "table3" else {}) | record
     others = baselines(base, profile)
     if artefact == "table1":
-        alone = dict(rounds=40 if profile == "paper" else 5 * base.rounds // base.clients, participation=1.0)
+        alone = dict(
+            rounds=40 if profile == "paper" else 5 * base.rounds // base.clients, participation=1.0
+        )
         start = {"local": use("local") | alone | dict(eval_every=2), "fedavg": others.pop("fedavg")}
         start |= {"perfedavg": others.pop("perfedavg"), "fedper": use("fedper")}
         figure3 = clients == 10 and dataset in ("cifar10", "digits")  # whose run this is, too
@@ -183,14 +230,22 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         steps, dims, depths = _VARIED[profile]
         if artefact == "fig5":
             return {f"K = {k}": hn | {"steps": k} for k in steps}
-        wide = {f"embedding dimension = {d}": own(base, profile, **_but_default(dim=d, of=base.clients)) for d in dims}
-        deep = {f"hidden layers = {n}": own(base, profile, **_but_default(n_hidden=n)) for n in depths}
+        wide = {
+            f"embedding dimension = {d}": own(base, profile, **_but_default(dim=d, of=base.clients))
+            for d in dims
+        }
+        deep = {
+            f"hidden layers = {n}": own(base, profile, **_but_default(n_hidden=n)) for n in depths
+        }
         return wide | deep
     if artefact == "appc5":
         wide = {"dim": 10} if profile == "paper" else {}
         # The paper's descriptor is normalised over clients, ours over classes.
         kinds = {"": "fixed_columns", " (over classes)": "fixed"}
-        fixed = {f"fixed embedding{label}": own(base, profile, embed=kind) for label, kind in kinds.items()}
+        fixed = {
+            f"fixed embedding{label}": own(base, profile, embed=kind)
+            for label, kind in kinds.items()
+        }
         return {"trainable embedding": own(base, profile, **wide)} | fixed
     return {"pfedhn": hn}
 
@@ -222,7 +277,9 @@ def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -
 def sweeps(scope: Scope) -> list[Sweep]:
     """All runs of the paper, artefact by artefact; below profile paper some tables and figures have fewer columns and rows."""
     special = {"table1": _table1, "table2": _table2, "fig2": _novel, "fig7": _novel}
-    return [s for artefact in PAPER.artefacts for s in special.get(artefact, _grid)(scope, artefact)]
+    return [
+        s for artefact in PAPER.artefacts for s in special.get(artefact, _grid)(scope, artefact)
+    ]
 
 
 def _grid(scope: Scope, artefact: str) -> list[Sweep]:
@@ -238,7 +295,9 @@ def _grid(scope: Scope, artefact: str) -> list[Sweep]:
 def _table1(scope: Scope, artefact: str) -> list[Sweep]:
     base = scope.base(PAPER, artefact, "cifar10", clients=10)
     ours = literal(base, scope.profile) | all_data(base, scope.profile)
-    return _grid(scope, artefact) + scope.sweep(PAPER, base, ours, {"CIFAR-10, N=10": {}}, quick=1, part="ours")
+    return _grid(scope, artefact) + scope.sweep(
+        PAPER, base, ours, {"CIFAR-10, N=10": {}}, quick=1, part="ours"
+    )
 
 
 def _table2(scope: Scope, artefact: str) -> list[Sweep]:
@@ -249,9 +308,13 @@ def _table2(scope: Scope, artefact: str) -> list[Sweep]:
         base = scope.base(PAPER, artefact, dataset)
         for g, size in enumerate(SIZES) if base else ():
             n, kernels = base.clients, base.model_args["kernels"] * 2**g // 4
-            group = dict(clients=n // 3, participation=min(1.0, 5 * 3 / n), model_args={"kernels": kernels})
+            group = dict(
+                clients=n // 3, participation=min(1.0, 5 * 3 / n), model_args={"kernels": kernels}
+            )
             group = base.but(**group, partition_args=dict(of=n, first=g, every=3))
-            some = {m: v for m, v in baselines(group, scope.profile).items() if whole or m == "pfedme"}
+            some = {
+                m: v for m, v in baselines(group, scope.profile).items() if whole or m == "pfedme"
+            }
             found += scope.sweep(PAPER, group, some, {f"{LABELS[dataset]}, {size}": {}})
         hn = rows(artefact, scope.profile, base.dataset) if base else {}
         found += scope.sweep(PAPER, base, hn, {f"{LABELS[dataset]}, {ALL}": {}})
@@ -267,7 +330,13 @@ def _novel(scope: Scope, artefact: str) -> list[Sweep]:
         some = {m: v for m, v in every.items() if whole or m in ("pfedhn", "fedavg")}
         for new, before in ((False, TRAINING), (True, "")):
             cells = tuned(base, some, scope.profile, new) if base else {}
-            found += scope.sweep(PAPER, base, cells, {f"{before}alpha = {alpha:g}": {}}, part="" if new else "training")
+            found += scope.sweep(
+                PAPER,
+                base,
+                cells,
+                {f"{before}alpha = {alpha:g}": {}},
+                part="" if new else "training",
+            )
     return found
 
 
@@ -276,7 +345,9 @@ def _novel(scope: Scope, artefact: str) -> list[Sweep]:
 
 def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     """Table 2: pFedHN's rows over all clients as rows of each size: test accuracy of its clients; the round is chosen by all of them."""
-    kept = rows[rows.column.str.endswith(ALL) & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
+    kept = rows[
+        rows.column.str.endswith(ALL) & (rows["mean"] == "client") & (rows.metric == "acc_pct")
+    ]
     out = []
     for run, own_rows in kept[kept.when == "before"].groupby("run", sort=False):
         a = committed.arrays_of(run)
@@ -284,7 +355,9 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
         for g, size in enumerate(SIZES):
             mean = dict(zip(a["rounds"].tolist(), acc[:, g :: len(SIZES)].mean(1), strict=True))
             values = own_rows.value.mask(own_rows.split == "test", own_rows["round"].map(mean))
-            sized = own_rows.assign(column=own_rows.column.str.removesuffix(ALL) + size, value=values)
+            sized = own_rows.assign(
+                column=own_rows.column.str.removesuffix(ALL) + size, value=values
+            )
             out += sized.to_dict("records")
     return out
 
@@ -327,7 +400,12 @@ def numbers_of_newcomers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]
     lines, numbers = newcomers(rows), []
     if lines.empty:
         return []
-    runs = rows[~rows.column.str.startswith(TRAINING)].drop_duplicates("run").set_index(["row", "column", "seed"]).run
+    runs = (
+        rows[~rows.column.str.startswith(TRAINING)]
+        .drop_duplicates("run")
+        .set_index(["row", "column", "seed"])
+        .run
+    )
     for (row, column, seed), group in lines.groupby(["row", "column", "seed"], sort=False):
         where = dict(run=runs[row, column, seed], row=row, column=column)
         means = {"gap_points": group.gap.mean(), "distance": group.distance.mean()}
@@ -353,7 +431,9 @@ def pairs(base: Experiment) -> list[str]:
     return [" / ".join(names[c] for c in np.flatnonzero(row)) for row in counts]
 
 
-def _reported(rows: pd.DataFrame, probed: list[Probed]) -> Iterator[tuple[Probed, dict[str, np.ndarray]]]:
+def _reported(
+    rows: pd.DataFrame, probed: list[Probed]
+) -> Iterator[tuple[Probed, dict[str, np.ndarray]]]:
     # What a probe recorded, with its values at the round that is reported.
     rounds = pick(rows, **PAPER.report).set_index("run")["round"] if len(rows) else {}
     return ((p, p.at(rounds[p.run])) for p in probed)
@@ -369,16 +449,25 @@ def numbers_of_crossing(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     numbers = []
     for p, values in _reported(rows, recorded("mix_and_match")):
         acc = values["acc"]
-        said = dict(own_pct=acc.diagonal().mean(), crossed_pct=acc[~np.eye(len(acc), dtype=bool)].mean())
+        said = dict(
+            own_pct=acc.diagonal().mean(), crossed_pct=acc[~np.eye(len(acc), dtype=bool)].mean()
+        )
         said |= dict(own_best_pct=100 * (diagonal_rank(acc) == 1).mean())
-        numbers += [dict(run=p.run, row=p.row, column=p.column, metric=m, value=float(v)) for m, v in said.items()]
+        numbers += [
+            dict(run=p.run, row=p.row, column=p.column, metric=m, value=float(v))
+            for m, v in said.items()
+        ]
     return numbers
 
 
 def scaled(swapped: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Figure 3's panels for one seed: accuracies as they are, and scaled to each row's range as the paper draws them."""
     acc = swapped.get(f"seed {seed}")
-    return {} if acc is None else {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
+    return (
+        {}
+        if acc is None
+        else {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
+    )
 
 
 def _groups(rows: pd.DataFrame, clients: int) -> np.ndarray:
@@ -392,7 +481,9 @@ def embedded(rows: pd.DataFrame, probed: list[Probed]) -> pd.DataFrame:
     parts = []
     for p, values in _reported(rows, probed):
         x, y = tsne(values["v"]).T
-        parts.append(pd.DataFrame(dict(x=x, y=y, group=_groups(rows, len(x)), column=f"seed {p.seed}")))
+        parts.append(
+            pd.DataFrame(dict(x=x, y=y, group=_groups(rows, len(x)), column=f"seed {p.seed}"))
+        )
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -402,7 +493,9 @@ def numbers_of_clusters(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     for p, values in _reported(rows, recorded("embeddings")):
         group = _groups(rows, len(values["v"]))
         near = clustering(values["v"], group, neighbours=int((group == 0).sum()) - 1)
-        numbers += [dict(run=p.run, row=p.row, column=p.column, metric=m, value=v) for m, v in near.items()]
+        numbers += [
+            dict(run=p.run, row=p.row, column=p.column, metric=m, value=v) for m, v in near.items()
+        ]
     return numbers
 
 
@@ -412,7 +505,10 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     got = pick(rows, **PAPER.report)
     what, number = zip(*(r.split(" = ") for r in got.row), strict=True)
-    panel = {"embedding dimension": "(a) Dimension of the embedding", "hidden layers": "(b) Hidden layers"}
+    panel = {
+        "embedding dimension": "(a) Dimension of the embedding",
+        "hidden layers": "(b) Hidden layers",
+    }
     got = got.assign(column=[panel[w] for w in what], layer=[int(n) for n in number], row="pfedhn")
     return got.sort_values(["column", "layer"])
 
@@ -436,14 +532,19 @@ def _ahead(rows: pd.DataFrame, ours: tuple[str, ...]) -> tuple[str, bool]:
             gains[c] = max(acc[r] for r in ours if r in acc) - max(others)
     if not gains:
         raise LookupError(" / ".join(ours))
-    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gains.items()), all(g >= 2 for g in gains.values())
+    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gains.items()), all(
+        g >= 2 for g in gains.values()
+    )
 
 
 def _newcomers_lose(rows: pd.DataFrame) -> tuple[str, bool]:
     said, good = [], True
     own_rows = rows[rows.metric == "gap_points"]
     for c in dict.fromkeys(own_rows.column):
-        gaps = {r: derived(rows, "gap_points", r, c).mean() for r in dict.fromkeys(own_rows[own_rows.column == c].row)}
+        gaps = {
+            r: derived(rows, "gap_points", r, c).mean()
+            for r in dict.fromkeys(own_rows[own_rows.column == c].row)
+        }
         hn = gaps.pop("pfedhn", None)
         if hn is None or not gaps:
             raise LookupError("pfedhn beside a baseline")
@@ -455,7 +556,10 @@ def _newcomers_lose(rows: pd.DataFrame) -> tuple[str, bool]:
 
 def _crossing(rows: pd.DataFrame) -> tuple[str, bool]:
     own_pct, other = (derived(rows, m).mean() for m in ("own_pct", "crossed_pct"))
-    return f"{own_pct:.1f} % with the own extractor, {other:.1f} % with another client's", own_pct - other > 5
+    return (
+        f"{own_pct:.1f} % with the own extractor, {other:.1f} % with another client's",
+        own_pct - other > 5,
+    )
 
 
 def _clustered(rows: pd.DataFrame) -> tuple[str, bool]:
@@ -500,13 +604,19 @@ CLAIMS = (
         "fig3",
         _crossing,
     ),
-    Claim("Embeddings of clients with one coarse class cluster (Sec. 5.5, Fig. 4)", "fig4", _clustered),
+    Claim(
+        "Embeddings of clients with one coarse class cluster (Sec. 5.5, Fig. 4)", "fig4", _clustered
+    ),
     Claim(
         "Many local steps are far better than one, and how many matters little (App. C.2.1, Fig. 5: all K > 1 by more than 5 points)",
         "fig5",
         _steps,
     ),
-    Claim("A fixed descriptor is as good as a trained embedding (App. C.5: within 2 points)", "appc5", _descriptor),
+    Claim(
+        "A fixed descriptor is as good as a trained embedding (App. C.5: within 2 points)",
+        "appc5",
+        _descriptor,
+    ),
 )
 
 _CIFAR10 = ("cifar10",)

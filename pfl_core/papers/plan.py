@@ -24,7 +24,9 @@ from pfl_core.papers import study
 from pfl_core.papers.base import Paper
 from pfl_core.util import paths
 
-COPIES = 4  # of all clients' models at once: their state, where a round starts, its gradient, its end
+COPIES = (
+    4  # of all clients' models at once: their state, where a round starts, its gradient, its end
+)
 
 
 def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Experiment]:
@@ -41,11 +43,15 @@ def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Exp
 
 
 def _with_sources(e: Experiment) -> list[Experiment]:
-    source = e.init_from and e.init_from.but(keep_models=True, tags=e.tags | {"row": f"{e.tags.get('row')}'s start"})
+    source = e.init_from and e.init_from.but(
+        keep_models=True, tags=e.tags | {"row": f"{e.tags.get('row')}'s start"}
+    )
     return [*(_with_sources(source) if source else []), e]
 
 
-def plan(paper: str | Paper, device: str = "auto", recompute: bool = False, **how: Any) -> pd.DataFrame:
+def plan(
+    paper: str | Paper, device: str = "auto", recompute: bool = False, **how: Any
+) -> pd.DataFrame:
     """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
     over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing, of which
     `attrs["missing"]` says {data set: where it was looked for, how to get it}."""
@@ -63,7 +69,9 @@ def plan(paper: str | Paper, device: str = "auto", recompute: bool = False, **ho
             missing[e.dataset] = str(error)
             cached, steps, hours, size = False, *[float("nan")] * 3
         lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, steps, hours, size))
-    frame = pd.DataFrame(lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"])
+    frame = pd.DataFrame(
+        lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"]
+    )
     whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
     by = pd.concat([frame, whole]).groupby("artefact", sort=False)
     total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
@@ -83,7 +91,9 @@ def compute(
     resumes. Raises DatasetMissing or ValueError before anything is trained.
     """
     if not isinstance(jobs, int) or jobs < 1:
-        raise ValueError(f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time")
+        raise ValueError(
+            f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time"
+        )
     cells = planned(paper, True, profile=profile, **how)
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
         sweeps.sweep(tuning, recompute=True, device=device, jobs=jobs)
@@ -123,7 +133,9 @@ def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int
     pool = data.load(dataset)
     net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
     kind = torch.int32 if pool.kind == "text" else torch.float32
-    clock = time.process_time if device == "cpu" else time.perf_counter  # what else the computer does is not counted
+    clock = (
+        time.process_time if device == "cpu" else time.perf_counter
+    )  # what else the computer does is not counted
 
     def step(few: int) -> float:
         x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")

@@ -11,7 +11,9 @@ from pfl_core.papers.base import PAPERS, paper, use
 from pfl_core.util import checks
 
 
-def presets(name: str, artefact: str, dataset: str = "", clients: int = 0) -> dict[str, dict[str, Any]]:
+def presets(
+    name: str, artefact: str, dataset: str = "", clients: int = 0
+) -> dict[str, dict[str, Any]]:
     """{row: fields of its Experiment} of a paper's table at the paper's scale; dataset and clients pick the column.
 
     Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox read at when="after". ValueError for an unknown paper or table.
@@ -56,7 +58,9 @@ def _fixed(method: str, **args: Any) -> Callable[[Experiment], dict[str, Any]]:
 def _lgfedavg(e: Experiment) -> dict[str, Any]:
     # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all rows train equally long.
     half = e.rounds // 2
-    trained = e.but(method="fedavg", rounds=half, eval_every=max(1, half), eval_after=False, keep_models=True)
+    trained = e.but(
+        method="fedavg", rounds=half, eval_every=max(1, half), eval_after=False, keep_models=True
+    )
     return dict(method="lgfedavg", rounds=e.rounds - half, init_from=trained)
 
 
@@ -124,7 +128,8 @@ class Grid(NamedTuple):
     def choices(self) -> list[dict[str, Any]]:
         """All combinations as changes to an Experiment, rates outermost."""
         return [
-            _merged(_change(self.rate, r), _change(self.own, v)) for r, v in itertools.product(self.rates, self.values)
+            _merged(_change(self.rate, r), _change(self.own, v))
+            for r, v in itertools.product(self.rates, self.values)
         ]
 
 
@@ -142,7 +147,9 @@ def _arg(name: str, *values: float, source: str, **rates: Any) -> Grid:
 
 
 _MOMENTUM = Grid(
-    "momentum", (0.0, 0.5, 0.9), "no parameter of its own; momentum as in PFLlib, FedRep's and pFedGraph's code"
+    "momentum",
+    (0.0, 0.5, 0.9),
+    "no parameter of its own; momentum as in PFLlib, FedRep's and pFedGraph's code",
 )
 _DEPTH = (1, 2, 3)
 _HN_RATES: dict[str, Any] = dict(rates=(0.005, 0.01, 0.05))  # pFedHN's grid [P]
@@ -154,7 +161,13 @@ GRIDS: dict[str, Grid] = {
     "fedavg_ft": _MOMENTUM,
     "fedprox": _arg("mu", 0.001, 0.01, 0.1, source="the authors' grid, without 0.5 and 1"),
     "fedprox_ft": _arg("mu", 0.001, 0.01, 0.1, source="the authors' grid, without 0.5 and 1"),
-    "perfedavg": _arg("alpha", 0.003, 0.01, 0.03, source="FL-bench 0.01; lr is beta, so that alpha is not tied to it"),
+    "perfedavg": _arg(
+        "alpha",
+        0.003,
+        0.01,
+        0.03,
+        source="FL-bench 0.01; lr is beta, so that alpha is not tied to it",
+    ),
     "pfedme": _arg(
         "lam",
         5.0,
@@ -172,10 +185,24 @@ GRIDS: dict[str, Grid] = {
     "ditto": _arg("lam", 0.1, 1.0, 2.0, source="the authors' grid"),
     "fedcp": _arg("lam", 1.0, 5.0, 10.0, source="PFLlib 1, authors' CNN 5"),
     "fedpac": Grid(
-        "epochs", (1, 3, 5), "of the base, after one of the head; PFLlib 1, authors 5; lambda is 1 everywhere"
+        "epochs",
+        (1, 3, 5),
+        "of the base, after one of the head; PFLlib 1, authors 5; lambda is 1 everywhere",
     ),
-    "cfl": _arg("still", 0.3, 0.5, 0.8, source="ours, relative; the authors' eps1 is 0.4 for their model and rate"),
-    "fedamp": _arg("rho", 0.01, 0.1, 1.0, source="ours, around lambda / alpha that is neither Local nor divergent"),
+    "cfl": _arg(
+        "still",
+        0.3,
+        0.5,
+        0.8,
+        source="ours, relative; the authors' eps1 is 0.4 for their model and rate",
+    ),
+    "fedamp": _arg(
+        "rho",
+        0.01,
+        0.1,
+        1.0,
+        source="ours, around lambda / alpha that is neither Local nor divergent",
+    ),
     "heurfedamp": _arg("rho", 0.01, 0.1, 1.0, source="as FedAMP; pFedGraph 1"),
     "fedala": Grid("head_depth", _DEPTH, "p, adaptive layers; authors 1"),
     "apple": _arg(
@@ -188,20 +215,55 @@ GRIDS: dict[str, Grid] = {
         rates=(0.01, 0.1, 1.0),
     ),
     "gpfl": _arg("lam", 0.001, 0.01, 0.1, source="authors' CNN 0.01"),
-    "pfedhn": _arg("lr", 0.005, 0.01, 0.05, source="of the hypernetwork; the paper's grid, code 0.01", **_HN_RATES),
-    "pfedhn_pc": _arg("lr", 0.01, 0.05, 0.1, source="of the hypernetwork; the paper's grid, code 0.05", **_HN_RATES),
+    "pfedhn": _arg(
+        "lr",
+        0.005,
+        0.01,
+        0.05,
+        source="of the hypernetwork; the paper's grid, code 0.01",
+        **_HN_RATES,
+    ),
+    "pfedhn_pc": _arg(
+        "lr",
+        0.01,
+        0.05,
+        0.1,
+        source="of the hypernetwork; the paper's grid, code 0.05",
+        **_HN_RATES,
+    ),
     "pfedla": _arg(
-        "lr", 0.005, 0.1, 1.0, source="of the hypernetworks; third-party code 0.005, where weights hardly move"
+        "lr",
+        0.005,
+        0.1,
+        1.0,
+        source="of the hypernetworks; third-party code 0.005, where weights hardly move",
     ),
     "heurpfedla": _arg("retain_k", 1, 2, 3, source="k; the paper's tables 1"),
     "flayer": Grid("head_depth", _DEPTH, "s; the paper's CNN 1"),
-    "fedaghn": _arg("q0", 0.1, 0.5, 3.0, source="authors' example 0.5; the case study is fitted by 3"),
+    "fedaghn": _arg(
+        "q0", 0.1, 0.5, 3.0, source="authors' example 0.5; the case study is fitted by 3"
+    ),
 }
 # What a row's model has just gone through when it is scored as its paper scores it; "averaged" where nothing is said.
 SERVED: dict[str, str] = dict.fromkeys(
-    ("local", "fedavg_ft", "fedprox_ft", "pfedme", "fedfomo", "ditto", "fedamp", "heurfedamp", "fedaghn"), "trained"
+    (
+        "local",
+        "fedavg_ft",
+        "fedprox_ft",
+        "pfedme",
+        "fedfomo",
+        "ditto",
+        "fedamp",
+        "heurfedamp",
+        "fedaghn",
+    ),
+    "trained",
 ) | {"perfedavg": "adapted", "apple": "mixed", "pfedhn": "generated", "pfedhn_pc": "generated"}
-AFTER = ("fedavg_ft", "fedprox_ft", "fedaghn")  # rows read after local training, as their papers are; all others before
+AFTER = (
+    "fedavg_ft",
+    "fedprox_ft",
+    "fedaghn",
+)  # rows read after local training, as their papers are; all others before
 # Rows whose models after local training are not meant to be served: Per-FedAvg's meta-model there has not been adapted.
 UNSERVED_AFTER = ("perfedavg",)
 TUNING: dict[str, float] = dict(

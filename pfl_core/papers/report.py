@@ -15,7 +15,10 @@ from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper
 
 __all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
-VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}  # rows read from another row's run, at when="after"
+VIEWS = {
+    "fedavg_ft": "fedavg",
+    "fedprox_ft": "fedprox",
+}  # rows read from another row's run, at when="after"
 
 
 # -- published beside reproduced -----------------------------------------------------------------------------------------
@@ -26,12 +29,16 @@ def published(paper: str | Paper) -> pd.DataFrame:
     name = paper if isinstance(paper, str) else paper.key
     file = resources.files("pfl_core.papers") / "published" / f"{name}.csv"
     if not file.is_file():
-        raise ValueError(f"no published numbers for {name!r}; there are those of pfedhn, pfedla, flayer, fedaghn")
+        raise ValueError(
+            f"no published numbers for {name!r}; there are those of pfedhn, pfedla, flayer, fedaghn"
+        )
     with file.open(encoding="utf-8") as f:
         return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
 
 
-def reproduced(rows: pd.DataFrame, paper: str | Paper, metric: str = "acc_pct", **how: str) -> pd.DataFrame:
+def reproduced(
+    rows: pd.DataFrame, paper: str | Paper, metric: str = "acc_pct", **how: str
+) -> pd.DataFrame:
     """One number a run as the paper reports it (its `report` and `when`, or `how`), views added; as `select.pick` returns them."""
     paper, parts = papers.paper(paper), []
     derived = rows["mean"] == "derived"  # computed from finished runs: `Artefact.numbers`
@@ -47,7 +54,13 @@ def reproduced(rows: pd.DataFrame, paper: str | Paper, metric: str = "acc_pct", 
 
 
 def compare(
-    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct", own: str = "", **how: str
+    rows: pd.DataFrame,
+    paper: str | Paper,
+    table: str,
+    *,
+    metric: str = "acc_pct",
+    own: str = "",
+    **how: str,
 ) -> pd.DataFrame:
     """Every published cell of a table beside what `rows` give: a line a row and column.
 
@@ -60,7 +73,9 @@ def compare(
     said = published(paper)
     said = said[(said.table == table) & (said.metric == metric)]
     if said.empty:
-        raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}")
+        raise ValueError(
+            f"{paper.key} prints no {metric} in {table!r}; it has {sorted(set(published(paper).table))}"
+        )
     ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
     own = own or _own(paper, table)
     stats = ours.groupby(["column", "row"], sort=False).agg(
@@ -70,10 +85,16 @@ def compare(
         profile=("profile", "first"),
         dataset=("dataset", "first"),
     )
-    cells = said.set_index(["column", "row"])[["value", "std"]].set_axis(["reported", "reported_sd"], axis=1)
+    cells = said.set_index(["column", "row"])[["value", "std"]].set_axis(
+        ["reported", "reported_sd"], axis=1
+    )
     columns = list(dict.fromkeys([*said.column, *ours.column]))
-    order = [(c, r) for c in columns for r in dict.fromkeys([*said.row, *ours[ours.column == c].row])]
-    both = cells.join(stats, how="outer").reindex([k for k in order if k in cells.index or k in stats.index])
+    order = [
+        (c, r) for c in columns for r in dict.fromkeys([*said.row, *ours[ours.column == c].row])
+    ]
+    both = cells.join(stats, how="outer").reindex(
+        [k for k in order if k in cells.index or k in stats.index]
+    )
     both["difference"] = both.reproduced - both.reported
     both["ordering"] = [verdicts.ordering(both, c, r, own) for c, r in both.index]
     both["verdict"] = [verdicts.of_cell(v) for v in both.itertuples()]
@@ -92,13 +113,19 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
         return {}
     own, said = rows[rows.artefact == table], published(paper)
     printed = set(said[said.table == table].metric)
-    return {m: compare(own, paper, table, metric=m) for m in paper.artefacts[table].metrics if m in printed}
+    return {
+        m: compare(own, paper, table, metric=m)
+        for m in paper.artefacts[table].metrics
+        if m in printed
+    }
 
 
 def data_sets(rows: pd.DataFrame) -> str:
     """The data sets of rows, and how a copy that committed runs used differs from what was published: "cifar10 (58,865 of 60,000 ...)"."""
     out = []
-    for name, own in rows.drop_duplicates("run").groupby("dataset"):  # what is derived may name another one
+    for name, own in rows.drop_duplicates("run").groupby(
+        "dataset"
+    ):  # what is derived may name another one
         copies = sorted({committed.copy_of(run) for run in own.run.unique()} - {""})
         out.append(name + (f" ({'; '.join(copies)})" if copies else ""))
     return ", ".join(out)
@@ -109,7 +136,11 @@ def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
     profile paper the verdict, too; "last" where compared has that), and stand first; the others show what the paper reports."""
 
     def cell(v: float, sd: float = float("nan"), sign: str = "") -> str:
-        return "" if pd.isna(v) else f"{v:{sign}.{digits}f}" + ("" if pd.isna(sd) else f" ± {sd:.{digits}f}")
+        return (
+            ""
+            if pd.isna(v)
+            else f"{v:{sign}.{digits}f}" + ("" if pd.isna(sd) else f" ± {sd:.{digits}f}")
+        )
 
     ran = set(compared[compared.reproduced.notna()].column)
     names = sorted(dict.fromkeys(compared.column), key=lambda c: c not in ran)
@@ -119,13 +150,17 @@ def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
         out[column, "reported"] = {r: cell(v.reported, v.reported_sd) for r, v in c.iterrows()}
         if column not in ran:
             continue
-        out[column, "reproduced"] = {r: cell(v.reproduced, v.sd) or "not run" for r, v in c.iterrows()}
+        out[column, "reproduced"] = {
+            r: cell(v.reproduced, v.sd) or "not run" for r, v in c.iterrows()
+        }
         if "last" in c:
             out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
         out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
         for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
             out[column, text] = dict(c[text])
-    table = pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+    table = (
+        pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row))).fillna("").rename_axis("row")
+    )
     return table.loc[:, (table != "").any()]  # a column of ours has nothing reported
 
 
@@ -159,8 +194,12 @@ def standing(
         {
             "rank reported": c.reported.rank(ascending=False),
             "rank reproduced": c.reproduced.where(c.reported.notna()).rank(ascending=False),
-            f"{own} ahead by": pd.Series({r: t["difference"] for r, t in tests.items()}, dtype=float).round(2),
-            "share of clients": pd.Series({r: t["better"] for r, t in tests.items()}, dtype=float).round(2),
+            f"{own} ahead by": pd.Series(
+                {r: t["difference"] for r, t in tests.items()}, dtype=float
+            ).round(2),
+            "share of clients": pd.Series(
+                {r: t["better"] for r, t in tests.items()}, dtype=float
+            ).round(2),
             "p": pd.Series({r: t["p"] for r, t in tests.items()}, dtype=float).round(4),
         }
     )
@@ -194,7 +233,13 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
         if not measured:  # no cell of the artefact decides it, so neither does all([])
             holds = None
         out.append(
-            dict(says=c.says, artefact=c.needs, measured=measured, verdict=verdicts.of_claim(holds), profile=profile)
+            dict(
+                says=c.says,
+                artefact=c.needs,
+                measured=measured,
+                verdict=verdicts.of_claim(holds),
+                profile=profile,
+            )
         )
     return pd.DataFrame(out)
 
@@ -205,7 +250,9 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as path.csv and path.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    frame = frame.set_axis([": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1)
+    frame = frame.set_axis(
+        [": ".join(c) if isinstance(c, tuple) else c for c in frame.columns], axis=1
+    )
     frame.to_csv(f"{path}.csv")
     Path(f"{path}.md").write_text(markdown(frame) + "\n")
 
@@ -213,8 +260,12 @@ def save_table(frame: pd.DataFrame, path: Path) -> None:
 def markdown(frame: pd.DataFrame) -> str:
     """A frame as a Markdown table; a plain 0..n-1 index is left out."""
     body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    head, *rest = [[str(v).replace("|", "\\|") for v in r] for r in (body.columns, *body.to_numpy())]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * body.shape[1], *rest))
+    head, *rest = [
+        [str(v).replace("|", "\\|") for v in r] for r in (body.columns, *body.to_numpy())
+    ]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in (head, ["---"] * body.shape[1], *rest)
+    )
 
 
 def latex(frame: pd.DataFrame) -> str:

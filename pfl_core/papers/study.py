@@ -30,7 +30,11 @@ from pfl_core.papers.base import Paper, Probed, Scope, Sweep
 from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 
-SELECTED = {"last": "last round", "last10": "mean of the last ten evaluations", "best_val": "best validation round"}
+SELECTED = {
+    "last": "last round",
+    "last10": "mean of the last ten evaluations",
+    "best_val": "best validation round",
+}
 SELECTED["best_test"] = "best test round (optimistic: test data choose it)"
 
 
@@ -46,16 +50,22 @@ def check(
 ) -> None:
     """ValueError for a parameter of a notebook that is unknown or of the wrong type; `known` are the artefacts it may name."""
     checks.known("profile:", profile, papers.PROFILES)
-    lists = dict(datasets=(datasets, data.list_datasets()), methods=(methods, (*METHODS, *report.VIEWS)))
+    lists = dict(
+        datasets=(datasets, data.list_datasets()), methods=(methods, (*METHODS, *report.VIEWS))
+    )
     for name, (value, legal) in (lists | dict(artefacts=(artefacts, known))).items():
         if value is not None and not isinstance(value, list):
-            some = f"give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
+            some = (
+                f"give a list, such as {[next(iter(legal))]}; an empty list means the profile's own"
+            )
             raise ValueError(f"{name}={value!r}: {some}")
         for v in value or []:
             checks.known(f"{name}:", v, legal)
     if not isinstance(recompute, bool):
         got = type(recompute).__name__
-        raise ValueError(f"recompute={recompute!r}: got {got}, allowed is True or False (not a string)")
+        raise ValueError(
+            f"recompute={recompute!r}: got {got}, allowed is True or False (not a string)"
+        )
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if seeds is not None and not whole:
         raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
@@ -72,7 +82,10 @@ def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
     """Rows of Experiments that are all finished, in the store or (unless recompute) committed; None if one is not. Trains nothing."""
     try:
         found = [store.load_result(paths.store_folder() / e.id, e, aside=False) for e in cells]
-        there = all(r or (not recompute and sweeps.is_there(e, False)) for r, e in zip(found, cells, strict=True))
+        there = all(
+            r or (not recompute and sweeps.is_there(e, False))
+            for r, e in zip(found, cells, strict=True)
+        )
     except data.DatasetMissing:
         return None
     return sweeps.sweep(cells, recompute=recompute) if there else None
@@ -86,13 +99,23 @@ class Study:
     ill-typed parameter, before anything runs.
     """
 
-    def __init__(self, paper: str | Paper, *, recompute: bool = False, device: str = "auto", **how: Any):
+    def __init__(
+        self, paper: str | Paper, *, recompute: bool = False, device: str = "auto", **how: Any
+    ):
         self.began = time.monotonic()
         self.paper = papers.paper(paper)
         self.scope = asked(self.paper, recompute=recompute, **how)
         self.recompute = recompute
-        self.device, self.wanted = runs.pick_device(device), device  # on a cluster, "auto" is what each node has
-        self.folder = paths.runs_root() / "figures" / self.paper.key / f"{self.scope.profile}-{self.scope.label}"
+        self.device, self.wanted = (
+            runs.pick_device(device),
+            device,
+        )  # on a cluster, "auto" is what each node has
+        self.folder = (
+            paths.runs_root()
+            / "figures"
+            / self.paper.key
+            / f"{self.scope.profile}-{self.scope.label}"
+        )
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
@@ -118,7 +141,9 @@ class Study:
         if not tuning and (why := self.paper.missing(self.scope, artefact)):
             print(f"{artefact}: {why}")
             return pd.DataFrame(columns=metrics.ROW_COLUMNS)
-        first = [s for s in self.paper.planned(self.scope, artefact, part) if s.artefact == papers.TUNING]
+        first = [
+            s for s in self.paper.planned(self.scope, artefact, part) if s.artefact == papers.TUNING
+        ]
         rows = self._sweep(first)
         if not tuning:  # asked again: what tuning chose is known now
             planned = self.paper.planned(self.scope, artefact, part)
@@ -135,7 +160,9 @@ class Study:
         jobs = 1 if self.scope.profile == "smoke" else many
         keep = self.scope.full  # so that a column whose contrasts still move can go on
         cells = [e for s in planned for e in s.experiments()]
-        frame = sweeps.sweep(cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep)
+        frame = sweeps.sweep(
+            cells, recompute=self.recompute, device=self.wanted, jobs=jobs, keep_state=keep
+        )
         self.collected.append(frame)
         return frame
 
@@ -158,13 +185,22 @@ class Study:
     # -- figures ---------------------------------------------------------------------------------------------------------
 
     def figure(
-        self, name: str, fig: Figure, frame: pd.DataFrame, said: str = "", rows: pd.DataFrame | None = None
+        self,
+        name: str,
+        fig: Figure,
+        frame: pd.DataFrame,
+        said: str = "",
+        rows: pd.DataFrame | None = None,
     ) -> None:
         """Save a figure with its numbers below runs/ and show it; the caption names profile, data and seeds (of `rows`) and `said`."""
         from IPython.display import Image, display
 
         rows = frame if rows is None else rows
-        used = report.data_sets(rows) if "run" in rows else ", ".join(rows.get("dataset", [self.scope.label])[:1])
+        used = (
+            report.data_sets(rows)
+            if "run" in rows
+            else ", ".join(rows.get("dataset", [self.scope.label])[:1])
+        )
         seeds = rows.seed.nunique() if "seed" in rows else 1
         plots.note(
             fig,
@@ -184,13 +220,24 @@ class Study:
         self, name: str, rows: pd.DataFrame, said: str = "", columns: int = 3, when: str = "before"
     ) -> pd.DataFrame | None:
         """As `curves`, with the spread over clients: band +-1 sd, thin lines worst and best client; returns the last sd."""
-        return self._panels(name, rows, plots.spread, ["acc_pct", "acc_sd", "acc_min", "acc_max"], said, columns, when)
+        return self._panels(
+            name,
+            rows,
+            plots.spread,
+            ["acc_pct", "acc_sd", "acc_min", "acc_max"],
+            said,
+            columns,
+            when,
+        )
 
     def _panels(self, name, rows, draw, metrics, said, columns, when) -> pd.DataFrame | None:
         if rows.empty:
             return None
         kept = rows[
-            (rows.split == "test") & (rows.when == when) & (rows["mean"] == "client") & rows.metric.isin(metrics)
+            (rows.split == "test")
+            & (rows.when == when)
+            & (rows["mean"] == "client")
+            & rows.metric.isin(metrics)
         ]
         if kept.empty:
             raise ValueError(
@@ -201,9 +248,13 @@ class Study:
         for ax, c in zip(axes, names, strict=True):
             draw(kept[kept.column == c], ax).set_title(c)
         self.figure(name, fig, kept, said)
-        return report.summary(report.pick(rows, "last", when, metric=metrics[1] if len(metrics) > 1 else "acc_pct"))
+        return report.summary(
+            report.pick(rows, "last", when, metric=metrics[1] if len(metrics) > 1 else "acc_pct")
+        )
 
-    def show_partitions(self, base: Experiment | None, columns: dict[str, dict], name: str = "partition") -> None:
+    def show_partitions(
+        self, base: Experiment | None, columns: dict[str, dict], name: str = "partition"
+    ) -> None:
         """Figure `name`: who holds which labels of the training data, a panel for each change to `base`."""
         if base is None:
             return
@@ -213,13 +264,27 @@ class Study:
             counts = committed.label_counts(base.but(**changes, seed=seed))
             plots.label_distribution(counts, ax).set_title(label)
             k, c = counts.nonzero()
-            frames.append(pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]}))
-        self.figure(name, fig, pd.concat(frames).assign(dataset=base.dataset), "Area: number of training samples.")
+            frames.append(
+                pd.DataFrame({"column": label, "client": k, "class": c, "count": counts[k, c]})
+            )
+        self.figure(
+            name,
+            fig,
+            pd.concat(frames).assign(dataset=base.dataset),
+            "Area: number of training samples.",
+        )
 
     # -- tables ----------------------------------------------------------------------------------------------------------
 
     def compare(
-        self, table: str, rows: pd.DataFrame, *, own: str = "", metric: str = "acc_pct", digits: int = 0, **how: Any
+        self,
+        table: str,
+        rows: pd.DataFrame,
+        *,
+        own: str = "",
+        metric: str = "acc_pct",
+        digits: int = 0,
+        **how: Any,
     ) -> pd.DataFrame:
         """Table `table`: reported beside reproduced (see `report.compare`); prints its caption.
 
@@ -237,14 +302,21 @@ class Study:
         shown = report.wide(got, digits or self.paper.artefacts[table].digits)
         return self.table(table if plain else f"{table}.{metric}", shown)
 
-    def _caption(self, title: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]) -> str:
+    def _caption(
+        self, title: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
+    ) -> str:
         ran = got[got.reproduced.notna()]
         parts = [title, f"profile {self.scope.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.scope.label == "digits" else ""
-            parts += [f"data {report.data_sets(rows)}{instead}", f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}"]
+            parts += [
+                f"data {report.data_sets(rows)}{instead}",
+                f"{ran.n.max()} seed{'s' * bool(ran.n.max() > 1)}",
+            ]
         if rule:
-            when = {"before": "before local training", "after": "after local training"}[rule["when"]]
+            when = {"before": "before local training", "after": "after local training"}[
+                rule["when"]
+            ]
             odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))
             parts.append(f"{SELECTED[rule['select']]}, {when}{odd}, {rule['mean']} mean")
         if missing := [c for c in dict.fromkeys(got.column) if c not in set(ran.column)]:
@@ -263,7 +335,9 @@ class Study:
             else pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])
         )
 
-    def standing(self, table: str, rows: pd.DataFrame, own: str = "", **how: Any) -> pd.DataFrame | None:
+    def standing(
+        self, table: str, rows: pd.DataFrame, own: str = "", **how: Any
+    ) -> pd.DataFrame | None:
         """Ranks reported and reproduced in the column that was run, and the own row against each other one over clients and seeds."""
         if rows.empty:
             return None
@@ -295,14 +369,18 @@ class Study:
         self.collected.append(frame)
         return frame
 
-    def heats(self, name: str, matrices: dict[str, Any], rows: pd.DataFrame, said: str = "", **kw: Any) -> None:
+    def heats(
+        self, name: str, matrices: dict[str, Any], rows: pd.DataFrame, said: str = "", **kw: Any
+    ) -> None:
         """Figure `name`: heat maps of matrices {title: (R, C)} in one colour scale; `rows` are those of the runs that they are from."""
         if not matrices:
             return
         long = []
         for title, m in matrices.items():
             i, j = np.indices(m.shape)
-            long.append(pd.DataFrame(dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())))
+            long.append(
+                pd.DataFrame(dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel()))
+            )
         fig = plots.heats(matrices, **kw)
         self.figure(name, fig, pd.concat(long), said, rows)
 
@@ -335,7 +413,9 @@ class Study:
         """All rows swept so far, each once."""
         kept = [f for f in self.collected if len(f)]
         return (
-            pd.concat(kept, ignore_index=True).drop_duplicates() if kept else pd.DataFrame(columns=metrics.ROW_COLUMNS)
+            pd.concat(kept, ignore_index=True).drop_duplicates()
+            if kept
+            else pd.DataFrame(columns=metrics.ROW_COLUMNS)
         )
 
     def claims(self) -> pd.DataFrame:
@@ -345,7 +425,11 @@ class Study:
     def finish(self) -> str:
         """Keep all rows and their runs in runs/results/ and return one line on versions, device and time."""
         out = committed.save(self.rows(), self.paper.key, self.scope.profile, self.scope.label)
-        where = torch.cuda.get_device_name() if self.device == "cuda" else f"cpu, {os.cpu_count()} cores"
+        where = (
+            torch.cuda.get_device_name()
+            if self.device == "cuda"
+            else f"cpu, {os.cpu_count()} cores"
+        )
         count = self.rows().run.nunique()
         return (
             f"{count} runs; pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}; "

@@ -22,5 +22,10 @@ class Listing(dict):
 def card(title: str, facts: dict[str, Any], more: str = "") -> str:
     """HTML of a title, a table of facts, and `more` HTML below."""
     with pd.option_context("display.max_colwidth", None):
-        table = pd.Series(facts, dtype=object).map(str).to_frame().to_html(header=False, border=0, justify="left")
+        table = (
+            pd.Series(facts, dtype=object)
+            .map(str)
+            .to_frame()
+            .to_html(header=False, border=0, justify="left")
+        )
     return (f"<b>{html.escape(title)}</b>" if title else "") + table + more

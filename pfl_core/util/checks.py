@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": int | float, "dict": dict, "None": type(None)}
+KINDS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": int | float,
+    "dict": dict,
+    "None": type(None),
+}
 KINDS |= {"tuple[str, ...]": tuple | list}
 
 
@@ -21,7 +28,10 @@ def known(what: str, given: Any, legal: Iterable[Any], instead: str = "") -> Non
     near = difflib.get_close_matches(str(given).lower(), lower, 1)
     hint = f"did you mean {lower[near[0]]!r}? " if near else ""
     listed = ", ".join(map(str, legal)) or "none"
-    raise ValueError(f"{what} {given!r} is unknown; {hint}known are {listed}" + (f"; {instead}" if instead else ""))
+    raise ValueError(
+        f"{what} {given!r} is unknown; {hint}known are {listed}"
+        + (f"; {instead}" if instead else "")
+    )
 
 
 def kind(where: str, name: str, value: Any, declared: Any) -> None:
@@ -29,9 +39,13 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
     declared = getattr(declared, "__name__", str(declared))
     parts = declared.split(" | ")
     types = [KINDS[p] for p in parts if p in KINDS]
-    right = any(isinstance(value, k) for k in types) and (not isinstance(value, bool) or "bool" in parts)
+    right = any(isinstance(value, k) for k in types) and (
+        not isinstance(value, bool) or "bool" in parts
+    )
     if len(types) == len(parts) and not right:
-        raise ValueError(f"{where}({name}={value!r}): got {type(value).__name__}, allowed is {declared}")
+        raise ValueError(
+            f"{where}({name}={value!r}): got {type(value).__name__}, allowed is {declared}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
 

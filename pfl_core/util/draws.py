@@ -38,13 +38,17 @@ class Draws(TorchDispatchMode):
             self._generators[device] = torch.Generator(device).manual_seed(self.seed)
         return self._generators[device]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Run `func`; where it draws, with our generator."""
         kwargs = kwargs or {}
         draws = torch.Tag.nondeterministic_seeded in func.tags and _dropped(func, args, kwargs) != 0
         if draws and kwargs.get("generator") is None:
             self.count += 1
-            device = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
+            device = next(
+                (a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device")
+            )
             own = self.generator(torch.device(device or "cpu"))
             if func is torch.ops.aten.native_dropout.default:  # a GPU's, which takes no generator
                 return _dropout(*args, own)

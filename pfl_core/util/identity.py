@@ -24,8 +24,13 @@ from typing import Any
 from pfl_core.util.paths import PACKAGE
 
 INSTALLED = {"site-packages", "dist-packages"}
-MAIN = ("__main__", "__mp_main__")  # a notebook's or script's own namespace, and its name in a worker process
-_loaded: dict[str, tuple[Any, str]] = {}  # module: (its spec, which a reload makes anew; its source when it was loaded)
+MAIN = (
+    "__main__",
+    "__mp_main__",
+)  # a notebook's or script's own namespace, and its name in a worker process
+_loaded: dict[
+    str, tuple[Any, str]
+] = {}  # module: (its spec, which a reload makes anew; its source when it was loaded)
 
 
 def is_ours(thing: Any) -> bool:
@@ -74,10 +79,14 @@ def _add(thing: Any, seen: dict[str, str]) -> None:
     if home not in MAIN and (path := _file(home)):
         if INSTALLED & set(path.parts):  # a package from an index is what its version says
             top = home.partition(".")[0]
-            seen[top] = str(getattr(sys.modules.get(top), "__version__", "")) or _tree(_source(home, path))
+            seen[top] = str(getattr(sys.modules.get(top), "__version__", "")) or _tree(
+                _source(home, path)
+            )
             return
         return _add_module(home, _root(home, path), seen)
-    for part in [c for c in thing.__mro__ if c.__module__ == home] if inspect.isclass(thing) else [thing]:
+    for part in (
+        [c for c in thing.__mro__ if c.__module__ == home] if inspect.isclass(thing) else [thing]
+    ):
         _add_definition(part, seen)
 
 
@@ -97,11 +106,19 @@ def _add_module(name: str, root: Path, seen: dict[str, str]) -> None:
 
 def _root(name: str, path: Path) -> Path:
     # The folder of a package's top level; of a file on its own, the folder it lies in.
-    return path.parents[name.count(".") + (path.name == "__init__.py") - 1] if "." in name else path.parent
+    return (
+        path.parents[name.count(".") + (path.name == "__init__.py") - 1]
+        if "." in name
+        else path.parent
+    )
 
 
 def _below(file: Path, root: Path) -> bool:
-    return file.is_relative_to(root) and not file.is_relative_to(PACKAGE) and not INSTALLED & set(file.parts)
+    return (
+        file.is_relative_to(root)
+        and not file.is_relative_to(PACKAGE)
+        and not INSTALLED & set(file.parts)
+    )
 
 
 def _file(name: str) -> Path | None:
@@ -112,7 +129,11 @@ def _file(name: str) -> Path | None:
             spec = importlib.util.find_spec(name)
         path = spec.origin if spec and spec.has_location else None
     path = Path(path).resolve() if path else None
-    return path if path and path.suffix == ".py" and path.is_file() or path and name in _loaded else None
+    return (
+        path
+        if path and path.suffix == ".py" and path.is_file() or path and name in _loaded
+        else None
+    )
 
 
 def _source(name: str, path: Path) -> str:
@@ -134,7 +155,11 @@ def _plain(tree: ast.AST) -> str:
     # Without docstrings; comments and layout are not in a tree.
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        ):
             if ast.get_docstring(node, clean=False) is not None:
                 node.body = body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
@@ -181,7 +206,9 @@ def _add_value(name: str, value: Any, seen: dict[str, str]) -> None:
         file = None if home in MAIN else _file(home)
         if home in MAIN or file and _below(file, Path(file.anchor)) and not _standard(home):
             _add(value, seen)
-    elif isinstance(value, bool | int | float | str | bytes | tuple | list | dict | set | frozenset | type(None)):
+    elif isinstance(
+        value, bool | int | float | str | bytes | tuple | list | dict | set | frozenset | type(None)
+    ):
         seen[f"__main__.{name}"] = repr(value)
     elif hasattr(value, "tobytes") and hasattr(value, "shape"):  # an array
         seen[f"__main__.{name}"] = hashlib.sha256(value.tobytes()).hexdigest()
@@ -197,9 +224,15 @@ def _node(thing: Any) -> ast.AST | None:
         text = "".join(linecache.getlines(file))
         with contextlib.suppress(SyntaxError):
             for node in ast.walk(ast.parse(text)):
-                if inspect.isclass(thing) and isinstance(node, ast.ClassDef) and node.name == thing.__name__:
+                if (
+                    inspect.isclass(thing)
+                    and isinstance(node, ast.ClassDef)
+                    and node.name == thing.__name__
+                ):
                     return node
-                if isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno == _line(thing, node):
+                if isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno == _line(
+                    thing, node
+                ):
                     return node
     return None
 
@@ -222,7 +255,16 @@ def _codes(thing: Any) -> Iterator[Any]:
 def _compiled(thing: Any) -> Iterator[str]:
     for code in _codes(thing):
         yield repr(
-            (code.co_name, code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")])
+            (
+                code.co_name,
+                code.co_code,
+                code.co_names,
+                [c for c in code.co_consts if not hasattr(c, "co_code")],
+            )
         )
     if inspect.isclass(thing):
-        yield from (f"{n}={v!r}" for n, v in vars(thing).items() if isinstance(v, bool | int | float | str | tuple))
+        yield from (
+            f"{n}={v!r}"
+            for n, v in vars(thing).items()
+            if isinstance(v, bool | int | float | str | tuple)
+        )

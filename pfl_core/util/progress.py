@@ -15,18 +15,26 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 LOG_EVERY_S = 10.0
-LIVE = dict(mininterval=0.2, delay=0.5, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}")
+LIVE = dict(
+    mininterval=0.2,
+    delay=0.5,
+    bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+)
 _open: list[Progress] = []
 
 
 def mode(environ: Mapping[str, str], stream: TextIO) -> str:
     """ "widget", "line", "log" or "silent", by the environment variables, the process and the stream written to."""
     lab = bool(environ.get("JPY_SESSION_NAME"))
-    if environ.get("PYTEST_VERSION"):  # nbval's kernels inherit it: progress would differ from the committed output
+    if environ.get(
+        "PYTEST_VERSION"
+    ):  # nbval's kernels inherit it: progress would differ from the committed output
         return "silent"
     if environ.get("PFL_HEADLESS"):
         return "log"
-    if multiprocessing.parent_process() is not None and (lab or stream.isatty()):  # the bar there is its parent's
+    if multiprocessing.parent_process() is not None and (
+        lab or stream.isatty()
+    ):  # the bar there is its parent's
         return "silent"
     if lab and "ipykernel" in sys.modules:  # a kernel, not a program started by one
         return "widget"
@@ -96,7 +104,9 @@ class Progress:
         count = f"{self.label} {self.done or 0}/{self.total}"
         if self.outer is not None:
             whole = self.outer.done or 0
-            self.outer._show(whole + steps / max(self.total, 1), ", ".join(filter(None, (count, note))))
+            self.outer._show(
+                whole + steps / max(self.total, 1), ", ".join(filter(None, (count, note)))
+            )
         else:
             self.bar.set_description_str(count, refresh=False)
             self.bar.set_postfix_str(note, refresh=False)

@@ -16,7 +16,9 @@ def commit() -> str:
     home = PACKAGE
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=20
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     if not (home.parent / ".git").exists():

@@ -34,7 +34,9 @@ def known(folder: Path) -> dict[str, str]:
     """{name: hex digest} of the files that SHA256SUMS in `folder` lists; nothing where there is none."""
     file = folder / NAME
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines if line.strip())}
+    return {
+        name: digest for digest, _, name in (line.partition("  ") for line in lines if line.strip())
+    }
 
 
 def read(path: Path) -> bytes:

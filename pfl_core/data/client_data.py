@@ -34,7 +34,12 @@ class ClientData:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ):
-        self.federation, self.seed, self.dtype, self.device = federation, seed, dtype, torch.device(device)
+        self.federation, self.seed, self.dtype, self.device = (
+            federation,
+            seed,
+            dtype,
+            torch.device(device),
+        )
         self.mean, self.std = mean, std
         self.K, self.classes, self.kind = federation.K, federation.classes, federation.kind
         self.input_shape = federation.input_shape
@@ -42,7 +47,10 @@ class ClientData:
         self.index = federation.index | {"holdout": held, "fit": fit}
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(federation.counts(), device=self.device)
-        self.x, self.y = tensor(federation.x).to(self.device), torch.as_tensor(federation.y).to(self.device)
+        self.x, self.y = (
+            tensor(federation.x).to(self.device),
+            torch.as_tensor(federation.y).to(self.device),
+        )
         if self.kind == "float":
             self.x = self.x.to(dtype)
             check_finite(self.x)
@@ -69,7 +77,9 @@ class ClientData:
 
     def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
         v = per_channel(values, default, self.input_shape[0])
-        return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(-1, *[1] * (self.x.dim() - 2))
+        return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(
+            -1, *[1] * (self.x.dim() - 2)
+        )
 
     def extremes(self) -> Tensor:
         """Two samples as a model gets them, (2, *input_shape), on the CPU; of tokens those that hold the smallest and the largest."""

@@ -15,7 +15,9 @@ from torch import Tensor
 
 SPLITS = ("train", "val", "test")
 FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
-WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {"device": "run(device=...)"}
+WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
+    "device": "run(device=...)"
+}
 
 
 class Federation:
@@ -51,7 +53,9 @@ class Federation:
         lists = {"train": train, "val": val, "test": test}
         for s, v in lists.items():
             if isinstance(v, dict):
-                raise ValueError(f"{s} is a dict; give a list of one index array a client, such as list({s}.values())")
+                raise ValueError(
+                    f"{s} is a dict; give a list of one index array a client, such as list({s}.values())"
+                )
         lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}
         self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
         self.K, self.classes = k, int(classes or _count_classes(self.y))
@@ -65,9 +69,13 @@ class Federation:
     def _check(self) -> None:
         k, n = len(self.index["train"]), len(self.y)
         if len(self.x) != n:
-            raise ValueError(f"x has {len(self.x)} samples and y has {n}; they must be equally long")
+            raise ValueError(
+                f"x has {len(self.x)} samples and y has {n}; they must be equally long"
+            )
         if n and not (0 <= self.y.min() and self.y.max() < self.classes):
-            raise ValueError(f"labels reach {self.y.min()}..{self.y.max()}; allowed: 0..{self.classes - 1}")
+            raise ValueError(
+                f"labels reach {self.y.min()}..{self.y.max()}; allowed: 0..{self.classes - 1}"
+            )
         for s, lists in self.index.items():
             if len(lists) != k:
                 raise ValueError(
@@ -75,7 +83,9 @@ class Federation:
                 )
             for i, idx in enumerate(lists):
                 if len(idx) and not (0 <= idx.min() and idx.max() < n):
-                    raise ValueError(f"{s} indices of client {i} reach {idx.min()}..{idx.max()}; allowed: 0..{n - 1}")
+                    raise ValueError(
+                        f"{s} indices of client {i} reach {idx.min()}..{idx.max()}; allowed: 0..{n - 1}"
+                    )
         empty = [i for i, idx in enumerate(self.index["train"]) if not len(idx)]
         if k == 0 or empty:
             raise ValueError(
@@ -99,7 +109,13 @@ class Federation:
     @property
     def kind(self) -> str:
         """What samples are: "image" (uint8), "tokens" or "float"."""
-        return "image" if self.x.dtype == np.uint8 else "float" if self.x.dtype.kind == "f" else "tokens"
+        return (
+            "image"
+            if self.x.dtype == np.uint8
+            else "float"
+            if self.x.dtype.kind == "f"
+            else "tokens"
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -107,7 +123,13 @@ class Federation:
         shape = self.x.shape[1:]
         if self.kind != "image" or len(shape) < 2:
             return shape
-        return (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
+        return (
+            (1, *shape)
+            if len(shape) == 2
+            else (shape[2], *shape[:2])
+            if shape[2] in (1, 3)
+            else shape
+        )
 
     def at_most(self, samples: int) -> Federation:
         """The same with at most that many samples (0: all) in each list; lists are in random order, so their start is a random part."""
@@ -129,7 +151,10 @@ class Federation:
     @property
     def checksum(self) -> str:
         """sha256 of all of it that decides numbers: samples, labels, lists, classes, mean and std."""
-        rest = [self.classes, *(None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std))]
+        rest = [
+            self.classes,
+            *(None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std)),
+        ]
         return hashlib.sha256(f"{self.hash}{rest}".encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
@@ -185,11 +210,15 @@ def check_finite(x: Tensor) -> None:
         )
 
 
-def per_channel(values: Sequence[float] | float | None, default: float, channels: int) -> list[float]:
+def per_channel(
+    values: Sequence[float] | float | None, default: float, channels: int
+) -> list[float]:
     """A mean (default 0) or std (default 1) as one number, or one a channel; ValueError for other lengths and values."""
     v = [default] if values is None else np.asarray(values, float).ravel().tolist()
     if len(v) not in (1, channels):
-        raise ValueError(f"mean or std has {len(v)} numbers; give one, or one for each of {channels} channels")
+        raise ValueError(
+            f"mean or std has {len(v)} numbers; give one, or one for each of {channels} channels"
+        )
     if not np.isfinite(v).all() or (default and min(v) <= 0):
         name, allowed = ("std", "finite numbers > 0") if default else ("mean", "finite numbers")
         raise ValueError(f"{name} is {v}; allowed are {allowed}, a number a channel or one for all")
@@ -235,7 +264,9 @@ def _labels(y: np.ndarray | Tensor) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # NaN differs from any integer, and is refused
         whole = y.astype(np.int64) if y.dtype.kind in "biuf" else None
     if whole is None or (y != whole).any():
-        raise ValueError(f"labels y are {y.dtype}; allowed are integers 0 to classes - 1, one a sample")
+        raise ValueError(
+            f"labels y are {y.dtype}; allowed are integers 0 to classes - 1, one a sample"
+        )
     return whole
 
 
@@ -261,7 +292,9 @@ def tensor(x: np.ndarray) -> Tensor:
 def _indices(v: np.ndarray, split: str, client: int) -> np.ndarray:
     v = _array(v)
     if not v.ndim:
-        raise ValueError(f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], [2, 3]]")
+        raise ValueError(
+            f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], [2, 3]]"
+        )
     v = v.reshape(-1)
     if len(v) and v.dtype.kind not in "iu":
         raise ValueError(

@@ -514,7 +514,7 @@ def save(fig: Figure, frame: pd.DataFrame, path: Path) -> Path:
 
 
 def compact(fig: Figure, dpi: int = 72) -> bytes:
-    """The figure as a PNG of at most 64 colours, which notebooks keep: a third of the usual size."""
+    """The figure as a PNG of at most 64 colours, for notebooks: a third of the usual size."""
     raw, small = io.BytesIO(), io.BytesIO()
     fig.savefig(raw, dpi=dpi, format="png", metadata={"Software": None})
     picture = Image.open(raw).convert("RGB").quantize(64, dither=Image.Dither.NONE)

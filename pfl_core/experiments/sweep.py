@@ -80,10 +80,10 @@ def sweep(
         for count, result in enumerate(results, 1):
             done[result.id] = result
             bar.at(count)
-            if not result.ok:
-                print(
-                    f"run {result.id} ({result.experiment.method}, seed {result.experiment.seed}) {result.meta['status']}"
-                )
+    for i in dict.fromkeys(i for i, _ in named):  # why rows are missing is said each time
+        if i in done and not done[i].ok:
+            e, status = done[i].experiment, done[i].meta["status"]
+            print(f"run {i} ({e.method}, seed {e.seed}) {status}")
     there = [(e, done[i]) if i in done else committed.rows_of(e, published[i]) for i, e in named]
     return _rows(
         r if isinstance(r, pd.DataFrame) else replace(r[1], experiment=r[0]) for r in there

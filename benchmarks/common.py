@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pfl_core.util import provenance
 from pfl_core.util.version import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,17 +31,7 @@ def timed(fn: Callable[[], Any], device: str) -> float:
 
 def processor() -> str:
     """The CPU's name as the system gives it, and how many cores this process may use."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [
-            s.partition(":")[2].strip()
-            for s in info.read_text().splitlines()
-            if s.startswith("model name")
-        ]
-        if info.exists()
-        else []
-    )
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{provenance.processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def about(device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Experiment: everything that decides a run's numbers, as plain values, frozen and hashed; grids of them."""
+"""Experiment: everything that decides a run's numbers, as plain values; and grids of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import hashlib
 import importlib
 import itertools
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +28,9 @@ from pfl_core.util.cards import card
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
-WHICH = (
-    "of",
-    "first",
-    "every",
-)  # partition_args that every scheme has: which of its clients are an Experiment's
+# The partition_args that every scheme has: which of its clients are those of an Experiment.
+WHICH = ("of", "first", "every")
+JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
 RANGES = {  # field: (test, what is allowed)
     "clients": (lambda v: v >= 1, "an integer >= 1"),
     "rounds": (lambda v: v >= 0, "an integer >= 0"),
@@ -70,7 +70,8 @@ class _Frozen(dict):
 
     def _refuse(self, *args: Any, **kw: Any) -> None:
         raise TypeError(
-            "an Experiment's values do not change; make another one with e.but(partition_args={...})"
+            "an Experiment's values do not change; "
+            "make another one with experiment.but(partition_args={...})"
         )
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
@@ -102,137 +103,198 @@ def _is(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Everything that decides a run's numbers, as plain values; checked at construction.
+    """A run as plain values: everything that decides its numbers, checked when it is made.
 
-    Each field's meaning is its `metadata["doc"]`, which `python -m pfl_core run --help` prints with defaults and choices.
-    `partition_args` are the scheme's; with `of` among them it deals to that many clients, and those here are numbers `first`,
-    `first` + `every`, ... of them: one group, or those who are new to the others. With dataset="own" a Federation brings data, clients
-    and partition (`run(e, fed=...)`); all else is the Experiment's. Raises ValueError naming the field, the value, and what is allowed.
+    An Experiment does not change; `experiment.but(lr=0.1)` is another one. Its `id` names the run
+    in the store: equal values have equal ids. Which device computes it, and how, is said to `run`.
+
+    Raises
+    ------
+    ValueError
+        If a field has a value that is not allowed; it names the field, the value and what is.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment
+    >>> experiment = Experiment(method="fedper", clients=4, rounds=2)
+    >>> experiment
+    Experiment(clients=4, method='fedper', rounds=2)
+    >>> experiment.dataset, experiment.model, experiment.lr
+    ('digits', 'cnn', 0.01)
+    >>> other = experiment.but(method="fedprox", method_args={"mu": 0.1})
+    >>> other.id == experiment.id
+    False
+    >>> experiment.but(tags={"row": "FedPer"}).id == experiment.id
+    True
     """
 
     dataset: str = _is(
-        "digits", "name of the data set (list datasets), or own for a Federation of yours"
+        "digits",
+        "Name of the data set (see list_datasets). own: the data are a Federation of yours, "
+        "given to run(experiment, fed=...)",
     )
-    partition: str = _is("dirichlet", "who holds which samples (list partitions)")
-    partition_args: dict = _is(dict, "arguments of the partition, such as alpha=0.1")
-    clients: int = _is(10, "number of clients K")
-    model: str = _is("cnn", "network (list models)")
-    model_args: dict = _is(dict, "options of the network, such as width=0.5")
-    method: str = _is("fedavg", "method (list methods)")
-    method_args: dict = _is(dict, "hyper-parameters of the method")
-    rounds: int = _is(10, "communication rounds")
-    participation: float = _is(1.0, "share of the clients that take part in a round")
-    epochs: int = _is(1, "epochs of local training a round")
-    steps: int = _is(0, "local SGD steps a round in place of epochs (0: count in epochs)")
-    batch: int = _is(32, "samples a batch")
+    partition: str = _is(
+        "dirichlet", "Rule by which samples are split over clients (see list_partitions)"
+    )
+    partition_args: dict = _is(
+        dict,
+        "Arguments of the partition, such as alpha=0.1. Every partition takes three more. of=50: "
+        "split for 50 clients, and keep `clients` of them; first=10 (default 0) and every=2 "
+        "(default 1): keep clients 10, 12, 14, ... of the 50",
+    )
+    clients: int = _is(10, "Number of clients, K")
+    model: str = _is("cnn", "Network that every client trains (see list_models)")
+    model_args: dict = _is(dict, "Options of the network, such as width=0.5")
+    method: str = _is("fedavg", "Method of federated learning (see list_methods)")
+    method_args: dict = _is(dict, "Hyper-parameters of the method, such as mu=0.1 for fedprox")
+    rounds: int = _is(10, "Number of communication rounds, R")
+    participation: float = _is(1.0, "Share of the clients that take part in a round")
+    epochs: int = _is(1, "How often a client goes through its training data in a round")
+    steps: int = _is(
+        0, "Local SGD steps of a client in a round, in place of epochs (0: count in epochs)"
+    )
+    batch: int = _is(32, "Number of samples in a batch, B")
     plan: str = _is(
         "wrap",
-        "how batches are drawn: the last one filled up (wrap), left out (drop), or each anew (fresh)",
+        "How an epoch is cut into batches. The last batch is filled up with samples from the "
+        "epoch's start (wrap) or left out (drop); or every batch is a new draw (fresh)",
     )
-    shuffle: bool = _is(True, "whether samples are shuffled each epoch")
-    lr: float = _is(0.01, "learning rate of local SGD")
-    momentum: float = _is(0.0, "momentum of local SGD")
-    weight_decay: float = _is(0.0, "weight decay of local SGD")
-    clip: float = _is(0.0, "largest L2 norm of a gradient (0: no clipping)")
+    shuffle: bool = _is(True, "Whether a client's samples are shuffled in each epoch")
+    lr: float = _is(0.01, "Learning rate of local SGD")
+    momentum: float = _is(0.0, "Momentum of local SGD (0: none)")
+    weight_decay: float = _is(0.0, "Weight decay (L2) of local SGD (0: none)")
+    clip: float = _is(
+        0.0, "Largest L2 norm of a client's gradient; a longer one is scaled down (0: no clipping)"
+    )
     buffers: str = _is(
-        "local", "BatchNorm statistics: stay with the client, are averaged, or reset each round"
+        "local",
+        "What becomes of BatchNorm statistics between rounds: they stay with the client (local), "
+        "are averaged with the parameters (average), or start anew in each round (reset)",
     )
-    head_depth: int = _is(1, "how many layers, counted from the end, are the head")
-    head_by: str = _is("block", "what counts as a layer of the head")
+    head_depth: int = _is(
+        1, "How many layers, counted from the end of the network, are its head (0: no head)"
+    )
+    head_by: str = _is(
+        "block",
+        "What head_depth counts: residual blocks and the like (block), top-level children (child), "
+        "layers with parameters (module), or single tensors (tensor)",
+    )
     head_init: str = _is(
-        "common", "whether clients' heads start equal (common) or from draws of their own (own)"
+        "common",
+        "Whether the clients' heads start equal (common) or each from a draw of its own (own)",
     )
-    holdout: float = _is(0.0, "share of each client's training data that SGD never sees")
+    holdout: float = _is(
+        0.0, "Share of each client's training samples that SGD never sees; some methods need it"
+    )
     normalize: str = _is(
-        "dataset", "pixels: by the data set's mean and std, or half: (x - .5) / .5"
+        "dataset",
+        "How pixels are normalised: by mean and standard deviation of the data set (dataset), or "
+        "as (x - 0.5) / 0.5 (half)",
     )
-    max_samples: int = _is(0, "most samples in each client's train, val and test part (0: all)")
+    max_samples: int = _is(
+        0, "Largest number of samples in each of a client's parts train, val and test (0: all)"
+    )
     eval_every: int = _is(
-        1, "rounds between evaluations; the first and the last are always evaluated"
+        1, "Number of rounds between evaluations; the start and the last round are always evaluated"
     )
     eval_after: bool | None = _is(
         None,
-        "evaluate after local training, too (None: where all clients take part; True needs extra training elsewhere)",
+        "Whether models are evaluated after local training, too. None: if all clients take part in "
+        "every round. True with fewer: the others are trained for it, which takes extra time",
     )
-    eval_clients: int = _is(
-        0, "how many clients are evaluated, a sample drawn by the seed (0: all)"
+    eval_clients: int = _is(0, "Number of clients that are evaluated, drawn by the seed (0: all)")
+    seed: int = _is(
+        0, "Decides the initial model, who takes part in which round, and which batches are drawn"
     )
-    seed: int = _is(0, "decides initial model, participants and batches")
-    partition_seed: int | None = _is(None, "decides who holds what (None: seed)")
-    dtype: str = _is("float32", "number format of models and data")
+    partition_seed: int | None = _is(None, "Decides who holds which samples (None: as seed)")
+    dtype: str = _is("float32", "Number format of models and data")
     precision: str = _is(
         "full",
-        "of local training in float32: full, tf32 (a GPU's products), bf16 (products in bfloat16)",
+        "Arithmetic of local training in float32: all of it in float32 (full), a GPU's matrix "
+        "products in TensorFloat-32 (tf32), or products in bfloat16 (bf16)",
     )
-    keep_models: bool = _is(False, "keep the personal models of the last round")
-    init_from: Experiment | None = _is(None, "another Experiment whose end this one starts from")
-    adopt: bool = _is(False, "take over init_from's server, with clients that are new to it")
+    keep_models: bool = _is(False, "Whether the Result keeps the clients' models of the last round")
+    init_from: Experiment | None = _is(
+        None, "Another Experiment, whose model at the end is the initial model of this one"
+    )
+    adopt: bool = _is(
+        False,
+        "Whether the clients are new to the server of init_from: it takes them in, and does not "
+        "learn from them",
+    )
     record: tuple[str, ...] = _is(
         (),
-        "probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, train",
+        "Probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, "
+        "train (read them with result.probe)",
     )
     plugins: tuple[str, ...] = _is(
-        (), "modules to import: they register your methods, models or partitions"
+        (), "Modules of yours that are imported first: they register methods, models or partitions"
     )
-    tags: dict = _is(dict, "labels of rows; they do not count in the id")
+    tags: dict = _is(
+        dict,
+        "What the columns paper, artefact, row, column and profile of the rows say; the only field "
+        "that is not part of the id",
+    )
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            checks.kind("Experiment", f.name, getattr(self, f.name), f.type)
-        for name, (legal, allowed) in RANGES.items():
-            if not legal(getattr(self, name)):
-                raise ValueError(
-                    f"Experiment({name}={getattr(self, name)!r}): allowed is {allowed}"
-                )
-        if self.precision != "full" and self.dtype != "float32":
-            raise ValueError(
-                f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): allowed with float32 only"
-            )
-        if self.adopt and self.init_from is None:
-            raise ValueError(
-                "Experiment(adopt=True) needs init_from: the Experiment whose server takes these clients in"
-            )
+        self._check_values()
         for name in ("plugins", "record"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for tag in self.tags:
             checks.known("tag", tag, TAGS)
-        try:
-            for name in (
-                "partition_args",
-                "model_args",
-                "method_args",
-                "tags",
-            ):  # as JSON gives them back; nobody else's dict
-                object.__setattr__(self, name, _freeze(json.loads(json.dumps(getattr(self, name)))))
-            plain = json.loads(json.dumps(self.plain()))
-        except (TypeError, ValueError) as e:
-            raise ValueError(
-                f"Experiment holds a value that JSON cannot keep ({e}); use numbers, strings, lists, dicts"
-            ) from None
-        if plain != json.loads(json.dumps(plain)):
-            raise ValueError(
-                "Experiment holds NaN; every value must equal itself after a round trip through JSON"
-            )
+        self._freeze_values()
         for plugin in self.plugins:
             _import(plugin)
         self._check_clients()
         models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))
 
+    def _check_values(self) -> None:
+        for f in dataclasses.fields(self):
+            checks.kind("Experiment", f.name, getattr(self, f.name), f.type)
+        for name, (legal, allowed) in RANGES.items():
+            if not legal(getattr(self, name)):
+                given = getattr(self, name)
+                raise ValueError(f"Experiment({name}={given!r}): allowed is {allowed}")
+        if self.precision != "full" and self.dtype != "float32":
+            raise ValueError(
+                f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): "
+                "allowed with float32 only"
+            )
+        if self.adopt and self.init_from is None:
+            raise ValueError(
+                "Experiment(adopt=True) needs init_from: the Experiment whose server takes these "
+                "clients in"
+            )
+
+    def _freeze_values(self) -> None:
+        # Dicts become copies, with values as JSON gives them back, which nobody can change.
+        try:
+            for name in JSON_FIELDS:
+                values = json.loads(json.dumps(getattr(self, name)))
+                object.__setattr__(self, name, _freeze(values))
+            plain = json.loads(json.dumps(self.plain()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Experiment holds a value that JSON cannot keep ({error}); use numbers, strings, "
+                "lists, dicts"
+            ) from None
+        if plain != json.loads(json.dumps(plain)):
+            raise ValueError(
+                "Experiment holds NaN; every value must equal itself after a round trip through "
+                "JSON"
+            )
+
     def _check_clients(self) -> None:
+        some = f"eval_clients={self.eval_clients}"
         if self.eval_clients > self.clients:
-            raise ValueError(
-                f"Experiment(eval_clients={self.eval_clients}): there are clients={self.clients}; 0 means all"
-            )
+            raise ValueError(f"Experiment({some}): there are clients={self.clients}; 0 means all")
         if self.eval_clients and self.record:
-            raise ValueError(
-                f"Experiment(eval_clients={self.eval_clients}, record={self.record}): probes need all clients"
-            )
+            raise ValueError(f"Experiment({some}, record={self.record}): probes need all clients")
         if self.dataset != "own":
             data.check_name(self.dataset)
-            partitions.check(
-                self.partition, {n: v for n, v in self.partition_args.items() if n not in WHICH}
-            )
+            scheme = {n: v for n, v in self.partition_args.items() if n not in WHICH}
+            partitions.check(self.partition, scheme)
             which_clients(self.clients, self.partition_args)
             return
         if (
@@ -241,13 +303,18 @@ class Experiment:
             or self.partition_seed is not None
         ):
             raise ValueError(
-                f"Experiment(dataset='own', partition={self.partition!r}, partition_args={dict(self.partition_args)}, "
-                f"partition_seed={self.partition_seed}): a Federation says who holds what; leave them out"
+                f"Experiment(dataset='own', partition={self.partition!r}, "
+                f"partition_args={dict(self.partition_args)}, "
+                f"partition_seed={self.partition_seed}): a Federation says who holds what; "
+                "leave them out"
             )
         object.__setattr__(self, "partition", "own")
 
     def but(self, **changes: Any) -> Experiment:
-        """A copy with fields changed; dict-valued fields (model_args, tags, ...) are merged into the old ones."""
+        """A copy with other values in some fields.
+
+        A dict (`model_args`, `tags`, ...) is merged into the one that is there.
+        """
         merged = {
             k: getattr(self, k) | v if isinstance(v, dict) else v
             for k, v in changes.items()
@@ -256,7 +323,7 @@ class Experiment:
         return dataclasses.replace(self, **(changes | merged))
 
     def plain(self) -> dict[str, Any]:
-        """The hashed fields as JSON-able values."""
+        """All fields but `tags`, as values that JSON can keep; the id hashes them."""
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tags"}
         lists = {name: list(getattr(self, name)) for name in ("plugins", "record")}
         return out | lists | {"init_from": self.init_from.plain() if self.init_from else None}
@@ -269,70 +336,67 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """16 hex digits over the hashed fields, the pool's checksum, the store's schema, the method's revision, and the source of all
-        code that is not ours (`identity`). Where the data are not here, over the copy of them that committed runs used; DatasetMissing
-        where there is none."""
+        """The run's name in the store: 16 hex digits, a hash of all that decides its numbers.
+
+        That is: all fields but `tags`, the checksum of the data, the store's schema, the method's
+        `revision`, and the source of code that is not part of pfl_core (see util/identity.py).
+        Where the data are not here, the checksum is that of the copy which committed runs used;
+        DatasetMissing if there is none.
+        """
         return self.id_for(copies.checksum(self.dataset))
 
     @property
     def ids(self) -> list[str]:
-        """`id`, and those over other copies of the data, which committed runs used."""
+        """`id`, then the ids over other copies of the data, which committed runs used."""
         every = [copies.checksum(self.dataset), *copies.checksums(self.dataset)]
         return [self.id_for(c) for c in dict.fromkeys(every)]
 
     def id_for(self, checksum: str) -> str:
-        """The id over data with another checksum (a user's own Federation)."""
+        """The id over data with this checksum, such as that of a user's own Federation."""
         source = self.init_from.id_for(checksum) if self.init_from else None
         method = make_method(self.method, **self.method_args)
-        # Fields at their defaults are left out, so that a new field leaves the ids of earlier runs as they were; a default that changes
-        # therefore needs a new SCHEMA.
-        defaults = {f.name: _default(f) for f in dataclasses.fields(self)} | {
-            "plugins": [],
-            "record": [],
-        }
-        key = {n: v for n, v in self.plain().items() if v != defaults[n]} | {
-            "init_from": source,
-            "pool": checksum,
-            "schema": SCHEMA,
-            "revision": method.revision,
-        }
+        # Fields at their defaults are left out, so that a new field leaves the ids of earlier runs
+        # as they were; a default that changes therefore needs a new SCHEMA.
+        defaults = {f.name: _default(f) for f in dataclasses.fields(self)}
+        defaults |= {"plugins": [], "record": []}
+        key = {n: v for n, v in self.plain().items() if v != defaults[n]}
+        key |= {"init_from": source, "pool": checksum}
+        key |= {"schema": SCHEMA, "revision": method.revision}
         if code := identity.digest(*self._code(method)):
             key["code"] = code
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
     def course_for(self, checksum: str) -> str:
-        """The id without the number of rounds: runs of one course are the beginnings of each other."""
+        """The id of this Experiment without its number of rounds.
+
+        Of two runs with the same course, the shorter one is the beginning of the longer one.
+        """
         return self.but(rounds=0).id_for(checksum)
 
     def _code(self, method: Method) -> list[Any]:
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]
-        return [
-            type(method),
-            models.function(self.model),
-            *scheme,
-            *(sys.modules[p] for p in self.plugins),
-        ]
+        plugins = [sys.modules[p] for p in self.plugins]
+        return [type(method), models.function(self.model), *scheme, *plugins]
 
     @property
     def in_main(self) -> bool:
-        """Whether its method, model or partition is defined in a notebook or script, where other processes do not find it."""
-        return any(
-            identity.in_main(c) for c in self._code(make_method(self.method, **self.method_args))
-        )
+        """Whether its method, model or partition is defined in a notebook or script.
+
+        Other processes do not find it there.
+        """
+        method = make_method(self.method, **self.method_args)
+        return any(identity.in_main(code) for code in self._code(method))
 
     def _changed(self) -> dict[str, Any]:
-        values = {f.name: (getattr(self, f.name), _default(f)) for f in dataclasses.fields(self)}
-        return {name: v for name, (v, default) in values.items() if v != default}
+        values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {f.name: value for f, value in values.items() if value != _default(f)}
 
     def __repr__(self) -> str:
         return f"Experiment({', '.join(f'{name}={v!r}' for name, v in self._changed().items())})"
 
     def _repr_html_(self) -> str:
-        main = {
-            name: getattr(self, name)
-            for name in ("method", "dataset", "partition", "model", "clients", "rounds")
-        }
-        return card("Experiment", main | self._changed())
+        main = ("method", "dataset", "partition", "model", "clients", "rounds")
+        return card("Experiment", {n: getattr(self, n) for n in main} | self._changed())
 
 
 def _named(init: Callable) -> Callable:
@@ -356,12 +420,32 @@ def _default(f: dataclasses.Field) -> Any:
 checks.KINDS["Experiment"] = Experiment
 
 
+def allowed(name: str) -> str:
+    """What a field may be, "" if its kind says all; hints in brackets are the field's doc's."""
+    return re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", RANGES.get(name, ("", ""))[1])
+
+
+def _parameters() -> str:
+    # The fields as a section of the class's docstring, for help(Experiment) and `Experiment?`.
+    lines = ["Parameters", "----------"]
+    for f in dataclasses.fields(Experiment):
+        said = f"{f.metadata['doc']}."
+        if f.name in RANGES:
+            said += f" Allowed: {allowed(f.name)}."
+        lines.append(f"{f.name} : {f.type}, default {_default(f)!r}")
+        lines += textwrap.wrap(said, 92, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return textwrap.indent("\n".join(lines), " " * 4)
+
+
+Experiment.__doc__ = f"{Experiment.__doc__}\n{_parameters()}\n    "
+
+
 def _import(plugin: str) -> None:
     if plugin.endswith(".py") or not all(part.isidentifier() for part in plugin.split(".")):
         name = plugin.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
         raise ValueError(
-            f"Experiment(plugins=({plugin!r},)): give the name of a module, such as {name!r}: without .py, and without folders, which "
-            "PYTHONPATH names"
+            f"Experiment(plugins=({plugin!r},)): give the name of a module, such as {name!r}: "
+            "without .py, and without folders, which PYTHONPATH names"
         )
     try:
         importlib.import_module(plugin)
@@ -369,23 +453,25 @@ def _import(plugin: str) -> None:
         if error.name != plugin.partition(".")[0]:  # the file is there, and lacks something itself
             raise
         raise ValueError(
-            f"Experiment(plugins=({plugin!r},)): there is no such module; name a file (without .py) in the current folder "
-            "or in a folder of PYTHONPATH"
+            f"Experiment(plugins=({plugin!r},)): there is no such module; name a file (without "
+            ".py) in the current folder or in a folder of PYTHONPATH"
         ) from None
 
 
 def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
-    """How many clients a partition with these arguments deals to, and which of them are an Experiment's; ValueError for too few."""
+    """For how many clients a partition with these arguments splits, and which of them are kept.
+
+    ValueError if the split has too few clients to keep `clients` of them.
+    """
     of, first, every = args.get("of", clients), args.get("first", 0), args.get("every", 1)
-    whole = all(type(v) is int for v in (of, first, every))
-    if not (
-        whole and first >= 0 and every >= 1 and (end := first + every * (clients - 1) + 1) <= of
-    ):
-        raise ValueError(
-            f"Experiment(clients={clients}, partition_args={args!r}): allowed are integers with first >= 0, every >= 1 and "
-            "first + every * (clients - 1) < of"
-        )
-    return of, slice(first, end, every)
+    if all(type(v) is int for v in (of, first, every)) and first >= 0 and every >= 1:
+        end = first + every * (clients - 1) + 1
+        if end <= of:
+            return of, slice(first, end, every)
+    raise ValueError(
+        f"Experiment(clients={clients}, partition_args={args!r}): allowed are integers with "
+        "first >= 0, every >= 1 and first + every * (clients - 1) < of"
+    )
 
 
 def grid(
@@ -394,21 +480,47 @@ def grid(
     columns: dict[str, dict] | None = None,
     seeds: Iterable[int] = (0,),
 ) -> list[Experiment]:
-    """One Experiment for each row x column x seed: labels -> changed fields (as for `but`); the labels become tags.
+    """The Experiments of a table: one for each column, row and seed, in this order.
 
-    A seed is that of the sources (`init_from`), too: with another one they would hold other clients.
+    Parameters
+    ----------
+    base : Experiment
+        What all of them have in common.
+    rows, columns : dict of dicts
+        What a row or a column changes in `base`, by its label: `{"FedPer": {"method": "fedper"}}`.
+        The labels become the tags "row" and "column".
+    seeds : iterable of int
+        Values of the field `seed`. The sources (`init_from`) take the same seed, because with
+        another one their clients would hold other samples.
+
+    Returns
+    -------
+    list of Experiment
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, grid
+    >>> rows = {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}
+    >>> for cell in grid(Experiment(rounds=2), rows, seeds=[0, 1]):
+    ...     print(cell.tags["row"], cell.method, cell.seed)
+    FedAvg fedavg 0
+    FedAvg fedavg 1
+    FedPer fedper 0
+    FedPer fedper 1
     """
     for name, given in (("rows", rows), ("columns", columns or {})):
         if not isinstance(given, dict):
             raise TypeError(
-                f"grid({name}={given!r}): allowed is a dict of labels and changed fields, such as {{'FedPer': dict(method='fedper')}}"
+                f"grid({name}={given!r}): allowed is a dict of labels and changed fields, such as "
+                "{'FedPer': dict(method='fedper')}"
             )
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
     return [
-        _seeded(base.but(**c).but(**r), s).but(tags={"row": rl, "column": cl})
-        for (cl, c), (rl, r), s in cells
+        _seeded(base.but(**of_column).but(**of_row), seed).but(tags={"row": row, "column": column})
+        for (column, of_column), (row, of_row), seed in cells
     ]
 
 
-def _seeded(e: Experiment, seed: int) -> Experiment:
-    return e.but(seed=seed, init_from=e.init_from and _seeded(e.init_from, seed))
+def _seeded(experiment: Experiment, seed: int) -> Experiment:
+    source = experiment.init_from
+    return experiment.but(seed=seed, init_from=source and _seeded(source, seed))

@@ -13,9 +13,17 @@ import numpy as np
 import pytest
 
 import pfl_core
-from pfl_core import Experiment, list_datasets, list_methods, list_models, list_partitions, run
+from pfl_core import (
+    Experiment,
+    list_datasets,
+    list_methods,
+    list_models,
+    list_partitions,
+    run,
+    sweep,
+)
 from pfl_core.__main__ import FIELDS, described, listed, main, show, side_by_side, value
-from pfl_core.experiments import prune, store
+from pfl_core.experiments import committed, prune, store
 from pfl_core.experiments import run as runs
 from pfl_core.methods.base import make_method
 from pfl_core.papers import plan, report
@@ -175,11 +183,10 @@ def test_compare_runs_methods_papers(home, capsys):
 
 
 def test_compare_a_table(home, capsys):
-    rows = runs.sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
+    rows = sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
     first = report.published("fedaghn").query("table == 'table1'").column.iloc[0]
     rows = rows.assign(artefact="table1", row=rows.method, column=first, profile="quick")
-    (home / "results").mkdir()
-    report.save_rows(rows, home / "results" / "fedaghn.quick-digits.csv")
+    committed.save(rows, "fedaghn", "quick", "digits")
     out = said(capsys, "compare fedaghn table1")
     assert "quick-digits" in out and "reported" in out and "reproduced" in out
     assert "known are apptable1" in said(capsys, "compare fedaghn table9", 1)
@@ -220,15 +227,15 @@ def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
 def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
     e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
     made = []
-    from pfl_core.data import federation
+    from pfl_core.data.client_data import ClientData
 
-    original = federation.Federation.plan
+    original = ClientData.batch_indices
 
     def counted(self, *args, **kw):
         made.append(len(out := original(self, *args, **kw)))
         return out
 
-    monkeypatch.setattr(federation.Federation, "plan", counted)
+    monkeypatch.setattr(ClientData, "batch_indices", counted)
     run(e, workers=1)
     assert plan.client_steps(e) == pytest.approx(
         sum(made), rel=0.25

@@ -10,9 +10,10 @@ import pytest
 
 from pfl_core.analysis import verdicts
 from pfl_core.data import pools as data
-from pfl_core.experiments import run as runs
+from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data, split
-from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
 from pfl_core.papers import comparison, presets, report
 from pfl_core.papers.report import compare, published, reproduced, standing, wide
@@ -334,20 +335,15 @@ def test_from_tuning_to_tables(home, capsys):
     plan = comparison.hours("digits", how["methods"], profile="smoke", changes=TINY)
     assert plan.loc["fedavg", "there"] >= 9 and plan.loc["fedavg", "hours of tuning"] == 0
     # What is kept gives the same tables again.
-    kept = report.read_rows(home / "results" / "methods.smoke-digits.csv")
+    kept = committed.parts("methods", own=True)["methods.smoke-digits"].rows()
     assert comparison.table(kept).before.tolist() == shown.before.tolist()
     assert comparison.table(kept)["up, kB"].tolist() == shown["up, kB"].tolist()
-    tuned = kept[kept.artefact == "tune"]
-    assert (
-        set(tuned.split) == {"val"}
-        and set(tuned.seed) == {0}
-        and tuned.groupby("row").column.nunique().eq(9).all()
-    )
-    assert set(tuned[tuned.row == "fedavg_ft"].when) == {"after"} and set(
-        tuned[tuned.row == "fedavg"].when
-    ) == {"before"}
+    tuned = kept[(kept.artefact == "tune") & (kept.split == "val") & (kept["mean"] == "client")]
+    assert set(tuned.seed) == {0} and tuned.groupby("row").column.nunique().eq(9).all()
     choices = comparison.choices_table(kept)
-    best = tuned[tuned.row == "perfedavg"].groupby("column", sort=False).value.max()
+    at_its_time = (tuned.row == "perfedavg") & (tuned.when == comparison.when("perfedavg"))
+    tuned = tuned[at_its_time & (tuned.metric == "acc_pct")]
+    best = tuned.groupby("column", sort=False).value.max()
     assert (
         choices.chosen.perfedavg == f"alpha {json.loads(best.idxmax())['method_args']['alpha']:g}"
     )
@@ -376,7 +372,7 @@ def test_runs_of_the_comparison_have_the_choice_that_tuning_made(home):
 
 def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
     cells = comparison.experiments("digits", ["lgfedavg"], [0], "smoke", rounds=4, eval_every=2)
-    rows = runs.sweep(cells)
+    rows = sweep(cells)
     total = {}
     for e in cells:
         own = rows[(rows.run == e.id) & (rows["mean"] == "total")]

@@ -38,7 +38,7 @@ from pfl_core.analysis.select import pick
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool
 from pfl_core.engine import engine
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import run as runs
+from pfl_core.experiments import committed
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.papers import plan, report
 from pfl_core.papers.base import paper
@@ -192,9 +192,9 @@ def another_network_to_start_from() -> None:
 
 
 def changed_results() -> None:
-    Path("fedper.quick-digits.csv").write_text("run,value\n1,2\n")
-    sums.write(Path(), {"fedper.quick-digits.csv": b"as it was"})
-    report.read_rows(Path("fedper.quick-digits.csv"))
+    Path("cells.csv").write_text("paper,run\nfedper,2\n")
+    sums.write(Path(), {"cells.csv": b"as it was"})
+    committed.parts(folder=Path())
 
 
 def without_gpu(use: Callable[[], object]) -> None:
@@ -562,12 +562,12 @@ CASES = [
     ),
     Case(
         'tune(e, ..., split="test")',
-        lambda: runs.tune(tiny(), [{"lr": 0.1}], split="test"),
+        lambda: tune(tiny(), [{"lr": 0.1}], split="test"),
         "only 'val'",
     ),
     Case(
         "tune(...) without validation data",
-        lambda: runs.tune(tiny(), [{"lr": 0.1}]),
+        lambda: tune(tiny(), [{"lr": 0.1}]),
         "leaves no validation data",
     ),
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
@@ -590,7 +590,7 @@ CASES = [
     ),
     Case('Study(datasets="cifar10")', lambda: Study("fedper", datasets="cifar10"), "give a list"),
     Case("Study(seeds=[0.5])", lambda: Study("fedper", seeds=[0.5]), "a list of integers >= 0"),
-    Case('publish("fedper") before a run', lambda: report.publish("fedper"), "run its notebook"),
+    Case('publish("fedper") before a run', lambda: committed.publish("fedper"), "run its notebook"),
     # this computer
     Case("$PFL_RUNS is a file", store_is_a_file, "set PFL_RUNS to a folder", OSError),
     Case(

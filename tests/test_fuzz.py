@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,8 +24,8 @@ from pfl_core.data import pools as data
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.checkpoint import load_whole
 from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import committed, store, tables
 from pfl_core.experiments import run as runs
-from pfl_core.experiments import store
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import report
 from pfl_core.util import paths
@@ -208,11 +207,11 @@ def test_own_data_are_taken_whole_or_refused(wild, draw):
     | st.lists(st.text(max_size=12), max_size=8).map(lambda v: ",".join(v).encode())
 )
 def test_the_reader_of_rows_returns_rows_or_says_value_error(tmp_path, raw):
-    path = tmp_path / "rows.csv"
+    path = tmp_path / "derived.csv"
     path.write_bytes(raw)
     try:
-        rows = report.read_rows(path)
-    except (ValueError, KeyError, AttributeError):  # no rows, no column `value`, no text
+        rows = tables.Results(tmp_path).derived
+    except ValueError:  # no rows, no column `value`, no text
         return
     assert rows.value.dtype.kind in "iuf"
 
@@ -527,5 +526,6 @@ def test_jupyterlab_is_started_on_the_loopback_with_its_token(monkeypatch, tmp_p
 
 
 def test_results_that_are_committed_hold_numbers_only():
-    for path in paths.results_folder().glob("*.csv"):
-        assert pd.read_csv(path, usecols=["value"]).value.dtype == float
+    for part in committed.parts().values():
+        rows = part.rows()
+        assert rows.value.dtype == float and np.isfinite(rows.value[rows.metric == "acc_pct"]).all()

@@ -4,12 +4,13 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
-from pfl_core.experiments.run import ROW_COLUMNS
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import html_report, report
 from pfl_core.papers.base import PAPERS
 from tools import pages
@@ -67,7 +68,6 @@ def root(tmp_path):
         .set_index("row")
         .value
     )
-    (tmp_path / "results").mkdir()
     for profile in ("quick", "paper"):
         acc = {
             "fedaghn": said.fedaghn + 0.4,
@@ -75,7 +75,7 @@ def root(tmp_path):
             "fedamp": said.fedaghn + 30,
         }
         rows = pd.concat([run_rows(m, column, v, profile) for m, v in acc.items()])
-        report.save_rows(rows, tmp_path / "results" / f"fedaghn.{profile}-digits.csv")
+        made.publish(tmp_path / "results", rows, "fedaghn", profile)
         folder = tmp_path / "figures" / "fedaghn" / f"{profile}-digits"
         cells = report.compare(rows, "fedaghn", "table1")
         report.save_table(cells, folder / "table1.cells")

@@ -2,14 +2,14 @@
 
 import re
 
-import pandas as pd
 import pytest
 
+from pfl_core import Experiment, sweep
 from pfl_core import __main__ as cli
 from pfl_core.analysis.plots import LABELS
-from pfl_core.experiments import run as runs
+from pfl_core.experiments import committed
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import presets, report
+from pfl_core.papers import presets
 from pfl_core.papers.base import PAPERS, paper, title
 from pfl_core.util import paths
 from tools import pages
@@ -91,9 +91,8 @@ def test_publish(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
     assert cli.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
-    row = dict.fromkeys(runs.ROW_COLUMNS, "") | {"run": "0" * 16, "value": 1.0}
-    (tmp_path / "results").mkdir()
-    (tmp_path / "home").mkdir()
-    report.save_rows(pd.DataFrame([row]), tmp_path / "results" / "fedper.quick-digits.csv")
-    assert cli.main(["publish", "fedper"]) == 0
-    assert (tmp_path / "home" / "results" / "fedper.quick-digits.csv").exists()
+    committed.save(
+        sweep([Experiment(rounds=0, max_samples=20, clients=2)]), "fedper", "quick", "digits"
+    )
+    assert cli.main(["publish", "fedper"]) == 0 and "fedper: 7 files" in capsys.readouterr().out
+    assert list(committed.parts()) == ["fedper.quick-digits"]

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core import Experiment, run
+from pfl_core import Experiment, run, sweep
 from pfl_core.analysis.stats import shares
 from pfl_core.engine import probes
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import run as runs
-from pfl_core.experiments import store
+from pfl_core.experiments import committed
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import client_data
 from pfl_core.util import paths
 

@@ -6,14 +6,14 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import made
 import pandas as pd
 import pytest
 from filelock import FileLock
 
 from pfl_core.__main__ import main
 from pfl_core.experiments import prune
-from pfl_core.experiments.run import ROW_COLUMNS
-from pfl_core.papers import report
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.util import paths
 
 A, B, C, D = (d * 16 for d in "abcd")
@@ -40,9 +40,8 @@ def home(tmp_path, monkeypatch):
     put(runs / "store" / B, status="failed: diverged", method="fedper", size=2_000_000)
     put(runs / "store" / C, dataset="cifar10", days=3)
     put(runs / "store" / D)
-    (runs / "results").mkdir()
-    row = dict.fromkeys(ROW_COLUMNS, "") | {"run": D, "paper": "flayer", "value": 1.0}
-    report.save_rows(pd.DataFrame([row]), runs / "results" / "flayer.quick-digits.csv")
+    row = dict.fromkeys(ROW_COLUMNS, "") | {"run": D, "round": 0, "value": 1.0}
+    made.publish(runs / "results" / "flayer.quick-digits", pd.DataFrame([row]), "flayer")
     return runs
 
 
@@ -239,12 +238,10 @@ def test_runs_that_are_computed_just_now_stay(home):
 
 
 def test_rows_that_are_damaged_stop_it(home, capsys):
-    (home / "results" / "flayer.quick-digits.csv").write_text("run\n")
+    (home / "results" / "flayer.quick-digits" / "cells.csv").write_text("run\n")
     assert main(["prune", "--yes"]) == 1
-    assert (
-        "flayer.quick-digits.csv is damaged" in capsys.readouterr().err
-        and (home / "store" / D).is_dir()
-    )
+    assert "cells.csv is not as it was published" in capsys.readouterr().err
+    assert (home / "store" / D).is_dir()
 
 
 def test_another_disk_is_said_and_nothing_moved(home, monkeypatch, capsys):

@@ -16,9 +16,12 @@ import torch
 from pfl_core import Experiment, Federation, grid, load, load_model, sweep, tune
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import run as runs
+from pfl_core.experiments import committed
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import client_data, train_config
-from pfl_core.experiments.run import load_result, run
+from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.run import run
+from pfl_core.experiments.store import load_result
 from pfl_core.util import paths
 
 TINY = dict(
@@ -232,6 +235,7 @@ def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
     kept = load_result(store / bad.id)
     assert not kept.ok and "of client" in kept.meta["status"] and "round 0" in kept.meta["status"]
     assert "failed" in capsys.readouterr().out
+    assert sweep([bad, bad]).empty and capsys.readouterr().out.count("failed") == 1, "said again"
 
 
 def test_a_file_in_the_place_of_the_store(tmp_path):

@@ -1,4 +1,4 @@
-"""FedAGHN's paper module: the paper's settings and labels, and claims that can be decided either way."""
+"""FedAGHN's paper module: its settings and labels, and claims that can be decided either way."""
 
 from dataclasses import replace
 
@@ -110,7 +110,7 @@ def test_quick_is_small(swept):
     assert 30 <= len({e.id for e in swept("fedaghn", "quick")}) <= 40
 
 
-# -- claims: judged over rows as the notebook makes them --------------------------------------------------------------------
+# -- claims: judged over rows as the notebook makes them -------------------------------------------
 
 
 def rows(cells, column, when="after", metric="acc_pct", mean="client"):
@@ -226,12 +226,15 @@ def test_settings_below_the_papers_scale():
     assert papers.title("apptable2") == "Appendix Table 2"
 
 
-# -- weights that probes recorded ------------------------------------------------------------------------------------------
+# -- weights that probes recorded ------------------------------------------------------------------
 
 
 def probed(row, column="CIFAR-100", own=0.1):
-    """Weights of ten clients in five pairs at rounds 0 to 8: `own` + .01 a round on oneself, .3 and .05 on a similar client in the deep
-    and the shallow layer, 0 on others."""
+    """Weights of ten clients in five pairs at rounds 0 to 8.
+
+    They are `own` + .01 a round on oneself, .05 on the other of the pair in the two shallow layers,
+    .3 in the two deep ones, and 0 on the rest.
+    """
     same = np.arange(10) // 2
     pair = (same[:, None] == same) & ~np.eye(10, dtype=bool)
     rounds = np.arange(9)
@@ -246,9 +249,11 @@ def probed(row, column="CIFAR-100", own=0.1):
 def recorded(*some, best=8):
     """Rows of these probes' runs, best at one round, and what `Artefact.numbers` reads."""
     made = [rows({p.row: 90}, p.column).assign(round=best) for p in some]
-    return pd.concat(
-        made, ignore_index=True
-    ), lambda probe: list(some) if probe == "weights" else []
+
+    def found(probe):
+        return list(some) if probe == "weights" else []
+
+    return pd.concat(made, ignore_index=True), found
 
 
 def test_weights_of_table_4_by_part_kind_and_stage():
@@ -304,7 +309,7 @@ def test_graphs_of_the_first_seed():
     }
 
 
-# -- p0 and q0 of each column ------------------------------------------------------------------------------------------------
+# -- p0 and q0 of each column ----------------------------------------------------------------------
 
 
 def scored(best, metric="acc_pct"):
@@ -419,7 +424,7 @@ def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_
     monkeypatch.setattr(
         fedaghn,
         "columns",
-        lambda artefact, scope: {C: fedaghn.DATA["CIFAR-10"]} if artefact == "table1" else {},
+        lambda scope, artefact: {C: fedaghn.DATA["CIFAR-10"]} if artefact == "table1" else {},
     )
     monkeypatch.setattr(
         fedaghn, "tuning", lambda rows: pd.DataFrame({"chosen": ["p0 = 0.01, q0 = 3"]})

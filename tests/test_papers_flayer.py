@@ -1,4 +1,4 @@
-"""FLAYER's paper module: the paper's settings and labels, costs and gains from rows, and claims that can be decided either way."""
+"""FLAYER's paper module: its settings and labels, costs and gains, and claims decided either way."""
 
 from dataclasses import replace
 
@@ -59,9 +59,13 @@ def test_labels_are_those_of_the_published_numbers(paper_cells):
         assert {e.tags["row"] for e in cells} - ours == set(said.row), artefact
 
 
-def head_of(e):
-    shape = (20,) if e.model == "fasttext" else (3, 32, 32)
-    return models.head(models.build(e.model, shape, 10, **e.model_args), e.head_depth, e.head_by)
+def head_of(experiment):
+    shape = (20,) if experiment.model == "fasttext" else (3, 32, 32)
+    return models.head(
+        models.build(experiment.model, shape, 10, **experiment.model_args),
+        experiment.head_depth,
+        experiment.head_by,
+    )
 
 
 LAST = {
@@ -142,17 +146,13 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     full = {(e.tags["artefact"], e.tags["column"], e.tags["row"]): e for e in paper_cells}
     for e in cells:
         p = full[e.tags["artefact"], e.tags["column"], e.tags["row"]]
-        assert (
-            e.rounds == (200 if e.model == "fasttext" else 25)
-            and e.rounds // e.eval_every >= 12
-            and not e.max_samples
-        )
-        assert (
-            e.partition_args == p.partition_args | {"split": "67.5/7.5/25"}
-            and e.eval_after is not False
-        )
-        same = "dataset model model_args method method_args lr batch epochs plan shuffle clients head_depth head_by normalize"
-        assert all(getattr(e, f) == getattr(p, f) for f in same.split())
+        assert e.rounds == (200 if e.model == "fasttext" else 25)
+        assert e.rounds // e.eval_every >= 12 and not e.max_samples
+        assert e.partition_args == p.partition_args | {"split": "67.5/7.5/25"}
+        assert e.eval_after is not False
+        same = "dataset model model_args method method_args lr batch epochs plan shuffle".split()
+        same += ["clients", "head_depth", "head_by", "normalize"]
+        assert all(getattr(e, f) == getattr(p, f) for f in same)
     assert {e.tags["row"] for e in cells if e.tags["artefact"] == "table2"} == {
         *flayer.BASELINES,
         "flayer",
@@ -185,7 +185,7 @@ def test_the_control_is_a_part_of_table_2(swept):
         )  # at the table's own rate nothing more is run
 
 
-# -- numbers from rows --------------------------------------------------------------------------------------------------------
+# -- numbers from rows -----------------------------------------------------------------------------
 
 
 def lines(cells, column="CIFAR-10, CNN", metric="acc_pct", mean="pooled", run="r", at=1):
@@ -264,7 +264,7 @@ def test_similarity_is_over_pairs_of_clients():
     ]
 
 
-# -- claims -------------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
 def judge(start, *frames):
@@ -339,15 +339,15 @@ def test_similarity_of_layers():
 
 
 def test_apple_is_judged_on_its_cores():
-    layers = lambda row, first, last: pd.concat(  # noqa: E731
-        derived(f"cka {stage} {layer}", {row: v})
-        for stage, values in (("initial", first), ("best", last))
-        for layer, v in zip(("conv1", "fc"), values, strict=True)
-    )
-    mixed, cores = (
-        layers("apple", (1.0, 1.0), (0.9, 0.5)),
-        layers(flayer.CORES, (0.7, 0.6), (0.8, 0.5)),
-    )
+    def layers(row, first, last):
+        return pd.concat(
+            derived(f"cka {stage} {layer}", {row: v})
+            for stage, values in (("initial", first), ("best", last))
+            for layer, v in zip(("conv1", "fc"), values, strict=True)
+        )
+
+    mixed = layers("apple", (1.0, 1.0), (0.9, 0.5))
+    cores = layers(flayer.CORES, (0.7, 0.6), (0.8, 0.5))
     assert not judge("Training makes", mixed)[1] and judge("Training makes", mixed, cores)[1]
 
 
@@ -355,7 +355,6 @@ def test_parts():
     said = {f"{label} (official)": v for label, v in zip(flayer.PARTS, (40, 58, 45), strict=True)}
     assert judge("Of the three", lines(said))[1]
     assert not judge("Of the three", lines(said | {"aggregation only (official)": 50}))[1]
-    with pytest.raises(
-        LookupError
-    ):  # without the head's epoch, two of them are served as one global model
+    # Without the head's epoch, two of them are served as one global model.
+    with pytest.raises(LookupError):
         judge("Of the three", lines({label: 40 for label in flayer.PARTS}))

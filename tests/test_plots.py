@@ -1,4 +1,4 @@
-"""What figures show: labels, lines, colours that belong to methods, and files that repeat byte for byte."""
+"""What figures show: labels, lines, colours that belong to methods, and files that repeat."""
 
 import itertools
 
@@ -26,7 +26,10 @@ def ax():
 def rows(names=("fedavg", "fedper"), seeds=(0, 1), rounds=(0, 4, 8), metrics=("acc_pct",)):
     """Accuracies 10 i + round + 2 seed of the i-th name, and what SPREAD adds for other metrics."""
     cells = itertools.product(enumerate(names), seeds, rounds, metrics)
-    value = lambda i, s, r, m: SPREAD[m] + (m != "acc_sd") * (10.0 * i + r + 2 * s)  # noqa: E731
+
+    def value(i, seed, round, metric):
+        return SPREAD[metric] + (metric != "acc_sd") * (10.0 * i + round + 2 * seed)
+
     return pd.DataFrame(
         [
             dict(row=n, seed=s, round=r, metric=m, value=value(i, s, r, m))
@@ -42,8 +45,8 @@ def legend(ax):
 def drawn(ax):
     """{label: colour} of the legend's lines or patches."""
     handles, names = ax.get_legend_handles_labels()
-    of = lambda h: h.get_color() if hasattr(h, "get_color") else h.get_facecolor()  # noqa: E731
-    return {n: to_rgb(of(h)) for h, n in zip(handles, names, strict=True)}
+    found = [h.get_color() if hasattr(h, "get_color") else h.get_facecolor() for h in handles]
+    return dict(zip(names, map(to_rgb, found), strict=True))
 
 
 # ---------------------------------------------------------------- colours

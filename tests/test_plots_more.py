@@ -1,4 +1,4 @@
-"""Figures of weights, layers, points, embeddings and reported numbers: what they show, and what they refuse."""
+"""Figures of weights, layers, points and reported numbers: what they show and refuse."""
 
 import matplotlib.pyplot as plt
 import numpy as np

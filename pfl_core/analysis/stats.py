@@ -88,18 +88,32 @@ def convergence(rows: pd.DataFrame, when: str = "before", share: float = 0.99) -
     series = series[(series.metric == "acc_pct") & (series.split == "test")]
     near = series.merge(best.drop(columns="round"), on=keys).query("value >= @share * best")
     near = near.groupby(keys)["round"].min().rename("reached").reset_index()
-    spent = _spent(rows, keys)
-    return best.merge(near, on=keys).merge(spent, on=[*keys, "round"], how="left").set_index("run")
+    both, by_then = best.merge(near, on=keys), spent(rows, keys)
+    return both.merge(by_then, on=[*keys, "round"], how="left").set_index("run")
 
 
-def _spent(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """What each run had spent by each round: client visits, megabytes and seconds of training."""
+def spent(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """What each run had spent by each evaluated round, since round 0.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows in the long form; their totals are read.
+    keys : list of str
+        Columns that tell runs, or cells of a table, apart.
+
+    Returns
+    -------
+    DataFrame
+        The keys, `round`, `client_visits`, `megabytes` (1e6 bytes, down and up) and `train_s`
+        (seconds of training).
+    """
     totals = rows[rows["mean"] == "total"].drop_duplicates([*keys, "round", "metric"])
     wide = totals.pivot(index=[*keys, "round"], columns="metric", values="value")
     wide = wide.reindex(columns=["client_visits", "download_bytes", "upload_bytes", "train_s"])
     moved = wide.download_bytes + wide.upload_bytes
-    spent = wide.assign(megabytes=moved / 1e6)[["client_visits", "megabytes", "train_s"]]
-    return spent.reset_index()
+    wide = wide.assign(megabytes=moved / 1e6)
+    return wide[["client_visits", "megabytes", "train_s"]].reset_index()
 
 
 def smooth(rows: pd.DataFrame, window: int) -> pd.DataFrame:

@@ -1,4 +1,8 @@
-"""FedAGHN (Song et al., 2025): Tables 1 to 4, Appendix Tables 1 and 2, Figures 4 and 5, Appendix Figures 1 and 2."""
+"""FedAGHN (Song et al., 2025): its settings, its runs, and what decides its claims.
+
+Tables 1 to 4, Figures 4 and 5, Appendix Tables 1 and 2, Appendix Figures 1 and 2. [P], [O], [C] and
+? say where a value is from; see `papers.base`.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,18 @@ from pfl_core.papers.base import (
 
 
 class Column(NamedTuple):
-    """A column: the paper's data set, changes to `setting`, and its rows (none named: all)."""
+    """A column of a table: the paper's data set, changes to `setting`, and its rows (none: all)."""
 
     dataset: str
     changes: dict[str, Any] = {}
     rows: tuple[str, ...] = ()
 
 
+# -- what the paper shows --------------------------------------------------------------------------
+
 OWN = "fedaghn"
-# Rows: all methods [P, Table 1], those of the case study, ablations (App. Table 1).
+DESCENT = "fedaghn (descent)"  # our row: the corrected sign of App. Eq. 1
+# Table 1's methods whose rows need no parameters here [P].
 PLAIN = (
     "local",
     "fedavg",
@@ -51,331 +58,370 @@ PLAIN = (
     "cfl",
     "fedamp",
 )
-GRAPHS = ("cfl", "heurfedamp", "fedaghn")  # methods whose weights are drawn
-ABLATED = {
+GRAPHS = ("cfl", "heurfedamp", OWN)  # methods whose weights are drawn
+ABLATED = {  # App. Table 1's rows, and the method's `ablation`
     "w/o p and q": "no_pq",
     "frozen": "frozen",
     "w/o p": "no_p",
     "w/o q": "no_q",
     "per client": "shared",
 }
-DESCENT = "fedaghn (descent)"  # our row: the corrected sign of App. Eq. 1
-CASE = {  # artefacts of the case study and their rows
+ABLATED_AT_MEDIUM = ("w/o p and q", "frozen", OWN)
+CASE = {  # artefacts of the case study, and their rows
     "table3": ("local", *GRAPHS, DESCENT),
-    "table4": ("fedaghn", DESCENT),
+    "table4": (OWN, DESCENT),
     "fig4": GRAPHS,
-    "fig5": ("fedaghn",),
+    "fig5": (OWN,),
     "apptable2": GRAPHS,
     "appfig2": GRAPHS,
 }
-# Columns: data set, and what differs from `setting`. CIFAR-100* is ResNet-18 on CIFAR-100.
+GROUPS = 5  # of clients in the case study; a group's clients follow each other
+STAGES = ("First", "Prior", "Middle", "Final")
+
 RESNET: dict[str, Any] = dict(model="resnet18", rounds=80)
-DATA = {
+DATA = {  # columns; CIFAR-100* is ResNet-18 on CIFAR-100
     "CIFAR-10": Column("cifar10"),
     "CIFAR-100": Column("cifar100"),
     "CIFAR-100*": Column("cifar100", RESNET),
     "TINY": Column("tiny_imagenet"),
 }
+# Our column of Table 1: the paper's seeds share one partition.
+ANEW = {"Dir(0.1), CIFAR-10, a partition a seed": Column("cifar10", {"partition_seed": None})}
 PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}  # where the paper does not show all four
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
-ABLATED_AT_MEDIUM = ("w/o p and q", "frozen", OWN)
-PATHOLOGICAL = dict(
-    partition="shards", partition_args={"split": "70/10/20"}
-)  # 5, 20, 40 classes [P]: its default
+# 5, 20 or 40 classes a client [P]: the default of "shards".
+PATHOLOGICAL = dict(partition="shards", partition_args={"split": "70/10/20"})
 ALPHAS = (0.1, 0.2, 0.5)
-PARTITIONS = {
-    f"Dir({a:g})": {"partition_args": {"alpha": a}} for a in ALPHAS
-}  # panels of App. Figure 1, changes to `setting`
-GROUPS = 5  # of the case study, clients in order
-# p0 and q0 are tuned for each data set and partition [P]; the grid is lost [C]. Those of the case study follow from Table 4.
+# The panels of App. Figure 1, as changes to `setting`.
+PARTITIONS = {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in ALPHAS}
+
+# p0 and q0 are tuned for each data set and partition [P]; the grid is lost [C].
 GRID = {"p0": (0.01, 0.03, 0.1), "q0": (0.5, 1.0, 3.0)}
 TUNING_SEED = 7  # no artefact shows it
-EXAMPLE = {
-    "q0": 0.5
-}  # with p0 = .03, the method's default: the example of the code, CIFAR-10 with Dir(.1) [O]
-STAGES = ("First", "Prior", "Middle", "Final")
+# With p0 = .03, the method's default: the example of the code, CIFAR-10 with Dir(.1) [O].
+EXAMPLE = {"q0": 0.5}
 
-# Sec. 4, App. C.3 [P]: N = 20, all take part, E = 5, batch 64, lr .01; 200 rounds (CNN with BN), 80 and 40 (ResNet-18).
-# [O]: incomplete batches left out, pixels in [-1, 1], one partition for all seeds (66666 on CIFAR-10, else 666), Dirichlet with
-# one sample a client at least. medium: 20 rounds and at most 800 training images a client. quick and smoke [C]: a narrow LeNet with BN,
-# few samples and rounds, a rate that suits them, and 20 samples a client at least, so that a test part is not a single image.
+# -- settings --------------------------------------------------------------------------------------
+
+# Sec. 4, App. C.3 [P]: 20 clients, all of which take part; 5 local epochs, batch 64, lr .01; 200
+# rounds for the CNN with BatchNorm, 80 (CIFAR-100*) and 40 (TINY) for ResNet-18.
+# [O]: incomplete batches are left out, pixels are in [-1, 1], all seeds share one partition (66666
+# on CIFAR-10, else 666), and a client holds one sample at least.
+# medium [C]: 20 rounds, and at most 800 training images a client.
+# quick and smoke [C]: a narrow LeNet with BatchNorm, few samples and rounds, a rate that suits
+# them, and 20 (10) samples a client at least, so that a test part is not a single image.
 _PROFILES: dict[str, dict[str, Any]] = {
     "paper": dict(clients=20, epochs=5, batch=64, lr=0.01),
     "medium": dict(clients=20, epochs=5, batch=64, lr=0.01, max_samples=800),
     "quick": dict(clients=20, epochs=3, batch=16, lr=0.1, rounds=20, max_samples=32),
     "smoke": dict(clients=10, epochs=1, batch=8, lr=0.1, rounds=2, max_samples=8),
 }
+_LEAST = {"paper": 1, "medium": 1, "quick": 20, "smoke": 10}
 _REAL = dict(epochs=2, batch=32, max_samples=96)  # quick on data that are not embedded
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
-    """Fields of the Experiment that an artefact's runs vary; other columns of Tables 1 and 2 are changes to it (`columns`)."""
-    fields = (
-        dict(dataset=dataset, plan="drop", normalize="half", partition_seed=666)
-        | _PROFILES[profile]
-    )
-    fields["partition_seed"] = 66666 if dataset == "cifar10" else 666
-    tiny, real = dataset == "tiny_imagenet", not dataset.startswith("digits")
+    """Fields of the Experiment that an artefact's runs vary; `clients` replaces their number.
+
+    Other columns of Tables 1 and 2 are changes to it: see `columns`.
+    """
+    seed = 66666 if dataset == "cifar10" else 666
+    fields = dict(dataset=dataset, plan="drop", normalize="half", partition_seed=seed)
+    fields |= _PROFILES[profile]
     if profile in FULL:
-        fields |= dict(model="resnet18", rounds=40) if tiny else dict(model="cnn_bn", rounds=200)
-        fields |= dict(rounds=20) if profile == "medium" else {}
+        fields |= _full_size(profile, dataset)
     else:
-        kernels = 2 if profile == "smoke" else 6 if real else 4
-        fields |= dict(model="lenet", model_args={"bn": True, "kernels": kernels})
-        fields |= _REAL if real and profile == "quick" else {}
-        fields |= dict(eval_every=1 if artefact in CASE or profile == "smoke" else 2)
-    least = {"quick": 20, "smoke": 10}.get(profile, 1)
-    dirichlet = dict(
-        partition="dirichlet", partition_args={"alpha": 0.1, "least": least, "split": "70/10/20"}
-    )
-    fields |= dict(partition="groups", partition_args={}) if artefact in CASE else dirichlet
+        fields |= _small(artefact, profile, dataset)
+    if artefact in CASE:
+        fields |= dict(partition="groups", partition_args={})
+    else:
+        dealt = {"alpha": 0.1, "least": _LEAST[profile], "split": "70/10/20"}
+        fields |= dict(partition="dirichlet", partition_args=dealt)
     return fields | ({"clients": clients} if clients else {})
 
 
+def _full_size(profile: str, dataset: str) -> dict[str, Any]:
+    tiny = dataset == "tiny_imagenet"
+    network = dict(model="resnet18", rounds=40) if tiny else dict(model="cnn_bn", rounds=200)
+    return network | (dict(rounds=20) if profile == "medium" else {})
+
+
+def _small(artefact: str, profile: str, dataset: str) -> dict[str, Any]:
+    embedded = dataset.startswith("digits")
+    quick_kernels = 4 if embedded else 6
+    kernels = 2 if profile == "smoke" else quick_kernels
+    fields: dict[str, Any] = dict(model="lenet", model_args={"bn": True, "kernels": kernels})
+    if profile == "quick" and not embedded:
+        fields |= _REAL
+    return fields | dict(eval_every=1 if artefact in CASE or profile == "smoke" else 2)
+
+
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-    """Rows of an artefact as changes to its `setting`."""
-    return _rows(artefact, profile, Experiment(**setting(artefact, profile, dataset, clients)))
+    """Rows of an artefact as changes to its `setting`, with the p0 and q0 of the code's example."""
+    base = Experiment(**setting(artefact, profile, dataset, clients))
+    return _rows(artefact, profile, base, EXAMPLE)
 
 
 def _rows(
-    artefact: str, profile: str, base: Experiment, strengths: dict[str, float] = EXAMPLE
+    artefact: str, profile: str, base: Experiment, strengths: dict[str, float]
 ) -> dict[str, dict]:
-    # Values of baselines are lost from the paper's text: ? defaults of the methods' files, mostly pFedGraph's, which it follows.
-    # HeurFedAMP: nearly equal weights of similar and other clients in App. Table 2 need cosines of models and sigma near 1 [inferred].
-    heur = use("heurfedamp", similarity="params", sigma=1.0)
+    """Rows as changes to `base`; `strengths` are FedAGHN's p0 and q0 outside of the case study."""
     if artefact in CASE:
-        # q0 = 3 is fitted to Table 4 [inferred]. CFL has a parameter of its own here [P], its value lost; App. Table 2 shows groups
-        # of four: ? the smallest cluster.
-        ours = {
-            "fedaghn": use("fedaghn", q0=3.0),
-            DESCENT: use("fedaghn", q0=3.0, hn_sign="descent"),
-        }
-        cfl = use("cfl", min_size=max(2, base.clients // GROUPS))
-        weighed = {
-            r: v | {"record": ("weights",)}
-            for r, v in ({"cfl": cfl, "heurfedamp": heur} | ours).items()
-        }
-        every = {"local": use("local")} | weighed
-        return {r: every[r] for r in CASE[artefact]}
-    ours = {"fedaghn": use("fedaghn", **strengths)}
+        return _case_rows(artefact, base)
+    own = {OWN: use("fedaghn", **strengths)}
     if artefact == "apptable1":
-        return {
-            label: use("fedaghn", **strengths, ablation=a) for label, a in ABLATED.items()
-        } | ours
-    every = (
-        {m: use(m) for m in PLAIN}
-        | {"heurfedamp": heur, "pfedla": use("pfedla"), "fedala": use("fedala")}
-        | ours
-    )
-    every["fedcp"] = use(
-        "fedcp", lam=1.0 if base.model == "resnet18" else 5.0
-    )  # ? FedCP's own script: 5 for the CNN
-    # One client a communication step, as its paper has it, and as many visits in all as the others. Its paper's local optimiser,
-    # but not at quick: six steps a visit at so small a rate move nothing.
-    visits = dict(participation=1 / base.clients, rounds=base.rounds * base.clients)
-    local = (
-        dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
-        if profile in FULL
-        else {}
-    )
-    every["pfedhn"] |= (
-        visits | local | dict(eval_every=base.eval_every * base.clients, eval_after=True)
-    )
+        ablated = {row: use("fedaghn", **strengths, ablation=part) for row, part in ABLATED.items()}
+        return ablated | own
+    return _compared(profile, base) | own
+
+
+# Values of baselines are lost from the paper's text: ? defaults of the methods' files, mostly those
+# of pFedGraph, which it follows. HeurFedAMP: the nearly equal weights of similar and other clients
+# in App. Table 2 need cosines of models, and sigma near 1 [inferred].
+_HEURFEDAMP = use("heurfedamp", similarity="params", sigma=1.0)
+
+
+def _case_rows(artefact: str, base: Experiment) -> dict[str, dict]:
+    # q0 = 3 is fitted to Table 4 [inferred]. CFL has a parameter of its own here [P], whose value
+    # is lost; App. Table 2 shows groups of four clients: ? the smallest cluster.
+    weighted = {
+        "cfl": use("cfl", min_size=max(2, base.clients // GROUPS)),
+        "heurfedamp": _HEURFEDAMP,
+        OWN: use("fedaghn", q0=3.0),
+        DESCENT: use("fedaghn", q0=3.0, hn_sign="descent"),
+    }
+    recorded = {row: changes | {"record": ("weights",)} for row, changes in weighted.items()}
+    every = {"local": use("local")} | recorded
+    return {row: every[row] for row in CASE[artefact]}
+
+
+def _compared(profile: str, base: Experiment) -> dict[str, dict]:
+    """The methods of Tables 1 and 2 that FedAGHN is compared with."""
+    every = {method: use(method) for method in PLAIN}
+    every |= {"heurfedamp": _HEURFEDAMP, "pfedla": use("pfedla"), "fedala": use("fedala")}
+    # ? FedCP's own script: 5 for the CNN
+    every["fedcp"] = use("fedcp", lam=1.0 if base.model == "resnet18" else 5.0)
+    # pFedHN has one client a communication round, as in its paper, and in all as many visits of
+    # clients as the others.
+    every["pfedhn"] |= dict(participation=1 / base.clients, rounds=base.rounds * base.clients)
+    if profile in FULL:
+        # Its paper's local optimiser. At quick, six steps a visit at so small a rate move nothing.
+        every["pfedhn"] |= dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+    every["pfedhn"] |= dict(eval_every=base.eval_every * base.clients, eval_after=True)
     return every
 
 
-# -- runs -----------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
-def columns(artefact: str, scope: Scope) -> dict[str, Column]:
-    """An artefact's columns in a scope, by label; none for App. Figure 1, which runs nothing.
+def columns(scope: Scope, artefact: str) -> dict[str, Column]:
+    """An artefact's columns by label; none for App. Figure 1, which runs nothing.
 
-    Below profile medium it is one data set, the first that is there, and of Table 2 also Dir(.5), for FedAvg and FedAGHN. medium has
-    the case study's columns as printed, else CIFAR-10 alone.
+    Below profile medium there is one data set, the first that is at hand, and of Table 2 also
+    Dir(.5), for FedAvg and FedAGHN. medium has the case study's columns as printed, else CIFAR-10.
     """
     if artefact == "appfig1":
         return {}
-    full, printed = scope.profile == "paper", PRINTED.get(artefact)
-    if full:
-        data = {c: v for c, v in DATA.items() if c in (printed or DATA)}
-    elif scope.profile == "medium":
-        data = {
-            c: DATA[c]
-            for c in printed or ("CIFAR-10",)
-            if scope.data(DATA[c].dataset) == DATA[c].dataset
-        }
-    else:
-        data = dict([(c, v) for c, v in DATA.items() if scope.data(v.dataset)][:1])
+    data, full = _data_columns(scope, artefact), scope.profile == "paper"
     if artefact == "table1":
-        dirichlet = {f"Dir(0.1), {c}": v for c, v in data.items()}
-        if not full:
-            return dirichlet
-        shards = {
-            f"Pathological, {c}": v._replace(changes=PATHOLOGICAL | v.changes)
-            for c, v in data.items()
-        }
-        anew = {
-            "Dir(0.1), CIFAR-10, a partition a seed": Column("cifar10", {"partition_seed": None})
-        }
-        return shards | dirichlet | anew
+        dirichlet = {f"Dir(0.1), {name}": column for name, column in data.items()}
+        return _pathological(data) | dirichlet | ANEW if full else dirichlet
     if artefact == "table2":
-        some = dict.fromkeys(ALPHAS, ()) if full else {0.1: (), 0.5: ("fedavg", "fedaghn")}
-        return {f"Dir({a:g})": Column("cifar10", {"alpha": a}, kept) for a, kept in some.items()}
-    if scope.profile == "medium" and artefact == "apptable1":
-        return {c: v._replace(rows=ABLATED_AT_MEDIUM) for c, v in data.items()}
+        kept = dict.fromkeys(ALPHAS, ()) if full else {0.1: (), 0.5: ("fedavg", OWN)}
+        return {
+            f"Dir({alpha:g})": Column("cifar10", {"alpha": alpha}, rows)
+            for alpha, rows in kept.items()
+        }
+    if artefact == "apptable1" and scope.profile == "medium":
+        return {name: column._replace(rows=ABLATED_AT_MEDIUM) for name, column in data.items()}
     return data
 
 
+def _data_columns(scope: Scope, artefact: str) -> dict[str, Column]:
+    """The columns of `DATA` that an artefact has in a scope."""
+    printed = PRINTED.get(artefact)
+    if scope.profile == "paper":
+        return {name: column for name, column in DATA.items() if name in (printed or DATA)}
+    if scope.profile == "medium":  # no stand-ins
+        wanted = {name: DATA[name] for name in printed or ("CIFAR-10",)}
+        return {n: c for n, c in wanted.items() if scope.data(c.dataset) == c.dataset}
+    served = [(name, column) for name, column in DATA.items() if scope.data(column.dataset)]
+    return dict(served[:1])
+
+
+def _pathological(data: dict[str, Column]) -> dict[str, Column]:
+    return {
+        f"Pathological, {name}": column._replace(changes=PATHOLOGICAL | column.changes)
+        for name, column in data.items()
+    }
+
+
 def sweeps(scope: Scope) -> list[Sweep]:
-    """All runs of the artefacts, a sweep a column; at medium and paper those that choose p0 and q0 stand before what they serve."""
-    found = []
-    for artefact, about in PAPER.artefacts.items():
-        for label, column in columns(artefact, scope).items():
-            base = scope.base(PAPER, artefact, column.dataset)
-            if base is None:
-                continue
-            alpha = "alpha" in column.changes
-            changes = (
-                {"partition_args": base.partition_args | column.changes}
-                if alpha
-                else column.changes
-            )
-            base = replace(base, **changes)  # `but` would merge the arguments of two partitions
-            tried = _tried(scope, label, base) if scope.full and about.tuned else []
-            every = _rows(artefact, scope.profile, base, _chosen(scope, tried))
-            if base.model == "resnet18":  # no figure is drawn from these
-                every = {
-                    r: {k: v for k, v in row.items() if k != "record"} for r, row in every.items()
-                }
-            kept = {r: v for r, v in every.items() if not column.rows or r in column.rows}
-            found += [*tried, *scope.sweep(PAPER, base, kept, {label: {}})]
-    return found
+    """All runs of the artefacts, a Sweep for each column.
+
+    At medium and paper the runs that choose p0 and q0 of a column stand before it.
+    """
+    return [
+        sweep
+        for artefact in PAPER.artefacts
+        for label, column in columns(scope, artefact).items()
+        for sweep in _column_sweeps(scope, artefact, label, column)
+    ]
+
+
+def _column_sweeps(scope: Scope, artefact: str, label: str, column: Column) -> list[Sweep]:
+    base = scope.base(PAPER, artefact, column.dataset)
+    if base is None:
+        return []
+    changes = column.changes
+    if "alpha" in changes:  # Table 2: the rest of the partition is as it was
+        changes = {"partition_args": base.partition_args | changes}
+    base = replace(base, **changes)  # `but` would merge the arguments of two partitions
+    tuned = scope.full and PAPER.artefacts[artefact].tuned
+    tried = _tried(scope, label, base) if tuned else []
+    every = _rows(artefact, scope.profile, base, _chosen(scope, tried))
+    if base.model == "resnet18":  # no figure shows what its probes would record
+        every = {row: _without_probes(fields) for row, fields in every.items()}
+    kept = {row: every[row] for row in every if not column.rows or row in column.rows}
+    return [*tried, *scope.sweep(PAPER, base, kept, {label: {}})]
+
+
+def _without_probes(changes: dict[str, Any]) -> dict[str, Any]:
+    return {field: change for field, change in changes.items() if field != "record"}
 
 
 def _tried(scope: Scope, label: str, base: Experiment) -> list[Sweep]:
-    # FedAGHN with all pairs of `GRID`, a quarter of the rounds, one seed.
-    points = {f"p0 = {p:g}, q0 = {q:g}": _pair(p, q) for p in GRID["p0"] for q in GRID["q0"]}
+    """FedAGHN with all pairs of `GRID`, over a quarter of the rounds, with one seed."""
     short = base.but(rounds=max(1, base.rounds // 4), tags={"artefact": TUNING})
-    tried = {r: use(OWN, **pair) for r, pair in points.items()}
-    return scope.sweep(
-        PAPER, short, tried, {label: {}}, seeds=(TUNING_SEED,), part=base.tags["artefact"]
-    )
+    pairs = {
+        f"p0 = {p0:g}, q0 = {q0:g}": use(OWN, **_strengths(p0, q0))
+        for p0 in GRID["p0"]
+        for q0 in GRID["q0"]
+    }
+    served = base.tags["artefact"]
+    return scope.sweep(PAPER, short, pairs, {label: {}}, seeds=(TUNING_SEED,), part=served)
 
 
-def _pair(p0: float, q0: float) -> dict[str, float]:
-    # p0 = .03 is the method's default and left out, so that runs are shared with those that do not name it.
-    return {"q0": q0} | ({} if p0 == 0.03 else {"p0": p0})
+def _strengths(p0: float, q0: float) -> dict[str, float]:
+    # The method's default, p0 = .03, is left out, to share runs with those that do not name it.
+    return {"q0": q0} if p0 == 0.03 else {"q0": q0, "p0": p0}
 
 
 def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
-    # p0 and q0 of a column: of the best validation accuracy among `tried`, once these are finished; until then those of the example.
-    cells = [e for s in tried for e in s.experiments()]
-    seen = scope.finished(cells) if cells else None
-    return (
-        EXAMPLE
-        if seen is None or seen.empty
-        else tried[0].rows[tuning(seen).chosen.iloc[0]]["method_args"]
-    )
+    """p0 and q0 of a column: those of the best validation accuracy among the runs `tried`.
+
+    Until these are finished, and where none are tried, they are those of the code's example.
+    """
+    experiments = [experiment for sweep in tried for experiment in sweep.experiments()]
+    finished = scope.finished(experiments) if experiments else None
+    if finished is None or finished.empty:
+        return EXAMPLE
+    return tried[0].rows[tuning(finished).chosen.iloc[0]]["method_args"]
 
 
-# -- numbers and pictures of finished runs --------------------------------------------------------------------------------
+# -- numbers and pictures of finished runs ---------------------------------------------------------
 
 
 def tuning(rows: pd.DataFrame) -> pd.DataFrame:
-    """Validation accuracy (%) at the best round for each p0 and q0 that was tried, a line a column, and the pair that was chosen."""
-    seen = rows[
-        (rows.artefact == TUNING) & (rows.split == "val") & (rows.when == PAPER.report["when"])
-    ]
-    seen = seen[(seen["mean"] == PAPER.report["mean"]) & (seen.metric == "acc_pct")]
+    """Validation accuracy (%) at the best round for each p0 and q0 that was tried.
+
+    A line for each column of a table, and its pair in the last column, "chosen".
+    """
+    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
+    seen = seen[(seen.when == PAPER.report["when"]) & (seen["mean"] == PAPER.report["mean"])]
     if seen.empty:
-        return pd.DataFrame(
-            {"chosen": ["p0 = 0.03, q0 = 0.5, as given in the code's example"]}, index=["not tuned"]
-        )
+        given = ["p0 = 0.03, q0 = 0.5, as given in the code's example"]
+        return pd.DataFrame({"chosen": given}, index=["not tuned"])
     best = seen.groupby(["column", "row"], sort=False).value.max().unstack("row")
     best = best[list(dict.fromkeys(seen.row))]
     return best.assign(chosen=best.idxmax(axis=1))
 
 
 def reported_rounds(rows: pd.DataFrame) -> dict[str, int]:
-    """{run: round that is reported}, where the paper reads a run's weights."""
-    return (
-        dict(pick(rows, **PAPER.report).drop_duplicates("run").set_index("run")["round"])
-        if len(rows)
-        else {}
-    )
+    """The round of each run that the paper reports, and reads weights at: {run: round}."""
+    if not len(rows):
+        return {}
+    return dict(pick(rows, **PAPER.report).drop_duplicates("run").set_index("run")["round"])
 
 
 def staged(rows: pd.DataFrame, weights: list[Probed]) -> pd.DataFrame:
-    """Mean weights by part of the model, kind of client and stage: `analysis.stages` of each run, with run, row, column, seed."""
-    best, parts = (
-        reported_rounds(rows),
-        [pd.DataFrame(columns=["part", "kind", "stage", "weight", "run", "row"])],
-    )
-    for p in weights:
-        got = stages(p.values, p.rounds, _groups(p), best[p.run])
-        parts.append(got.assign(run=p.run, row=p.row, column=p.column, seed=p.seed))
-    return pd.concat(parts[len(parts) > 1 :], ignore_index=True)
+    """Mean weights of each run by part of the model, kind of client and stage.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the runs, which say the round that is reported.
+    weights : list of Probed
+        What the probe "weights" recorded in them.
+
+    Returns
+    -------
+    DataFrame
+        As of `analysis.stats.stages`, with run, row, column and seed.
+    """
+    best = reported_rounds(rows)
+    if not weights:
+        return pd.DataFrame(columns=["part", "kind", "stage", "weight", "run", "row"])
+    parts = []
+    for probed in weights:
+        found = stages(probed.values, probed.rounds, _groups(probed), best[probed.run])
+        whose = dict(run=probed.run, row=probed.row, column=probed.column, seed=probed.seed)
+        parts.append(found.assign(**whose))
+    return pd.concat(parts, ignore_index=True)
 
 
-def _groups(p: Probed) -> np.ndarray:
-    n = next(iter(p.values.values())).shape[-1]
-    return np.arange(n) * GROUPS // n
+def _groups(probed: Probed) -> np.ndarray:
+    """The group of each client of the case study, (K,)."""
+    clients = next(iter(probed.values.values())).shape[-1]
+    return np.arange(clients) * GROUPS // clients
 
 
 def stage_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
-    """Table 4's weights: rows "part, kind" x stage; those of the whole model under the other sign stand beside them."""
+    """Table 4's weights: rows "part, kind", columns are stages.
+
+    Those of the whole model under the other sign, which is our row, stand beside them.
+    """
     numbers = []
-    for v in staged(rows, recorded("weights")).itertuples():
-        if v.row == OWN or v.part == "whole":
-            label = f"{v.part}, {v.kind}" + (" (descent)" if v.row == DESCENT else "")
-            numbers.append(
-                dict(
-                    run=v.run,
-                    row=label,
-                    column=v.stage,
-                    metric="weight",
-                    value=v.weight,
-                    round=v.round,
-                )
-            )
+    for line in staged(rows, recorded("weights")).itertuples():
+        if line.row == OWN or line.part == "whole":
+            sign = " (descent)" if line.row == DESCENT else ""
+            numbers.append(_weight_number(line, f"{line.part}, {line.kind}{sign}", line.stage))
     return numbers
 
 
 def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
-    """Appendix Table 2's weights at the reported round: rows method x kind of client."""
-    s = staged(rows, recorded("weights"))
-    final = s[(s.stage == "Final") & (s.part == "whole")]
-    return [
-        dict(
-            run=v.run,
-            row=v.row,
-            column=v.kind.capitalize(),
-            metric="weight",
-            value=v.weight,
-            round=v.round,
-        )
-        for v in final.itertuples()
-    ]
+    """Appendix Table 2's weights at the reported round, by method and kind of client."""
+    every = staged(rows, recorded("weights"))
+    final = every[(every.stage == "Final") & (every.part == "whole")]
+    return [_weight_number(line, line.row, line.kind.capitalize()) for line in final.itertuples()]
+
+
+def _weight_number(line: Any, row: str, column: str) -> Number:
+    where = dict(run=line.run, row=row, column=column, round=line.round)
+    return where | dict(metric="weight", value=line.weight)
 
 
 def course(weights: list[Probed]) -> pd.DataFrame:
-    """Mean weights at every recorded round: kind, row (part of the model, other sign), round, value."""
-    out = [pd.DataFrame(columns=["kind", "row", "round", "value"])]
-    for p in weights:
-        layers = list(p.values.values())
-        n, other = len(layers), p.row == DESCENT
-        parts = {"whole": layers} | (
-            {} if other else {"shallow": layers[: (n + 1) // 2], "deep": layers[n // 2 :]}
-        )
-        for part, some in parts.items():
-            label = f"{part}{', descent' * other}"
-            for at, w in zip(p.rounds, np.mean(some, 0), strict=True):
-                got = {
-                    k: dict(kind=k, row=label, round=int(at), value=v)
-                    for k, v in shares(w, _groups(p)).items()
-                }
-                out.append(pd.DataFrame(got.values()))
-    return pd.concat(out[len(out) > 1 :], ignore_index=True)
+    """Mean weights at every recorded round: kind of client, row, round, value.
+
+    A row is a part of the model; under the other sign there is the whole model only.
+    """
+    lines = []
+    for probed in weights:
+        for part, layers in _parts(probed).items():
+            for at, matrix in zip(probed.rounds, np.mean(layers, 0), strict=True):
+                for kind, weight in shares(matrix, _groups(probed)).items():
+                    lines.append(dict(kind=kind, row=part, round=int(at), value=weight))
+    return pd.DataFrame(lines, columns=["kind", "row", "round", "value"])
+
+
+def _parts(probed: Probed) -> dict[str, list[np.ndarray]]:
+    """Layers of the parts of a model; a middle one is in both halves, as in `stats.stages`."""
+    layers = list(probed.values.values())
+    if probed.row == DESCENT:
+        return {"whole, descent": layers}
+    half_up, half_down = (len(layers) + 1) // 2, len(layers) // 2
+    return {"whole": layers, "shallow": layers[:half_up], "deep": layers[half_down:]}
 
 
 def graphs(
@@ -386,127 +432,173 @@ def graphs(
     layered: bool = False,
     staged: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Collaboration graphs {title: (K, K)} of the first seed at the reported round, mean over layers; `label` names a method.
+    """Collaboration graphs of the first seed, at the reported round.
 
-    layered: the first and last two convolution and linear layers, each on its own; staged: at all four stages.
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the runs, which say the round that is reported.
+    weights : list of Probed
+        What the probe "weights" recorded in them.
+    label : callable
+        The display name of a method.
+    layered : bool
+        The first and the last two convolution and linear layers, each on its own; else the mean
+        over all layers.
+    staged : bool
+        At all four stages of training.
+
+    Returns
+    -------
+    {title: (K, K) float}
     """
     best, out = reported_rounds(rows), {}
-    several = len({p.column for p in weights}) > 1
-    for p in [p for p in weights if p.seed == rows.seed.min()]:
-        name, at = label(p.row) + f", {p.column}" * several, best[p.run]
-        aims = dict(zip(STAGES, (1, at / 4, at / 2, at), strict=True)) if staged else {"Final": at}
-        for stage, aim in aims.items():
-            late = p._replace(
-                rounds=p.rounds[p.rounds > 0],
-                values={k: v[p.rounds > 0] for k, v in p.values.items()},
-            )
-            found = late.at(aim)
+    first = [probed for probed in weights if probed.seed == rows.seed.min()]
+    several = len({probed.column for probed in weights}) > 1
+    for probed in first:
+        name = label(probed.row) + (f", {probed.column}" if several else "")
+        final = best[probed.run]
+        aims = dict(zip(STAGES, (1, final / 4, final / 2, final), strict=True))
+        for stage, aim in aims.items() if staged else [("Final", final)]:
+            found = _after_updates(probed).at(aim)
             if layered:
-                deep = [k for k in found if "bn" not in k]
-                out |= {k: found[k] for k in dict.fromkeys([*deep[:2], *deep[-2:]])}
+                out |= _outer_layers(found)
             else:
-                out[name + f", {stage}" * staged] = np.mean(list(found.values()), 0)
+                title = f"{name}, {stage}" if staged else name
+                out[title] = np.mean(list(found.values()), 0)
     return out
 
 
-# -- claims ---------------------------------------------------------------------------------------------------------------
+def _after_updates(probed: Probed) -> Probed:
+    """What was recorded after round 0, when nothing is aggregated yet."""
+    later = probed.rounds > 0
+    values = {layer: recorded[later] for layer, recorded in probed.values.items()}
+    return probed._replace(rounds=probed.rounds[later], values=values)
 
 
-def _acc(rows: pd.DataFrame, row: str, column: str) -> float:
-    # As the paper reports the row; FedAvg-FT and FedProx-FT are FedAvg and FedProx after local training.
-    source = row.removesuffix("_ft")
+def _outer_layers(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = [layer for layer in found if "bn" not in layer]
+    return {layer: found[layer] for layer in dict.fromkeys([*names[:2], *names[-2:]])}
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def _accuracy(rows: pd.DataFrame, row: str, column: str) -> float:
+    # FedAvg-FT and FedProx-FT are FedAvg and FedProx, read after local training.
     when = PAPER.when.get(row, PAPER.report["when"])
-    return value(rows, source, column, **PAPER.report | {"when": when})
+    return value(rows, row.removesuffix("_ft"), column, **PAPER.report | {"when": when})
 
 
-def _all(rows: pd.DataFrame, column: str) -> dict[str, float]:
-    names = [r for r in dict.fromkeys(rows[rows.column == column].row)]
-    names += [f"{r}_ft" for r in PAPER.when if r in names]
-    return {r: _acc(rows, r, column) for r in names}
+def _accuracies(rows: pd.DataFrame, column: str) -> dict[str, float]:
+    """{row: accuracy as the paper reports it (%)} of a column."""
+    names = list(dict.fromkeys(rows[rows.column == column].row))
+    names += [f"{row}_ft" for row in PAPER.when if row in names]
+    return {row: _accuracy(rows, row, column) for row in names}
 
 
 def _best(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in dict.fromkeys(rows.column):
-        acc = _all(rows, c)
-        own = acc.pop(OWN, None)
-        if own is None or not acc:
-            raise LookupError(f"{OWN} and another method in {c}")
-        top = max(acc, key=acc.get)
-        above = sum(v > own for v in acc.values())
-        out.append(
-            f"{c}: FedAGHN {own:.1f}, rank {1 + above} of {1 + len(acc)}; best other {top} {acc[top]:.1f}"
-        )
-        good &= above <= (c == "Pathological, CIFAR-10")  # second there, by the paper's own account
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in dict.fromkeys(rows.column):
+        others = _accuracies(rows, column)
+        own = others.pop(OWN, None)
+        if own is None or not others:
+            raise LookupError(f"{OWN} and another method in {column}")
+        top = max(others, key=others.get)
+        above = sum(accuracy > own for accuracy in others.values())
+        rank = f"rank {1 + above} of {1 + len(others)}"
+        best_other = f"best other {top} {others[top]:.1f}"
+        measured.append(f"{column}: FedAGHN {own:.1f}, {rank}; {best_other}")
+        allowed = 1 if column == "Pathological, CIFAR-10" else 0  # second, as the paper says itself
+        holds &= above <= allowed
+    return "; ".join(measured), holds
 
 
 def _global(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in dict.fromkeys(rows.column):
-        local, avg, tuned = (_acc(rows, r, c) for r in ("local", "fedavg", "fedavg_ft"))
-        out.append(f"{c}: FedAvg {avg:.1f}, Local {local:.1f}, FedAvg-FT {tuned:.1f}")
-        good &= avg < local < tuned
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in dict.fromkeys(rows.column):
+        local, fedavg, tuned = (
+            _accuracy(rows, row, column) for row in ("local", "fedavg", "fedavg_ft")
+        )
+        measured.append(f"{column}: FedAvg {fedavg:.1f}, Local {local:.1f}, FedAvg-FT {tuned:.1f}")
+        holds &= fedavg < local < tuned
+    return "; ".join(measured), holds
 
 
 def _closes(rows: pd.DataFrame) -> tuple[str, bool]:
-    names = sorted(c for c in dict.fromkeys(rows.column) if c.startswith("Dir("))
-    lead = {
-        c: _acc(rows, OWN, c) - _acc(rows, "fedavg_ft", c) for c in names
-    }  # both after local training
+    names = sorted(name for name in dict.fromkeys(rows.column) if name.startswith("Dir("))
+    # Both after local training.
+    lead = {name: _accuracy(rows, OWN, name) - _accuracy(rows, "fedavg_ft", name) for name in names}
     if len(lead) < 2:
         raise LookupError("a second alpha")
-    falls = all(lead[a] > lead[b] > 0 for a, b in zip(names, names[1:], strict=False))
-    return ", ".join(f"{c}: {g:+.1f} points" for c, g in lead.items()), falls
+    falls = all(
+        lead[smaller] > lead[larger] > 0 for smaller, larger in zip(names, names[1:], strict=False)
+    )
+    return ", ".join(f"{name}: {points:+.1f} points" for name, points in lead.items()), falls
+
+
+def _highest(rows: pd.DataFrame, column: str, names: list[str], worse: str) -> tuple[str, bool]:
+    """Whether FedAGHN is the best of these rows of a column, and better than the row `worse`."""
+    found = {row: _accuracy(rows, row, column) for row in (*names, OWN)}
+    measured = ", ".join(f"{row} {accuracy:.1f}" for row, accuracy in found.items())
+    best = found[OWN] == max(found.values()) and found[OWN] > found[worse]
+    return f"{column}: {measured}", best
 
 
 def _case(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in dict.fromkeys(rows.column):
-        acc = {r: _acc(rows, r, c) for r in ("local", "cfl", "heurfedamp", OWN)}
-        out.append(f"{c}: " + ", ".join(f"{r} {v:.1f}" for r, v in acc.items()))
-        good &= acc[OWN] == max(acc.values()) and acc[OWN] > acc["local"]
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in dict.fromkeys(rows.column):
+        text, best = _highest(rows, column, ["local", "cfl", "heurfedamp"], worse="local")
+        measured.append(text)
+        holds &= best
+    return "; ".join(measured), holds
 
 
-def _weight(rows: pd.DataFrame, part: str, kind: str, stage: str) -> float:
-    return float(derived(rows, "weight", f"{part}, {kind}", stage).mean())
+def _ablation(rows: pd.DataFrame) -> tuple[str, bool]:
+    measured, holds = [], True
+    for column in dict.fromkeys(rows.column):
+        there = set(rows[rows.column == column].row)  # medium has fewer
+        names = [row for row in ABLATED if row in there or row == "w/o p and q"]
+        text, best = _highest(rows, column, names, worse="w/o p and q")
+        measured.append(text)
+        holds &= best
+    return "; ".join(measured), holds
+
+
+def _weight(rows: pd.DataFrame, row: str, stage: str) -> float:
+    return float(derived(rows, "weight", row, stage).mean())
 
 
 def _similar(rows: pd.DataFrame) -> tuple[str, bool]:
     gap = {
-        p: [_weight(rows, p, "similar", s) - _weight(rows, p, "other", s) for s in STAGES]
-        for p in ("shallow", "deep")
+        part: [
+            _weight(rows, f"{part}, similar", stage) - _weight(rows, f"{part}, other", stage)
+            for stage in STAGES
+        ]
+        for part in ("shallow", "deep")
     }
     text = "; ".join(
-        f"{p}, First to Final: " + ", ".join(f"{g:.3f}" for g in gs) for p, gs in gap.items()
+        f"{part}, First to Final: " + ", ".join(f"{weight:.3f}" for weight in weights)
+        for part, weights in gap.items()
     )
-    return f"similar minus other, {text}", all(
-        d > s > 0 for s, d in zip(*gap.values(), strict=True)
-    )
+    holds = all(deep > shallow > 0 for shallow, deep in zip(*gap.values(), strict=True))
+    return f"similar minus other, {text}", holds
 
 
 def _falls(rows: pd.DataFrame) -> tuple[str, bool]:
-    own = [_weight(rows, "whole", "self", s) for s in STAGES]
-    text = "self weight " + ", ".join(f"{v:.4f}" for v in own)
+    def over_stages(row: str) -> tuple[list[float], str]:
+        weights = [_weight(rows, row, stage) for stage in STAGES]
+        return weights, ", ".join(f"{weight:.4f}" for weight in weights)
+
+    own, text = over_stages("whole, self")
+    text = f"self weight {text}"
     try:
-        other = [float(derived(rows, "weight", "whole, self (descent)", s).mean()) for s in STAGES]
-        text += "; with the descending sign (our addition) " + ", ".join(f"{v:.4f}" for v in other)
-    except LookupError:
+        text += (
+            f"; with the descending sign (our addition) {over_stages('whole, self (descent)')[1]}"
+        )
+    except LookupError:  # our row was not run
         pass
-    return text, all(a > b for a, b in zip(own, own[1:], strict=False))
-
-
-def _ablation(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in dict.fromkeys(rows.column):
-        there = set(rows[rows.column == c].row)
-        kept = [r for r in ABLATED if r in there or r == "w/o p and q"]  # medium has fewer
-        acc = {r: _acc(rows, r, c) for r in (*kept, OWN)}
-        out.append(f"{c}: " + ", ".join(f"{r} {v:.1f}" for r, v in acc.items()))
-        good &= acc[OWN] == max(acc.values()) and acc[OWN] > acc["w/o p and q"]
-    return "; ".join(out), good
+    return text, all(earlier > later for earlier, later in zip(own, own[1:], strict=False))
 
 
 CLAIMS = (
@@ -541,7 +633,10 @@ CLAIMS = (
     ),
 )
 
-# Below profile paper the case study's tables and figures are of the first data set that is there, whichever the paper shows.
+# -- the paper -------------------------------------------------------------------------------------
+
+# Below profile paper the case study's tables and figures are of the first data set that is at hand,
+# whichever the paper shows.
 _DATA = ("cifar10", "cifar100", "tiny_imagenet")
 _DRAWN = Artefact(_DATA, show=(), medium=1, quick=1)
 _WEIGHTS = Artefact(_DATA, medium=1, quick=1, metrics=("weight",), digits=4)

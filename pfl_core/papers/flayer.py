@@ -1,14 +1,19 @@
-"""FLAYER (Chen et al., IJCAI 2025): Tables 1 to 5, Figures 2 and 3. Figure 1 is a diagram."""
+"""FLAYER (Chen et al., IJCAI 2025): its settings, its runs, and what decides its claims.
+
+Tables 1 to 5, Figures 2 and 3; Figure 1 is a diagram. [P], [O], [C] and ? say where a value is
+from; see `papers.base`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
+from pfl_core.analysis.stats import spent
 from pfl_core.papers.base import (
     Artefact,
     Claim,
@@ -23,48 +28,59 @@ from pfl_core.papers.base import (
     value,
 )
 
-# Columns as printed: the paper's data set and network.
-COLUMNS = {
-    "CIFAR-10, CNN": ("cifar10", "cnn"),
-    "CIFAR-100, CNN": ("cifar100", "cnn"),
-    "Tiny, CNN": ("tiny_imagenet", "cnn"),
-    "CIFAR-10, ResNet-18": ("cifar10", "resnet18"),
-    "CIFAR-100, ResNet-18": ("cifar100", "resnet18"),
-    "Tiny, ResNet-18": ("tiny_imagenet", "resnet18"),
-    "AG News, fastText": ("ag_news", "fasttext"),
+
+class Column(NamedTuple):
+    """A column of a table: the paper's data set, its network, and changes to `setting`."""
+
+    dataset: str
+    model: str
+    changes: dict[str, Any] = {}
+
+
+# -- what the paper shows --------------------------------------------------------------------------
+
+COLUMNS = {  # as printed
+    "CIFAR-10, CNN": Column("cifar10", "cnn"),
+    "CIFAR-100, CNN": Column("cifar100", "cnn"),
+    "Tiny, CNN": Column("tiny_imagenet", "cnn"),
+    "CIFAR-10, ResNet-18": Column("cifar10", "resnet18"),
+    "CIFAR-100, ResNet-18": Column("cifar100", "resnet18"),
+    "Tiny, ResNet-18": Column("tiny_imagenet", "resnet18"),
+    "AG News, fastText": Column("ag_news", "fasttext"),
 }
-PRINTED = {
+PRINTED = {  # Tables 1 and 5 show CIFAR-100, ResNet-18
     "table2": list(COLUMNS),
     "table3": list(COLUMNS)[:6],
     "table4": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
     "fig2": ["CIFAR-10, CNN", "CIFAR-10, ResNet-18"],
     "fig3": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
-}  # Tables 1 and 5: CIFAR-100, ResNet-18
+}
 AT_MEDIUM = {
     "table2": ["CIFAR-10, CNN", "CIFAR-100, CNN", "AG News, fastText"],
     "fig3": ["CIFAR-100, CNN"],
 }
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
-HEADED = (
-    "fedper",
-    "fedrep",
-    "fedala",
-)  # their head is the classifier, as in their papers and code [O]; s is FLAYER's
-OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"  # rows of ours
-CORES = "apple (cores)"  # a row of ours in Figure 2: what APPLE's clients train, where its served models are mixtures
-PARTS = {  # Figure 3's arms: one part of FLAYER each
-    f"{label} only": dict(mixing=False, rates=False, masking=False) | {part: True}
-    for part, label in (
-        ("mixing", "aggregation"),
-        ("rates", "learning rates"),
-        ("masking", "masking"),
-    )
+# Their head is the classifier, as in their papers and code [O]; its depth s is FLAYER's.
+HEADED = ("fedper", "fedrep", "fedala")
+# Rows of ours. APPLE serves mixtures of its clients' models; its cores are what clients train.
+OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"
+CORES = "apple (cores)"
+_NO_PART = dict(mixing=False, rates=False, masking=False)
+PARTS = {  # Figure 3's rows: one part of FLAYER each
+    "aggregation only": _NO_PART | {"mixing": True},
+    "learning rates only": _NO_PART | {"rates": True},
+    "masking only": _NO_PART | {"masking": True},
 }
+IMAGES = ("cifar10", "cifar100", "tiny_imagenet")  # below profile paper one of them stands for all
 
-# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch; eta .005 (CNN), .1 (ResNet-18, fastText); s = 1, 2, 1, counted in modules:
-# for ResNet-18 the last BatchNorm and the classifier, as the released `-p 4` tensors. Incomplete last batches left out, pixels in
-# [-1, 1], 1000 rounds of fastText [O]. Else 200 rounds: the largest published count is 195 ?
+# -- settings --------------------------------------------------------------------------------------
+
+# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch. The CNN has the rate .005 and a
+# head of s = 1, ResNet-18 .1 and s = 2, fastText .1 and s = 1. s counts modules: for ResNet-18 the
+# last BatchNorm and the classifier, which are the four tensors of the released `-p 4`.
+# [O]: incomplete last batches are left out, pixels are in [-1, 1], fastText has 1000 rounds.
+# ? the others 200: the largest published count of rounds is 195.
 # medium [C]: the paper's numbers with fewer rounds, and a tenth of train as validation.
 # quick and smoke [C]: narrow networks, few rounds, and rates at which every row learns in them.
 _COMMON = dict(
@@ -104,355 +120,462 @@ RELEASED = {
     ("tiny_imagenet", "resnet18"): 25,
     ("ag_news", "fasttext"): 1000,
 }
-FAST = 0.1  # 20 x .005: what the released code gives the CNN's middle layers at least
-
-
-# -- settings, rows, columns ---------------------------------------------------------------------------------------------
-
-
-def net(model: str, profile: str) -> dict[str, Any]:
-    """What a network changes in an Experiment: its rate, the depth s of its head, at quick its width and ResNet-18's rounds."""
-    deep = model == "resnet18"
-    out: dict[str, Any] = dict(model=model, lr=_LR[profile][model], head_depth=2 if deep else 1)
-    if model in _WIDTH[profile]:
-        out["model_args"] = {"width": _WIDTH[profile][model]}
-    return out | ({"rounds": 10} if deep and profile == "quick" else {})
+# 20 x .005: the CNN's middle layers learn at least this fast in the released code [O].
+FAST = 0.1
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
-    """Fields of the Experiment that an artefact's runs vary, with the network of its first column."""
-    text, deep = (
-        dataset == "ag_news",
-        profile == "paper" and (artefact == "table1" or artefact.startswith("table5")),
-    )
-    fields = _COMMON | {"dataset": dataset} | _PROFILES[profile]
-    fields |= net("fasttext" if text else "resnet18" if deep else "cnn", profile) | (
-        _TEXT[profile] if text else {}
-    )
-    if profile == "quick" and not text and not dataset.startswith("digits"):
+    """Fields of the Experiment that an artefact's runs vary; `clients` replaces their number.
+
+    The network is that of the artefact's first column.
+    """
+    model = _first_model(artefact, profile, dataset)
+    fields = _COMMON | {"dataset": dataset} | _PROFILES[profile] | network(model, profile)
+    if model == "fasttext":
+        fields |= _TEXT[profile]
+    elif profile == "quick" and not dataset.startswith("digits"):
         fields |= _REAL
-    fields["partition_args"] = {"alpha": 0.1} | (
-        {"source": "train"} if dataset == "tiny_imagenet" else {}
-    )
+    fields["partition_args"] = {"alpha": 0.1}
+    if dataset == "tiny_imagenet":
+        fields["partition_args"] |= {"source": "train"}
     if profile == "medium":
         fields["partition_args"] |= {"split": "67.5/7.5/25"}
     return fields | ({"clients": clients} if clients else {})
 
 
+def _first_model(artefact: str, profile: str, dataset: str) -> str:
+    if dataset == "ag_news":
+        return "fasttext"
+    deep = artefact == "table1" or artefact.startswith("table5")
+    return "resnet18" if deep and profile == "paper" else "cnn"
+
+
+def network(model: str, profile: str) -> dict[str, Any]:
+    """What a network changes in an Experiment: its rate, the depth s of its head, and its width.
+
+    ResNet-18 also has fewer rounds at quick.
+    """
+    deep = model == "resnet18"
+    fields: dict[str, Any] = dict(model=model, lr=_LR[profile][model], head_depth=2 if deep else 1)
+    if model in _WIDTH[profile]:
+        fields["model_args"] = {"width": _WIDTH[profile][model]}
+    if deep and profile == "quick":
+        fields["rounds"] = 10
+    return fields
+
+
 def rows(
     artefact: str, profile: str, dataset: str, clients: int = 0, model: str = ""
 ) -> dict[str, dict]:
-    """Rows of an artefact as changes to its `setting`, for another `model` than its own where one is given."""
-    own = setting(artefact, profile, dataset)
-    model = model or own["model"]
-    # Figure 2's runs are those of the tables. Where clients or their data are others, `sweeps` leaves the probe out.
-    probed = profile != "medium" and (
-        dataset == "cifar10" if profile == "paper" else model == "cnn"
-    )
-    main = {m: use(m) | ({"head_depth": 1} if m in HEADED else {}) for m in (*BASELINES, "flayer")}
-    for m in PROBED if probed else ():
-        main[m] |= {"record": ("cka", "cka_cores") if m == "apple" else ("cka",)}
-    flayer, deep = main["flayer"], model == "resnet18"
+    """Rows of an artefact as changes to its `setting`.
+
+    `model` is the network of their column, where it is another than the setting's.
+    """
+    model = model or _first_model(artefact, profile, dataset)
+    main = _main_rows(profile, dataset, model)
+    if artefact == "table1":
+        return _only(main, ("fedavg", "apple", "fedper", "fedala"))
+    if artefact == "fig2":
+        return _only(main, PROBED)
     if artefact == "table4":
-        s = net(model, profile)["head_depth"]
-        return {
-            f"s={d}": (flayer if d == s else use("flayer")) | {"head_depth": d} for d in (3, 2, 1)
-        }
+        return _rows_by_depth(main["flayer"], profile, model)
     if artefact == "table5c":
-        around = {
-            m: main[m] | use("flayer", inner=m) | {"record": ()}
-            for m in BASELINES
-            if m not in ("fedavg", "apple")
-        }
-        return {"fedavg": flayer} | around
+        return _rows_around(main)
     official = released(model, profile, dataset)
     if artefact == "fig3":
-        # As printed, rates or masks alone are served as one global model; the released code trains each client's head first.
-        arms = {
-            label: use("flayer", **part)
-            for label, part in PARTS.items()
-            if profile in ("medium", "paper")
-        }
-        arms |= {
-            f"{n} (official)": official | {"method_args": official["method_args"] | p}
-            for n, p in PARTS.items()
-        }
-        faster = {} if deep else {f"fedavg, lr {FAST:g}": use("fedavg") | {"lr": FAST}}
-        out = {"flayer": flayer, OFFICIAL: official} | arms | {"fedavg": main["fedavg"]} | faster
-        return out | {"flayer, zeros averaged": use("flayer", agg="literal")}
-    if artefact in ("table1", "fig2"):
-        return some(main, PROBED if artefact == "fig2" else ("fedavg", "apple", "fedper", "fedala"))
-    if artefact.startswith(
-        "table5"
-    ):  # GPFL's own script for ResNet-18 [O]; else the methods' defaults
-        own = {
-            "gpfl": use("gpfl", lam=1e-4, mu=0.0) if deep else use("gpfl"),
-            "fedcp": use("fedcp"),
-        }
-        main = some(main, BASELINES) | own | {"flayer": flayer}
-    more = (
-        {AVERAGED: use("fedavg") | {"buffers": "average"}} if deep and artefact == "table2" else {}
-    )
-    out = main | {OFFICIAL: official} | more
-    return {n: c | {"record": ("train",)} for n, c in out.items()} if model == "fasttext" else out
+        return _rows_of_parts(main, official, profile, model)
+    if artefact.startswith("table5"):
+        main = _only(main, BASELINES) | _newer_baselines(model) | {"flayer": main["flayer"]}
+    main[OFFICIAL] = official
+    if artefact == "table2" and model == "resnet18":
+        main[AVERAGED] = use("fedavg") | {"buffers": "average"}
+    if model == "fasttext":
+        return {row: changes | {"record": ("train",)} for row, changes in main.items()}
+    return main
+
+
+def _main_rows(profile: str, dataset: str, model: str) -> dict[str, dict]:
+    """The baselines and FLAYER."""
+    main = {method: use(method) for method in (*BASELINES, "flayer")}
+    for method in HEADED:
+        main[method]["head_depth"] = 1
+    # Figure 2's runs are those of the tables. Where clients or their data are others, `sweeps`
+    # leaves the probe out.
+    shown = dataset == "cifar10" if profile == "paper" else model == "cnn"
+    if shown and profile != "medium":
+        for method in PROBED:
+            main[method]["record"] = ("cka", "cka_cores") if method == "apple" else ("cka",)
+    return main
+
+
+def _rows_by_depth(flayer: dict[str, Any], profile: str, model: str) -> dict[str, dict]:
+    """Table 4: heads of three depths; the run at the network's own depth is that of the tables."""
+    own = network(model, profile)["head_depth"]
+    return {
+        f"s={depth}": (flayer if depth == own else use("flayer")) | {"head_depth": depth}
+        for depth in (3, 2, 1)
+    }
+
+
+def _rows_around(main: dict[str, dict]) -> dict[str, dict]:
+    """Table 5's applicability: FLAYER around other methods; around FedAvg it is FLAYER."""
+    around = {"fedavg": main["flayer"]}
+    for method in BASELINES:
+        if method not in ("fedavg", "apple"):
+            around[method] = main[method] | use("flayer", inner=method) | {"record": ()}
+    return around
+
+
+def _rows_of_parts(
+    main: dict[str, dict], official: dict[str, Any], profile: str, model: str
+) -> dict[str, dict]:
+    """Figure 3: each part of FLAYER alone, in both forms, beside the whole and FedAvg."""
+    out = {"flayer": main["flayer"], OFFICIAL: official}
+    # As printed, rates or masks alone are served as one global model; the released code trains each
+    # client's head first.
+    if profile in ("medium", "paper"):
+        out |= {row: use("flayer", **part) for row, part in PARTS.items()}
+    for row, part in PARTS.items():
+        out[f"{row} (official)"] = official | {"method_args": official["method_args"] | part}
+    out["fedavg"] = main["fedavg"]
+    if model != "resnet18":
+        out[f"fedavg, lr {FAST:g}"] = use("fedavg") | {"lr": FAST}
+    out["flayer, zeros averaged"] = use("flayer", agg="literal")
+    return out
+
+
+def _newer_baselines(model: str) -> dict[str, dict]:
+    """Table 5's further methods, with their defaults; for ResNet-18 as in GPFL's own script [O]."""
+    gpfl = use("gpfl", lam=1e-4, mu=0.0) if model == "resnet18" else use("gpfl")
+    return {"gpfl": gpfl, "fedcp": use("fedcp")}
 
 
 def released(model: str, profile: str, dataset: str) -> dict[str, Any]:
-    """The row "flayer (official)", to the letter of the released code [O]: its `-p` tensors are the head, batches come in order, the CNN's
-    middle layers learn 20 times as fast as at .005, at any base rate. Its reader takes AG News' training texts for the test ones."""
-    own = setting("table2", profile, dataset) | net(model, profile)
+    """The row "flayer (official)", to the letter of the released code [O].
+
+    Its head is counted in tensors (`-p`), batches come in order, and the CNN's middle layers learn
+    20 times as fast as at .005, whatever the base rate is. Its reader takes AG News' training texts
+    for the test texts.
+    """
+    own = setting("table2", profile, dataset) | network(model, profile)
     fast = FAST / own["lr"] if model == "cnn" else 1.0
-    text = {"acc_on": "train"} if model == "fasttext" else {}
-    rounds = min(own["rounds"], RELEASED.get((dataset, model), own["rounds"]))
-    how = dict(
-        head_by="tensor", head_depth=4 if model == "resnet18" else 2, shuffle=False, rounds=rounds
+    tested = {"acc_on": "train"} if model == "fasttext" else {}
+    return use("flayer", mode="official", middle=fast, **tested) | dict(
+        head_by="tensor",
+        head_depth=4 if model == "resnet18" else 2,
+        shuffle=False,
+        rounds=min(own["rounds"], RELEASED.get((dataset, model), own["rounds"])),
     )
-    return use("flayer", mode="official", middle=fast, **text) | how
 
 
-def some(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
-    """Those rows of `rows` that are named, in the order of names."""
-    return {n: rows[n] for n in names if n in rows}
+def _only(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
+    return {name: rows[name] for name in names if name in rows}
+
+
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def image(scope: Scope) -> str:
-    """The image column that stands for all at profiles below paper: CIFAR-10's, or the next whose data are there."""
-    return next(
-        (c for c, (data, model) in COLUMNS.items() if model == "cnn" and scope.data(data)),
-        "CIFAR-10, CNN",
-    )
+    """The image column that stands for all below profile paper.
+
+    It is CIFAR-10's, or the next whose data are at hand.
+    """
+    for label, column in COLUMNS.items():
+        if column.model == "cnn" and scope.data(column.dataset):
+            return label
+    return "CIFAR-10, CNN"
 
 
-def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, str, dict]]:
-    """{label: (the paper's data set, network, changes)} of the columns that an artefact runs: all of them at profile paper."""
-    full = scope.profile == "paper"
-    labels = PRINTED.get(artefact, ["CIFAR-100, ResNet-18"]) if full else [image(scope)]
-    if scope.profile == "medium" and artefact in AT_MEDIUM:
-        labels = AT_MEDIUM[artefact]
-    elif artefact == "table2" and not full:
-        labels += ["CIFAR-10, ResNet-18"] + ["AG News, fastText"] * bool(scope.data("ag_news"))
-    nets = {c: COLUMNS[c] for c in labels}
+def columns(scope: Scope, artefact: str) -> dict[str, Column]:
+    """An artefact's columns by label: at profile paper all that the paper prints."""
+    shown = {label: COLUMNS[label] for label in _labels(scope, artefact)}
+    first, full = next(iter(shown.values())), scope.profile == "paper"
     if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
         return {
-            f"Dir({a:g})": (*nets[labels[0]], {"partition_args": {"alpha": a}})
-            for a in (0.1, 0.01 if full else 1)
+            f"Dir({alpha:g})": first._replace(changes={"partition_args": {"alpha": alpha}})
+            for alpha in (0.1, 0.01 if full else 1)
         }
     if artefact == "table5b":
-        small = {} if full or scope.label != "digits" else {"partition_args": {"fallback_least": 4}}
-        sizes = (20, 50, 100) if full else (20, 50)
-        return {
-            f"N={n}": (*nets[labels[0]], {"clients": n} | (small if n > 20 else {})) for n in sizes
-        }
-    return {c: (*n, {}) for c, n in nets.items()}
+        sizes = {clients: {"clients": clients} for clients in ((20, 50, 100) if full else (20, 50))}
+        if not full and scope.label == "digits":  # too few digits for the usual least number
+            sizes[50] |= {"partition_args": {"fallback_least": 4}}
+        return {f"N={n}": first._replace(changes=changes) for n, changes in sizes.items()}
+    return shown
+
+
+def _labels(scope: Scope, artefact: str) -> list[str]:
+    if scope.profile == "paper":
+        return PRINTED.get(artefact, ["CIFAR-100, ResNet-18"])
+    if scope.profile == "medium" and artefact in AT_MEDIUM:
+        return AT_MEDIUM[artefact]
+    labels = [image(scope)]
+    if artefact == "table2":
+        labels.append("CIFAR-10, ResNet-18")
+        if scope.data("ag_news"):
+            labels.append("AG News, fastText")
+    return labels
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
     """All runs, a Sweep for each column of an artefact; the part "control" of Table 2 is ours."""
-    return [s for artefact in PAPER.artefacts for s in _artefact(scope, artefact)] + _control(scope)
+    found = [sweep for artefact in PAPER.artefacts for sweep in _column_sweeps(scope, artefact)]
+    return found + _control(scope)
 
 
-def _artefact(scope: Scope, artefact: str) -> list[Sweep]:
-    # Below profile paper ResNet-18 has FedAvg's two rows, and other clients than the main table's only FedALA and FLAYER.
+def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
+    # Below profile paper ResNet-18 has FedAvg's two rows only, and clients other than the main
+    # table's have only FedALA and FLAYER.
     out = []
-    for i, (label, (data, model, changes)) in enumerate(columns(scope, artefact).items()):
-        every = rows(artefact, scope.profile, scope.data(data) or "", model=model)
-        others = artefact in ("table5a", "table5b") and i > 0
-        if others:
-            every = {n: c | {"record": ()} for n, c in every.items()}
-        if scope.profile != "paper":
-            few = ("fedala", "flayer") if others else tuple(every)
-            every = some(every, ("fedavg", AVERAGED) if model == "resnet18" else few)
-        base = scope.base(PAPER, artefact, data, **net(model, scope.profile))
-        out += scope.sweep(
-            PAPER, base, every, {label: changes}, quick=1 if model == "resnet18" else 0
-        )
+    for i, (label, column) in enumerate(columns(scope, artefact).items()):
+        deep = column.model == "resnet18"
+        served = scope.data(column.dataset) or ""
+        every = rows(artefact, scope.profile, served, model=column.model)
+        other_clients = artefact in ("table5a", "table5b") and i > 0
+        if other_clients:
+            every = _without_probes(every)
+        if scope.profile != "paper" and deep:
+            every = _only(every, ("fedavg", AVERAGED))
+        elif scope.profile != "paper" and other_clients:
+            every = _only(every, ("fedala", "flayer"))
+        base = scope.base(PAPER, artefact, column.dataset, **network(column.model, scope.profile))
+        cells = {label: column.changes}
+        out += scope.sweep(PAPER, base, every, cells, quick=1 if deep else 0)
     return out
 
 
 def _control(scope: Scope) -> list[Sweep]:
-    # Baselines and FLAYER at the main table's rate and at larger ones, all with the CNN; none at medium.
+    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones.
+
+    There are none at medium.
+    """
     if scope.profile == "medium":
         return []
-    data, model = COLUMNS["CIFAR-100, CNN" if scope.profile == "paper" else image(scope)]
-    base, own = scope.base(PAPER, "table2", data), net(model, scope.profile)["lr"]
-    every = some(
-        rows("table2", scope.profile, scope.data(data) or ""), ("fedavg", "fedala", "flayer")
-    )
-    plain = {n: c | {"record": ()} for n, c in every.items()}
+    column = COLUMNS["CIFAR-100, CNN" if scope.profile == "paper" else image(scope)]
+    base = scope.base(PAPER, "table2", column.dataset)
+    every = rows("table2", scope.profile, scope.data(column.dataset) or "")
+    every = _only(every, ("fedavg", "fedala", "flayer"))
     seeds = scope.seeds_of(PAPER, "control")  # as many as the profile has, not as Table 2
+    own = network(column.model, scope.profile)["lr"]
     out = []
     for lr in (own, 0.05, FAST, 0.2) if scope.profile == "paper" else (own, FAST):
-        arms = every if lr == own else plain  # the runs at its own rate are those of the table
-        out += scope.sweep(
-            PAPER, base, arms, {f"lr {lr:g}": {"lr": lr}}, seeds=seeds, part="control"
-        )
+        arms = every if lr == own else _without_probes(every)  # at its own rate: the table's runs
+        cells = {f"lr {lr:g}": {"lr": lr}}
+        out += scope.sweep(PAPER, base, arms, cells, seeds=seeds, part="control")
     return out
 
 
-# -- numbers from finished runs ------------------------------------------------------------------------------------------
+def _without_probes(rows: dict[str, dict]) -> dict[str, dict]:
+    return {row: changes | {"record": ()} for row, changes in rows.items()}
+
+
+# -- numbers of finished runs ----------------------------------------------------------------------
 
 KEYS = ["run", "row", "column"]
 
 
 def costs(rows: pd.DataFrame) -> list[Number]:
-    """What each run took up to its best round: iterations, visits of clients, megabytes (down and up), seconds."""
-    spent = rows[rows["mean"] == "total"].drop_duplicates([*KEYS, "round", "metric"])
-    spent = spent.pivot(index=[*KEYS, "round"], columns="metric", values="value")
-    out = []
-    for b in pick(rows, **PAPER.report).drop_duplicates(KEYS).itertuples():
-        t = spent.loc[b.run, b.row, b.column, b.round]
-        moved = (t.download_bytes + t.upload_bytes) / 1e6
-        each = dict(
-            iterations=b.round, client_visits=t.client_visits, megabytes=moved, total_s=t.train_s
+    """What each run took up to its best round.
+
+    iterations (rounds), client_visits, megabytes (down and up), total_s and s_per_iteration
+    (seconds of training).
+    """
+    best = pick(rows, **PAPER.report).drop_duplicates(KEYS)
+    numbers = []
+    for run in best.merge(spent(rows, KEYS), on=[*KEYS, "round"]).itertuples():
+        taken = dict(
+            iterations=run.round,
+            client_visits=run.client_visits,
+            megabytes=run.megabytes,
+            total_s=run.train_s,
+            s_per_iteration=run.train_s / max(run.round, 1),
         )
-        each["s_per_iteration"] = t.train_s / max(b.round, 1)
-        out += [
-            dict(run=b.run, row=b.row, column=b.column, round=b.round, metric=k, value=v)
-            for k, v in each.items()
-        ]
-    return out
+        where = dict(run=run.run, row=run.row, column=run.column, round=run.round)
+        numbers += [where | dict(metric=metric, value=number) for metric, number in taken.items()]
+    return numbers
 
 
 def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[Number]:
-    """Points by which FLAYER around a method is better than the method `alone` (same row, seed and data)."""
-    plain = pick(alone, **PAPER.report).drop_duplicates(["row", "seed", "dataset", "model"])
-    both = pick(around, **PAPER.report).merge(
-        plain, on=["row", "seed", "dataset", "model"], suffixes=("", "_alone")
-    )
+    """Points by which FLAYER around a method is better than the method alone.
+
+    Parameters
+    ----------
+    around : DataFrame
+        Rows of Table 5c.
+    alone : DataFrame
+        Rows of the methods themselves; a run is held against that of the same row, seed, data set
+        and network.
+    """
+    same = ["row", "seed", "dataset", "model"]
+    plain = pick(alone, **PAPER.report).drop_duplicates(same)
+    both = pick(around, **PAPER.report).merge(plain, on=same, suffixes=("", "_alone"))
     gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
     return gains[[*KEYS, "metric", "value"]].to_dict("records")
 
 
-def trained(probes: Iterable[Probed]) -> list[Number]:
-    """Accuracy on training data (%), pooled, in the round where it is highest, of what the probe "train" recorded.
+def trained(recorded: Iterable[Probed]) -> list[Number]:
+    """Accuracy on training data (%), pooled, in the round where it is highest.
 
-    It is what the paper prints for AG News: the released reader gives training texts as test texts, too.
+    It is what the paper prints for AG News: the released reader gives training texts as test
+    texts, too. `recorded` is what the probe "train" recorded.
     """
-    out = []
-    for p in probes:
-        acc = 100 * p.values["hits"].sum(1) / p.values["n"].sum(1)
-        best = int(acc.argmax())
-        where = dict(run=p.run, row=p.row, column=p.column, round=int(p.rounds[best]))
-        out.append(where | dict(metric="train_acc_pct", value=float(acc[best])))
-    return out
+    numbers = []
+    for probed in recorded:
+        accuracy = 100 * probed.values["hits"].sum(1) / probed.values["n"].sum(1)
+        best = int(accuracy.argmax())
+        where = dict(run=probed.run, row=probed.row, column=probed.column)
+        where["round"] = int(probed.rounds[best])
+        numbers.append(where | dict(metric="train_acc_pct", value=float(accuracy[best])))
+    return numbers
 
 
 def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
-    """Mean linear CKA over pairs of clients, "cka STAGE LAYER" (Fig. 2); what APPLE's clients train has a row of its own.
+    """Mean linear CKA over pairs of clients, as the metric "cka STAGE LAYER" (Fig. 2).
 
-    Stages: "initial", after the first local training, and "best", after that of the recorded round nearest to the best one.
+    The stage "initial" is after the first local training, "best" after that of the recorded round
+    nearest to the best one. What APPLE's clients train has a row of its own.
     """
-    best = (
-        pick(rows, **PAPER.report)
-        .drop_duplicates(["run", "column"])
-        .set_index(["run", "column"])["round"]
-    )
-    out = []
-    for p in [*recorded("cka"), *(c._replace(row=CORES) for c in recorded("cka_cores"))]:
-        for stage, at in (("initial", 0), ("best", int(best.loc[p.run, p.column]))):
-            for layer, m in p.at(at).items():
-                pairs = m[~np.eye(len(m), dtype=bool)]
-                what = dict(metric=f"cka {stage} {layer}", value=float(pairs.mean()))
-                out.append(dict(run=p.run, row=p.row, column=p.column) | what)
-    return out
+    best = pick(rows, **PAPER.report).drop_duplicates(["run", "column"])
+    best = best.set_index(["run", "column"])["round"]
+    cores = [probed._replace(row=CORES) for probed in recorded("cka_cores")]
+    numbers = []
+    for probed in [*recorded("cka"), *cores]:
+        where = dict(run=probed.run, row=probed.row, column=probed.column)
+        stages = {"initial": 0, "best": int(best.loc[probed.run, probed.column])}
+        for stage, at in stages.items():
+            for layer, alike in probed.at(at).items():
+                mean = float(alike[~np.eye(len(alike), dtype=bool)].mean())
+                numbers.append(where | dict(metric=f"cka {stage} {layer}", value=mean))
+    return numbers
 
 
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
     """The numbers of `similarity` among rows: run, row, column, seed, stage, layer, value."""
     found = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
-    names = found.metric.str.split(" ", n=2)
-    return found.assign(stage=names.str[1], layer=names.str[2])[
-        [*KEYS, "seed", "stage", "layer", "value"]
-    ]
+    words = found.metric.str.split(" ", n=2)
+    found = found.assign(stage=words.str[1], layer=words.str[2])
+    return found[[*KEYS, "seed", "stage", "layer", "value"]]
 
 
-# -- claims --------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
-def accuracies(rows: pd.DataFrame, column: str) -> dict[str, float]:
-    """{row: accuracy as the paper reports it (%), mean over seeds} of a column, of texts that on training data; LookupError if FLAYER is
-    not in it."""
-    own = rows[rows.column == column]
-    text = COLUMNS[column][1] == "fasttext"
-    got = own[own.metric == "train_acc_pct"] if text else pick(own, **PAPER.report)
-    got = got.groupby("row", sort=False).value.mean().to_dict()
-    if PAPER.own not in got:
+def _accuracies(rows: pd.DataFrame, column: str) -> dict[str, float]:
+    """{row: accuracy (%), mean over seeds} of a column, as the paper reports it.
+
+    That of texts is on training data. LookupError if FLAYER is not in the column.
+    """
+    cells = rows[rows.column == column]
+    text = COLUMNS[column].model == "fasttext"
+    shown = cells[cells.metric == "train_acc_pct"] if text else pick(cells, **PAPER.report)
+    found = shown.groupby("row", sort=False).value.mean().to_dict()
+    if PAPER.own not in found:
         raise LookupError(f"{PAPER.own} / {column}")
-    return got
+    return found
 
 
 def _highest(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in [c for c in COLUMNS if len(rows[(rows.column == c) & (rows.row == PAPER.own)])]:
-        got = accuracies(rows, c)
-        best = max((m for m in BASELINES if m in got), key=got.__getitem__, default="")
-        if not best:
-            raise LookupError(f"baselines / {c}")
-        out.append(f"{c}: flayer {got[PAPER.own]:.1f}, {best} {got[best]:.1f}")
-        good &= got[PAPER.own] > got[best]
-    return "; ".join(out), good
+    measured, holds = [], True
+    with_flayer = set(rows[rows.row == PAPER.own].column)
+    for column in COLUMNS:
+        if column not in with_flayer:
+            continue
+        found = _accuracies(rows, column)
+        baselines = _only(found, BASELINES)
+        if not baselines:
+            raise LookupError(f"baselines / {column}")
+        best = max(baselines, key=baselines.get)
+        own = found[PAPER.own]
+        measured.append(f"{column}: flayer {own:.1f}, {best} {found[best]:.1f}")
+        holds &= own > found[best]
+    return "; ".join(measured), holds
 
 
 def _sooner(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in [c for c in COLUMNS if len(rows[rows.column == c])]:
-        n = {m: derived(rows, "iterations", m, c).mean() for m in (PAPER.own, "fedavg", "fedala")}
-        out.append(f"{c}: " + ", ".join(f"{m} {v:.0f}" for m, v in n.items()) + " rounds")
-        good &= n[PAPER.own] < min(n["fedavg"], n["fedala"])
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in COLUMNS:
+        if not (rows.column == column).any():
+            continue
+        rounds = {
+            row: derived(rows, "iterations", row, column).mean()
+            for row in (PAPER.own, "fedavg", "fedala")
+        }
+        text = ", ".join(f"{row} {count:.0f}" for row, count in rounds.items())
+        measured.append(f"{column}: {text} rounds")
+        holds &= bool(rounds[PAPER.own] < min(rounds["fedavg"], rounds["fedala"]))
+    return "; ".join(measured), holds
 
 
 def _head(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in rows.column.unique():
-        acc = {s: value(rows, f"s={s}", c, **PAPER.report) for s in (1, 2, 3)}
-        out.append(f"{c}: " + ", ".join(f"{v:.1f} (s={s})" for s, v in acc.items()))
-        good &= max(acc, key=acc.__getitem__) == net(COLUMNS[c][1], "paper")["head_depth"]
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in rows.column.unique():
+        found = {s: value(rows, f"s={s}", column, **PAPER.report) for s in (1, 2, 3)}
+        text = ", ".join(f"{accuracy:.1f} (s={s})" for s, accuracy in found.items())
+        measured.append(f"{column}: {text}")
+        own = network(COLUMNS[column].model, "paper")["head_depth"]
+        holds &= max(found, key=found.get) == own
+    return "; ".join(measured), holds
 
 
 def _around(rows: pd.DataFrame) -> tuple[str, bool]:
-    names = [m for m in rows.row.unique() if m in BASELINES]
-    gains = {m: derived(rows, "improvement_points", m).mean() for m in names}
-    return ", ".join(f"{m} {g:+.1f}" for m, g in gains.items()), all(g > 0 for g in gains.values())
+    methods = [row for row in rows.row.unique() if row in BASELINES]
+    gains = {row: derived(rows, "improvement_points", row).mean() for row in methods}
+    text = ", ".join(f"{row} {points:+.1f}" for row, points in gains.items())
+    return text, all(points > 0 for points in gains.values())
 
 
-def _cka(rows: pd.DataFrame) -> list[tuple[str, str, dict[str, float], dict[str, float]]]:
-    # row, column, {layer: similarity} after the first training and at best
-    got = layers(rows)
-    if not len(got):
+class _Similarity(NamedTuple):
+    """How alike clients' layers are in one row and column, {layer: mean CKA} at two stages."""
+
+    row: str
+    initial: dict[str, float]
+    best: dict[str, float]
+
+
+def _similarities(rows: pd.DataFrame) -> list[_Similarity]:
+    found = layers(rows)
+    if not len(found):
         raise LookupError("cka of all rows")
-    out, seen = [], set(zip(got.row, got.column, strict=True))
-    for (c, r), part in got.groupby(["column", "row"], sort=False):
-        if (
-            r == "apple" and (CORES, c) in seen
-        ):  # a mixture of all cores: alike from the first round by what it is
-            continue
+    out, there = [], set(zip(found.row, found.column, strict=True))
+    for (column, row), part in found.groupby(["column", "row"], sort=False):
+        if row == "apple" and (CORES, column) in there:
+            continue  # mixtures of the same cores are alike from the first round, by what they are
         means = part.groupby(["stage", "layer"], sort=False).value.mean()
-        out.append((r, c, *(means[s].to_dict() if s in means else {} for s in ("initial", "best"))))
+        stages = (means[stage].to_dict() if stage in means else {} for stage in ("initial", "best"))
+        out.append(_Similarity(row, *stages))
     return out
 
 
 def _deeper(rows: pd.DataFrame) -> tuple[str, bool]:
-    ends = {(r, c): list(best.values()) for r, c, _, best in _cka(rows)}
-    text = ", ".join(f"{r} {v[0]:.2f} to {v[-1]:.2f}" for (r, _), v in ends.items())
-    return f"first to last layer: {text}", all(v[-1] == min(v) for v in ends.values())
+    ends = [(found.row, list(found.best.values())) for found in _similarities(rows)]
+    text = ", ".join(f"{row} {alike[0]:.2f} to {alike[-1]:.2f}" for row, alike in ends)
+    return f"first to last layer: {text}", all(alike[-1] == min(alike) for _, alike in ends)
 
 
 def _alike(rows: pd.DataFrame) -> tuple[str, bool]:
-    first = {(r, c): [next(iter(s.values())) for s in stages] for r, c, *stages in _cka(rows)}
-    text = ", ".join(f"{r} {a:.3f} to {b:.3f}" for (r, _), (a, b) in first.items())
-    return f"first layer, initial to best: {text}", all(b > a for a, b in first.values())
+    first = [
+        (found.row, next(iter(found.initial.values())), next(iter(found.best.values())))
+        for found in _similarities(rows)
+    ]
+    text = ", ".join(f"{row} {initial:.3f} to {best:.3f}" for row, initial, best in first)
+    return f"first layer, initial to best: {text}", all(
+        best > initial for _, initial, best in first
+    )
 
 
 def _parts(rows: pd.DataFrame) -> tuple[str, bool]:
-    out, good = [], True
-    for c in rows.column.unique():
-        # The released form: without its epoch for the head, rates or masks alone are served as one global model.
-        agg, lr, mask = (value(rows, f"{label} (official)", c, **PAPER.report) for label in PARTS)
-        out.append(f"{c}: aggregation {agg:.1f}, learning rates {lr:.1f}, masking {mask:.1f}")
-        good &= lr == max(agg, lr, mask) and agg == min(agg, lr, mask)
-    return "; ".join(out), good
+    measured, holds = [], True
+    for column in rows.column.unique():
+        # In the released form: without its epoch for the head, rates or masks alone are served as
+        # one global model.
+        mixing, rates, masking = (
+            value(rows, f"{part} (official)", column, **PAPER.report) for part in PARTS
+        )
+        measured.append(
+            f"{column}: aggregation {mixing:.1f}, learning rates {rates:.1f}, masking {masking:.1f}"
+        )
+        every = (mixing, rates, masking)
+        holds &= rates == max(every) and mixing == min(every)
+    return "; ".join(measured), holds
 
 
 CLAIMS = (
@@ -477,13 +600,14 @@ CLAIMS = (
         _alike,
     ),
     Claim(
-        "Of the three parts alone, in their released form, the learning rates give the highest accuracy, aggregation the least (Fig. 3)",
+        "Of the three parts alone, in their released form, the learning rates give the highest "
+        "accuracy, aggregation the least (Fig. 3)",
         "fig3",
         _parts,
     ),
 )
 
-IMAGES = ("cifar10", "cifar100", "tiny_imagenet")  # below profile paper one of them stands for all
+# -- the paper -------------------------------------------------------------------------------------
 
 PAPER = Paper(
     key="flayer",
@@ -516,9 +640,8 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own="flayer",
-    report=dict(
-        select="best_test", when="before", mean="pooled"
-    ),  # correct / tested over all clients, best round [O]
+    # Correct answers over tests of all clients, at the best round [O].
+    report=dict(select="best_test", when="before", mean="pooled"),
     seeds={"paper": 5},  # "five times for each task" [P]
     tables=("table1", "table2", "table3", "table5a", "table5b"),
     setting=setting,

@@ -1,4 +1,4 @@
-"""From an Experiment to what is trained: its settings, its clients' data on a device, and its method bound to both."""
+"""From an Experiment to what is trained: its settings, its clients' data, and its method."""
 
 from __future__ import annotations
 
@@ -22,92 +22,121 @@ from pfl_core.methods.base import Method, head_models, make_method
 from pfl_core.methods.task import Task, TrainConfig
 
 
-def train_config(e: Experiment) -> TrainConfig:
-    """What engine, round loop and method need of an Experiment; the only place where one is made."""
-    return TrainConfig(**{f.name: getattr(e, f.name) for f in dataclasses.fields(TrainConfig)})
+def train_config(experiment: Experiment) -> TrainConfig:
+    """What engine, round loop and method need of an Experiment; a TrainConfig is made only here."""
+    names = [f.name for f in dataclasses.fields(TrainConfig)]
+    return TrainConfig(**{name: getattr(experiment, name) for name in names})
 
 
-# -- data and clients ----------------------------------------------------------------------------------------------------
+# -- data and clients ------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4)
 def _split(
-    pool: pools.Pool, fn: Callable, partition: str, args: str, clients: int, seed: int
+    pool: pools.Pool, scheme: Callable, partition: str, args: str, clients: int, seed: int
 ) -> partitions.Split:
-    # `pool` and `fn` as they are now: another PFL_DATA, or a scheme registered anew, is another split.
+    # `pool` and `scheme` are part of the key: with another PFL_DATA, or a scheme registered anew,
+    # the same names give another split.
     given = json.loads(args)
     of, kept = which_clients(clients, given)
-    scheme = {n: v for n, v in given.items() if n not in WHICH}
-    s = partitions.partition(partition, pool, of, seed, **scheme)
-    return partitions.Split(s.train[kept], s.val[kept], s.test[kept])
+    given = {name: v for name, v in given.items() if name not in WHICH}
+    found = partitions.partition(partition, pool, of, seed, **given)
+    return partitions.Split(found.train[kept], found.val[kept], found.test[kept])
 
 
-def split(e: Experiment, pool: pools.Pool | None = None) -> partitions.Split:
-    """Who holds what in an Experiment: index arrays into its pool (default: the data set of its name), not yet capped by max_samples."""
+def split(experiment: Experiment, pool: pools.Pool | None = None) -> partitions.Split:
+    """Who holds what in an Experiment, before `max_samples` cuts it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    pool : Pool, optional
+        The data; without it, the data set of the Experiment's name.
+
+    Returns
+    -------
+    Split
+        Index arrays into the pool, one a client.
+    """
+    e = experiment
     seed = e.seed if e.partition_seed is None else e.partition_seed
     args = json.dumps(e.partition_args, sort_keys=True)
-    return _split(
-        pool or pools.load(e.dataset),
-        partitions.function(e.partition),
-        e.partition,
-        args,
-        e.clients,
-        seed,
-    )
+    pool, scheme = pool or pools.load(e.dataset), partitions.function(e.partition)
+    return _split(pool, scheme, e.partition, args, e.clients, seed)
 
 
-def federation(e: Experiment, pool: pools.Pool | None = None) -> Federation:
-    """The data (default: the data set of its name) and clients of an Experiment, with at most max_samples in each of their lists."""
-    return _dealt(e, pool).at_most(e.max_samples)
+def federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federation:
+    """Data and clients of an Experiment, with at most `max_samples` samples in each part.
+
+    `pool` is the data; without it, the data set of the Experiment's name.
+    """
+    return _whole_federation(experiment, pool).at_most(experiment.max_samples)
 
 
-def _dealt(e: Experiment, pool: pools.Pool | None = None) -> Federation:
-    pool = pool or pools.load(e.dataset)
-    s = split(e, pool)
-    about = dict(classes=pool.classes, mean=pool.mean, std=pool.std, name=e.dataset)
+def _whole_federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federation:
+    pool = pool or pools.load(experiment.dataset)
+    s = split(experiment, pool)
+    about = dict(classes=pool.classes, mean=pool.mean, std=pool.std, name=experiment.dataset)
     return Federation(pool.inputs, pool.y, s.train, s.val, s.test, **about)
 
 
-def own(e: Experiment, fed: Federation) -> Experiment:
-    """An Experiment over a user's own Federation, with the clients that it has; ValueError where the two contradict each other."""
+def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
+    """The Experiment with as many clients as the user's own Federation, if there is one.
+
+    ValueError where the two contradict each other, or where one of them is missing.
+    """
+    e = experiment
+    if (e.dataset == "own") != (fed is not None):
+        raise ValueError(
+            'dataset="own" and a Federation go together: '
+            'run(Experiment(dataset="own", ...), fed=Federation(...))'
+        )
+    if fed is None:
+        return e
     if e.clients not in (fed.K, Experiment.clients):
         raise ValueError(
-            f"Experiment(clients={e.clients}) over a Federation of {fed.K} clients; give clients={fed.K}, or leave it out"
+            f"Experiment(clients={e.clients}) over a Federation of {fed.K} clients; "
+            f"give clients={fed.K}, or leave it out"
         )
     if e.normalize != "dataset" and fed.kind != "image":
         raise ValueError(
-            f"Experiment(normalize={e.normalize!r}) over a Federation of {fed.kind}: only uint8 images are normalised, other samples are "
-            "taken as they are; leave normalize out"
+            f"Experiment(normalize={e.normalize!r}) over a Federation of {fed.kind}: only uint8 "
+            "images are normalised, other samples are taken as they are; leave normalize out"
         )
     if e.normalize != "dataset" and fed.mean is not None:
         raise ValueError(
-            f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); leave one of them out"
+            f"Federation(mean={fed.mean}) in Experiment(normalize={e.normalize!r}); "
+            "leave one of them out"
         )
     return e.but(clients=fed.K)
 
 
 def client_data(
-    e: Experiment, device: str | torch.device = "cpu", fed: Federation | None = None
+    experiment: Experiment, device: str | torch.device = "cpu", fed: Federation | None = None
 ) -> ClientData:
-    """What the engine trains on: the clients of an Experiment, or of a user's own Federation under its settings, on a device."""
-    fed = _dealt(e) if fed is None else fed
-    mean, std = _normalisation(e, fed)
-    how = dict(
-        seed=e.seed,
-        holdout=e.holdout,
-        dtype=getattr(torch, e.dtype),
+    """What the engine trains on: the clients of an Experiment, with their samples on a device.
+
+    `fed` brings the clients instead, under the settings of the Experiment.
+    """
+    fed = _whole_federation(experiment) if fed is None else fed
+    mean, std = _normalisation(experiment, fed)
+    return ClientData(
+        fed.at_most(experiment.max_samples),
+        seed=experiment.seed,
+        holdout=experiment.holdout,
+        dtype=getattr(torch, experiment.dtype),
         device=device,
         mean=mean,
         std=std,
     )
-    return ClientData(fed.at_most(e.max_samples), **how)
 
 
 def _normalisation(
-    e: Experiment, fed: Federation
+    experiment: Experiment, fed: Federation
 ) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-    # Mean and std of images. Those without a mean of their own take that of their training samples, as a Pool does.
-    if e.normalize == "half":
+    # Mean and standard deviation of images. Images that come without are normalised by those of
+    # their training samples, as a Pool's are.
+    if experiment.normalize == "half":
         return [0.5], [0.5]
     if fed.kind != "image" or fed.mean is not None:
         return fed.mean, fed.std
@@ -115,11 +144,14 @@ def _normalisation(
     return pools.statistics(x[np.unique(np.concatenate(fed.index["train"]))])
 
 
-# -- the method ----------------------------------------------------------------------------------------------------------
+# -- the method ------------------------------------------------------------------------------------
 
 
 class Shapes(Protocol):
-    """What a method must know of the data before any of them is seen: `ClientData`, or what clients say of themselves."""
+    """What a method must know of the data before any of them is seen.
+
+    `ClientData` is one; so is what the clients of a Flower federation say of themselves.
+    """
 
     K: int
     classes: int
@@ -129,35 +161,38 @@ class Shapes(Protocol):
     device: torch.device
 
     def extremes(self) -> Tensor:
-        """Two samples (2, *input_shape) to try the model on; of tokens those with the smallest and the largest."""
+        """Two samples (2, *input_shape) to try the model on.
+
+        Of tokens, one has the smallest and the other the largest of all.
+        """
 
 
-def build_method(e: Experiment, data: Shapes) -> Method:
+def build_method(experiment: Experiment, data: Shapes) -> Method:
     """The Experiment's method, bound to its model and clients."""
-    make = functools.partial(
-        models.build, e.model, data.input_shape, data.classes, **vocabulary(e) | e.model_args
-    )
-    dtype = getattr(torch, e.dtype)
+    e, dtype = experiment, getattr(torch, experiment.dtype)
+    options = vocabulary(e) | e.model_args
+    make = functools.partial(models.build, e.model, data.input_shape, data.classes, **options)
     model = make(seed=e.seed).to(dtype)
     models.check_fit(e.model, model, data.extremes(), data.classes)
     model, heads = model.to(data.device), None
     if e.head_init == "own":
         names = models.head(model, e.head_depth, e.head_by)
-        drawn = head_models(lambda k: make(seed=_own_seed(e.seed, k)), names, data.K)
+        drawn = head_models(lambda k: make(seed=_seed_of_head(e.seed, k)), names, data.K)
         heads = {
-            n: v.to(data.device, dtype if v.is_floating_point() else v.dtype)
-            for n, v in drawn.items()
+            name: v.to(data.device, dtype if v.is_floating_point() else v.dtype)
+            for name, v in drawn.items()
         }
     task = Task(model, data.n, data.label_counts, train_config(e), heads)
     return make_method(e.method, **e.method_args).bind(task)
 
 
-def _own_seed(seed: int, k: int) -> int:
+def _seed_of_head(seed: int, k: int) -> int:
     return (seed + 1) * 100_003 + k
 
 
-def vocabulary(e: Experiment) -> dict[str, int]:
-    """Model options that the data decide: the vocabulary's size for texts."""
-    if e.dataset == "own" or "vocab" not in (pool := pools.load(e.dataset)).extra:
+def vocabulary(experiment: Experiment) -> dict[str, int]:
+    """Options of the model that the data decide: for texts, {"vocab": size of the vocabulary}."""
+    if experiment.dataset == "own":
         return {}
-    return {"vocab": len(pool.extra["vocab"])}
+    known = pools.load(experiment.dataset).extra
+    return {"vocab": len(known["vocab"])} if "vocab" in known else {}

@@ -1,4 +1,4 @@
-"""The computation of one run: from its checkpoint, or the end of a shorter run, to a finished folder of the store."""
+"""The computation of one run: from its checkpoint, or a shorter run's end, to a finished folder."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from pfl_core.experiments.build import build_method, client_data, federation, vo
 from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.store import Result, digests, load_result, read_meta, set_aside
 from pfl_core.methods.base import Method, State
+from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import commit, processor
@@ -39,7 +40,7 @@ from pfl_core.util.version import __version__
 class Job:
     """One call of `run`: what is to be computed, where it is kept, and how."""
 
-    e: Experiment
+    experiment: Experiment
     id: str
     course: str
     checksum: str  # of its data
@@ -57,16 +58,49 @@ class Job:
         return self.store / self.id
 
 
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """What the training of a job ended with; of one that diverged, `final` is None."""
+
+    method: Method
+    data: ClientData
+    history: History
+    final: State | None
+    before: Params  # the personal models of the last round
+    status: str
+    wall: float  # seconds
+
+
 def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
-    """The result of a job whose lock is held, computed and kept in the store; `source` runs what it starts from (`init_from`)."""
-    e = job.e
-    data = client_data(e, job.device, job.fed)
-    method = build_method(e, data)
-    if e.init_from:
+    """Compute a job, whose lock the caller holds, and keep the result in the store.
+
+    `source` runs the Experiment that this one starts from (`init_from`).
+    """
+    data = client_data(job.experiment, job.device, job.fed)
+    method = build_method(job.experiment, data)
+    if job.experiment.init_from:
         _check_source(job, method, data)
     work = _work_folder(job)
     stamp = _resume(job, method, work)
-    status, began, ended = "done", time.monotonic(), e.rounds
+    trained = _train(job, method, data, work, stamp, source)
+    if trained.final is not None and trained.final.round < job.experiment.rounds:
+        # It ended early: this is the result of an Experiment of so many rounds.
+        short = job.experiment.but(rounds=trained.final.round)
+        stamp["ended_early"] = job.id
+        job = replace(job, experiment=short, id=short.id_for(job.checksum))
+        stamp["id"] = job.id
+    return _finish(job, work, _meta(job, trained, stamp), trained)
+
+
+def _train(
+    job: Job,
+    method: Method,
+    data: ClientData,
+    work: Path,
+    stamp: dict[str, Any],
+    source: Callable[[Experiment], Result],
+) -> _Training:
+    e, began, status = job.experiment, time.monotonic(), "done"
     try:
         state = _initial_state(job, method, source)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
@@ -82,23 +116,17 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
                 on_round=_told(job, method, bar),
                 record=probes.recorder(e.record),
             )
-        ended = final.round
     except Diverged as error:
         final, history, before, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
-            f"{e.method} on {job.device} is out of memory with batch={e.batch} and {e.participation:.0%} of {data.K} clients at once; "
-            "lower batch or participation, take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
+            f"{e.method} on {job.device} is out of memory with batch={e.batch} and "
+            f"{e.participation:.0%} of {data.K} clients at once; lower batch or participation, "
+            "take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
             f"resumes from it ({str(error).partition('.')[0]})"
         ) from error
-    if ended < e.rounds:  # ended early: the result of an Experiment of so many rounds
-        short = e.but(rounds=ended)
-        stamp |= {"ended_early": job.id}
-        job = replace(job, e=short, id=short.id_for(job.checksum))
-        stamp |= {"id": job.id}
     wall = history.wall[-1] if history.wall else time.monotonic() - began
-    meta = _meta(job, data, method, history, stamp, status, wall)
-    return _finish(job, work, meta, method, data, history, final, before)
+    return _Training(method, data, history, final, before, status, wall)
 
 
 def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
@@ -107,9 +135,10 @@ def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], b
         acc = history.accuracy()
         bar.at(r, "" if acc is None else f"{acc:.1f} %")
         told = job.on_round(r, history) if job.on_round else None
-        if told == FINISH and method.scheduled and r < job.e.rounds:
+        if told == FINISH and method.scheduled and r < job.experiment.rounds:
             print(
-                f"{method.name}: what a round does depends on their number, so it cannot end early; run rounds={r} instead"
+                f"{method.name}: what a round does depends on their number, so it cannot end "
+                f"early; run rounds={r} instead"
             )
             return True
         return told if told == FINISH else bool(told)
@@ -118,7 +147,8 @@ def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], b
 
 
 def _work_folder(job: Job) -> Path:
-    # Where the run is written until it is whole; what stands in its way is set aside before anything is trained.
+    # Where the run is written until it is whole. What stands in its way is set aside, and a trial
+    # is written there, before anything is trained.
     work = job.folder.with_suffix(".part")
     for path in (job.folder, work):
         if path.is_symlink() or os.path.lexists(path) and not path.is_dir():
@@ -132,110 +162,94 @@ def _work_folder(job: Job) -> Path:
 
 
 def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
-    """The stamp of a run, its executor that of the checkpoint in `work`; a checkpoint that is not this run's is set aside.
+    """The stamp of a run, and in `work` the checkpoint that it goes on from, if there is one.
 
-    Without one, the end of the longest run of the same course with fewer rounds serves as one.
+    The stamp's executor is that of the checkpoint. A checkpoint that is not this run's is set
+    aside. Where there is none, the end of the longest run of the same course with fewer rounds
+    serves as one.
     """
-    checkpoint, e = work / "checkpoint.pt", job.e
-    stamp = dict(
-        id=job.id, course=job.course, schema=SCHEMA, revision=method.revision, version=__version__
-    )
-    stamp |= {
-        "device": job.device,
-        "executor": AUTO[job.device] if job.executor == "auto" else job.executor,
-    }
-    may = not (checkpoint.exists() or method.scheduled or job.anew)
-    if may and (shorter := _beginning(job)):
+    checkpoint = work / "checkpoint.pt"
+    stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision)
+    stamp |= dict(version=__version__, device=job.device)
+    stamp["executor"] = AUTO[job.device] if job.executor == "auto" else job.executor
+    may_continue = not (checkpoint.exists() or method.scheduled or job.anew)
+    if may_continue and (shorter := _beginning(job)):
         with writing(checkpoint):
             shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))
             os.replace(part, checkpoint)
     if checkpoint.exists():
         try:
             ran = load_whole(checkpoint)["stamp"]["executor"]
-            check(checkpoint, stamp | {"executor": ran}, method, e.rounds)
+            check(checkpoint, stamp | {"executor": ran}, method, job.experiment.rounds)
             stamp["executor"] = ran  # a resumed run's numbers are of one kind
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # damaged, another run's, or of another form
-            set_aside(checkpoint, error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            set_aside(checkpoint, error)  # damaged, another run's, or of another form
     return stamp
 
 
 def _beginning(job: Job) -> Path | None:
+    # The end of the longest run that is a beginning of this one.
     found = {}
     for path in job.store.glob("*/state.pt"):
         meta = read_meta(path.parent)
-        if (
-            meta
-            and meta["status"] == "done"
-            and meta.get("course") == job.course
-            and meta["rounds"] < job.e.rounds
-        ):
+        if meta and meta["status"] == "done" and meta.get("course") == job.course:
             found[meta["rounds"]] = path
-    return found[max(found)] if found else None
+    shorter = [rounds for rounds in found if rounds < job.experiment.rounds]
+    return found[max(shorter)] if shorter else None
 
 
-def _meta(job, data, method, history, stamp, status, wall) -> dict[str, Any]:
-    of_data = dict(pool=job.checksum, mean=data.mean, std=data.std, classes=data.classes)
-    of_data |= dict(input_shape=list(data.input_shape), input_kind=data.kind)
-    of_data |= dict(partition_hash=data.federation.hash)
-    parameters = sum(
-        v.numel() for n, v in method.task.initial.items() if n in method.task.parameters
+def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]:
+    data, method, history = trained.data, trained.method, trained.history
+    initial, parameters = method.task.initial, set(method.task.parameters)
+    about_data = dict(
+        pool=job.checksum,
+        mean=data.mean,
+        std=data.std,
+        classes=data.classes,
+        input_shape=list(data.input_shape),
+        input_kind=data.kind,
+        partition_hash=data.federation.hash,
     )
-    ran_on = dict(device=_device_name(job.device), executor=history.executor or stamp["executor"])
-    ran_on |= dict(
+    about_run = dict(
+        status=trained.status,
+        rounds=job.experiment.rounds,
+        clients=data.K,
+        parameters=sum(v.numel() for n, v in initial.items() if n in parameters),
+        leaks_test=method.leaks_test,
+    )
+    ran_on = dict(
+        device=_device_name(job.device),
+        executor=history.executor or stamp["executor"],
         torch=torch.__version__,
         python=platform.python_version(),
         processor=processor(),
         commit=commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        wall_s=trained.wall,
     )
-    ran_on |= dict(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), wall_s=wall)
-    about = dict(
-        status=status,
-        rounds=job.e.rounds,
-        clients=data.K,
-        parameters=parameters,
-        leaks_test=method.leaks_test,
-    )
-    return stamp | of_data | about | ran_on
+    return stamp | about_data | about_run | ran_on
 
 
-def _finish(job, work, meta, method, data, history, final, before) -> Result:
+def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> Result:
     # Write what was measured, and rename the folder: from then on it is a finished run.
-    e = job.e
-    arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
-    arrays |= {
-        k: torch.stack(v[: len(history.rounds)]).numpy()
-        for k, v in history.evals.items()
-        if history.rounds
-    }
-    arrays |= probes.stacked(history.probes)
-    arrays |= {"n/train": np.array([len(i) for i in data.index["train"]])}
-    arrays |= {
-        f"n/{s}": history.n.get(s, np.array([len(i) for i in data.index[s]]))
-        for s in ("val", "test")
-    }
-    if meta["status"] == "done" and not (job.keep_state or "ended_early" in meta):
+    e, early = job.experiment, "ended_early" in meta
+    if meta["status"] == "done" and not (job.keep_state or early):
         (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
-        if e.keep_models and final is not None:
-            _save_models(work / "models.pt", final, before, method, meta)
-        frame = metrics.history_frame(arrays, history, torch.finfo(data.dtype).bits // 8)
+        if e.keep_models and trained.final is not None:
+            _save_models(work / "models.pt", trained, meta)
+        arrays = _arrays(trained)
+        scalar_bytes = torch.finfo(trained.data.dtype).bits // 8
+        frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
         frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
         plain = json.loads(json.dumps(e.plain()))
-        whole = {
-            "experiment": plain,
-            "meta": json.loads(json.dumps(meta)),
-            "sha256": digests(plain, meta, work),
-        }
+        whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
+        whole["sha256"] = digests(plain, meta, work)
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     (work / "checkpoint.pt").unlink(missing_ok=True)
-    # A run that ended early is another one than that whose lock is held.
-    with FileLock(job.store / f"{job.id}.lock") if "ended_early" in meta else nullcontext():
+    # The caller holds the lock of the whole run; one that ended early is another run.
+    with FileLock(job.store / f"{job.id}.lock") if early else nullcontext():
         if found := load_result(job.folder, e):
             shutil.rmtree(work)
             return found
@@ -243,36 +257,50 @@ def _finish(job, work, meta, method, data, history, final, before) -> Result:
     return load_result(job.folder, e)
 
 
+def _arrays(trained: _Training) -> dict[str, np.ndarray]:
+    # What was measured, as a Result has it.
+    history, index = trained.history, trained.data.index
+    count = len(history.rounds)
+    arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
+    if count:
+        arrays |= {k: torch.stack(v[:count]).numpy() for k, v in history.evals.items()}
+    arrays |= probes.stacked(history.probes)
+    held = {split: np.array([len(i) for i in index[split]]) for split in ("train", "val", "test")}
+    counted = {split: history.n.get(split, held[split]) for split in ("val", "test")}
+    return arrays | {f"n/{split}": n for split, n in (held | counted).items()}
+
+
 def _check_source(job: Job, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
-    e = job.e
+    e = job.experiment
     if e.adopt:
-        if (
-            type(method).adopt is Method.adopt and method.init().extra
-        ):  # rows of the clients that the server knows
+        # `extra` has rows of the clients that the server knows.
+        if type(method).adopt is Method.adopt and method.init().extra:
             raise ValueError(
-                f"{e.method} keeps state for each client it knows and cannot adopt new ones; use pfedhn, or adopt=False"
+                f"{e.method} keeps state for each client it knows and cannot adopt new ones; "
+                "use pfedhn, or adopt=False"
             )
         return
     source = e.init_from
     like = data if source.dataset == e.dataset else federation(source)
-    drawn = models.build(
-        source.model, like.input_shape, like.classes, **vocabulary(source) | source.model_args
-    )
+    options = vocabulary(source) | source.model_args
+    drawn = models.build(source.model, like.input_shape, like.classes, **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     for n, v in method.task.initial.items():
         if there.get(n) != tuple(v.shape):
             has = f"has {n} of shape {there[n]}" if n in there else f"has no {n}"
             raise ValueError(
-                f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; use the same model"
+                f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
+                "use the same model"
             )
 
 
 def _initial_state(
     job: Job, method: Method, source: Callable[[Experiment], Result]
 ) -> State | None:
-    # Another experiment's end: its global model (or the mean of its personal ones) becomes the common initial model.
-    e = job.e
+    # Another Experiment's end: its global model becomes the common initial model. What only the
+    # clients have is averaged over them, or the first client's where it is not a float.
+    e = job.experiment
     if e.init_from is None:
         return None
     found = source(e.init_from.but(keep_models=True))
@@ -285,24 +313,17 @@ def _initial_state(
         return _initial_state(job, method, source)
     if e.adopt:
         return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
-    initial = method.task.initial
-    for n in initial:
-        v = z["server"].get(
-            n, z["models"][n].mean(0) if z["models"][n].is_floating_point() else z["models"][n][0]
-        )
-        initial[n] = v.clone()
+    for name in method.task.initial:
+        if (v := z["server"].get(name)) is None:
+            of_clients = z["models"][name]
+            v = of_clients.mean(0) if of_clients.is_floating_point() else of_clients[0]
+        method.task.initial[name] = v.clone()
     return None
 
 
-def _save_models(
-    path: Path, final: State, before: dict, method: Method, meta: dict[str, Any]
-) -> None:
-    kept = {
-        "models": final_models(before, method.task.names),
-        "server": final.server,
-        "clients": final.clients,
-        "extra": final.extra,
-    }
+def _save_models(path: Path, trained: _Training, meta: dict[str, Any]) -> None:
+    final, served = trained.final, final_models(trained.before, trained.method.task.names)
+    kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 
 

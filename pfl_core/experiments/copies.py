@@ -1,4 +1,8 @@
-"""Copies of data sets: which of them committed runs used, and what pools.csv says of data that are not here."""
+"""Copies of data sets: which of them committed runs used, and what is known of absent ones.
+
+A copy is a data set as it lies on one machine, known by its checksum; some lack samples. What
+results/pools.csv says of the copies that runs used stands in where no data lie.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,8 @@ import numpy as np
 from pfl_core.data import pools, sources
 from pfl_core.experiments import tables
 
-GROUPS = (
-    "alphabet",
-    "coarse",
-    "worker",
-)  # columns of a pool by which partitions deal, besides the class
+# Columns of a pool that partitions go by, besides the class.
+GROUPS = ("alphabet", "coarse", "worker")
 
 
 def checksums(name: str) -> list[str]:
@@ -23,7 +24,10 @@ def checksums(name: str) -> list[str]:
 
 
 def checksum(name: str) -> str:
-    """The checksum of the data that are here, else of the copy that committed runs used; DatasetMissing where there is neither."""
+    """The checksum of the data that are here, else of the copy that committed runs used.
+
+    DatasetMissing where there is neither.
+    """
     try:
         return pools.load(name).checksum
     except pools.DatasetMissing:
@@ -32,23 +36,27 @@ def checksum(name: str) -> str:
         raise
 
 
-def line(name: str, of: str) -> dict[str, object]:
-    """What pools.csv says of a copy: of the data that are here, else what it has said; of neither only the checksum."""
+def line(name: str, checksum: str) -> dict[str, object]:
+    """The line of pools.csv about a copy: column -> value.
+
+    It is made from the data if this copy is here, else taken from pools.csv; failing both, it has
+    only name and checksum.
+    """
     try:
         pool = pools.load(name)
     except (pools.DatasetMissing, ValueError):
         pool = None
-    if pool is None or pool.checksum != of:
+    if pool is None or pool.checksum != checksum:
         known = tables.results().pools
-        known = known[(known.name == name) & (known.checksum == of)]
-        return known.iloc[0].to_dict() if len(known) else {"name": name, "checksum": of}
-    shape = "x".join(map(str, pool.x.shape[1:]))
-    sizes = dict(samples=pool.n, test=int(pool.is_test.sum()), classes=pool.classes)
+        known = known[(known.name == name) & (known.checksum == checksum)]
+        return known.iloc[0].to_dict() if len(known) else {"name": name, "checksum": checksum}
     return dict(
         name=name,
-        checksum=of,
-        **sizes,
-        shape=shape,
+        checksum=checksum,
+        samples=pool.n,
+        test=int(pool.is_test.sum()),
+        classes=pool.classes,
+        shape="x".join(map(str, pool.x.shape[1:])),
         copy=_differs(pool),
         labels=json.dumps(_labels(pool), separators=(",", ":")),
     )
@@ -80,9 +88,11 @@ def _labels(pool: pools.Pool) -> dict[str, list]:
 
 
 def labels_of(name: str) -> pools.Pool | None:
-    """The labels of a data set that is not here, sorted, without samples; None where pools.csv does not have it.
+    """A data set that is not here as a Pool of its labels, sorted, with empty samples.
 
-    A partition that deals by class deals as many of each as of the data themselves; where it draws from a mixture, chance decides anew.
+    A partition that goes by class gives every client as many of each class as it would with the
+    data; one that draws from a mixture of classes gives other numbers. None if pools.csv does not
+    have the data set.
     """
     known = tables.results().pools
     known = known[(known.name == name) & (known.labels != "")]

@@ -1,4 +1,4 @@
-"""A client's personal model on its own: the network, and what it needs to predict from samples as they come."""
+"""A client's personal model on its own: the network, and what it needs to predict."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import load_whole
 from pfl_core.stacked import Params
 
-BATCH = 256
+BATCH = 256  # samples at a time
 OWN_SCORES = ("fedcp", "gpfl")  # their class scores need more than the network
 
 
 class Personal:
-    """One client's network with its facts: model, model_args, input_shape, input_kind, classes, mean, std, dtype, method, client, id.
+    """One client's network, and what it needs to predict from samples as they come.
 
-    Raises ValueError for a method whose scores need more than the network.
+    Attributes
+    ----------
+    net : nn.Module
+        The network, in evaluation mode.
+    facts : dict
+        model, model_args, dtype, classes, input_shape, input_kind, mean and std (of images), and
+        where it comes from: method, client, id (of the run), revision, version.
+
+    Raises
+    ------
+    ValueError
+        For a method whose class scores need more than the network.
     """
 
     def __init__(self, facts: dict[str, Any], weights: Params):
         if facts["method"] in OWN_SCORES:
             raise ValueError(
-                f"the class scores of {facts['method']} need modules beside the network, which are not kept; "
-                f"models can be taken out of runs of all methods but {', '.join(OWN_SCORES)}"
+                f"the class scores of {facts['method']} need modules beside the network, which are "
+                "not kept; models can be taken out of runs of all methods but "
+                + ", ".join(OWN_SCORES)
             )
         self.facts = facts
         net = models.build(
@@ -39,13 +51,16 @@ class Personal:
         self.net: nn.Module = net.eval()
 
     def scores(self, x: np.ndarray) -> Tensor:
-        """Class scores (n, C) of samples x (n, ...) as the run's data were before normalisation; ValueError for another kind or shape."""
-        f = self.facts
-        n = len(x)
+        """Class scores (n, C) of samples x (n, ...), as they are before normalisation.
+
+        ValueError for samples of another kind or shape than the run's.
+        """
+        f, n = self.facts, len(x)
         fed = Federation(x, np.zeros(n, np.int64), [np.arange(n)], classes=f["classes"])
         if (fed.kind, fed.input_shape) != (f["input_kind"], tuple(f["input_shape"])):
             raise ValueError(
-                f"samples of kind {fed.kind} and shape {fed.input_shape}; this model takes {f['input_kind']} {tuple(f['input_shape'])}"
+                f"samples of kind {fed.kind} and shape {fed.input_shape}; "
+                f"this model takes {f['input_kind']} {tuple(f['input_shape'])}"
             )
         how = dict(dtype=getattr(torch, f["dtype"]), mean=f["mean"], std=f["std"])
         data = ClientData(fed, seed=0, holdout=0, **how)
@@ -62,7 +77,10 @@ class Personal:
 
 
 def load_model(path: str | Path) -> Personal:
-    """The personal model that `Result.save` or `Personal.save` wrote; ValueError for another or a damaged file."""
+    """The personal model that `Result.save` or `Personal.save` wrote.
+
+    ValueError for another file, or a damaged one.
+    """
     z = load_whole(Path(path))
     if not isinstance(z, dict) or {"facts", "state_dict"} - z.keys():
         raise ValueError(

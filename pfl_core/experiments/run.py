@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -16,7 +18,7 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments import copies
-from pfl_core.experiments.build import own
+from pfl_core.experiments.build import fitted
 from pfl_core.experiments.compute import Job, compute
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, load_result
@@ -24,7 +26,7 @@ from pfl_core.util import checks, paths
 
 
 def run(
-    e: Experiment,
+    experiment: Experiment,
     *,
     device: str = "auto",
     executor: str = "auto",
@@ -35,87 +37,124 @@ def run(
     keep_state: bool = False,
     on_round: Callable[[int, History], bool | str | None] | None = None,
 ) -> Result:
-    """The stored result of an Experiment, or its computation, resumed from the last checkpoint if there is one.
+    """The result of an Experiment: from the store if it is there, else computed and stored.
 
-    device "auto" | "cpu" | "cuda"; executor and workers as for Engine; `fed` brings data and clients (dataset="own"). recompute=True
-    computes anew (but not what it starts from), and keeps what the store had as <id>.before-<time>. keep_state keeps the end, from which
-    a run of more rounds goes on; every method does that but those that are `scheduled`. `on_round(round, history)` is told of each
-    round: "finish" ends the run there, with the result of an Experiment of so many rounds; True stops it with Interrupted, and the next
-    call goes on. Raises DatasetMissing or ValueError before training; Diverged runs are stored as failed and returned. Waits while
-    another process computes the same run.
+    A run that was interrupted goes on from its last checkpoint. While another process computes the
+    same run, this one waits for it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    device : "auto", "cpu" or "cuda"
+        "auto" takes $PFL_DEVICE, else a GPU if there is one.
+    executor : "auto", "graphs", "batched" or "threads"
+        How clients are trained; "auto" goes by the device.
+    workers : int, optional
+        Number of threads of executor "threads"; by default one a processor core.
+    store : Path, optional
+        Folder of the runs; by default store/ in $PFL_RUNS.
+    fed : Federation, optional
+        Data and clients of your own, for an Experiment with dataset="own".
+    recompute : bool
+        Compute the run although the store holds it; what it held is renamed to <id>.before-<time>.
+        A run that this one starts from (`init_from`) is not computed again. (The `recompute` of
+        `sweep` means less: see there.)
+    keep_state : bool
+        Keep the end of the run, so that a run of more rounds can go on from it.
+    on_round : function (round, history) -> "finish", bool or None, optional
+        Called after every round. "finish" ends the run there; its result is that of an Experiment
+        of so many rounds. True stops it with Interrupted, and the next call goes on.
+
+    Returns
+    -------
+    Result
+        If training diverged, its `ok` is False, and that is stored, too.
+
+    Raises
+    ------
+    DatasetMissing, ValueError
+        Before anything is trained.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, run
+    >>> experiment = Experiment(clients=3, model="mlp", method="fedper", rounds=2, partition="iid")
+    >>> result = run(experiment, device="cpu")
+    >>> result.ok, result.arrays["rounds"].tolist()
+    (True, [0, 1, 2])
+    >>> run(experiment).id == experiment.id  # found in the store
+    True
     """
-    if not isinstance(e, Experiment):
-        raise TypeError(
-            f"run takes an Experiment, got {type(e).__name__}; write run(Experiment(method=...))"
-        )
+    _check_call(experiment, executor, on_round)
+    experiment = fitted(experiment, fed)
+    store = store or paths.store_folder()
+    checks.make_folder(store)
+    checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
+    job = Job(
+        experiment=experiment,
+        id=experiment.id_for(checksum),
+        course=experiment.course_for(checksum),
+        checksum=checksum,
+        store=store,
+        device=pick_device(device),
+        executor=executor,
+        workers=workers,
+        fed=fed,
+        on_round=on_round,
+        keep_state=keep_state,
+        anew=recompute,
+    )
+    return _found_or_computed(job)
+
+
+def _check_call(experiment: Any, executor: str, on_round: Any) -> None:
+    if not isinstance(experiment, Experiment):
+        got = type(experiment).__name__
+        raise TypeError(f"run takes an Experiment, got {got}; write run(Experiment(method=...))")
     if on_round is not None and not callable(on_round):
         raise TypeError(
             f"on_round={on_round!r}: allowed is a function of (round, history), or None"
         )
     checks.known("executor", executor, EXECUTORS)
-    e, fed = whose(e, fed)
-    device = pick_device(device)
-    store = store or paths.store_folder()
-    checks.make_folder(store)
-    checksum = fed.checksum if fed is not None else copies.checksum(e.dataset)
-    job = Job(
-        e,
-        e.id_for(checksum),
-        e.course_for(checksum),
-        checksum,
-        store,
-        device,
-        executor,
-        workers,
-        fed,
-        on_round,
-        keep_state,
-        recompute,
-    )
-    found = None if recompute else load_result(job.folder, e, aside=False)
-    if found:
+
+
+def _found_or_computed(job: Job) -> Result:
+    experiment = job.experiment
+    if not job.anew and (found := load_result(job.folder, experiment, aside=False)):
         return found
-    if fed is None:
-        pools.load(
-            e.dataset
-        )  # a run that others published may be found without its data; computing needs them
-    with FileLock(store / f"{job.id}.lock"):
-        if recompute:
+    if job.fed is None:
+        # The id may be known without the data, from a run that others published; computing is not.
+        pools.load(experiment.dataset)
+    with FileLock(job.store / f"{job.id}.lock"):
+        if job.anew:
             _keep_aside(job.folder)
-        elif found := load_result(job.folder, e):
+        elif found := load_result(job.folder, experiment):
             return found
-        return compute(job, lambda source: _source(source, job))
+        return compute(job, functools.partial(_run_source, job))
 
 
-def whose(e: Experiment, fed: Federation | None) -> tuple[Experiment, Federation | None]:
-    """An Experiment and the user's own Federation (None without one) that it is over; ValueError where they contradict each other."""
-    if (e.dataset == "own") != (fed is not None):
-        raise ValueError(
-            'dataset="own" and a Federation go together: run(Experiment(dataset="own", ...), fed=Federation(...))'
-        )
-    return (own(e, fed), fed) if fed is not None else (e, None)
-
-
-def _source(e: Experiment, job: Job) -> Result:
+def _run_source(job: Job, source: Experiment) -> Result:
+    fed = job.fed if source.dataset == "own" else None
     how = dict(device=job.device, executor=job.executor, workers=job.workers, store=job.store)
-    return run(e, fed=job.fed if e.dataset == "own" else None, **how)
+    return run(source, fed=fed, **how)
 
 
 def _keep_aside(folder: Path) -> None:
     now = time.strftime("%Y%m%d-%H%M%S")
     for path in (folder, folder.with_suffix(".part")):
-        if os.path.lexists(path):
-            away = next(
-                p
-                for i in itertools.count()
-                if not os.path.lexists(p := path.parent / f"{path.name}.before-{now}{i or ''}")
-            )
-            os.replace(path, away)
-            print(f"{path.name}: computed anew; what was there is kept as {away.name}")
+        if not os.path.lexists(path):
+            continue
+        names = (f"{path.name}.before-{now}{i or ''}" for i in itertools.count())
+        away = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
+        os.replace(path, away)
+        print(f"{path.name}: computed anew; what was there is kept as {away.name}")
 
 
 def pick_device(device: str) -> str:
-    """ "cpu" or "cuda": "auto" takes $PFL_DEVICE, else a GPU where there is one; ValueError for a GPU that is not there."""
+    """The device that is meant: "cpu" or "cuda". "auto" is $PFL_DEVICE, else a GPU if there is one.
+
+    ValueError for a GPU that is not there.
+    """
     if device == "auto":
         device = os.environ.get("PFL_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):

@@ -30,7 +30,32 @@ from pfl_core.util.cards import card
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished (or failed) run: `history` rows, `clients` per-client rows, `arrays`, and what it ran on in `meta`."""
+    """What a finished (or failed) run measured, and what it ran on.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    id : str
+        Its name in the store.
+    ok : bool
+        Whether it reached its last round.
+    history : DataFrame
+        One number a row: round, when ("before" or "after" local training), split, mean ("client":
+        of all clients alike; "pooled": of all samples alike; "total": of the run so far), metric
+        ("acc_pct" in %, "acc_sd", "loss", "upload_bytes", "train_s", ...) and value.
+    rows : DataFrame
+        The history with what tells runs apart (method, dataset, seed, tags, ...), as `sweep`
+        returns it.
+    clients : DataFrame
+        The accuracy of every client at every evaluated round.
+    arrays : dict of arrays
+        What was measured client by client: "rounds" (E,), "before/test/correct" (E, K) counts,
+        "n/test" (K,) samples, ..., and what probes recorded (read it with `probe`).
+    meta : dict
+        status, device, executor, versions, commit, date, wall_s (seconds), ...
+    folder : Path
+        Where it lies.
+    """
 
     experiment: Experiment
     meta: dict[str, Any]
@@ -40,7 +65,7 @@ class Result:
 
     @property
     def id(self) -> str:
-        """The run's id."""
+        """The run's name in the store."""
         return self.meta["id"]
 
     @property
@@ -50,42 +75,47 @@ class Result:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The history in the one long form of the project, one number a row. The column mean is rows["mean"]: rows.mean is pandas' own."""
+        """The history with what tells runs apart, one number a row.
+
+        The column mean is `rows["mean"]`, since `rows.mean` is a method of pandas.
+        """
         e, m = self.experiment, self.meta
-        head = {"run": self.id} | {t: e.tags.get(t, "") for t in TAGS[:4]}
-        head |= dict(
-            method=e.method,
-            dataset=e.dataset,
-            partition=e.partition,
-            model=e.model,
-            seed=e.seed,
-            profile=e.tags.get("profile", ""),
-        )
-        tail = dict(
-            n_clients=m["clients"],
-            device=m["device"],
-            executor=m["executor"],
-            revision=m["revision"],
-            version=m["version"],
-        )
-        return self.history.assign(**head, **tail, wall_s=round(m["wall_s"], 2))[ROW_COLUMNS]
+        facts = {"run": self.id} | {tag: e.tags.get(tag, "") for tag in TAGS}
+        facts |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
+        facts |= {n: m[n] for n in ("device", "executor", "revision", "version")}
+        facts |= dict(n_clients=m["clients"], wall_s=round(m["wall_s"], 2))
+        return self.history.assign(**facts)[ROW_COLUMNS]
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
+        """The accuracy of every client at every evaluated round.
+
+        Columns: round, when, split, client, acc_pct (%), n (samples).
+        """
         return metrics.clients_frame(self.arrays)
 
     def probe(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}; ValueError if the run did not record it."""
+        """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}.
+
+        ValueError if the run did not record it.
+        """
         return probes.read(self.arrays, name)
 
     def summary(self) -> pd.DataFrame:
-        """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
-        tenth and sd over clients at the last; traffic in MB and seconds are totals of the run."""
+        """Test accuracy in %, before and after local training, a line each.
+
+        Columns: last (mean over clients at the last round), best (at the round with the best
+        validation accuracy; without validation data, with the best test accuracy), at (that
+        round), worst10 and sd (over clients, at the last round: mean of the worst tenth, standard
+        deviation).
+        """
         return metrics.summary(self.history)
 
     def kept(self, name: str, device: str = "cpu") -> dict[str, Any]:
-        """What a file of this run's folder holds, "models.pt" or "state.pt"; ValueError if it is another run's, or damaged."""
+        """What "models.pt" or "state.pt" in this run's folder holds.
+
+        ValueError if the file is another run's, or damaged.
+        """
         path = self.folder / name
         whole = json.loads((self.folder / "experiment.json").read_text())
         if whole["sha256"].get(name) != file_digest(path):
@@ -93,7 +123,10 @@ class Result:
         return load_whole(path, device)
 
     def personal(self, client: int) -> Personal:
-        """Client `client`'s personal model as served at the end, with what it needs to predict; needs keep_models=True."""
+        """A client's model as served at the end, with what it needs to predict.
+
+        The Experiment must have keep_models=True.
+        """
         if self.folder is None or not (self.folder / "models.pt").exists():
             raise ValueError(
                 f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)"
@@ -104,121 +137,121 @@ class Result:
             )
         e = self.experiment
         weights = {n: v[client] for n, v in self.kept("models.pt")["models"].items()}
-        facts = {
-            n: self.meta[n]
-            for n in (
-                "id",
-                "revision",
-                "version",
-                "mean",
-                "std",
-                "classes",
-                "input_shape",
-                "input_kind",
-            )
-        }
-        facts |= dict(
-            method=e.method,
-            client=client,
-            model=e.model,
-            model_args=vocabulary(e) | e.model_args,
-            dtype=e.dtype,
-        )
+        names = "id revision version mean std classes input_shape input_kind".split()
+        facts = {name: self.meta[name] for name in names}
+        facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype)
+        facts["model_args"] = vocabulary(e) | e.model_args
         return Personal(facts, weights)
 
     def model(self, client: int) -> nn.Module:
-        """Client `client`'s personal model as served at the end, in evaluation mode; needs keep_models=True."""
+        """A client's network as served at the end, in evaluation mode; needs keep_models=True."""
         return self.personal(client).net
 
     def predict(self, client: int, x: np.ndarray) -> np.ndarray:
-        """Classes (n,) int64 that client `client`'s personal model gives samples x (n, ...), as they are before normalisation."""
+        """Classes (n,) int64 that a client's model gives samples x (n, ...), not normalised."""
         return self.personal(client).predict(x)
 
     def save(self, client: int, path: str | Path) -> None:
-        """Write client `client`'s personal model with normalisation, classes and the network's name; `load_model` reads it."""
+        """Write a client's model, with what it needs to predict, to a file for `load_model`."""
         self.personal(client).save(path)
 
     def __repr__(self) -> str:
-        e, acc = (
-            self.experiment,
-            self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'"),
-        )
+        e = self.experiment
+        acc = self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
 
     def _repr_html_(self) -> str:
-        e, facts = (
-            self.experiment,
-            {k: self.meta[k] for k in ("status", "device", "executor", "version")},
-        )
+        e = self.experiment
+        facts = {k: self.meta[k] for k in ("status", "device", "executor", "version")}
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
-        title = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds (run {self.id}): test accuracy in %"
+        what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds"
+        title = f"{what} (run {self.id}): test accuracy in %"
         return card(title, facts, self.summary().to_html())
 
 
-def load_result(folder: Path, e: Experiment | None = None, aside: bool = True) -> Result | None:
-    """The finished run in `folder`, None if there is none; a damaged one is set aside with a message. `e` brings its tags.
+def load_result(
+    folder: Path, experiment: Experiment | None = None, aside: bool = True
+) -> Result | None:
+    """The finished run in a folder, None if there is none that can be read.
 
-    aside=False leaves a damaged one where it is: for those who do not hold the run's lock.
+    Parameters
+    ----------
+    folder : Path
+    experiment : Experiment, optional
+        Whose run it must be; its tags become those of the Result.
+    aside : bool
+        Whether a damaged folder is renamed, with a message. False is for those who do not hold the
+        run's lock.
+
+    Raises
+    ------
+    OSError
+        If the disk does not answer: the run may be as good as ever.
     """
     if not folder.is_dir():
         return None
     try:
-        raw = {
-            name: (folder / name).read_bytes()
-            for name in ("experiment.json", "history.csv", "arrays.npz")
-        }
-        z = json.loads(raw["experiment.json"])
-        _check_whose(z, folder, e)
-        for part, digest in digests(
-            z["experiment"], z["meta"], folder, ("history.csv", "arrays.npz")
-        ).items():
-            if z["sha256"].get(part) != digest:
-                raise ValueError(f"{part} is not as it was written")
-        if e is None and (
-            foreign := [m for m in _plugins(z["experiment"]) if m not in sys.modules]
-        ):
-            print(
-                f"{folder.name}: its method or model is in a module of its own; import {foreign[0]} first, if it is yours"
-            )
-            return None  # reading a folder runs no code that it names
-        history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
-        history["value"] = pd.to_numeric(history["value"])
-        with np.load(io.BytesIO(raw["arrays.npz"]), allow_pickle=False) as a:
-            arrays = {k: a[k] for k in a.files}
-        if len(arrays["rounds"]) == 0 and z["meta"]["status"] == "done":
-            raise ValueError("it holds no rounds")
-        return Result(
-            e or Experiment.from_plain(z["experiment"]), z["meta"], history, arrays, folder
-        )
+        return _read(folder, experiment)
     except MemoryError:
         raise
     except Exception as error:  # json, pandas, numpy and zipfile meet damage with nearly any type
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise  # a disk that does not answer, too many open files: the run may be as good as ever
+            raise
         if aside:
             set_aside(folder, error)
         return None
+
+
+def _read(folder: Path, experiment: Experiment | None) -> Result | None:
+    names = ("experiment.json", "history.csv", "arrays.npz")
+    raw = {name: (folder / name).read_bytes() for name in names}
+    whole = json.loads(raw["experiment.json"])
+    plain, meta = whole["experiment"], whole["meta"]
+    _check_whose(plain, meta, folder, experiment)
+    for part, digest in digests(plain, meta, folder, names[1:]).items():
+        if whole["sha256"].get(part) != digest:
+            raise ValueError(f"{part} is not as it was written")
+    if experiment is None:
+        if foreign := [m for m in _plugins(plain) if m not in sys.modules]:
+            print(
+                f"{folder.name}: its method or model is in a module of its own; "
+                f"import {foreign[0]} first, if it is yours"
+            )
+            return None  # reading a folder runs no code that it names
+        experiment = Experiment.from_plain(plain)
+    history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
+    history["value"] = pd.to_numeric(history["value"])
+    with np.load(io.BytesIO(raw["arrays.npz"]), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    if len(arrays["rounds"]) == 0 and meta["status"] == "done":
+        raise ValueError("it holds no rounds")
+    return Result(experiment, meta, history, arrays, folder)
 
 
 def _plugins(plain: dict[str, Any] | None) -> list[str]:
     return [*plain["plugins"], *_plugins(plain["init_from"])] if plain else []
 
 
-def _check_whose(z: dict[str, Any], folder: Path, e: Experiment | None) -> None:
-    if z["meta"]["schema"] != SCHEMA:
+def _check_whose(
+    plain: dict[str, Any], meta: dict[str, Any], folder: Path, experiment: Experiment | None
+) -> None:
+    if meta["schema"] != SCHEMA:
         raise ValueError(
-            f"written with schema {z['meta']['schema']} of the store, this version has {SCHEMA}"
+            f"written with schema {meta['schema']} of the store, this version has {SCHEMA}"
         )
-    if z["meta"]["id"] != folder.name:
-        raise ValueError(f"it is run {z['meta']['id']}")
-    if e is not None and z["experiment"] != json.loads(json.dumps(e.plain())):
+    if meta["id"] != folder.name:
+        raise ValueError(f"it is run {meta['id']}")
+    if experiment is not None and plain != json.loads(json.dumps(experiment.plain())):
         raise ValueError("it is of another Experiment")
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """What the finished run in `folder` ran on, None where that cannot be read; no more of it is looked at."""
+    """The `meta` of the finished run in a folder, without a look at the rest of it.
+
+    None where it cannot be read.
+    """
     try:
         return json.loads((folder / "experiment.json").read_text())["meta"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -231,11 +264,14 @@ FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt")
 def digests(
     plain: dict[str, Any], meta: dict[str, Any], folder: Path, names: Iterable[str] = FILES
 ) -> dict[str, str]:
-    """sha256 (hex) of what a finished run consists of: its experiment and meta, and those of its files that are there."""
+    """sha256 (hex) of the parts of a finished run: {file: digest}.
+
+    Under "experiment.json" it is that of `plain` and `meta`, which this file holds; the others are
+    those of `names` that are in the folder.
+    """
     whole = hashlib.sha256(json.dumps([plain, meta], sort_keys=True).encode()).hexdigest()
-    return {"experiment.json": whole} | {
-        n: file_digest(folder / n) for n in names if (folder / n).exists()
-    }
+    there = [name for name in names if (folder / name).exists()]
+    return {"experiment.json": whole} | {name: file_digest(folder / name) for name in there}
 
 
 def file_digest(path: Path) -> str:
@@ -245,28 +281,29 @@ def file_digest(path: Path) -> str:
 
 
 def finished() -> Iterable[Result]:
-    """The finished runs of the store, oldest first; each folder alone: what cannot be read is left out, with a message."""
-    folders = (paths.store_folder()).glob("*")
-    for folder in sorted(
-        (f for f in folders if f.is_dir() and "." not in f.name), key=lambda f: f.stat().st_mtime
-    ):
+    """The finished runs of the store, oldest first; one that cannot be read is left out.
+
+    Each is shown once on trial, so that a run of other hands that lacks something is named in a
+    message here, and does not stop whoever asks for all of them.
+    """
+    folders = [f for f in paths.store_folder().glob("*") if f.is_dir() and "." not in f.name]
+    for folder in sorted(folders, key=lambda f: f.stat().st_mtime):
         try:
-            if found := load_result(folder, aside=False):
-                (
-                    repr(found),
-                    found.rows,
-                )  # what all of those who ask need: a run of other hands may lack it
-                yield found
+            found = load_result(folder, aside=False)
+            if found is None:
+                continue
+            _ = repr(found), found.rows
         except (MemoryError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-            print(f"{folder.name} is left out: it cannot be read ({error!r:.100})", file=sys.stderr)
+            message = f"{folder.name} is left out: it cannot be read ({error!r:.100})"
+            print(message, file=sys.stderr)
+            continue
+        yield found
 
 
 def set_aside(path: Path, error: Exception | str) -> None:
     """Rename what cannot be read to NAME.damaged, with a message; nothing is deleted."""
-    for i in itertools.count():
-        away = path.with_name(f"{path.name}.damaged{i or ''}")
-        if not away.exists():
-            break
+    names = (f"{path.name}.damaged{i or ''}" for i in itertools.count())
+    away = next(path.with_name(n) for n in names if not path.with_name(n).exists())
     os.replace(path, away)
     print(
         f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again"

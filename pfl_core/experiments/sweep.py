@@ -1,4 +1,4 @@
-"""Many Experiments -> rows: found, or computed in this process, in others or on a cluster; and the choice of hyper-parameters."""
+"""Many Experiments -> rows: found, or computed here, in other processes or on a cluster; tuning."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ import torch
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
 from pfl_core.experiments import build, committed
+from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.experiments.run import run, whose
+from pfl_core.experiments.run import run
 from pfl_core.experiments.store import Result, load_result
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
@@ -45,56 +46,95 @@ def sweep(
     fed: Federation | None = None,
     **how: Any,
 ) -> pd.DataFrame:
-    """Rows of all experiments, computing what neither the store nor (unless recompute) the committed results/ holds.
+    """Run many Experiments, those that the store has not got yet, and return the rows of all.
 
-    on "local" (default, or $PFL_ON) computes in `jobs` processes, each with a GPU of its own where there are several; "ray" on a cluster,
-    see extras/ray.py: each run takes `cpus` and `gpus` of a node. Failed runs leave a message and no rows. `how` goes to `run`.
+    A run that fails leaves a message and no rows.
+
+    Parameters
+    ----------
+    experiments : list of Experiment
+    recompute : bool
+        Whether a run that only the committed results/ hold is computed here. (A run that the store
+        holds is never computed again by `sweep`; `run(experiment, recompute=True)` does that.)
+    jobs : int
+        Number of runs at a time, each in a process; with several GPUs each process has its own.
+    on : "local" or "ray", optional
+        Where: on this machine, or on a Ray cluster (docs/cluster.md); by default $PFL_ON or here.
+    cpus, gpus : float
+        What a run takes of a node of the cluster.
+    store : Path, optional
+        Folder of the runs; by default store/ in $PFL_RUNS.
+    fed : Federation, optional
+        Data and clients of your own, for Experiments with dataset="own"; they run one by one.
+    **how
+        What else `run` takes: device, executor, workers, keep_state.
+
+    Returns
+    -------
+    DataFrame
+        One number a row, in the order of `experiments`; see `Result.rows`.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, grid, sweep
+    >>> base = Experiment(clients=3, model="mlp", rounds=1, partition="iid", max_samples=50)
+    >>> rows = {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}
+    >>> found = sweep(grid(base, rows), device="cpu")
+    >>> found.groupby(["row", "method"]).run.nunique().index.tolist()
+    [('FedAvg', 'fedavg'), ('FedPer', 'fedper')]
     """
     if isinstance(experiments, Experiment):
         raise TypeError(
-            "sweep takes a list of Experiments, got one; write sweep([experiment]), or run(experiment)"
+            "sweep takes a list of Experiments, got one; "
+            "write sweep([experiment]), or run(experiment)"
         )
     on = on or os.environ.get("PFL_ON") or "local"
     checks.known("on", on, ("local", "ray"))
-    experiments = [whose(e, fed)[0] for e in experiments]
-    if fed is not None:
-        return _sweep_own(experiments, fed, store, how)
-    store, named = store or paths.store_folder(), [(e.id, e) for e in experiments]
+    store, experiments = store or paths.store_folder(), [fitted(e, fed) for e in experiments]
+    if fed is not None:  # one after another in this process, which has the data
+        return _rows(run(e, fed=fed, store=store, **how) for e in experiments)
+    named = [(e.id, e) for e in experiments]
     published = {} if recompute else {i: found for i, e in named if (found := committed.find(e))}
-    missing: dict[str, Experiment] = {}
+    here: dict[str, Experiment] = {}
     for i, e in named:
         if i not in published or (store / i).is_dir():
-            missing.setdefault(i, e)
-    # Read here: no process for them.
-    done = {i: r for i, e in missing.items() if (r := load_result(store / i, e, aside=False))}
-    todo = [e for i, e in missing.items() if i not in done]
-    for name in dict.fromkeys(e.dataset for e in todo):
-        pools.load(name)  # what is missing is said before anything is trained
-    if todo and on == "ray":  # what is optional lies above this module
-        results = importlib.import_module("pfl_core.extras.ray").run_all(
-            run, todo, store, how, cpus, gpus
-        )
-    else:
-        results = _run_all(todo, jobs, store, how)
-    with Progress(len(todo), "runs", done=0) as bar:
-        for count, result in enumerate(results, 1):
-            done[result.id] = result
-            bar.at(count)
+            here.setdefault(i, e)
+    # What is there is read in this process: none is started for it.
+    done = {i: r for i, e in here.items() if (r := load_result(store / i, e, aside=False))}
+    todo = [e for i, e in here.items() if i not in done]
+    for result in _computed(todo, on, jobs, cpus, gpus, store, how):
+        done[result.id] = result
     for i in dict.fromkeys(i for i, _ in named):  # why rows are missing is said each time
         if i in done and not done[i].ok:
             e, status = done[i].experiment, done[i].meta["status"]
             print(f"run {i} ({e.method}, seed {e.seed}) {status}")
-    there = [(e, done[i]) if i in done else committed.rows_of(e, published[i]) for i, e in named]
     return _rows(
-        r if isinstance(r, pd.DataFrame) else replace(r[1], experiment=r[0]) for r in there
+        replace(done[i], experiment=e) if i in done else committed.rows_of(e, published[i])
+        for i, e in named
     )
 
 
-def _sweep_own(
-    experiments: list[Experiment], fed: Federation, store: Path | None, how: dict
-) -> pd.DataFrame:
-    # One after another in this process, which has the data.
-    return _rows(run(e, fed=fed, store=store, **how) for e in experiments)
+def _computed(
+    todo: list[Experiment],
+    on: str,
+    jobs: int,
+    cpus: float,
+    gpus: float | None,
+    store: Path,
+    how: dict[str, Any],
+) -> Iterable[Result]:
+    # The results of runs that have to be computed, with a progress bar.
+    for name in dict.fromkeys(e.dataset for e in todo):
+        pools.load(name)  # what is missing is said before anything is trained
+    if todo and on == "ray":  # what is optional lies above this module
+        ray = importlib.import_module("pfl_core.extras.ray")
+        results = ray.run_all(run, todo, store, how, cpus, gpus)
+    else:
+        results = _run_all(todo, jobs, store, how)
+    with Progress(len(todo), "runs", done=0) as bar:
+        for count, result in enumerate(results, 1):
+            yield result
+            bar.at(count)
 
 
 def _rows(found: Iterable[Result | pd.DataFrame]) -> pd.DataFrame:
@@ -108,76 +148,114 @@ def _rows(found: Iterable[Result | pd.DataFrame]) -> pd.DataFrame:
 
 
 def tune(
-    e: Experiment,
+    experiment: Experiment,
     choices: dict[str, list[Any]] | list[dict[str, Any]],
     *,
     split: str = "val",
     when: str = "before",
     **how: Any,
 ) -> tuple[Experiment, pd.DataFrame]:
-    """The best of `choices` by validation accuracy, as an Experiment, and the rows of all of them.
+    """Choose hyper-parameters on validation data: the best of `choices`, and the rows of all.
 
-    choices: values for each field, of which all combinations are tried, {"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}, or a
-    list of changes to e, as for `but`. Client mean at each choice's best round, read `when` ("before" or "after" local training), one
-    seed; of equal ones the first. Rows carry the choice as JSON in `row` (init_from by its id); `how` goes to `sweep`. ValueError,
-    before anything is trained, for split "test" or data without a validation part: choosing on test data is what this function is
-    there to prevent.
+    A choice counts with its best round's accuracy, as the mean over clients. Of equal ones the
+    first is taken.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What is tuned, with one seed; its partition must give clients validation samples.
+    choices : dict of lists, or list of dicts
+        Values of fields, of which all combinations are tried, such as
+        `{"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}`; or a list of changes, each as
+        `Experiment.but` takes it.
+    split : "val"
+        Anything else is an error: this function is there so that nobody chooses on test data.
+    when : "before" or "after"
+        Whether models are judged before or after local training.
+    **how
+        What else `sweep` takes.
+
+    Returns
+    -------
+    Experiment, DataFrame
+        The best one, and the rows of all; their column `row` holds the choice as JSON.
+
+    Raises
+    ------
+    ValueError
+        Before anything is trained, if `choices` or `split` is wrong, or validation data are
+        missing.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, tune
+    >>> experiment = Experiment(clients=3, model="mlp", rounds=1, partition="iid",
+    ...                         partition_args={"split": "70/10/20"})
+    >>> best, rows = tune(experiment, {"lr": [0.01, 0.1]}, device="cpu")
+    >>> best.lr in (0.01, 0.1), sorted(rows.row.unique())
+    (True, ['{"lr": 0.01}', '{"lr": 0.1}'])
     """
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
     checks.known("when", when, ("before", "after"))
     combined = _choices(choices)
-    labels = [json.dumps(c, sort_keys=True, default=lambda v: v.id) for c in combined]
-    cells = [e.but(**c).but(tags={"row": label}) for c, label in zip(combined, labels, strict=True)]
-    if when == "after" and any(
-        c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells
-    ):
-        raise ValueError(
-            "tune(when='after') reads models after local training; set eval_after=True in the Experiment"
-        )
-    empty = f"{e.partition} leaves no validation data; tune with a partition that does (split='70/10/20', for example)"
-    with contextlib.suppress(
-        pools.DatasetMissing
-    ):  # then all of it is published, or the sweep says what is missing
-        if e.dataset != "own" and not any(len(i) for c in cells for i in build.split(c).val):
-            raise ValueError(empty)
+    labels = [json.dumps(c, sort_keys=True, default=lambda source: source.id) for c in combined]
+    named = zip(combined, labels, strict=True)
+    cells = [experiment.but(**changes).but(tags={"row": label}) for changes, label in named]
+    _check_tunable(cells, when)
     rows = sweep(cells, **how)
     if rows.empty:
         raise ValueError(
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
-    seen = rows[
-        (rows.split == split)
-        & (rows.when == when)
-        & (rows["mean"] == "client")
-        & (rows.metric == "acc_pct")
-    ]
+    rightly = (rows.split == split) & (rows.when == when)
+    seen = rows[rightly & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
     if seen.empty:
-        raise ValueError(empty)
+        raise _no_validation_data(experiment)
     best = seen.groupby("row", sort=False).value.max().idxmax()
-    return e.but(**combined[labels.index(best)]), rows
+    return experiment.but(**combined[labels.index(best)]), rows
+
+
+def _check_tunable(cells: list[Experiment], when: str) -> None:
+    if when == "after" and any(
+        c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells
+    ):
+        raise ValueError(
+            "tune(when='after') reads models after local training; "
+            "set eval_after=True in the Experiment"
+        )
+    # Without the data, all of it is published, or the sweep says what is missing.
+    with contextlib.suppress(pools.DatasetMissing):
+        known = cells[0].dataset != "own"
+        if known and not any(len(part) for c in cells for part in build.split(c).val):
+            raise _no_validation_data(cells[0])
+
+
+def _no_validation_data(experiment: Experiment) -> ValueError:
+    return ValueError(
+        f"{experiment.partition} leaves no validation data; tune with a partition that does "
+        "(split='70/10/20', for example)"
+    )
 
 
 def _choices(given: Any) -> list[dict[str, Any]]:
     # The changes to try, from a grid or a list of them.
-    allowed = 'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, or a list of changes, [{"lr": 0.01}, ...]'
+    allowed = (
+        'allowed is {"lr": [0.01, 0.1], ...}, whose combinations are tried, '
+        'or a list of changes, [{"lr": 0.01}, ...]'
+    )
     if isinstance(given, dict):
-        wrong = [n for n, v in given.items() if not isinstance(v, list | tuple) or not v]
-        if wrong or not given:
-            what = (
-                f"{wrong[0]!r} has {given[wrong[0]]!r}, not a list of values"
-                if wrong
-                else "an empty dict"
-            )
-            raise ValueError(f"tune(choices): {what}; {allowed}")
-        return [
-            dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())
-        ]
-    if (
-        not isinstance(given, list | tuple)
-        or not given
-        or not all(isinstance(c, dict) for c in given)
-    ):
+        if not given:
+            raise ValueError(f"tune(choices): an empty dict; {allowed}")
+        for name, values in given.items():
+            if not isinstance(values, list | tuple) or not values:
+                raise ValueError(
+                    f"tune(choices): {name!r} has {values!r}, not a list of values; {allowed}"
+                )
+        combined = itertools.product(*given.values())
+        return [dict(zip(given, values, strict=True)) for values in combined]
+    listed = isinstance(given, list | tuple) and all(isinstance(c, dict) for c in given)
+    if not listed or not given:
         raise ValueError(f"tune(choices={given!r}); {allowed}")
     return list(given)
 
@@ -186,7 +264,8 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
     jobs = min(jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
         print(
-            "a method, model or partition is defined in this notebook or script, where worker processes do not find it: jobs=1"
+            "a method, model or partition is defined in this notebook or script, "
+            "where worker processes do not find it: jobs=1"
         )
         jobs = 1
     if jobs <= 1:
@@ -196,16 +275,15 @@ def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -
     try:
         packed = [(e.plain(), e.tags, sys.path) for e in experiments]
         yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
-    except (
-        BaseException
-    ) as error:  # interrupted, or a worker died: nothing goes on behind the user's back
+    except BaseException as error:
+        # Interrupted, or a worker died: nothing goes on behind the user's back.
         _pool(jobs).shutdown(wait=False, cancel_futures=True)
         _pool.cache_clear()
         if isinstance(error, BrokenProcessPool):
             raise RuntimeError(
-                f"one of {jobs} worker processes ended (by hand, for want of memory, or because a script calls sweep without "
-                "`if __name__ == '__main__':`); run it again, with fewer jobs where memory is short: it goes on from finished "
-                "runs and checkpoints"
+                f"one of {jobs} worker processes ended (by hand, for want of memory, or because a "
+                "script calls sweep without `if __name__ == '__main__':`); run it again, with "
+                "fewer jobs where memory is short: it goes on from finished runs and checkpoints"
             ) from error
         raise
 
@@ -229,18 +307,19 @@ def _begin(begun: Any, gpus: list[str]) -> None:
 
 
 def end_with_parent() -> None:
+    """End this process when its parent ends, and ignore interrupts, which a kernel sends to all."""
+
     def watch() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a kernel's interrupt reaches idle processes, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
-    plain, tags, sys.path[:] = (
-        packed  # a process that is older than a plugin's folder finds it, too
-    )
+    plain, tags, path = packed
+    sys.path[:] = path  # a process that is older than a plugin's folder finds it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(Experiment.from_plain(plain).but(tags=tags), **how)
@@ -248,6 +327,8 @@ def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def is_there(e: Experiment, recompute: bool = True) -> bool:
-    """Whether `sweep` would find the finished run of an Experiment: in the store or, unless recompute, in the committed results/."""
-    return (paths.store_folder() / e.id).is_dir() or not recompute and committed.find(e) is not None
+def is_there(experiment: Experiment, recompute: bool = True) -> bool:
+    """Whether `sweep`, with this `recompute`, would find the finished run of an Experiment."""
+    if (paths.store_folder() / experiment.id).is_dir():
+        return True
+    return not recompute and committed.find(experiment) is not None

@@ -58,7 +58,7 @@ def measure(plain: dict, device: str, repeats: int) -> dict:
         train = [timed(ours.train, device) for _ in range(repeats)]
         evaluate = [timed(lambda: ours.evaluate("test"), device) for _ in range(repeats)]
     steps = [
-        len(ours.data.plan(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps))
+        len(ours.data.batch_indices(k, 0, batch=e.batch, epochs=e.epochs, steps=e.steps))
         for k in range(e.clients)
     ]
     ours.engine.close()

@@ -1,7 +1,8 @@
-"""The papers' networks as plain nn.Module, and the names of their layers, heads and BatchNorm tensors.
+"""The papers' networks as plain nn.Modules, and names of layers, heads and BatchNorm tensors.
 
-A network is a table of units in forward order, in which FedPer counts; `build(name, input_shape, classes)` makes one.
-What is asked about it (`layers`, `head`, `bn`, `buffers`) is read from any nn.Module; `register_model` adds your own.
+A network is a table of units in forward order, in which FedPer counts; `build(name, input_shape,
+classes)` makes one. What is asked about it (`layers`, `head`, `bn`, `buffers`) is read from any
+nn.Module; `register_model` adds your own.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ STEMS = ("imagenet", "cifar")
 
 
 class Net(nn.Module):
-    """A chain of modules in named units whose last module is the nn.Linear `fc`: forward(x) = fc(features(x)).
+    """A chain of modules in named units, of which the last is an nn.Linear: fc(features(x)).
 
-    units: {unit: {module name: module}} in forward order; "layer1.0" lies in a container `layer1`; a module without
-    parameters may come again. No dropout, no in-place ReLU: one call serves many clients under torch.func.vmap.
-    Raises ValueError if the last module is not `fc`, an nn.Linear.
+    units: {unit: {module name: module}} in forward order; "layer1.0" lies in a container `layer1`;
+    a module without parameters may come again. No dropout, no in-place ReLU: one call serves many
+    clients under torch.func.vmap. Raises ValueError if the last module is not `fc`, an nn.Linear.
     """
 
     def __init__(self, units: Units):
@@ -48,7 +49,8 @@ class Net(nn.Module):
         self._chain = [path for parts in self._units.values() for path in parts]
         if not self._chain or self._chain[-1] != "fc" or not isinstance(self.fc, nn.Linear):
             raise ValueError(
-                f"a Net ends in an nn.Linear named fc, got {self._chain[-1:]}; add it as the last unit"
+                f"a Net ends in an nn.Linear named fc, got {self._chain[-1:]}; add it as the last "
+                "unit"
             )
 
     def blocks(self) -> dict[str, tuple[str, ...]]:
@@ -62,7 +64,7 @@ class Net(nn.Module):
         return x
 
     def activations(self, x: Tensor) -> dict[str, Tensor]:
-        """{unit: its output (B, ...)} after activation and pooling; that of `fc` is the logits (B, C)."""
+        """{unit: its output (B, ...)} after activation and pooling; that of `fc` are the logits."""
         out = {}
         for unit, paths in self._units.items():
             for path in paths:
@@ -75,7 +77,7 @@ class Net(nn.Module):
 
 
 class Mean(nn.Module):
-    """Mean over the dimensions `dims`: global average pooling of (B, C, h, w), bag of words of (B, T, d)."""
+    """Mean over the dimensions `dims`: global average pooling of images, bag of words of texts."""
 
     def __init__(self, *dims: int):
         super().__init__()
@@ -111,12 +113,18 @@ class LinearTo(nn.Linear):
 
 
 def lenet(input_shape: Shape, classes: int, kernels: int = 16, bn: bool = False) -> nn.Module:
-    """pFedHN's LeNet: two 5x5 convolutions (kernels, 2 kernels), fc 120, 84, C; bn adds BatchNorm (pFedLA)."""
+    """pFedHN's LeNet: two 5x5 convolutions (kernels, 2 kernels), fc 120, 84, C.
+
+    bn=True adds BatchNorm after each convolution (pFedLA).
+    """
     return _convnet("lenet", input_shape, classes, (kernels, 2 * kernels), (120, 84), bn=bn)
 
 
 def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Module:
-    """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C; kernel 5 from 76x76, else 3 (padded)."""
+    """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C.
+
+    kernel: 5 for images of 76x76 and more, else 3, with padding.
+    """
     kernel = (
         (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
     )
@@ -137,7 +145,10 @@ def mlp(input_shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
 
 
 def cnn(input_shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
-    """The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C; width scales them."""
+    """The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C.
+
+    width multiplies 32, 64 and 512.
+    """
     a, b, hidden = (max(1, round(width * n)) for n in (32, 64, 512))
     return _convnet("cnn", input_shape, classes, (a, b), (hidden,))
 
@@ -150,7 +161,10 @@ def cnn_bn(input_shape: Shape, classes: int) -> nn.Module:
 def resnet18(
     input_shape: Shape, classes: int, stem: str = "imagenet", width: float = 1.0
 ) -> nn.Module:
-    """torchvision's ResNet-18 (FedAGHN, FLAYER); stem "cifar": 3x3, stride 1, no max pool; width scales channels."""
+    """torchvision's ResNet-18 (FedAGHN, FLAYER).
+
+    stem "cifar": 3x3 of stride 1 and no max pool; width multiplies the channels.
+    """
     return _resnet("resnet18", input_shape, classes, (2, 2, 2, 2), stem, width)
 
 
@@ -164,7 +178,10 @@ def resnet34(
 def mobilenet(
     input_shape: Shape, classes: int, blocks: int = 11, width: float = 1.0, stem: str | None = None
 ) -> nn.Module:
-    """MobileNet-v1 of 11 (FedPer) or 13 blocks; stem stride 1 ("cifar", default up to 32x32) or 2 ("imagenet")."""
+    """MobileNet-v1 of 11 (FedPer) or 13 blocks.
+
+    stem: "cifar" has stride 1 (the default up to 32x32), "imagenet" stride 2.
+    """
     c, *size = _image("mobilenet", input_shape)
     stem = stem or ("cifar" if min(size) <= 32 else "imagenet")
     out = [64, 128, 128, 256, 256, *[512] * (blocks - 7), 1024, 1024]
@@ -180,10 +197,14 @@ def mobilenet(
 
 
 def fasttext(input_shape: Shape, classes: int, vocab: int = 98_635, dim: int = 32) -> nn.Module:
-    """FLAYER's fastText for tokens (B, T), 0 = padding: embedding, mean over all T positions, fc dim, C."""
+    """FLAYER's fastText for tokens (B, T): embedding, mean over all T positions, fc dim, C.
+
+    Token 0 is padding.
+    """
     if len(input_shape) != 1:
         raise ValueError(
-            f"fasttext takes texts, input_shape (length,), got {tuple(input_shape)}; use an image model"
+            f"fasttext takes texts, input_shape (length,), got {tuple(input_shape)}; use an image "
+            "model"
         )
     embedding = {"embedding": Tokens(vocab, dim, padding_idx=0), "mean": Mean(1)}
     return Net(
@@ -205,9 +226,10 @@ def _convnet(
     padding: int = 0,
     bn: bool = False,
 ) -> Net:
-    """Units conv (BatchNorm) pool2 ReLU for each of `channels`, then fc ReLU for each of `hidden`, then fc.
+    """Units conv (BatchNorm) pool ReLU for each of `channels`, fc ReLU for each of `hidden`, fc.
 
-    Pooling first: the same numbers (a maximum of rectified values is the rectified maximum) for a quarter of the ReLU's work.
+    Pooling first: the same numbers (a maximum of rectified values is the rectified maximum) for a
+    quarter of the ReLU's work.
     """
     units: Units = {}
     relu, pool, least = nn.ReLU(), nn.MaxPool2d(2), 1
@@ -224,7 +246,8 @@ def _convnet(
         least = 2 * least + kernel - 1 - 2 * padding
     if min(size, default=1) < 1:
         raise ValueError(
-            f"{name} needs {least}x{least} pixels or more, got {tuple(input_shape)}; use mlp or larger images"
+            f"{name} needs {least}x{least} pixels or more, got {tuple(input_shape)}; use mlp or "
+            "larger images"
         )
     inputs = c * prod(size)
     for i, out in enumerate(hidden, 1):
@@ -237,7 +260,10 @@ def _convnet(
 def _resnet(
     name: str, input_shape: Shape, classes: int, depths: Sequence[int], stem: str, width: float
 ) -> Net:
-    """torchvision's blocks, made and initialised in its order: the same names and, from one seed, the same weights."""
+    """torchvision's blocks, made and initialised in its order.
+
+    So names are the same and, from one seed, weights.
+    """
     from torchvision.models.resnet import BasicBlock  # here alone: the import takes seconds
 
     c, *_ = _image(name, input_shape)
@@ -279,7 +305,8 @@ def _separable(a: int, b: int, stride: int) -> nn.Sequential:
 def _image(name: str, input_shape: Shape) -> Shape:
     if len(input_shape) != 3:
         raise ValueError(
-            f"{name} takes (channels, height, width), got {tuple(input_shape)}; give float images of one channel as x[:, None], and "
+            f"{name} takes (channels, height, width), got {tuple(input_shape)}; give float images "
+            "of one channel as x[:, None], and "
             "use fasttext for texts"
         )
     return input_shape
@@ -288,7 +315,7 @@ def _image(name: str, input_shape: Shape) -> Shape:
 def linear(
     input_shape: Shape, classes: int, of: str = "mobilenet", depth: int = 1, **options: object
 ) -> nn.Module:
-    """FedPer's linear base (Sec. 4.4): the last `depth` blocks of the network `of`, all below them one linear layer."""
+    """FedPer's linear base (Sec. 4.4): the last `depth` blocks of `of`, below them one Linear."""
     return linear_base(
         build(of, input_shape, classes, draws.current_seed() % 2**31, **options),
         depth,
@@ -304,7 +331,7 @@ _OURS = {
     for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)
 }
 _MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    n: (fn, fn.__doc__) for n, fn in _OURS.items()
+    name: (fn, inspect.getdoc(fn).partition("\n")[0]) for name, fn in _OURS.items()
 }
 _COUNT = (lambda v: v >= 1, "an integer >= 1")
 _RANGES = {  # option of our networks: (test, what is allowed)
@@ -320,9 +347,15 @@ _RANGES = {  # option of our networks: (test, what is allowed)
 
 
 def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> None:
-    """Make fn(input_shape, classes, **options) -> nn.Module known to `build`; doc: one line, by default fn's first.
+    """Add a model of your own, `fn(input_shape, classes, **options) -> nn.Module`.
 
-    A name of yours may be registered again (a notebook cell runs twice), a network of the papers not: ValueError.
+    doc: its line in `list_models`, by default the first one of fn's docstring. A name of yours may
+    be registered again, as when a notebook's cell runs twice.
+
+    Raises
+    ------
+    ValueError
+        If the name is that of a network of the papers.
     """
     if name in _OURS:
         raise ValueError(f"{name!r} is a network of the papers; register yours under another name")
@@ -336,12 +369,18 @@ def function(name: str) -> Callable[..., nn.Module]:
 
 
 def list_models() -> Listing:
-    """{name: one line} of every model that `build` knows."""
+    """{name: one line about it} of every model that `build` knows.
+
+    Examples
+    --------
+    >>> list_models()["cnn"]
+    'The CNN of FLAYER and PFLlib: two 5x5 convolutions (32, 64), fc 512, C.'
+    """
     return Listing({name: doc for name, (_, doc) in _MODELS.items()})
 
 
 def check(name: str, options: Mapping[str, object]) -> None:
-    """Raise ValueError, naming the nearest, unless `build` knows the model and its options, and they are of the right type."""
+    """Raise ValueError for a model or option that `build` does not know, or an illegal value."""
     checks.known("model", name, _MODELS, "add your own with register_model")
     own = dict(list(inspect.signature(_MODELS[name][0]).parameters.items())[2:])
     free = any(p.kind is p.VAR_KEYWORD for p in own.values())
@@ -356,22 +395,37 @@ def check(name: str, options: Mapping[str, object]) -> None:
 def build(
     name: str, input_shape: Shape, classes: int, seed: int = 0, **options: object
 ) -> nn.Module:
-    """A new model on the CPU, its weights a function of `seed` alone; torch's global generators stay as they were.
+    """A new model on the CPU, whose weights depend on `seed` only.
 
-    input_shape: (channels, height, width), or (length,) for tokens; classes: C outputs; options: the model's own.
-    Raises ValueError for an unknown name or option and for shapes the network cannot take.
+    Parameters
+    ----------
+    name
+        One of `list_models()`.
+    input_shape
+        (channels, height, width), or (length,) for tokens.
+    classes
+        Number of outputs.
+    options
+        The model's own arguments.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or option, and for shapes that the network cannot take.
     """
     check(name, options)
     fn, _ = _MODELS[name]
     if not input_shape or min(input_shape) < 1 or classes < 1:
         raise ValueError(
-            f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and {classes}"
+            f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and "
+            f"{classes}"
         )
     with draws.seeded(seed):
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"the function registered as {name!r} must return an nn.Module, got {type(model).__name__}"
+            f"the function registered as {name!r} must return an nn.Module, got "
+            f"{type(model).__name__}"
         )
     return model
 
@@ -380,12 +434,20 @@ def build(
 
 
 def layers(model: nn.Module, by: str = "module") -> dict[str, list[str]]:
-    """{layer: names of its trainable parameters} in forward order; every trainable parameter is in exactly one layer.
+    """{layer: names of its trainable parameters} in forward order; each is in exactly one layer.
 
-    by: "module" (convolution, BatchNorm, Linear, Embedding; pFedLA, FedAGHN), "child" (each top-level child; FLAYER),
-    "tensor" (FLAYER's masks), or "block" (FedPer: stem, residual or separable block, fc; read from the class's
-    blocks() -> {unit: names of its modules}, and "child" where there is none).
-    Raises ValueError for another `by`, or if blocks() leaves a parameter out.
+    What counts as a layer, `by`:
+
+    - "module": each convolution, BatchNorm, Linear or Embedding (pFedLA, FedAGHN);
+    - "child": each top-level child of the model (FLAYER);
+    - "tensor": each parameter (FLAYER's masks);
+    - "block": stem, residual or separable blocks, fc (FedPer), as the class's
+      `blocks() -> {unit: names of its modules}` has it; a model without it is counted by child.
+
+    Raises
+    ------
+    ValueError
+        For another `by`, or if blocks() leaves a parameter out.
     """
     key = _layer_of(model, by)
     out: dict[str, list[str]] = {}
@@ -396,14 +458,20 @@ def layers(model: nn.Module, by: str = "module") -> dict[str, list[str]]:
 
 
 def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
-    """Names of the trainable parameters of the last `depth` layers, and after them of their BatchNorm buffers.
+    """Names of the last `depth` layers' trainable parameters, and then of their BatchNorm buffers.
 
-    depth: K_P of FedPer, Sec. 4.3; 0 is no head (FedAvg), all layers the whole model (Local); beyond: ValueError.
+    depth: K_P of FedPer, Sec. 4.3. 0 is no head (FedAvg), all layers are the whole model (Local).
+
+    Raises
+    ------
+    ValueError
+        If the model has fewer layers.
     """
     parts = layers(model, by)
     if not 0 <= depth <= len(parts):
         raise ValueError(
-            f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of this model"
+            f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of "
+            "this model"
         )
     names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
     # Counted by tensor, statistics follow their module, even if only its bias is in the head.
@@ -413,19 +481,22 @@ def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
 
 
 def bn(model: nn.Module) -> list[str]:
-    """Weight, bias, running_mean, running_var, num_batches_tracked of every BatchNorm, by module type (FedBN)."""
+    """Names of all parameters and buffers of BatchNorm modules, which are found by type (FedBN)."""
     norms = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm)]
     return [name for n, m in norms for name in m.state_dict(prefix=n + "." if n else "")]
 
 
 def buffers(model: nn.Module) -> list[str]:
-    """Names of all buffers that are part of the model's state (others, such as positions of a text, are constants)."""
+    """Names of all buffers in the model's state.
+
+    Buffers that are not in it, such as positions in a text, are constants.
+    """
     kept = model.state_dict()
     return [n for n, _ in model.named_buffers() if n in kept]
 
 
 def last_linear(model: nn.Module) -> tuple[str, ...]:
-    """Names of weight and bias (if it has one) of the nn.Linear that holds a model's last parameters, in order of registration.
+    """Names of weight and bias (if it has one) of the nn.Linear that was registered last.
 
     Raises ValueError if that is another layer.
     """
@@ -435,8 +506,10 @@ def last_linear(model: nn.Module) -> tuple[str, ...]:
     found = tuple(n for n in (inside + "weight", inside + "bias") if n in names)
     if not isinstance(last, nn.Linear) or found[:1] != (inside + "weight",):
         raise ValueError(
-            f"it needs a model whose last layer is an nn.Linear that gives the scores, and {type(model).__name__} ends in "
-            f"{names[-1:]} of {type(last).__name__}; let it end in an nn.Linear, registered last and not shared"
+            "it needs a model whose last layer is an nn.Linear that gives the scores, and "
+            f"{type(model).__name__} ends in "
+            f"{names[-1:]} of {type(last).__name__}; let it end in an nn.Linear, registered last "
+            "and not shared"
         )
     return found
 
@@ -458,56 +531,77 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         hook.remove()
     if not seen or seen[-1][1] is not scores:
         raise ValueError(
-            f"features are the input of the layer that gives the scores, and the scores of {type(model).__name__} are not the output of "
-            f"its last nn.Linear {path!r}; let its forward end in that layer, without a softmax or a reshape after it"
+            "features are the input of the layer that gives the scores, and the scores of "
+            f"{type(model).__name__} are not the output of "
+            f"its last nn.Linear {path!r}; let its forward end in that layer, without a softmax "
+            "or a reshape after it"
         )
     return seen[-1][0]
 
 
 def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
-    """Raise ValueError unless a copy of the model, in evaluation mode, makes of inputs x (B, *input_shape) scores (B, classes)."""
+    """Raise ValueError unless the model makes scores (B, classes) of inputs x (B, *input_shape).
+
+    A copy of it is tried, in evaluation mode.
+    """
     names, every = (dict(model.named_parameters(remove_duplicate=d)) for d in (True, False))
     if not names or len(names) < len(every):
-        why = (
-            f"uses a parameter under several names, {sorted(every.keys() - names.keys())} is one that"
-            if names
-            else "has no parameters:"
-        )
+        why = "has no parameters:"
+        if names:
+            twice = sorted(every.keys() - names.keys())
+            why = f"uses a parameter under several names, {twice} is one that"
         raise ValueError(
             f"model {name!r} {why} cannot be trained here; give each layer parameters of its own"
         )
-    trial, low, high = copy.deepcopy(model).eval(), x.min().item(), x.max().item()
+    trial = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
             scores = trial(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        why = ""
-        if isinstance(error, IndexError):  # torch says no more than that an index is out of range
-            cure = f"an embedding of {high + 1} rows or more, such as model_args={{'vocab': {high + 1}}}"
-            why = f"; tokens are counted from 0, and these go from {low} to {high}" + (
-                f": take {cure}" if low >= 0 else ""
-            )
-        elif not x.is_floating_point():
-            why = "; integers (n, length) are tokens, for models such as fasttext: give other numbers as floats"
         raise ValueError(
-            f"model {name!r} cannot take samples of shape {tuple(x.shape[1:])}, {x.dtype}: {error}{why}"
+            f"model {name!r} cannot take samples of shape {tuple(x.shape[1:])}, {x.dtype}: "
+            f"{error}{_why_refused(error, x)}"
         ) from error
     want, got = (len(x), classes), tuple(getattr(scores, "shape", ())) or type(scores).__name__
     if got != want:
         raise ValueError(
-            f"model {name!r} makes of {len(x)} samples {got}, and these data have {classes} classes: it must give scores {want}, so "
+            f"model {name!r} makes of {len(x)} samples {got}, and these data have {classes} "
+            f"classes: it must give scores {want}, so "
             "let its last layer have as many outputs as `classes` says"
         )
 
 
-def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int = 0) -> Net:
-    """FedPer's linear base (Sec. 4.4): the units below the last `head_depth` are one Linear of the flat image, `base`.
+def _why_refused(error: Exception, x: Tensor) -> str:
+    # What torch does not say of inputs that a model cannot take.
+    if isinstance(error, IndexError):
+        low, high = x.min().item(), x.max().item()
+        why = f"; tokens are counted from 0, and these go from {low} to {high}"
+        if low < 0:
+            return why
+        rows = high + 1
+        cure = f"take an embedding of {rows} rows or more, such as model_args={{'vocab': {rows}}}"
+        return f"{why}: {cure}"
+    if not x.is_floating_point():
+        return (
+            "; integers (n, length) are tokens, for models such as fasttext: "
+            "give other numbers as floats"
+        )
+    return ""
 
-    Its output has the shape of the input of the first unit kept (depth 1: the pooled features), without an activation.
-    The units kept are copies of the model's, under their names; the weights of `base` are a function of `seed` alone.
-    Raises ValueError for a model that is not a Net, another input than images, or head_depth outside 1..units-1.
+
+def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int = 0) -> Net:
+    """FedPer's linear base (Sec. 4.4): the last `head_depth` units, and below them one Linear.
+
+    The Linear, `base`, takes the flat image. Its output has the shape of the input of the first
+    unit kept (depth 1: the pooled features), without an activation. The units kept are copies of
+    the model's, under their names; the weights of `base` depend on `seed` only.
+
+    Raises
+    ------
+    ValueError
+        For a model that is not a Net, other input than images, or head_depth outside 1..units-1.
     """
     if not isinstance(model, Net) or len(input_shape) != 3:
         got = f"{type(model).__name__} and {tuple(input_shape)}"
@@ -517,7 +611,8 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
     units = list(model.blocks().items())
     if not 1 <= head_depth < len(units):
         raise ValueError(
-            f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both remain"
+            f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both "
+            "remain"
         )
     kept = units[len(units) - head_depth :]
     net = copy.deepcopy(model)
@@ -547,7 +642,8 @@ def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
         while path not in unit:
             if not path:
                 raise ValueError(
-                    f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a unit"
+                    f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a "
+                    "unit"
                 )
             path = path.rpartition(".")[0]
         return unit[path]

@@ -87,7 +87,7 @@ def test_equals_the_textbook_loop(executor):
     for k in range(4):
         net = tiny(bn=True).train()
         opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        for (idx,) in data.plan(k, 3, batch=4, epochs=2):
+        for (idx,) in data.batch_indices(k, 3, batch=4, epochs=2):
             x, y = data.batch(torch.as_tensor(idx))
             opt.zero_grad()
             F.cross_entropy(net(x), y).backward()

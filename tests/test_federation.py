@@ -32,7 +32,7 @@ def client_data(sizes=(7, 12, 3), **kw):
 def plan(n, batch, **kw):
     """A plan of client 0, which holds n samples."""
     data = client_data((n, 5), **{k: kw.pop(k) for k in ("seed", "holdout") if k in kw})
-    return data.index["train"][0], data.plan(0, kw.pop("round", 1), batch=batch, **kw)
+    return data.index["train"][0], data.batch_indices(0, kw.pop("round", 1), batch=batch, **kw)
 
 
 def is_permutation(a, of):
@@ -164,9 +164,9 @@ def test_round_half_up():
 def test_equal_streams_give_equal_batches():
     data, again = client_data(), client_data()
     for k in range(3):
-        assert np.array_equal(data.plan(k, 4, batch=4), again.plan(k, 4, batch=4))
+        assert np.array_equal(data.batch_indices(k, 4, batch=4), again.batch_indices(k, 4, batch=4))
         assert np.array_equal(
-            data.plan(k, 4, batch=4, stream="head"), again.plan(k, 4, batch=4, stream="head")
+            data.batch_indices(k, 4, batch=4, stream="head"), again.batch_indices(k, 4, batch=4, stream="head")
         )
 
 
@@ -180,7 +180,7 @@ def test_another_stream_round_or_seed_gives_other_batches(other):
 def test_two_clients_of_one_size_have_orders_of_their_own():
     data = client_data((20, 20))
     first, second = (
-        np.searchsorted(np.sort(data.index["train"][k]), data.plan(k, 0, batch=20).ravel())
+        np.searchsorted(np.sort(data.index["train"][k]), data.batch_indices(k, 0, batch=20).ravel())
         for k in (0, 1)
     )
     assert not np.array_equal(first, second)
@@ -192,10 +192,10 @@ def test_a_client_does_not_depend_on_the_others_or_on_what_was_asked_before():
     x, y = data.federation.x, data.federation.y
     alone = bound(Federation(x, y, lists[:2]))
     changed = bound(Federation(x, y, [lists[2], lists[1], lists[0], [27]]))
-    want = data.plan(1, 5, batch=4, fraction=0.5)
-    data.plan(0, 5, batch=2)
+    want = data.batch_indices(1, 5, batch=4, fraction=0.5)
+    data.batch_indices(0, 5, batch=2)
     for f in (data, alone, changed):
-        assert np.array_equal(f.plan(1, 5, batch=4, fraction=0.5), want)
+        assert np.array_equal(f.batch_indices(1, 5, batch=4, fraction=0.5), want)
 
 
 def test_draws_do_not_touch_numpys_own_generator():
@@ -232,12 +232,12 @@ def test_training_never_sees_the_holdout_which_no_round_changes():
     assert [len(h) for h in held] == [4, 6]
     for r in range(5):
         for k in (0, 1):
-            seen = data.plan(k, r, batch=4)
+            seen = data.batch_indices(k, r, batch=4)
             assert (
                 is_permutation(np.unique(seen), data.index["fit"][k])
                 and not np.isin(seen, held[k]).any()
             )
-            assert np.isin(data.plan(k, r, batch=4, split="holdout"), held[k]).all()
+            assert np.isin(data.batch_indices(k, r, batch=4, split="holdout"), held[k]).all()
             assert np.array_equal(data.index["holdout"][k], held[k])
     assert not np.array_equal(
         client_data((20, 30), holdout=0.2, seed=1).index["holdout"][0], held[0]
@@ -533,9 +533,9 @@ def test_good_lists_of_every_kind_pass():
 
 def test_batches_of_an_empty_split_are_refused():
     with pytest.raises(ValueError, match="client 1 has no val samples to make batches of"):
-        client_data().plan(1, 0, batch=4, split="val")
+        client_data().batch_indices(1, 0, batch=4, split="val")
     with pytest.raises(ValueError, match="client 0 has no holdout samples"):
-        client_data((1, 4), holdout=0.5).plan(0, 0, batch=4, split="holdout")
+        client_data((1, 4), holdout=0.5).batch_indices(0, 0, batch=4, split="holdout")
 
 
 # ---------------------------------------------------------------- files

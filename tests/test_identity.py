@@ -181,8 +181,8 @@ def test_two_seeds_are_two_sets_of_batches(store):
     a, b = (run(Experiment(**OWN, seed=s, record=()), fed=fed) for s in (0, 1))
     assert (
         a.id != b.id
-        and client_data(a.experiment, fed=fed).plan(0, 0, batch=8).tolist()
-        != client_data(b.experiment, fed=fed).plan(0, 0, batch=8).tolist()
+        and client_data(a.experiment, fed=fed).batch_indices(0, 0, batch=8).tolist()
+        != client_data(b.experiment, fed=fed).batch_indices(0, 0, batch=8).tolist()
     )
 
 
@@ -257,7 +257,7 @@ def test_an_experiments_values_do_not_change():
         lambda: e.method_args.update(mu=1.0),
         lambda: e.model_args.pop("hidden"),
     ):
-        with pytest.raises(TypeError, match="make another one with e.but"):
+        with pytest.raises(TypeError, match="make another one with experiment.but"):
             change()
     assert e.id == before and e.but(partition_args={"alpha": 0.05}).id != before
 

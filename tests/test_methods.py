@@ -225,10 +225,10 @@ ORDER = [2, 0, 3, 1]
 
 def relabelled(data):
     """The same clients under other ids: client k here is client ORDER[k] there, with its data and its random draws."""
-    other, plan = copy.copy(data), data.plan
+    other, indices = copy.copy(data), data.batch_indices
     other.index = {s: [lists[k] for k in ORDER] for s, lists in data.index.items()}
     other.n, other.label_counts = data.n[ORDER], data.label_counts[ORDER]
-    other.plan = lambda k, *a, **kw: plan(ORDER[k], *a, **kw)
+    other.batch_indices = lambda k, *a, **kw: indices(ORDER[k], *a, **kw)
     return other
 
 

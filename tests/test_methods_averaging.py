@@ -136,8 +136,8 @@ def test_pfedme_with_one_exact_follower_is_fedavg(net):
 @pytest.mark.parametrize("version", ["fo", "hf"])
 def test_perfedavg_without_inner_step_is_fedavg_on_its_second_batches(net, version):
     data, batches = client_data(), {"fo": 2, "hf": 3}[version]
-    plan = data.plan
-    data.plan = lambda k, r, **how: plan(k, r, **how | {"batches": batches})[:, 1:2]
+    indices = data.batch_indices
+    data.batch_indices = lambda k, r, **how: indices(k, r, **how | {"batches": batches})[:, 1:2]
     _, fedavg = ran("fedavg", net, data=data, lr=0.03)
     _, meta = ran("perfedavg", net, version=version, alpha=0.0, beta=0.03)
     # Convolutions of the two training paths differ in their memory layout; statistics advance on the first batch.
@@ -361,8 +361,8 @@ def test_passes_make_as_many_updates_as_fedavg():
 )
 def test_extra_phases_have_batches_of_their_own(name, streams):
     data, seen = client_data(), set()
-    plan = data.plan
-    data.plan = lambda k, r, **how: seen.add(how["stream"]) or plan(k, r, **how)
+    indices = data.batch_indices
+    data.batch_indices = lambda k, r, **how: seen.add(how["stream"]) or indices(k, r, **how)
     ran(name, data=data, rounds=1, **dict(passes=2) if name == "perfedavg" else {})
     assert seen == streams
 
@@ -546,7 +546,7 @@ def test_fedbn_against_plain_modules(policy):
     for r in range(2):
         for k, net in enumerate(nets):
             sgd = torch.optim.SGD(net.train().parameters(), lr=CONFIG.lr)
-            for idx in torch.as_tensor(data.plan(k, r, batch=CONFIG.batch))[:, 0]:
+            for idx in torch.as_tensor(data.batch_indices(k, r, batch=CONFIG.batch))[:, 0]:
                 x, y = data.batch(idx)
                 sgd.zero_grad()
                 F.cross_entropy(net(x), y).backward()

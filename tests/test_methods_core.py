@@ -34,7 +34,7 @@ def test_fedavg_round_by_hand():
     for k in range(4):
         net = setup("fedavg")[0].task.model.train()
         opt = torch.optim.SGD(net.parameters(), lr=CONFIG.lr)
-        for (idx,) in data.plan(k, 0, batch=CONFIG.batch):
+        for (idx,) in data.batch_indices(k, 0, batch=CONFIG.batch):
             x, y = data.batch(torch.as_tensor(idx))
             opt.zero_grad()
             torch.nn.functional.cross_entropy(net(x), y).backward()

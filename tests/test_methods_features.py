@@ -416,7 +416,7 @@ def test_fedpac_aligns_to_prototypes_or_to_own_means():
     with torch.no_grad():
         end = method.local(context(method, data, state), start)
     for k in range(4):
-        x, y = data.batch(torch.as_tensor(data.plan(k, 1, batch=6, steps=1)[0, 0]))
+        x, y = data.batch(torch.as_tensor(data.batch_indices(k, 1, batch=6, steps=1)[0, 0]))
         p = client(select(start, method.task.names), k)
         target = by_class(method, data, p, k)[0].index_copy(
             0, torch.tensor([0]), state.server["proto"][:1]

@@ -190,7 +190,7 @@ def test_equals_the_textbook_loop(name):
             theta = hn(i)
             tilde = {n: nn.Parameter(v.detach().clone()) for n, v in theta.items()}
             inner = torch.optim.SGD(tilde.values(), **rule)
-            for (idx,) in data.plan(i, r, batch=CONFIG.batch, steps=3, kind="fresh"):
+            for (idx,) in data.batch_indices(i, r, batch=CONFIG.batch, steps=3, kind="fresh"):
                 x, y = data.batch(torch.as_tensor(idx))
                 for o in filter(None, (inner, own_opt[i])):
                     o.zero_grad()
@@ -224,7 +224,7 @@ def test_one_local_step_is_the_chain_rule():
     state, sel = method.init(), torch.tensor([2])
     phi = {n: v.clone().requires_grad_() for n, v in state.extra["phi"].items()}
     x, y = data.batch(
-        torch.as_tensor(data.plan(2, 0, batch=CONFIG.batch, steps=1, kind="fresh")[0, 0])
+        torch.as_tensor(data.batch_indices(2, 0, batch=CONFIG.batch, steps=1, kind="fresh")[0, 0])
     )
     with torch.enable_grad():
         theta = {n: v[0] for n, v in method.hn.write(phi, sel, state.extra["size"][sel]).items()}

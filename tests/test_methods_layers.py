@@ -522,7 +522,7 @@ def test_flayer_trains_every_client_with_its_own_rates(executor):
     start = method.begin(state, ALL)
     end = method.local(Context(Engine(method, data, executor, 1), state, ALL, 0), start)
     for k in range(4):
-        batch = Batch(*data.batch(torch.as_tensor(data.plan(k, 0, batch=100))[0, 0]))
+        batch = Batch(*data.batch(torch.as_tensor(data.batch_indices(k, 0, batch=100))[0, 0]))
         mine = {n: v[k] for n, v in start.items()}
         g = torch.func.grad(lambda q, b=batch: method.loss(q, q, b))(mine)
         f = factors(method, g)

@@ -259,7 +259,7 @@ def test_fedfomo_learns_on_other_samples_than_it_judges():
     for k in range(4):
         assert not set(data.index["holdout"][k]) & set(data.index["fit"][k])
         for r in (0, 1):
-            assert set(data.plan(k, r, batch=6).ravel()) <= set(data.index["fit"][k])
+            assert set(data.batch_indices(k, r, batch=6).ravel()) <= set(data.index["fit"][k])
 
 
 def test_fedfomo_traffic_counts_the_models_that_are_sent():
@@ -574,7 +574,7 @@ def test_amp_takes_the_steps_of_the_formula(name, begin):
     }
     w = own(select(state.clients, method.task.parameters) if begin == "own" else cloud)
     for k in range(4):
-        for idx in data.plan(k, 1, batch=CONFIG.batch, steps=2)[:, 0]:
+        for idx in data.batch_indices(k, 1, batch=CONFIG.batch, steps=2)[:, 0]:
             p = {n: v[k].clone().requires_grad_() for n, v in w.items()}
             x, y = data.batch(torch.as_tensor(idx))
             grads = torch.autograd.grad(
@@ -609,7 +609,7 @@ def test_apple_takes_the_steps_of_the_formula():
     sizes = [v[0].numel() for v in state.extra["cores"].values()]
     shapes = [v.shape[1:] for v in state.extra["cores"].values()]
     for k in range(4):
-        for idx in data.plan(k, 0, batch=CONFIG.batch, steps=3)[:, 0]:
+        for idx in data.batch_indices(k, 0, batch=CONFIG.batch, steps=3)[:, 0]:
             w = sum(p[k, j] * (core if j == k else old)[j] for j in range(4))
             leaf = w.clone().requires_grad_()
             model = {

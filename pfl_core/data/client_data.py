@@ -1,4 +1,4 @@
-"""What the engine trains on: a Federation's samples on a device, under the settings of an Experiment, and seeded batch plans."""
+"""What the engine trains on: a Federation's samples on a device, and seeded batches of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,37 @@ from torch import Tensor
 from pfl_core.data.federation import Federation, check_finite, per_channel, tensor
 from pfl_core.util.draws import rng
 
-PLANS = ("wrap", "drop", "fresh")
+PLANS = ("wrap", "drop", "fresh")  # what `Experiment.plan` may be
 
 
 class ClientData:
     """K clients' samples x (n, ...) and labels y (n,) on a device, and who holds which of them.
 
-    seed decides batches and what is held out; holdout is the share of each client's train that SGD never sees; dtype that of a model's
-    inputs (tokens stay integers); mean and std normalise images. index: {"train", "val", "test", "holdout", "fit" (train without
-    holdout): one index array a client}; n (K,) train sizes; label_counts (K, C) of train. Raises ValueError for samples that dtype
-    makes infinite.
+    Parameters
+    ----------
+    seed
+        Decides batches, and what is held out.
+    holdout
+        The share of each client's train that SGD never sees (FedFomo's validation).
+    dtype
+        Of a model's inputs; tokens stay integers.
+    mean, std
+        Normalise images, see Federation.
+
+    Attributes
+    ----------
+    index
+        {"train", "val", "test", "holdout", "fit" (train without holdout)}: lists of one index array
+        for each client.
+    n : (K,) int64
+        Numbers of training samples.
+    label_counts : (K, C) int64
+        Training samples of each class.
+
+    Raises
+    ------
+    ValueError
+        If samples are not finite in `dtype`.
     """
 
     def __init__(
@@ -34,12 +55,8 @@ class ClientData:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ):
-        self.federation, self.seed, self.dtype, self.device = (
-            federation,
-            seed,
-            dtype,
-            torch.device(device),
-        )
+        self.federation, self.seed = federation, seed
+        self.dtype, self.device = dtype, torch.device(device)
         self.mean, self.std = mean, std
         self.K, self.classes, self.kind = federation.K, federation.classes, federation.kind
         self.input_shape = federation.input_shape
@@ -47,20 +64,18 @@ class ClientData:
         self.index = federation.index | {"holdout": held, "fit": fit}
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(federation.counts(), device=self.device)
-        self.x, self.y = (
-            tensor(federation.x).to(self.device),
-            torch.as_tensor(federation.y).to(self.device),
-        )
+        self.x = tensor(federation.x).to(self.device)
+        self.y = torch.as_tensor(federation.y).to(self.device)
         if self.kind == "float":
             self.x = self.x.to(dtype)
             check_finite(self.x)
         if self.kind == "image":
             self._channels_first()
-            mean, std = (self._per_channel(v, default) for v, default in ((mean, 0.0), (std, 1.0)))
+            mean, std = self._per_channel(mean, 0.0), self._per_channel(std, 1.0)
             self._scale, self._shift = 1 / (255 * std), -mean / std
 
     def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        # A fixed part of each client's train that SGD never sees (FedFomo's validation); at least one sample stays on either side.
+        # At least one sample of each client stays on either side.
         held, rest = [], []
         for k, idx in enumerate(self.federation.index["train"]):
             perm = rng(self.seed, "holdout", k).permutation(idx)
@@ -76,13 +91,15 @@ class ClientData:
             self.x = self.x.permute(0, 3, 1, 2).contiguous()
 
     def _per_channel(self, values: Sequence[float] | None, default: float) -> Tensor:
-        v = per_channel(values, default, self.input_shape[0])
-        return torch.tensor(v, dtype=self.dtype, device=self.device).reshape(
-            -1, *[1] * (self.x.dim() - 2)
-        )
+        numbers = per_channel(values, default, self.input_shape[0])
+        shape = (-1, *[1] * (self.x.dim() - 2))
+        return torch.tensor(numbers, dtype=self.dtype, device=self.device).reshape(shape)
 
     def extremes(self) -> Tensor:
-        """Two samples as a model gets them, (2, *input_shape), on the CPU; of tokens those that hold the smallest and the largest."""
+        """Two samples as a model gets them, (2, *input_shape), on the CPU.
+
+        Of tokens, they are those that hold the smallest and the largest token.
+        """
         at = [0, len(self.x) - 1]
         if self.kind == "tokens":
             at = [int(self.x.amin(1).argmin()), int(self.x.amax(1).argmax())]
@@ -97,14 +114,17 @@ class ClientData:
         return x.reshape(*idx.shape, *x.shape[1:]), self.y.index_select(0, flat).reshape(idx.shape)
 
     def sample(self, k: int, round: int, split: str, stream: str, fraction: float) -> np.ndarray:
-        """The samples that client k trains on in one phase: "train" leaves the held-out share out; a random `fraction` of them."""
+        """Indices of what client k trains on in one phase: a random `fraction` of its split.
+
+        Of "train", what is held out is left out.
+        """
         idx = self.index["fit" if split == "train" else split][k]
         if fraction < 1:
             m = max(1, round_half_up(fraction * len(idx)))
             idx = np.sort(rng(self.seed, f"{stream}/subset", round, k).permutation(idx)[:m])
         return idx
 
-    def plan(
+    def batch_indices(
         self,
         k: int,
         round: int,
@@ -119,16 +139,24 @@ class ClientData:
         split: str = "train",
         fraction: float = 1.0,
     ) -> np.ndarray:
-        """Pool indices (T, batches, B) of client k's local steps; steps > 0 replaces epochs. ValueError if its split is empty.
+        """Pool indices (T, batches, B) int64 of client k's T local steps.
 
-        "wrap": ceil(n/B) batches an epoch, the last filled from the start of the permutation; "drop": floor(n/B); "fresh": each batch a new
-        draw. n < B: one batch of the client's samples in turn. With `batches` > 1 a step takes that many consecutive batches.
+        batch: B. epochs, steps: how long; steps > 0 replaces epochs.
+        kind: "wrap": ceil(n/B) batches an epoch, the last filled from the start of the epoch's
+        permutation; "drop": floor(n/B); "fresh": each batch is a new draw. With n < B, a batch
+        repeats the client's samples in turn.
+        shuffle: False takes the samples in their order.
+        stream: equal streams give equal batches.
+        batches: how many consecutive ones a step uses.
+        split, fraction: what is trained on, see `sample`.
+        Raises ValueError if that is empty.
         """
         idx = self.sample(k, round, split, stream, fraction)
-        g, n = rng(self.seed, stream, round, k), len(idx)
+        generator, n = rng(self.seed, stream, round, k), len(idx)
         if not n:
             raise ValueError(
-                f"client {k} has no {split} samples to make batches of; give it some, or use another split"
+                f"client {k} has no {split} samples to make batches of; give it some, or use "
+                "another split"
             )
         per_epoch = max(1, (n // batch if kind == "drop" else -(-n // batch)) // batches)
         total = steps or epochs * per_epoch
@@ -136,8 +164,9 @@ class ClientData:
             need, times = batch, total * batches
         else:
             need, times = per_epoch * batches * batch, -(-total // per_epoch)
-        out = [np.resize(g.permutation(n) if shuffle else np.arange(n), need) for _ in range(times)]
-        return idx[np.array(out, dtype=np.int64)].reshape(-1, batches, batch)[:total]
+        orders = [generator.permutation(n) if shuffle else np.arange(n) for _ in range(times)]
+        positions = np.array([np.resize(order, need) for order in orders], dtype=np.int64)
+        return idx[positions].reshape(-1, batches, batch)[:total]
 
 
 def round_half_up(v: float) -> int:

@@ -21,14 +21,49 @@ WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
 
 
 class Federation:
-    """K clients over one pool of samples: data and clients only. What they are trained with is an Experiment's to say.
+    """K clients over one pool of samples: data and clients only.
 
-    x: uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels, scaled to [0, 1], then (x - mean) / std per channel;
-    integer tokens (n, length); or floats (n, ...) as they are, images as (n, c, h, w). y: labels (n,) or (n, 1).
-    train, val, test: one int array of pool indices a client (val and test may be left out); classes: C, by default max(y) + 1;
-    mean, std: a number a channel, or one for all. Raises ValueError for other arrays, NaN, labels or indices out of range, masks in place
-    of indices, a client without training samples, or a val or test sample that is also trained on; TypeError for settings of an
-    Experiment or of `run` (seed, holdout, dtype, device), naming where they go.
+    With what they are trained is an Experiment's to say: `run(experiment, federation=...)`.
+
+    Parameters
+    ----------
+    x
+        uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels, which are
+        scaled to [0, 1] and then to (x - mean) / std; integer tokens (n, length); or floats
+        (n, ...) as a model takes them, images as (n, c, h, w).
+    y : (n,) or (n, 1)
+        Integer labels, 0 to classes - 1.
+    train, val, test
+        One array of indices into x for each client. val and test may be left out.
+    classes
+        C, by default max(y) + 1.
+    mean, std
+        One number per channel, or one for all.
+
+    Raises
+    ------
+    ValueError
+        For arrays of other shapes or types, NaN, labels or indices out of range, masks in place of
+        indices, a client without training samples, or a val or test sample that is also trained on.
+    TypeError
+        For settings of an Experiment or of `run` (seed, holdout, dtype, device).
+
+    Examples
+    --------
+    Three clients, each with 100 digits to train on and 20 to test:
+
+    >>> pool = load("digits")
+    >>> start = range(0, 360, 120)
+    >>> federation = Federation(
+    ...     pool.x,
+    ...     pool.y,
+    ...     train=[range(s, s + 100) for s in start],
+    ...     test=[range(s + 100, s + 120) for s in start],
+    ... )
+    >>> federation.K, federation.classes, federation.input_shape
+    (3, 10, (1, 28, 28))
+    >>> federation.counts().sum(axis=1)
+    array([100, 100, 100])
     """
 
     def __init__(
@@ -54,7 +89,8 @@ class Federation:
         for s, v in lists.items():
             if isinstance(v, dict):
                 raise ValueError(
-                    f"{s} is a dict; give a list of one index array a client, such as list({s}.values())"
+                    f"{s} is a dict; give a list of one index array a client, such as "
+                    f"list({s}.values())"
                 )
         lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}
         self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
@@ -67,7 +103,7 @@ class Federation:
                 per_channel(values, default, self.input_shape[0])
 
     def _check(self) -> None:
-        k, n = len(self.index["train"]), len(self.y)
+        n = len(self.y)
         if len(self.x) != n:
             raise ValueError(
                 f"x has {len(self.x)} samples and y has {n}; they must be equally long"
@@ -76,30 +112,42 @@ class Federation:
             raise ValueError(
                 f"labels reach {self.y.min()}..{self.y.max()}; allowed: 0..{self.classes - 1}"
             )
-        for s, lists in self.index.items():
-            if len(lists) != k:
-                raise ValueError(
-                    f"{s} has index lists for {len(lists)} clients and train for {k}; give one list a client"
-                )
-            for i, idx in enumerate(lists):
-                if len(idx) and not (0 <= idx.min() and idx.max() < n):
-                    raise ValueError(
-                        f"{s} indices of client {i} reach {idx.min()}..{idx.max()}; allowed: 0..{n - 1}"
-                    )
-        empty = [i for i, idx in enumerate(self.index["train"]) if not len(idx)]
-        if k == 0 or empty:
+        for split, lists in self.index.items():
+            self._check_lists(split, lists)
+        empty = [k for k, idx in enumerate(self.index["train"]) if not len(idx)]
+        if self.K == 0 or empty:
             raise ValueError(
-                f"clients without training samples: {empty or 'all'}; give each at least one, or fewer clients"
+                f"clients without training samples: {empty or 'all'}; "
+                "give each at least one, or fewer clients"
             )
-        trainer = np.full(n, -1)
-        for i, idx in enumerate(self.index["train"]):
-            trainer[idx] = i
-        for s in ("val", "test"):
-            for i, idx in enumerate(self.index[s]):
+        self._check_disjoint()
+
+    def _check_lists(self, split: str, lists: list[np.ndarray]) -> None:
+        n = len(self.y)
+        if len(lists) != self.K:
+            raise ValueError(
+                f"{split} has index lists for {len(lists)} clients and train for {self.K}; "
+                "give one list a client"
+            )
+        for k, idx in enumerate(lists):
+            if len(idx) and not (0 <= idx.min() and idx.max() < n):
+                raise ValueError(
+                    f"{split} indices of client {k} reach {idx.min()}..{idx.max()}; "
+                    f"allowed: 0..{n - 1}"
+                )
+
+    def _check_disjoint(self) -> None:
+        # What is trained on, by whom ever, is no one's validation or test sample.
+        trainer = np.full(len(self.y), -1)
+        for k, idx in enumerate(self.index["train"]):
+            trainer[idx] = k
+        for split in ("val", "test"):
+            for k, idx in enumerate(self.index[split]):
                 if len(seen := idx[trainer[idx] >= 0]):
                     raise ValueError(
-                        f"{len(seen)} of {len(idx)} {s} samples of client {i} are trained on (sample {seen[0]} by client "
-                        f"{trainer[seen[0]]}); {s} must be disjoint from train of all clients"
+                        f"{len(seen)} of {len(idx)} {split} samples of client {k} are trained on "
+                        f"(sample {seen[0]} by client {trainer[seen[0]]}); "
+                        f"{split} must be disjoint from train of all clients"
                     )
 
     def counts(self, split: str = "train") -> np.ndarray:
@@ -109,13 +157,9 @@ class Federation:
     @property
     def kind(self) -> str:
         """What samples are: "image" (uint8), "tokens" or "float"."""
-        return (
-            "image"
-            if self.x.dtype == np.uint8
-            else "float"
-            if self.x.dtype.kind == "f"
-            else "tokens"
-        )
+        if self.x.dtype == np.uint8:
+            return "image"
+        return "float" if self.x.dtype.kind == "f" else "tokens"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -123,16 +167,15 @@ class Federation:
         shape = self.x.shape[1:]
         if self.kind != "image" or len(shape) < 2:
             return shape
-        return (
-            (1, *shape)
-            if len(shape) == 2
-            else (shape[2], *shape[:2])
-            if shape[2] in (1, 3)
-            else shape
-        )
+        if len(shape) == 2:
+            return (1, *shape)
+        return (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
 
     def at_most(self, samples: int) -> Federation:
-        """The same with at most that many samples (0: all) in each list; lists are in random order, so their start is a random part."""
+        """The same with at most that many samples in each client's train, val and test; 0: all.
+
+        Lists are in random order, so that their start is a random part of them.
+        """
         if not samples:
             return self
         fed = copy.copy(self)
@@ -150,11 +193,9 @@ class Federation:
 
     @property
     def checksum(self) -> str:
-        """sha256 of all of it that decides numbers: samples, labels, lists, classes, mean and std."""
-        rest = [
-            self.classes,
-            *(None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std)),
-        ]
+        """sha256 of all that decides numbers: samples, labels, lists, classes, mean and std."""
+        scale = [None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std)]
+        rest = [self.classes, *scale]
         return hashlib.sha256(f"{self.hash}{rest}".encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
@@ -165,29 +206,40 @@ class Federation:
 
     @classmethod
     def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
-        """The partition saved at `path` over the same x, y; ValueError if they are not the arrays it was made for."""
+        """The partition saved at `path`, over the same x and y.
+
+        Raises
+        ------
+        ValueError
+            If x and y are not the arrays that it was made for.
+        """
         with np.load(path, allow_pickle=False) as z:
             k, digest, name = int(z["clients"]), str(z["hash"]), str(z["name"])
             lists = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
         fed = cls(x, y, **lists, **{"name": name} | kw)
         if fed.hash != digest:
             raise ValueError(
-                f"{path} was made for other data (hash {digest[:12]}..., these have {fed.hash[:12]}...); load the data it names: {name}"
+                f"{path} was made for other data (hash {digest[:12]}..., these have "
+                f"{fed.hash[:12]}...); load the data it names: {name}"
             )
         return fed
 
     @classmethod
     def from_pfllib(cls, folder: str | Path, **kw) -> Federation:
-        """A data set as PFLlib writes it: train/<k>.npz and test/<k>.npz, each with `data` = {"x", "y"} (a pickled dict) or arrays x and y.
+        """A data set as PFLlib writes it: train/<k>.npz and test/<k>.npz for each client k.
 
-        Files that need unpickling are refused unless `trusted=True`: only say so for files that you made yourself.
+        A file holds arrays x and y, or `data` = {"x", "y"}, a pickled dict.
+
+        Files that need unpickling are refused unless `trusted=True`: only say so for files that you
+        made yourself.
         """
         trusted = kw.pop("trusted", False)
         folder = Path(folder)
         ids = sorted(int(p.stem) for p in (folder / "train").glob("*.npz"))
         if ids != list(range(len(ids))) or not ids:
             raise ValueError(
-                f"{folder} holds train files {ids}; expected train/0.npz, 1.npz, ... and test/ likewise, as PFLlib writes them"
+                f"{folder} holds train files {ids}; expected train/0.npz, 1.npz, ... and test/ "
+                "likewise, as PFLlib writes them"
             )
         xs, ys, lists, at = [], [], {"train": [], "test": []}, 0
         for s in lists:
@@ -205,15 +257,23 @@ def check_finite(x: Tensor) -> None:
     bad = torch.nonzero(~torch.isfinite(x).flatten(1).all(1)).flatten().tolist()
     if bad:
         raise ValueError(
-            f"x is not finite as {x.dtype} in {len(bad)} of {len(x)} samples, the first is sample {bad[0]}; "
-            "NaN and infinite values spoil every model: leave these samples out, or replace the values"
+            f"x is not finite as {x.dtype} in {len(bad)} of {len(x)} samples, the first is sample "
+            f"{bad[0]}; "
+            "NaN and infinite values spoil every model: leave these samples out, or replace the "
+            "values"
         )
 
 
 def per_channel(
     values: Sequence[float] | float | None, default: float, channels: int
 ) -> list[float]:
-    """A mean (default 0) or std (default 1) as one number, or one a channel; ValueError for other lengths and values."""
+    """A mean (default 0) or std (default 1), as one number or one for each channel.
+
+    Raises
+    ------
+    ValueError
+        If there are more or fewer, or a number is not finite, or a std not > 0.
+    """
     v = [default] if values is None else np.asarray(values, float).ravel().tolist()
     if len(v) not in (1, channels):
         raise ValueError(
@@ -242,12 +302,14 @@ def _samples(x: np.ndarray | Tensor) -> np.ndarray:
     allowed = x.ndim == 2 if tokens else x.ndim >= 2 and x.dtype.newbyteorder("=").name in FORMS
     if not allowed:
         raise ValueError(
-            f"x is {x.dtype} {x.shape}; allowed are uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of 0 to 255, floats "
+            f"x is {x.dtype} {x.shape}; allowed are uint8 images (n, h, w), (n, h, w, c) or (n, "
+            "c, h, w) of 0 to 255, floats "
             "(n, ...) as a model takes them, images as (n, c, h, w), and integer tokens (n, length)"
         )
     if x.dtype == np.uint8 and x.ndim == 4 and not {x.shape[1], x.shape[3]} & {1, 3}:
         raise ValueError(
-            f"x is uint8 {x.shape}; images have 1 or 3 channels, first or last: leave an alpha channel out with x[..., :3], and "
+            f"x is uint8 {x.shape}; images have 1 or 3 channels, first or last: leave an alpha "
+            "channel out with x[..., :3], and "
             "give images of other channels as floats (n, c, h, w)"
         )
     return x
@@ -259,7 +321,8 @@ def _labels(y: np.ndarray | Tensor) -> np.ndarray:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise ValueError(
-            f"labels y have shape {y.shape}; allowed is one integer a sample, (n,) or (n, 1); of one-hot rows take y.argmax(1)"
+            f"labels y have shape {y.shape}; allowed is one integer a sample, (n,) or (n, 1); of "
+            "one-hot rows take y.argmax(1)"
         )
     with np.errstate(invalid="ignore"):  # NaN differs from any integer, and is refused
         whole = y.astype(np.int64) if y.dtype.kind in "biuf" else None
@@ -275,14 +338,18 @@ def _count_classes(y: np.ndarray) -> int:
     found, most = int(y.max(initial=0)) + 1, max(1000, len(y))
     if found > most:
         raise ValueError(
-            f"labels reach {found - 1}; without classes= labels up to {most - 1} are allowed for {len(y)} samples: number them from "
+            f"labels reach {found - 1}; without classes= labels up to {most - 1} are allowed for "
+            f"{len(y)} samples: number them from "
             "0 with np.unique(y, return_inverse=True)[1], or give classes="
         )
     return found
 
 
 def tensor(x: np.ndarray) -> Tensor:
-    """An array as a tensor, a copy where torch takes no view: memory maps, what runs backwards or is of another machine's bytes."""
+    """An array as a tensor; a copy where torch takes no view.
+
+    That is of memory maps, of arrays with negative strides, and of another machine's byte order.
+    """
     if x.dtype.kind == "u" and x.dtype != np.uint8:
         x = x.astype(np.int64)
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
@@ -293,12 +360,14 @@ def _indices(v: np.ndarray, split: str, client: int) -> np.ndarray:
     v = _array(v)
     if not v.ndim:
         raise ValueError(
-            f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], [2, 3]]"
+            f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], "
+            "[2, 3]]"
         )
     v = v.reshape(-1)
     if len(v) and v.dtype.kind not in "iu":
         raise ValueError(
-            f"{split} of client {client} holds {v.dtype} values; give integer indices (np.flatnonzero(mask))"
+            f"{split} of client {client} holds {v.dtype} values; give integer indices "
+            "(np.flatnonzero(mask))"
         )
     return v.astype(np.int64)
 
@@ -309,11 +378,13 @@ def _pfllib_arrays(path: Path, trusted: bool) -> tuple[np.ndarray, np.ndarray]:
             data = z
         elif "data" not in z.files:
             raise ValueError(
-                f"{path} holds {', '.join(z.files) or 'nothing'}; expected arrays x and y, or `data` with both"
+                f"{path} holds {', '.join(z.files) or 'nothing'}; expected arrays x and y, or "
+                "`data` with both"
             )
         elif not trusted:
             raise ValueError(
-                f"{path} holds a pickled dict; pass trusted=True if you made it yourself, else save arrays x and y in it"
+                f"{path} holds a pickled dict; pass trusted=True if you made it yourself, else "
+                "save arrays x and y in it"
             )
         else:
             data = z["data"].item()

@@ -1,9 +1,9 @@
 """Data set name -> `Pool` of arrays.
 
-Looked for in this order: the array cache ROOT/NAME.npz, then raw files below ROOT; never on the network unless told to.
-ROOT is the argument `root`, else $PFL_DATA, else $XDG_CACHE_HOME/pfl, else ~/.cache/pfl. What is absent or damaged is
-said before anything is trained, and nothing stands in for it silently. `digits`, `digits100` and `raters_digits100` are
-made from scikit-learn's digits and need no file.
+`load` looks for the array cache ROOT/NAME.npz, then for raw files below ROOT; only `fetch` uses the
+network. ROOT is the argument `root`, else $PFL_DATA, else $XDG_CACHE_HOME/pfl, else ~/.cache/pfl.
+What is absent or damaged is said before anything is trained, and no other data stand in for it.
+`digits`, `digits100` and `raters_digits100` are made from scikit-learn's digits and need no file.
 """
 
 from __future__ import annotations
@@ -33,13 +33,28 @@ class DatasetDamaged(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples of a data set, official parts together. All who load it share it: treat the arrays as read-only.
+    """All samples of a data set, its official parts together.
 
-    x: uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, or int32 tokens [n, length]; y: int64
-    [n], class 0 to classes - 1; is_test: bool [n], the official, else a fixed random, test part; extra: columns [n]
-    (coarse, alphabet, character, worker ...) and, of tokens, `vocab`, the words [v]; mean, std: per channel, on the
-    [0, 1] scale; images without get those of their training part. uint8 images are normalised by them, float32 ones are
-    taken as they are. Raises ValueError where these do not fit together, and for NaN.
+    All who load a data set share its Pool: treat the arrays as read-only.
+
+    Attributes
+    ----------
+    x
+        uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, or int32 tokens
+        [n, length]. uint8 images are normalised by mean and std, float32 ones used as they are.
+    y : [n] int64
+        Classes, 0 to classes - 1.
+    is_test : [n] bool
+        The official test part; where there is none, a fixed random one.
+    extra
+        Columns [n] (coarse, alphabet, character, worker ...); for tokens also `vocab`, the words.
+    mean, std
+        One number per channel, on the [0, 1] scale; by default those of the images' training part.
+
+    Raises
+    ------
+    ValueError
+        If these do not fit together, or x holds NaN.
     """
 
     name: str
@@ -59,28 +74,53 @@ class Pool:
                 object.__setattr__(self, key, value)
 
     def _problem(self) -> str | None:
-        x, y, n = self.x, self.y, len(self.x)
+        return self._problem_of_x() or self._problem_of_labels() or self._problem_of_columns()
+
+    def _problem_of_x(self) -> str | None:
+        x, n = self.x, len(self.x)
         allowed = {"uint8": (3, 4), "float32": (3, 4), "int32": (2,)}
-        columns = {k: v for k, v in self.extra.items() if k != "vocab"}
         if x.ndim not in allowed.get(x.dtype.name, ()) or x.size == 0:
-            return f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 [n, h, w(, c)], int32 [n, length], not empty"
+            return (
+                f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 [n, h, w(, c)], "
+                "int32 [n, length], not empty"
+            )
         if x.ndim == 4 and x.shape[3] not in (1, 3):
-            return f"x is {x.dtype} {x.shape}; allowed are 1 or 3 channels, last: leave an alpha channel out with x[..., :3]"
+            return (
+                f"x is {x.dtype} {x.shape}; allowed are 1 or 3 channels, last: "
+                "leave an alpha channel out with x[..., :3]"
+            )
         if x.dtype == np.float32 and (bad := sum(not np.isfinite(a).all() for a in x)):
-            return f"x is not finite in {bad} of {n} samples; leave them out, or replace NaN and infinite values"
+            return (
+                f"x is not finite in {bad} of {n} samples; leave them out, "
+                "or replace NaN and infinite values"
+            )
+        return None
+
+    def _problem_of_labels(self) -> str | None:
+        y, n = self.y, len(self.x)
         for key, a, dtype in (("y", y, np.int64), ("is_test", self.is_test, bool)):
             if a.dtype != dtype or a.shape != (n,):
                 return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},)"
         if not 0 <= y.min() <= y.max() < self.classes:
             return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}"
-        if self.classes > max(1000, n):  # a network has an output a class: a stray label would take all memory
-            return f"{self.classes} classes of {n} samples; allowed are {max(1000, n)}: number the labels from 0 on"
-        if wrong := [k for k, v in columns.items() if v.shape != (n,)]:
-            return f"extra column {wrong[0]!r} has shape {columns[wrong[0]].shape}, expected ({n},)"
-        if "vocab" in self.extra and not 0 <= x.min() <= x.max() < len(self.extra["vocab"]):
-            return f"tokens go from {x.min()} to {x.max()}, the vocabulary has {len(self.extra['vocab'])} words"
-        if self.is_test.all():
-            return "all samples are test samples"
+        most = max(1000, n)
+        if self.classes > most:
+            # A network has an output for each class: a stray label would take all memory.
+            return (
+                f"{self.classes} classes of {n} samples; allowed are {most}: "
+                "number the labels from 0 on"
+            )
+        return "all samples are test samples" if self.is_test.all() else None
+
+    def _problem_of_columns(self) -> str | None:
+        x, n = self.x, len(self.x)
+        for name, column in self.extra.items():
+            if name != "vocab" and column.shape != (n,):
+                return f"extra column {name!r} has shape {column.shape}, expected ({n},)"
+        if "vocab" in self.extra:
+            words = len(self.extra["vocab"])
+            if not 0 <= x.min() <= x.max() < words:
+                return f"tokens go from {x.min()} to {x.max()}, the vocabulary has {words} words"
         return None
 
     @property
@@ -103,14 +143,17 @@ class Pool:
 
     @property
     def inputs(self) -> np.ndarray:
-        """x as a Federation takes it: float images with their channels first [n, channels, h, w]."""
+        """x as a Federation takes it: float images are [n, channels, h, w], channels first."""
         if self.x.dtype != np.float32:
             return self.x
         return self.x[:, None] if self.x.ndim == 3 else self.x.transpose(0, 3, 1, 2)
 
     @cached_property
     def checksum(self) -> str:
-        """sha256 (hex) over all that decides numbers: kind, shape and bytes of x, y, is_test and columns, classes, mean and std."""
+        """sha256 (hex) over all that decides numbers.
+
+        That is type, shape and bytes of all arrays, and classes, mean and std.
+        """
         stats = [v and [float(c) for c in v] for v in (self.mean, self.std)]
         digest = hashlib.sha256(repr((self.classes, *stats)).encode())
         for a in (self.x, self.y, self.is_test, *(self.extra[k] for k in sorted(self.extra))):
@@ -120,10 +163,12 @@ class Pool:
 
 
 def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel gets std 1."""
+    """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel has std 1."""
     x = x.reshape(*x.shape[:3], -1)
     total = np.zeros((2, x.shape[-1]))
-    for i in range(0, len(x), 1024):  # in pieces: the whole in float64 would be eight times its size
+    for i in range(
+        0, len(x), 1024
+    ):  # in pieces: the whole in float64 would be eight times its size
         a = x[i : i + 1024] / (255.0 if x.dtype == np.uint8 else 1.0)
         total += [a.sum((0, 1, 2), dtype=np.float64), np.square(a, dtype=np.float64).sum((0, 1, 2))]
     mean, square = total / (x.size / x.shape[-1])
@@ -147,12 +192,21 @@ def _explain(name: str, root: Path, headline: str, found: str = "") -> str:
     """The error about a public data set, in seven parts."""
     s = SOURCES[name]
     partly = {folder: s.absent(root / folder) for folder in s.folders}
-    partly = [f"{root / f} without {', '.join(lost)}" for f, lost in partly.items() if len(lost) < len(s.files)]
-    there = ", ".join(sorted(p.name for p in root.iterdir())[:12]) if root.is_dir() else "does not exist"
+    partly = [
+        f"{root / f} without {', '.join(lost)}"
+        for f, lost in partly.items()
+        if len(lost) < len(s.files)
+    ]
+    there = (
+        ", ".join(sorted(p.name for p in root.iterdir())[:12])
+        if root.is_dir()
+        else "does not exist"
+    )
     parts = {
         "looked in": ", ".join(str(root / f) for f in (f"{name}.npz", *s.folders)),
         "found": found or "; ".join(partly) or f"nothing of it ({root}: {there or 'empty'})",
-        "expected": f"{name}.npz, or {', '.join(s.files)} in one folder" + (f" (or as {s.packed})" if s.packed else ""),
+        "expected": f"{name}.npz, or {', '.join(s.files)} in one folder"
+        + (f" (or as {s.packed})" if s.packed else ""),
         "get it": f"python -m pfl_core fetch {name}" if s.download else "by hand only",
         "or": f"{s.by_hand}, below {root}",
         "licence": f"{s.licence}; not redistributed with this package",
@@ -160,11 +214,18 @@ def _explain(name: str, root: Path, headline: str, found: str = "") -> str:
     }
     if s.download and _offline():
         parts["get it"] += "   (network: off, because PFL_OFFLINE is set)"
-    return "\n".join([f"{name} {headline}", *(f"  {key:<10}: {text}" for key, text in parts.items())])
+    return "\n".join(
+        [f"{name} {headline}", *(f"  {key:<10}: {text}" for key, text in parts.items())]
+    )
 
 
-def _pool(name: str, root: Path, path: Path, arrays: Callable[[], readers.Arrays], complete: bool = False) -> Pool:
-    """The Pool of what `arrays` reads from `path`, else DatasetDamaged; `complete`: as large as the official set."""
+def _pool(
+    name: str, root: Path, path: Path, arrays: Callable[[], readers.Arrays], complete: bool = False
+) -> Pool:
+    """The Pool of what `arrays` reads from `path`; DatasetDamaged if that is not as it should be.
+
+    complete: it must be as large as the official set.
+    """
     s = SOURCES[name]
     try:
         a = dict(arrays())
@@ -176,7 +237,9 @@ def _pool(name: str, root: Path, path: Path, arrays: Callable[[], readers.Arrays
         pool = Pool(name, x, y, is_test, s.classes or int(y.max(initial=0)) + 1, a, *s.stats)
         counts = [np.bincount(y[part], minlength=pool.classes) for part in (~is_test, is_test)]
         if complete and tuple(c.sum() for c in counts) != s.official:
-            raise ValueError(f"{counts[0].sum()} train and {counts[1].sum()} test samples, expected {s.official}")
+            raise ValueError(
+                f"{counts[0].sum()} train and {counts[1].sum()} test samples, expected {s.official}"
+            )
         if complete and s.balanced and any(np.ptp(c) for c in counts):
             raise ValueError("the classes are not equally large, as they should be")
         return pool
@@ -188,12 +251,15 @@ def _pool(name: str, root: Path, path: Path, arrays: Callable[[], readers.Arrays
 
 
 def _read_cache(path: Path) -> readers.Arrays:
-    with path.open("rb") as f, np.load(f, allow_pickle=False) as z:  # given a path, numpy leaves broken files open
+    with (
+        path.open("rb") as f,
+        np.load(f, allow_pickle=False) as z,
+    ):  # given a path, numpy leaves broken files open
         return {"x" if key == "tokens" else key: z[key] for key in z.files}
 
 
 def _write_cache(pool: Pool, root: Path) -> None:
-    """ROOT/NAME.npz, whole or not at all: processes at work at the same time never see half of it."""
+    """Write ROOT/NAME.npz, whole or not at all: no other process ever sees half of it."""
     mine = root / f".{pool.name}.{os.getpid()}.npz"
     try:
         x = {"tokens" if pool.kind == "text" else "x": pool.x}
@@ -215,7 +281,8 @@ def _read(name: str, root: Path, complete: bool = False) -> Pool:
                     _write_cache(pool, root)
                 except OSError as error:
                     print(
-                        f"{name}: its array cache could not be kept in {root} ({error}); the raw files serve, more slowly"
+                        f"{name}: its array cache could not be kept in {root} ({error}); the raw "
+                        "files serve, more slowly"
                     )
             return pool
     raise DatasetMissing(_explain(name, root, "is not available."))
@@ -238,7 +305,10 @@ def _download(name: str, root: Path) -> None:
 
 
 def _digits() -> Pool:
-    """scikit-learn's 1,797 digits of 8x8 as 28x28: each pixel 3x3, border 2; a sixth of each class is test."""
+    """scikit-learn's 1,797 digits of 8x8 as 28x28: each pixel 3x3, border 2.
+
+    A sixth of each class is test.
+    """
     from sklearn.datasets import load_digits
 
     small = load_digits()
@@ -249,16 +319,18 @@ def _digits() -> Pool:
 
 
 def _digits100() -> Pool:
-    """6,000 two-digit numbers of 28x28, 60 of each, in the frame of `digits`; `coarse` is the tens digit.
+    """6,000 numbers 00-99 of 28x28, 60 of each, made of `digits`; `coarse` is the tens digit.
 
-    Of each 8x8 digit the outer columns (0.3 % of the ink) are left out; the six others are drawn 2 wide and 3 high, two
-    digits side by side, border 2. The 10 test images of a class are pairs of test digits, the 50 others distinct pairs
-    of training digits.
+    Of each 8x8 digit the outer columns (0.3 % of the ink) are left out; the six others are drawn 2
+    wide and 3 high, two digits side by side, border 2. The 10 test images of a class are pairs of
+    test digits, the 50 others distinct pairs of training digits.
     """
     ones = _digits()
     rng = np.random.RandomState(1)
     x, y, is_test = [], [], []
-    narrow = np.delete(ones.x[:, 2:26, 5:23], np.s_[2::3], axis=2)  # columns 1-6, of whose three copies two stay
+    narrow = np.delete(
+        ones.x[:, 2:26, 5:23], np.s_[2::3], axis=2
+    )  # columns 1-6, of whose three copies two stay
     for test, each in ((False, 50), (True, 10)):
         members = [narrow[(ones.y == d) & (ones.is_test == test)] for d in range(10)]
         for number in range(100):
@@ -276,10 +348,10 @@ def _digits100() -> Pool:
 def _raters(name: str, base: Pool, workers: int = 40) -> Pool:
     """Synthetic raters, a stand-in for FLICKR-AES; y = score 0-4, columns `worker` and `image`.
 
-    1,400 images of `base`; each worker rates 60 to 290 of them. Their taste weighs the class (the coarse one, where
-    there is one), brightness, contrast and colourfulness; half of it is common to all workers, half their own. The
-    score is the quintile, among their images, of taste plus noise (sd 30 % of it): one image has several labels.
-    `is_test` is a fifth of each worker's images.
+    1,400 images of `base`; each worker rates 60 to 290 of them. Their taste weighs the class (the
+    coarse one, where there is one), brightness, contrast and colourfulness; half of it is common to
+    all workers, half their own. The score is the quintile, among their images, of taste plus noise
+    (sd 30 % of it): one image has several labels. `is_test` is a fifth of each worker's images.
     """
     rng = np.random.RandomState(2)
     chosen = np.sort(rng.permutation(base.n)[:1400])
@@ -301,7 +373,9 @@ def _raters(name: str, base: Pool, workers: int = 40) -> Pool:
         worker.append(np.full(len(mine), w, dtype=np.int64))
     image, worker = np.concatenate(image), np.concatenate(worker)
     is_test, columns = readers.held_out(worker, 0.2, seed=2), {"worker": worker, "image": image}
-    return Pool(name, base.x[image], np.concatenate(score), is_test, 5, columns, base.mean, base.std)
+    return Pool(
+        name, base.x[image], np.concatenate(score), is_test, 5, columns, base.mean, base.std
+    )
 
 
 def _relabelled(name: str, base: Pool, label: np.ndarray, classes: int) -> Pool:
@@ -318,7 +392,9 @@ def _emnist_digits(root: Path) -> Pool:
 def _emnist_letters10(root: Path) -> Pool:
     base = _load("emnist", root)
     letter = np.where(base.y < 36, base.y - 10, base.y - 36)
-    return _relabelled("emnist-letters10", base, np.where((base.y >= 10) & (letter < 10), letter, -1), 10)
+    return _relabelled(
+        "emnist-letters10", base, np.where((base.y >= 10) & (letter < 10), letter, -1), 10
+    )
 
 
 # ---- names
@@ -338,10 +414,15 @@ def _raters_of(base: str) -> Callable[[Path], Pool]:
 _ENTRIES: dict[str, _Entry] = {
     "digits": _Entry("scikit-learn's digits as 28x28; needs no file", lambda root: _digits()),
     "digits100": _Entry(
-        "numbers 00-99 made of `digits`, coarse = tens, 28x28; needs no file", lambda root: _digits100()
+        "numbers 00-99 made of `digits`, coarse = tens, 28x28; needs no file",
+        lambda root: _digits100(),
     ),
-    "raters_digits100": _Entry("synthetic raters (score 0-4) of `digits100`; needs no file", _raters_of("digits100")),
-    "raters_cifar10": _Entry("synthetic raters (score 0-4) of `cifar10`", _raters_of("cifar10"), "cifar10"),
+    "raters_digits100": _Entry(
+        "synthetic raters (score 0-4) of `digits100`; needs no file", _raters_of("digits100")
+    ),
+    "raters_cifar10": _Entry(
+        "synthetic raters (score 0-4) of `cifar10`", _raters_of("cifar10"), "cifar10"
+    ),
     "emnist-digits": _Entry("the digits of `emnist`", _emnist_digits, "emnist"),
     "emnist-letters10": _Entry("A-J of `emnist`, cases merged", _emnist_letters10, "emnist"),
     **{name: _Entry(s.doc, partial(_read, name), name) for name, s in SOURCES.items()},
@@ -363,26 +444,52 @@ def _load(name: str, root: Path) -> Pool:
     pool = _entry(name).make(root)
     if not isinstance(pool, Pool):
         raise TypeError(
-            f"data set {name!r}: its function returned {type(pool).__name__}, expected pfl_core.data.pools.Pool"
+            f"data set {name!r}: its function returned {type(pool).__name__}, expected "
+            "pfl_core.data.pools.Pool"
         )
     return pool if pool.name == name else replace(pool, name=name)
 
 
 def load(name: str, *, root: str | os.PathLike | None = None) -> Pool:
-    """The Pool of data set `name` (see `list_datasets`); the same object while it is among the last four loaded.
+    """All samples of a data set, by its name.
 
-    root: folder of caches and raw files (default: see the module). Raises ValueError for an unknown name, DatasetMissing
-    or DatasetDamaged, saying what to do, where files are absent or not as expected.
+    The last four that were loaded stay in memory: another `load` returns the same object.
+
+    Parameters
+    ----------
+    name
+        One of `list_datasets()`.
+    root
+        The folder of array caches and raw files; by default $PFL_DATA, else ~/.cache/pfl.
+
+    Raises
+    ------
+    ValueError
+        If there is no data set of that name.
+    DatasetMissing, DatasetDamaged
+        If its files are absent, or not as they should be. The message says what to do.
+
+    Examples
+    --------
+    >>> pool = load("digits")
+    >>> pool.x.shape, pool.y[:5], pool.classes
+    ((1797, 28, 28), array([0, 1, 2, 3, 4]), 10)
     """
     return _load(name, _root(root))
 
 
 def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
-    """The Pool of data set `name`; where it is missing, it is downloaded, verified and kept as ROOT/NAME.npz first.
+    """As `load`; a data set that is missing is downloaded first, verified, and kept.
 
-    Vision sets come through torchvision (md5), tiny_imagenet and ag_news through the optional package `datasets`
-    (number of samples in all and in each class). Raises as `load` does; with PFL_OFFLINE=1 in the environment the
-    network is not touched, and DatasetMissing says so.
+    It is kept as ROOT/NAME.npz. Images come through torchvision, which compares md5 sums;
+    tiny_imagenet and ag_news come through the optional package `datasets`, and the numbers of their
+    samples are compared, in all and in each class.
+
+    Raises
+    ------
+    ValueError, DatasetMissing, DatasetDamaged
+        As `load`. With PFL_OFFLINE=1 in the environment nothing is downloaded, and DatasetMissing
+        says so.
     """
     entry, where = _entry(name), _root(root)
     try:
@@ -395,12 +502,28 @@ def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
 
 
 def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
-    """Make `load(name)` return fn(), a Pool; `doc`: its line in `list_datasets`. Raises ValueError for a taken name."""
+    """Make `load(name)` return `fn()`, a Pool.
+
+    doc: its line in `list_datasets`.
+
+    Raises
+    ------
+    ValueError
+        If the name is taken.
+    """
     if name in _ENTRIES:
-        raise ValueError(f"data set {name!r} exists already ({_ENTRIES[name].doc}); choose another name")
+        raise ValueError(
+            f"data set {name!r} exists already ({_ENTRIES[name].doc}); choose another name"
+        )
     _ENTRIES[name] = _Entry(doc, lambda root: fn())
 
 
 def list_datasets() -> Listing:
-    """{name: one line} of every data set that `load` knows, whether its files are here or not."""
+    """{name: one line about it} of all data sets, whether their files are here or not.
+
+    Examples
+    --------
+    >>> list_datasets()["digits"]
+    "scikit-learn's digits as 28x28; needs no file"
+    """
     return Listing({name: entry.doc for name, entry in sorted(_ENTRIES.items())})

@@ -1,6 +1,7 @@
-"""The table of public sets: where each is found, what it must look like, who reads its files, and how it is downloaded.
+"""The table of public sets: where each is found, what it looks like, how it is read and downloaded.
 
-One more public set is one more entry of `SOURCES`, and a reader in readers.py where none reads files of its form.
+One more public set is one more entry of `SOURCES`, and a reader in readers.py where none reads
+files of its form.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ CIFAR10_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-CIFAR100_MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+CIFAR100_MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ class Source:
     read: Callable[[Path], readers.Arrays]
     folders: tuple[str, ...]  # below ROOT, in order of preference
     files: tuple[str, ...]  # all in one of these folders
-    official: tuple[int, int]  # train and test samples of the complete set, of equal classes if `balanced`
+    official: tuple[
+        int, int
+    ]  # train and test samples of the complete set, of equal classes if `balanced`
     licence: str
     by_hand: str
     # brings the raw files below ROOT, or returns the arrays
@@ -51,12 +57,18 @@ class Source:
 
     def absent(self, folder: Path) -> list[str]:
         """Which of the files `folder` lacks."""
-        return [f for f in self.files if not ((folder / f).exists() or (folder / (f + self.packed)).exists())]
+        return [
+            f
+            for f in self.files
+            if not ((folder / f).exists() or (folder / (f + self.packed)).exists())
+        ]
 
 
 def _torchvision(dataset: str, *parts: dict) -> Callable[[Path], None]:
     def download(root: Path) -> None:
-        from torchvision import datasets  # late: it is slow to import, and most uses of this module never need it
+        from torchvision import (
+            datasets,  # late: it is slow to import, and most uses of this module never need it
+        )
 
         for part in parts or ({},):
             getattr(datasets, dataset)(root, download=True, **part)
@@ -64,12 +76,16 @@ def _torchvision(dataset: str, *parts: dict) -> Callable[[Path], None]:
     return download
 
 
-def _hugging_face(repository: str, test: str, convert: Callable) -> Callable[[Path], readers.Arrays]:
+def _hugging_face(
+    repository: str, test: str, convert: Callable
+) -> Callable[[Path], readers.Arrays]:
     def download(root: Path) -> readers.Arrays:
         try:
             import datasets  # late: an optional extra
         except ImportError as e:
-            raise ImportError('it needs the package `datasets`: pip install "pfl-core[datasets]"') from e
+            raise ImportError(
+                'it needs the package `datasets`: pip install "pfl-core[datasets]"'
+            ) from e
         parts = datasets.load_dataset(repository, cache_dir=str(root / "huggingface"))
         return convert(*((p["label"], p) for p in (parts["train"], parts[test])))
 
@@ -78,7 +94,10 @@ def _hugging_face(repository: str, test: str, convert: Callable) -> Callable[[Pa
 
 def _hf_images(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
     return readers.joined(
-        *((np.stack([np.asarray(r["image"].convert("RGB")) for r in p]), np.array(y)) for y, p in parts)
+        *(
+            (np.stack([np.asarray(r["image"].convert("RGB")) for r in p]), np.array(y))
+            for y, p in parts
+        )
     )
 
 
@@ -87,11 +106,17 @@ def _hf_texts(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
 
 
 def _idx_files(train: str = "train", test: str = "t10k") -> tuple[str, ...]:
-    return tuple(f"{p}-{kind}-ubyte" for p in (train, test) for kind in ("images-idx3", "labels-idx1"))
+    return tuple(
+        f"{p}-{kind}-ubyte" for p in (train, test) for kind in ("images-idx3", "labels-idx1")
+    )
 
 
 def _emnist(split: str, doc: str, classes: int, *official: int, balanced: bool = True) -> Source:
-    train, test, first_label = f"emnist-{split}-train", f"emnist-{split}-test", int(split == "letters")
+    train, test, first_label = (
+        f"emnist-{split}-train",
+        f"emnist-{split}-test",
+        int(split == "letters"),
+    )
     return Source(
         doc=doc,
         classes=classes,
@@ -103,7 +128,10 @@ def _emnist(split: str, doc: str, classes: int, *official: int, balanced: bool =
         balanced=balanced,
         packed=".gz",
         licence="none stated; cite Cohen et al. 2017",
-        by_hand="gzip.zip (536 MB, md5 58c8d27c78d21e728a6bc7b3cc06412e) of the NIST page on EMNIST, into EMNIST/raw",
+        by_hand=(
+            "gzip.zip (536 MB, md5 58c8d27c78d21e728a6bc7b3cc06412e) of the NIST page on EMNIST, "
+            "into EMNIST/raw"
+        ),
         download=_torchvision("EMNIST", {"split": split}),
     )
 
@@ -121,7 +149,10 @@ SOURCES: dict[str, Source] = {
         packed=".gz",
         stats=((0.1307,), (0.3081,)),
         licence="CC BY-SA 3.0",
-        by_hand="the four .gz files (12 MB) from https://ossci-datasets.s3.amazonaws.com/mnist/ into MNIST/raw",
+        by_hand=(
+            "the four .gz files (12 MB) from https://ossci-datasets.s3.amazonaws.com/mnist/ into "
+            "MNIST/raw"
+        ),
         download=_torchvision("MNIST"),
     ),
     "fashion_mnist": Source(
@@ -135,12 +166,18 @@ SOURCES: dict[str, Source] = {
         packed=".gz",
         stats=((0.2860,), (0.3530,)),
         licence="MIT",
-        by_hand="apt install dataset-fashion-mnist, or the four .gz files (31 MB) of the repository "
-        "zalandoresearch/fashion-mnist into FashionMNIST/raw",
+        by_hand=(
+            "apt install dataset-fashion-mnist, or the four .gz files (31 MB) of the repository "
+            "zalandoresearch/fashion-mnist into FashionMNIST/raw"
+        ),
         download=_torchvision("FashionMNIST"),
     ),
-    "emnist": _emnist("byclass", "EMNIST ByClass, 28x28: 0-9, A-Z, a-z", 62, 697_932, 116_323, balanced=False),
-    "emnist-bymerge": _emnist("bymerge", "EMNIST, cases merged where alike", 47, 697_932, 116_323, balanced=False),
+    "emnist": _emnist(
+        "byclass", "EMNIST ByClass, 28x28: 0-9, A-Z, a-z", 62, 697_932, 116_323, balanced=False
+    ),
+    "emnist-bymerge": _emnist(
+        "bymerge", "EMNIST, cases merged where alike", 47, 697_932, 116_323, balanced=False
+    ),
     "emnist-balanced": _emnist("balanced", "EMNIST ByMerge, equal classes", 47, 112_800, 18_800),
     "emnist-letters": _emnist("letters", "EMNIST letters, cases merged", 26, 124_800, 20_800),
     "emnist-mnist": _emnist("mnist", "EMNIST digits, as many as in MNIST", 10, 60_000, 10_000),
@@ -162,7 +199,12 @@ SOURCES: dict[str, Source] = {
         doc="photographs of 100 kinds of things in 20 coarse classes, 32x32x3",
         classes=100,
         shape=(32, 32, 3),
-        read=partial(readers.cifar, md5=CIFAR100_MD5, label="fine_labels", columns={"coarse": "coarse_labels"}),
+        read=partial(
+            readers.cifar,
+            md5=CIFAR100_MD5,
+            label="fine_labels",
+            columns={"coarse": "coarse_labels"},
+        ),
         folders=("cifar-100-python",),
         files=tuple(CIFAR100_MD5),
         official=(50_000, 10_000),
@@ -184,8 +226,10 @@ SOURCES: dict[str, Source] = {
         columns=("alphabet", "character"),
         slow=True,
         licence="MIT",
-        by_hand="images_background.zip and images_evaluation.zip (16 MB) of the repository brendenlake/omniglot, folder "
-        "python, unpacked into omniglot-py",
+        by_hand=(
+            "images_background.zip and images_evaluation.zip (16 MB) of the repository "
+            "brendenlake/omniglot, folder python, unpacked into omniglot-py"
+        ),
         download=_torchvision("Omniglot", {"background": True}, {"background": False}),
     ),
     "tiny_imagenet": Source(
@@ -199,7 +243,10 @@ SOURCES: dict[str, Source] = {
         packed=".zip",
         slow=True,
         licence="non-commercial research (ImageNet's terms)",
-        by_hand="tiny-imagenet-200.zip (248 MB) from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked or as it is",
+        by_hand=(
+            "tiny-imagenet-200.zip (248 MB) from "
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked or as it is"
+        ),
         download=_hugging_face("zh-plus/tiny-imagenet", "valid", _hf_images),
     ),
     "ag_news": Source(
@@ -227,7 +274,9 @@ SOURCES: dict[str, Source] = {
         columns=("worker", "image"),
         slow=True,
         licence="none stated, so never downloaded by this package",
-        by_hand="FLICKR-AES-001.zip (5.8 GB) and the CSV by the links in the repository alanspike/personalizedImageAesthetics; "
-        "the CSV and the folder 40K into flickr_aes",
+        by_hand=(
+            "FLICKR-AES-001.zip (5.8 GB) and the CSV by the links in the repository "
+            "alanspike/personalizedImageAesthetics; the CSV and the folder 40K into flickr_aes"
+        ),
     ),
 }

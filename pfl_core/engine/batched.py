@@ -1,7 +1,8 @@
-"""The batched executor: one vmapped step for a whole stack of clients, replayed as a CUDA graph where there is a GPU.
+"""The batched executor: one vmapped step for a whole stack of clients, on a GPU as a CUDA graph.
 
-A stack is memory that stays where it is. Clients lie in it longest first; those that are done drop off its end, over a few sizes
-(`sizes`), so that few graphs are captured. Within a size a client that is done is copied out and its rows run on, unused.
+A stack is memory that stays where it is. Clients with the most steps come first in it. Those that
+are done drop off its end, and the stack shrinks over a few sizes (`sizes`), so that few graphs are
+captured. Until it shrinks, a client that is done is copied out and its rows run on, unused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pfl_core.stacked import Params, is_common, own, select
 
 WARM = 2  # eager steps of a size before it is captured: libraries choose their kernels in them
 KEPT = 4  # stacks kept between rounds: a method's phases
-SHRINK = 0.71  # of a stack's size to the next: at most three rows in ten are computed in vain, on average one or two
+# Of a stack's size to the next: at most three rows in ten are computed in vain, on average 1 or 2.
+SHRINK = 0.71
 
 
 def sizes(most: int) -> list[int]:
@@ -41,7 +43,10 @@ def sizes(most: int) -> list[int]:
 
 
 class Stack:
-    """Memory for `most` clients of one kind of job, and its step over the first rows, captured for each of `sizes`."""
+    """Memory for `most` clients of one kind of job, and its step over the first rows of it.
+
+    On a GPU the step is captured for each of `sizes`.
+    """
 
     def __init__(
         self, method: Method, data: ClientData, job: Job, most: int, graph: Callable | None
@@ -49,7 +54,8 @@ class Stack:
         self.method, self.data, self.config = method, data, method.task.config
         self.most, self.graph = most, graph
         # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
-        self.names, self.loss, self.custom, self.lr = job.names, job.loss, job.step, job.lr
+        self.names, self.loss = job.names, job.loss
+        self.custom, self.lr = job.step, job.lr
         self.update = sgd(method, job, stacked=True)
         changing = set(job.changing(method.task.buffers))
         self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
@@ -62,51 +68,52 @@ class Stack:
         self.memory: Params = {}
         self.velocity: list[Tensor] = []
         if self.config.momentum and self.custom is None:
-            kept = [self.live.get(f"opt.{n}") for n in self.names]
-            self.velocity = [
-                torch.empty_like(self.live[n]) if v is None else v
-                for n, v in zip(self.names, kept, strict=True)
-            ]
-        self.idx = job.plans[0].new_zeros(most, *job.plans[0].shape[1:])
+            for n in self.names:
+                kept = self.live.get(f"opt.{n}")
+                self.velocity.append(torch.empty_like(self.live[n]) if kept is None else kept)
+        self.idx = job.indices[0].new_zeros(most, *job.indices[0].shape[1:])
         self.noise: Tensor | None = None
-        self.t = torch.zeros(
-            (), dtype=torch.float64, device=data.device
-        )  # calculates as a Python number does
+        # float64 calculates as a Python number does.
+        self.t = torch.zeros((), dtype=torch.float64, device=data.device)
         steps = sizes(most)
         self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
         self.graphs: dict[int, Graph] = {}
         self.warm = dict.fromkeys(steps, 0)
 
     def run(self, job: Job, ids: list[int], out: Params) -> None:
-        """Train clients `ids` of a job, longest first, and write what changed into their rows of `out` {name: (S, *shape)}."""
+        """Train clients `ids` of a job, which come longest first.
+
+        What changed is written into their rows of `out` {name: (S, *shape)}.
+        """
         self._begin(job, ids)
-        rows = torch.tensor(ids, device=self.data.device)
-        plan = pad_sequence([job.plans[i] for i in ids])  # (T, clients, batches, B)
-        draw = [job.noise[i]() for i in ids] if job.noise[0] else []
-        lengths, active = [len(job.plans[i]) for i in ids], len(ids)
+        indices = pad_sequence([job.indices[i] for i in ids])  # (T, clients, batches, B)
+        noise = [job.noise[i]() for i in ids] if job.noise[0] else []
+        lengths, active = [len(job.indices[i]) for i in ids], len(ids)
         for t in range(lengths[0]):
-            self.idx[:active] = plan[t, :active]
-            if draw:
-                drawn = torch.stack([d(self.idx.shape[1:]) for d in draw[:active]]).to(
-                    self.data.device
-                )
-                if self.noise is None:
-                    self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
-                self.noise[:active] = drawn
+            self.idx[:active] = indices[t, :active]
+            if noise:
+                self._draw(noise[:active])
             self._step(active, t)
-            done = active
+            before = active
             while active and lengths[active - 1] == t + 1:
                 active -= 1
-            if active < done:
-                for n, v in self.live.items():
-                    if n not in out:  # a custom step changed it, or brought it forth
-                        old = job.start.get(n)
-                        out[n] = (
-                            v.new_zeros(len(job.plans), *v.shape[1:])
-                            if old is None
-                            else own({n: old})[n]
-                        )
-                    out[n][rows[active:done]] = v[active:done]
+            self._copy_out(job, ids, slice(active, before), out)
+
+    def _draw(self, noise: list[Callable[[tuple[int, ...]], Tensor]]) -> None:
+        drawn = torch.stack([draw(self.idx.shape[1:]) for draw in noise]).to(self.data.device)
+        if self.noise is None:
+            self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
+        self.noise[: len(noise)] = drawn
+
+    def _copy_out(self, job: Job, ids: list[int], done: slice, out: Params) -> None:
+        # The clients in rows `done` have made their last step.
+        rows = torch.tensor(ids[done], device=self.data.device)
+        if not len(rows):
+            return
+        for n, v in self.live.items():
+            if n not in out:  # a custom step changed it, or brought it forth
+                out[n] = _rows_of(job.start.get(n), v, len(job.indices))
+            out[n][rows] = v[done]
 
     def _begin(self, job: Job, ids: list[int]) -> None:
         rows = torch.tensor(ids, device=self.data.device)
@@ -120,33 +127,39 @@ class Stack:
         self.t.zero_()
 
     def _step(self, active: int, t: int) -> None:
+        # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
+        eager = self.custom is not None and t == 0
+        if self.graph is not None and not eager:
+            self._capture(self.size_for[active])
         if self.graph is None:  # as many rows as there are clients
             return self._body(active, t)
         size = self.size_for[active]
-        # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
-        eager = self.custom is not None and t == 0
-        if size not in self.graphs and self.warm[size] >= WARM and not eager:
-            graph = self.graph()
-            try:
-                graph.capture(lambda: self._body(size, None))
-                self.graphs[size] = graph
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self.graph, self.graphs = None, {}
-                said = str(error).strip().partition("\n")[0]
-                warnings.warn(
-                    f"{self.method.name}: its step cannot be captured ({said}); it runs batched",
-                    stacklevel=2,
-                )
-                return self._body(active, t)
         if size in self.graphs and not eager:
             return self.graphs[size].replay()
         self.warm[size] += not eager
         self._body(size, t)
 
+    def _capture(self, size: int) -> None:
+        # Capture a size that is warm. What cannot be captured runs without graphs from now on.
+        if size in self.graphs or self.warm[size] < WARM:
+            return
+        graph = self.graph()
+        try:
+            graph.capture(lambda: self._body(size, None))
+            self.graphs[size] = graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.graph, self.graphs = None, {}
+            said = str(error).strip().partition("\n")[0]
+            warnings.warn(
+                f"{self.method.name}: its step cannot be captured ({said}); it runs batched",
+                stacklevel=2,
+            )
+
     def _body(self, size: int, t: int | None) -> None:
-        # One local step of the first `size` rows, from gathering to update; t None: read where it counts itself.
+        # One local step of the first `size` rows, from gathering to update. In a graph t is None:
+        # the number of the step is read from self.t, which counts by itself.
         x, y = self.data.batch(self.idx[:size])
         noise = None if self.noise is None else self.noise[:size]
         known = self.fixed | self.live  # what a custom step brings forth is not there at first
@@ -160,9 +173,8 @@ class Stack:
             self.update(params, trained, [v[:size] for v in self.velocity])
         else:
             memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
-            new, memory = self._custom_step(
-                self.t if t is None else t, here, near, x, y, noise, memory
-            )
+            count = self.t if t is None else t
+            new, memory = self._custom_step(count, here, near, x, y, noise, memory)
             if t != 0 and memory.keys() != self.memory.keys():
                 self._changed("memory", t)
                 self.memory = select(self.memory, memory)
@@ -172,13 +184,11 @@ class Stack:
 
     def _keep(self, into: Params, new: Params, size: int, t: int | None) -> None:
         for n, v in new.items():
-            if (
-                n not in into
-            ):  # what a step changes of what stood fixed has from now on memory of its own
+            if n not in into:  # a step changes what stood fixed: from now on it has rows
                 if t != 0 or self.graphs:
                     self._changed(n, t)
                 old = self.fixed.get(n) if into is self.live else None
-                into[n] = v.new_zeros(self.most, *v.shape[1:]) if old is None else own({n: old})[n]
+                into[n] = _rows_of(old, v, self.most)
             into[n][:size] = v
 
     def _changed(self, what: str, t: int | None) -> None:
@@ -237,22 +247,30 @@ class Stack:
 
 
 class Batched:
-    """The executor: chunks of clients that fit the device's memory, each in a stack that later rounds find again."""
+    """The executor: chunks of clients that fit the device's memory, each trained in a stack.
+
+    Stacks are kept, so that later rounds find their memory and their graphs again.
+    """
 
     def __init__(
         self, method: Method, data: ClientData, graphs: bool, free: Callable[[], int] | None = None
     ):
         self.method, self.data, self.config = method, data, method.task.config
         self.graph = GRAPHS[data.device.type] if graphs else None
-        self.free = free or (
-            _free if data.device.type == "cuda" else None
-        )  # a CPU's memory is left to its system
+        # A CPU's memory is left to its system.
+        self.free = free or (_free if data.device.type == "cuda" else None)
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.fits: dict[tuple, int] = {}
         self.used: set[str] = set()
 
     def run(self, job: Job) -> Params:
-        """What local training changed, {name: (S, *shape)}; MemoryError if not even one client's step fits."""
+        """What local training changed, {name: (S, *shape)}.
+
+        Raises
+        ------
+        MemoryError
+            If not even one client's step fits.
+        """
         key, order = self._kind(job), job.order
         most = self.fits.get(key) or self._fitting(job)
         while True:
@@ -267,16 +285,14 @@ class Batched:
                         stack.run(job, order[at : at + each], out)
                 self.used.add("graphs" if stack.graph else "batched")
                 return out
-            except (
-                torch.OutOfMemoryError
-            ):  # the estimate was too low, or other phases' stacks are in the way
+            except torch.OutOfMemoryError:
+                # The estimate was too low, or other phases' stacks are in the way.
                 alone = len(self.stacks) <= 1
                 out = stack = None
                 self._forget()
                 if alone and each == 1:
-                    raise MemoryError(
-                        self._advice("one client's training step ran out of memory")
-                    ) from None
+                    why = self._advice("one client's training step ran out of memory")
+                    raise MemoryError(why) from None
                 most = each // 2 if alone else most
 
     def _forget(self) -> None:
@@ -301,12 +317,12 @@ class Batched:
             for p in (job.start, job.anchor)
         ]
         rates = tuple(sorted(job.lr.items())) if isinstance(job.lr, dict) else job.lr
-        how = (job.loss, job.step, tuple(job.names), rates, job.training, job.plans[0].shape[1:])
+        how = (job.loss, job.step, tuple(job.names), rates, job.training, job.indices[0].shape[1:])
         return (*how, *map(tuple, shapes))
 
     def _fitting(self, job: Job) -> int:
         # How many clients fit at once, by an estimate that is said before anything is trained.
-        s = len(job.plans)
+        s = len(job.indices)
         if self.free is None:
             return sys.maxsize
         least, likely, free = *self.estimate(job), self.free()
@@ -314,23 +330,33 @@ class Batched:
             self._forget()
             free = self.free()
         if least > free:
-            need = f"one client's training step needs at least {least / 1e9:.2f} GB and {free / 1e9:.2f} GB are free"
-            raise MemoryError(self._advice(need))
+            need = f"one client's training step needs at least {least / 1e9:.2f} GB"
+            raise MemoryError(self._advice(f"{need} and {free / 1e9:.2f} GB are free"))
         most = max(1, int(0.9 * free / likely))
         amount = f"about {likely / 1e9:.1g} GB each of {free / 1e9:.2g} GB"
         _say(f"{self.method.name}: {s} clients, {min(s, most)} at once, {amount}")
         return most
 
     def _advice(self, what: str) -> str:
-        return f"{self.method.name}: {what}; take smaller batches, a smaller model, fewer clients, or device='cpu'"
+        cure = "take smaller batches, a smaller model, fewer clients, or device='cpu'"
+        return f"{self.method.name}: {what}; {cure}"
 
     def estimate(self, job: Job) -> tuple[int, int]:
-        """Bytes that a client's step needs at least (its rows, what a backward pass keeps), and those it is likely to."""
-        own_rows = sum(
-            v[0].nbytes for p in (job.start, job.anchor) for v in p.values() if not is_common(v)
-        )
+        """Bytes that a client's step needs: at least, and in all likelihood.
+
+        At least are its rows, and what a backward pass keeps.
+        """
+        given = [v for p in (job.start, job.anchor) for v in p.values()]
         trained = sum(job.start[n][0].nbytes for n in job.names)
-        own_rows += 2 * trained  # live and gradient
+        # Rows of its own, and twice what is trained: live and gradient.
+        rows = sum(v[0].nbytes for v in given if not is_common(v)) + 2 * trained
+        activations = self._activations(job)
+        # Likely: rows of results, momentum and a step's copies; gradients of activations,
+        # workspaces of convolutions, eager steps beside graphs.
+        return rows + activations, 2 * rows + 4 * trained + 3 * activations
+
+    def _activations(self, job: Job) -> int:
+        # Bytes that a backward pass of client 0 keeps, and of its batch: one loss is computed.
         kept: dict[int, int] = {}
         p, near = ({n: v[0] for n, v in q.items()} for q in (job.start, job.anchor))
         mine = {t.untyped_storage().data_ptr() for q in (p, near) for t in q.values()}
@@ -345,20 +371,15 @@ class Batched:
         held: list[Tensor] = []
         leaves = {n: p[n].detach().requires_grad_() for n in job.names}
         stats = {n: p[n].clone() for n in self.method.task.buffers if n in p}
-        noise = (
-            job.noise[0]()(job.plans[0].shape[2:]).to(self.data.device) if job.noise[0] else None
-        )
-        batch = Batch(*self.data.batch(job.plans[0][0, 0]), noise)
-        with (
-            self.method.task.mode(job.training),
-            torch.enable_grad(),
-            cast(self.config, self.data.device),
-        ):
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                job.loss(p | leaves | stats, near, batch)
-        activations = sum(kept.values()) + batch.x.nbytes
-        # Rows of results, momentum and a step's copies; gradients of activations, workspaces of convolutions, eager steps beside graphs.
-        return own_rows + activations, 2 * own_rows + 4 * trained + 3 * activations
+        noise = None
+        if job.noise[0]:
+            noise = job.noise[0]()(job.indices[0].shape[2:]).to(self.data.device)
+        batch = Batch(*self.data.batch(job.indices[0][0, 0]), noise)
+        mode, autocast = self.method.task.mode(job.training), cast(self.config, self.data.device)
+        saved = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
+        with mode, torch.enable_grad(), autocast, saved:
+            job.loss(p | leaves | stats, near, batch)
+        return sum(kept.values()) + batch.x.nbytes
 
 
 @functools.cache  # a sweep says it once
@@ -367,19 +388,23 @@ def _say(text: str) -> None:
 
 
 def _free() -> int:
-    # What the driver has left, and what torch holds without using it.
-    return (
-        torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    )
+    # Bytes that the driver has left, and those that torch holds without using them.
+    left, _ = torch.cuda.mem_get_info()
+    return left + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _room(v: Tensor, most: int) -> Tensor:
     # Memory for `most` rows like those of v; one row for all where v's are one.
-    return (
-        v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:])
-        if is_common(v)
-        else v.new_empty(most, *v.shape[1:])
-    )
+    if is_common(v):
+        return v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:])
+    return v.new_empty(most, *v.shape[1:])
+
+
+def _rows_of(old: Tensor | None, like: Tensor, count: int) -> Tensor:
+    # A copy of `old`; where there is none, `count` rows of zeros.
+    if old is None:
+        return like.new_zeros(count, *like.shape[1:])
+    return own({"": old})[""]
 
 
 def _fill(into: Params, source: Params, rows: Tensor) -> None:
@@ -397,7 +422,9 @@ def _over_clients(fn: Callable, args: tuple) -> Any:
         if isinstance(v, dict):
             pairs = {n: split(u) for n, u in v.items()}
             return {n: a for n, (a, _) in pairs.items()}, {n: d for n, (_, d) in pairs.items()}
-        return (None, None) if v is None else (v[0], None) if is_common(v) else (v, 0)
+        if v is None:
+            return None, None
+        return (v[0], None) if is_common(v) else (v, 0)
 
     values, dims = zip(*(split(a) for a in args), strict=True)
     return vmap(fn, in_dims=dims, randomness="error")(*values)

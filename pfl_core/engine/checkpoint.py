@@ -1,4 +1,4 @@
-"""Checkpoints: a run between two rounds in one file, whose it is, and whether it is as it was written."""
+"""Checkpoints: a run between two rounds in one file; whose it is, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -22,17 +22,32 @@ from pfl_core.stacked import Params
 class History:
     """What was measured, one entry an evaluated round.
 
-    evals: {"when/split/metric": [(K,) float64]}, metric "correct" or "loss", sums over a client's samples, in step with `rounds`; n:
-    {split: (K,) int} samples that they are sums over, 0 for clients that are not evaluated; download, upload (scalars), steps (client
-    visits) and wall (seconds) count from the start; probes: {"name/round/key": what `record` measured}; executor: what local training
-    ran through, "graphs+threads" where it was more than one.
+    Attributes
+    ----------
+    rounds
+        The rounds that were evaluated. The lists below have an entry for each of them.
+    evals
+        {"when/split/metric": [(K,) float64]}: sums over each client's samples, the metric being
+        "correct" or "loss".
+    download, upload
+        Scalars that travelled to and from the clients since the start.
+    visits
+        Client visits since the start: how often a client took part in a round.
+    wall
+        Seconds since the start.
+    probes
+        {"name/round/key": what `record` measured}.
+    executor
+        What local training ran through, "graphs+threads" if it was more than one.
+    n
+        {split: (K,) int}: samples that `evals` sums over, 0 for clients that are not evaluated.
     """
 
     rounds: list[int] = field(default_factory=list)
     evals: dict[str, list[Tensor]] = field(default_factory=dict)
     download: list[float] = field(default_factory=list)
     upload: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
+    visits: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     probes: Params = field(default_factory=dict)
     executor: str = ""
@@ -43,16 +58,15 @@ class History:
         self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
 
     def accuracy(self, when: str = "before", split: str = "test") -> float | None:
-        """Client mean of the latest accuracy in %, None where there is none."""
-        series, has = self.evals.get(f"{when}/{split}/correct"), self.n.get(split, np.zeros(1)) > 0
-        return (
-            float((100 * series[-1].numpy()[has] / self.n[split][has]).mean())
-            if series and has.any()
-            else None
-        )
+        """The clients' mean of the latest accuracy in %; None if there is none."""
+        series = self.evals.get(f"{when}/{split}/correct")
+        has = self.n.get(split, np.zeros(1)) > 0
+        if not series or not has.any():
+            return None
+        return float((100 * series[-1].numpy()[has] / self.n[split][has]).mean())
 
     def until(self, count: int, probes: Params) -> History:
-        """Its first `count` entries, with the probes of that time."""
+        """The first `count` entries, with the probes of that time."""
         lists = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
         return History(**lists, evals=evals, probes=probes, executor=self.executor, n=self.n)
@@ -86,34 +100,40 @@ def save(
         with part.open("wb") as file:
             torch.save(whole, file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a power cut after the rename leaves neither the old one nor the new one
+            # Else a power cut after the rename leaves neither the old one nor the new one.
+            os.fsync(file.fileno())
         os.replace(part, path)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within it, what cannot be written is said with its place and what to do, as OSError; half a file is deleted."""
+    """Within it, an error of writing becomes an OSError that names the place and says what to do.
+
+    What was half written is deleted.
+    """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch.save on a full disk raises RuntimeError, from the reason
+    except (OSError, RuntimeError) as error:
+        # On a full disk torch.save raises RuntimeError; the reason is its context.
         if path.is_file():
             path.unlink()
         why = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(
-            f"cannot write {path} ({why}); make room there, or set PFL_RUNS to another folder, and run it again: "
-            "finished runs and the last checkpoint are kept"
+            f"cannot write {path} ({why}); make room there, or set PFL_RUNS to another folder, "
+            "and run it again: finished runs and the last checkpoint are kept"
         ) from error
 
 
 def load_whole(path: Path, device: torch.device | str = "cpu") -> Any:
-    """torch.load of a file each of whose bytes is as it was written (torch looks at no checksum); ValueError if not."""
+    """torch.load, after a look at the file's checksums, which torch does not look at.
+
+    Raises
+    ------
+    ValueError
+        If the file is not as it was written.
+    """
     try:
         with zipfile.ZipFile(path) as z:
             if bad := z.testzip():
@@ -126,20 +146,38 @@ def load_whole(path: Path, device: torch.device | str = "cpu") -> Any:
 
 
 def restore(path: Path, device: torch.device) -> tuple[State, History, list[float], float]:
-    """State, history, traffic and seconds of a checkpoint; ValueError or KeyError for a damaged one."""
-    z = load_whole(path, device)
-    h = z["history"]
-    series = {k: list(v) for k, v in h.items() if isinstance(v, list)}
-    history = History(**series, executor=h.get("executor", ""))
-    history.evals = {k: list(v.cpu()) for k, v in h["evals"].items()}
-    history.probes = {k: v.cpu() for k, v in h["probes"].items()}
-    return State(z["server"], z["clients"], z["extra"], z["round"]), history, z["moved"], z["spent"]
+    """State, history, traffic and seconds of a checkpoint, as `save` was given them.
+
+    Traffic is [scalars down, scalars up, client visits], each since the start.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If the file is damaged.
+    """
+    whole = load_whole(path, device)
+    kept = whole["history"]
+    series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
+    if "steps" in series:  # its name in files of older runs
+        series["visits"] = series.pop("steps")
+    history = History(**series, executor=kept.get("executor", ""))
+    history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
+    history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
+    state = State(whole["server"], whole["clients"], whole["extra"], whole["round"])
+    return state, history, whole["moved"], whole["spent"]
 
 
 def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> None:
-    """ValueError unless the checkpoint at `path` is of this run: its stamp, a round up to `rounds`, and the method's names and shapes.
+    """Whether the checkpoint at `path` belongs to this run.
 
-    A longer run goes on from the end of a shorter one, so that the id counts only where the method is `scheduled`.
+    Its stamp must be the same, its round one of `rounds`, and it must hold what the method's `init`
+    has, in the same shapes. A longer run goes on from the end of a shorter one, whose id differs:
+    ids must be the same only if the method is `scheduled`.
+
+    Raises
+    ------
+    ValueError
+        If it does not belong to this run.
     """
     state, history, *_ = restore(path, torch.device("cpu"))
     found = load_whole(path).get("stamp", {})
@@ -150,10 +188,9 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> Non
         raise ValueError(f"it is of round {state.round}, this run has {rounds} rounds")
     for kind, parts in vars(method.init()).items():
         if kind in ("server", "clients"):
-            mine, found = (
-                {n: tuple(v.shape) for n, v in p.items()} for p in (parts, getattr(state, kind))
-            )
-            if lost := [n for n in mine if mine[n] != found.get(n)]:
-                raise ValueError(f"it lacks {lost[0]} of shape {mine[lost[0]]} in {kind}")
+            kept = getattr(state, kind)
+            for n, v in parts.items():
+                if n not in kept or kept[n].shape != v.shape:
+                    raise ValueError(f"it lacks {n} of shape {tuple(v.shape)} in {kind}")
     if any(len(v) != len(history.rounds) for v in history.evals.values()):
         raise ValueError("its evaluations do not belong to its rounds")

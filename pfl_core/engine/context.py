@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.sgd import Job
+from pfl_core.engine.sgd import Job, Noise
 from pfl_core.methods.base import State
 from pfl_core.stacked import Params
 from pfl_core.util import checks
@@ -17,7 +17,7 @@ from pfl_core.util.draws import rng
 
 
 class Context:
-    """One round as a method's hooks see it: `sel` (S,), `round`, `state`, and the engine bound to them."""
+    """One round as a method's hooks see it: participants `sel` (S,), `round`, `state`, training."""
 
     def __init__(self, engine: Engine, state: State, sel: Tensor, round: int):
         self._engine, self.state, self.sel, self.round = engine, state, sel, round
@@ -40,49 +40,64 @@ class Context:
         stream: str = "local",
         bn: str = "train",
     ) -> Params:
-        """`start` {name: (S, *shape)} after local SGD on `loss(p, anchor, batch)` of ONE client; nothing else of it changes.
+        """`start`, {name: (S, *shape)}, after local training of the S clients.
 
-        anchor (default start) rides along, constant; `only` names what is trained (default: the model's parameters); lr may be one
-        per name; steps > 0 replaces epochs; `step(p, anchor, grad, Step) -> (p, memory)` replaces SGD, with grad(p, j) the
-        gradient on the j-th of the step's `batches`; equal `stream`s see equal batches; `fraction` of the split is drawn;
-        bn "train" | "eval" (running statistics).
-        BatchNorm statistics advance on a step's first batch. Raises ValueError for names that are not in start, and for split "test" unless
-        the method declares `leaks_test`.
+        loss: `loss(p, anchor, batch)` of ONE client and one full batch; a mean over it.
+        anchor: {name: (S, ...)} of constants for the loss; by default `start`.
+        only: names that are trained, or a function of a name; by default the model's parameters.
+        lr, epochs, steps: by default the experiment's. lr may be {name: rate}; steps > 0 replaces
+        epochs.
+        step: `step(p, anchor, grad, Step) -> (p, memory)` replaces SGD's update; `grad(p, j)` is
+        the gradient of loss on the j-th of the step's `batches`.
+        split, fraction: trained on is a random `fraction` of each client's `split`.
+        stream: calls with equal streams see equal batches.
+        bn: "train", or "eval" for running statistics, which advance on a step's first batch.
+        Raises ValueError for names that are not in start, and for split "test" if the method does
+        not declare `leaks_test`.
         """
-        e, config = self._engine, self._engine.config
         self._check_split(split)
-        names = [
-            n for n in start if n in (e.task.parameters if only is None else _namer(only, start))
-        ]
+        engine, config = self._engine, self._engine.config
+        trained = engine.task.parameters if only is None else _namer(only, start)
+        names = [n for n in start if n in trained]
         if epochs is None and not steps:
             epochs, steps = config.epochs, config.steps
         if not names or not (epochs or steps):
             return start
-        how = dict(
-            batch=config.batch,
-            epochs=epochs or 0,
-            steps=steps or 0,
-            kind=config.plan,
-            shuffle=config.shuffle,
-        )
-        how |= dict(stream=stream, batches=batches, split=split, fraction=fraction)
-        plans = [
-            torch.as_tensor(e.data.plan(k, self.round, **how), device=e.data.device)
-            for k in self._ids
-        ]
-        noise = [_noise(e, stream, self.round, k) for k in self._ids]
-        rate, near = config.lr if lr is None else lr, start if anchor is None else anchor
-        seeds = [
-            int(rng(e.config.seed, stream + "/draws", self.round, k).integers(2**62))
-            for k in self._ids
-            if e.foreign
-        ]
-        return e.run(Job(loss, start, near, names, plans, noise, step, rate, bn == "train", seeds))
+        how = dict(epochs=epochs or 0, steps=steps or 0, stream=stream, batches=batches)
+        indices = self._batch_indices(**how, split=split, fraction=fraction)
+        noise = [_noise(engine, stream, self.round, k) for k in self._ids]
+        near, rate = start if anchor is None else anchor, config.lr if lr is None else lr
+        job = Job(loss, start, near, names, indices, noise, step, rate, bn == "train")
+        return engine.run(job._replace(seeds=self._seeds(stream)))
+
+    def _batch_indices(self, **how: Any) -> list[Tensor]:
+        data, config = self._engine.data, self._engine.config
+        how |= dict(batch=config.batch, kind=config.plan, shuffle=config.shuffle)
+        found = [data.batch_indices(k, self.round, **how) for k in self._ids]
+        return [torch.as_tensor(indices, device=data.device) for indices in found]
+
+    def _seeds(self, stream: str) -> list[int]:
+        if not self._engine.foreign:
+            return []
+        purpose, seed = stream + "/draws", self._engine.config.seed
+        return [int(rng(seed, purpose, self.round, k).integers(2**62)) for k in self._ids]
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
-        """Sums of fn(ONE client's p, Batch) over all samples of each client's split, in evaluation mode: (S, ...), or a dict of them.
+        """Sums of `fn` over all samples of each client's split, in evaluation mode.
 
-        split: "train", "holdout", "fit" (train without holdout), "val"; "test" only for methods that declare `leaks_test`.
+        Parameters
+        ----------
+        fn
+            `fn(p, batch)` of ONE client's p and a Batch: a tensor, or a dict of tensors.
+        p : {name: (S, *shape)}
+            Models of the S clients.
+        split
+            "train", "holdout", "fit" (train without holdout) or "val"; "test" only for methods
+            that declare `leaks_test`.
+
+        Returns
+        -------
+        (S, ...) tensor, or a dict of them
         """
         self._check_split(split)
         return self._engine.measure(fn, p, split, self._ids)
@@ -91,7 +106,8 @@ class Context:
         checks.known("split", split, self._engine.data.index)
         if split == "test" and not self._engine.method.leaks_test:
             raise ValueError(
-                f"method {self._engine.method.name!r} reads test data while training; only one with leaks_test = True may"
+                f"method {self._engine.method.name!r} reads test data while training; "
+                "only one with leaks_test = True may"
             )
 
 
@@ -101,18 +117,23 @@ def _namer(only: Iterable[str] | Callable[[str], bool], start: Params) -> set[st
     names = set(only)
     if names - start.keys():
         raise ValueError(
-            f"cannot train {sorted(names - start.keys())}: not among the names of start ({', '.join(start)})"
+            f"cannot train {sorted(names - start.keys())}: "
+            f"not among the names of start ({', '.join(start)})"
         )
     return names
 
 
-def _noise(e: Engine, stream: str, round: int, k: int) -> Callable | None:
-    if e.method.noise is None:
+def _noise(engine: Engine, stream: str, round: int, k: int) -> Noise | None:
+    if engine.method.noise is None:
         return None
-    shape = tuple(e.method.noise)
+    shape = tuple(engine.method.noise)
 
-    def draws() -> Callable[[tuple[int, ...]], Tensor]:
-        g = rng(e.config.seed, stream + "/noise", round, k)
-        return lambda lead: torch.as_tensor(g.random((*lead, *shape)), dtype=e.data.dtype)
+    def begin() -> Callable[[tuple[int, ...]], Tensor]:
+        generator = rng(engine.config.seed, stream + "/noise", round, k)
 
-    return draws
+        def draw(lead: tuple[int, ...]) -> Tensor:
+            return torch.as_tensor(generator.random((*lead, *shape)), dtype=engine.data.dtype)
+
+        return draw
+
+    return begin

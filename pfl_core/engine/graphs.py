@@ -1,4 +1,4 @@
-"""CUDA graphs: a step is captured once and replayed, without the host's part in it. The only file that knows of them.
+"""CUDA graphs: a step is captured once and replayed, without the host's part in it.
 
 `GRAPHS` says by kind of device what captures a step; tests put a stand-in there.
 """
@@ -22,7 +22,7 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A CUDA graph; all share one memory pool, since they run one after another and keep nothing in it."""
+    """A CUDA graph. All share one memory pool: they run in turn, and keep nothing in it."""
 
     pool: Any = None
 

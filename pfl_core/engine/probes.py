@@ -1,8 +1,9 @@
-"""What is measured on models while they exist: collaboration weights, embeddings, CKA between clients, mix-and-match.
+"""What is measured on models while they exist: weights, embeddings, CKA, mix-and-match.
 
-A probe is a function of a `View` that returns {key: array}. An Experiment names its probes in `record`; they run at round 0 (or the first
-evaluated one that has something for them), at each new best evaluation and at the last one, those in `EVERY` at every evaluated round. The
-arrays are kept with the run: `Result.probe(name)`.
+A probe is a function of a `View` that returns {key: array}. An Experiment names its probes in
+`record`. They run at the first evaluated round that has something for them, at each new best
+evaluation and at the last one; those in `EVERY` run at every evaluated round. The arrays are kept
+with the run: `Result.probe(name)`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_core.stacked import Params
 from pfl_core.util import checks
@@ -26,18 +27,21 @@ CKA_SAMPLES = 1000  # test images shared by all clients (papers.md E.1)
 
 
 class View(NamedTuple):
-    """A federation at one evaluated round: the models as served (K, *shape), and those after local training ({} if not evaluated)."""
+    """A federation at one evaluated round."""
 
     method: Method
     state: State
     engine: Engine
-    before: Params
-    after: Params
+    before: Params  # the models as served, {name: (K, *shape)}
+    after: Params  # those after local training; {} if they are not evaluated
     round: int
 
 
 def weights(v: View) -> dict[str, Tensor]:
-    """Collaboration weights {layer: (K, K)} of the next aggregation: row = receiving client, column = source (E.3)."""
+    """Collaboration weights {layer: (K, K)} of the next aggregation (E.3).
+
+    Row: the client that receives; column: the client that gives.
+    """
     return v.method.weights(v.state)
 
 
@@ -47,12 +51,18 @@ def embeddings(v: View) -> dict[str, Tensor]:
 
 
 def cka(v: View) -> dict[str, Tensor]:
-    """Linear CKA between clients {layer: (K, K)} after local training, on test images common to all, balanced over classes (E.1)."""
+    """Linear CKA between clients after local training, {layer: (K, K)} (E.1).
+
+    All clients see the same test images, balanced over the classes.
+    """
     return _cka(v, v.after or v.before)
 
 
 def cka_cores(v: View) -> dict[str, Tensor]:
-    """As `cka`, of APPLE's core models as the server has them, where `cka` sees mixtures of them; not at round 0, where all are equal."""
+    """As `cka`, of APPLE's core models as the server has them; `cka` sees mixtures of them.
+
+    Not at round 0, where all are equal.
+    """
     return _cka(v, v.before | v.state.extra["cores"]) if v.round else {}
 
 
@@ -70,7 +80,10 @@ def _cka(v: View, models: Params) -> dict[str, Tensor]:
 
 
 def mix_and_match(v: View) -> dict[str, Tensor]:
-    """{"acc": (K, K)}: accuracy (%) on client i's test samples of i's classifier (row) over j's feature extractor (column) (E.4)."""
+    """{"acc": (K, K)}: accuracy in % of client i's head on client j's features (E.4).
+
+    Row: i, whose test samples and head they are; column: j, whose other layers are taken.
+    """
     k, head = v.engine.data.K, v.method.task.head
     out = torch.zeros(k, k, dtype=torch.float64)
     for shift in range(k):
@@ -84,7 +97,7 @@ def mix_and_match(v: View) -> dict[str, Tensor]:
 
 
 def train(v: View) -> dict[str, Tensor]:
-    """{"hits": (K,), "n": (K,)}: right answers of the models as served, and samples, on each client's training data."""
+    """{"hits": (K,), "n": (K,)}: right answers of the models as served, and training samples."""
     got = v.engine.evaluate(v.before, "train")
     return {"hits": torch.as_tensor(got["correct"]), "n": torch.as_tensor(got["n"])}
 
@@ -98,11 +111,8 @@ PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
     "train": train,
 }
 EVERY = {"weights", "train"}  # small, and their course over the rounds is of interest
-NEEDS = {
-    "weights": "weights",
-    "embeddings": "embeddings",
-    "cka_cores": "combine",
-}  # what a method must have for a probe
+# What a method must have for a probe.
+NEEDS = {"weights": "weights", "embeddings": "embeddings", "cka_cores": "combine"}
 
 
 def check(names: Iterable[str], method: Any) -> None:
@@ -113,17 +123,23 @@ def check(names: Iterable[str], method: Any) -> None:
             raise ValueError(f"record: {method.name} has no {name}; leave {name!r} out of `record`")
 
 
-# -- linear CKA ----------------------------------------------------------------------------------------------------------
+# -- linear CKA --------------------------------------------------------------------------------
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear CKA of activations x (n, p) and y (n, q) of the same n inputs, in [0, 1], by features: |Y'X|^2 / (|X'X| |Y'Y|) (E.1)."""
+    """Linear CKA of activations x (n, p) and y (n, q) of the same n inputs, in [0, 1] (E.1).
+
+    By features: |Y'X|^2 / (|X'X| |Y'Y|), where the columns of X and Y have mean 0.
+    """
     x, y = x - x.mean(0), y - y.mean(0)
     return (y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm())
 
 
 def gram_cka(x: Tensor, y: Tensor) -> Tensor:
-    """The same number by samples, <K, L> / (|K| |L|) with K = XX': cheaper where there are more features than samples (E.1)."""
+    """`linear_cka` by samples: <K, L> / (|K| |L|) with K = XX' and L = YY' (E.1).
+
+    Cheaper where there are more features than samples.
+    """
     return (_unit_gram(x) * _unit_gram(y)).sum()
 
 
@@ -135,24 +151,30 @@ def _unit_gram(x: Tensor) -> Tensor:
 
 
 def activations(task: Any, p: Params, x: Tensor) -> dict[str, Tensor]:
-    """What each top-level layer of ONE client's model hands on, (n, features): after ReLU and pooling; the last, class scores."""
+    """What each top-level layer of ONE client's model hands on, {layer: (n, features)}.
+
+    That is after ReLU and pooling; of the last layer, the class scores.
+    """
     module, found, hooks = task._module(p), {}, []
     layers = task.layers_by("child")
     names = list(layers)
     for layer, following in zip(names, names[1:], strict=False):
         first = module.get_submodule(layers[following][0].rpartition(".")[0])
-        keep = lambda _, inputs, layer=layer: found.__setitem__(layer, inputs[0].flatten(1))  # noqa: E731
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], layer: str = layer) -> None:
+            found[layer] = inputs[0].flatten(1)
+
         hooks.append(first.register_forward_pre_hook(keep))
     try:
         found[names[-1]] = module(x)
     finally:
-        for h in hooks:
-            h.remove()
+        for hook in hooks:
+            hook.remove()
     return {layer: found[layer] for layer in names}
 
 
 def common_samples(data: ClientData, n: int) -> Tensor:
-    """At most n test samples of all clients together, in turn from each class; the same whatever the method."""
+    """At most n test samples of all clients together, taken in turn from each class."""
     index = np.unique(np.concatenate(data.index["test"]))
     y = data.federation.y[index]
     turn = np.concatenate([np.arange((y == c).sum()) for c in np.unique(y)])
@@ -162,11 +184,14 @@ def common_samples(data: ClientData, n: int) -> Tensor:
     return data.batch(torch.as_tensor(chosen, device=data.device))[0]
 
 
-# -- recording -----------------------------------------------------------------------------------------------------------
+# -- recording ---------------------------------------------------------------------------------
 
 
 def recorder(names: Iterable[str]) -> Callable[..., None] | None:
-    """What `simulate` calls at every evaluated round; it puts the probes' arrays into history.probes, on the CPU. None without names."""
+    """What `simulate` calls as `record`: it puts the arrays of probes `names` into history.probes.
+
+    They lie on the CPU. Without names it is None.
+    """
     names = tuple(names)
 
     def record(
@@ -178,23 +203,33 @@ def recorder(names: Iterable[str]) -> Callable[..., None] | None:
         best: bool,
         last: bool,
     ) -> None:
-        view, kept = View(engine.method, state, engine, before, after, state.round), history.probes
+        view = View(engine.method, state, engine, before, after, state.round)
+        kept = history.probes
         for name in names:
             mine = [k for k in kept if k.startswith(f"{name}/")]
-            if not (name in EVERY or not mine or best or last):
+            if mine and not (name in EVERY or best or last):
                 continue
-            if best and name not in EVERY:  # an earlier best is one no longer
-                first = min((int(k.split("/")[1]) for k in mine), default=0)
-                for key in [k for k in mine if not k.startswith(f"{name}/{first}/")]:
-                    del kept[key]
+            if best and name not in EVERY:
+                _forget_earlier_best(kept, name, mine)
             for key, value in PROBES[name](view).items():
                 kept[f"{name}/{view.round}/{key}"] = value.detach().to("cpu", torch.float32).clone()
 
     return record if names else None
 
 
+def _forget_earlier_best(kept: Params, name: str, mine: list[str]) -> None:
+    # Of the probe's keys `mine`, those of the first round stay.
+    first = min((int(key.split("/")[1]) for key in mine), default=0)
+    for key in mine:
+        if not key.startswith(f"{name}/{first}/"):
+            del kept[key]
+
+
 def stacked(kept: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Arrays to store: "probe/weights" (E,) the rounds, and "probe/weights/conv1" (E, ...) for each key."""
+    """Arrays to store, of a probe that was recorded at E rounds.
+
+    "probe/weights" (E,) are the rounds, "probe/weights/conv1" (E, ...) what was found under a key.
+    """
     out: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(k.split("/")[0] for k in kept):
         mine = {tuple(k.split("/", 2)[1:]): v for k, v in kept.items() if k.startswith(f"{name}/")}
@@ -206,7 +241,13 @@ def stacked(kept: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def read(arrays: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """A probe's rounds (E,) and {key: (E, ...)} from arrays as `stacked` made them; ValueError if it is not among them."""
+    """A probe's rounds (E,) and {key: (E, ...)} from arrays that `stacked` made.
+
+    Raises
+    ------
+    ValueError
+        If the probe was not recorded.
+    """
     if f"probe/{name}" not in arrays:
         raise ValueError(
             f"probe {name!r} was not recorded; run the Experiment with record=({name!r},)"

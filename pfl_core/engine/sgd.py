@@ -1,4 +1,4 @@
-"""One phase of local SGD: what it starts from and trains on, the number formats it computes in, and the update of a step."""
+"""One phase of local SGD: what it starts from and trains on, its number formats, and its update."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from pfl_core.stacked import Params
 
 PRECISIONS = ("full", "tf32", "bf16")
 Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
+# Called, it begins a client's noise anew: a function that draws the next (*shape, *noise).
+Noise = Callable[[], Callable[[tuple[int, ...]], Tensor]]
 
 
 class Job(NamedTuple):
-    """One phase of local training: what every client starts from, what it trains on and how."""
+    """One phase of local training: what every client starts from, what it trains on and how.
+
+    `start` and `anchor` are {name: (S, *shape)}; lists have an entry for each of the S clients.
+    """
 
     loss: Callable
     start: Params
     anchor: Params
-    names: list[str]  # trained
-    plans: list[Tensor]  # pool indices (T_k, batches, B) of each client
-    noise: list[
-        Callable[[], Callable[[tuple[int, ...]], Tensor]] | None
-    ]  # called anew, it draws the same again
-    step: Callable | None
+    names: list[str]  # what is trained
+    indices: list[Tensor]  # of samples in the pool, (T_k, batches, B) int64
+    noise: list[Noise | None]
+    step: Callable | None  # in place of SGD's
     lr: float | dict[str, float]
-    training: bool
-    seeds: list[int] = []  # of what foreign code draws, one a client
+    training: bool  # BatchNorm's mode
+    seeds: list[int] = []  # for random draws of code that is not ours
 
     @property
     def rates(self) -> list[float]:
@@ -39,23 +42,27 @@ class Job(NamedTuple):
         return [self.lr[n] if isinstance(self.lr, dict) else self.lr for n in self.names]
 
     def changing(self, buffers: Iterable[str]) -> list[str]:
-        """Names of start that local SGD writes: trained parameters, optimiser state and, in training mode, the model's `buffers`."""
-        names = {
-            *self.names,
-            *(f"opt.{n}" for n in self.names),
-            *(buffers if self.training else ()),
-        }
+        """Names of `start` that local SGD writes.
+
+        They are the trained parameters, their optimiser state and, in training mode, `buffers`.
+        """
+        names = {*self.names, *(f"opt.{n}" for n in self.names)}
+        if self.training:
+            names.update(buffers)
         return [n for n in self.start if n in names]
 
     @property
     def order(self) -> list[int]:
         """Clients by their number of steps, longest first."""
-        return sorted(range(len(self.plans)), key=lambda i: -len(self.plans[i]))
+        return sorted(range(len(self.indices)), key=lambda i: -len(self.indices[i]))
 
 
 @contextmanager
 def precision(kind: str) -> Iterator[None]:
-    """Within it, a GPU multiplies float32 matrices as `kind` says: "tf32" in TF32, else in full (torch lets convolutions use TF32)."""
+    """Within it, a GPU multiplies float32 matrices in TF32 if `kind` is "tf32", else in full.
+
+    Torch by itself would let convolutions use TF32.
+    """
     flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [f.allow_tf32 for f in flags]
     try:
@@ -68,16 +75,21 @@ def precision(kind: str) -> Iterator[None]:
 
 
 def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
-    """The context of a training loss: with precision "bf16" its products are taken in bfloat16; parameters and updates stay float32."""
+    """The context in which a loss is computed: with precision "bf16", products are in bfloat16.
+
+    Parameters and updates stay float32.
+    """
     if config.precision != "bf16":
         return nullcontext()
-    return torch.autocast(
-        device.type, torch.bfloat16, cache_enabled=False
-    )  # a captured step must not keep casts
+    # No cache: a captured step must not keep casts.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
-    """Scale gradients in place to L2 norm <= limit, over all tensors together and for each client of a stack alone."""
+    """Scale gradients in place to L2 norm <= limit, over all tensors together.
+
+    stacked: the tensors are (S, *shape), and each client has a norm of its own.
+    """
     square = sum(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
     scale = (limit / (square.sqrt() + 1e-6)).clamp(max=1)
     if stacked:
@@ -87,7 +99,10 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
 
 
 def sgd(method: Method, job: Job, stacked: bool) -> Update:
-    """update(params, grads, velocity): one step in place, as torch.optim.SGD counts it; velocity is empty without momentum."""
+    """update(params, grads, velocity): one step in place, with torch.optim.SGD's formulas.
+
+    The three lists have an entry for each trained name; velocity is empty without momentum.
+    """
     config, rates = method.task.config, job.rates
     uniform = rates[0] if len(set(rates)) == 1 else None
     clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if config.clip else []

@@ -1,13 +1,15 @@
-"""The only round loop: sample, download, local training, upload, evaluate, checkpoint."""
+"""The only round loop: sample, download, local training, upload, evaluate, checkpoint.
+
+Read it from the top: `simulate` sets a run up, `_Run.rounds` is the loop, and below it stand the
+parts of a round in the order in which they happen.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.task import TrainConfig
@@ -26,9 +29,11 @@ from pfl_core.util.draws import rng
 CHECKPOINT_EVERY = 60.0  # seconds
 FINISH = "finish"  # what `on_round` returns to end a run early, with a result
 
+OnRound = Callable[[int, History], bool | str | None]
+
 
 class Diverged(FloatingPointError):
-    """Parameters became NaN or infinite; the message says where, `history` is what was measured before."""
+    """Parameters became NaN or infinite; `history` is what was measured before."""
 
     def __init__(self, message: str, history: History):
         super().__init__(message)
@@ -39,34 +44,13 @@ class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
 
 
-def sample(config: TrainConfig, k: int, round: int) -> Tensor:
-    """Participants of a round, sorted ids (S,): the same for every method of one seed."""
-    return torch.as_tensor(
-        np.sort(rng(config.seed, "participants", round).permutation(k)[: participants(config, k)])
-    )
+class Outcome(NamedTuple):
+    """What a run ends with."""
 
-
-def participants(config: TrainConfig, k: int) -> int:
-    """How many of k clients take part in a round."""
-    return max(1, int(config.participation * k + 0.5))
-
-
-def evaluated(config: TrainConfig, k: int) -> Tensor:
-    """Clients that are evaluated, sorted ids: all, or a sample of eval_clients, the same for every method of one seed."""
-    few = config.eval_clients
-    return torch.as_tensor(
-        np.sort(rng(config.seed, "evaluated").permutation(k)[:few]) if few else np.arange(k)
-    )
-
-
-def evaluate_at(config: TrainConfig, round: int) -> bool:
-    """Whether a round is evaluated: 0, e, 2e, ..., and always the last."""
-    return round % config.eval_every == 0 or round == config.rounds
-
-
-def evaluates_after(config: TrainConfig, k: int) -> bool:
-    """Whether models are evaluated after local training, too: as config.eval_after says, by default where all k clients take part."""
-    return participants(config, k) == k if config.eval_after is None else config.eval_after
+    state: State
+    history: History
+    before: Params  # the last personal models, {name: (K, *shape)}
+    after: Params  # the same after local training; {} if that was not evaluated
 
 
 def simulate(
@@ -79,232 +63,323 @@ def simulate(
     checkpoint: Path | None = None,
     stamp: dict[str, Any] | None = None,
     end: Path | None = None,
-    on_round: Callable[[int, History], bool | str | None] | None = None,
+    on_round: OnRound | None = None,
     record: Callable[..., None] | None = None,
-) -> tuple[State, History, Params, Params]:
-    """Run all rounds and evaluate; returns the last state, the history, and the last personal models before / after local training.
+) -> Outcome:
+    """Run all rounds and evaluate. `method.task.config` says how many, and what is evaluated when.
 
-    How many rounds, and what is evaluated when, is in `method.task.config`. `checkpoint` is a file written at most once a minute and
-    resumed from if it is there, `end` one written at the last round, from which a longer run can go on; both carry `stamp`.
-    `on_round(round, history)` is told of each round; True stops after writing the checkpoint, "finish" makes this round the last one.
-    `record(engine, state, before, after, history, best, last)` sees the models of every evaluated round. Raises Diverged when parameters
-    stop being finite, Interrupted when stopped.
+    Parameters
+    ----------
+    executor, workers
+        What trains the clients, see engine.py; workers: threads, by default one per CPU core.
+    state
+        What round 0 starts from, by default `method.init()`.
+    checkpoint, end, stamp
+        Files. The first is written at most once a minute, and the run goes on from it if it exists;
+        the second is written at the last round, and a longer run can go on from it.
+        Both carry `stamp`, plain values that say whose they are.
+    on_round
+        `on_round(round, history)` is called in every round. If it returns True, the run writes its
+        checkpoint and stops; if it returns "finish", this round is the last one.
+    record
+        `record(engine, state, before, after, history, best, last)` sees the models of every
+        evaluated round.
+
+    Raises
+    ------
+    Diverged
+        If parameters are no longer finite.
+    Interrupted
+        If `on_round` stopped the run.
     """
     with one_thread(), torch.no_grad(), precision(method.task.config.precision):
         engine = Engine(method, data, executor, workers)
         try:
-            with engine.drawing("init"):
-                state = state or method.init()
-            loop = _Loop(engine, state, checkpoint, stamp or {}, on_round, record)
-            return loop.run(end)
+            if state is None:
+                with engine.drawing("init"):
+                    state = method.init()
+            run = _Run(engine, state, on_round, record)
+            run.keep_files(checkpoint, end, stamp or {})
+            return run.rounds()
         finally:
             engine.close()
 
 
-class _Loop:
-    """One run's rounds: what is measured and when a checkpoint is written."""
+class _Trained(NamedTuple):
+    # A round's participants: what they were sent, and what local training began and ended with.
+    sel: Tensor
+    sent: Params
+    start: Params
+    end: Params
+
+
+class _Run:
+    """One run's rounds. Its state is that of the federation before the round under way."""
 
     def __init__(
-        self, engine: Engine, state: State, checkpoint: Path | None, stamp: dict, on_round, record
+        self,
+        engine: Engine,
+        state: State,
+        on_round: OnRound | None,
+        record: Callable[..., None] | None,
     ):
-        self.engine, self.method, self.data, self.config = (
-            engine,
-            engine.method,
-            engine.data,
-            engine.config,
-        )
+        self.engine, self.method, self.data = engine, engine.method, engine.data
+        self.config = engine.config
         self.state = state
-        self.checkpoint, self.stamp, self.on_round, self.record = (
-            checkpoint,
-            stamp,
-            on_round,
-            record,
-        )
-        self.history, self.moved, self.spent = History(), [0.0, 0.0, 0.0], 0.0
-        if checkpoint and checkpoint.exists():
-            self.state, self.history, self.moved, self.spent = restore(checkpoint, self.data.device)
-        self.ids = evaluated(self.config, self.data.K).to(self.data.device)
-        self.history.n = {s: self._counts(s) for s in ("val", "test")}
-        self.with_after = evaluates_after(self.config, self.data.K)
-        self.saved = self.clock = time.monotonic()
+        self.on_round = on_round
+        self.record = record
+        self.history = History()
+        self.moved = [0.0, 0.0, 0.0]  # so far: scalars down, scalars up, client visits
+        self.evaluated = evaluated(self.config, self.data.K).to(self.data.device)
         self.before: Params = {}
         self.after: Params = {}
 
-    def _counts(self, split: str) -> np.ndarray:
+    def keep_files(self, checkpoint: Path | None, end: Path | None, stamp: dict[str, Any]) -> None:
+        """Say where this run is written to; if there is a checkpoint, go on from it."""
+        self.checkpoint, self.end, self.stamp = checkpoint, end, stamp
+        self.seconds_before = 0.0
+        if checkpoint and checkpoint.exists():
+            self.state, self.history, self.moved, self.seconds_before = restore(
+                checkpoint, self.data.device
+            )
+        self.history.n = {split: self._sizes(split) for split in ("val", "test")}
+        self.saved_at = self.started_at = time.monotonic()
+
+    def _sizes(self, split: str) -> np.ndarray:
+        # (K,) samples of the evaluated clients, 0 for the others.
         n = np.zeros(self.data.K, dtype=np.int64)
-        n[self.ids.cpu().numpy()] = [len(self.data.index[split][k]) for k in self.ids.tolist()]
+        for k in self.evaluated.tolist():
+            n[k] = len(self.data.index[split][k])
         return n
 
     @property
     def seconds(self) -> float:
-        return self.spent + time.monotonic() - self.clock
+        """Time that the run has taken, together with what its checkpoint says."""
+        return self.seconds_before + time.monotonic() - self.started_at
 
-    def run(self, end: Path | None) -> tuple[State, History, Params, Params]:
-        while True:
-            r, history = self.state.round, self.history
-            start_of_round = len(history.rounds), dict(history.probes)
-            sel = sample(self.config, self.data.K, r).to(self.data.device)
-            last, measured = r == self.config.rounds, evaluate_at(self.config, r)
-            if measured:
-                self._measure_before(r)
-            sent = start = trained = None
-            if not last or (measured and self.with_after and len(sel) == self.data.K):
-                sent, start, trained = self._train(sel, r)
-            if measured:
-                self._measure_after(sel, trained, r, last)
-            told = self.on_round(r, history) if self.on_round else None
-            if told == FINISH and not last:
-                last = True
-                if not measured:
-                    self._measure_before(r)
-                    self._measure_after(sel, trained, r, last)
-            if last:
-                if end:
-                    save(
-                        end,
-                        self.state,
-                        history.until(*start_of_round),
-                        self.moved,
-                        self.seconds,
-                        self.stamp,
-                    )
-                if len(self.ids) < self.data.K and self.config.keep_models:
-                    self.before = self._personal(
-                        torch.arange(self.data.K, device=self.data.device), r
-                    )
-                return self.state, history, self.before, self.after
-            self._upload(sel, sent, start, trained, r)
-            if self.checkpoint and (told or time.monotonic() - self.saved > CHECKPOINT_EVERY):
-                save(self.checkpoint, self.state, history, self.moved, self.seconds, self.stamp)
-                self.saved = time.monotonic()
+    # -- the loop ------------------------------------------------------------------------------
+
+    def rounds(self) -> Outcome:
+        """The rounds that are left, and an evaluation of what the last one leads to."""
+        for r in range(self.state.round, self.config.rounds):
+            self._remember_start()
+            due = evaluate_at(self.config, r)
+            if due:
+                self._evaluate_before(r)
+            trained = self._train(r)
+            if due:
+                self._evaluate_after(r, trained)
+            told = self.on_round(r, self.history) if self.on_round else None
+            if told == FINISH:
+                if not due:
+                    self._evaluate_before(r)
+                    self._evaluate_after(r, trained, last=True)
+                return self._finish(r)
+            self._upload(r, trained)
+            self._save_checkpoint(now=bool(told))
             if told:
                 raise Interrupted(f"stopped after round {r}; run it again to go on from there")
+        return self._evaluate_end(self.config.rounds)
 
-    def _train(self, sel: Tensor, r: int) -> tuple[Params, Params, Params]:
+    def _remember_start(self) -> None:
+        # A longer run goes on from before the last evaluation, which it may do at another round.
+        self.at_start = len(self.history.rounds), dict(self.history.probes)
+
+    def _evaluate_end(self, r: int) -> Outcome:
+        # As a round, without its upload: no later round needs it.
+        self._remember_start()
+        self._evaluate_before(r)
+        everyone = participants(self.config, self.data.K) == self.data.K
+        trained = self._train(r) if everyone and self._evaluates_after else None
+        self._evaluate_after(r, trained, last=True)
+        if self.on_round:
+            self.on_round(r, self.history)
+        return self._finish(r)
+
+    def _finish(self, r: int) -> Outcome:
+        if self.end:
+            self._save(self.end, self.history.until(*self.at_start))
+        if self.config.keep_models and len(self.evaluated) < self.data.K:
+            everyone = torch.arange(self.data.K, device=self.data.device)
+            self.before = self._personal(everyone, r)
+        return Outcome(self.state, self.history, self.before, self.after)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _train(self, r: int) -> _Trained:
+        # Sample, download, local training; the state stays as it is.
+        sel = sample(self.config, self.data.K, r).to(self.data.device)
         with self.engine.drawing("local", r):
             sent = self.method.download(self.state, sel)
             start = self.method.begin(self.state, sel, sent)
-            trained = self.method.local(Context(self.engine, self.state, sel, r), start)
-        _check_finite(trained, self.method, r, self.history, sel)
-        self.history.executor = "+".join(
-            sorted({*self.history.executor.split("+")} - {""} | self.engine.ran)
-        )
-        return sent, start, trained
+            end = self.method.local(Context(self.engine, self.state, sel, r), start)
+        _check_finite(end, self.method, r, self.history, sel)
+        self._note_executors()
+        return _Trained(sel, sent, start, end)
 
-    def _upload(self, sel: Tensor, sent: Params, start: Params, trained: Params, r: int) -> None:
-        kept, up = returned(self.method, self.state, start, sent, trained)
-        down_n, up_n = self.method.traffic(self.state, sel, sent, up)
+    def _upload(self, r: int, trained: _Trained) -> None:
+        # The server's step, and what the participants keep: the state of the next round.
+        sel, sent, start, end = trained
+        kept, up = returned(self.method, self.state, start, sent, end)
+        down_scalars, up_scalars = self.method.traffic(self.state, sel, sent, up)
+        weight = self.data.n[sel].to(self.data.dtype)
         with self.engine.drawing("upload", r):
-            self.state = self.method.upload(
-                self.state, sel, start, up, self.data.n[sel].to(self.data.dtype)
-            )
+            self.state = self.method.upload(self.state, sel, start, up, weight)
         _check_finite({**self.state.server, **self.state.extra}, self.method, r, self.history)
-        for n, v in kept.items():
-            self.state.clients[n][sel] = v
+        for name, value in kept.items():
+            self.state.clients[name][sel] = value
         self.state.round = r + 1
-        self.moved = [self.moved[0] + down_n, self.moved[1] + up_n, self.moved[2] + len(sel)]
+        moved = (down_scalars, up_scalars, len(sel))
+        self.moved = [total + now for total, now in zip(self.moved, moved, strict=True)]
 
-    # -- evaluation ------------------------------------------------------------------------------------------------------
+    def _note_executors(self) -> None:
+        known = set(self.history.executor.split("+")) - {""}
+        self.history.executor = "+".join(sorted(known | self.engine.ran))
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    @property
+    def _evaluates_after(self) -> bool:
+        return evaluates_after(self.config, self.data.K)
+
+    def _evaluate_before(self, r: int) -> None:
+        # The models that round r starts from, as they are served.
+        self.before = self._personal(self.evaluated, r)
+        self._add("before", self.before)
+
     def _personal(self, ids: Tensor, r: int) -> Params:
         with self.engine.drawing("personal", r):
             models = self.method.personal(self.state, Context(self.engine, self.state, ids, r))
         _check_finite(models, self.method, r, self.history, ids)
         return models
 
-    def _measure_before(self, r: int) -> None:
-        self.before = self._personal(self.ids, r)
-        self._add("before", self.before)
-
-    def _measure_after(self, sel: Tensor, trained: Params | None, r: int, last: bool) -> None:
+    def _evaluate_after(self, r: int, trained: _Trained | None, last: bool = False) -> None:
+        # The same models after local training on round r's batches; closes the round's entry.
         history = self.history
-        if self.with_after:
+        if self._evaluates_after:
             with self.engine.drawing("after", r):
-                self.after = self._after(sel, trained, r)
-            _check_finite(self.after, self.method, r, history, self.ids)
+                self.after = self._after_training(r, trained)
+            _check_finite(self.after, self.method, r, history, self.evaluated)
             self._add("after", self.after)
-            history.executor = "+".join(
-                sorted({*history.executor.split("+")} - {""} | self.engine.ran)
-            )
+            self._note_executors()
         history.rounds.append(r)
-        for series, value in zip(
-            (history.download, history.upload, history.steps), self.moved, strict=True
-        ):
-            series.append(value)
+        history.download.append(self.moved[0])
+        history.upload.append(self.moved[1])
+        history.visits.append(self.moved[2])
         history.wall.append(self.seconds)
         if self.record:
-            self.record(
-                self.engine, self.state, self.before, self.after, history, _is_best(history), last
-            )
+            best = _is_best(history)
+            self.record(self.engine, self.state, self.before, self.after, history, best, last)
 
-    def _after(self, sel: Tensor, trained: Params | None, r: int) -> Params:
-        # Models after local training on round r's batches; who was not sampled trains a copy that is thrown away.
-        if trained is not None and len(sel) == len(self.ids) == self.data.K:
-            return self.method.serve(trained)
-        at = {k: i for i, k in enumerate(sel.tolist())} if trained is not None else {}
-        have = [k for k in self.ids.tolist() if k in at]
-        rest = torch.tensor(
-            [k for k in self.ids.tolist() if k not in at], dtype=torch.int64, device=sel.device
-        )
-        parts = [{n: v[[at[k] for k in have]] for n, v in trained.items()}] if have else []
-        if len(rest):
-            context = Context(self.engine, self.state, rest, r)
-            parts.append(self.method.local(context, self.method.begin(self.state, rest)))
-        back = torch.argsort(torch.tensor([*have, *rest.tolist()], device=sel.device))
-        served = [self.method.serve(p) for p in parts]
-        return {n: torch.cat([s[n] for s in served])[back] for n in served[0]}
+    def _after_training(self, r: int, trained: _Trained | None) -> Params:
+        # Who did not take part in the round trains here, on a copy that is thrown away.
+        wanted = self.evaluated.tolist()
+        sampled = trained.sel.tolist() if trained else []
+        if sampled == wanted == list(range(self.data.K)):
+            return self.method.serve(trained.end)
+        row = {k: i for i, k in enumerate(sampled)}
+        done = [k for k in wanted if k in row]
+        others = [k for k in wanted if k not in row]
+        parts = []
+        if done:
+            rows = [row[k] for k in done]
+            parts.append({name: value[rows] for name, value in trained.end.items()})
+        if others:
+            sel = torch.tensor(others, device=self.data.device)
+            ctx = Context(self.engine, self.state, sel, r)
+            parts.append(self.method.local(ctx, self.method.begin(self.state, sel)))
+        served = [self.method.serve(part) for part in parts]
+        order = torch.argsort(torch.tensor([*done, *others], device=self.data.device))
+        return {name: torch.cat([part[name] for part in served])[order] for name in served[0]}
 
     def _add(self, when: str, models: Params) -> None:
+        # Sums over each evaluated client's validation and test samples, into arrays (K,).
+        ids = self.evaluated.cpu().numpy()
         for split in ("val", "test"):
-            got = self.engine.evaluate(models, split, self.ids.tolist())
+            sums = self.engine.evaluate(models, split, ids.tolist())
             for metric in ("correct", "loss"):
-                whole = np.zeros(self.data.K)
-                whole[self.ids.cpu().numpy()] = got[metric]
-                self.history.add(f"{when}/{split}/{metric}", whole)
+                values = np.zeros(self.data.K)
+                values[ids] = sums[metric]
+                self.history.add(f"{when}/{split}/{metric}", values)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, now: bool) -> None:
+        if self.checkpoint and (now or time.monotonic() - self.saved_at > CHECKPOINT_EVERY):
+            self._save(self.checkpoint, self.history)
+            self.saved_at = time.monotonic()
+
+    def _save(self, path: Path, history: History) -> None:
+        save(path, self.state, history, self.moved, self.seconds, self.stamp)
 
 
-_threads = threading.Lock()
-_runs = [0, 1]  # runs under way in this process, and its number of threads before the first of them
+# -- who takes part, and when is what evaluated ------------------------------------------------
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Within it, torch computes with one thread, so that numbers do not depend on how many there are; several runs may be within."""
-    with _threads:
-        _runs[:] = [_runs[0] + 1, _runs[1] if _runs[0] else torch.get_num_threads()]
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        with _threads:
-            _runs[0] -= 1
-            if not _runs[
-                0
-            ]:  # a library's threads are one number for the whole process: not while another run counts on it
-                torch.set_num_threads(_runs[1])
+def participants(config: TrainConfig, k: int) -> int:
+    """How many of k clients take part in a round."""
+    return max(1, int(config.participation * k + 0.5))
+
+
+def sample(config: TrainConfig, k: int, round: int) -> Tensor:
+    """Participants of a round, sorted ids (S,): the same for every method of one seed."""
+    order = rng(config.seed, "participants", round).permutation(k)
+    return torch.as_tensor(np.sort(order[: participants(config, k)]))
+
+
+def evaluated(config: TrainConfig, k: int) -> Tensor:
+    """Clients that are evaluated, sorted ids: all, or eval_clients drawn at random by the seed."""
+    if not config.eval_clients:
+        return torch.arange(k)
+    order = rng(config.seed, "evaluated").permutation(k)
+    return torch.as_tensor(np.sort(order[: config.eval_clients]))
+
+
+def evaluate_at(config: TrainConfig, round: int) -> bool:
+    """Whether a round is evaluated: 0, e, 2e, ... of e = eval_every, and always the last."""
+    return round % config.eval_every == 0 or round == config.rounds
+
+
+def evaluates_after(config: TrainConfig, k: int) -> bool:
+    """Whether models are evaluated after local training, too.
+
+    As config.eval_after says; where that is None, if all k clients take part in every round.
+    """
+    return participants(config, k) == k if config.eval_after is None else config.eval_after
+
+
+# -- details -----------------------------------------------------------------------------------
 
 
 def returned(
     method: Method, state: State, start: Params, sent: Params, end: Params
 ) -> tuple[Params, Params]:
-    """What of `end` the clients keep, and what goes to the server; buffers that the policy resets are in neither."""
-    reset = {n for n in method.task.buffers if n in start and n not in sent}
-    kept = {n: v for n, v in end.items() if n in state.clients}
-    return kept, {n: v for n, v in end.items() if n not in kept and n not in reset}
+    """What of `end` the clients keep, and what goes to the server.
+
+    Buffers that start anew in every round (buffers="reset") are in neither.
+    """
+    reset = {name for name in method.task.buffers if name in start and name not in sent}
+    kept = {name: value for name, value in end.items() if name in state.clients}
+    up = {name: v for name, v in end.items() if name not in kept and name not in reset}
+    return kept, up
 
 
 def _is_best(history: History) -> bool:
-    # Whether the latest evaluation is better than all before: client mean on validation data, without any on test data.
+    # Whether the latest evaluation is better than all before, by the clients' mean accuracy on
+    # validation data; on test data where there are none.
     split = "val" if history.n["val"].any() else "test"
     n = torch.as_tensor(history.n[split])
-    score = (torch.stack(history.evals[f"before/{split}/correct"])[:, n > 0] / n[n > 0]).mean(1)
+    correct = torch.stack(history.evals[f"before/{split}/correct"])
+    score = (correct[:, n > 0] / n[n > 0]).mean(1)
     return bool((score[-1] > score[:-1]).all())
 
 
 def _check_finite(
     p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None
 ) -> None:
-    # p: models of the clients `ids`, or what the server holds. One look at all sums together: on a GPU each look is a wait.
-    found = {n: v for n, v in _flat(p) if v.is_floating_point()}
+    # p: models of the clients `ids`, or what the server holds.
+    found = {name: v for name, v in _flat(p) if v.is_floating_point()}
+    # One look at all sums together: on a GPU each look is a wait.
     if not found or torch.isfinite(torch.stack([v.sum().double() for v in found.values()])).all():
         return
     for name, v in found.items():
@@ -314,16 +389,21 @@ def _check_finite(
         who = "the server" if ids is None else f"client {int(ids[~rows][0])}"
         layer = name.rpartition(".")[0] or name
         raise Diverged(
-            f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; lower lr, or clip gradients",
+            f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; "
+            "lower lr, or clip gradients",
             history,
         )
 
 
 def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    for n, v in p.items():
-        yield from _flat(v, f"{prefix}{n}.") if isinstance(v, dict) else ((prefix + n, v),)
+    # Nested dicts as pairs ("outer.inner", tensor).
+    for name, value in p.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def final_models(models: Params, names: tuple[str, ...]) -> Params:
-    """The entries `names` of personal models {name: (K, *shape)} in memory of their own, on the CPU."""
-    return {n: v.cpu() for n, v in own(select(models, names)).items()}
+    """The entries `names` of personal models, {name: (K, *shape)}, copied to the CPU."""
+    return {name: v.cpu() for name, v in own(select(models, names)).items()}

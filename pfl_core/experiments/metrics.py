@@ -12,14 +12,14 @@ from pfl_core.util.percent import accuracy
 
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
-    "run paper artefact row column method dataset partition model seed profile round when split mean metric value "
-    "n_clients device executor revision version wall_s"
+    "run paper artefact row column method dataset partition model seed profile round when split "
+    "mean metric value n_clients device executor revision version wall_s"
 ).split()
 KEYS = ["round", "when", "split"]  # of a number in a run's history, besides mean and metric
 TOTALS = {
     "download_bytes": "download",
     "upload_bytes": "upload",
-    "client_visits": "steps",
+    "client_visits": "visits",
     "train_s": "wall",
 }
 
@@ -27,9 +27,18 @@ TOTALS = {
 def history_frame(
     arrays: dict[str, np.ndarray], history: History, scalar_bytes: int
 ) -> pd.DataFrame:
-    """A run's history in long form: round, when, split, mean, metric, value; totals of the run so far stand at when "", split "".
+    """A run's history: round, when, split, mean, metric, value, one number a row.
 
-    arrays: as a Result has them; scalar_bytes: of one number that travels.
+    Totals of the run so far (bytes, visits, seconds) have when "" and split "".
+
+    Parameters
+    ----------
+    arrays : dict
+        As a Result has them.
+    history : History
+        What the totals are taken from.
+    scalar_bytes : int
+        Bytes of one number that travels.
     """
     rounds, out = arrays["rounds"], []
     for when, split, correct in _counted(arrays):
@@ -41,9 +50,8 @@ def history_frame(
                 out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
-        frame = pd.DataFrame(
-            {"round": rounds, "value": values * (scalar_bytes if metric.endswith("bytes") else 1)}
-        )
+        values *= scalar_bytes if metric.endswith("bytes") else 1
+        frame = pd.DataFrame({"round": rounds, "value": values})
         out.append(frame.assign(when="", split="", mean="total", metric=metric))
     return pd.concat(out, ignore_index=True)[[*KEYS, "mean", "metric", "value"]]
 
@@ -58,7 +66,7 @@ def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarr
 def _spread(
     correct: np.ndarray, loss: np.ndarray, n: np.ndarray
 ) -> list[tuple[str, str, np.ndarray]]:
-    # (mean, metric, a value a round) of correct and loss (E, K), over the clients that have samples.
+    # From correct and loss (E, K): (mean, metric, values (E,)), over the clients with samples.
     has = n > 0
     acc = accuracy(correct[:, has], n[has])
     tenth = max(1, acc.shape[1] // 10)
@@ -71,73 +79,71 @@ def _spread(
         "acc_worst10": np.sort(acc, 1)[:, :tenth].mean(1),
     }
     pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
-    return [("client", m, v) for m, v in of_clients.items()] + [
-        ("pooled", m, v) for m, v in pooled.items()
-    ]
+    both = (("client", of_clients), ("pooled", pooled))
+    return [(mean, metric, v) for mean, values in both for metric, v in values.items()]
 
 
 def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Accuracy of every client at every evaluated round: round, when, split, client, acc_pct, n."""
+    """The accuracy of every client at every evaluated round.
+
+    Columns: round, when, split, client, acc_pct (%), n (samples).
+    """
     rounds, frames = arrays["rounds"], []
     for when, split, correct in _counted(arrays):
         n = arrays[f"n/{split}"]
         r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
-        part = dict(
-            round=r.ravel(),
-            when=when,
-            split=split,
-            client=k.ravel(),
-            acc_pct=accuracy(correct, n).ravel(),
-        )
-        frames.append(pd.DataFrame(part | {"n": np.tile(n, len(rounds))}))
+        part = dict(round=r.ravel(), when=when, split=split, client=k.ravel())
+        part |= dict(acc_pct=accuracy(correct, n).ravel(), n=np.tile(n, len(rounds)))
+        frames.append(pd.DataFrame(part))
     return pd.concat(frames, ignore_index=True)
 
 
 def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataFrame:
-    """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n."""
+    """Test accuracy of every client with test samples at an evaluated round.
+
+    Columns: client, acc_pct (%), n (test samples).
+    """
     ids, at = arrays["n/test"].nonzero()[0], list(arrays["rounds"]).index(round)
-    n = arrays["n/test"][ids]
-    return pd.DataFrame(
-        dict(client=ids, acc_pct=accuracy(arrays[f"{when}/test/correct"][at][ids], n), n=n)
-    )
+    n, correct = arrays["n/test"][ids], arrays[f"{when}/test/correct"][at][ids]
+    return pd.DataFrame(dict(client=ids, acc_pct=accuracy(correct, n), n=n))
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
-    """Test accuracy in %, a line a `when`: client mean at the last round and at the best validation round (else best test), worst
-    tenth and sd over clients at the last."""
+    """Test accuracy in %, before and after local training, a line each; see `Result.summary`."""
     acc = history[
         (history["mean"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
     ]
     out = {}
     for when in dict.fromkeys(acc.when):
-        own = acc[acc.when == when].pivot(
-            index="round", columns=["split", "metric"], values="value"
-        )
-        chosen = own["val" if "val" in own else "test"].acc_pct.idxmax()
-        if "test" in own:
-            last, best = own.test.iloc[-1], own.test.loc[chosen]
+        these = acc[acc.when == when]
+        table = these.pivot(index="round", columns=["split", "metric"], values="value")
+        chosen = table["val" if "val" in table else "test"].acc_pct.idxmax()
+        if "test" in table:
+            last, best = table.test.iloc[-1], table.test.loc[chosen]
             named = dict(last=last.acc_pct, best=best.acc_pct, at=chosen)
             out[when] = named | dict(worst10=last.acc_worst10, sd=last.acc_sd)
     return pd.DataFrame(out).T.round(2).rename_axis("when")
 
 
-# -- one number a row, and one round a row ---------------------------------------------------------------------------------
+# -- one number a row, and one round a row --------------------------------------------------------
 
 
 def wide(history: pd.DataFrame) -> pd.DataFrame:
-    """A history in long form with metrics as columns "mean.metric": a line a round, when and split, in the order they came in."""
+    """A history with a column for each number, "mean.metric".
+
+    It has a line for each round, when and split, in the order in which they came.
+    """
     named = history.assign(name=history["mean"] + "." + history.metric)
     names, lines = named.name.unique(), pd.MultiIndex.from_frame(history[KEYS].drop_duplicates())
-    return (
-        named.pivot(index=KEYS, columns="name", values="value")
-        .reindex(lines)[names]
-        .rename_axis(columns=None)
-        .reset_index()
-    )
+    table = named.pivot(index=KEYS, columns="name", values="value").reindex(lines)[names]
+    return table.rename_axis(columns=None).reset_index()
 
 
 def long(frame: pd.DataFrame) -> pd.DataFrame:
-    """The histories of several runs as `wide` gives them, with a column run, in long form again: each run's lines as they were."""
+    """The inverse of `wide`, for several runs, which a column `run` tells apart.
+
+    Each run's rows are in the order that they had.
+    """
     names = [c for c in frame if "." in c]
     keys = ["run", *KEYS]
     blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()

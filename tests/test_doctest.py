@@ -1,0 +1,57 @@
+"""The examples in the docstrings of the names that a newcomer meets first are right."""
+
+import doctest
+
+import numpy as np
+import pytest
+
+import pfl_core
+
+NAMES = (
+    "Experiment run sweep tune grid Federation Method load "
+    "list_methods list_datasets list_models list_partitions"
+).split()
+OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def examples(name):
+    """The examples of one public name, which may use all public names, and numpy as np."""
+    known = {n: getattr(pfl_core, n) for n in pfl_core.__all__} | {"np": np}
+    finder = doctest.DocTestFinder(recurse=False)
+    found = finder.find(getattr(pfl_core, name), name, globs=known)
+    return [test for test in found if test.examples]
+
+
+def failures(tests):
+    """What doctest says of examples that give something else."""
+    said = []
+    runner = doctest.DocTestRunner(verbose=False, optionflags=OPTIONS)
+    for test in tests:
+        runner.run(test, out=said.append)
+    return "".join(said)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_example_gives_what_it_says(name):
+    tests = examples(name)
+    assert tests, f"{name} has no example; write a short one, on digits"
+    assert not failures(tests)
+
+
+def test_the_example_of_a_partition_of_ones_own(monkeypatch):
+    from pfl_core.data import partition
+
+    monkeypatch.setattr(partition, "_SCHEMES", dict(partition._SCHEMES))
+    assert not failures(examples("register_partition")) and "one_class" in partition._SCHEMES
+
+
+def test_a_wrong_example_is_found():
+    parser = doctest.DocTestParser()
+    wrong = parser.get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+    assert "Expected:\n    3\nGot:\n    2" in failures([wrong])

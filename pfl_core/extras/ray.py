@@ -1,9 +1,11 @@
-"""Sweeps over a Ray cluster: sweep(experiments, on="ray", cpus=1, gpus=0.25). Each run is a task; all nodes share the store.
+"""Sweeps over a Ray cluster: sweep(experiments, on="ray", cpus=1, gpus=0.25).
 
-The cluster is that of $RAY_ADDRESS, or the one to which `ray.init` was called before. Without either, Ray is started on this computer and
-listens on 127.0.0.1 only; who can connect to a cluster can run any code on it (docs/cluster.md says what Ray's token does). A task whose
-node is lost is started again elsewhere and goes on from the run's checkpoint, so that the rounds since then are all that is lost. Every
-node needs pfl_core, the data below the same $PFL_DATA, and the store at the same path.
+Each run is a task, and all nodes share the store. The cluster is that of $RAY_ADDRESS, or the one
+to which `ray.init` was called before. Without either, Ray is started on this computer and listens
+on 127.0.0.1 only: who can connect to a cluster can run any code on it (docs/cluster.md says what
+Ray's token does). A task whose node is lost is started again on another one and goes on from the
+run's checkpoint, so that only the rounds since then are lost. Every node needs pfl_core, the data
+below the same $PFL_DATA, and the store at the same path.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")
 
 
 def start(ray: Any) -> None:
-    """Connect to $RAY_ADDRESS, else start Ray on this computer, for nobody else; RuntimeError if it listens to others, too."""
+    """Connect to $RAY_ADDRESS, else start Ray on this computer, for nobody else.
+
+    RuntimeError if it listens to others, too.
+    """
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
         return
-    # No argument of ray.init does this (it turns 127.0.0.1 into the address that others see). Where clusters are switched off, as Ray does
-    # on macOS and Windows, its address is the loopback's, and with that every one of its servers'.
+    # No argument of ray.init does this (it turns 127.0.0.1 into the address that others see). Where
+    # clusters are switched off, as Ray does on macOS and Windows, its address is the loopback's,
+    # and with that every one of its servers'.
     constants = ray._private.ray_constants
     as_it_was, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -36,8 +42,8 @@ def start(ray: Any) -> None:
     if open_to := {n["NodeManagerAddress"] for n in ray.nodes()} - {"127.0.0.1", "::1"}:
         ray.shutdown()
         raise RuntimeError(
-            f"Ray would listen on {', '.join(sorted(open_to))}, not on this computer only; start it yourself (ray start --head) and "
-            "set RAY_ADDRESS"
+            f"Ray would listen on {', '.join(sorted(open_to))}, not on this computer only; "
+            "start it yourself (ray start --head) and set RAY_ADDRESS"
         )
 
 
@@ -49,10 +55,11 @@ def run_all(
     cpus: float,
     gpus: float | None,
 ) -> Iterator[Result]:
-    """run(experiment, store=store, **how) of each Experiment on the cluster, in the order in which they end.
+    """run(experiment, store=store, **how) of each Experiment, in the order in which they end.
 
-    cpus, gpus: what one run takes of a node (gpus None: a quarter where there are any). ImportError without ray; ValueError where no
-    node has what a run asks for; a run's own error as it was raised.
+    cpus and gpus are what one run takes of a node; gpus=None takes a quarter of a GPU where there
+    are any. Raises ImportError without ray, ValueError where no node has what a run asks for, and a
+    run's own error as it was raised.
     """
     try:
         import ray
@@ -63,12 +70,12 @@ def run_all(
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     if gpus is None:
         gpus = 0.25 if how.get("device") != "cpu" and any(n.get("GPU") for n in nodes) else 0
-    if not any(
-        n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus for n in nodes
-    ):  # Ray would wait for ever
+    fits = [n for n in nodes if n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus]
+    if not fits:  # Ray would wait for ever
         there = "; ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
         raise ValueError(
-            f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; ask for less"
+            f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; "
+            "ask for less"
         )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}

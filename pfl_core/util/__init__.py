@@ -1,4 +1,4 @@
-"""What every room may use: names checked, files written whole, progress, foreign code as a digest, where things lie."""
+"""What every room may use: checks, seeded draws, progress, digests of foreign code, paths."""
 
 # What other rooms may take from it.
 __all__ = [

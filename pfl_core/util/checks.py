@@ -1,4 +1,7 @@
-"""Names and values that a user gives, checked: what was given, the nearest name that is known, what is allowed."""
+"""Names and values that a user gives, checked.
+
+An error says what was given, the nearest name that is known, and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ KINDS |= {"tuple[str, ...]": tuple | list}
 
 
 def known(what: str, given: Any, legal: Iterable[Any], instead: str = "") -> None:
-    """ValueError unless `given` is among `legal`, naming the nearest of them, all of them, and what to do `instead`."""
+    """Raise ValueError unless `given` is among `legal`.
+
+    The error names `what` it is, the nearest legal value, all of them, and what to do `instead`.
+    """
     legal = list(legal)
     if given in legal:
         return
@@ -35,7 +41,11 @@ def known(what: str, given: Any, legal: Iterable[Any], instead: str = "") -> Non
 
 
 def kind(where: str, name: str, value: Any, declared: Any) -> None:
-    """ValueError unless `value` is of the annotation `declared` ("float | None", float, ...) and finite; other types than `KINDS` pass."""
+    """Raise ValueError unless `value` has the declared type, and is finite if it is a float.
+
+    `declared` is an annotation, as text ("float | None") or as a type; annotations with types that
+    are not in `KINDS` are not checked. The error says `where(name=value)`.
+    """
     declared = getattr(declared, "__name__", str(declared))
     parts = declared.split(" | ")
     types = [KINDS[p] for p in parts if p in KINDS]
@@ -51,10 +61,11 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
 
 
 def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
-    """Make a folder; OSError naming the environment `variable` that decides where it is, if that cannot be."""
+    """Make a folder; an OSError names the environment `variable` that decides where it is."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"cannot make the folder {path} ({error.strerror}); set {variable} to a folder that can be written"
+            f"cannot make the folder {path} ({error.strerror}); "
+            f"set {variable} to a folder that can be written"
         ) from None

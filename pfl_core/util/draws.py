@@ -1,4 +1,7 @@
-"""Torch's random numbers from a generator of our own, in this thread alone: the global one is neither read nor written."""
+"""Random numbers of our own: numpy's by purpose, torch's in one thread alone.
+
+Torch's global generator is neither read nor written.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """The generator of one purpose: a pure function of (seed, purpose, ids), so that no draw depends on any other."""
+    """A generator that is a function of (seed, purpose, ids) alone.
+
+    So no draw depends on how often another purpose, round or client drew before.
+    """
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *ids])
 
 
@@ -22,9 +28,10 @@ _seed: ContextVar[int] = ContextVar("seed", default=0)
 
 
 class Draws(TorchDispatchMode):
-    """Within it, what torch draws at random in this thread is a function of `seed`; `count` says how often it drew.
+    """Within it, what torch draws at random in this thread is a function of `seed`.
 
-    On a CPU the numbers are those of torch.manual_seed(seed). Raises ValueError for an operation that takes no generator.
+    `count` says how often it drew. On a CPU the numbers are those of torch.manual_seed(seed).
+    Raises ValueError for an operation that takes no generator.
     """
 
     def __init__(self, seed: int):
@@ -55,8 +62,9 @@ class Draws(TorchDispatchMode):
             if not any(a.name == "generator" for a in func._schema.arguments):
                 if not hasattr(func.overloadpacket, "generator"):
                     raise ValueError(
-                        f"{func} draws random numbers that cannot be seeded for one run alone; use torch.rand, "
-                        "torch.randn, torch.bernoulli or nn.Dropout, or a method's Batch.noise"
+                        f"{func} draws random numbers that cannot be seeded for one run alone; use "
+                        "torch.rand, torch.randn, torch.bernoulli or nn.Dropout, or a method's "
+                        "Batch.noise"
                     )
                 func = func.overloadpacket.generator
             kwargs = kwargs | {"generator": own}
@@ -80,7 +88,10 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None, generator: torch.Gen
 
 @contextmanager
 def seeded(seed: int) -> Iterator[Draws]:
-    """Within it, modules made on the CPU have weights that are a function of `seed`; `current_seed()` is that seed."""
+    """Within it, modules made on the CPU have weights that are a function of `seed`.
+
+    `current_seed()` gives that seed.
+    """
     token = _seed.set(seed)
     try:
         with torch.device("cpu"), Draws(seed) as draws:

@@ -1,8 +1,11 @@
-"""The code behind a run that is not pfl_core's: plugins, registered functions, methods of a notebook, as one digest.
+"""The code behind a run that is not pfl_core's, as one digest.
 
-Of a module it is the syntax tree, without comments and docstrings, of its file as it was loaded and of every module below the
-file's folder that it imports; of an installed package its version. Of what a notebook or a script defines it is the definition, and what
-that refers to.
+That code is plugins, registered functions, and methods that a notebook defines. What counts:
+
+- of a module, the syntax tree, without comments and docstrings, of its file as it was loaded, and
+  of every module below the file's folder that it imports;
+- of an installed package, its version;
+- of what a notebook or a script defines, the definition and what that refers to.
 """
 
 from __future__ import annotations
@@ -24,22 +27,19 @@ from typing import Any
 from pfl_core.util.paths import PACKAGE
 
 INSTALLED = {"site-packages", "dist-packages"}
-MAIN = (
-    "__main__",
-    "__mp_main__",
-)  # a notebook's or script's own namespace, and its name in a worker process
-_loaded: dict[
-    str, tuple[Any, str]
-] = {}  # module: (its spec, which a reload makes anew; its source when it was loaded)
+# A notebook's or script's own namespace, and its name in a worker process.
+MAIN = ("__main__", "__mp_main__")
+# {module: (its spec, which a reload makes anew; its source when it was loaded)}
+_loaded: dict[str, tuple[Any, str]] = {}
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether a class, function or module is pfl_core's own: it counts by `revision` and version, not by its source."""
+    """Whether something is pfl_core's own: then its `revision` counts, and not its source."""
     return _home(thing).partition(".")[0] == "pfl_core"
 
 
 def in_main(thing: Any) -> bool:
-    """Whether it is defined in a notebook or in the script that runs, where worker processes do not find it."""
+    """Whether a notebook or the script that runs defines it: worker processes do not find it."""
     return _home(thing) in MAIN
 
 
@@ -50,7 +50,7 @@ def note(thing: Any) -> None:
 
 
 def digest(*things: Any) -> str:
-    """sha256 (hex) of the foreign code of classes, functions and modules; "" where all of it is ours."""
+    """sha256 (hex) of the foreign code of classes, functions and modules; "" if all is ours."""
     seen: dict[str, str] = {}
     for thing in things:
         _add(thing, seen)
@@ -72,25 +72,24 @@ def _add(thing: Any, seen: dict[str, str]) -> None:
     if not isinstance(thing, ModuleType) and not hasattr(thing, "__qualname__"):
         thing = type(thing)  # an object that can be called
     home = _home(thing)
-    if home.partition(".")[0] == "pfl_core":
-        return
-    if _standard(home):
+    top = home.partition(".")[0]
+    if top == "pfl_core" or _standard(home):
         return
     if home not in MAIN and (path := _file(home)):
         if INSTALLED & set(path.parts):  # a package from an index is what its version says
-            top = home.partition(".")[0]
-            seen[top] = str(getattr(sys.modules.get(top), "__version__", "")) or _tree(
-                _source(home, path)
-            )
-            return
-        return _add_module(home, _root(home, path), seen)
-    for part in (
-        [c for c in thing.__mro__ if c.__module__ == home] if inspect.isclass(thing) else [thing]
-    ):
-        _add_definition(part, seen)
+            version = str(getattr(sys.modules.get(top), "__version__", ""))
+            seen[top] = version or _tree(_source(home, path))
+        else:
+            _add_module(home, _root(home, path), seen)
+    elif inspect.isclass(thing):
+        for base in thing.__mro__:
+            if base.__module__ == home:
+                _add_definition(base, seen)
+    else:
+        _add_definition(thing, seen)
 
 
-# -- modules -------------------------------------------------------------------------------------------------------------
+# -- modules
 
 
 def _add_module(name: str, root: Path, seen: dict[str, str]) -> None:
@@ -106,19 +105,14 @@ def _add_module(name: str, root: Path, seen: dict[str, str]) -> None:
 
 def _root(name: str, path: Path) -> Path:
     # The folder of a package's top level; of a file on its own, the folder it lies in.
-    return (
-        path.parents[name.count(".") + (path.name == "__init__.py") - 1]
-        if "." in name
-        else path.parent
-    )
+    if "." not in name:
+        return path.parent
+    return path.parents[name.count(".") + (path.name == "__init__.py") - 1]
 
 
 def _below(file: Path, root: Path) -> bool:
-    return (
-        file.is_relative_to(root)
-        and not file.is_relative_to(PACKAGE)
-        and not INSTALLED & set(file.parts)
-    )
+    ours = file.is_relative_to(PACKAGE)
+    return file.is_relative_to(root) and not ours and not INSTALLED & set(file.parts)
 
 
 def _file(name: str) -> Path | None:
@@ -128,12 +122,10 @@ def _file(name: str) -> Path | None:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
         path = spec.origin if spec and spec.has_location else None
-    path = Path(path).resolve() if path else None
-    return (
-        path
-        if path and path.suffix == ".py" and path.is_file() or path and name in _loaded
-        else None
-    )
+    if not path:
+        return None
+    path = Path(path).resolve()
+    return path if path.suffix == ".py" and path.is_file() or name in _loaded else None
 
 
 def _source(name: str, path: Path) -> str:
@@ -154,14 +146,9 @@ def _tree(text: str) -> str:
 def _plain(tree: ast.AST) -> str:
     # Without docstrings; comments and layout are not in a tree.
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(body, list)
-            and body
-            and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        ):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             if ast.get_docstring(node, clean=False) is not None:
-                node.body = body[1:] or [ast.Pass()]
+                node.body = node.body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
@@ -181,7 +168,7 @@ def _imports(name: str, path: Path, text: str) -> tuple[str, ...]:
     return tuple(n for n in out if n)
 
 
-# -- what a notebook or a script defines ---------------------------------------------------------------------------------
+# -- what a notebook or a script defines
 
 
 def _add_definition(thing: Any, seen: dict[str, str]) -> None:
@@ -219,28 +206,24 @@ def _standard(name: str) -> bool:
 
 
 def _node(thing: Any) -> ast.AST | None:
-    # The definition's syntax tree, read from where the interpreter keeps the text of files and of cells.
+    # The definition's syntax tree, from where Python keeps the text of files and of cells.
     for file in dict.fromkeys(c.co_filename for c in _codes(thing)):
         text = "".join(linecache.getlines(file))
         with contextlib.suppress(SyntaxError):
             for node in ast.walk(ast.parse(text)):
-                if (
-                    inspect.isclass(thing)
-                    and isinstance(node, ast.ClassDef)
-                    and node.name == thing.__name__
-                ):
-                    return node
-                if isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno == _line(
-                    thing, node
-                ):
+                if _defines(node, thing):
                     return node
     return None
 
 
-def _line(thing: Any, node: ast.AST) -> int | None:
-    code = getattr(inspect.unwrap(thing), "__code__", None) if not inspect.isclass(thing) else None
+def _defines(node: ast.AST, thing: Any) -> bool:
+    if inspect.isclass(thing):
+        return isinstance(node, ast.ClassDef) and node.name == thing.__name__
+    if not isinstance(node, ast.FunctionDef | ast.Lambda):
+        return False
+    code = getattr(inspect.unwrap(thing), "__code__", None)
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-    return node.lineno if code is not None and code.co_firstlineno == first else None
+    return code is not None and code.co_firstlineno == first
 
 
 def _codes(thing: Any) -> Iterator[Any]:

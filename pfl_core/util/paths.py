@@ -10,7 +10,10 @@ CHECKOUT = PACKAGE.parent  # of an installed package: where packages lie, withou
 
 
 def runs_root() -> Path:
-    """Where runs are kept: $PFL_RUNS, else runs/ beside the checked-out package, else runs/ below the current folder."""
+    """Where runs are kept.
+
+    That is $PFL_RUNS, else runs/ beside the checked-out package, else runs/ in the current folder.
+    """
     if os.environ.get("PFL_RUNS"):
         return Path(os.environ["PFL_RUNS"]).expanduser()
     return (CHECKOUT if (CHECKOUT / "pyproject.toml").exists() else Path.cwd()) / "runs"

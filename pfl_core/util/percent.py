@@ -6,6 +6,6 @@ import numpy as np
 
 
 def accuracy(correct: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Accuracy in percent of `correct` of `n` samples, arrays (..., K) and (K,), or numbers; NaN where there are no samples."""
+    """Accuracy in percent: `correct` (..., K) of `n` (K,) samples, or two numbers; NaN of none."""
     with np.errstate(invalid="ignore"):
         return 100 * correct / n

@@ -1,7 +1,8 @@
-"""Progress of long work by tqdm, in the form that fits where the code runs: all of it goes to stderr.
+"""Progress of long work by tqdm, in the form that fits where the code runs.
 
-A widget in JupyterLab, one redrawn line in a terminal, plain lines every ten seconds in a log (papermill), nothing under pytest and
-nbval. Short work shows nothing. A Progress opened inside another one draws nothing itself: it moves the outer one.
+It is a widget in JupyterLab, one redrawn line in a terminal, a plain line every ten seconds in a
+log (papermill), and nothing under pytest and nbval. Text goes to stderr. Short work shows nothing.
+A Progress opened inside another one draws nothing itself: it moves the outer one.
 """
 
 from __future__ import annotations
@@ -24,17 +25,14 @@ _open: list[Progress] = []
 
 
 def mode(environ: Mapping[str, str], stream: TextIO) -> str:
-    """ "widget", "line", "log" or "silent", by the environment variables, the process and the stream written to."""
+    """How progress is shown here: "widget", "line", "log" or "silent"."""
     lab = bool(environ.get("JPY_SESSION_NAME"))
-    if environ.get(
-        "PYTEST_VERSION"
-    ):  # nbval's kernels inherit it: progress would differ from the committed output
+    if environ.get("PYTEST_VERSION"):  # nbval's kernels inherit it, and compare what they print
         return "silent"
     if environ.get("PFL_HEADLESS"):
         return "log"
-    if multiprocessing.parent_process() is not None and (
-        lab or stream.isatty()
-    ):  # the bar there is its parent's
+    worker = multiprocessing.parent_process() is not None
+    if worker and (lab or stream.isatty()):  # the bar there is its parent's
         return "silent"
     if lab and "ipykernel" in sys.modules:  # a kernel, not a program started by one
         return "widget"
@@ -47,10 +45,9 @@ class Lines(tqdm):
     monitor_interval = 0  # no thread that watches
 
     def __init__(self, **how: Any):
-        shape = "{desc}{postfix}, {elapsed}, {remaining} left"
-        super().__init__(
-            **how, bar_format=shape, mininterval=LOG_EVERY_S, gui=True
-        )  # gui: it is drawn by `display` alone
+        how |= dict(bar_format="{desc}{postfix}, {elapsed}, {remaining} left")
+        how |= dict(mininterval=LOG_EVERY_S, gui=True)  # gui: it is drawn by `display` alone
+        super().__init__(**how)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Write the line."""
@@ -65,7 +62,8 @@ class Lines(tqdm):
 
 
 def _bar(how: str, total: int) -> tqdm:
-    # miniters=0: whether it is time to draw is asked at each step; smoothing=0: the time left is by the mean speed so far.
+    # miniters=0: at each step it is asked whether it is time to draw.
+    # smoothing=0: the time left is by the mean speed so far.
     common = dict(total=total, miniters=0, smoothing=0)
     if how == "widget":
         from tqdm.notebook import tqdm as widget  # here alone: it looks for a kernel's widgets
@@ -77,7 +75,8 @@ def _bar(how: str, total: int) -> tqdm:
 class Progress:
     """Context manager that shows how far `total` steps have come.
 
-    label: what is counted; done: steps finished before, whose time is not known; None: those that the first call of `at` names.
+    `label` says what is counted. `done` is the number of steps that were finished before, in a time
+    that nobody knows; None takes it from the first call of `at`.
     """
 
     def __init__(self, total: int, label: str, done: int | None = None):

@@ -12,7 +12,10 @@ from pfl_core.util.paths import PACKAGE
 
 @functools.cache
 def commit() -> str:
-    """The commit of the checkout that pfl_core runs from, 12 digits, "+" where its code has changed since; "" outside of one."""
+    """The commit of the checkout that pfl_core runs from, in 12 digits; "" outside of one.
+
+    A "+" says that the package's code has changed since.
+    """
     home = PACKAGE
 
     def git(*words: str) -> str:

@@ -1,4 +1,7 @@
-"""Committed files: written whole or not at all, and held to the digests in SHA256SUMS beside them (by hand: sha256sum -c SHA256SUMS)."""
+"""Committed files: written whole or not at all, and held to the digests beside them.
+
+SHA256SUMS has the form of sha256sum's: `sha256sum -c SHA256SUMS` checks the files by hand.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ NAME = "SHA256SUMS"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` when all went well; else the old one stays, and OSError says why."""
+    """A file to write to, which takes the place of `path` when all went well.
+
+    If not, the old file stays, and an OSError says why.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -24,14 +30,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(part, path)
     except OSError as error:
         raise OSError(
-            f"cannot write {path} ({error.strerror or error}); what was there is as it was: make room, and run it again"
+            f"cannot write {path} ({error.strerror or error}); what was there is as it was: "
+            "make room, and run it again"
         ) from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def known(folder: Path) -> dict[str, str]:
-    """{name: hex digest} of the files that SHA256SUMS in `folder` lists; nothing where there is none."""
+    """{name: hex digest} of the files that SHA256SUMS in `folder` lists, {} without one."""
     file = folder / NAME
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return {
@@ -40,7 +47,10 @@ def known(folder: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file. ValueError if SHA256SUMS beside it says otherwise, does not have it, or has it where there is no file."""
+    """The bytes of a file, checked against SHA256SUMS beside it, if there is one.
+
+    Raises ValueError if the digest differs, or the file or its line is missing.
+    """
     listed = known(path.parent)
     raw = path.read_bytes() if path.exists() or path.name not in listed else None
     if listed and (raw is None or listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
@@ -49,14 +59,18 @@ def read(path: Path) -> bytes:
         if raw is None:
             what, lists = "is missing", "lists it"
         raise ValueError(
-            f"{path} {what} ({NAME} beside it {lists}); restore it (git restore {path.name} {NAME}, in that folder), or publish "
-            "it again (python -m pfl_core publish PAPER)"
+            f"{path} {what} ({NAME} beside it {lists}); restore it "
+            f"(git restore {path.name} {NAME}, in that folder), or publish it again "
+            "(python -m pfl_core publish PAPER)"
         )
     return raw
 
 
 def write(folder: Path, new: Mapping[str, bytes]) -> None:
-    """Write SHA256SUMS of `folder` anew: `new` files (their bytes), and those listed before that are still there."""
+    """Write SHA256SUMS of `folder` anew.
+
+    It lists `new` {name: bytes}, and of those that were listed before the ones still there.
+    """
     sums = {name: digest for name, digest in known(folder).items() if (folder / name).exists()}
     sums |= {name: hashlib.sha256(raw).hexdigest() for name, raw in new.items()}
     with replacing(folder / NAME) as file:

@@ -24,7 +24,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.explore import views
 from pfl_core.explore.background import Background
 from pfl_core.explore.views import Choice, Shown
-from pfl_core.papers import study
+from pfl_core.papers import parameters
 from pfl_core.util import progress
 from pfl_core.util.version import __version__
 
@@ -219,7 +219,7 @@ class Explore:
     ):  # fmt: skip
         self.began, known = time.monotonic(), [*views.VIEWS, "train"]
         some = dict(datasets=datasets, methods=methods, seeds=seeds, artefacts=artefacts)
-        study.check(known, profile=profile, recompute=recompute, **some)
+        parameters.check(known, profile=profile, recompute=recompute, **some)
         self.artefacts, self.recompute, self.live = artefacts or known, recompute, live(interactive)
         self.device = runs.pick_device(device)
         self.start: dict[str, Any] = {

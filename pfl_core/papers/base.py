@@ -1,7 +1,8 @@
-"""What a paper is here: its artefacts, its claims, and the sweeps that they need, as data that trains nothing.
+"""What a paper is here: artefacts, claims and the sweeps that they need, as data, training nothing.
 
-A paper's file holds `PAPER`, its settings with their sources, and the functions that make numbers of finished runs. Sources of values:
-[P] the paper, [O] the authors' code, [C] our choice, ? a substitute for what the paper's text does not hold.
+A paper's file holds `PAPER`, its settings with their sources, and the functions that make numbers
+of finished runs. Sources of values: [P] the paper, [O] the authors' code, [C] our choice, ? a
+substitute for what the paper's text does not hold.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from pfl_core.util import checks
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
-FULL = (
-    "medium",
-    "paper",
-)  # profiles over the papers' own data, networks and clients; medium has fewer rounds
+# Profiles over the papers' own data, networks and clients; medium has fewer rounds.
+FULL = ("medium", "paper")
 TUNING = "tuning"  # the artefact of runs that choose the parameters of others
 EMBEDDED = ("digits", "digits100", "raters_digits100")
-STAND_INS = {  # what serves where a paper's data are not asked for: embedded first, then what may be there
+# What serves where a paper's data are not asked for: embedded first, then what may be there.
+STAND_INS = {
     "cifar10": ("digits",),
     "cifar100": ("digits100",),
     "mnist": ("digits",),
@@ -51,25 +51,29 @@ class Probed(NamedTuple):
     values: dict[str, np.ndarray]
 
     def at(self, round: int | None = None) -> dict[str, np.ndarray]:
-        """{key: array} at the recorded round nearest to `round` (the later of two); default the last one."""
+        """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
         i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
         return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
 
 
-Recorded = Callable[[str], list[Probed]]  # name of a probe -> what it recorded in the runs at hand
-Number = dict[
-    str, Any
-]  # run, metric, value, and what else differs from that run's rows (row, column, round)
+# Name of a probe -> what it recorded in the runs at hand.
+Recorded = Callable[[str], list[Probed]]
+# run, metric, value, and what else differs from that run's rows (row, column, round).
+Number = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure with data: what it needs, how many seeds it has, and what `Study.show` makes of its runs.
+    """A table or figure with data: what it needs, and what `Study.show` makes of its runs.
 
-    data: the paper's data sets in it. quick, medium: seeds at these profiles; quick 0 means the profile's own number, medium 0 that it
-    is not run there. own: the row that orderings are taken to, "" for the paper's own. show: of "compare", "standing" (tables),
-    "curves", "spread" (figures). metrics: published numbers to compare. numbers: what is derived from its rows and probes. said: a
-    sentence for the figure's caption. tuned: whether runs of the artefact "tuning" choose its parameters.
+    data: the paper's data sets in it.
+    show: of "compare", "standing" (tables), "curves", "spread" (figures).
+    medium, quick: seeds at these profiles. medium 0: not run there; quick 0: as many as usual.
+    own: the row that orderings are taken to, "" for the paper's own.
+    metrics: published numbers to compare, with so many digits.
+    numbers: (its rows, what probes recorded) -> what is derived from them.
+    said: a sentence for the figure's caption.
+    tuned: whether runs of the artefact "tuning" choose its parameters.
     """
 
     data: tuple[str, ...]
@@ -85,7 +89,10 @@ class Artefact:
 
 
 class Claim(NamedTuple):
-    """What a paper says; `needs` the artefact it is judged on; `judge(its rows) -> (what we measured, whether it holds)`."""
+    """What a paper says, the artefact on which it is judged, and the judge.
+
+    judge: rows of the artefact -> (what was measured, whether the claim holds).
+    """
 
     says: str
     needs: str
@@ -94,7 +101,10 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs of an artefact: the grid rows x columns x seeds of changes to `base`; `part` tells the sweeps of one artefact apart."""
+    """Runs of an artefact: the grid rows x columns x seeds of changes to `base`.
+
+    part: tells the sweeps of one artefact apart.
+    """
 
     artefact: str
     base: Experiment
@@ -110,11 +120,16 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper as data. `sweeps(scope)` lists all runs that its artefacts need at a profile, trains nothing, and may read finished runs
-    of the artefact "tuning" with `scope.finished`.
+    """A paper as data.
 
-    report: which number of a run the paper reports (keywords of `select.pick`); when: rows that are read at another time; seeds: {profile:
-    how many} where the paper says so; setting, rows: fields and rows of a table at a profile, for `presets`, which has `tables`.
+    sweeps: scope -> all runs that its artefacts need there. It trains nothing, and may read
+        finished runs of the artefact "tuning" with `scope.finished`.
+    own: the row of the paper's own method.
+    report: which number of a run the paper reports, as keywords of `select.pick`.
+    when: rows that are read at another time.
+    seeds: {profile: how many} where the paper says so.
+    tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
+        fields of an Experiment) and `rows` (the same -> {row: changes}).
     """
 
     key: str
@@ -130,26 +145,18 @@ class Paper:
     rows: Callable[..., dict[str, dict[str, Any]]] = dict
 
     def planned(self, scope: Scope, artefact: str = "", part: str | None = None) -> list[Sweep]:
-        """The sweeps of an artefact (of all that the scope asks for), those of "tuning" that they need first."""
-        wanted = (
-            [artefact]
-            if artefact
-            else [a for a in self.artefacts if a in (scope.artefacts or self.artefacts)]
-        )
+        """The sweeps of an artefact (of all that are asked for), those of "tuning" first.
+
+        Of tuning those that serve the artefact, which is their part; without a part they serve all.
+        """
         found = self.sweeps(scope)
-        serves = {a for a in wanted if a != TUNING and self.artefacts[a].tuned}
         tuning = [s for s in found if s.artefact == TUNING]
-        first = (
-            tuning
-            if artefact == TUNING
-            else [s for s in tuning if serves and (not s.part or s.part in serves)]
-        )
-        rest = [
-            s
-            for s in found
-            if s.artefact in wanted and s.artefact != TUNING and part in (None, s.part)
-        ]
-        return [*first, *rest]
+        if artefact == TUNING:
+            return tuning
+        wanted = [artefact] if artefact else scope.artefacts or tuple(self.artefacts)
+        tuned = [a for a in wanted if self.artefacts[a].tuned]
+        first = [s for s in tuning if tuned and s.part in ("", *tuned)]
+        return first + [s for s in found if s.artefact in wanted and part in (None, s.part)]
 
     def missing(self, scope: Scope, artefact: str) -> str:
         """Why an artefact is not run in this scope, "" if it is."""
@@ -158,13 +165,12 @@ class Paper:
             return f"not run, not among artefacts={list(scope.artefacts)}"
         needed = self.artefacts[artefact].data
         if not any(scope.data(d) for d in needed):
-            return f"not run, needs {' or '.join(needed)} (datasets={list(scope.datasets) or 'the embedded ones'})"
+            given = list(scope.datasets) or "the embedded ones"
+            return f"not run, needs {' or '.join(needed)} (datasets={given})"
         if scope.profile == "medium" and not self.artefacts[artefact].medium:
-            some = (
-                ", ".join(a for a, v in self.artefacts.items() if v.medium)
-                or "nothing of this paper"
-            )
-            return f"not run at profile medium, which has {some}; use profile='paper'"
+            has = ", ".join(a for a, v in self.artefacts.items() if v.medium)
+            has = has or "nothing of this paper"
+            return f"not run at profile medium, which has {has}; use profile='paper'"
         return ""
 
 
@@ -172,7 +178,7 @@ class Paper:
 class Scope:
     """What is asked of a paper: a profile, and what to restrict it to (empty: the profile's own).
 
-    finished: rows of the given Experiments if all of them are finished, else None; by default none are.
+    finished: Experiments -> their rows if all of them are finished, else None; by default none are.
     """
 
     profile: str = "quick"
@@ -186,7 +192,7 @@ class Scope:
 
     @property
     def label(self) -> str:
-        """The data in the names of files: "cifar10+cifar100"; "paper" where every artefact has its own; "digits", embedded."""
+        """The data in names of files: "cifar10+mnist"; "paper", each artefact's own; "digits"."""
         return "+".join(self.datasets) or ("paper" if self.full else "digits")
 
     @property
@@ -195,21 +201,27 @@ class Scope:
         return self.profile in FULL
 
     def data(self, name: str) -> str | None:
-        """The data set that serves for the paper's `name`: itself, a stand-in, or None (then the artefact is not run)."""
+        """The data set that serves for the paper's `name`: itself, a stand-in, or None."""
         if not self.datasets and self.full:
             return name
         wanted = self.datasets or EMBEDDED
         return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
 
     def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
-        """The value for the profile: `quick` on the embedded data only; smoke takes quick's where it has none, medium the paper's."""
+        """The value for the profile; smoke takes quick's where it has none, medium the paper's.
+
+        quick: on the embedded data only; on others its value is the paper's.
+        """
         if self.profile == "quick" and self.label != "digits":
             return paper
         given = {"paper": paper, "medium": medium, "quick": quick, "smoke": smoke}[self.profile]
         return {"medium": paper, "smoke": quick}.get(self.profile) if given is None else given
 
     def base(self, paper: Paper, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
-        """The Experiment that an artefact's runs vary, over the data that serve for the paper's `dataset`; None if it is not run."""
+        """The Experiment that an artefact's runs vary; None if it is not run.
+
+        dataset: as the paper has it; what serves for it here is taken.
+        """
         served = self.data(dataset)
         if served is None or paper.missing(self, artefact):
             return None
@@ -228,37 +240,29 @@ class Scope:
         seeds: tuple[int, ...] = (),
         part: str = "",
     ) -> list[Sweep]:
-        """One Sweep of changes to `base`, restricted to the methods and seeds that were asked for; none where base is None.
+        """One Sweep of changes to `base`, of the methods and seeds asked for; none if base is None.
 
-        quick: how many seeds at profile quick, in place of the artefact's own number; seeds: these, whatever was asked for.
+        quick: seeds at profile quick, in place of the artefact's own number.
+        seeds: these seeds, whatever was asked for.
         """
         if base is None:
             return []
         if self.methods:
-            rows = {
-                k: v
-                for k, v in rows.items()
-                if v.get("method", base.method) in self.methods or k in self.methods
-            }
+            named = {label: {label, c.get("method", base.method)} for label, c in rows.items()}
+            rows = {label: c for label, c in rows.items() if named[label] & set(self.methods)}
         artefact = base.tags["artefact"]
-        return [
-            Sweep(
-                artefact, base, rows, columns, seeds or self.seeds_of(paper, artefact, quick), part
-            )
-        ]
+        seeds = seeds or self.seeds_of(paper, artefact, quick)
+        return [Sweep(artefact, base, rows, columns, seeds, part)]
 
     def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
-        """The seeds of an artefact: those asked for, else as many as the paper, the artefact or the profile says."""
+        """The seeds asked for, else as many as the artefact, the paper or the profile says."""
         if self.seeds:
             return self.seeds
+        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}
         own = paper.artefacts.get(artefact)
-        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}[
-            self.profile
-        ]
-        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}.get(
-            self.profile, 0
-        )
-        return tuple(range(few or paper.seeds.get(self.profile, usual)))
+        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}
+        common = paper.seeds.get(self.profile, usual[self.profile])
+        return tuple(range(few.get(self.profile, 0) or common))
 
 
 def paper(name: str | Paper) -> Paper:
@@ -270,7 +274,10 @@ def paper(name: str | Paper) -> Paper:
 
 
 def title(artefact: str) -> str:
-    """An artefact's key as a reader says it: "fig2" is Figure 2, "apptable1" Appendix Table 1, "appc5" Appendix C.5, "table5a" Table 5a."""
+    """An artefact's key as a reader says it.
+
+    "fig2" is Figure 2, "apptable1" Appendix Table 1, "appc5" Appendix C.5, "table5a" Table 5a.
+    """
     parts = re.fullmatch(r"(app)?(fig|table|c)(\d+\w?)", artefact)
     if not parts:
         return artefact.capitalize()
@@ -284,7 +291,10 @@ def use(method: str, **args: Any) -> dict[str, Any]:
 
 
 def value(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct", **how: Any) -> float:
-    """Mean over seeds of one cell, picked by `how` (of `select.pick`); LookupError, a claim's "not run", if it is not there."""
+    """Mean over seeds of one cell, picked by `how` (of `select.pick`).
+
+    LookupError, which is a claim's "not run", if it is not there.
+    """
     cell = rows[(rows.row == row) & (rows.column == column)]
     got = pick(cell, metric=metric, **how) if len(cell) else cell
     if not len(got):
@@ -295,7 +305,7 @@ def value(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct", **
 def derived(
     rows: pd.DataFrame, metric: str, row: str | None = None, column: str | None = None
 ) -> pd.Series:
-    """Values of a derived metric (`Study.derive`) of one row and column, None for all; LookupError if there are none."""
+    """Values of a derived metric of one row and column, None for all; LookupError without any."""
     got = rows[(rows["mean"] == "derived") & (rows.metric == metric)]
     for name, label in (("row", row), ("column", column)):
         got = got if label is None else got[got[name] == label]

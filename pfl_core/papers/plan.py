@@ -1,4 +1,4 @@
-"""What a paper's runs cost: those that are there, steps, hours, memory of the rest; and their computation without a notebook."""
+"""What a paper's runs cost (those that are there, hours, memory), and their computation."""
 
 from __future__ import annotations
 
@@ -20,58 +20,57 @@ from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers import study
+from pfl_core.papers import parameters
 from pfl_core.papers.base import Paper
 from pfl_core.util import paths
 
-COPIES = (
-    4  # of all clients' models at once: their state, where a round starts, its gradient, its end
-)
+# Of all clients' models at once: their state, where a round starts, its gradient, its end.
+COPIES = 4
 
 
 def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Experiment]:
-    """The runs of `paper` that a notebook's parameters `how` ask for, sources (`init_from`) first; each once an artefact.
+    """The runs that a notebook asks for, each once an artefact, after what it starts from.
 
-    What tuning chose is known where all of its runs are finished (recompute: in the store, not only committed).
+    What tuning chose is known where all of its runs are finished.
+    recompute: in the store, not only committed.
+    how: the notebook's parameters, as for `parameters.check`.
     """
     paper = papers.paper(paper)
-    sweeps = paper.planned(study.asked(paper, recompute=recompute, **how))
+    wanted = paper.planned(parameters.asked(paper, recompute=recompute, **how))
     once: dict[str, Experiment] = {}
-    for e in (e for s in sweeps for cell in s.experiments() for e in _with_sources(cell)):
+    for e in (e for s in wanted for cell in s.experiments() for e in _with_sources(cell)):
         once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
     return list(once.values())
 
 
 def _with_sources(e: Experiment) -> list[Experiment]:
-    source = e.init_from and e.init_from.but(
-        keep_models=True, tags=e.tags | {"row": f"{e.tags.get('row')}'s start"}
-    )
-    return [*(_with_sources(source) if source else []), e]
+    if e.init_from is None:
+        return [e]
+    tags = e.tags | {"row": f"{e.tags.get('row')}'s start"}
+    return [*_with_sources(e.init_from.but(keep_models=True, tags=tags)), e]
 
 
 def plan(
     paper: str | Paper, device: str = "auto", recompute: bool = False, **how: Any
 ) -> pd.DataFrame:
-    """A line an artefact and one for all: runs, how many are there already, and of the rest client-steps (local SGD steps summed
-    over clients), hours on this computer's cores (a GPU's: at most), GB of memory of the largest; NaN where data are missing, of which
-    `attrs["missing"]` says {data set: where it was looked for, how to get it}."""
+    """What runs cost, a line an artefact and one for all.
+
+    Columns runs, cached (how many are there already), and of the rest client-steps (local SGD steps
+    summed over clients), hours (on this computer's cores; on a GPU at most so many), GB (memory of
+    the largest). NaN where data are missing, of which `attrs["missing"]` says {data set: where it
+    was looked for, how to get it}.
+    """
     device, lines, missing = runs.pick_device(device), [], {}
-    cores = (os.cpu_count() or 1) if device == "cpu" else 1
     for e in planned(paper, recompute, **how):
         try:
-            cached, steps, hours, size = sweeps.is_there(e, recompute), 0, 0.0, 0.0
-            if not cached:
-                second, parameters = measured(*_net(e), device)
-                steps = client_steps(e)
-                hours = steps * second / 3600 / cores
-                size = (COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes) / 1e9
+            cached = sweeps.is_there(e, recompute)
+            cost = (0, 0.0, 0.0) if cached else _cost(e, device)
         except data.DatasetMissing as error:
             missing[e.dataset] = str(error)
-            cached, steps, hours, size = False, *[float("nan")] * 3
-        lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, steps, hours, size))
-    frame = pd.DataFrame(
-        lines, columns=["artefact", "run", "cached", "client-steps", "hours", "GB"]
-    )
+            cached, cost = False, (float("nan"),) * 3
+        lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, *cost))
+    columns = ["artefact", "run", "cached", "client-steps", "hours", "GB"]
+    frame = pd.DataFrame(lines, columns=columns)
     whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
     by = pd.concat([frame, whole]).groupby("artefact", sort=False)
     total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
@@ -81,19 +80,29 @@ def plan(
     return out
 
 
+def _cost(e: Experiment, device: str) -> tuple[int, float, float]:
+    # Client-steps, hours, GB.
+    second, parameters = measured(*_net(e), device)
+    steps, cores = client_steps(e), (os.cpu_count() or 1) if device == "cpu" else 1
+    size = COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes
+    return steps, steps * second / 3600 / cores, size / 1e9
+
+
 def compute(
     paper: str | Paper, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any
 ) -> pd.DataFrame:
-    """Train what the notebook of `paper` asks for with the parameters `how` into the store, `jobs` runs at a time; a line a run.
+    """Train what a notebook asks for into the store, `jobs` runs at a time; a line a run.
 
-    What chooses parameters of others comes first. Then in the paper's order of artefacts; of each, all rows of the first seed before
-    those of the next, and what others start from before them. Finished runs are found and interrupted ones go on, so that the same call
-    resumes. Raises DatasetMissing or ValueError before anything is trained.
+    What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
+    all rows of the first seed before those of the next, and what others start from before them.
+    Finished runs are found and interrupted ones go on, so that the same call resumes.
+    how: the notebook's other parameters, as for `parameters.check`.
+
+    Raises DatasetMissing or ValueError before anything is trained.
     """
     if not isinstance(jobs, int) or jobs < 1:
-        raise ValueError(
-            f"compute(jobs={jobs!r}): allowed is an integer >= 1, the number of runs computed at a time"
-        )
+        allowed = "an integer >= 1, the number of runs computed at a time"
+        raise ValueError(f"compute(jobs={jobs!r}): allowed is {allowed}")
     cells = planned(paper, True, profile=profile, **how)
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
         sweeps.sweep(tuning, recompute=True, device=device, jobs=jobs)
@@ -111,7 +120,7 @@ def compute(
 
 
 def client_steps(e: Experiment) -> int:
-    """Local SGD steps of a run, summed over clients, those of evaluations after local training included."""
+    """Local SGD steps of a run, summed over clients, also those of evaluations after training."""
     sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
@@ -128,14 +137,16 @@ def _net(e: Experiment) -> tuple[str, str, int]:
 
 @functools.lru_cache
 def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
-    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters; a large model's from a batch of 16."""
+    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters.
+
+    A large model's from a batch of 16. rest: data set and arguments of the model, as JSON.
+    """
     dataset, options = json.loads(rest)
     pool = data.load(dataset)
     net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
     kind = torch.int32 if pool.kind == "text" else torch.float32
-    clock = (
-        time.process_time if device == "cpu" else time.perf_counter
-    )  # what else the computer does is not counted
+    # What else the computer does is not counted.
+    clock = time.process_time if device == "cpu" else time.perf_counter
 
     def step(few: int) -> float:
         x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")

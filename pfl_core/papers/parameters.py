@@ -1,0 +1,82 @@
+"""The parameters of a notebook: checked before anything runs, and the Scope that they ask for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from pfl_core.data import pools
+from pfl_core.experiments import store
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.methods.base import METHODS
+from pfl_core.papers import base as papers
+from pfl_core.papers import report
+from pfl_core.papers.base import Paper, Scope
+from pfl_core.util import checks, paths
+
+
+def check(
+    known: Iterable[str],
+    *,
+    profile: str = "quick",
+    datasets: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: list[int] | None = None,
+    artefacts: list[str] | None = None,
+    recompute: bool = False,
+) -> None:
+    """ValueError for a parameter that is unknown or of the wrong type.
+
+    known: the artefacts that the notebook may name.
+    """
+    checks.known("profile:", profile, papers.PROFILES)
+    _check_names("datasets", datasets, pools.list_datasets())
+    _check_names("methods", methods, (*METHODS, *report.VIEWS))
+    _check_names("artefacts", artefacts, known)
+    if not isinstance(recompute, bool):
+        got = f"recompute={recompute!r}: got {type(recompute).__name__}"
+        raise ValueError(f"{got}, allowed is True or False (not a string)")
+    whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
+    if seeds is not None and not whole:
+        raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+
+
+def _check_names(name: str, given: list[str] | None, known: Iterable[str]) -> None:
+    if given is not None and not isinstance(given, list):
+        some = f"give a list, such as {[next(iter(known))]}"
+        raise ValueError(f"{name}={given!r}: {some}; an empty list means the profile's own")
+    for value in given or []:
+        checks.known(f"{name}:", value, known)
+
+
+def asked(paper: Paper, *, profile: str = "quick", recompute: bool = False, **lists: Any) -> Scope:
+    """The Scope that a notebook's parameters ask for, checked.
+
+    lists: datasets, methods, seeds, artefacts, as for `check`.
+    recompute: what is only committed does not count as finished.
+    """
+    check(paper.artefacts, profile=profile, recompute=recompute, **lists)
+    some = {name: tuple(v or ()) for name, v in lists.items()}
+    return Scope(profile, **some, finished=functools.partial(finished, recompute=recompute))
+
+
+def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
+    """Rows of Experiments that are all finished, in the store or (unless recompute) committed.
+
+    None if one is not; nothing is trained.
+    """
+    try:
+        found = [_is_finished(e, recompute) for e in cells]
+    except pools.DatasetMissing:
+        return None
+    return sweeps.sweep(cells, recompute=recompute) if all(found) else None
+
+
+def _is_finished(e: Experiment, recompute: bool) -> bool:
+    # A damaged folder is not: `sweep` would train.
+    stored = store.load_result(paths.store_folder() / e.id, e, aside=False)
+    return stored is not None or (not recompute and sweeps.is_there(e, recompute=False))

@@ -1,4 +1,4 @@
-"""From plain values to stored results: the Experiment, one run, many runs, and what of them is committed."""
+"""From plain values to stored results: the Experiment, one run, many runs, what is committed."""
 
 # What other rooms may take from it.
 __all__ = [

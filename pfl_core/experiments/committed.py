@@ -1,6 +1,8 @@
-"""results/ in and out: what a notebook keeps of its runs, what is published of that, and what is read where no data set lies.
+"""results/ in and out: what a notebook keeps of its runs, what is published, what can be read.
 
-A notebook keeps its rows in runs/results/PAPER.PROFILE-DATA/; `publish` puts them into results/. Both have the form of `tables`.
+A notebook keeps its rows in runs/results/PAPER.PROFILE-DATA/ (`save`); `publish` puts them into
+results/, which is committed. Both have the form that tables.py describes. Reading them needs no
+data set.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from pfl_core.util import paths, sums
 
 
 class Part(NamedTuple):
-    """What was published together, or is kept to be: the runs of a paper at a profile over some data, and the folder they stand in."""
+    """The runs of a paper at a profile over some data, which are kept and published together.
+
+    Attributes
+    ----------
+    paper, profile, data : str
+        "fedper", "quick", "digits".
+    folder : Path
+        results/, or their folder in runs/results/.
+    """
 
     paper: str
     profile: str
@@ -31,16 +41,27 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As its folder in runs/results/ is named: "fedper.quick-digits"."""
+        """The name of its folder in runs/results/: "fedper.quick-digits"."""
         return f"{self.paper}.{self.profile}-{self.data}"
 
     def rows(self) -> pd.DataFrame:
-        """Its rows in the one long form. ValueError names a damaged file."""
+        """Its rows, one number a row (see `Result.rows`); ValueError names a damaged file."""
         return results(self.folder).rows(self.paper, self.profile, self.data).copy(deep=False)
 
 
 def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> dict[str, Part]:
-    """{name: part} of what results/ (or another folder) has of a paper, or of all; own: runs/results/, too, which goes before."""
+    """What there is of a paper, or of all: {name: part}.
+
+    Parameters
+    ----------
+    paper : str
+        Name of a paper; "" for all.
+    own : bool
+        Whether runs/results/ is read, too. A part of one's own takes the place of the committed
+        one of the same name.
+    folder : Path, optional
+        Where to look in place of results/.
+    """
     found = [folder or paths.results_folder(), *(_kept() if own else [])]
     every = [Part(*part, place) for place in found for part in results(place).parts]
     return {p.name: p for p in every if paper in ("", p.paper)}
@@ -51,21 +72,42 @@ def _kept() -> list[Path]:
 
 
 def named_runs(of: Collection[str] = ()) -> set[str]:
-    """Ids of all runs that results/ or runs/results/ show; with `of`, those of these papers. ValueError for a damaged file."""
-    shown = [
-        tables.named(r.cells, r.derived) for r in map(results, [paths.results_folder(), *_kept()])
-    ]
-    return {run for s in shown for run in (s[s.paper.isin(list(of))] if of else s).run}
+    """Ids of all runs that results/ or runs/results/ show; with `of`, those of these papers.
+
+    ValueError for a damaged file.
+    """
+    ids = set()
+    for found in map(results, [paths.results_folder(), *_kept()]):
+        shown = tables.named(found.cells, found.derived)
+        ids |= set(shown[shown.paper.isin(list(of))].run if of else shown.run)
+    return ids
 
 
-# -- out -----------------------------------------------------------------------------------------------------------------
+# -- out ------------------------------------------------------------------------------------------
 
 
 def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
-    """Keep rows, and what their runs measured, in runs/results/PAPER.PROFILE-DATA/, in place of what was there; returns the folder.
+    """Keep rows, and what their runs measured, in runs/results/PAPER.PROFILE-DATA/.
 
-    rows: of finished runs, of the store or of results/, and what was computed of them. A cell shows all that its run measured, however
-    much of it is in `rows`. ValueError for rows of other runs; OSError leaves what was there.
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of finished runs, from the store or from results/, and numbers that were computed from
+        them (mean "derived"). All that a run measured is kept, however much of it is in `rows`.
+    paper, profile, data : str
+        What the folder is named by; it replaces one that is there.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    ValueError
+        If a run is neither in the store nor in results/.
+    OSError
+        If the files cannot be written; what was there stays.
     """
     part = dict(zip(PART, (paper, profile, data), strict=True))
     folder = paths.runs_root() / "results" / f"{paper}.{profile}-{data}"
@@ -74,53 +116,66 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
 
 
 def publish(paper: str) -> list[Path]:
-    """Put what is kept of a paper (not of smoke) into results/, in place of what was published of it, and copy its figures.
+    """Copy what is kept of a paper, except at profile smoke, into results/ and figures/.
 
-    Returns the files; ValueError if there are none.
+    It takes the place of what was published at the same profile over the same data.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+
+    Raises
+    ------
+    ValueError
+        If nothing is kept.
     """
     home, done = paths.results_folder(), []
-    for kept in [
-        p
-        for folder in _kept()
-        for p in parts(paper, folder=folder).values()
-        if p.profile != "smoke"
-    ]:
-        done += tables.write(
-            home, tables.merged(results(home).content(), results(kept.folder).content())
-        )
-        figures = Path("figures", paper, f"{kept.profile}-{kept.data}")
-        for file in sorted((paths.runs_root() / figures).glob("*")):
-            if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
-                done.append(home.parent / figures / file.name)
-                done[-1].parent.mkdir(parents=True, exist_ok=True)
-                with sums.replacing(done[-1]) as out:
-                    out.write(file.read_bytes())
+    every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
+    for kept in every:
+        if kept.profile == "smoke":
+            continue
+        both = tables.merged(results(home).content(), results(kept.folder).content())
+        done += tables.write(home, both)
+        done += _publish_figures(kept, home.parent)
     if not done:
         raise ValueError(
-            f"nothing of {paper!r} to publish in {paths.runs_root()}; run its notebook at profile quick or paper first"
+            f"nothing of {paper!r} to publish in {paths.runs_root()}; "
+            "run its notebook at profile quick or paper first"
         )
     return list(dict.fromkeys(done))
 
 
+def _publish_figures(part: Part, checkout: Path) -> list[Path]:
+    figures, done = Path("figures", part.paper, f"{part.profile}-{part.data}"), []
+    for file in sorted((paths.runs_root() / figures).glob("*")):
+        if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
+            target = checkout / figures / file.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with sums.replacing(target) as out:
+                out.write(file.read_bytes())
+            done.append(target)
+    return done
+
+
 def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
+    # Everything that the folder of a part is to hold.
     found = {run: _measured(run) for run in rows.run.unique()}
-    history, clients = (
-        tables.joined(
-            f"{kind}.csv.gz", [getattr(m, kind).assign(run=run) for run, m in found.items()]
-        )
-        for kind in ("history", "clients")
-    )
-    runs = tables.joined(
-        "runs.csv", [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
-    )
-    used = {
-        (json.loads(m.line["experiment"])["dataset"], m.line["pool"]): None for m in found.values()
-    }
-    known = [pd.DataFrame([copies.line(*copy)]) for copy in used if copy[1]]
-    cells, derived = _labelled(rows.assign(**part), history, runs)
-    probes = {run: m.probes for run, m in found.items() if m.probes}
+    lines = [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
+    runs = tables.joined("runs.csv", lines)
+    history = tables.joined("history.csv.gz", [m.history.assign(run=r) for r, m in found.items()])
+    clients = tables.joined("clients.csv.gz", [m.clients.assign(run=r) for r, m in found.items()])
+    used = [(json.loads(m.line["experiment"])["dataset"], m.line["pool"]) for m in found.values()]
+    known = [pd.DataFrame([copies.line(*copy)]) for copy in dict.fromkeys(used) if copy[1]]
+    cells, derived = _cells_and_derived(rows.assign(**part), history, runs)
     return Content(
-        runs, cells, tables.joined("pools.csv", known), derived, history, clients, probes
+        runs=runs,
+        cells=cells,
+        pools=tables.joined("pools.csv", known),
+        derived=derived,
+        history=history,
+        clients=clients,
+        probes={run: m.probes for run, m in found.items() if m.probes},
     )
 
 
@@ -136,59 +191,58 @@ def _measured(run: str) -> Measured:
 
 def _of_result(r: Result) -> Measured:
     line = {name: r.meta.get(name, "") for name in tables.RECORDED}
-    line |= dict(
-        pool=_copy(r),
-        wall_s=round(r.meta["wall_s"], 2),
-        experiment=json.dumps(r.experiment.plain()),
-    )
-    return Measured(
-        line, metrics.wide(r.history), tables.counts(r.arrays), tables.of_probes(r.arrays)
-    )
+    line |= dict(pool=_checksum(r), wall_s=round(r.meta["wall_s"], 2))
+    line["experiment"] = json.dumps(r.experiment.plain())
+    clients, probes = tables.counts(r.arrays), tables.of_probes(r.arrays)
+    return Measured(line, metrics.wide(r.history), clients, probes)
 
 
-def _copy(r: Result) -> str:
-    # The checksum of its data: as recorded, or, of runs of before it was, of the copy over which they have their id.
-    if "pool" in r.meta or r.experiment.dataset == "own":
+def _checksum(r: Result) -> str:
+    # The checksum of a run's data. Older runs did not record it: theirs is that of the copy with
+    # which their Experiment has their id.
+    name = r.experiment.dataset
+    if "pool" in r.meta or name == "own":
         return r.meta.get("pool", "")
-    every = [copies.checksum(r.experiment.dataset), *copies.checksums(r.experiment.dataset)]
+    every = [copies.checksum(name), *copies.checksums(name)]
     return next((c for c in every if r.experiment.id_for(c) == r.id), "")
 
 
-def _labelled(
+def _cells_and_derived(
     rows: pd.DataFrame, history: pd.DataFrame, runs: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows as cells, where they say what their run measured, and as derived numbers where they say something else."""
+    """Rows that repeat what their run measured, as cells; the others as derived numbers.
+
+    A cell (artefact, row, column, run) one of whose numbers differs from its run's is derived as a
+    whole.
+    """
     measured = metrics.long(history).rename(columns={"value": "measured"})
     both = rows.merge(measured, on=["run", *metrics.KEYS, "mean", "metric"], how="left")
-    own = both.run.map(
-        {
-            run: json.loads(text)["dataset"]
-            for run, text in zip(runs.run, runs.experiment, strict=True)
-        }
-    )
-    both["dataset"] = both.dataset.where(both.dataset != own, "")
-    cell = ["artefact", "row", "column", "run"]
-    both["other"] = ~np.isclose(
-        both.value.astype(float), both.measured.astype(float), atol=1e-4, rtol=0
-    )
-    other = (both["mean"] == "derived") | both[both["mean"] != "derived"].groupby(
-        cell
-    ).other.transform("any")
-    cells = both[~other][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
-    return cells, both[other][tables.COLUMNS["derived.csv"]].reset_index(drop=True)
+    named = zip(runs.run, runs.experiment, strict=True)
+    dataset_of_run = both.run.map({run: json.loads(text)["dataset"] for run, text in named})
+    both["dataset"] = both.dataset.where(both.dataset != dataset_of_run, "")
+    value, measured = both.value.astype(float), both.measured.astype(float)
+    both["differs"] = ~np.isclose(value, measured, atol=1e-4, rtol=0)
+    computed = both["mean"] == "derived"
+    cell = both[~computed].groupby(["artefact", "row", "column", "run"])
+    derived = computed | cell.differs.transform("any")
+    cells = both[~derived][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
+    return cells, both[derived][tables.COLUMNS["derived.csv"]].reset_index(drop=True)
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------
 
 
-def find(e: Experiment) -> str | None:
-    """The id of the committed run of an Experiment, over the data that are here or over another copy of them; None without one."""
-    return next((i for i in e.ids if i in results().home), None)
+def find(experiment: Experiment) -> str | None:
+    """The id of the committed run of an Experiment, None without one.
+
+    The run may be over another copy of the data than the one that is here.
+    """
+    return next((i for i in experiment.ids if i in results().home), None)
 
 
-def rows_of(e: Experiment, run: str) -> pd.DataFrame:
-    """The rows of a committed run under an Experiment's tags."""
-    return results().rows_of(run, {t: e.tags.get(t, "") for t in TAGS})
+def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:
+    """The rows of a committed run, with the tags of an Experiment."""
+    return results().rows_of(run, {tag: experiment.tags.get(tag, "") for tag in TAGS})
 
 
 def experiment(run: str) -> Experiment | None:
@@ -198,7 +252,11 @@ def experiment(run: str) -> Experiment | None:
 
 
 def arrays_of(run: str) -> Arrays:
-    """Arrays of a finished run, of the store, else what results/ or runs/results/ have of them; KeyError if none has the run."""
+    """The arrays of a finished run (see `Result.arrays`).
+
+    They come from the store if it holds the run, else from results/ or runs/results/, which have
+    only the numbers client by client and what probes recorded. KeyError if none has the run.
+    """
     folder = paths.store_folder() / run
     if folder.is_dir():
         with np.load(folder / "arrays.npz", allow_pickle=False) as z:
@@ -221,23 +279,32 @@ def arrays_named(run: str) -> set[str]:
 
 
 def accuracies(run: str, when: str, round: int) -> pd.DataFrame:
-    """Test accuracy of every client with test samples at an evaluated round: client, acc_pct, n. KeyError as `arrays_of`."""
+    """Test accuracy of every client with test samples at an evaluated round of a finished run.
+
+    Columns: client, acc_pct (%), n (test samples). KeyError as for `arrays_of`.
+    """
     return metrics.accuracies(arrays_of(run), when, round)
 
 
 def copy_of(run: str) -> str:
-    """How the copy of the data that a committed run used differs from the published set: "58,865 of 60,000 samples ..."; else ""."""
+    """How the data of a committed run differ from the published set; "" if they do not.
+
+    Such as "58,865 of 60,000 samples, ...".
+    """
     known = results()
     found = known.pools[known.pools.checksum == known.runs.pool.get(run, "-")]
     return found["copy"].iloc[0] if len(found) else ""
 
 
-def label_counts(e: Experiment) -> np.ndarray:
-    """(K, C) training samples of each class that clients have. Where the data are not here, they are dealt from the numbers of labels in
-    pools.csv, by the same rule (see `copies.labels_of`); DatasetMissing where these do not have the data set either."""
+def label_counts(experiment: Experiment) -> np.ndarray:
+    """How many training samples of each class clients have: (K, C).
+
+    Where the data are not here, the labels that pools.csv counts are split by the same rule (see
+    `copies.labels_of`); DatasetMissing if it has not got the data set either.
+    """
     try:
-        return build.federation(e).counts()
+        return build.federation(experiment).counts()
     except pools.DatasetMissing:
-        if (pool := copies.labels_of(e.dataset)) is None:
+        if (pool := copies.labels_of(experiment.dataset)) is None:
             raise
-        return build.federation(e, pool=pool).counts()
+        return build.federation(experiment, pool=pool).counts()

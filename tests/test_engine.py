@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pfl_core import Experiment, models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
+from pfl_core.engine import checkpoint, process
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.sgd import clip_
@@ -290,3 +291,41 @@ def test_resnet_trains_batched_with_batchnorm():
         )
     for n in ends[0]:
         torch.testing.assert_close(ends[0][n], ends[1][n], rtol=1e-9, atol=1e-11)
+
+
+# -- the process, and files of older runs ------------------------------------------------------------
+
+
+def test_the_last_run_sets_the_number_of_threads_back():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with process.one_thread():
+            with process.one_thread():
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_memory_is_kept_while_an_engine_is_open(monkeypatch):
+    said = []
+    monkeypatch.setattr(process, "_kept_memory", process.Shared())
+    monkeypatch.setattr(process, "_call_libc", lambda *call: said.append(call))
+    with process.kept_memory():
+        with process.kept_memory():
+            assert said == [("mallopt", -4, 0), ("mallopt", -1, -1), ("mallopt", -2, 2**26)]
+        assert len(said) == 3
+    assert [name for name, *_ in said[3:]] == ["mallopt"] * 3 + ["malloc_trim"]
+    assert {n: v for _, n, v in said[3:6]} == {-4: 65536, -1: 2**17, -2: 2**17}
+
+
+def test_visits_of_an_older_checkpoint(tmp_path):
+    path, state = tmp_path / "checkpoint.pt", State({"w": torch.ones(2)}, {}, round=3)
+    history = checkpoint.History(rounds=[0], download=[1.0], upload=[2.0], visits=[5.0], wall=[0.1])
+    checkpoint.save(path, state, history, [1.0, 2.0, 5.0], 0.1, {})
+    whole = checkpoint.load_whole(path)
+    whole["history"]["steps"] = whole["history"].pop("visits")
+    torch.save(whole, path)
+    assert checkpoint.restore(path, torch.device("cpu"))[1].visits == [5.0]

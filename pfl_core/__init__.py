@@ -1,15 +1,27 @@
-"""pfl_core: personalized federated learning, five papers reproduced. You write one client; the engine runs them all.
+"""pfl_core: personalized federated learning, five papers reproduced.
 
-    list_methods(), list_datasets(), list_models(), list_partitions()    what there is, a line each
-    e = Experiment(dataset="digits", method="fedper", rounds=20)         a run, as plain values; e.but(lr=0.1) is another
-    result = run(e)                                                      found in the store, resumed, or computed
-    result, result.summary(), result.rows, result.clients                what came out
-    sweep(grid(e, {"FedAvg": {"method": "fedavg"}, "FedPer": {}}))       many runs, as rows of one frame
-    tune(e, {"lr": [0.01, 0.1]})                                         the best of a grid, on validation data
-    Federation(x, y, train=[...], test=[...])                            clients over arrays of your own
-    Method                                                               the class to inherit from
+You write one client; the engine runs them all.
 
-`help(Experiment)`, `help(Method)`, ... say more; docs/errors.md lists what can go wrong; `python -m pfl_core --help` is the command line.
+    list_methods()                          what there is, a line each; list_datasets(),
+                                            list_models() and list_partitions() likewise
+
+    experiment = Experiment(dataset="digits", method="fedper", rounds=20)
+                                            a run, as plain values
+    experiment.but(lr=0.1)                  another one, with a field changed
+    result = run(experiment)                found in the store, resumed, or computed
+    result.summary()                        what came out; result.rows and result.clients say more
+
+    cells = grid(experiment, {"FedAvg": {"method": "fedavg"}, "FedPer": {}})
+    rows = sweep(cells)                     many runs, as rows of one data frame
+    best, rows = tune(experiment, {"lr": [0.01, 0.1]})
+                                            hyper-parameters, chosen on validation data
+
+    Federation(x, y, train=[...], test=[...])
+                                            clients over arrays of your own
+    Method                                  the class that a method of your own inherits from
+
+`help(Experiment)`, `help(Method)`, ... say more, docs/errors.md lists what can go wrong, and
+`python -m pfl_core --help` is the command line.
 """
 
 from pfl_core import methods

@@ -1,8 +1,9 @@
-"""What a store may be cleared of: runs are listed, then moved to a trash folder; only `empty` deletes, and only what lies in the trash.
+"""Clear the store: `find` lists runs, `move` puts them into a trash folder, `empty` deletes those.
 
-A run is a folder named by 16 hex digits whose experiment.json names the same id. Of anything else in the store nothing is touched, but
-for what runs leave beside themselves (ID.part, ID.damaged..., ID.before-..., an empty ID.lock), as long as no process holds the run.
-Links are never followed.
+A run is a folder named by 16 hex digits whose experiment.json names the same id. What runs leave
+beside themselves (ID.part, ID.damaged..., ID.before-..., an empty ID.lock) goes with them, unless
+a process holds the run. Nothing else in the store is touched, and links are never followed. Only
+`empty` deletes, and only what lies in the trash.
 """
 
 from __future__ import annotations
@@ -25,31 +26,28 @@ from filelock import FileLock, Timeout
 from pfl_core.experiments import committed
 from pfl_core.util import checks, paths
 
-STATUS = (
-    "done",
-    "failed",
-    "unfinished",
-    "aside",
-)  # aside: damaged, or replaced by a run that was computed anew
+# aside: damaged, or replaced by a run that was computed anew
+STATUS = ("done", "failed", "unfinished", "aside")
 _NAME = re.compile(r"([0-9a-f]{16})(\.part|(?:\.part)?\.(?:damaged\d*|before-\d{8}-\d{6,}))?")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d(\.\d+)?")
 
 
 class Found(NamedTuple):
-    """A folder of the store: its run's id, what has become of it, size in bytes, when it was finished (or written to last)."""
+    """A folder of the store."""
 
     path: Path
-    id: str
-    status: str
+    id: str  # of its run
+    status: str  # one of STATUS
     method: str
     dataset: str
-    size: int
-    date: datetime
-    named: bool  # by a row in results/ or runs/results/
+    size: int  # bytes
+    date: datetime  # when it was finished, else when it was last written to
+    named: bool  # whether rows in results/ or runs/results/ are from it
 
     def __str__(self) -> str:
         what = f"{self.path.name:<24} {self.status:<10} {self.method:<12} {self.dataset:<16}"
-        return f"{what} {megabytes(self.size):>10}  {self.date:%Y-%m-%d %H:%M}{'  named by results' * self.named}"
+        line = f"{what} {megabytes(self.size):>10}  {self.date:%Y-%m-%d %H:%M}"
+        return line + "  named by results" * self.named
 
 
 def megabytes(size: float) -> str:
@@ -67,10 +65,32 @@ def find(
     paper: Collection[str] = (),
     store: Path | None = None,
 ) -> list[Found]:
-    """What the store holds and nobody computes at present, oldest first, of which every filter that is given is true.
+    """What the store holds and no process computes at present: those that all filters let through.
 
-    ids: first digits of ids; age: days, at least; status: of `STATUS`; paper: runs that rows of these papers name. Without `status` and
-    `ids`, what is unfinished is left out: it may go on. ValueError for an id that no run has, or a status that there is not.
+    Parameters
+    ----------
+    ids : collection of str
+        First digits of ids, four or more.
+    age : float
+        Least age in days.
+    status : collection of str
+        Of STATUS. Without `status` and `ids`, unfinished runs are left out, since they may go on.
+    method, dataset : collection of str
+        Names.
+    paper : collection of str
+        Papers of which rows in results/ or runs/results/ are from the run.
+    store : Path, optional
+        Folder of the runs; by default store/ in $PFL_RUNS.
+
+    Returns
+    -------
+    list of Found
+        Oldest first.
+
+    Raises
+    ------
+    ValueError
+        If no run has such an id, or there is no such status.
     """
     for s in status:
         checks.known("status", s, STATUS)
@@ -83,18 +103,17 @@ def find(
             raise ValueError(
                 f"no run of {store} that may be moved begins with {start!r} (four digits at least)"
             )
-    kept = []
-    for f in there:
-        wanted = [
-            f.date <= until,
-            not method or f.method in method,
-            not dataset or f.dataset in dataset,
-        ]
-        wanted += [not paper or f.id in of_paper, not ids or f.id.startswith(tuple(ids))]
-        wanted += [f.status in status if status else bool(ids) or f.status != "unfinished"]
-        if all(wanted):
-            kept.append(f)
-    return sorted(kept, key=lambda f: f.date)
+    wanted = [
+        f
+        for f in there
+        if f.date <= until
+        and (not method or f.method in method)
+        and (not dataset or f.dataset in dataset)
+        and (not paper or f.id in of_paper)
+        and (not ids or f.id.startswith(tuple(ids)))
+        and (f.status in status if status else ids or f.status != "unfinished")
+    ]
+    return sorted(wanted, key=lambda f: f.date)
 
 
 def _folders(store: Path, named: set[str]) -> Iterable[Found]:
@@ -106,25 +125,28 @@ def _folders(store: Path, named: set[str]) -> Iterable[Found]:
         name = _NAME.fullmatch(entry.name)
         if not name or not entry.is_dir(follow_symlinks=False) or _held(store / f"{name[1]}.lock"):
             continue
-        path, kind = Path(entry.path), name[2] or ""
+        path, id, kind = Path(entry.path), name[1], name[2] or ""
         about = _about(path)
         if about is None and not kind:  # no run of ours
             continue
         plain, meta = about or ({}, {})
-        if kind == ".part":
-            state = "unfinished"
-        else:
-            state = "aside" if kind else "done" if meta.get("status") == "done" else "failed"
-        what = (str(plain.get(key, "?")) for key in ("method", "dataset"))
         yield Found(
-            path,
-            name[1],
-            state,
-            *what,
-            _size(path),
-            _date(path, meta),
-            not kind and name[1] in named,
+            path=path,
+            id=id,
+            status=_status(kind, meta),
+            method=str(plain.get("method", "?")),
+            dataset=str(plain.get("dataset", "?")),
+            size=_size(path),
+            date=_date(path, meta),
+            named=not kind and id in named,
         )
+
+
+def _status(kind: str, meta: dict) -> str:
+    # kind: what follows the id in the folder's name
+    if kind:
+        return "unfinished" if kind == ".part" else "aside"
+    return "done" if meta.get("status") == "done" else "failed"
 
 
 def _about(path: Path) -> tuple[dict, dict] | None:
@@ -136,14 +158,8 @@ def _about(path: Path) -> tuple[dict, dict] | None:
         whole = json.loads(file.read_bytes())
         plain, meta = whole["experiment"], whole["meta"]
         return (plain, meta) if meta["id"] == path.name[:16] and isinstance(plain, dict) else None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # half a file, or somebody's own
-        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # half a file, or somebody's own
 
 
 def _date(path: Path, meta: dict) -> datetime:
@@ -158,7 +174,8 @@ def _size(path: Path) -> int:
 
 
 def _held(lock: Path) -> bool:
-    # Whether a process computes the run just now. A lock that is a link, or in which something stands, is not opened.
+    # Whether a process computes the run just now. A lock that is a link, or in which something
+    # stands, is not ours and is not opened.
     if not os.path.lexists(lock):
         return False
     if lock.is_symlink() or lock.stat().st_size:
@@ -171,9 +188,19 @@ def _held(lock: Path) -> bool:
 
 
 def move(found: Iterable[Found], root: Path | None = None) -> tuple[Path | None, list[Found]]:
-    """Move folders to a new folder of the trash, named by the day: that folder (None if there was nothing to move), and what was moved.
+    """Move folders to a new folder of the trash, which is named by the day.
 
-    What a process has begun to compute since it was listed stays. OSError where trash and store lie on different disks.
+    What a process has begun to compute since it was listed stays.
+
+    Returns
+    -------
+    Path or None, list of Found
+        The new folder (None if nothing was moved), and what was moved.
+
+    Raises
+    ------
+    OSError
+        If trash and store lie on different disks.
     """
     away, moved = None, []
     for f in found:
@@ -199,12 +226,13 @@ def _rename(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         raise OSError(
-            f"{source.parent} and {target.parent} lie on different disks, so nothing was moved; set PFL_RUNS to the disk of the store"
+            f"{source.parent} and {target.parent} lie on different disks, so nothing was moved; "
+            "set PFL_RUNS to the disk of the store"
         ) from None
 
 
 def _new_day(trash: Path) -> Path:
-    _own(trash)
+    _refuse_link(trash)
     for i in count():
         day = trash / (f"{datetime.now():%Y-%m-%d}" + (f".{i}" if i else ""))
         try:
@@ -214,24 +242,22 @@ def _new_day(trash: Path) -> Path:
             continue
 
 
-def _own(trash: Path) -> None:
+def _refuse_link(trash: Path) -> None:
     if trash.is_symlink():
         raise OSError(f"{trash} is a link, and links are not followed; put a folder there")
 
 
 def trashed(root: Path | None = None) -> list[tuple[Path, int]]:
     """What lies in the trash, with its bytes: only folders that `move` could have put there."""
-    trash, out = (root or paths.runs_root()) / "trash", []
-    _own(trash)
-    for day in sorted(trash.glob("*")):
-        if _DAY.fullmatch(day.name) and day.is_dir() and not day.is_symlink():
-            runs = [
-                p
-                for p in sorted(day.iterdir())
-                if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
-            ]
-            out += [(p, _size(p)) for p in runs]
-    return out
+    trash = (root or paths.runs_root()) / "trash"
+    _refuse_link(trash)
+    days = _folders_named(_DAY, trash)
+    return [(run, _size(run)) for day in days for run in _folders_named(_NAME, day)]
+
+
+def _folders_named(name: re.Pattern, folder: Path) -> list[Path]:
+    there = (p for p in sorted(folder.glob("*")) if name.fullmatch(p.name))
+    return [p for p in there if p.is_dir() and not p.is_symlink()]
 
 
 def empty(what: Iterable[tuple[Path, int]]) -> None:

@@ -8,11 +8,15 @@ import pandas as pd
 
 from pfl_core.papers.base import Artefact, Claim, Paper, Scope, Sweep, use, value
 
-# FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30, batch 4, 80/20.
-# [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start from draws of their own (Alg. 1),
-# networks have CIFAR stems, no momentum, no augmentation; K_P = 2 where a figure does not say, 1 for the linear bases (Sec. 4.4).
-# medium [C]: the paper's numbers with half the width, at most 1,000 training images a client and fewer rounds; a tenth of train is
-# validation. quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a rate that suits them.
+# FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30,
+# batch 4, 80/20.
+# [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start
+# from draws of their own (Alg. 1), networks have CIFAR stems, no momentum, no augmentation; K_P = 2
+# where a figure does not say, 1 for the linear bases (Sec. 4.4).
+# medium [C]: the paper's numbers with half the width, at most 1,000 training images a client and
+# fewer rounds; a tenth of train is validation.
+# quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a
+# rate that suits them.
 _FEDPER: dict[str, dict[str, Any]] = {
     "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
     "medium": dict(
@@ -32,19 +36,22 @@ _NETS = {
 
 
 def nets(profile: str) -> dict[str, dict[str, Any]]:
-    """FedPer's two networks at a profile, as changes to an Experiment; the label says where one is narrower than the paper's."""
+    """FedPer's two networks at a profile, as changes to an Experiment.
+
+    The label says where a network is narrower than the paper's.
+    """
+    args = _NETS[profile]
+    width = args["width"]
+    narrow = {1.0: "", 0.5: " of half width"}.get(width, f" of width 1/{1 / width:.0f}")
     both = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
-    narrow = {1.0: "", 0.5: " of half width"}.get(
-        width := _NETS[profile]["width"], f" of width 1/{1 / width:.0f}"
-    )
-    return {
-        name + narrow: {"model": model, "model_args": _NETS[profile]}
-        for name, model in both.items()
-    }
+    return {name + narrow: {"model": net, "model_args": args} for name, net in both.items()}
 
 
 def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
-    """Rows "original" and "linear base" (Sec. 4.4): all below the classifier (K_P = 1) is one linear layer."""
+    """Rows "original" and "linear base" (Sec. 4.4).
+
+    With a linear base all below the classifier (K_P = 1) is one linear layer.
+    """
     return {"original": {}, "linear base": {"model": "linear", "model_args": {"of": net["model"]}}}
 
 
@@ -67,7 +74,7 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     return fields | ({"clients": clients} if clients else {})
 
 
-# -- figures and their runs ----------------------------------------------------------------------------------------------
+# -- figures and their runs ------------------------------------------------------------------------
 
 CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
 CURVES, SPREAD = ("curves",), ("spread",)
@@ -102,7 +109,7 @@ def holding(k: int) -> dict[str, Any]:
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
-    """All runs of Figures 2 to 18: of each figure what its base changes, its rows and its columns."""
+    """All runs of Figures 2 to 18: of each figure its changes, its rows and its columns."""
     both = nets(scope.profile)
     (mobile, mobilenet), (res, resnet) = both.items()
     raters = "" if scope.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
@@ -114,12 +121,9 @@ def sweeps(scope: Scope) -> list[Sweep]:
     depths = [scope.pick((1, 2, 3, 4), quick=few) for few in ((1, 2, 4), (1, 2))]
     fig4, fig14 = ({f"K_P = {d}": {"head_depth": d} for d in ds} for ds in depths)
     deep = scope.pick(both, quick={mobile: mobilenet})
+    fig2 = {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks}
     runs: dict[str, tuple[dict, dict, dict]] = {
-        "fig2": (
-            {},
-            BOTH,
-            {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks},
-        ),
+        "fig2": ({}, BOTH, fig2),
         "fig3": (mobilenet | holding(4), BOTH, {f"{mobile}, k=4": {}}),
         "fig4": (own | holding(4), fig4, deep),
         "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet), {mobile: {}}),
@@ -144,26 +148,29 @@ def sweeps(scope: Scope) -> list[Sweep]:
     return out
 
 
-# -- claims --------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
-def _gap(rows: pd.DataFrame, column: str, a: str = "fedper", b: str = "fedavg") -> float:
-    return value(rows, a, column) - value(rows, b, column)
+def _gap(rows: pd.DataFrame, column: str) -> float:
+    return value(rows, "fedper", column) - value(rows, "fedavg", column)
+
+
+def _pairs(rows: pd.DataFrame, first: str, second: str) -> dict[str, tuple[float, float]]:
+    # {column: accuracies of two rows}
+    return {c: (value(rows, first, c), value(rows, second, c)) for c in rows.column.unique()}
 
 
 def _heterogeneous(rows: pd.DataFrame) -> tuple[str, bool]:
     gaps = {c: _gap(rows, c) for c in rows.column.unique() if c.endswith("k=4")}
-    return ", ".join(f"{c}: {g:+.1f} points" for c, g in gaps.items()), all(
-        g > 1 for g in gaps.values()
-    )
+    text = ", ".join(f"{c}: {g:+.1f} points" for c, g in gaps.items())
+    return text, all(g > 1 for g in gaps.values())
 
 
 def _shrinks(rows: pd.DataFrame) -> tuple[str, bool]:
     nets = dict.fromkeys(c.split(",")[0] for c in rows.column.unique() if c.endswith("k=10"))
     pairs = {n: (_gap(rows, f"{n}, k=4"), _gap(rows, f"{n}, k=10")) for n in nets}
-    return ", ".join(f"{n}: {a:+.1f} at k=4, {b:+.1f} at k=10" for n, (a, b) in pairs.items()), all(
-        a > b for a, b in pairs.values()
-    )
+    text = ", ".join(f"{n}: {a:+.1f} at k=4, {b:+.1f} at k=10" for n, (a, b) in pairs.items())
+    return text, all(a > b for a, b in pairs.values())
 
 
 def _spread(rows: pd.DataFrame) -> tuple[str, bool]:
@@ -183,20 +190,14 @@ def _depth(rows: pd.DataFrame) -> tuple[str, bool]:
 
 
 def _linear(rows: pd.DataFrame) -> tuple[str, bool]:
-    pairs = {
-        c: (value(rows, "original", c), value(rows, "linear base", c)) for c in rows.column.unique()
-    }
-    return ", ".join(f"{c}: {a:.1f} original, {b:.1f} linear" for c, (a, b) in pairs.items()), all(
-        a > b for a, b in pairs.values()
-    )
+    pairs = _pairs(rows, "original", "linear base")
+    text = ", ".join(f"{c}: {a:.1f} original, {b:.1f} linear" for c, (a, b) in pairs.items())
+    return text, all(a > b for a, b in pairs.values())
 
 
 def _finetuned(rows: pd.DataFrame) -> tuple[str, list[float]]:
     # Text, and what fine-tuning adds in each column.
-    pairs = {
-        c: (value(rows, "fedper", c), value(rows, "fedper + fine-tuning", c))
-        for c in rows.column.unique()
-    }
+    pairs = _pairs(rows, "fedper", "fedper + fine-tuning")
     text = ", ".join(f"{c}: {a:.1f} without, {b:.1f} with" for c, (a, b) in pairs.items())
     return text, [b - a for a, b in pairs.values()]
 
@@ -213,37 +214,23 @@ def _unnoticed(rows: pd.DataFrame) -> tuple[str, bool]:
     return text, max(map(abs, gains)) < 3
 
 
+_BETTER = "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)"
+_ALIKE = "The gap shrinks as the data become alike (k from 4 to 10, Fig. 2)"
+_CLOSE = "Clients' accuracies vary less under FedPer than under FedAvg (Fig. 3)"
+_FEW = "How many layers are personal matters little as long as the classifier is"
+_BASE = "The federated base earns its keep: better than a linear base (Figs. 5, 6)"
+_FIRST = "Fine-tuning the personal layers first improves accuracy on CIFAR-100"
+_NONE = "On FLICKR-AES it has no noticeable effect"
 CLAIMS = (
-    Claim(
-        "FedPer is clearly better than FedAvg where clients hold few classes (Sec. 4.3, Fig. 2)",
-        "fig2",
-        _heterogeneous,
-    ),
-    Claim("The gap shrinks as the data become alike (k from 4 to 10, Fig. 2)", "fig2", _shrinks),
-    Claim("Clients' accuracies vary less under FedPer than under FedAvg (Fig. 3)", "fig3", _spread),
-    Claim(
-        "How many layers are personal matters little as long as the classifier is (Fig. 4: within 5 points)",
-        "fig4",
-        _depth,
-    ),
-    Claim(
-        "The federated base earns its keep: better than a linear base (Figs. 5, 6)", "fig5", _linear
-    ),
+    Claim(_BETTER, "fig2", _heterogeneous),
+    Claim(_ALIKE, "fig2", _shrinks),
+    Claim(_CLOSE, "fig3", _spread),
+    Claim(f"{_FEW} (Fig. 4: within 5 points)", "fig4", _depth),
+    Claim(_BASE, "fig5", _linear),
+    *(Claim(f"{_FIRST} (App. A.3, Fig. {n})", f"fig{n}", _improves) for n in (15, 16)),
     *(
-        Claim(
-            f"Fine-tuning the personal layers first improves accuracy on CIFAR-100 (App. A.3, Fig. {n})",
-            f,
-            _improves,
-        )
-        for f, n in (("fig15", 15), ("fig16", 16))
-    ),
-    *(
-        Claim(
-            f"On FLICKR-AES it has no noticeable effect (App. A.3, Fig. {n}: within 3 points)",
-            f,
-            _unnoticed,
-        )
-        for f, n in (("fig17", 17), ("fig18", 18))
+        Claim(f"{_NONE} (App. A.3, Fig. {n}: within 3 points)", f"fig{n}", _unnoticed)
+        for n in (17, 18)
     ),
 )
 PAPER = Paper(

@@ -1,4 +1,4 @@
-"""figures/report.html: the five papers on one page that needs no server and no other file, from committed rows and figures."""
+"""figures/report.html: the five papers on one page, which needs no server and no other file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from PIL import Image
 
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.experiments import committed
+from pfl_core.experiments.committed import Part
 from pfl_core.papers import comparison as compare
 from pfl_core.papers import report
 from pfl_core.papers.base import PAPERS, paper, title
@@ -26,24 +27,22 @@ TONES |= dict.fromkeys(["not reproduced", "does not hold", "changed"], "bad")
 
 
 def build(root: Path = paths.CHECKOUT) -> Path:
-    """Write root/figures/report.html from root's results/, figures/ and benchmarks/; returns its path."""
+    """Write root/figures/report.html from what lies below root; returns its path."""
     from jinja2 import Environment, PackageLoader
 
     env = Environment(loader=PackageLoader("pfl_core.papers"), autoescape=True)
     env.globals["tone"] = lambda verdict: TONES.get(verdict, "")
-    rows = {name: part.rows() for name, part in committed.parts(folder=root / "results").items()}
-    every = pd.concat(
-        [r[["device", "version"]] for r in rows.values()]
-        or [pd.DataFrame(columns=["device", "version"])]
-    )
+    parts = [(p, p.rows()) for p in committed.parts(folder=root / "results").values()]
+    facts = {fact for _, rows in parts for fact in zip(rows.device, rows.version, strict=True)}
+    page = f"pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     shown = dict(
-        papers=[_paper(name, rows, root / "figures" / name) for name in PAPERS],
-        comparisons=[_comparison(at, r) for at, r in rows.items() if at.startswith("methods.")],
+        papers=[_paper(name, parts, root / "figures" / name) for name in PAPERS],
+        comparisons=[_comparison(*part) for part in parts if part[0].paper == "methods"],
         speed=_speed(root / "benchmarks" / "README.md"),
         environment={
-            "rows computed on": ", ".join(sorted(set(every.device))),
-            "rows computed with": ", ".join(f"pfl_core {v}" for v in sorted(set(every.version))),
-            "page made with": f"pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+            "rows computed on": ", ".join(sorted({device for device, _ in facts})),
+            "rows computed with": ", ".join(sorted({f"pfl_core {v}" for _, v in facts})),
+            "page made with": page,
         },
     )
     out = root / "figures" / "report.html"
@@ -52,24 +51,28 @@ def build(root: Path = paths.CHECKOUT) -> Path:
     return out
 
 
-def _paper(name: str, rows: dict[str, pd.DataFrame], folder: Path) -> dict[str, Any]:
-    runs = []
-    for at in (at.removeprefix(f"{name}.") for at in rows if at.startswith(f"{name}.")):
-        (profile, data), own = at.split("-", 1), rows[f"{name}.{at}"]
-        claims = report.claims(name, own, profile).to_dict("records")
-        found = {a: report.tables(own, name, a) for a in paper(name).artefacts}
-        tables = [
-            _table(name, a, m, cells) for a, each in found.items() for m, cells in each.items()
-        ]
-        figures = [_figure(p) for p in sorted((folder / at).glob("*.png"), key=_order)]
-        shown = dict(
-            data_sets=report.data_sets(own),
-            tables=[t for t in tables if t["rows"]],
-            figures=figures,
-        )
-        runs.append(dict(profile=profile, data=data, claims=claims) | shown)
+def _paper(name: str, parts: list[tuple[Part, pd.DataFrame]], folder: Path) -> dict[str, Any]:
     about = (importlib.import_module(f"pfl_core.papers.{name}").__doc__ or "").partition("\n")[0]
+    runs = [_part(*part, folder) for part in parts if part[0].paper == name]
     return dict(key=name, label=LABELS[name], about=about, runs=runs)
+
+
+def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
+    tables = []
+    for artefact, about in paper(part.paper).artefacts.items():
+        for metric, cells in report.tables(rows, part.paper, artefact).items():
+            if cells.reproduced.notna().any():
+                name = title(artefact) + (f" ({metric})" if metric != "acc_pct" else "")
+                tables.append(dict(title=name) | _table(cells, about.digits))
+    figures = sorted((folder / f"{part.profile}-{part.data}").glob("*.png"), key=_order)
+    return dict(
+        profile=part.profile,
+        data=part.data,
+        data_sets=report.data_sets(rows),
+        claims=report.claims(part.paper, rows, part.profile).to_dict("records"),
+        tables=tables,
+        figures=[_figure(p) for p in figures],
+    )
 
 
 def _order(path: Path) -> list[tuple[str, int]]:
@@ -77,31 +80,22 @@ def _order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _table(name: str, artefact: str, metric: str, cells: pd.DataFrame) -> dict[str, Any]:
+def _table(cells: pd.DataFrame, digits: int) -> dict[str, Any]:
     # cells: as `report.compare` gives them.
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    by = {
-        (c["row"], c["column"]): _cell(c, paper(name).artefacts[artefact].digits)
-        for c in ran.to_dict("records")
-    }
+    by = {(c["row"], c["column"]): _cell(c, digits) for c in ran.to_dict("records")}
     none = dict(reproduced="", reported="", verdict="")
-    shown = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
-    return dict(
-        title=title(artefact) + (f" ({metric})" if metric != "acc_pct" else ""),
-        columns=columns,
-        rows=shown,
-    )
+    rows = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
+    return dict(columns=columns, rows=rows)
 
 
 def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:
     spread = f" ± {c['sd']:.{digits}f}" if c["sd"] == c["sd"] else ""
-    known = c["reported"] == c["reported"]
+    said = f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})"
     return dict(
         reproduced=f"{c['reproduced']:.{digits}f}{spread}",
-        reported=f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})"
-        if known
-        else "",
+        reported=said if c["reported"] == c["reported"] else "",
         verdict=c["verdict"] if c["profile"] == "paper" else c["ordering"],
     )
 
@@ -113,12 +107,11 @@ def _figure(path: Path) -> dict[str, Any]:
     return dict(title=title(path.stem), uri=uri, width=width, height=height)
 
 
-def _comparison(at: str, rows: pd.DataFrame) -> dict[str, Any]:
+def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
     from markupsafe import Markup
 
-    profile, data = at.removeprefix("methods.").split("-", 1)
-    table = compare.table(rows).rename(index=label).rename_axis(None)
-    return dict(title=f"Profile {profile}, data {data}", table=Markup(table.to_html(border=0)))
+    table = Markup(compare.table(rows).rename(index=label).rename_axis(None).to_html(border=0))
+    return dict(title=f"Profile {part.profile}, data {part.data}", table=table)
 
 
 def _speed(readme: Path) -> str:

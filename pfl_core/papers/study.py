@@ -297,7 +297,7 @@ class Study:
         parts = [title, f"profile {self.scope.profile}"]
         if len(ran):
             instead = " in place of the paper's" if self.scope.label == "digits" else ""
-            seeds = ran.n.max()
+            seeds = int(ran.n.max())
             parts += [f"data {report.data_sets(rows)}{instead}", f"{seeds} seed{'s' * (seeds > 1)}"]
         if rule:
             odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))

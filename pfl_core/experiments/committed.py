@@ -223,7 +223,7 @@ def _cells_and_derived(
     value, measured = both.value.astype(float), both.measured.astype(float)
     both["differs"] = ~np.isclose(value, measured, atol=1e-4, rtol=0)
     computed = both["mean"] == "derived"
-    cell = both[~computed].groupby(["artefact", "row", "column", "run"])
+    cell = both[~computed].groupby(tables.CELL)
     derived = computed | cell.differs.transform("any")
     cells = both[~derived][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
     return cells, both[derived][tables.COLUMNS["derived.csv"]].reset_index(drop=True)

@@ -1,14 +1,16 @@
-"""The form of results/: nothing stands there twice, pandas reads and writes it, and every file has its digest in SHA256SUMS.
+"""The form of results/: nothing stands there twice, and every file has its digest in SHA256SUMS.
 
-runs.csv              a line a run: its id, its Experiment as JSON, and where, when and of which data it was computed
-cells.csv             which paper, profile and data, and which artefact, row and column there, show which run
-pools.csv             the data: checksum, samples, shape, and how many samples there are of each class
-derived.csv           numbers that were computed of finished runs
-PAPER.history.csv.gz  what runs measured, a line a run, round, when and split; columns "mean.metric"
-PAPER.clients.csv.gz  numbers client by client: samples (when ""), and how many of them a client's model has right
-PAPER.npz             what probes recorded: "<run>/probe/<name>", its rounds, and "<run>/probe/<name>/<key>"
+runs.csv              a line a run: id, Experiment (JSON), and where, when and on which data it ran
+cells.csv             which run is shown where: paper, profile, data, artefact, row, column
+pools.csv             the data: checksum, samples, shape, and how many samples each class has
+derived.csv           numbers that were computed from finished runs
+PAPER.history.csv.gz  what runs measured: a line a run, round, when and split, columns "mean.metric"
+PAPER.clients.csv.gz  client by client: samples (when ""), and how many of them are classified right
+PAPER.npz             what probes recorded: "<run>/probe/<name>" (rounds) and
+                      "<run>/probe/<name>/<key>"
 
-A run that several papers show stands in the files of the first of them. Equal content gives equal bytes.
+pandas reads and writes the tables. A run that several papers show stands in the files of the first
+of them. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -33,27 +35,17 @@ from pfl_core.experiments.metrics import KEYS, ROW_COLUMNS
 from pfl_core.util import checks, paths, sums
 
 PART = ["paper", "profile", "data"]  # what is published together
-RECORDED = (
-    "status pool revision version device executor torch python processor commit date wall_s clients parameters leaks_test "
-    "partition_hash schema"
+CELL = ["artefact", "row", "column", "run"]
+RECORDED = (  # what runs.csv takes from a Result's meta
+    "status pool revision version device executor torch python processor commit date wall_s "
+    "clients parameters leaks_test partition_hash schema"
 ).split()
 COLUMNS = {
     "runs.csv": ["run", *RECORDED, "experiment"],
-    "cells.csv": [*PART, "artefact", "row", "column", "run"],
+    "cells.csv": [*PART, *CELL],
     "pools.csv": "name checksum samples test classes shape copy labels".split(),
     # dataset: where it is another than the run's
-    "derived.csv": [
-        *PART,
-        "artefact",
-        "row",
-        "column",
-        "run",
-        "dataset",
-        *KEYS,
-        "mean",
-        "metric",
-        "value",
-    ],
+    "derived.csv": [*PART, *CELL, "dataset", *KEYS, "mean", "metric", "value"],
     "history.csv.gz": ["run", *KEYS],
     "clients.csv.gz": ["run", "split", "when", "round", "counts"],
 }
@@ -64,7 +56,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Content:
-    """Everything that a folder holds, or is to hold: its tables over all papers, and {run: {array: values}} of probes."""
+    """Everything that a folder holds or is to hold: its tables, over all papers, and its probes."""
 
     runs: pd.DataFrame
     cells: pd.DataFrame
@@ -72,11 +64,11 @@ class Content:
     derived: pd.DataFrame
     history: pd.DataFrame
     clients: pd.DataFrame
-    probes: dict[str, Arrays]
+    probes: dict[str, Arrays]  # {run: {array's name: values}}
 
 
 class Measured(NamedTuple):
-    """Of one run: its line of runs.csv, its lines of history and clients (without run), and what its probes recorded."""
+    """What there is of one run: its lines in the tables, without their column run, and probes."""
 
     line: dict[str, Any]
     history: pd.DataFrame
@@ -85,11 +77,10 @@ class Measured(NamedTuple):
 
 
 def named(cells: pd.DataFrame, derived: pd.DataFrame) -> pd.DataFrame:
-    """paper and run of each cell and derived number, each once, sorted as the files are."""
+    """Which runs papers show: columns paper and run, each pair once, sorted as the files are."""
     both = pd.concat([cells[[*PART, "run"]], derived[[*PART, "run"]]])
-    return both.sort_values(PART, kind="stable")[["paper", "run"]].drop_duplicates(
-        ignore_index=True
-    )
+    both = both.sort_values(PART, kind="stable")[["paper", "run"]]
+    return both.drop_duplicates(ignore_index=True)
 
 
 def _parts(table: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -97,17 +88,20 @@ def _parts(table: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 class Results:
-    """A folder in this form, its files read when they are asked for; one that does not exist holds nothing.
+    """A folder in this form, whose files are read when they are needed.
 
-    ValueError names a file that is damaged or not as it was published.
+    A folder that does not exist holds nothing. A file that is damaged, or not as it was published,
+    is a ValueError that names it.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.listed = folder, sums.known(folder)
-        self.history, self.clients, self.probes = map(
-            functools.cache, (self._history, self._clients, self._probes)
-        )
-        self.rows, self.arrays = map(functools.cache, (self._rows, self._arrays))
+        self.folder = folder
+        self.listed = sums.known(folder)
+        self.history = functools.cache(self._history)
+        self.clients = functools.cache(self._clients)
+        self.probes = functools.cache(self._probes)
+        self.rows = functools.cache(self._rows)
+        self.arrays = functools.cache(self._arrays)
 
     def _there(self, name: str) -> bool:
         return name in self.listed or (self.folder / name).exists()
@@ -124,14 +118,8 @@ class Results:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             numbers = [c for c in frame if c in NUMBERS or "." in c]
             return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
-        except (
-            ValueError,
-            TypeError,
-            EOFError,
-            zlib.error,
-            gzip.BadGzipFile,
-        ) as error:  # pandas' own are ValueErrors
-            raise damaged(path, error) from error
+        except (ValueError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise damaged(path, error) from error  # pandas' own are ValueErrors
 
     def _history(self, paper: str) -> pd.DataFrame:
         return self._table(f"{paper}.history.csv.gz", COLUMNS["history.csv.gz"])
@@ -155,22 +143,22 @@ class Results:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A line a run, by its id."""
+        """runs.csv, by the run's id."""
         return self._table("runs.csv", COLUMNS["runs.csv"]).set_index("run")
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Which run is shown where."""
+        """cells.csv: which run is shown where."""
         return self._table("cells.csv", COLUMNS["cells.csv"])
 
     @cached_property
     def pools(self) -> pd.DataFrame:
-        """The data of the runs."""
+        """pools.csv: the data of the runs."""
         return self._table("pools.csv", COLUMNS["pools.csv"])
 
     @cached_property
     def derived(self) -> pd.DataFrame:
-        """Numbers that were computed of finished runs."""
+        """derived.csv: numbers that were computed from finished runs."""
         return self._table("derived.csv", COLUMNS["derived.csv"])
 
     @cached_property
@@ -185,7 +173,7 @@ class Results:
 
     @cached_property
     def facts(self) -> pd.DataFrame:
-        """What rows say of a run wherever it is shown, by its id."""
+        """What rows say of a run wherever it is shown: a line a run, by its id."""
         plain = [json.loads(text) for text in self.runs.experiment]
         of_experiment = ("method", "dataset", "partition", "model", "seed")
         said = pd.DataFrame(
@@ -194,30 +182,26 @@ class Results:
         return said.join(self.runs.rename(columns={"clients": "n_clients"}))
 
     def _rows(self, paper: str, profile: str, data: str) -> pd.DataFrame:
-        """What was published together, in the one long form: cells in their order, then what was derived of them."""
-        mine = [
+        """What was published together, one number a row: cells in their order, then derived."""
+        cells, derived = (
             t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)
-        ]
-        measured = self.histories(mine[0].run)
-        both = [mine[0].merge(measured, on="run").assign(dataset=""), mine[1]]
-        return self._said(
-            pd.concat([f.astype({"round": int, "value": float}) for f in both], ignore_index=True)
         )
+        shown = cells.merge(self.histories(cells.run), on="run").assign(dataset="")
+        both = [f.astype({"round": int, "value": float}) for f in (shown, derived)]
+        return self._with_facts(pd.concat(both, ignore_index=True))
 
     def histories(self, runs: Iterable[str]) -> pd.DataFrame:
-        """Histories of these runs, in long form."""
+        """The histories of these runs, one number a row."""
         wanted = set(runs)
-        found = [
-            h[h.run.isin(wanted)] for h in map(self.history, sorted({self.home[r] for r in wanted}))
-        ]
+        homes = sorted({self.home[run] for run in wanted})
+        found = [h[h.run.isin(wanted)] for h in map(self.history, homes)]
         return metrics.long(joined("history.csv.gz", found))
 
     def rows_of(self, run: str, tags: dict[str, str]) -> pd.DataFrame:
-        """A run's rows under other labels."""
-        return self._said(self.histories([run]).assign(**tags, dataset=""))
+        """A run's rows, with these tags."""
+        return self._with_facts(self.histories([run]).assign(**tags, dataset=""))
 
-    def _said(self, frame: pd.DataFrame) -> pd.DataFrame:
-        # With what is said of a run wherever it is shown.
+    def _with_facts(self, frame: pd.DataFrame) -> pd.DataFrame:
         facts = self.facts.loc[frame.run].reset_index(drop=True)
         named = frame.dataset.where(frame.dataset != "", facts.dataset)
         return facts.assign(**frame.drop(columns="dataset"), dataset=named)[ROW_COLUMNS]
@@ -225,15 +209,18 @@ class Results:
     def of(self, run: str) -> Measured:
         """What there is of one run; KeyError if it is not here."""
         home = self.home[run]
+        line, probes = self.runs.loc[run].to_dict(), self.probes(home).get(run, {})
         history, clients = (
             t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home))
         )
-        return Measured(
-            self.runs.loc[run].to_dict(), history, clients, self.probes(home).get(run, {})
-        )
+        return Measured(line, history, clients, probes)
 
     def _arrays(self, run: str) -> Arrays:
-        """A run's arrays as its Result has them: rounds, test and training samples of clients, those they have right, and probes."""
+        """A run's arrays, as its Result has them.
+
+        There are the rounds, the clients' training and test samples, how many of the latter they
+        classify right, and probes.
+        """
         _, history, clients, probes = self.of(run)
         out = {"rounds": np.unique(history["round"].to_numpy(dtype=np.int64))}
         for (when, split), lines in clients.groupby(["when", "split"], sort=False):
@@ -242,19 +229,21 @@ class Results:
         return out | probes
 
     def content(self) -> Content:
-        """All of it."""
+        """Everything that the folder holds."""
         papers = sorted(set(self.home.values()))
         history = joined("history.csv.gz", map(self.history, papers))
         clients = joined("clients.csv.gz", map(self.clients, papers))
         probes = {run: arrays for p in papers for run, arrays in self.probes(p).items()}
-        return Content(
-            self.runs.reset_index(), self.cells, self.pools, self.derived, history, clients, probes
-        )
+        runs = self.runs.reset_index()
+        return Content(runs, self.cells, self.pools, self.derived, history, clients, probes)
 
 
 def counts(arrays: Arrays) -> pd.DataFrame:
-    """The lines of clients.csv of a run with these arrays: samples of train and test, and those of test that clients have right."""
-    text = lambda values: " ".join(map(str, values.astype(np.int64)))  # noqa: E731
+    """A run's lines of PAPER.clients.csv.gz, without its id, from its arrays."""
+
+    def text(values: np.ndarray) -> str:
+        return " ".join(map(str, values.astype(np.int64)))
+
     lines = [(split, "", None, text(arrays[f"n/{split}"])) for split in ("train", "test")]
     for when in ("before", "after"):
         right = arrays.get(f"{when}/test/correct", ())
@@ -270,16 +259,17 @@ def of_probes(arrays: Arrays) -> Arrays:
 def damaged(path: Path, error: Exception) -> ValueError:
     """The error of a file that cannot be read."""
     return ValueError(
-        f"{path} is damaged ({error}); restore it from git, or delete its folder if it lies below runs/, and run its notebook "
-        "again: runs that are finished are not computed again"
+        f"{path} is damaged ({error}); restore it from git, or delete its folder if it lies below "
+        "runs/, and run its notebook again: runs that are finished are not computed again"
     )
 
 
 def results(folder: Path | None = None) -> Results:
-    """What a folder (default: the committed results/) holds at present."""
+    """What a folder (default: the committed results/) holds at present; read once, then kept."""
     folder = folder or paths.results_folder()
     files = sorted(folder.glob("*")) if folder.is_dir() else []
-    return _results(folder, tuple((f.name, (s := f.stat()).st_mtime_ns, s.st_size) for f in files))
+    stats = [(file.name, file.stat()) for file in files]
+    return _results(folder, tuple((name, s.st_mtime_ns, s.st_size) for name, s in stats))
 
 
 @functools.lru_cache(maxsize=32)
@@ -288,40 +278,44 @@ def _results(folder: Path, stamp: tuple) -> Results:
 
 
 def merged(old: Content, new: Content) -> Content:
-    """`old` with the parts that `new` has in place of its own; runs that nothing names any more are left out."""
+    """`old`, with the parts that `new` has in place of its own.
+
+    Runs that no cell and no derived number names any more are left out.
+    """
     parts, out = {*_parts(new.cells), *_parts(new.derived)}, {}
     for name in ("cells", "derived"):
         mine = getattr(old, name)
         kept = np.array([part not in parts for part in _parts(mine)], dtype=bool)
         out[name] = joined(f"{name}.csv", [mine[kept], getattr(new, name)])
     shown = set(out["cells"].run) | set(out["derived"].run)
-    for name, file in (
-        ("runs", "runs.csv"),
-        ("history", "history.csv.gz"),
-        ("clients", "clients.csv.gz"),
-    ):
+    for file in ("runs.csv", "history.csv.gz", "clients.csv.gz"):
+        name = file.partition(".")[0]
         mine, more = getattr(old, name), getattr(new, name)
         both = joined(file, [mine[~mine.run.isin(more.run)], more])
         out[name] = both[both.run.isin(shown)]
-    pools = joined("pools.csv", [old.pools, new.pools]).drop_duplicates(
-        ["name", "checksum"], keep="last"
-    )
+    pools = joined("pools.csv", [old.pools, new.pools])
+    pools = pools.drop_duplicates(["name", "checksum"], keep="last")
     out["pools"] = pools[pools.checksum.isin(out["runs"].pool)]
-    return Content(
-        **out, probes={run: v for run, v in (old.probes | new.probes).items() if run in shown}
-    )
+    out["probes"] = {run: v for run, v in (old.probes | new.probes).items() if run in shown}
+    return Content(**out)
 
 
 def joined(file: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Parts of one table; without lines, it has the columns of its file."""
+    """Parts of one table as one; a table without lines has the columns of its file."""
     kept = [f for f in frames if len(f)]
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=COLUMNS[file])
 
 
 def write(folder: Path, content: Content) -> list[Path]:
-    """Make a folder hold this and nothing else of this form, all of it or, with OSError, what was there; returns the files.
+    """Make a folder hold this and nothing else of this form.
 
-    Digests come last: what is read in between is refused.
+    It is written whole, or, if that fails with OSError, stays as it was. Digests are written last:
+    a file that is read in between is refused.
+
+    Returns
+    -------
+    list of Path
+        The files.
     """
     shown = named(content.cells, content.derived)
     home, order = _homes(shown), {run: i for i, run in enumerate(dict.fromkeys(shown.run))}
@@ -337,14 +331,10 @@ def write(folder: Path, content: Content) -> list[Path]:
         for kind, table in (("history.csv.gz", history), ("clients.csv.gz", clients)):
             mine = _csv(table[table.run.map(home) == paper], COLUMNS[kind])
             raw[f"{paper}.{kind}"] = gzip.compress(mine, mtime=0)
-        probes = {
-            f"{r}/{k}": v
-            for r in order
-            if home[r] == paper
-            for k, v in content.probes.get(r, {}).items()
-        }
-        if probes:
-            np.savez_compressed(file := io.BytesIO(), **probes)
+        probes = {run: content.probes.get(run, {}) for run in order if home[run] == paper}
+        arrays = {f"{run}/{key}": v for run, kept in probes.items() for key, v in kept.items()}
+        if arrays:
+            np.savez_compressed(file := io.BytesIO(), **arrays)
             raw[f"{paper}.npz"] = file.getvalue()
     return _put(folder, raw)
 

@@ -13,9 +13,8 @@ def publish(folder, rows, paper, profile="quick", data="digits"):
     rows = rows.assign(run=rows.run.replace("", "0" * 16), value=rows.value.astype(float))
     part = dict(paper=paper, profile=profile, data=data)
     measured = rows[rows["mean"] != "derived"]
-    histories = [
-        metrics.wide(own).assign(run=run) for run, own in measured.groupby("run", sort=False)
-    ]
+    once = measured.drop_duplicates(["run", *metrics.KEYS, "mean", "metric"])
+    histories = [metrics.wide(own).assign(run=run) for run, own in once.groupby("run", sort=False)]
     shown = ["artefact", "row", "column", "run"]
     content = tables.Content(
         pd.DataFrame([line(own.iloc[0]) for _, own in rows.groupby("run", sort=False)]),

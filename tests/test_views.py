@@ -2,6 +2,7 @@
 
 import time
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,10 +10,12 @@ from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
+from pfl_core.experiments import committed
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore import views, widgets
+from pfl_core.experiments.sweep import sweep
+from pfl_core.explore import sources, views, widgets
 from pfl_core.util import paths
 
 SMALL = Experiment(
@@ -77,7 +80,7 @@ def test_a_view_over_results_and_its_code_are_the_same(name, results):
     shown = default(name)
     again = by_its_code(shown)
     assert isinstance(again, Figure) and plots.compact(again) == plots.compact(shown.figure)
-    assert len(shown.table) and views.OWN in shown.code
+    assert len(shown.table) and sources.OWN in shown.code
 
 
 def test_partition_view(results):
@@ -109,11 +112,11 @@ def test_an_impossible_partition_says_what_is_possible():
 
 
 def test_runs_of_other_settings_stay_apart(results):
-    assert set(views.rows(views.OWN).query("column == @COLUMN").row) == set(RUNS)
+    assert set(sources.rows(sources.OWN).query("column == @COLUMN").row) == set(RUNS)
     runs.run(SMALL.but(lr=0.2, rounds=1, method="fedprox", method_args={"mu": 0.5}, seed=1))
-    (other,) = set(views.rows(views.OWN).column) - {COLUMN}
+    (other,) = set(sources.rows(sources.OWN).column) - {COLUMN}
     assert other == COLUMN.replace("3 rounds", "1 rounds").replace("lr=0.1", "lr=0.2")
-    assert set(views.rows(views.OWN).query("column == @other").row) == {"fedprox(mu=0.5)"}
+    assert set(sources.rows(sources.OWN).query("column == @other").row) == {"fedprox(mu=0.5)"}
 
 
 def test_runs_view(results):
@@ -200,20 +203,23 @@ def test_embedding_view(results):
             "no results 'fedper.quick'; there are runs of this computer",
         ),
         (
-            lambda: views.runs(views.OWN, "nowhere"),
+            lambda: views.runs(sources.OWN, "nowhere"),
             "no acc_pct 'before' of any row, seeds any, in 'nowhere'",
         ),
         (
-            lambda: views.clients(views.OWN, COLUMN, "fedavg", "ditto"),
+            lambda: views.clients(sources.OWN, COLUMN, "fedavg", "ditto"),
             "no run of ditto with seed 0",
         ),
         (
-            lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 9),
+            lambda: views.collaboration(sources.OWN, COLUMN, "fedaghn", 9),
             "no run of 'fedaghn' with seed 9",
         ),
-        (lambda: views.collaboration(views.OWN, COLUMN, "fedavg", 0), "'weights' was not recorded"),
         (
-            lambda: views.collaboration(views.OWN, COLUMN, "fedaghn", 0, "conv9"),
+            lambda: views.collaboration(sources.OWN, COLUMN, "fedavg", 0),
+            "'weights' was not recorded",
+        ),
+        (
+            lambda: views.collaboration(sources.OWN, COLUMN, "fedaghn", 0, "conv9"),
             "layer 'conv9' has no weights; there are",
         ),
     ],
@@ -248,19 +254,27 @@ def test_alike_clients(results):
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
     tmp_path, monkeypatch, results
 ):
-    committed, own = tmp_path / "results", tmp_path / "runs" / "results"
-    monkeypatch.setattr(paths, "results_folder", lambda: committed)
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    rows = results["fedper"].rows.assign(
-        paper="fedper", artefact="fig2", row="fedper", column="k=4"
-    )
-    for folder, value in ((committed, 1.0), (own, 2.0)):
-        folder.mkdir(parents=True)
-        both = pd.concat([rows.assign(value=value), rows.assign(value=value, artefact="fig3")])
-        both.to_csv(folder / "fedper.quick-digits.csv", index=False)
-    assert list(views.sources()) == ["fedper.quick-digits"]
-    read = views.rows("fedper.quick-digits")
+    rows = results["fedper"].rows.assign(row="fedper", column="k=4")
+    for folder, value in (("results", 1.0), ("runs/results/fedper.quick-digits", 2.0)):
+        both = pd.concat([rows.assign(value=value, artefact=a) for a in ("fig2", "fig3")])
+        made.publish(tmp_path / folder, both, "fedper")
+    assert sources.names() == ["fedper.quick-digits"]
+    read = sources.rows("fedper.quick-digits")
     assert set(read.value) == {2.0} and set(read.column) == {"Figure 2: k=4", "Figure 3: k=4"}
+
+
+def test_clients_of_committed_runs_are_grouped_as_their_experiments_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    tags = {"row": "fedaghn", "column": "a", "artefact": "fig4"}
+    rows = sweep([SMALL.but(**RUNS["fedaghn"], rounds=1, tags=tags)])
+    committed.save(rows, "fedaghn", "quick", "digits")
+    committed.publish("fedaghn")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "nothing"))
+    shown = default("collaboration", column="Figure 4: a")
+    assert "group of the partition" in shown.said and sources.names() == ["fedaghn.quick-digits"]
 
 
 # ---------------------------------------------------------------- widgets
@@ -291,7 +305,7 @@ def test_headless_views_are_static(capsys, results, monkeypatch):
     explore.show("embedding")
     explore.train()
     out = capsys.readouterr().out
-    assert "clients=5, seed=0)).counts()" in out and "embedding: not among artefacts" in out
+    assert "clients=5, seed=0))" in out and "embedding: not among artefacts" in out
     assert "In JupyterLab, Run begins this" in out and "rounds=2" in out
     assert [type(s).__name__ for s in shown] == ["Image", "DataFrame"]
     with pytest.raises(ValueError, match="no explorer 'partitions'; there are partition"):

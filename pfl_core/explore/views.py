@@ -7,41 +7,28 @@ Each has a function `..._choices(values) -> Choices` beside it: what its control
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pfl_core.analysis import plots, select
+from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
+from pfl_core.analysis.select import pick
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
-from pfl_core.experiments import committed, metrics, store
+from pfl_core.experiments import committed, metrics
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.papers import base as papers
+from pfl_core.explore import sources
 from pfl_core.papers import presets
-from pfl_core.util import paths
 
-OWN = "runs of this computer"  # the source that is the run store; the others are files of rows
 KNOBS = {
     "alpha": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 100.0),
     "k": range(1, 21),
     "groups": (1, 2, 5, 10),
-}
-METRICS = {
-    "acc_pct": "Test accuracy (%)",
-    "acc_worst10": "Accuracy of the worst tenth (%)",
-    "acc_min": "Worst client (%)",
-}
-METRICS |= {
-    "acc_max": "Best client (%)",
-    "acc_p10": "10th percentile (%)",
-    "acc_sd": "sd over clients (points)",
 }
 TRAINED = dict(
     partition="dirichlet",
@@ -157,72 +144,9 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
 # -- finished results ----------------------------------------------------------------------------------------------------
 
 
-def sources() -> list[str]:
-    """Names of what the committed results/ and runs/results/ hold, and `OWN`, the run store, where it has runs."""
-    return [
-        *committed.parts(own=True),
-        *([OWN] if any(paths.store_folder().glob("*/experiment.json")) else []),
-    ]
-
-
-def rows(source: str) -> pd.DataFrame:
-    """Accuracy rows of a source, in the project's long form; ValueError for an unknown one."""
-    if source not in (known := sources()):
-        raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
-    if source == OWN:
-        runs = sorted(
-            p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name
-        )
-        frame = _stored(tuple((p.parent, p.stat().st_mtime_ns) for p in runs))
-    else:
-        frame = committed.parts(own=True)[source].rows()
-    frame = frame[(frame["mean"] == "client") & frame.metric.isin(METRICS)]
-    # Two artefacts may call other runs by the same labels.
-    where = frame.artefact.map(lambda a: f"{papers.title(a)}: " if a else "")
-    return frame.assign(column=where + frame.column)
-
-
-@functools.lru_cache(maxsize=8)
-def _stored(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
-    return pd.concat([_own(folder) for folder, _ in stamps], ignore_index=True)
-
-
-@functools.lru_cache(maxsize=4096)
-def _own(folder: Path) -> pd.DataFrame:
-    # A run in the store has no label of a table: its method is its row, its setting, whole, is its column.
-    e = _experiment(folder.name)
-    z, usual = e.plain() | {"init_from": e.init_from and e.init_from.id[:6]}, Experiment().plain()
-    call = lambda name: f"{z[name]}({', '.join(f'{k}={v}' for k, v in z[f'{name}_args'].items())})"  # noqa: E731
-    rest = [f"{k}={v}" for k, v in z.items() if v != usual[k] and k not in _NAMED]
-    column = [
-        e.dataset,
-        call("partition"),
-        f"{e.clients} clients",
-        call("model"),
-        f"{e.rounds} rounds",
-        *rest,
-    ]
-    return store.load_result(
-        folder, e.but(tags=dict(row=call("method").replace("()", ""), column=", ".join(column)))
-    ).rows
-
-
-# Fields that a column names by themselves, or that do not tell runs of one column apart.
-_NAMED = "dataset partition partition_args clients model model_args rounds method method_args seed record keep_models".split()
-
-
-@functools.lru_cache(maxsize=4096)
-def _experiment(run: str) -> Experiment | None:
-    # None for a run that is neither in the store nor committed
-    file = paths.store_folder() / run / "experiment.json"
-    if file.is_file():
-        return Experiment.from_plain(json.loads(file.read_text())["experiment"])
-    return committed.experiment(run)
-
-
 def _cell(c: Choices, array: str = "") -> pd.DataFrame:
     # The first controls of every view over results; returns the rows of the column chosen, of runs that have kept `array`.
-    frames = {source: rows(source) for source in sources()}
+    frames = {source: sources.rows(source) for source in sources.names()}
     if array:
         kept = {
             s: [run for run in f.run.unique() if array in committed.arrays_named(run)]
@@ -251,7 +175,7 @@ def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     c = Choices(wanted)
     frame = _cell(c)
     c.offer("rows", frame.row.unique(), frame.row.unique()[:6], "several")
-    c.offer("metric", [m for m in METRICS if m in set(frame.metric)])
+    c.offer("metric", [m for m in sources.METRICS if m in set(frame.metric)])
     c.offer("when", frame.when.unique())
     c.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")
     c.offer("smoothing", range(1, 11), 1, "slide")
@@ -282,7 +206,7 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
             f"no {metric} {when!r} of {rows or 'any row'}, seeds {seeds or 'any'}, in {column!r} of {source!r}"
         )
     fig, (left, right) = plots.panels(2, sharey=False)
-    plots.curves(analysis.smooth(series, smoothing), left, y=METRICS[metric])
+    plots.curves(analysis.smooth(series, smoothing), left, y=sources.METRICS[metric])
     last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [
@@ -293,14 +217,14 @@ def runs(source, column, rows=(), metric="acc_pct", when="before", seeds=(), smo
     )
     plots.ranges(wide, right, pd.concat(each)).set_title("Clients in the last round")
     ends, tops = (
-        select.pick(frame, s, when, metric=metric).groupby("row", sort=False)
+        pick(frame, s, when, metric=metric).groupby("row", sort=False)
         for s in ("last", "best_test")
     )
     table = pd.DataFrame(
         {"seeds": ends.seed.nunique(), "last": ends.value.mean(), "best": tops.value.mean()}
     )
     table["round of best"] = tops["round"].mean()
-    said = f"{METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
+    said = f"{sources.METRICS[metric]}, {'models as served' if when == 'before' else 'after local training'}, {column}; bands: seeds."
     return Shown(fig, said, table.round(2).rename_axis(None), _call("runs", **values))
 
 
@@ -337,7 +261,7 @@ def clients(source, column, first, second, when="before", select="last", seed=0)
     if second is None:
         return _missing("the accuracy of every client under two methods", _TWO)
     frame = _rows_of(source, column).query("seed == @seed and row in (@first, @second)")
-    found = {v.row: v for v in select.pick(frame, select, when).itertuples()}
+    found = {v.row: v for v in pick(frame, select, when).itertuples()}
     if absent := [name for name in (first, second) if name not in found]:
         raise ValueError(
             f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}"
@@ -373,7 +297,7 @@ def clients(source, column, first, second, when="before", select="last", seed=0)
 
 
 def _rows_of(source: str, column: str) -> pd.DataFrame:
-    return rows(source).query("column == @column")
+    return sources.rows(source).query("column == @column")
 
 
 # -- what probes recorded ------------------------------------------------------------------------------------------------
@@ -410,7 +334,7 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
 
     run: a row of results. Where neither is known (no Experiment, or no data), all are of one group.
     """
-    e, n = _experiment(run.run), int(run.n_clients)
+    e, n = sources.experiment(run.run), int(run.n_clients)
     try:
         if run.partition == "groups":
             number = (e.partition_args if e else {}).get(

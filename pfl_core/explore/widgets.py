@@ -21,7 +21,7 @@ from IPython.display import Image, display
 
 from pfl_core.analysis import plots
 from pfl_core.experiments import run as runs
-from pfl_core.explore import views
+from pfl_core.explore import sources, views
 from pfl_core.explore.background import Background
 from pfl_core.explore.views import Choice, Shown
 from pfl_core.papers import parameters
@@ -229,7 +229,7 @@ class Explore:
         self.start |= {"rows": tuple(methods), "method": methods[0]} if methods else {}
         self.start |= {"seeds": tuple(seeds), "seed": seeds[0]} if seeds else {}
         first = f".{profile}-{datasets[0] if datasets else ''}"
-        self.start["source"] = next((s for s in views.sources() if first in s), None)
+        self.start["source"] = next((s for s in sources.names() if first in s), None)
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9})
 
     def show(self, name: str, **start: Any) -> None:
@@ -265,5 +265,5 @@ class Explore:
 
     def finish(self) -> str:
         """One line on what was read, versions and time."""
-        read, took = ", ".join(views.sources()) or "none", time.monotonic() - self.began
+        read, took = ", ".join(sources.names()) or "none", time.monotonic() - self.began
         return f"results: {read}; pfl_core {__version__}, Python {platform.python_version()}; {took:.0f} s"

@@ -2,14 +2,14 @@
 
 import os
 
-os.environ |= {"PFL_HEADLESS": "1", "PFL_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # kernels inherit it
+# Kernels inherit it.
+os.environ |= {"PFL_HEADLESS": "1", "PFL_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 os.environ.pop("MPLBACKEND", None)  # figures are shown in the notebook
 
 
 def pytest_collection_modifyitems(items):
+    # nbval takes 5 s between two outputs of a cell for a dead kernel; ours train silently.
     for item in items:
-        item.output_timeout = (
-            600  # nbval takes 5 s between two outputs of a cell for a dead kernel; ours train silently
-        )
+        item.output_timeout = 600
     for notebook in {item.parent for item in items}:
         notebook.skip_compare += ("stderr",)  # progress, which tells of seconds

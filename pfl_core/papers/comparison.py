@@ -1,4 +1,4 @@
-"""Every method of the five papers side by side: one data set, one network, one budget, equal tuning, one selection rule."""
+"""All methods of the five papers side by side: equal data, network, budget, tuning, selection."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from pfl_core.util import checks, paths
 START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
 
 
-# -- the runs ------------------------------------------------------------------------------------------------------------
+# -- the runs --------------------------------------------------------------------------------------
 
 
 def chosen(methods: Iterable[str] = ()) -> list[str]:
-    """Rows of the comparison in the order of its table, all or those named; ValueError for an unknown one."""
+    """Rows of the comparison in the order of its table, all or those named.
+
+    ValueError for an unknown one.
+    """
     views = {v: [w for w, source in report.VIEWS.items() if source == v] for v in presets.COMPARED}
     every = [row for m in presets.COMPARED for row in (m, *views[m])]
     wanted = list(methods)
@@ -42,13 +45,13 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
 
 
 def common(dataset: str, profile: str = "medium", **changes: Any) -> Experiment:
-    """The settings that all rows share; `changes` to those of `presets.COMPARISON`. ValueError for an unknown profile."""
+    """The settings that all rows share; `changes` to those of `presets.COMPARISON`.
+
+    ValueError for an unknown profile.
+    """
     checks.known("profile of the comparison", profile, presets.SCALES)
-    return (
-        Experiment(**presets.COMPARISON | {"dataset": dataset})
-        .but(**presets.SCALES[profile])
-        .but(**changes)
-    )
+    usual = Experiment(**presets.COMPARISON | {"dataset": dataset})
+    return usual.but(**presets.SCALES[profile]).but(**changes)
 
 
 def grid_of(method: str) -> presets.Grid:
@@ -66,13 +69,15 @@ def cell(row: str, shared: Experiment, choice: dict[str, Any] | None = None) -> 
     """A row's run with one choice of its grid; what it starts from has the same learning rate."""
     choice = grid_of(row).choices()[4] if choice is None else choice
     rate = {n: v for n, v in choice.items() if n == "lr"}
-    return shared.but(**presets.COMPARED[report.VIEWS.get(row, row)](shared.but(**rate))).but(
-        **choice
-    )
+    own = presets.COMPARED[report.VIEWS.get(row, row)]
+    return shared.but(**own(shared.but(**rate))).but(**choice)
 
 
 def shorter(row: str, shared: Experiment) -> Experiment:
-    """`shared` for tuning: a part of the rounds and of the images (`presets.TUNING`), read at the end and half-way."""
+    """`shared` for tuning: a part of the rounds and of the images (`presets.TUNING`).
+
+    It is read at the end and half-way.
+    """
     rounds = math.ceil(shared.rounds * presets.TUNING["rounds"])
     most = int(presets.TUNING["max_samples"])
     # Rows of one method, read at different times, share their runs.
@@ -97,9 +102,10 @@ def tuning(row: str, shared: Experiment) -> tuple[Experiment, list[dict[str, Any
 
 
 def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.DataFrame]:
-    """A row's best choice by validation accuracy, read at the row's own time, on the seed of `shared`; and the rows of all nine.
+    """A row's best choice by validation accuracy, read at the row's own time; and all nine's rows.
 
-    `how` goes to `sweep`. Rows are labelled with the row of the comparison, their column is the choice as JSON.
+    On the seed of `shared`. Rows are labelled with the row of the comparison, their column is the
+    choice as JSON. how: for `sweep`.
     """
     e, changes = tuning(row, shared)
     best, rows = sweeps.tune(e, changes, when=when(row), **how)
@@ -120,19 +126,22 @@ def experiments(
     choices: dict[str, dict[str, Any]] | None = None,
     **changes: Any,
 ) -> list[Experiment]:
-    """The runs of the comparison with the tuned `choices` of rows (default: the middle of the grid), and what they start from, each
-    on its own seed; `changes` to the common settings."""
+    """The runs of the comparison, each after what it starts from, on its own seed.
+
+    choices: {row: what tuning chose}, by default the middle of its grid.
+    changes: to the common settings.
+    """
     shared, out = common(dataset, profile, **changes), []
     for row in chosen(methods):
         base = cell(row, shared, (choices or {}).get(row))
         for e in grid(
             base, {row: {}}, {dataset: {}}, seeds
-        ):  # which gives what they start from their seed, too
+        ):  # also what it starts from gets a seed
             e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
-            start = e.init_from and e.init_from.but(
-                keep_models=True, tags=e.tags | {"row": row + START}
-            )
-            out += [*([start] if start else []), e]
+            if e.init_from:
+                tags = e.tags | {"row": row + START}
+                out.append(e.init_from.but(keep_models=True, tags=tags))
+            out.append(e)
     return out
 
 
@@ -147,8 +156,9 @@ def run(
 ) -> pd.DataFrame:
     """Tune and run all rows, or find in the store what is done; returns the table.
 
-    Prints each grid and what was chosen. Keeps rows and runs in runs/results/methods.<profile>-<dataset>/, and both tables in
-    runs/figures/methods/. `how` goes to `sweep`: device, jobs, ...
+    Prints each grid and what was chosen. Keeps rows and runs in
+    runs/results/methods.<profile>-<dataset>/, and both tables in runs/figures/methods/.
+    how: for `sweep`: device, jobs, ...
     """
     shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
     for row in chosen(methods):
@@ -159,10 +169,9 @@ def run(
     rows = sweeps.sweep(cells, **how)
     spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
-    spent_rows = heads.assign(
-        round=0, when="", split="", mean="derived", metric="gradients", value=heads.run.map(spent)
-    )
-    every = pd.concat([*parts, rows, spent_rows], ignore_index=True)
+    blank = dict(round=0, when="", split="", mean="derived")
+    counted = heads.assign(**blank, metric="gradients", value=heads.run.map(spent))
+    every = pd.concat([*parts, rows, counted], ignore_index=True)
     committed.save(every, "methods", profile, dataset)
     folder = paths.runs_root() / "figures" / "methods" / f"{profile}-{dataset}"
     report.save_table(table(every), folder / "comparison")
@@ -170,7 +179,7 @@ def run(
     return table(every)
 
 
-# -- what it costs -------------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 class _Counted(Context):
@@ -186,34 +195,17 @@ class _Counted(Context):
 
 
 # What decides how many gradients a method takes stays as it is.
-_SMALL: dict[str, Any] = dict(
-    dataset="digits",
-    partition="iid",
-    partition_args={},
-    partition_seed=None,
-    clients=2,
-    max_samples=80,
-)
-_SMALL |= dict(
-    batch=8,
-    rounds=3,
-    eval_every=1,
-    lr=0.01,
-    momentum=0.0,
-    participation=1.0,
-    seed=0,
-    init_from=None,
-    tags={},
-    record=(),
-)
+_SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args={}, clients=2)
+_SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
+_SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={}, record=())
 _SMALL |= dict(model="lenet", model_args={"bn": True, "kernels": 2})
 
 
 def multiple(e: Experiment) -> float:
-    """Gradients over one batch that a method takes in a round, as a multiple of one epoch's batches: 1 for FedAvg at epochs=1, 2 for Ditto.
+    """Gradients over one batch that a method takes in a round, in batches of one epoch.
 
-    Counted in the third round of two small clients on digits, after what a method does once; passes that only serve a model are
-    not in it.
+    1 for FedAvg at epochs=1, 2 for Ditto. Counted in the third round of two small clients on
+    digits, after what a method does once; passes that only serve a model are not in it.
     """
     return _multiple(json.dumps(dataclasses.replace(e, **_SMALL).plain(), sort_keys=True))
 
@@ -243,20 +235,13 @@ def _multiple(plain: str) -> float:
 
 def _epoch(e: Experiment) -> float:
     # Batches of an epoch, mean over clients.
-    whole = e.but(
-        epochs=1,
-        steps=0,
-        participation=1.0,
-        rounds=1,
-        eval_after=False,
-        init_from=None,
-        adopt=False,
-    )
-    return plan.client_steps(whole) / e.clients
+    whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
+    once = e.but(**whole, eval_after=False, init_from=None, adopt=False)
+    return plan.client_steps(once) / e.clients
 
 
 def gradients(e: Experiment) -> float:
-    """Gradients over one batch that a client takes in a round in which it takes part, mean over clients."""
+    """Gradients over one batch that a client takes in a round of its own, mean over clients."""
     return multiple(e) * _epoch(e)
 
 
@@ -268,10 +253,11 @@ def hours(
     device: str = "auto",
     changes: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
-    """A line a row and one for all: runs of tuning and of the comparison, how many are there, and hours of the rest on this computer.
+    """Runs of tuning and of the comparison, and hours of those that are not there, a line a row.
 
-    From the seconds of one step, measured here; forward passes of evaluations count a third of a step. A row's choice is not known
-    before it is tuned: the middle of its grid stands for it.
+    The last line is all. From the seconds of one step, measured on this computer; forward passes of
+    evaluations count a third of a step. A row's choice is not known before it is tuned: the middle
+    of its grid stands for it.
     """
     device, shared, lines = runs.pick_device(device), common(dataset, profile, **changes or {}), {}
     for row in chosen(methods):
@@ -279,20 +265,16 @@ def hours(
         tunes = [e.but(**c) for c in tried]
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not sweeps.is_there(c)]
-        some = [
-            _hours(c, device) for c in tunes[: len(grid_of(row).values)]
-        ]  # rates, the outer axis, cost nothing
-        spent = (
-            list(itertools.islice(itertools.cycle(some), len(tunes))),
-            [_hours(c, device) for c in finals],
-        )
+        # Rates, the outer axis, change no hours.
+        some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
+        cycle = zip(tunes, itertools.cycle(some), strict=False)
         lines[row] = {
             "tuning": len(tunes),
             "runs": len(finals),
             "there": len(tunes) + len(finals) - len(todo),
             "gradients": round(gradients(finals[-1]), 1),
-            "hours of tuning": sum(h for c, h in zip(tunes, spent[0], strict=True) if c in todo),
-            "hours of runs": sum(h for c, h in zip(finals, spent[1], strict=True) if c in todo),
+            "hours of tuning": sum(h for c, h in cycle if c in todo),
+            "hours of runs": sum(_hours(c, device) for c in finals if c in todo),
         }
     out = pd.DataFrame(lines).T.rename_axis("method")
     out.loc["all"] = out.sum()
@@ -301,33 +283,29 @@ def hours(
 
 
 def _hours(e: Experiment, device: str) -> float:
-    second, _ = plan.measured(
-        e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch, device
-    )
+    net = json.dumps([e.dataset, vocabulary(e) | e.model_args])
+    second, _ = plan.measured(e.model, net, e.batch, device)
     seen = e.rounds // e.eval_every + 1
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
     parts = [len(i) for n in ("val", "test") for i in getattr(split(e), n)]
-    forward = (
-        sum(min(n, e.max_samples or n) for n in parts)
-        / e.batch
-        / 3
-        * seen
-        * (1 + bool(e.eval_after))
-    )
+    batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
+    forward = batches / 3 * seen * (1 + bool(e.eval_after))
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
     return ((visits + others) * gradients(e) + forward) * second / 3600 / cores
 
 
-# -- tables --------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a row of the comparison: accuracy before and after local training at the best validation round, with its rank among all
-    rows, at the last round (mean ± sd over seeds) and for the worst tenth of clients; gradients of a client and round, traffic of a
-    client and visit, and seconds of a run, each with what the run starts from.
+    """A line a row of the comparison, accuracies in %, mean ± sd over seeds.
 
-    `last` and `worst tenth` are read at the row's own time (`read`); `served` is what its model has just gone through then.
+    before, after: local training, at the best validation round, with the rank among all rows.
+    last, worst tenth: at the last round, and of the worst tenth of clients, at the row's own time
+    (`read`); served: what its model has just gone through then.
+    gradients: of a client and round; down, up: traffic of a client and visit; seconds: of a run;
+    each with what the run starts from.
     """
     rows = rows[rows.artefact == "comparison"]
     out, ranked = {}, {}
@@ -342,22 +320,17 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         cells |= {"worst tenth": _cell(report.pick(own, "best_val", main, metric="acc_worst10"))}
         out[row] = cells | _spent(rows[rows.row.isin([row, row + START])], row)
     frame = pd.DataFrame(out).T.rename_axis("method")
-    ranks = (
-        pd.DataFrame(ranked)
-        .T.reindex(columns=["before", "after"])
-        .rank(ascending=False, method="min")
-    )
+    means = pd.DataFrame(ranked).T.reindex(columns=["before", "after"])
+    ranks = means.rank(ascending=False, method="min")
     for t in ("after", "before"):
-        frame.insert(
-            list(frame).index(t) + 1,
-            f"rank {t}",
-            ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}"),
-        )
+        shown = ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}")
+        frame.insert(list(frame).index(t) + 1, f"rank {t}", shown)
     return frame
 
 
 def _blank(row: str) -> tuple[str, ...]:
-    # A method and its view are two rows, tuned each for its own time; models that nobody is meant to use have no number.
+    # A method and its view are two rows, tuned each for its own time; models that nobody is meant
+    # to use have no number.
     if row in report.VIEWS:
         return ("before",)
     return ("after",) if row in report.VIEWS.values() or row in presets.UNSERVED_AFTER else ()
@@ -366,21 +339,17 @@ def _blank(row: str) -> tuple[str, ...]:
 def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
     last = rows[rows["mean"] == "total"]
     last = last[last["round"] == last.groupby("run")["round"].transform("max")]
-    total = (
-        last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()
-    )  # what it starts from is added
+    # What it starts from is added.
+    total = last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()
     own = rows[(rows.metric == "gradients") & (rows.row == row)].value
     visits = total["client_visits"]
-    moved = {
-        f"{d}, kB": f"{total[f'{name}_bytes'] / visits / 1000:.0f}"
-        for d, name in (("down", "download"), ("up", "upload"))
-    }
     seconds = rows.drop_duplicates(["row", "run"]).groupby("row").wall_s.mean().sum()
-    return (
-        {"gradients": f"{own.mean():.0f}" if len(own) else ""}
-        | moved
-        | {"seconds": f"{seconds:.0f}"}
-    )
+    return {
+        "gradients": f"{own.mean():.0f}" if len(own) else "",
+        "down, kB": f"{total['download_bytes'] / visits / 1000:.0f}",
+        "up, kB": f"{total['upload_bytes'] / visits / 1000:.0f}",
+        "seconds": f"{seconds:.0f}",
+    }
 
 
 def _cell(picked: pd.DataFrame) -> str:
@@ -388,23 +357,21 @@ def _cell(picked: pd.DataFrame) -> str:
 
 
 def grids() -> pd.DataFrame:
-    """The grids of all rows as a table: learning rates, the parameter and its values, and their source."""
-    return pd.DataFrame(
-        {
-            row: {
-                "rates": _values(g.rate, g.rates),
-                "tuned": _values(g.own, g.values),
-                "source": g.source,
-                "read": when(row),
-            }
-            for row, g in ((r, grid_of(r)) for r in chosen())
-        }
-    ).T.rename_axis("method")
+    """The grids of all rows: learning rates, the parameter and its values, and their source."""
+    out = {}
+    for row in chosen():
+        g = grid_of(row)
+        values = {"rates": _values(g.rate, g.rates), "tuned": _values(g.own, g.values)}
+        out[row] = values | {"source": g.source, "read": when(row)}
+    return pd.DataFrame(out).T.rename_axis("method")
 
 
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """What tuning chose, a line a row: rate, value of the parameter, validation accuracy of this choice and of the worst of the nine,
-    and which of both lies at the edge of its grid, so that a wider one might give more."""
+    """What tuning chose, a line a row: rate, value of the parameter, validation accuracy in %.
+
+    worst of nine: the accuracy of the worst choice. at the edge: which of both lies at the edge of
+    its grid, so that a wider one might give more.
+    """
     rows = rows[(rows.artefact == "tune") & (rows.metric == "acc_pct") & (rows["mean"] == "client")]
     rows, out = rows[(rows.split == "val") & (rows.when == rows.row.map(when))], {}
     for row in dict.fromkeys(rows.row):
@@ -434,7 +401,6 @@ def _values(name: str, values: Iterable[float]) -> str:
 def _said(row: str, tried: pd.DataFrame) -> str:
     g, got = grid_of(row), choices_table(tried).loc[row]
     edge = f", {got['at the edge']} at the edge" if got["at the edge"] else ""
-    return (
-        f"{row}: {_values(g.rate, g.rates)} x {_values(g.own, g.values)} -> {got.rate}, {got.chosen} "
-        f"(validation {got.validation} %, worst {got['worst of nine']}{edge})"
-    )
+    grid = f"{_values(g.rate, g.rates)} x {_values(g.own, g.values)}"
+    found = f"validation {got.validation} %, worst {got['worst of nine']}{edge}"
+    return f"{row}: {grid} -> {got.rate}, {got.chosen} ({found})"

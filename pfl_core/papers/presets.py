@@ -1,4 +1,4 @@
-"""Presets by name: the rows of every table at the paper's scale, and the settings in which all methods are compared."""
+"""Presets by name: every table's rows at the paper's scale, and the comparison of all methods."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pfl_core.util import checks
 def presets(
     name: str, artefact: str, dataset: str = "", clients: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """{row: fields of its Experiment} of a paper's table at the paper's scale; dataset and clients pick the column.
+    """{row: fields of its Experiment} of a paper's table at the paper's scale.
 
-    Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox read at when="after". ValueError for an unknown paper or table.
+    dataset, clients: pick the column. Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox
+    read at when="after". ValueError for an unknown paper or table.
     """
     tables = {p: paper(p).tables for p in PAPERS if paper(p).tables}
     checks.known("paper with presets", name, tables)
@@ -26,10 +27,11 @@ def presets(
     return {label: common | changes for label, changes in paper(name).rows(*where).items()}
 
 
-# -- all methods side by side --------------------------------------------------------------------------------------------
+# -- all methods side by side ----------------------------------------------------------------------
 
-# The common settings of the comparison [C]: CIFAR-10, Dir(.1), 20 clients, all images, a LeNet with BatchNorm (so that FedBN differs
-# from FedAvg). Rates are tuned, this one is the middle of most grids.
+# The common settings of the comparison [C]: CIFAR-10, Dir(.1), 20 clients, all images, a LeNet with
+# BatchNorm (so that FedBN differs from FedAvg). Rates are tuned, this one is the middle of most
+# grids.
 COMPARISON: dict[str, Any] = dict(
     dataset="cifar10",
     partition="dirichlet",
@@ -56,17 +58,18 @@ def _fixed(method: str, **args: Any) -> Callable[[Experiment], dict[str, Any]]:
 
 
 def _lgfedavg(e: Experiment) -> dict[str, Any]:
-    # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all rows train equally long.
+    # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all
+    # rows train equally long.
     half = e.rounds // 2
-    trained = e.but(
-        method="fedavg", rounds=half, eval_every=max(1, half), eval_after=False, keep_models=True
-    )
+    evaluated = dict(eval_every=max(1, half), eval_after=False)
+    trained = e.but(method="fedavg", rounds=half, keep_models=True, **evaluated)
     return dict(method="lgfedavg", rounds=e.rounds - half, init_from=trained)
 
 
 def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
-    # One client a communication step [P]; as many client visits as the others have, so K times their rounds. Local SGD as in the
-    # authors' code [O]: fresh batches, lr 5e-3, momentum .9, weight decay 5e-5, clip 50.
+    # One client a communication step [P]; as many client visits as the others have, so K times
+    # their rounds. Local SGD as in the authors' code [O]: fresh batches, lr 5e-3, momentum .9,
+    # weight decay 5e-5, clip 50.
     local = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
     if method == "pfedhn_pc":  # each client draws its own classifier, as there
         local["head_init"] = "own"
@@ -79,17 +82,16 @@ def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
     )
 
 
-# Rows of the comparison, in the order of tables: changes to the common Experiment, before tuning. What is not tuned (`GRIDS`) has the
-# default of its method's file, each with its source there.
+# Rows of the comparison, in the order of tables: changes to the common Experiment, before tuning.
+# What is not tuned (`GRIDS`) has the default of its method's file, each with its source there.
 COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     "local": _fixed("local"),
     "fedavg": _fixed("fedavg"),
     "fedprox": _fixed("fedprox"),
     # Two batches a step: two passes make as many steps as other rows take.
     "perfedavg": _fixed("perfedavg", passes=2, alpha=0.01),
-    "pfedme": lambda e: dict(
-        use("pfedme"), lr=0.005
-    ),  # eta of the authors' code: w_i follows theta at eta lambda = 0.075
+    # eta of the authors' code: w_i follows theta at eta lambda = 0.075.
+    "pfedme": lambda e: dict(use("pfedme"), lr=0.005),
     "lgfedavg": _lgfedavg,
     "fedbn": _fixed("fedbn"),
     "fedper": _fixed("fedper"),
@@ -114,9 +116,12 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
 
 
 class Grid(NamedTuple):
-    """What of a row is tuned: three learning rates times three values of `own`, the parameter that its paper or code tunes.
+    """What of a row is tuned: three learning rates times three values of a parameter of its own.
 
-    Names are fields of an Experiment, or "method_args.NAME". source: where the values come from.
+    own: the parameter that its paper or code tunes.
+    source: where the values come from.
+
+    Names are fields of an Experiment, or "method_args.NAME".
     """
 
     own: str
@@ -127,10 +132,8 @@ class Grid(NamedTuple):
 
     def choices(self) -> list[dict[str, Any]]:
         """All combinations as changes to an Experiment, rates outermost."""
-        return [
-            _merged(_change(self.rate, r), _change(self.own, v))
-            for r, v in itertools.product(self.rates, self.values)
-        ]
+        pairs = itertools.product(self.rates, self.values)
+        return [_merged(_change(self.rate, r), _change(self.own, v)) for r, v in pairs]
 
 
 def _change(name: str, value: float) -> dict[str, Any]:
@@ -142,48 +145,38 @@ def _merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return a | {n: a[n] | v if isinstance(v, dict) and n in a else v for n, v in b.items()}
 
 
-def _arg(name: str, *values: float, source: str, **rates: Any) -> Grid:
+def _arg(name: str, values: tuple[float, ...], source: str, **rates: Any) -> Grid:
     return Grid(f"method_args.{name}", values, source, **rates)
 
 
-_MOMENTUM = Grid(
-    "momentum",
-    (0.0, 0.5, 0.9),
-    "no parameter of its own; momentum as in PFLlib, FedRep's and pFedGraph's code",
-)
+_ALIKE = "no parameter of its own; momentum as in PFLlib, FedRep's and pFedGraph's code"
+_MOMENTUM = Grid("momentum", (0.0, 0.5, 0.9), _ALIKE)
+_MU = _arg("mu", (0.001, 0.01, 0.1), "the authors' grid, without 0.5 and 1")
 _DEPTH = (1, 2, 3)
+_HN = "of the hypernetwork; the paper's grid, code "
 _HN_RATES: dict[str, Any] = dict(rates=(0.005, 0.01, 0.05))  # pFedHN's grid [P]
+_PERSONAL: dict[str, Any] = dict(rate="method_args.personal_lr", rates=(0.01, 0.03, 0.05))
+_CORE: dict[str, Any] = dict(rate="method_args.core_lr", rates=(0.01, 0.1, 1.0))
 
-# Grids of the comparison, views (FedAvg-FT, FedProx-FT) included. What authors or their code use is in the middle, where known.
+# Grids of the comparison, views (FedAvg-FT, FedProx-FT) included. What authors or their code use is
+# in the middle, where known.
 GRIDS: dict[str, Grid] = {
     "local": _MOMENTUM,
     "fedavg": _MOMENTUM,
     "fedavg_ft": _MOMENTUM,
-    "fedprox": _arg("mu", 0.001, 0.01, 0.1, source="the authors' grid, without 0.5 and 1"),
-    "fedprox_ft": _arg("mu", 0.001, 0.01, 0.1, source="the authors' grid, without 0.5 and 1"),
+    "fedprox": _MU,
+    "fedprox_ft": _MU,
     "perfedavg": _arg(
-        "alpha",
-        0.003,
-        0.01,
-        0.03,
-        source="FL-bench 0.01; lr is beta, so that alpha is not tied to it",
+        "alpha", (0.003, 0.01, 0.03), "FL-bench 0.01; lr is beta, so that alpha is not tied to it"
     ),
-    "pfedme": _arg(
-        "lam",
-        5.0,
-        15.0,
-        30.0,
-        source="the authors tune 15 to 30",
-        rate="method_args.personal_lr",
-        rates=(0.01, 0.03, 0.05),
-    ),
+    "pfedme": _arg("lam", (5.0, 15.0, 30.0), "the authors tune 15 to 30", **_PERSONAL),
     "lgfedavg": Grid("head_depth", _DEPTH, "shared layers; authors on CIFAR-10: 2, on MNIST: 3"),
     "fedbn": _MOMENTUM,
     "fedper": Grid("head_depth", _DEPTH, "K_P; the paper tries 1 to 4"),
-    "fedrep": _arg("head_epochs", 1, 5, 10, source="PFLlib 1, FL-bench 4, authors 10"),
-    "fedfomo": _arg("neighbours", 2, 5, 10, source="PFLlib, FL-bench 5, authors 4 to 9"),
-    "ditto": _arg("lam", 0.1, 1.0, 2.0, source="the authors' grid"),
-    "fedcp": _arg("lam", 1.0, 5.0, 10.0, source="PFLlib 1, authors' CNN 5"),
+    "fedrep": _arg("head_epochs", (1, 5, 10), "PFLlib 1, FL-bench 4, authors 10"),
+    "fedfomo": _arg("neighbours", (2, 5, 10), "PFLlib, FL-bench 5, authors 4 to 9"),
+    "ditto": _arg("lam", (0.1, 1.0, 2.0), "the authors' grid"),
+    "fedcp": _arg("lam", (1.0, 5.0, 10.0), "PFLlib 1, authors' CNN 5"),
     "fedpac": Grid(
         "epochs",
         (1, 3, 5),
@@ -191,81 +184,41 @@ GRIDS: dict[str, Grid] = {
     ),
     "cfl": _arg(
         "still",
-        0.3,
-        0.5,
-        0.8,
-        source="ours, relative; the authors' eps1 is 0.4 for their model and rate",
+        (0.3, 0.5, 0.8),
+        "ours, relative; the authors' eps1 is 0.4 for their model and rate",
     ),
     "fedamp": _arg(
-        "rho",
-        0.01,
-        0.1,
-        1.0,
-        source="ours, around lambda / alpha that is neither Local nor divergent",
+        "rho", (0.01, 0.1, 1.0), "ours, around lambda / alpha that is neither Local nor divergent"
     ),
-    "heurfedamp": _arg("rho", 0.01, 0.1, 1.0, source="as FedAMP; pFedGraph 1"),
+    "heurfedamp": _arg("rho", (0.01, 0.1, 1.0), "as FedAMP; pFedGraph 1"),
     "fedala": Grid("head_depth", _DEPTH, "p, adaptive layers; authors 1"),
-    "apple": _arg(
-        "dr_lr",
-        1e-4,
-        1e-3,
-        1e-2,
-        source="authors 0.001; core rates 0.01",
-        rate="method_args.core_lr",
-        rates=(0.01, 0.1, 1.0),
-    ),
-    "gpfl": _arg("lam", 0.001, 0.01, 0.1, source="authors' CNN 0.01"),
-    "pfedhn": _arg(
-        "lr",
-        0.005,
-        0.01,
-        0.05,
-        source="of the hypernetwork; the paper's grid, code 0.01",
-        **_HN_RATES,
-    ),
-    "pfedhn_pc": _arg(
-        "lr",
-        0.01,
-        0.05,
-        0.1,
-        source="of the hypernetwork; the paper's grid, code 0.05",
-        **_HN_RATES,
-    ),
+    "apple": _arg("dr_lr", (1e-4, 1e-3, 1e-2), "authors 0.001; core rates 0.01", **_CORE),
+    "gpfl": _arg("lam", (0.001, 0.01, 0.1), "authors' CNN 0.01"),
+    "pfedhn": _arg("lr", (0.005, 0.01, 0.05), f"{_HN}0.01", **_HN_RATES),
+    "pfedhn_pc": _arg("lr", (0.01, 0.05, 0.1), f"{_HN}0.05", **_HN_RATES),
     "pfedla": _arg(
         "lr",
-        0.005,
-        0.1,
-        1.0,
-        source="of the hypernetworks; third-party code 0.005, where weights hardly move",
+        (0.005, 0.1, 1.0),
+        "of the hypernetworks; third-party code 0.005, where weights hardly move",
     ),
-    "heurpfedla": _arg("retain_k", 1, 2, 3, source="k; the paper's tables 1"),
+    "heurpfedla": _arg("retain_k", (1, 2, 3), "k; the paper's tables 1"),
     "flayer": Grid("head_depth", _DEPTH, "s; the paper's CNN 1"),
-    "fedaghn": _arg(
-        "q0", 0.1, 0.5, 3.0, source="authors' example 0.5; the case study is fitted by 3"
-    ),
+    "fedaghn": _arg("q0", (0.1, 0.5, 3.0), "authors' example 0.5; the case study is fitted by 3"),
 }
-# What a row's model has just gone through when it is scored as its paper scores it; "averaged" where nothing is said.
-SERVED: dict[str, str] = dict.fromkeys(
-    (
-        "local",
-        "fedavg_ft",
-        "fedprox_ft",
-        "pfedme",
-        "fedfomo",
-        "ditto",
-        "fedamp",
-        "heurfedamp",
-        "fedaghn",
-    ),
-    "trained",
-) | {"perfedavg": "adapted", "apple": "mixed", "pfedhn": "generated", "pfedhn_pc": "generated"}
-AFTER = (
-    "fedavg_ft",
-    "fedprox_ft",
-    "fedaghn",
-)  # rows read after local training, as their papers are; all others before
-# Rows whose models after local training are not meant to be served: Per-FedAvg's meta-model there has not been adapted.
+# What a row's model has just gone through when it is scored as its paper scores it; "averaged"
+# where nothing is said.
+_TRAINED = "local fedavg_ft fedprox_ft pfedme fedfomo ditto fedamp heurfedamp fedaghn".split()
+SERVED: dict[str, str] = dict.fromkeys(_TRAINED, "trained")
+SERVED |= {
+    "perfedavg": "adapted",
+    "apple": "mixed",
+    "pfedhn": "generated",
+    "pfedhn_pc": "generated",
+}
+# Rows read after local training, as their papers are; all others before.
+AFTER = ("fedavg_ft", "fedprox_ft", "fedaghn")
+# Rows whose models after local training are not meant to be served: Per-FedAvg's meta-model there
+# has not been adapted.
 UNSERVED_AFTER = ("perfedavg",)
-TUNING: dict[str, float] = dict(
-    rounds=1 / 4, max_samples=400
-)  # share of the rounds, and images a client at most, on one seed
+# Share of the rounds, and images a client at most, on one seed.
+TUNING: dict[str, float] = dict(rounds=1 / 4, max_samples=400)

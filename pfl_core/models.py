@@ -125,18 +125,10 @@ def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Mo
 
     kernel: 5 for images of 76x76 and more, else 3, with padding.
     """
-    kernel = (
-        (5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3) if kernel is None else kernel
-    )
-    return _convnet(
-        "lenet4",
-        input_shape,
-        classes,
-        (16, 32, 64, 128),
-        (120, 84),
-        kernel,
-        padding=int(kernel == 3),
-    )
+    if kernel is None:
+        kernel = 5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3
+    channels, padding = (16, 32, 64, 128), int(kernel == 3)
+    return _convnet("lenet4", input_shape, classes, channels, (120, 84), kernel, padding)
 
 
 def mlp(input_shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
@@ -416,17 +408,13 @@ def build(
     check(name, options)
     fn, _ = _MODELS[name]
     if not input_shape or min(input_shape) < 1 or classes < 1:
-        raise ValueError(
-            f"{name}: input_shape and classes must be positive, got {tuple(input_shape)} and "
-            f"{classes}"
-        )
+        got = f"{tuple(input_shape)} and {classes}"
+        raise ValueError(f"{name}: input_shape and classes must be positive, got {got}")
     with draws.seeded(seed):
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"the function registered as {name!r} must return an nn.Module, got "
-            f"{type(model).__name__}"
-        )
+        got = type(model).__name__
+        raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {got}")
     return model
 
 
@@ -469,10 +457,8 @@ def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
     """
     parts = layers(model, by)
     if not 0 <= depth <= len(parts):
-        raise ValueError(
-            f"head depth {depth} is not in 0..{len(parts)}, the number of layers by {by!r} of "
-            "this model"
-        )
+        most = f"{len(parts)}, the number of layers by {by!r} of this model"
+        raise ValueError(f"head depth {depth} is not in 0..{most}")
     names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
     # Counted by tensor, statistics follow their module, even if only its bias is in the head.
     key = _layer_of(model, "module" if by == "tensor" else by)
@@ -610,18 +596,15 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
         )
     units = list(model.blocks().items())
     if not 1 <= head_depth < len(units):
-        raise ValueError(
-            f"head_depth {head_depth} is not in 1..{len(units) - 1}: the base and fc must both "
-            "remain"
-        )
+        allowed = f"1..{len(units) - 1}: the base and fc must both remain"
+        raise ValueError(f"head_depth {head_depth} is not in {allowed}")
     kept = units[len(units) - head_depth :]
     net = copy.deepcopy(model)
     with torch.no_grad():
         outputs = net.eval().activations(torch.zeros(1, *input_shape).to(net.fc.weight))
     with draws.seeded(seed):
-        base = LinearTo(prod(input_shape), outputs[units[-head_depth - 1][0]].shape[1:]).to(
-            net.fc.weight
-        )
+        shape = outputs[units[-head_depth - 1][0]].shape[1:]
+        base = LinearTo(prod(input_shape), shape).to(net.fc.weight)
     parts = {unit: {path: net.get_submodule(path) for path in paths} for unit, paths in kept}
     return Net({"base": {"base": base}, **parts}).train(model.training)
 
@@ -641,10 +624,8 @@ def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
         path = name
         while path not in unit:
             if not path:
-                raise ValueError(
-                    f"{type(model).__name__}.blocks() leaves out {name}; every parameter needs a "
-                    "unit"
-                )
+                lost = f"{type(model).__name__}.blocks() leaves out {name}"
+                raise ValueError(f"{lost}; every parameter needs a unit")
             path = path.rpartition(".")[0]
         return unit[path]
 

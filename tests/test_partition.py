@@ -452,7 +452,7 @@ def test_dirichlet_falls_back_after_the_cap():
 
 
 def test_a_hopeless_dirichlet_is_given_up_early(monkeypatch):
-    scheme, drawn = import_module("pfl_core.data.partition"), []
+    scheme, drawn = import_module("pfl_core.data.schemes"), []
     table = scheme._dirichlet_table
     monkeypatch.setattr(scheme, "_dirichlet_table", lambda *a: drawn.append(0) or table(*a))
     said = (
@@ -474,7 +474,7 @@ def test_dirichlet_with_all_shares_at_full_clients_is_redrawn():
         def dirichlet(self, alpha):
             return self.draws.pop(0)
 
-    table = import_module("pfl_core.data.partition")._dirichlet_table(
+    table = import_module("pfl_core.data.schemes")._dirichlet_table(
         np.array([50, 50]), 2, 0.1, Forced()
     )
     assert table.tolist() == [[50, 0], [0, 50]]

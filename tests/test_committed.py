@@ -205,6 +205,21 @@ def test_publishing_again_replaces_that_part_and_nothing_else(home):
     assert untouched and not changed & untouched and files(home).keys() == before.keys()
 
 
+def test_a_number_that_one_run_lacks_leaves_those_of_others_as_they_are(home):
+    keep(seed=0)
+    folder = paths.runs_root() / "results" / "fedper.quick-digits"
+    content = tables.results(folder).content()
+    older = content.runs.assign(run="0" * 16, parameters="")  # a run of before it was recorded
+    content.runs = pd.concat([content.runs.astype({"parameters": object}), older])
+    content.cells = pd.concat([content.cells, content.cells.assign(run="0" * 16)])
+    tables.write(folder, content)
+    before = files(folder)
+    tables.write(folder, tables.results(folder).content())
+    assert files(folder) == before
+    written = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+    assert written.parameters.tolist() == [str(int(content.runs.parameters.iloc[0])), ""]
+
+
 def test_a_run_of_two_papers_is_there_once(home):
     rows = keep("flayer"), keep("fedper"), keep("fedper", profile="paper")
     for paper in ("flayer", "fedper"):
@@ -262,7 +277,7 @@ def test_a_published_file_that_was_changed_is_refused(home, name):
     for harm in (raw[:-9] + b"7" + raw[-8:], raw + raw[-20:], raw[: len(raw) // 2], b""):
         path.write_bytes(harm)
         with pytest.raises(
-            ValueError, match=rf"{path.name} is not as it was published .*git restore .*publish it"
+            ValueError, match=rf"{path.name} is not as it was published .*git restore .*its notebook"
         ):
             everything(folder)
     path.unlink()

@@ -1,6 +1,6 @@
 """Wrong uses and what each prints: what was given, what is allowed, what to do. docs/errors.md shows the same table.
 
-`python tests/test_errors.py` writes that page anew.
+`python -m tests.test_errors` writes that page anew.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from pfl_core import (
 from pfl_core.__main__ import main
 from pfl_core.analysis.select import pick
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool
-from pfl_core.engine import engine
+from pfl_core.engine.context import Context
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import committed
 from pfl_core.methods.base import METHODS, make_method
@@ -208,7 +208,7 @@ def out_of_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.Context, "train", full)
+        patch.setattr(Context, "train", full)
         run(tiny())
 
 
@@ -293,7 +293,9 @@ CASES = [
         "field .* 'metod' .* did you mean 'method'",
     ),
     Case(
-        "e.but(round=3)", lambda: tiny().but(round=3), "'round' is unknown; did you mean 'rounds'"
+        "experiment.but(round=3)",
+        lambda: tiny().but(round=3),
+        "'round' is unknown; did you mean 'rounds'",
     ),
     Case(
         'Experiment(method="fedprox", method_args={"nu": 1.0})',
@@ -349,11 +351,15 @@ CASES = [
     ),
     Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),
     Case(
-        'run(e, executor="thread")',
+        'run(experiment, executor="thread")',
         lambda: run(tiny(), executor="thread"),
         "did you mean 'threads'",
     ),
-    Case('run(e, device="gpu")', lambda: run(tiny(), device="gpu"), "known are auto, cpu, cuda"),
+    Case(
+        'run(experiment, device="gpu")',
+        lambda: run(tiny(), device="gpu"),
+        "known are auto, cpu, cuda",
+    ),
     Case('paper("fedrep")', lambda: paper("fedrep"), "did you mean 'fedper'"),
     # values
     Case("Experiment(rounds=-1)", lambda: tiny(rounds=-1), "allowed is an integer >= 0"),
@@ -385,13 +391,13 @@ CASES = [
     ),
     Case('run("fedper")', lambda: run("fedper"), "takes an Experiment, got str", TypeError),
     Case(
-        "sweep(e) in place of sweep([e])",
+        "sweep(experiment) in place of sweep([experiment])",
         lambda: sweep(tiny()),
         r"list of Experiments.*sweep\(\[",
         TypeError,
     ),
     Case(
-        'grid(e, ["fedavg", "fedper"])',
+        'grid(experiment, ["fedavg", "fedper"])',
         lambda: grid(tiny(), ["fedavg", "fedper"]),
         "rows=.*dict",
         TypeError,
@@ -540,28 +546,28 @@ CASES = [
         r"record=\('weights',\)",
     ),
     Case(
-        'tune(e, {"lr": 0.1})',
+        'tune(experiment, {"lr": 0.1})',
         lambda: tune(tiny(), {"lr": 0.1}),
         "'lr' has 0.1, not a list of values",
     ),
     Case(
-        "tune(e, [0.1, 0.2])",
+        "tune(experiment, [0.1, 0.2])",
         lambda: tune(tiny(), [0.1, 0.2]),
         "whose combinations are tried, or a list of changes",
     ),
-    Case("tune(e, {})", lambda: tune(tiny(), {}), "an empty dict; allowed is"),
+    Case("tune(experiment, {})", lambda: tune(tiny(), {}), "an empty dict; allowed is"),
     Case(
         'tune(..., when="befor")',
         lambda: tune(tiny(), {"lr": [0.1]}, when="befor"),
         "did you mean 'before'",
     ),
     Case(
-        'tune(e.but(eval_after=False), ..., when="after")',
+        'tune(experiment.but(eval_after=False), ..., when="after")',
         lambda: tune(tiny(eval_after=False), {"lr": [0.1]}, when="after"),
         "set eval_after=True",
     ),
     Case(
-        'tune(e, ..., split="test")',
+        'tune(experiment, ..., split="test")',
         lambda: tune(tiny(), [{"lr": 0.1}], split="test"),
         "only 'val'",
     ),
@@ -601,7 +607,7 @@ CASES = [
     ),
     Case("$PFL_DATA is a file", fetch_into_a_file, "data.*set PFL_DATA to a folder", OSError),
     Case(
-        'run(e, device="cuda"), no GPU',
+        'run(experiment, device="cuda"), no GPU',
         lambda: without_gpu(lambda: run(tiny(), device="cuda")),
         "torch sees no GPU",
     ),
@@ -704,14 +710,24 @@ CASES = [
     Case(
         "own data and a partition", lambda: tiny(dataset="own"), "a Federation says who holds what"
     ),
-    Case("e.partition_args changed", changed_value, "make another one with e.but", TypeError),
+    Case(
+        "experiment.partition_args changed",
+        changed_value,
+        "make another one with experiment.but",
+        TypeError,
+    ),
     Case("Experiment(eval_clients=3) of 2", lambda: tiny(eval_clients=3), "0 means all"),
     Case(
         'Experiment(eval_clients=1, record=("cka",))',
         lambda: tiny(eval_clients=1, record=("cka",)),
         "probes need all clients",
     ),
-    Case("run(e, on_round=3)", lambda: run(tiny(), on_round=3), "allowed is a function", TypeError),
+    Case(
+        "run(experiment, on_round=3)",
+        lambda: run(tiny(), on_round=3),
+        "allowed is a function",
+        TypeError,
+    ),
     Case("dropout under executor='batched'", with_dropout, "use executor='auto' or 'threads'"),
     Case(
         "init_from of another network",
@@ -741,7 +757,7 @@ CASES = [
         "allowed is an integer >= 1",
     ),
     Case(
-        "run(e) that diverges, on the command line",
+        "run(experiment) that diverges, on the command line",
         lambda: main(["run", *DIVERGING.split()]),
         "run .* failed: ",
         None,
@@ -862,7 +878,7 @@ def test_the_page_holds_the_table():
         message = row[1].replace("`<br>`", "\n").strip("` ")
         assert re.search(
             case.says,
-            message.replace("...", "; register_dataset plugins register_model"),
+            message.replace(", ...", ", ...; register_dataset plugins register_model"),
             re.DOTALL,
         ), row
 

@@ -49,7 +49,8 @@ COLUMNS = {
     "history.csv.gz": ["run", *KEYS],
     "clients.csv.gz": ["run", "split", "when", "round", "counts"],
 }
-NUMBERS = "round value revision wall_s clients parameters schema samples test classes".split()
+WHOLE = "round revision clients parameters schema samples test classes".split()
+NUMBERS = [*WHOLE, "value", "wall_s"]
 
 Arrays = dict[str, np.ndarray]
 
@@ -348,9 +349,9 @@ def _csv(table: pd.DataFrame, first: list[str]) -> bytes:
     # Numbers to 4 decimals; columns of metrics that none of these runs has are left out.
     more = [c for c in table if c not in first and table[c].notna().any()]
     table = table[[*first, *more]].round(4)
-    if "round" in table:  # the clients' samples have none
-        table = table.assign(round=pd.to_numeric(table["round"]).astype("Int64"))
-    return table.to_csv(index=False).encode()
+    # Some lines have no such number, which must not make 3.0 of the 3 of others.
+    whole = {c: pd.to_numeric(table[c]).astype("Int64") for c in table if c in WHOLE}
+    return table.assign(**whole).to_csv(index=False).encode()
 
 
 def _put(folder: Path, raw: dict[str, bytes]) -> list[Path]:

@@ -189,7 +189,7 @@ def test_compare_a_table(home, capsys):
     committed.save(rows, "fedaghn", "quick", "digits")
     out = said(capsys, "compare fedaghn table1")
     assert "quick-digits" in out and "reported" in out and "reproduced" in out
-    assert "known are apptable1" in said(capsys, "compare fedaghn table9", 1)
+    assert "known are table1, table2" in said(capsys, "compare fedaghn table9", 1)
 
 
 # -- plan ----------------------------------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ def read(path: Path) -> bytes:
             what, lists = "is missing", "lists it"
         raise ValueError(
             f"{path} {what} ({NAME} beside it {lists}); restore it "
-            f"(git restore {path.name} {NAME}, in that folder), or publish it again "
-            "(python -m pfl_core publish PAPER)"
+            f"(git restore {path.name} {NAME}, in that folder); what lies below runs/ its notebook "
+            "writes again"
         )
     return raw
 

@@ -6,6 +6,7 @@ __all__ = [
     "committed",
     "compute",
     "experiment",
+    "listing",
     "metrics",
     "personal",
     "prune",

@@ -1,0 +1,104 @@
+"""Finished runs to read: one found by the beginning of its id, all as lines, some side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.store import Result, finished
+
+HEAD = ("method", "dataset", "seed", "lr")  # said of every run, whether they differ or not
+RECORDED = ("status", "commit", "processor", "device", "version")  # of a run's meta
+
+
+def stored(start: str) -> Result:
+    """The finished run whose id begins so; ValueError if there is none, or more than one."""
+    found = [r for r in finished() if r.id.startswith(start)]
+    if len(found) != 1:
+        raise ValueError(
+            f"{len(found)} finished runs begin with {start!r}; `python -m pfl_core list runs` "
+            "shows all; a run whose method or model is in a file of your own needs --plugins "
+            "NAME, as when it was run"
+        )
+    return found[0]
+
+
+def clean(what: Any) -> str:
+    """A text of a run's files for a terminal: what would steer it is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(what))
+
+
+def date(r: Result) -> str:
+    """When a run was finished, to the minute, in this computer's time."""
+    if told := r.meta.get("date"):
+        at = datetime.fromisoformat(told)
+    else:
+        at = datetime.fromtimestamp((r.folder / "experiment.json").stat().st_mtime)
+    return f"{at.astimezone():%Y-%m-%d %H:%M}"
+
+
+def listed(found: Iterable[Result]) -> dict[str, str]:
+    """{id: a line} of runs: date, `HEAD`, what else is unusual about each, accuracy, status."""
+    found = list(found)
+    out = {}
+    for r, more in zip(found, differing([r.experiment for r in found]), strict=True):
+        e = r.experiment
+        said = [f"{e.method} on {e.dataset}", f"seed {e.seed}", f"lr {e.lr:g}"]
+        said += [f"{name}={v}" for name, v in more.items() if name not in HEAD]
+        status = "" if r.ok else f", {r.meta['status']}"
+        out[r.id] = f"{date(r)}  {', '.join(said)}: {_last(r)}{status}"
+    return out
+
+
+def _last(r: Result) -> str:
+    h = r.history
+    acc = h[(h.metric == "acc_pct") & (h["mean"] == "client") & (h.split == "test")]
+    if acc.empty:
+        return "no test data"
+    return f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})"
+
+
+def differing(cells: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """Of each Experiment the fields in which it differs from what most of them have.
+
+    Fields of dicts as partition_args.alpha; None: not given.
+    """
+    flat = [_flat(e) for e in cells]
+    usual = {}
+    for name in dict.fromkeys(name for f in flat for name in f):
+        values = [repr(f.get(name)) for f in flat]
+        usual[name] = max(dict.fromkeys(values), key=values.count)
+    return [{n: f.get(n) for n, most in usual.items() if repr(f.get(n)) != most} for f in flat]
+
+
+def _flat(e: Experiment) -> dict[str, Any]:
+    out = {}
+    for field in dataclasses.fields(Experiment):
+        name, v = field.name, getattr(e, field.name)
+        if name == "tags":  # decide nothing
+            continue
+        if isinstance(v, Experiment):
+            v = f"{v.method} after {v.rounds} rounds"
+        out |= {f"{name}.{k}": w for k, w in v.items()} if hasattr(v, "items") else {name: v}
+    return out
+
+
+def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
+    """A column a run: `HEAD`, the fields that are not the same in all, when and on what each ran.
+
+    Then its accuracies, as `Result.summary` has them.
+    """
+    flat, columns = [_flat(r.experiment) for r in found], {}
+    every = dict.fromkeys(n for f in flat for n in f)
+    names = [n for n in every if len({repr(f.get(n)) for f in flat}) > 1]
+    for r, f in zip(found, flat, strict=True):
+        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *names])} | {"date": date(r)}
+        about |= {n: r.meta.get(n, "") for n in RECORDED}
+        lines = {(n, ""): v for n, v in about.items()} | dict(r.summary().stack())
+        columns[r.id] = pd.Series(lines, dtype=object)
+    return pd.concat(columns, axis=1).fillna("")

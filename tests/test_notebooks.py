@@ -156,7 +156,7 @@ def test_every_table_and_figure_has_its_heading(name):
     nb = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     assert sorted(HEADING.findall(prose)) == sorted(
-        papers.title(a) for a in papers.paper(name).ARTEFACTS
+        papers.title(a) for a in papers.paper(name).artefacts
     )
 
 
@@ -164,7 +164,7 @@ def test_the_five_papers_have_18_tables_and_33_figures():
     every = {
         (name, papers.title(a).rstrip("abc"))
         for name in papers.PAPERS
-        for a in papers.paper(name).ARTEFACTS
+        for a in papers.paper(name).artefacts
     }  # 5a to 5c: one
     every = [title for _, title in every]
     assert sum("Table" in t for t in every) == 18 and sum("Figure" in t for t in every) == 33

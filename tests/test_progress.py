@@ -4,6 +4,10 @@ import html
 import io
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 
@@ -97,6 +101,21 @@ def test_quick_work_prints_nothing(clock, shown):
         assert out.getvalue() == ""
 
 
+SHOWN = """
+from pfl_core.util import progress
+progress.LOG_EVERY_S = 0.0
+with progress.Progress(2, "rounds", done=0) as bar:
+    bar.at(2)
+"""
+
+
+def test_the_environment_may_switch_it_off():
+    env = {k: v for k, v in os.environ.items() if k != "PYTEST_VERSION"} | {"PFL_HEADLESS": "1"}
+    call = partial(subprocess.run, [sys.executable, "-c", SHOWN], capture_output=True, text=True)
+    assert call(env=env).stderr == "rounds 2/2, 00:00, 00:00 left\n"
+    assert call(env=env | {"TQDM_DISABLE": "1"}).stderr == ""
+
+
 def test_terminal_redraws_one_line(clock, shown):
     out = shown("line", Terminal())
     with Progress(4, "rounds", done=0) as bar:
@@ -169,8 +188,6 @@ def test_workers_of_a_sweep_write_lines_of_their_own(tmp_path):
 
 
 def _work(path: str) -> str:
-    import sys
-
     progress.LOG_EVERY_S, progress.environ = 0.0, {"PFL_HEADLESS": "1"}
     with open(path, "w+") as sys.stderr:
         with Progress(2, "runs", done=0) as bar:

@@ -16,8 +16,11 @@ KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3
 
 
 def clean(notebook: Path, source: Path | None = None) -> None:
-    """Writes `notebook` (from `source`) without what differs between two equal runs: papermill's and JupyterLab's
-    metadata, times, versions, widget state, the pieces of a stream. Tags, ids, counts and outputs stay."""
+    """Write `notebook` (from `source`, or from itself) without what differs between equal runs.
+
+    That is papermill's and JupyterLab's metadata, times, versions, widget state and the pieces of
+    a stream. Tags, ids, execution counts and outputs stay.
+    """
     import nbformat
 
     nb = nbformat.read(source or notebook, as_version=4)
@@ -46,38 +49,40 @@ def clean(notebook: Path, source: Path | None = None) -> None:
     os.replace(part, notebook)
 
 
+def run_and_clean(notebook: Path) -> bool:
+    """Execute a notebook as gate 1 does, and clean what came out; False if it failed.
+
+    A notebook that failed stays as it was; what came out is copied to the folder for temporary
+    files.
+    """
+    with tempfile.TemporaryDirectory(prefix="pfl-") as scratch:
+        runs = Path(os.environ.get("PFL_RUNS") or scratch)
+        folder = notebook.resolve().parent
+        (row,) = notebooks.run([notebook.stem], {}, gates.environment(runs), notebooks=folder)
+        done = notebooks.executed(runs, notebook.stem)
+        if row.status == "ok":
+            clean(notebook, done)
+            return True
+        failed = done.parent.glob(f"{done.stem}.*ipynb")
+        kept = [shutil.copy(path, tempfile.gettempdir()) for path in failed]
+        print(f"{notebook} is left as it was: {row.where.partition(';')[0]}", *kept)
+        return False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Clean the notebooks named; 1 if one that was to be run failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.clean", description="Makes notebooks fit to commit."
-    )
-    parser.add_argument(
-        "--run",
-        action="store_true",
-        help="execute them first, as gate 1 sees them; with $PFL_RUNS over its runs",
-    )
+    about = "Makes notebooks fit to commit."
+    parser = argparse.ArgumentParser(prog="python -m tools.clean", description=about)
+    first = "execute them first, as gate 1 sees them; with $PFL_RUNS over its runs"
+    parser.add_argument("--run", action="store_true", help=first)
     parser.add_argument("notebook", nargs="+", type=Path)
     args = parser.parse_args(argv)
-    code = 0
-    for notebook in args.notebook:
-        if not args.run:
+    if not args.run:
+        for notebook in args.notebook:
             clean(notebook)
-            continue
-        with tempfile.TemporaryDirectory(prefix="pfl-") as scratch:
-            runs = os.environ.get("PFL_RUNS") or scratch
-            env = gates.environment(Path(runs))
-            (row,) = notebooks.run([notebook.stem], {}, env, notebooks=notebook.resolve().parent)
-            done = notebooks.executed(Path(runs), notebook.stem)
-            if row.status == "ok":
-                clean(notebook, done)
-            else:
-                kept = [
-                    shutil.copy(p, tempfile.gettempdir())
-                    for p in done.parent.glob(f"{done.stem}.*ipynb")
-                ]
-                print(f"{notebook} is left as it was: {row.where.partition(';')[0]}", *kept)
-                code = 1
-    return code
+        return 0
+    good = [run_and_clean(notebook) for notebook in args.notebook]
+    return int(not all(good))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What `./run_all.sh test` does: ruff, pytest, and two gates that hold the notebooks to what is committed."""
+"""What `./run_all.sh test` does: ruff, pytest, and two gates for the notebooks.
+
+Gate 1 executes the committed notebooks and compares their outputs with those that are committed.
+Gate 2 executes them at profile smoke, which trains, and then again, and compares the two.
+"""
 
 from __future__ import annotations
 
@@ -16,67 +20,24 @@ from tools.notebooks import NOTEBOOKS, ROOT, Row
 
 
 def environment(runs: Path) -> dict[str, str]:
-    """A kernel that sees a new run store and no data but what the project embeds, and no network."""
-    return notebooks.environment(runs, runs / "no-data", PFL_OFFLINE="1")
+    """The environment of a kernel with a run store of its own, embedded data only, no network.
+
+    It shows no progress: what is committed, or compared with what is, must be the same every time.
+    """
+    return notebooks.environment(runs, runs / "no-data", PFL_OFFLINE="1", TQDM_DISABLE="1")
 
 
 def run() -> int:
-    """ruff, pytest and both nbval gates, each in a process of its own; all of them run, whatever fails."""
-    rows: list[Row] = []
+    """Run all checks, each in a process of its own, whatever fails before; 1 if one failed."""
     (ROOT / "runs").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="test-", dir=ROOT / "runs"))
-    names = notebooks.present()
-
-    def stage(name: str, *command: str, env: Mapping[str, str] = os.environ) -> None:
-        print(f"\n== {name}", flush=True)
-        began = time.monotonic()
-        code = subprocess.run(
-            [sys.executable, "-P", "-m", *command], cwd=ROOT, env=dict(env)
-        ).returncode
-        rows.append(
-            Row(name, "failed" if code else "ok", notebooks.clock(time.monotonic() - began), "")
-        )
-
-    def nbval(name: str, paths: Sequence[Path], runs: Path) -> None:
-        settings = (
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "-p",
-            "no:cacheprovider",
-            "--nbval",
-            "--nbval-current-env",
-        )
-        if paths:
-            stage(name, "pytest", *settings, *map(str, paths), env=environment(runs))
-        else:
-            rows.append(Row(name, "failed", "0:00", "no notebook to compare"))
-
-    stage("ruff check", "ruff", "check", ".")
-    stage("ruff format", "ruff", "format", "--check", ".")
-    stage("pytest", "pytest", "-n", "auto", "--maxprocesses", "8")
-    nbval(
-        "gate 1: committed notebooks",
-        [NOTEBOOKS / f"{name}.ipynb" for name in names],
-        folder / "committed",
-    )
-
-    print("\n== gate 2: notebooks at smoke", flush=True)
-    first = folder / "first"
-    smoke = {"profile": "smoke", "recompute": True}
-    executed = notebooks.run(names, smoke, environment(first))
-    rows += [
-        row._replace(name=f"gate 2: {row.name}", where=row.where * (row.status != "ok"))
-        for row in executed
+    rows = [
+        _check("ruff check", "ruff", "check", "."),
+        _check("ruff format", "ruff", "format", "--check", "."),
+        _check("pytest", "pytest", "-n", "auto", "--maxprocesses", "8"),
+        _gate_1(folder / "committed"),
+        *_gate_2(folder / "first", folder / "again"),
     ]
-    if (first / "notebooks").is_dir():
-        shutil.copy(NOTEBOOKS / "conftest.py", first / "notebooks")
-    again = [
-        p
-        for p in sorted(first.glob("notebooks/[a-z]*.ipynb"))
-        if not p.name.endswith(".failed.ipynb")
-    ]
-    nbval("gate 2: trained again", again, folder / "again")
-
     notebooks.table(("check", "status", "wall", ""), rows)
     good = all(row.status == "ok" for row in rows)
     if good:
@@ -84,3 +45,36 @@ def run() -> int:
     else:
         print(f"what the gates wrote is kept in {notebooks.shown(folder)}")
     return int(not good)
+
+
+def _gate_1(runs: Path) -> Row:
+    committed = [NOTEBOOKS / f"{name}.ipynb" for name in notebooks.present()]
+    return _nbval("gate 1: committed notebooks", committed, runs)
+
+
+def _gate_2(first: Path, again: Path) -> list[Row]:
+    print("\n== gate 2: notebooks at smoke", flush=True)
+    smoke = {"profile": "smoke", "recompute": True}
+    rows = notebooks.run(notebooks.present(), smoke, environment(first))
+    if (first / "notebooks").is_dir():
+        shutil.copy(NOTEBOOKS / "conftest.py", first / "notebooks")
+    executed = sorted(first.glob("notebooks/[a-z]*.ipynb"))
+    executed = [path for path in executed if not path.name.endswith(".failed.ipynb")]
+    said = [r._replace(name=f"gate 2: {r.name}", where=r.where * (r.status != "ok")) for r in rows]
+    return [*said, _nbval("gate 2: trained again", executed, again)]
+
+
+def _nbval(name: str, paths: Sequence[Path], runs: Path) -> Row:
+    if not paths:
+        return Row(name, "failed", "0:00", "no notebook to compare")
+    settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider")
+    nbval = ("pytest", *settings, "--nbval", "--nbval-current-env", *map(str, paths))
+    return _check(name, *nbval, env=environment(runs))
+
+
+def _check(name: str, *command: str, env: Mapping[str, str] = os.environ) -> Row:
+    print(f"\n== {name}", flush=True)
+    began = time.monotonic()
+    full = [sys.executable, "-P", "-m", *command]
+    code = subprocess.run(full, cwd=ROOT, env=dict(env)).returncode
+    return Row(name, "failed" if code else "ok", notebooks.clock(time.monotonic() - began), "")

@@ -1,8 +1,10 @@
-"""Runs notebooks with papermill, each in a process of its own: what fails is one row of a table, and the others go on.
+"""Runs notebooks with papermill, each in a process of its own.
 
-    python -P tools/notebooks.py NOTEBOOK OUTPUT PARAMETERS     one notebook in this process; PARAMETERS as JSON
+One that fails is a row of the table at the end, and the others go on. For one notebook in this
+process, with parameters as JSON: python -P tools/notebooks.py NOTEBOOK OUTPUT PARAMETERS
 
-Only the standard library is imported before something runs: run_all.sh reads its words by this folder before any install.
+Only the standard library is imported before something runs, because run_all.sh checks its words
+before it installs anything.
 """
 
 from __future__ import annotations
@@ -25,20 +27,14 @@ from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = (
-    "fedper",
-    "pfedhn",
-    "pfedla",
-    "flayer",
-    "fedaghn",
-    "explore",
-)  # in the order in which they run
+# In the order in which they run.
+NAMES = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "explore")
 # {profile: wall clock of one notebook}
 LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 
 
 def present(folder: Path = NOTEBOOKS) -> list[str]:
-    """Which of the project's notebooks `folder` has; others that lie there are nobody's business."""
+    """Which of the project's notebooks `folder` has; others that lie there do not count."""
     return [name for name in NAMES if (folder / f"{name}.ipynb").is_file()]
 
 
@@ -46,7 +42,7 @@ def present(folder: Path = NOTEBOOKS) -> list[str]:
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """ValueError for a parameter that the notebook does not have, or whose value papermill would change on the way.
+    """Raise ValueError for parameters that the notebook lacks or that papermill would change.
 
     papermill itself only warns of unknown names, and writes tuples and numpy numbers as strings.
     """
@@ -68,7 +64,10 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def _kernel_manager():
-    """The class of kernels over unix sockets, which cannot collide on ports when side by side; else over TCP."""
+    """The class of kernels over unix sockets, else over TCP.
+
+    Side by side, kernels over TCP can collide on ports.
+    """
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.paths import jupyter_runtime_dir
 
@@ -89,7 +88,10 @@ def _kernel_manager():
 
 
 def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
-    """Runs one notebook in a kernel of this interpreter, saving `output` cell by cell; 1 and a line if it fails."""
+    """Run one notebook in a kernel of this interpreter, saving `output` cell by cell.
+
+    Returns 0, or 1 after a printed line that says what failed.
+    """
     from papermill import execute_notebook
     from papermill.exceptions import PapermillExecutionError
 
@@ -121,7 +123,7 @@ def _first_line(text: str) -> str:
 
 
 class Row(NamedTuple):
-    """A line of the table at the end: where: what was written, or why it failed."""
+    """A line of the table at the end; `where` says what was written, or why it failed."""
 
     name: str
     status: str
@@ -133,7 +135,7 @@ _running: set[subprocess.Popen] = set()
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Ends a process and its kernel, which lives in a process group of its own."""
+    """End a process and its kernel, which lives in a process group of its own."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
@@ -151,54 +153,52 @@ def run_notebook(
     env: Mapping[str, str],
     limit_s: float,
 ) -> Row:
-    """Runs one notebook in a process of its own; what it prints is passed on with its name in front.
+    """Run one notebook in a process of its own; what it prints is passed on, its name in front.
 
-    output: where the executed notebook is put when it is finished; a failed one is kept beside it as NAME.failed.ipynb.
+    `output` is where the executed notebook is put; a failed one is kept beside it as
+    NAME.failed.ipynb.
     """
     failed = output.with_suffix(".failed.ipynb")
     part = output.with_name(f".{output.stem}.{os.getpid()}.part.ipynb")
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-P",
-        __file__,
-        str(notebook),
-        str(part),
-        json.dumps(dict(parameters)),
-    ]
+    command = [sys.executable, "-P", __file__, str(notebook), str(part)]
     began, since = time.monotonic(), time.time() - 2  # some file systems keep times to two seconds
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    why = ""
-    with subprocess.Popen(
-        command, env=dict(env), text=True, errors="replace", start_new_session=True, **pipes
-    ) as process:
-        _running.add(process)
-        timer = Timer(limit_s, kill, [process])
-        timer.start()
-        for line in process.stdout:
-            if line.strip():
-                why = line.strip()
-                print(f"{notebook.stem} | {line}", end="", flush=True)
-        code = process.wait()
-        timer.cancel()
-        _running.discard(process)
+    code, last = _follow([*command, json.dumps(dict(parameters))], notebook.stem, env, limit_s)
     spent = time.monotonic() - began
-    if code < 0:
-        why = (
-            f"stopped at its limit of {limit_s:g} s"
-            if spent >= limit_s
-            else f"killed by signal {-code}"
-        )
     if part.exists():
         os.replace(part, failed if code else output)
     if code == 0:
         failed.unlink(missing_ok=True)
         figures = Path(env["PFL_RUNS"], "figures", notebook.stem)
         fresh = {p.parent for p in figures.rglob("*") if p.is_file() and p.stat().st_mtime >= since}
-        where = ", ".join(shown(path) for path in sorted(fresh)) or "no figures"
-    else:
-        where = f"{why}; partly run: {shown(failed)}" if failed.exists() else why
-    return Row(notebook.stem, "failed" if code else "ok", clock(spent), where)
+        written = ", ".join(shown(path) for path in sorted(fresh)) or "no figures"
+        return Row(notebook.stem, "ok", clock(spent), written)
+    if code < 0:
+        stopped = spent >= limit_s
+        last = f"stopped at its limit of {limit_s:g} s" if stopped else f"killed by signal {-code}"
+    why = f"{last}; partly run: {shown(failed)}" if failed.exists() else last
+    return Row(notebook.stem, "failed", clock(spent), why)
+
+
+def _follow(
+    command: Sequence[str], name: str, env: Mapping[str, str], limit_s: float
+) -> tuple[int, str]:
+    # The exit code and the last line of a command that is killed after limit_s seconds.
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    how = dict(text=True, errors="replace", start_new_session=True, **pipes)
+    last = ""
+    with subprocess.Popen(command, env=dict(env), **how) as process:
+        _running.add(process)
+        timer = Timer(limit_s, kill, [process])
+        timer.start()
+        for line in process.stdout:
+            if line.strip():
+                last = line.strip()
+                print(f"{name} | {line}", end="", flush=True)
+        code = process.wait()
+        timer.cancel()
+        _running.discard(process)
+    return code, last
 
 
 def shown(path: Path) -> str:
@@ -212,7 +212,7 @@ def clock(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Row]) -> None:
-    """Prints the rows below `head`, in columns."""
+    """Print the rows below `head`, in columns."""
     lines = [Row(*head), *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
     print()
@@ -245,17 +245,15 @@ def run(
     notebooks: Path = NOTEBOOKS,
     limit_s: float | None = None,
 ) -> list[Row]:
-    """Runs the notebooks `names`, `jobs` at a time; executed ones go where `executed` says. One row each.
+    """Run the notebooks `names` of a folder, `jobs` at a time; returns a row for each.
 
-    notebooks: the folder they lie in; limit_s: seconds that each may take, by default its profile's.
+    Executed notebooks go where `executed` says. `limit_s` is what each may take in seconds, by
+    default its profile's limit.
     """
     profile, datasets = parameters.get("profile", "quick"), parameters.get("datasets", ())
-    short = (
-        "/tmp" if os.path.isdir("/tmp") else None
-    )  # the path of a unix socket has at most 100 characters or so
-    with tempfile.TemporaryDirectory(
-        prefix="pfl-", dir=short, ignore_cleanup_errors=True
-    ) as runtime:
+    # The path of a unix socket has at most 100 characters or so.
+    short = dict(dir="/tmp" if os.path.isdir("/tmp") else None, ignore_cleanup_errors=True)
+    with tempfile.TemporaryDirectory(prefix="pfl-", **short) as runtime:
 
         def one(name: str) -> Row:
             surroundings = {**env, "JUPYTER_RUNTIME_DIR": runtime}

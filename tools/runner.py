@@ -1,6 +1,7 @@
 """The words of run_all.sh, which runs this file by its path: every notebook, or test, lab, report.
 
-Only the standard library is imported before something runs, so that the words are checked before any install.
+Only the standard library is imported before something runs, so that the words are checked before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ from tools import gates, notebooks  # noqa: E402
 from tools.notebooks import LIMIT_S, NOTEBOOKS, ROOT  # noqa: E402
 
 # The library's data sets; it cannot be asked before it is installed, so a test holds them equal.
-DATASETS = (
-    "digits digits100 raters_digits100 mnist fashion_mnist emnist emnist-balanced emnist-bymerge emnist-digits "
-    "emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar10 cifar100 omniglot tiny_imagenet ag_news flickr_aes"
-).split()
+DATASETS = """
+digits digits100 raters_digits100 mnist fashion_mnist emnist emnist-balanced emnist-bymerge
+emnist-digits emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar10 cifar100 omniglot
+tiny_imagenet ag_news flickr_aes
+""".split()
+WORDS = {
+    "test": "ruff, pytest, and the notebooks against what is committed",
+    "lab": "JupyterLab on the loopback",
+    "report": "figures/report.html, all results on one page",
+}
 
 
 class Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line, with the nearest word that is known."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"run_all.sh: {message} (see ./run_all.sh --help)\n")
 
@@ -60,62 +69,49 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def parse(argv: Sequence[str], folder: Path = NOTEBOOKS) -> argparse.Namespace:
-    """The command line of run_all.sh; a wrong one ends the program with one line and code 2."""
-    here = notebooks.present(folder)
+def _parser(here: Sequence[str]) -> Parser:
     parser = Parser(
         prog="./run_all.sh",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Sets the environment up (the active venv or conda environment, else .venv), then runs\n"
-        "every notebook, or only the word given.",
-        epilog="What is written lies below runs/ (or $PFL_RUNS): notebooks/, figures/, store/. Finished runs\nare "
-        "found there again, unfinished ones go on.\nExit code: 0; 1 if a notebook or check failed; 2 for wrong words.",
+        description="Sets the environment up (the active one, else .venv), then runs every\n"
+        "notebook, or only the word given.",
+        epilog="What is written lies below runs/ (or $PFL_RUNS): notebooks/, figures/, store/.\n"
+        "Finished runs are found there again, unfinished ones go on.\n"
+        "Exit code: 0; 1 if a notebook or check failed; 2 for wrong words.",
     )
-    words = {
-        "test": "ruff, pytest, and the notebooks against what is committed",
-        "lab": "JupyterLab on the loopback",
-    }
-    words["report"] = "figures/report.html, all results on one page"
-    listed = "; ".join(f"{word}: {doc}" for word, doc in words.items())
-    parser.add_argument(
-        "word", nargs="?", choices=words, metavar="test | lab | report", help=listed
-    )
-    parser.add_argument(
-        "--profile", choices=LIMIT_S, default="quick", help="size of the runs (default: quick)"
-    )
-    parser.add_argument(
-        "--paper", nargs="+", choices=here, metavar="NAME", help=f"of {', '.join(here)} (all)"
-    )
-    parser.add_argument(
-        "--data", type=_folder, metavar="DIR", help="where data sets lie (default: $PFL_DATA)"
-    )
-    parser.add_argument(
-        "--datasets", nargs="+", choices=DATASETS, metavar="NAME", help=f"of {', '.join(DATASETS)}"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where to train (default: auto)",
-    )
+    add = parser.add_argument
+    listed = "; ".join(f"{word}: {doc}" for word, doc in WORDS.items())
+    add("word", nargs="?", choices=WORDS, metavar=" | ".join(WORDS), help=listed)
+    add("--profile", choices=LIMIT_S, default="quick", help="size of the runs (default: quick)")
+    names = ", ".join(here)
+    add("--paper", nargs="+", choices=here, metavar="NAME", help=f"of {names} (default: all)")
+    add("--data", type=_folder, metavar="DIR", help="where data sets lie (default: $PFL_DATA)")
+    names = ", ".join(DATASETS)
+    add("--datasets", nargs="+", choices=DATASETS, metavar="NAME", help=f"of {names}")
+    devices = ("auto", "cpu", "cuda")
+    add("--device", choices=devices, default="auto", help="where to train (default: auto)")
     on = "where runs go: processes here, or a Ray cluster ($RAY_ADDRESS; default: local)"
-    parser.add_argument("--on", choices=("local", "ray"), default="local", help=on)
-    parser.add_argument(
-        "--jobs", type=_count, default=1, metavar="N", help="notebooks side by side (default: 1)"
-    )
+    add("--on", choices=("local", "ray"), default="local", help=on)
+    jobs = "notebooks side by side (default: 1)"
+    add("--jobs", type=_count, default=1, metavar="N", help=jobs)
+    return parser
+
+
+def parse(argv: Sequence[str], folder: Path = NOTEBOOKS) -> argparse.Namespace:
+    """The command line of run_all.sh; a wrong one ends the program with one line and code 2."""
+    here = notebooks.present(folder)
+    parser = _parser(here)
+    known = parser._option_string_actions
     for flag in (word.partition("=")[0] for word in argv if word.startswith("-")):
-        if flag not in parser._option_string_actions:
-            names = parser._option_string_actions
-            parser.error(f"unknown option {flag}{nearest(flag, names)}; known: {', '.join(names)}")
+        if flag not in known:
+            parser.error(f"unknown option {flag}{nearest(flag, known)}; known: {', '.join(known)}")
     args = parser.parse_args(argv)
-    given = {
-        name
-        for name, value in vars(args).items()
-        if name != "word" and value != parser.get_default(name)
-    }
-    if surplus := given - {None: given, "lab": {"data"}}.get(args.word, set()):
-        parser.error(f"{args.word} takes no --{', --'.join(sorted(surplus))}")
+    if args.word is not None:
+        allowed = {"word", "data"} if args.word == "lab" else {"word"}
+        given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
+        if surplus := given - allowed:
+            parser.error(f"{args.word} takes no --{', --'.join(sorted(surplus))}")
     args.paper = args.paper or here
     return args
 
@@ -125,6 +121,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def main_run(args: argparse.Namespace) -> int:
+    """Run the notebooks asked for; 1 if one failed, 2 without the GPU that was asked for."""
     if not args.paper:
         print(f"run_all.sh: no notebook in {NOTEBOOKS}", file=sys.stderr)
         return 1
@@ -152,6 +149,7 @@ def main_run(args: argparse.Namespace) -> int:
 
 
 def main_lab(args: argparse.Namespace) -> NoReturn:
+    """Become JupyterLab, which listens on the loopback only."""
     command = [
         sys.executable,
         "-P",
@@ -171,10 +169,12 @@ def main_lab(args: argparse.Namespace) -> NoReturn:
 
 
 def main_report() -> int:
+    """Write figures/report.html."""
     return subprocess.run([sys.executable, "-P", "-m", "pfl_core", "report"], cwd=ROOT).returncode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the words say; --check WORDS prints the extra that they need installed."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["--check"]:
         args = parse(argv[1:])

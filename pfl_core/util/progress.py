@@ -1,8 +1,8 @@
 """Progress of long work by tqdm, in the form that fits where the code runs.
 
 It is a widget in JupyterLab, one redrawn line in a terminal, a plain line every ten seconds in a
-log (papermill), and nothing under pytest and nbval. Text goes to stderr. Short work shows nothing.
-A Progress opened inside another one draws nothing itself: it moves the outer one.
+log (papermill), and nothing under pytest, nbval and TQDM_DISABLE=1. Text goes to stderr. Short work
+shows nothing. A Progress opened inside another one draws nothing itself: it moves the outer one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _bar(how: str, total: int) -> tqdm:
         from tqdm.notebook import tqdm as widget  # here alone: it looks for a kernel's widgets
 
         return widget(**common, **LIVE)
-    return Lines(**common) if how == "log" else tqdm(**common, **LIVE, disable=how == "silent")
+    if how == "silent":
+        return tqdm(**common, disable=True)
+    return Lines(**common) if how == "log" else tqdm(**common, **LIVE)
 
 
 class Progress:

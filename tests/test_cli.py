@@ -189,6 +189,9 @@ def test_compare_a_table(home, capsys):
     committed.save(rows, "fedaghn", "quick", "digits")
     out = said(capsys, "compare fedaghn table1")
     assert "quick-digits" in out and "reported" in out and "reproduced" in out
+    tex = said(capsys, "compare fedaghn table1 --latex")
+    assert tex.startswith("% fedaghn, quick-digits:") and r"\multicolumn" in tex
+    assert r"fedavg\_ft &" in tex and r"\bottomrule" in tex
     assert "known are table1, table2" in said(capsys, "compare fedaghn table9", 1)
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks of pfl_core: ratios measured side by side in one run. `python -m benchmarks.rounds` and `.server`."""
+"""Benchmarks of pfl_core: times and ratios, measured side by side in one run (README.md)."""

@@ -1,4 +1,7 @@
-"""The rounds that are timed: settings of the papers' own, over real data where they are and noise of the same size elsewhere."""
+"""The rounds that are timed, in settings of the papers.
+
+They run over real data where these are, and elsewhere over noise of the same size.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ SHAPES = {"mnist": (70_000, (28, 28)), "cifar10": (60_000, (32, 32, 3))}
 
 
 class Case(NamedTuple):
-    """One round to time: what it is, its Experiment, and the ratio over the plain loop that it should reach on two cores and on an H100."""
+    """One round to time.
+
+    `says` is what it is; `cpu` and `gpu` are the ratios over the plain loop that it should reach on
+    two cores and on an H100.
+    """
 
     says: str
     experiment: Callable[[], Experiment]
@@ -24,7 +31,10 @@ class Case(NamedTuple):
 
 
 def served(name: str) -> str:
-    """`name`, or the name of noise of its size (accuracies then mean nothing; times are the same)."""
+    """`name`, or the name of noise of its size, where it is not here.
+
+    Of noise the times are the same, and accuracies mean nothing.
+    """
     try:
         data.load(name)
         return name
@@ -66,21 +76,52 @@ def _dirichlet(dataset: str, model: str, **changes) -> Callable[[], Experiment]:
 
 
 CASES: dict[str, Case] = {
-    "quickstart": Case("MNIST, 20 clients, Dir(0.1), CNN, batch 10, one epoch: PFLlib's quick start", _dirichlet("mnist", "cnn"), 1.6, 30),
+    "quickstart": Case(
+        "MNIST, 20 clients, Dir(0.1), CNN, batch 10, one epoch: PFLlib's quick start",
+        _dirichlet("mnist", "cnn"),
+        1.6,
+        30,
+    ),
     "flayer": Case(
-        "FLAYER on CIFAR-10: 20 clients, CNN, batch 10, one epoch", _dirichlet("cifar10", "cnn", method="flayer", plan="drop"), 1.5, 30
+        "FLAYER on CIFAR-10: 20 clients, CNN, batch 10, one epoch",
+        _dirichlet("cifar10", "cnn", method="flayer", plan="drop"),
+        1.5,
+        30,
     ),
     "fedaghn": Case(
-        "FedAGHN on CIFAR-10: 20 clients, CNN with BatchNorm, batch 64, 5 epochs of 600 images a client",
-        _dirichlet("cifar10", "cnn_bn", method="fedaghn", batch=64, epochs=5, lr=0.01, plan="drop", max_samples=600),
+        "FedAGHN on CIFAR-10: 20 clients, CNN with BatchNorm, batch 64, 5 epochs of 600 images "
+        "a client",
+        _dirichlet(
+            "cifar10",
+            "cnn_bn",
+            method="fedaghn",
+            batch=64,
+            epochs=5,
+            lr=0.01,
+            plan="drop",
+            max_samples=600,
+        ),
         1.4,
         8,
     ),
     "pfedhn": Case(
-        "pFedHN on CIFAR-10: one of 50 clients, 50 steps of batch 64 (20 communication steps timed together)",
+        "pFedHN on CIFAR-10: one of 50 clients, 50 steps of batch 64 (20 communication steps "
+        "timed together)",
         _dirichlet(
-            "cifar10", "lenet", method="pfedhn", partition="pfedhn_classes", partition_args={}, clients=50, participation=0.02, steps=50,
-            batch=64, plan="fresh", momentum=0.9, weight_decay=5e-5, clip=50.0, rounds=20,
+            "cifar10",
+            "lenet",
+            method="pfedhn",
+            partition="pfedhn_classes",
+            partition_args={},
+            clients=50,
+            participation=0.02,
+            steps=50,
+            batch=64,
+            plan="fresh",
+            momentum=0.9,
+            weight_decay=5e-5,
+            clip=50.0,
+            rounds=20,
         ),
         1.1,
         6,
@@ -88,8 +129,17 @@ CASES: dict[str, Case] = {
     "participation": Case(
         "pFedLA on CIFAR-10: 10 of 100 clients, LeNet with BatchNorm, batch 32, 20 epochs",
         _dirichlet(
-            "cifar10", "lenet", model_args={"bn": True}, method="pfedla", partition="pfedla_noniid1", partition_args={}, clients=100,
-            participation=0.1, batch=32, epochs=20, lr=0.01,
+            "cifar10",
+            "lenet",
+            model_args={"bn": True},
+            method="pfedla",
+            partition="pfedla_noniid1",
+            partition_args={},
+            clients=100,
+            participation=0.1,
+            batch=32,
+            epochs=20,
+            lr=0.01,
         ),
         1.4,
         15,
@@ -100,4 +150,4 @@ CASES: dict[str, Case] = {
         1.2,
         4,
     ),
-}  # fmt: skip
+}

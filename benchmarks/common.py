@@ -38,13 +38,19 @@ def about(device: str) -> dict[str, Any]:
     """The computer and the versions that timings belong to."""
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     return {
-        "device": name, "torch": torch.__version__, "python": platform.python_version(), "pfl_core": __version__,
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "pfl_core": __version__,
         "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    }
 
 
 def save(name: str, cases: dict[str, Any], device: str, about: dict[str, Any]) -> Path:
-    """Write cases {key: what was measured} to results/<name>.json, beside those of earlier commands; each says where it ran."""
+    """Write cases {key: what was measured} to results/<name>.json; returns its path.
+
+    Those of earlier commands stay beside them, and each says what computer it is `about`.
+    """
     out = RESULTS / f"{name}.json"
     kept = json.loads(out.read_text())["cases"] if out.exists() else {}
     kept |= {k: v | {"about": about} for k, v in cases.items()}

@@ -1,8 +1,9 @@
-"""A sweep killed at random moments, and what is left of it: python -m benchmarks.kill [--kills N] [--report FILE]
+"""A sweep killed at random moments, and what is left of it: python -m benchmarks.kill.
 
-Two processes sweep the same small experiments over one store, with a checkpoint a round. Each is ended by SIGKILL, by the clock or at a
-moment that a clock hardly hits, and started again, N times in all. At the end every run must be there exactly once, and equal bit for
-bit to an uninterrupted sweep; exit code 1 if not.
+Two processes sweep the same small experiments over one store, with a checkpoint a round. Each is
+ended by SIGKILL, by the clock or at a moment that a clock hardly hits, and started again, N times
+in all. At the end every run must be there exactly once, and equal bit for bit to an uninterrupted
+sweep; exit code 1 if not.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def cells(batch: int, runs: int) -> list[Experiment]:
 
 
 def work(todo: list[Experiment], store: Path, fate: str, nth: int, now) -> None:
-    """Sweep `todo`, and die at the nth of the moments `fate`; `now` tells the parent what is being done."""
+    """Sweep `todo`, and die at the nth of the moments `fate`; `now` tells the parent of each."""
     sys.stdout = io.StringIO()
     simulate.CHECKPOINT_EVERY = 0.0
     left, save, replace, savez = [nth], torch.save, os.replace, np.savez_compressed
@@ -110,7 +111,7 @@ class Worker:
         self.process.start()
 
     def ended(self) -> str | None:
-        """The moment at which it was killed, "" where it finished, None while it works; RuntimeError if it failed."""
+        """When it was killed, "" if it finished, None while it works; RuntimeError if it failed."""
         if self.process.is_alive() and time.monotonic() > self.until:
             self.process.kill()
             self.process.join()
@@ -118,7 +119,8 @@ class Worker:
             return None
         if self.process.exitcode not in (0, -signal.SIGKILL):
             raise RuntimeError(
-                f"a process of the sweep ended with code {self.process.exitcode}; its error is above"
+                f"a process of the sweep ended with code {self.process.exitcode}; "
+                "its error is above"
             )
         if self.process.exitcode == 0:
             return ""
@@ -126,7 +128,10 @@ class Worker:
 
 
 def fates(draw: random.Random, kills: int) -> list[str]:
-    """How each of the kills comes: a half by the clock, the others inside a moment, at least one inside a checkpoint's write."""
+    """How each of the kills comes: a half by the clock, the others inside a moment.
+
+    At least one comes inside a checkpoint's write.
+    """
     inside = [m for m, _ in zip(cycle(INSIDE), range(kills - kills // 2), strict=False)]
     return draw.sample(some := inside + ["clock"] * (kills // 2), len(some))
 
@@ -134,7 +139,10 @@ def fates(draw: random.Random, kills: int) -> list[str]:
 def killed_sweep(
     store: Path, kills: int, runs: int, seed: int
 ) -> tuple[list[Experiment], list[str]]:
-    """Two processes over one store until all kills are spent and all runs are there: the experiments, and the moments."""
+    """Let two processes sweep over one store until all kills are spent and all runs are there.
+
+    Returns the experiments, and the moments of the kills.
+    """
     draw = random.Random(seed)
     todo, moments, coming = cells(0, runs), [], fates(draw, kills)
     workers = [Worker(draw, store) for _ in range(2)]
@@ -149,9 +157,7 @@ def killed_sweep(
                     moments.append(moment)
                     print(f"kill {len(moments)}: {moment}", flush=True)
                     w.start(todo, coming.pop() if coming else "")
-                elif (
-                    moment == "" and w.fate
-                ):  # all runs are there before its end came: more of them
+                elif moment == "" and w.fate:  # all runs are there before its end came: more
                     todo = todo + cells(len(todo) // runs, runs)
                     w.start(todo, w.fate)
                 elif moment == "":
@@ -182,17 +188,37 @@ def differences(todo: list[Experiment], store: Path, reference: Path) -> list[st
     return wrong
 
 
+def report(args: argparse.Namespace, result: str, moments: list[str], seconds: float) -> str:
+    """The page of a run, in Markdown."""
+    counts = Counter(moments)
+    command = f"python -m benchmarks.kill --kills {args.kills} --seed {args.seed}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}"
+    lines = [
+        "# A sweep killed at random moments",
+        "",
+        f"Written by `{command}`: two processes sweep the same experiments "
+        "over one store, with a checkpoint a round; each is ended by SIGKILL and started again.",
+        "",
+        f"**{result}.**",
+        "",
+        "| moment | kills |",
+        "|---|---|",
+        *(f"| {moment} | {counts[moment]} |" for moment in sorted(counts)),
+        "",
+        "Moments in turn: " + "; ".join(f"{i}. {m}" for i, m in enumerate(moments, 1)) + ".",
+        "",
+        f"{versions}, on the CPU; {seconds:.0f} s.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.kill", description=__doc__.splitlines()[0]
-    )
+    """Kill a sweep as often as asked; 1 if something was lost, left over or came out different."""
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kill", description=about)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument(
-        "--runs",
-        type=int,
-        default=12,
-        help="experiments at a time (more are added while kills are left)",
-    )
+    some = "experiments at a time (more are added while kills are left)"
+    parser.add_argument("--runs", type=int, default=12, help=some)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, help="Markdown file to write")
     args = parser.parse_args()
@@ -206,32 +232,14 @@ def main() -> int:
         whole.join()
         wrong = differences(todo, store, reference)
     result = (
-        f"{len(moments)} kills; {len(todo)} runs of {len(METHODS)} methods, each there exactly once and equal bit for bit to an "
-        "uninterrupted sweep"
-        if not wrong
-        else f"{len(moments)} kills; FAILED: {'; '.join(wrong)}"
+        f"{len(moments)} kills; {len(todo)} runs of {len(METHODS)} methods, each there exactly "
+        "once and equal bit for bit to an uninterrupted sweep"
     )
+    if wrong:
+        result = f"{len(moments)} kills; FAILED: {'; '.join(wrong)}"
     print(result)
     if args.report:
-        counts = Counter(moments)
-        lines = [
-            "# A sweep killed at random moments",
-            "",
-            f"Written by `python -m benchmarks.kill --kills {args.kills} --seed {args.seed}`: two processes sweep the same experiments "
-            "over one store, with a checkpoint a round; each is ended by SIGKILL and started again.",
-            "",
-            f"**{result}.**",
-            "",
-            "| moment | kills |",
-            "|---|---|",
-            *(f"| {moment} | {counts[moment]} |" for moment in sorted(counts)),
-            "",
-            "Moments in turn: " + "; ".join(f"{i}. {m}" for i, m in enumerate(moments, 1)) + ".",
-            "",
-            f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}, on the CPU; "
-            f"{time.monotonic() - began:.0f} s.",
-        ]
-        args.report.write_text("\n".join(lines) + "\n")
+        args.report.write_text(report(args, result, moments, time.monotonic() - began))
     return int(bool(wrong) or len(moments) < args.kills)
 
 

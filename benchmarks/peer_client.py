@@ -1,4 +1,4 @@
-"""A client of Flower's simulation: the textbook loop on the samples of its partition (see benchmarks/peers.py)."""
+"""A client of Flower's simulation, for peers.py: the textbook loop on its own samples."""
 
 from __future__ import annotations
 

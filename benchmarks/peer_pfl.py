@@ -1,4 +1,7 @@
-"""FedAvg in Apple's pfl over the clients of a plain loop (benchmarks/peers.py); one process, as its simulation on one computer is."""
+"""FedAvg in Apple's pfl over the clients of a plain loop, for peers.py.
+
+It is one process, as pfl's simulation on one computer is.
+"""
 
 from __future__ import annotations
 

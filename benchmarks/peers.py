@@ -1,8 +1,9 @@
-"""FedAvg here and in two public simulators: `benchmarks/peers.sh`, or `python -m benchmarks.peers WHO` in an environment of its own.
+"""FedAvg here and in two public simulators: `benchmarks/peers.sh`.
 
-The same data, split, initial model, batch and steps (`benchmarks.cases`: quickstart; clients of the simulators train by the textbook loop).
-Each is run at 1, 2, 4, ... processes up to the number of cores, and its best median stands. Seconds are of a round of training without
-evaluation, after one round that warms up; the accuracy reached after all rounds stands beside them.
+In an environment of its own, one of them is `python -m benchmarks.peers WHO`. The same data, split, initial model, batch and steps (`benchmarks.cases`: quickstart; clients of the
+simulators train by the textbook loop). Each is run at 1, 2, 4, ... processes up to the number of
+cores, and its best median stands. Seconds are of a round of training without evaluation, after one
+round that warms up; the accuracy reached after all rounds stands beside them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def accuracy(state: dict[str, torch.Tensor], samples: int) -> float:
 
 
 def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
-    """Seconds of each round, and accuracy (%), of Flower's simulation with `processes` workers of one core each."""
+    """Seconds of each round, and accuracy (%), of Flower's simulation.
+
+    It has `processes` workers of one core each.
+    """
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     from flwr.app import ArrayRecord
     from flwr.serverapp import ServerApp

@@ -1,4 +1,7 @@
-"""The textbook loop that peers are built on: one model, one client after another, a DataLoader and torch.optim.SGD."""
+"""The textbook loop that peers are built on, with a DataLoader and torch.optim.SGD.
+
+It has one model, and trains one client after another.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from pfl_core.util.percent import accuracy
 class PlainLoop:
     """Federated averaging over clients; their samples lie ready as normalised floats.
 
-    Of `config` it takes batch, epochs, steps, lr, momentum, weight_decay, clip. Shuffled batches; the last, smaller one is used.
+    Of `config` it takes batch, epochs, steps, lr, momentum, weight_decay, clip. Shuffled batches;
+    the last, smaller one is used.
     """
 
     def __init__(self, model: nn.Module, data: ClientData, config: TrainConfig):
@@ -36,7 +40,7 @@ class PlainLoop:
         )
 
     def train(self, clients: list[int]) -> None:
-        """One round: every client starts from the shared model and trains; the shared model becomes their weighted mean."""
+        """One round: each client trains the shared model, which becomes their weighted mean."""
         for k in clients:
             self.model.load_state_dict(self.shared)
             self._local(k)
@@ -65,7 +69,10 @@ class PlainLoop:
             optimizer.step()
 
     def evaluate(self, split: str) -> float:
-        """Pooled accuracy (%) of the shared model on all clients' samples of a split, in batches of the training size."""
+        """Pooled accuracy (%) of the shared model on all clients' samples of a split.
+
+        Batches have the size of those of training.
+        """
         right = n = 0
         self.model.load_state_dict(self.shared)
         self.model.eval()
@@ -79,7 +86,10 @@ class PlainLoop:
 
 @functools.cache
 def quickstart(samples: int) -> PlainLoop:
-    """The loop over the clients of the case "quickstart" (at most `samples` images each, 0: all): made once a process."""
+    """The loop over the clients of the case "quickstart", made once a process.
+
+    Each has at most `samples` images, all of them with 0.
+    """
     torch.set_num_threads(1)
     e = CASES["quickstart"].experiment().but(max_samples=samples)
     data = client_data(e)

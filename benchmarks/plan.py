@@ -1,8 +1,9 @@
 """What the five papers cost at profile paper: `python -m benchmarks.plan [PAPER ...] [--gflops N]`.
 
-Client-steps, bytes and FLOP are counted from the papers' runs (`pfl_core.papers.plan.planned`), no data needed: partitions
-are drawn over labels of the data sets' sizes. Hours are FLOP over the rate that `benchmarks.rounds` measured (results/rounds-<device>.json,
-the case of the nearest model), or over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
+Client-steps, bytes and FLOP are counted from the papers' runs (`pfl_core.papers.plan.planned`), no
+data needed: partitions are drawn over labels of the data sets' sizes. Hours are FLOP over the rate
+that `benchmarks.rounds` measured (results/rounds-<device>.json, the case of the nearest model), or
+over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
 whichever is more.
 """
 
@@ -30,11 +31,18 @@ from pfl_core.papers.plan import planned
 
 # images or texts, classes, shape of one as a model sees it
 SIZES = {
-    "mnist": (70_000, 10, (1, 28, 28)), "fashion_mnist": (70_000, 10, (1, 28, 28)), "emnist-digits": (280_000, 10, (1, 28, 28)),
-    "cifar10": (60_000, 10, (3, 32, 32)), "cifar100": (60_000, 100, (3, 32, 32)), "tiny_imagenet": (110_000, 200, (3, 64, 64)),
-    "omniglot": (32_460, 1623, (1, 28, 28)), "ag_news": (127_600, 4, (200,)), "flickr_aes": (40_988, 5, (3, 64, 64)),
-}  # fmt: skip
-# Gradients of a client's step, FedAvg's as 1: a second model or phase, inner steps, other batches; 1 where it is not here.
+    "mnist": (70_000, 10, (1, 28, 28)),
+    "fashion_mnist": (70_000, 10, (1, 28, 28)),
+    "emnist-digits": (280_000, 10, (1, 28, 28)),
+    "cifar10": (60_000, 10, (3, 32, 32)),
+    "cifar100": (60_000, 100, (3, 32, 32)),
+    "tiny_imagenet": (110_000, 200, (3, 64, 64)),
+    "omniglot": (32_460, 1623, (1, 28, 28)),
+    "ag_news": (127_600, 4, (200,)),
+    "flickr_aes": (40_988, 5, (3, 64, 64)),
+}
+# Gradients of a client's step, where there are more than FedAvg's one: a second model or phase,
+# inner steps, other batches.
 GRADIENTS = {
     "ditto": 2,
     "perfedavg": 2,
@@ -92,12 +100,10 @@ def _counts(
 def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
     _, classes, shape = SIZES[dataset]
     more = {"vocab": 95_812} if dataset == "ag_news" else {}
-    net = models.build(name, shape, classes, **more | json.loads(args)).to(
-        "meta"
-    )  # shapes alone are counted
-    x = torch.zeros(
-        2, *shape, dtype=torch.int64 if dataset == "ag_news" else torch.float32, device="meta"
-    )
+    net = models.build(name, shape, classes, **more | json.loads(args))
+    net.to("meta")  # shapes alone are counted
+    dtype = torch.int64 if dataset == "ag_news" else torch.float32
+    x = torch.zeros(2, *shape, dtype=dtype, device="meta")
     return training_flop(net, x) / 2, sum(p.numel() for p in net.parameters())
 
 
@@ -120,16 +126,15 @@ def cost(e: Experiment) -> dict[str, Any]:
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
     full, after = e.participation == 1, evaluates_after(train_config(e), e.clients)
-    also = (
-        after * (1 if full else evaluations) * batches.sum()
-    )  # training that is for "after" alone
+    # Training that is for "after" alone.
+    also = after * (1 if full else evaluations) * batches.sum()
     forward = evaluations * (1 + after) * rest.sum() / 3
     work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)
     return dict(client_steps=steps + also, bytes=visits * 2 * 4 * size, flop=work, model=e.model)
 
 
 def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
-    """FLOP/s that training reached by case of `benchmarks.rounds`, and where; with `gflops` that number for all."""
+    """{case of `benchmarks.rounds`: FLOP/s that training reached}, and where; or `gflops` for all."""
     if gflops:
         return dict.fromkeys(
             set(NEAREST.values()) | {"resnet"}, gflops * 1e9

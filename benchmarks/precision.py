@@ -1,6 +1,7 @@
-"""Effect of `Experiment(precision=...)` on accuracy and speed: `python -m benchmarks.precision [--device cuda] [--rounds 10] [--seeds 3]`.
+"""Effect of `Experiment(precision=...)` on accuracy and speed: `python -m benchmarks.precision`.
 
-The same experiment at every precision that the device has ("tf32" is a GPU's), from the same initial model over the same batches, in turn.
+The same experiment at every precision that the device has ("tf32" is a GPU's), from the same
+initial model over the same batches, in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ MEASURED = ("quickstart", "flayer", "fedaghn")
 
 
 def one(e: Experiment, device: str) -> dict[str, Any]:
-    """Median seconds of a round's training after the first, and test accuracy (%) of the personalized models at the end."""
+    """Median seconds of a round's training after the first, and test accuracy (%) at the end.
+
+    The accuracy is of the personalized models.
+    """
     run = Ours(e, device)
     with torch.no_grad(), precision(e.precision):
         seconds = [timed(run.train, device) for _ in range(e.rounds)]

@@ -1,6 +1,7 @@
-"""Seconds of a round, ours and the plain loop in turn: `python -m benchmarks.rounds [CASE ...] [--repeats 5] [--device cpu]`.
+"""Seconds of a round, ours and the plain loop in turn: `python -m benchmarks.rounds [CASE ...]`.
 
-A round is training and evaluation of train and test data. Ratios are medians over the repeats, with their range.
+A round is training and evaluation of train and test data. Ratios are medians over the repeats, with
+their range.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pfl_core.util.percent import accuracy
 
 
 class Ours:
-    """The rounds of an Experiment by pfl_core's engine, piece by piece so that the pieces can be timed."""
+    """The rounds of an Experiment by pfl_core's engine, in pieces that can be timed."""
 
     def __init__(self, e: Experiment, device: str, executor: str = "auto"):
         self.data = client_data(e, device)
@@ -75,7 +76,10 @@ def training_flop(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> dict[str, Any]:
-    """Times (s) of `repeats` rounds of both loops in turn, after one that warms up, and what they reach."""
+    """Times (s) of `repeats` rounds of both loops in turn, and what they reach.
+
+    One round before warms up.
+    """
     e = case.experiment()
     torch.set_num_threads(torch.get_num_threads())
     ours, threads = Ours(e, device, executor), torch.get_num_threads()
@@ -116,11 +120,19 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
     median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
     rate = per_batch * batches / median["ours_train_s"]
     return {
-        "says": case.says, "experiment": e.plain(), "dataset": e.dataset, "executor": "+".join(sorted(ours.engine.ran)), "rows": rows,
-        **median, "ratio": statistics.median(ratio), "ratio_min": min(ratio), "ratio_max": max(ratio),
+        "says": case.says,
+        "experiment": e.plain(),
+        "dataset": e.dataset,
+        "executor": "+".join(sorted(ours.engine.ran)),
+        "rows": rows,
+        **median,
+        "ratio": statistics.median(ratio),
+        "ratio_min": min(ratio),
+        "ratio_max": max(ratio),
         "train_ratio": statistics.median(r["plain_train_s"] / r["ours_train_s"] for r in rows),
-        "training_gflops": rate / 1e9, **reached,
-    }  # fmt: skip
+        "training_gflops": rate / 1e9,
+        **reached,
+    }
 
 
 def main() -> None:
@@ -148,8 +160,10 @@ def main() -> None:
         got |= {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak, "target": target}
         save(name, {key: got}, device, where)
         print(
-            f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  training {got['train_ratio']:.2f}x  "
-            f"ours {got['ours_train_s']:.2f}+{got['ours_eval_s']:.2f} s, plain {got['plain_train_s']:.2f}+{got['plain_eval_s']:.2f} s  "
+            f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  "
+            f"training {got['train_ratio']:.2f}x  "
+            f"ours {got['ours_train_s']:.2f}+{got['ours_eval_s']:.2f} s, "
+            f"plain {got['plain_train_s']:.2f}+{got['plain_eval_s']:.2f} s  "
             f"{100 * got['training_gflops'] * 1e9 / peak:.0f} % of the matrix rate  "
             f"accuracy {got['ours_acc_pct']:.1f} / {got['plain_acc_pct']:.1f}",
             flush=True,

@@ -1,7 +1,8 @@
-"""Seconds of a round and memory as one thing grows: `python -m benchmarks.scaling [clients|batch|model|participation ...]`.
+"""Seconds of a round and memory as one thing grows: `python -m benchmarks.scaling [SERIES ...]`.
 
-Every cell runs in a process of its own, so that its peak of memory is its own. Cost should be linear in client-steps: the last column,
-microseconds a client-step, should stay level. `--most N` leaves out larger cells (a trial run: `--most 0` takes each series' first).
+Every cell runs in a process of its own, so that its peak of memory is its own. Cost should be
+linear in client-steps: the last column, microseconds a client-step, should stay level. `--most N`
+leaves out larger cells (a trial run: `--most 0` takes each series' first).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from benchmarks.rounds import Ours
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
 
-# 60 images a client, so that only the number of clients grows; FedAGHN and pFedLA weigh all pairs of clients on the server.
+# 60 images a client, so that only the number of clients grows; FedAGHN and pFedLA weigh all pairs
+# of clients on the server.
 BASE = dict(
     partition="dirichlet",
     partition_args={"alpha": 0.5},
@@ -34,21 +36,27 @@ BASE = dict(
     max_samples=60,
 )
 METHODS = ("fedavg", "fedaghn", "pfedla", "flayer", "fedamp")
+CLIENTS, SHARES = (5, 20, 50, 100, 200, 500), (0.05, 0.1, 0.2, 0.5, 1.0)
+MODELS = (
+    ("lenet", {}),
+    ("cnn", {}),
+    ("mobilenet", {"width": 0.25}),
+    ("resnet18", {"width": 0.25}),
+    ("resnet18", {}),
+)
 SERIES: dict[str, dict[str, list[dict]]] = {
-    "clients": {m: [dict(method=m, clients=k) for k in (5, 20, 50, 100, 200, 500)] for m in METHODS},
+    "clients": {m: [dict(method=m, clients=k) for k in CLIENTS] for m in METHODS},
     "batch": {"fedavg": [dict(batch=b) for b in (1, 5, 10, 20, 60)]},
-    "model": {
-        "fedavg": [
-            dict(model=m, model_args=a)
-            for m, a in (("lenet", {}), ("cnn", {}), ("mobilenet", {"width": 0.25}), ("resnet18", {"width": 0.25}), ("resnet18", {}))
-        ]
-    },
-    "participation": {"fedavg": [dict(clients=100, participation=p) for p in (0.05, 0.1, 0.2, 0.5, 1.0)]},
-}  # fmt: skip
+    "model": {"fedavg": [dict(model=m, model_args=a) for m, a in MODELS]},
+    "participation": {"fedavg": [dict(clients=100, participation=p) for p in SHARES]},
+}
 
 
 def measure(plain: dict, device: str, repeats: int) -> dict:
-    """Median seconds of a round's training and evaluation, client-steps, and the process's peak of memory (MB), in this process."""
+    """Median seconds of a round's training and evaluation, client-steps, and memory.
+
+    Memory is the peak of this process, in MB.
+    """
     torch.set_num_threads(1)
     served(plain["dataset"].removeprefix("noise_"))
     e = Experiment.from_plain(plain)
@@ -78,7 +86,10 @@ def measure(plain: dict, device: str, repeats: int) -> dict:
 
 
 def plot(frame: pd.DataFrame, path: str) -> None:
-    """One panel a series: seconds of training (and megabytes, dashed, on the right) against what grows."""
+    """One panel a series: seconds of training against what grows.
+
+    Megabytes are dashed, on the right.
+    """
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -1,4 +1,7 @@
-"""The server's layer-wise aggregation against a loop of one weighted sum per client and layer: `python -m benchmarks.server`."""
+"""The server's layer-wise aggregation beside a loop: `python -m benchmarks.server`.
+
+The loop takes one weighted sum per client and layer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from pfl_core.stacked import Params, mix
 def looped(
     weights: dict[str, Tensor], layers: dict[str, list[str]], stacked: list[Params], few: int
 ) -> list[Params]:
-    """What peers do, for the first `few` clients: in each layer the weighted sum over all clients' state dicts."""
+    """What peers do, for the first `few` clients.
+
+    In each layer they take the weighted sum over all clients' state dicts.
+    """
     out = []
     for i in range(few):
         model = {}
@@ -41,7 +47,7 @@ def together(weights: dict[str, Tensor], layers: dict[str, list[str]], stacked: 
 
 
 def main() -> None:
-    """Time both for 20, 100 and 500 clients, print the ratios and write benchmarks/results/server-<device>.json."""
+    """Time both for 20, 100 and 500 clients, and write results/server-<device>.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100, 500])
     parser.add_argument("--repeats", type=int, default=5)

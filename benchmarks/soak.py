@@ -1,7 +1,8 @@
-"""Many small experiments in one process, its memory and open files watched: python -m benchmarks.soak [--minutes N] [--report FOLDER]
+"""Many small experiments in one process, memory and open files watched: python -m benchmarks.soak.
 
-Read every ten seconds; the slope of the memory, from the second fifth of the time on, must stay below 1 MB per 100 runs. Exit code 1 if
-it does not, if open files grow, or if there were fewer runs than asked for. Writes FOLDER/soak.md and soak.png.
+They are read every ten seconds. The slope of the memory, from the second fifth of the time on, must stay
+below 1 MB per 100 runs. Exit code 1 if it does not, if open files grow, or if there were fewer runs
+than asked for. Writes FOLDER/soak.md and soak.png.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ EVERY_S, LIMIT_MB = 10.0, 1.0  # between two readings; allowed per 100 runs
 
 
 def watched(minutes: float, every: float) -> np.ndarray:
-    """Sweeps until the time is over; readings (N, 4): seconds, finished runs, resident MB, open files."""
+    """Sweep until the time is over; returns readings (N, 4), one every `every` seconds.
+
+    A reading is seconds since the start, finished runs, resident memory in MB, and open files.
+    """
     process, readings, done, over = psutil.Process(), [], [0], threading.Event()
     began = time.monotonic()
 
@@ -53,7 +57,10 @@ def watched(minutes: float, every: float) -> np.ndarray:
 
 
 def slopes(readings: np.ndarray) -> tuple[float, float]:
-    """Growth of memory in MB and of open files, per 100 runs, by least squares from the second fifth of the readings on."""
+    """Growth of memory in MB and of open files, per 100 runs.
+
+    It is by least squares over the readings from the second fifth on.
+    """
     late = readings[len(readings) // 5 :]
     return tuple(100 * np.polyfit(late[:, 1], late[:, i], 1)[0] for i in (2, 3))
 
@@ -71,36 +78,43 @@ def draw(readings: np.ndarray, path: Path) -> None:
     plt.close(fig)
 
 
+def report(folder: Path, minutes: float, result: str, readings: np.ndarray) -> None:
+    """Write soak.md and soak.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(readings, folder / "soak.png")
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}"
+    lines = [
+        "# Many experiments in one process",
+        f"Written by `python -m benchmarks.soak --minutes {minutes:g}`.",
+        f"**{result}.**",
+        "![Memory and open files against finished runs](soak.png)",
+        f"{versions}, on the CPU.",
+    ]
+    (folder / "soak.md").write_text("\n\n".join(lines) + "\n")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument(
-        "--runs", type=int, default=500, help="at least so many are expected (default: 500)"
-    )
-    parser.add_argument(
-        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two readings"
-    )
-    parser.add_argument("--report", type=Path, help="folder for soak.md and soak.png")
+    """Watch as long as asked; 1 if memory or open files grow, or runs are too few."""
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=about)
+    add = parser.add_argument
+    add("--minutes", type=float, default=30)
+    add("--runs", type=int, default=500, help="at least so many are expected (default: 500)")
+    add("--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two readings")
+    add("--report", type=Path, help="folder for soak.md and soak.png")
     args = parser.parse_args()
     readings = watched(args.minutes, args.every)
     runs, (memory, files) = int(readings[-1, 1]), slopes(readings)
     good = memory < LIMIT_MB and files < 0.5 and runs >= args.runs
     result = (
-        f"{runs} runs in {readings[-1, 0] / 60:.0f} minutes, {len(readings)} readings: memory grows by {memory:.2f} MB and open files "
-        f"by {files:.2f} per 100 runs (allowed: below {LIMIT_MB:g} MB, 0.5; at least {args.runs} runs): {'held' if good else 'NOT HELD'}"
+        f"{runs} runs in {readings[-1, 0] / 60:.0f} minutes, {len(readings)} readings: "
+        f"memory grows by {memory:.2f} MB and open files by {files:.2f} per 100 runs "
+        f"(allowed: below {LIMIT_MB:g} MB, 0.5; at least {args.runs} runs): "
+        f"{'held' if good else 'NOT HELD'}"
     )
     print(result)
     if args.report:
-        args.report.mkdir(parents=True, exist_ok=True)
-        draw(readings, args.report / "soak.png")
-        how = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}, on the CPU."
-        text = f"# Many experiments in one process\n\nWritten by `python -m benchmarks.soak --minutes {args.minutes:g}`.\n\n"
-        text += (
-            f"**{result}.**\n\n![Memory and open files against finished runs](soak.png)\n\n{how}\n"
-        )
-        (args.report / "soak.md").write_text(text)
+        report(args.report, args.minutes, result, readings)
     return int(not good)
 
 

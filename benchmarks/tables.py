@@ -1,4 +1,6 @@
-"""Write the tables of benchmarks/README.md from benchmarks/results/*.json: `python -m benchmarks.tables`. No number there is typed."""
+"""Write the tables of benchmarks/README.md from benchmarks/results/*.json: `python -m
+benchmarks.tables`. No number there is typed.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def scaling(cases: dict) -> str:
             c["series"], c["method"], str(c["value"]), f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}", f"{c['client_steps']:.0f}",
             f"{c['us_per_client_step']:.0f}", f"{c['memory_mb']:.0f}",
         ]
-        for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"]))  # however they were measured, values in their order
+        # however they were measured, values in their order
+        for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"]))
     ]  # fmt: skip
     return table(head, rows)
 

@@ -1,6 +1,8 @@
-"""Algebra on stacked parameters: {name: Tensor[K, *shape]}, the clients in the leading axis (architecture: "Stacked clients").
+"""Algebra on stacked parameters: {name: Tensor[K, *shape]}, the clients in the leading axis
+(architecture: "Stacked clients").
 
-A model that all K clients hold alike is expanded with stride 0, never copied; `put` is the one function that writes in place.
+A model that all K clients hold alike is expanded with stride 0, never copied; `put` is the one
+function that writes in place.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
-# Numbers that products over all entries turn into float64 at once: what a cache holds; whole models cost page faults.
+# Numbers that products over all entries turn into float64 at once: what a cache holds; whole models
+# cost page faults.
 BLOCK = 2**20
 
 
@@ -21,14 +24,20 @@ def expand(p: Params, k: int) -> Params:
 
 
 def take(p: Params, sel: Tensor) -> Params:
-    """Rows `sel` (S,) int64 of {name: (K, *shape)} as {name: (S, *shape)}; a stride-0 axis stays one."""
+    """Rows `sel` (S,) int64 of {name: (K, *shape)} as {name: (S, *shape)}.
+
+    A stride-0 axis stays one.
+    """
     return {
         n: v[:1].expand(len(sel), *v.shape[1:]) if is_common(v) else v[sel] for n, v in p.items()
     }
 
 
 def put(p: Params, sel: Tensor, q: Params) -> None:
-    """Write the rows q {name: (S, *shape)} into p {name: (K, *shape)} at `sel` (S,), in place; every name of q must be in p."""
+    """Write the rows q {name: (S, *shape)} into p {name: (K, *shape)} at `sel` (S,), in place.
+
+    Every name of q must be in p.
+    """
     for n, v in q.items():
         p[n][sel] = v
 
@@ -44,7 +53,9 @@ def own(p: Params) -> Params:
 
 
 def select(p: Params, names: Iterable[str] | Callable[[str], bool]) -> Params:
-    """The entries of p whose name is in `names`, or for which `names(name)` holds, in the order of p."""
+    """The entries of p whose name is in `names`, or for which `names(name)` holds, in the order of
+    p.
+    """
     keep = names if callable(names) else set(names).__contains__
     return {n: v for n, v in p.items() if keep(n)}
 
@@ -60,7 +71,10 @@ def unprefixed(prefix: str, p: Params) -> Params:
 
 
 def weighted_mean(p: Params, weight: Tensor) -> Params:
-    """Mean over the client axis of {name: (S, *shape)} with weights (S,) >= 0, normalised here; integers (counters) take the maximum."""
+    """Mean over the client axis of {name: (S, *shape)} with weights (S,) >= 0, normalised here.
+
+    Integers (counters) take the maximum.
+    """
     w = weight / weight.sum()
     return {
         n: torch.tensordot(w.to(v.dtype), v, dims=1) if v.is_floating_point() else v.amax(0)
@@ -69,7 +83,9 @@ def weighted_mean(p: Params, weight: Tensor) -> Params:
 
 
 def mix(a: Tensor, p: Params) -> Params:
-    """Row s of the result is sum_k a[s, k] p[k]: (S, K) x {name: (K, *shape)} -> {name: (S, *shape)}; integers take the maximum."""
+    """Row s of the result is sum_k a[s, k] p[k]: (S, K) x {name: (K, *shape)} -> {name: (S,
+    *shape)}; integers take the maximum.
+    """
     return {
         n: torch.tensordot(a.to(v.dtype), v, dims=1)
         if v.is_floating_point()
@@ -98,7 +114,9 @@ def unflat(x: Tensor, like: Params) -> Params:
 
 
 def blocks(*stacks: Params) -> Iterator[list[Tensor]]:
-    """Columns of `flat` of each stack in float64, a few MB at a time: [(K, c), (S, c), ...], over the names of the first."""
+    """Columns of `flat` of each stack in float64, a few MB at a time: [(K, c), (S, c), ...], over
+    the names of the first.
+    """
     for n, v in stacks[0].items():
         size = max(1, BLOCK // len(v))
         rows = [q[n].reshape(len(q[n]), -1) for q in stacks]
@@ -117,7 +135,10 @@ def inner(p: Params, q: Params) -> Tensor:
 
 
 def cosine(p: Params) -> Tensor:
-    """Cosine similarity of the clients' parameter vectors, (K, K) float64; a zero vector has cosine 0 with all."""
+    """Cosine similarity of the clients' parameter vectors, (K, K) float64.
+
+    A zero vector has cosine 0 with all.
+    """
     g = gram(p)
     # No epsilon is added: small updates keep their angles.
     norm = g.diagonal().sqrt().clamp_min(torch.finfo(g.dtype).tiny)
@@ -125,7 +146,9 @@ def cosine(p: Params) -> Tensor:
 
 
 def distances(p: Params) -> Tensor:
-    """Squared Euclidean distances between clients, (K, K) float64, to within 1e-12 of the largest squared distance from their mean."""
+    """Squared Euclidean distances between clients, (K, K) float64, to within 1e-12 of the largest
+    squared distance from their mean.
+    """
     g = sum((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
     d = g.diagonal()
     return (d + d[:, None] - (g + g.T)).clamp_min(

@@ -277,7 +277,8 @@ def test_a_published_file_that_was_changed_is_refused(home, name):
     for harm in (raw[:-9] + b"7" + raw[-8:], raw + raw[-20:], raw[: len(raw) // 2], b""):
         path.write_bytes(harm)
         with pytest.raises(
-            ValueError, match=rf"{path.name} is not as it was published .*git restore .*its notebook"
+            ValueError,
+            match=rf"{path.name} is not as it was published .*git restore .*its notebook",
         ):
             everything(folder)
     path.unlink()

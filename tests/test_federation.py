@@ -166,7 +166,8 @@ def test_equal_streams_give_equal_batches():
     for k in range(3):
         assert np.array_equal(data.batch_indices(k, 4, batch=4), again.batch_indices(k, 4, batch=4))
         assert np.array_equal(
-            data.batch_indices(k, 4, batch=4, stream="head"), again.batch_indices(k, 4, batch=4, stream="head")
+            data.batch_indices(k, 4, batch=4, stream="head"),
+            again.batch_indices(k, 4, batch=4, stream="head"),
         )
 
 

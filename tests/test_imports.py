@@ -1,15 +1,13 @@
-"""The shape of the library: imports point down only, optional packages are imported late, files stay small."""
+"""The shape of the library: imports point down only, and optional packages are imported late."""
 
 import ast
 import importlib
-import inspect
 import sys
 from pathlib import Path
 
 import pytest
 
 import pfl_core
-from pfl_core.methods.base import METHODS
 from tools.pages import code_lines
 
 PACKAGE = Path(pfl_core.__file__).parent
@@ -37,7 +35,6 @@ LATE = {
     "ipywidgets",
     "IPython",
 }
-FILE, METHOD = 400, 100  # lines of code: a file, a method's class
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent == PACKAGE)
 
@@ -86,10 +83,6 @@ def at_import(path: Path) -> set[str]:
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body += ast.iter_child_nodes(node)
     return names
-
-
-def size(path: Path) -> int:
-    return code_lines(path.read_text(encoding="utf-8"))
 
 
 def modules(path: Path) -> set[str]:
@@ -159,17 +152,6 @@ def test_run_all_needs_nothing_before_it_runs_something(name):
     assert at_import(PACKAGE.parent / "tools" / f"{name}.py") <= set(sys.stdlib_module_names) | {
         "tools"
     }
-
-
-def test_sizes():
-    sizes = {str(path.relative_to(PACKAGE)): size(path) for path in FILES}
-    assert {name: lines for name, lines in sizes.items() if lines >= FILE} == {}
-    classes = {
-        name: code_lines(inspect.getsource(cls))
-        for name, cls in METHODS.items()
-        if "pfl_core" in cls.__module__
-    }
-    assert {name: lines for name, lines in classes.items() if lines > METHOD} == {}
 
 
 def test_code_lines():

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import METHODS, Context, Method, State, Step, make_method
+from pfl_core.methods.base import METHODS, Batch, Context, Method, State, Step, make_method
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
 
@@ -55,10 +55,11 @@ TINY = 1e-12  # least norm of a gradient; the code divides by zero
 
 def accuracy(logits: Callable, c: Context, p: Params, split: str) -> Tensor:
     """A_k (S,) in [0, 1] of the models with plain names in p, float64; 0 for a client without samples of that split."""
-    right = lambda q, b: {
-        "hits": (logits(q, b.x).argmax(1) == b.y).sum(),
-        "n": torch.ones_like(b.y).sum(),
-    }  # noqa: E731
+
+    def right(q: Params, b: Batch) -> Params:
+        hits = logits(q, b.x).argmax(1) == b.y
+        return {"hits": hits.sum(), "n": torch.ones_like(b.y).sum()}
+
     got = c.measure(right, p, split)
     return got["hits"].double() / got["n"].clamp_min(1)
 

@@ -1,9 +1,11 @@
 """FedAvg here and in two public simulators: `benchmarks/peers.sh`.
 
-In an environment of its own, one of them is `python -m benchmarks.peers WHO`. The same data, split, initial model, batch and steps (`benchmarks.cases`: quickstart; clients of the
-simulators train by the textbook loop). Each is run at 1, 2, 4, ... processes up to the number of
-cores, and its best median stands. Seconds are of a round of training without evaluation, after one
-round that warms up; the accuracy reached after all rounds stands beside them.
+In an environment of its own, one of them is `python -m benchmarks.peers WHO`.
+
+All have the same data, split, initial model, batch and steps (quickstart of `benchmarks.cases`);
+the simulators' clients train by the textbook loop. Each is run at 1, 2, 4, ... processes up to the
+number of cores, and its best median stands. Seconds are of a round of training without evaluation,
+after one round that warms up; the accuracy reached after all rounds stands beside them.
 """
 
 from __future__ import annotations

@@ -134,11 +134,10 @@ def cost(e: Experiment) -> dict[str, Any]:
 
 
 def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
-    """{case of `benchmarks.rounds`: FLOP/s that training reached}, and where; or `gflops` for all."""
+    """{case of `benchmarks.rounds`: FLOP/s that training reached}, and where; else `gflops`."""
     if gflops:
-        return dict.fromkeys(
-            set(NEAREST.values()) | {"resnet"}, gflops * 1e9
-        ), f"{gflops:g} GFLOP/s, assumed"
+        every = {*NEAREST.values(), "resnet"}
+        return dict.fromkeys(every, gflops * 1e9), f"{gflops:g} GFLOP/s, assumed"
     path = RESULTS / f"rounds-{device}.json"
     if not path.exists():
         return (

@@ -1,8 +1,8 @@
 """Many small experiments in one process, memory and open files watched: python -m benchmarks.soak.
 
-They are read every ten seconds. The slope of the memory, from the second fifth of the time on, must stay
-below 1 MB per 100 runs. Exit code 1 if it does not, if open files grow, or if there were fewer runs
-than asked for. Writes FOLDER/soak.md and soak.png.
+They are read every ten seconds. The slope of the memory, from the second fifth of the time on, must
+stay below 1 MB per 100 runs. Exit code 1 if it does not, if open files grow, or if there were fewer
+runs than asked for. Writes FOLDER/soak.md and soak.png.
 """
 
 from __future__ import annotations

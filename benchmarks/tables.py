@@ -1,6 +1,4 @@
-"""Write the tables of benchmarks/README.md from benchmarks/results/*.json: `python -m
-benchmarks.tables`. No number there is typed.
-"""
+"""Write the tables of benchmarks/README.md from results/*.json: `python -m benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -24,10 +22,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def computers(cases: dict) -> str:
     """Where and with what the numbers of a file were measured."""
-    lines = dict.fromkeys(
-        f"{a['device']}; torch {a['torch']}, Python {a['python']}, pfl_core {a['pfl_core']}; {a['date']}"
-        for a in (c["about"] for c in cases.values())
-    )
+    said = "{device}; torch {torch}, Python {python}, pfl_core {pfl_core}; {date}"
+    lines = dict.fromkeys(said.format(**case["about"]) for case in cases.values())
     return "\n".join(f"Measured on {line}." for line in lines)
 
 
@@ -89,14 +85,13 @@ def scaling(cases: dict) -> str:
         "us a client-step",
         "memory (MB)",
     ]
-    rows = [
-        [
-            c["series"], c["method"], str(c["value"]), f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}", f"{c['client_steps']:.0f}",
-            f"{c['us_per_client_step']:.0f}", f"{c['memory_mb']:.0f}",
-        ]
-        # however they were measured, values in their order
-        for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"]))
-    ]  # fmt: skip
+    rows = []
+    # However they were measured, values stand in their order.
+    for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"])):
+        row = [c["series"], c["method"], str(c["value"])]
+        row += [f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}"]
+        row += [f"{c[name]:.0f}" for name in ("client_steps", "us_per_client_step", "memory_mb")]
+        rows.append(row)
     return table(head, rows)
 
 
@@ -120,13 +115,12 @@ def peers(cases: dict) -> str:
         who = key.partition("/")[0]
         if who not in best or c["train_s"] < best[who]["train_s"]:
             best[who] = c
-    rows = [
-        [
-            "pfl_core" if who == "ours" else ", ".join(f"{p} {v}" for p, v in c["versions"].items()), str(c["processes"]),
-            str(c["samples"] or "all"), f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})", f"{c['acc_pct']:.1f}",
-        ]
-        for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"])
-    ]  # fmt: skip
+    rows = []
+    for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"]):
+        versions = ", ".join(f"{package} {v}" for package, v in c["versions"].items())
+        spent = f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})"
+        row = ["pfl_core" if who == "ours" else versions, str(c["processes"])]
+        rows.append([*row, str(c["samples"] or "all"), spent, f"{c['acc_pct']:.1f}"])
     return table(
         [
             "simulator",
@@ -150,7 +144,10 @@ def precision(cases: dict) -> str:
             apart = [a - b for a, b in zip(acc, full, strict=True)]
             seconds = statistics.median(r["train_s"] for r in c["rows"] if r["precision"] == kind)
             e = c["experiment"]
-            said = f"{k}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images a client, {e['rounds']} rounds"
+            said = (
+                f"{k}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images "
+                f"a client, {e['rounds']} rounds"
+            )
             change = (
                 "-"
                 if kind == "full"

@@ -24,17 +24,7 @@ ROOMS = [  # from the bottom up: a room takes from those above its line in this 
     "__init__ __main__",
 ]
 RANK = {name: rank for rank, line in enumerate(ROOMS) for name in line.split()}
-LATE = {
-    "torchvision",
-    "datasets",
-    "ray",
-    "flwr",
-    "wandb",
-    "mlflow",
-    "tensorboard",
-    "ipywidgets",
-    "IPython",
-}
+LATE = {"torchvision", "datasets", "ray", "flwr", "tensorboard", "ipywidgets", "IPython"}
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent == PACKAGE)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pfl_core.stacked import Params
 from pfl_core.util import checks
+from pfl_core.util.percent import accuracy
 
 if TYPE_CHECKING:
     from pfl_core.data.client_data import ClientData
@@ -90,9 +91,8 @@ def mix_and_match(v: View) -> dict[str, Tensor]:
         source = (torch.arange(k) + shift) % k
         mixed = {n: t if n in head else t[source.to(t.device)] for n, t in v.before.items()}
         got = v.engine.evaluate(mixed, "test")
-        out[torch.arange(k), source] = torch.as_tensor(
-            100 * got["correct"] / np.maximum(got["n"], 1)
-        )
+        acc = accuracy(got["correct"], np.maximum(got["n"], 1))
+        out[torch.arange(k), source] = torch.as_tensor(acc)
     return {"acc": out}
 
 

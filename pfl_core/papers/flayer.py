@@ -27,6 +27,7 @@ from pfl_core.papers.base import (
     use,
     value,
 )
+from pfl_core.util.percent import accuracy
 
 
 class Column(NamedTuple):
@@ -420,11 +421,11 @@ def trained(recorded: Iterable[Probed]) -> list[Number]:
     """
     numbers = []
     for probed in recorded:
-        accuracy = 100 * probed.values["hits"].sum(1) / probed.values["n"].sum(1)
-        best = int(accuracy.argmax())
+        acc = accuracy(probed.values["hits"].sum(1), probed.values["n"].sum(1))
+        best = int(acc.argmax())
         where = dict(run=probed.run, row=probed.row, column=probed.column)
         where["round"] = int(probed.rounds[best])
-        numbers.append(where | dict(metric="train_acc_pct", value=float(accuracy[best])))
+        numbers.append(where | dict(metric="train_acc_pct", value=float(acc[best])))
     return numbers
 
 

@@ -35,6 +35,7 @@ from pfl_core.papers.base import (
     use,
     value,
 )
+from pfl_core.util.percent import accuracy
 
 # Sec. 5, App. B [P], released trainer [O]: batches of 64, drawn anew for each of K = 50 local steps; 5000 communication steps, of one
 # client each for pFedHN, of 5 clients a round for baselines [I]. Baselines' rates are tuned on validation data [P]; here they are one of
@@ -351,7 +352,7 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     out = []
     for run, own_rows in kept[kept.when == "before"].groupby("run", sort=False):
         a = committed.arrays_of(run)
-        acc = 100 * a["before/test/correct"] / a["n/test"]
+        acc = accuracy(a["before/test/correct"], a["n/test"])
         for g, size in enumerate(SIZES):
             mean = dict(zip(a["rounds"].tolist(), acc[:, g :: len(SIZES)].mean(1), strict=True))
             values = own_rows.value.mask(own_rows.split == "test", own_rows["round"].map(mean))

@@ -29,6 +29,7 @@ from pfl_core.papers.base import (
     use,
     value,
 )
+from pfl_core.util.percent import accuracy
 
 DATA = {
     "EMNIST": "emnist-digits",
@@ -322,7 +323,7 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     out = [pd.DataFrame(columns=["run", "row", "column", "seed", "round", "panel", "value"])]
     for v in rows.drop_duplicates(["run", "row", "column"]).itertuples():
         a = committed.arrays_of(v.run)
-        acc = 100 * a["before/test/correct"] / a["n/test"]
+        acc = accuracy(a["before/test/correct"], a["n/test"])
         for panel, line in ((f"Client {k + 1}", acc[:, k]), ("Mean of all clients", acc.mean(1))):
             key = dict(
                 run=v.run, row=v.row, column=v.column, seed=v.seed, panel=f"{v.column}: {panel}"

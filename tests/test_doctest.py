@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pfl_core
+from pfl_core.methods.base import METHODS
 
 NAMES = (
     "Experiment run sweep tune grid Federation Method load "
@@ -35,6 +36,8 @@ def failures(tests):
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    yield
+    METHODS.pop("own_biases", None)  # Method's example, which other tests do not know
 
 
 @pytest.mark.parametrize("name", NAMES)

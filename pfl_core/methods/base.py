@@ -67,7 +67,21 @@ class Context(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Federated averaging, hook by hook. Subclasses register under `name` on creation; a second class of that name is refused."""
+    """Federated averaging, hook by hook: a method inherits it and overrides what it does otherwise.
+
+    A subclass is registered under its `name` when it is made; a second class of that name is an error.
+
+    Examples
+    --------
+    Clients that keep the biases to themselves:
+
+    >>> class OwnBiases(Method):
+    ...     name = "own_biases"
+    ...     def is_shared(self, name):
+    ...         return not name.endswith("bias")
+    >>> Experiment(method="own_biases").method
+    'own_biases'
+    """
 
     name: ClassVar[str] = ""
     revision: ClassVar[int] = 1  # raised when a method's numbers change
@@ -199,7 +213,13 @@ class Method:
 
 
 def list_methods() -> Listing:
-    """{key: the first sentence of its docstring} of every registered method."""
+    """{key: the first sentence of its docstring} of every registered method.
+
+    Examples
+    --------
+    >>> list_methods()["fedper"]
+    'Personal head, shared base, trained jointly (Arivazhagan et al., 2019).'
+    """
     return Listing({name: _first_line(cls) for name, cls in sorted(METHODS.items())})
 
 

@@ -47,8 +47,8 @@ def is_common(v: Tensor) -> bool:
     return len(v) > 1 and v.stride(0) == 0
 
 
-def own(p: Params) -> Params:
-    """A copy of {name: (K, *shape)} in which every client has its own contiguous memory."""
+def clone(p: Params) -> Params:
+    """A copy of {name: (K, *shape)} in which every client has contiguous memory of its own."""
     return {n: v.clone(memory_format=torch.contiguous_format) for n, v in p.items()}
 
 

@@ -1,6 +1,8 @@
 """One suite over the whole registry: what every method must do, whatever its rule. Named exceptions are in EXCEPT, with their reason."""
 
 import copy
+import dataclasses
+import inspect
 import io
 from dataclasses import replace
 
@@ -15,7 +17,7 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import FINISH, sample, simulate
 from pfl_core.experiments.build import train_config
-from pfl_core.methods.base import METHODS, State, make_method
+from pfl_core.methods.base import METHODS, State, check_adopts, initial_state, make_method
 from pfl_core.methods.task import Task
 
 CONFIG = train_config(Experiment(batch=6, lr=0.05, rounds=3, eval_after=True, holdout=0.25))
@@ -57,6 +59,15 @@ def setup(name, bn=True, data=None, args=None, **changes):
     net = models.build("lenet", (1, 16, 16), data.classes, kernels=2, bn=bn).to(data.dtype)
     task = Task(net, data.n, data.label_counts, replace(CONFIG, **changes))
     return make_method(name, **ARGS.get(name, {}) | (args or {})).bind(task), data
+
+
+def joined(method, source, k):
+    """The method for its first k clients as if they were new to the federation `source`, and their first state."""
+    t = method.task
+    task = Task(t.model, t.n[:k], t.label_counts[:k], t.config)
+    task.joins = source
+    new = method.bind(task)
+    return new, initial_state(new)
 
 
 def under(method, **changes):
@@ -107,6 +118,44 @@ def test_documented(name):
     assert "Differs from" in module and (
         name in ("local",) or any(w in module for w in ("arXiv", "20"))
     )
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_hyper_parameters_say_what_they_are(name):
+    for f in dataclasses.fields(METHODS[name]):
+        assert f.metadata["doc"] and not f.metadata["doc"].endswith("."), f.name
+        assert f.metadata["doc"] in inspect.getdoc(METHODS[name]), "help() shows it"
+        fits = f.metadata.get("allowed")
+        default = getattr(METHODS[name](), f.name)
+        assert fits is None or default is None or default in fits, f.name
+        if isinstance(fits, tuple) or fits is not None and str(fits):
+            bad = "no such choice" if isinstance(fits, tuple) else beyond(fits)
+            with pytest.raises(ValueError, match=rf"^{name}\({f.name}=.*\): allowed is "):
+                make_method(name, **{f.name: int(bad) if "int" in str(f.type) else bad})
+
+
+def beyond(fits):
+    """A number outside of a range."""
+    return next(v for v in (-1e9, 1e9) if v not in fits)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_who_keeps_no_state_for_clients_that_it_knows_takes_in_new_ones(name):
+    method, state = rounds(name, n=1)
+    if method.init().extra and not method.adopts:
+        with pytest.raises(ValueError, match=f"{name} keeps state for each client it knows"):
+            check_adopts(method)
+        return
+    check_adopts(method)
+    before = copy.deepcopy(state)
+    new, fresh = joined(method, state, 2)
+    assert fresh.round == state.round and fresh.clients.keys() == state.clients.keys()
+    assert_same(fresh.server, before.server)
+    for n, v in fresh.clients.items():
+        assert len(v) == 2 and torch.equal(v[0], v[1]), n
+    served = new.serve(new.begin(fresh, torch.arange(2)))
+    assert set(new.task.names) <= served.keys() and all(len(v) == 2 for v in served.values())
+    assert_same(state, before)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -1,5 +1,11 @@
 """Local, FedAvg and FedPer: a round by hand, and the identities between them."""
 
+import copy
+import dataclasses
+import inspect
+import pickle
+import re
+
 import pytest
 import torch
 from test_methods import CONFIG, assert_same, client_data, leaves, setup, under
@@ -10,6 +16,7 @@ from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import METHODS, Method, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
+from pfl_core.methods.fields import choice, number
 from pfl_core.methods.task import Task
 from pfl_core.stacked import expand, weighted_mean
 
@@ -159,9 +166,127 @@ def test_registry_refuses_a_taken_name_and_lists():
     assert list_methods()["local"].startswith("Every client trains alone")
 
 
-def test_a_method_without_a_docstring_is_listed():
+def test_a_method_without_a_docstring_is_listed(forget):
     class Plain(Method):
         name = "plain_for_test"
+        lam: float = 0.1
 
     assert list_methods()["plain_for_test"] == "(its class has no docstring)"
-    METHODS.pop("plain_for_test")
+
+
+HOOKS = """check init is_shared download begin logits loss local upload traffic serve personal""".split()
+
+
+def test_there_are_twelve_hooks_and_each_says_what_it_is():
+    public = [n for n, v in vars(Method).items() if callable(v) and not n.startswith("_")]
+    assert sorted(public) == sorted([*HOOKS, "bind"]) and len(HOOKS) == 12
+    assert all(getattr(Method, n).__doc__ for n in public)
+
+
+def test_each_hook_is_overridden_by_a_method_of_ours():
+    ours = [c for c in METHODS.values() if c.__module__.startswith("pfl_core.")]
+    for hook in HOOKS:
+        assert any(getattr(c, hook) is not getattr(Method, hook) for c in ours), hook
+
+
+# -- a user's own method ---------------------------------------------------------------------------
+
+
+class Pulled(Method):
+    """FedAvg with a pull."""
+
+    name = "pulled_for_test"
+    lam: float = 0.1
+    near: str = choice("start", "zero", doc="where to")
+
+    def loss(self, p, anchor, batch):
+        far = sum(p[n].square().sum() for n in self.task.parameters)
+        return super().loss(p, anchor, batch) + self.lam * far
+
+
+class PulledMore(Pulled):
+    """The same, with more."""
+
+    name = "pulled_more_for_test"
+    lam: float = number(2.0, above=0, high=3, doc="pull")
+    more: int | None = number(None, low=1, doc="what else; None: nothing")
+
+
+@pytest.fixture
+def forget():
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.fixture
+def pulled(forget, monkeypatch):
+    for cls in (Pulled, PulledMore):
+        monkeypatch.setitem(METHODS, cls.name, cls)
+
+
+for _cls in (Pulled, PulledMore):  # registered within a test that asks for them
+    del METHODS[_cls.name]
+
+
+def test_annotated_attributes_are_hyper_parameters(pulled):
+    assert str(inspect.signature(Pulled)) == "(lam: float = 0.1, near: str = 'start') -> None"
+    assert [f.name for f in dataclasses.fields(PulledMore)] == ["lam", "near", "more"]
+    m = make_method("pulled_more_for_test", lam=1.5)
+    assert (m.lam, m.near, m.more, Pulled().lam) == (1.5, "start", None, 0.1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        m.lam = 1.0
+    with pytest.raises(ValueError, match="'lamb' is unknown; did you mean 'lam'"):
+        make_method("pulled_for_test", lamb=1.0)
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (dict(lam=0), "lam=0): allowed is a number in (0, 3]"),
+        (dict(lam=3.5), "lam=3.5): allowed is a number in (0, 3]"),
+        (dict(lam="1"), "lam='1'): got str, allowed is float"),
+        (dict(lam=float("inf")), "lam=inf): allowed is a finite number"),
+        (dict(near="far"), "near='far'): allowed is one of 'start', 'zero'"),
+        (dict(more=0), "more=0): allowed is an integer >= 1 or None"),
+        (dict(more=1.5), "more=1.5): got float, allowed is int | None"),
+    ],
+)
+def test_what_a_field_does_not_allow_is_refused_where_the_method_is_made(args, said, pulled):
+    for make in (PulledMore, lambda **a: make_method(PulledMore.name, **a)):
+        with pytest.raises(ValueError, match="^" + re.escape(f"pulled_more_for_test({said}") + "$"):
+            make(**args)
+
+
+def test_help_and_the_card_show_hyper_parameters():
+    text = inspect.getdoc(PulledMore)
+    assert text.startswith("The same, with more.\n")
+    assert "lam : a number in (0, 3], default 2.0\n    pull\n" in text
+    assert "near : one of 'start', 'zero', default 'start'" in text
+    html = PulledMore(lam=2.5)._repr_html_()
+    assert "2.5: pull" in html and "<th>more</th>" in html
+
+
+def test_a_method_survives_pickling_and_copying():
+    for m in (PulledMore(lam=1.0), pickle.loads(pickle.dumps(PulledMore(lam=1.0)))):
+        assert (m.lam, m.near, copy.deepcopy(m).lam) == (1.0, "start", 1.0)
+
+
+def test_a_users_method_trains(pulled):
+    _, (a, *_), *_ = run("pulled_for_test", args={"lam": 0.0})
+    _, (b, *_), *_ = run("fedavg")
+    assert_same(a, b)
+    _, (c, *_), *_ = run("pulled_for_test", args={"lam": 0.5})
+    assert c.server["fc.weight"].norm() < b.server["fc.weight"].norm()
+
+
+def test_what_does_not_fit_the_task_names_the_method(forget):
+    class Picky(Method):
+        name = "picky_for_test"
+
+        def check(self):
+            raise ValueError(f"lr = {self.task.config.lr}; allowed: none")
+
+    with pytest.raises(ValueError, match=r"^picky_for_test: lr = 0.05; allowed: none$"):
+        setup("picky_for_test")

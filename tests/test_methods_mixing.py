@@ -14,7 +14,7 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.cfl import bipartition
 from pfl_core.methods.fedavg import FedAvg
-from pfl_core.stacked import expand, flat, own, select, unprefixed
+from pfl_core.stacked import clone, expand, flat, select, unprefixed
 
 EVERYONE = torch.arange(4)
 
@@ -107,7 +107,7 @@ BAD = {
 
 @pytest.mark.parametrize("name, args", [(n, a) for n, all_args in BAD.items() for a in all_args])
 def test_illegal_values_are_named(name, args):
-    with pytest.raises(ValueError, match=f"{name}.*{next(iter(args))}.*(allowed|use)"):
+    with pytest.raises(ValueError, match=f"{name}.*{next(iter(args))}.*allowed"):
         setup(name, args=args)
 
 
@@ -130,7 +130,7 @@ def test_fedfomo_mixes_by_the_formula(buffers):
         [[1, 5, 2, 9], [7, 1, 3, 2], [1, 2, 3, 4], [4, 3, 2, 1]]
     ).double()
     before = {n: v.clone() for n, v in state.clients.items()}
-    models, affinity = own(state.extra["models"]), state.extra["affinity"].clone()
+    models, affinity = clone(state.extra["models"]), state.extra["affinity"].clone()
     _, end = one_round(method, data, state, train=False)
     t, asked = method.task, [[3, 1], [0, 2], [3, 1], [0, 1]]
 
@@ -321,7 +321,7 @@ def cfl(data=None, **args):
 def push(method, data, state, sel, updates):
     """The state after clients sel sent `updates` (S, D), first coordinates of the last layer's weights."""
     start = method.download(state, sel)
-    end = own(start)
+    end = clone(start)
     end["fc.weight"].flatten(1)[:, : updates.shape[1]] += updates
     state.round += 1
     return method.upload(state, sel, start, end, data.n[sel].double())
@@ -572,7 +572,7 @@ def test_amp_takes_the_steps_of_the_formula(name, begin):
     cloud = {
         n: v.clone() for n, v in unprefixed("cloud.", method.download(state, EVERYONE)).items()
     }
-    w = own(select(state.clients, method.task.parameters) if begin == "own" else cloud)
+    w = clone(select(state.clients, method.task.parameters) if begin == "own" else cloud)
     for k in range(4):
         for idx in data.batch_indices(k, 1, batch=CONFIG.batch, steps=2)[:, 0]:
             p = {n: v[k].clone().requires_grad_() for n, v in w.items()}

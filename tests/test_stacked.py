@@ -47,7 +47,7 @@ def same(a, b):
 def test_put_after_take_restores_and_touches_nothing_else(k, seed, data):
     sel = rows(seed, k, data.draw(st.integers(0, k)))
     p, fresh = make(k, seed), make(len(sel), seed + 1)
-    before = stacked.own(p)
+    before = stacked.clone(p)
     kept = take(p, sel)
     memory = {n: v.data_ptr() for n, v in p.items()}
     put(p, sel, fresh)
@@ -94,12 +94,12 @@ def test_is_common_and_own():
     one = {"w": torch.arange(6.0).reshape(2, 3)}
     p = expand(one, 4)
     assert is_common(p["w"]) and not is_common(p["w"][:1]) and not is_common(torch.zeros(4, 2))
-    mine = stacked.own(p)
+    mine = stacked.clone(p)
     assert not is_common(mine["w"]) and mine["w"].is_contiguous()
     put(mine, torch.tensor([2]), {"w": torch.full((1, 2, 3), 9.0)})
     assert (mine["w"][2] == 9).all() and torch.equal(mine["w"][1], one["w"]) and one["w"].max() == 5
     lasts = {"w": torch.zeros(4, 2, 3, 5, 5).to(memory_format=torch.channels_last_3d)}
-    assert stacked.own(lasts)["w"].is_contiguous()
+    assert stacked.clone(lasts)["w"].is_contiguous()
 
 
 # ---------------------------------------------------------------- names

@@ -26,7 +26,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.engine.graphs import GRAPHS, Graph
 from pfl_core.engine.sgd import Job, cast, sgd
 from pfl_core.methods.base import Batch, Method, Step
-from pfl_core.stacked import Params, is_common, own, select
+from pfl_core.stacked import Params, clone, is_common, select
 
 WARM = 2  # eager steps of a size before it is captured: libraries choose their kernels in them
 KEPT = 4  # stacks kept between rounds: a method's phases
@@ -278,7 +278,7 @@ class Batched:
             chunks = -(-len(order) // most)
             each = -(-len(order) // chunks)  # of equal size: one stack serves all
             try:
-                out = own({n: job.start[n] for n in job.changing(self.method.task.buffers)})
+                out = clone({n: job.start[n] for n in job.changing(self.method.task.buffers)})
                 with self.method.task.mode(job.training):
                     stack = self._stack(key, job, each)
                     for at in range(0, len(order), each):
@@ -318,7 +318,7 @@ class Batched:
         ]
         rates = tuple(sorted(job.lr.items())) if isinstance(job.lr, dict) else job.lr
         how = (job.loss, job.step, tuple(job.names), rates, job.training, job.indices[0].shape[1:])
-        return (*how, *map(tuple, shapes))
+        return (*how, job.clipped, *map(tuple, shapes))
 
     def _fitting(self, job: Job) -> int:
         # How many clients fit at once, by an estimate that is said before anything is trained.
@@ -404,7 +404,7 @@ def _rows_of(old: Tensor | None, like: Tensor, count: int) -> Tensor:
     # A copy of `old`; where there is none, `count` rows of zeros.
     if old is None:
         return like.new_zeros(count, *like.shape[1:])
-    return own({"": old})[""]
+    return clone({"": old})[""]
 
 
 def _fill(into: Params, source: Params, rows: Tensor) -> None:

@@ -30,6 +30,7 @@ class Context:
         *,
         anchor: Params | None = None,
         only: Iterable[str] | Callable[[str], bool] | None = None,
+        clipped: Iterable[str] | None = None,
         lr: float | dict[str, float] | None = None,
         epochs: int | None = None,
         steps: int | None = None,
@@ -45,6 +46,7 @@ class Context:
         loss: `loss(p, anchor, batch)` of ONE client and one full batch; a mean over it.
         anchor: {name: (S, ...)} of constants for the loss; by default `start`.
         only: names that are trained, or a function of a name; by default the model's parameters.
+        clipped: trained names that the experiment's gradient clipping counts; by default all.
         lr, epochs, steps: by default the experiment's. lr may be {name: rate}; steps > 0 replaces
         epochs.
         step: `step(p, anchor, grad, Step) -> (p, memory)` replaces SGD's update; `grad(p, j)` is
@@ -68,7 +70,8 @@ class Context:
         noise = [_noise(engine, stream, self.round, k) for k in self._ids]
         near, rate = start if anchor is None else anchor, config.lr if lr is None else lr
         job = Job(loss, start, near, names, indices, noise, step, rate, bn == "train")
-        return engine.run(job._replace(seeds=self._seeds(stream)))
+        counts = None if clipped is None else frozenset(clipped)
+        return engine.run(job._replace(seeds=self._seeds(stream), clipped=counts))
 
     def _batch_indices(self, **how: Any) -> list[Tensor]:
         data, config = self._engine.data, self._engine.config

@@ -35,6 +35,7 @@ class Job(NamedTuple):
     lr: float | dict[str, float]
     training: bool  # BatchNorm's mode
     seeds: list[int] = []  # for random draws of code that is not ours
+    clipped: frozenset[str] | None = None  # names whose gradients are clipped; None: all trained
 
     @property
     def rates(self) -> list[float]:
@@ -105,7 +106,8 @@ def sgd(method: Method, job: Job, stacked: bool) -> Update:
     """
     config, rates = method.task.config, job.rates
     uniform = rates[0] if len(set(rates)) == 1 else None
-    clipped = [i for i, n in enumerate(job.names) if method.is_clipped(n)] if config.clip else []
+    counts = job.names if job.clipped is None else job.clipped
+    clipped = [i for i, n in enumerate(job.names) if config.clip and n in counts]
 
     def update(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
         if clipped:

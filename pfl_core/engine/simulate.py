@@ -21,9 +21,9 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
-from pfl_core.methods.base import Method, State
+from pfl_core.methods.base import Method, State, initial_state
 from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params, own, select
+from pfl_core.stacked import Params, clone, select
 from pfl_core.util.draws import rng
 
 CHECKPOINT_EVERY = 60.0  # seconds
@@ -73,7 +73,7 @@ def simulate(
     executor, workers
         What trains the clients, see engine.py; workers: threads, by default one per CPU core.
     state
-        What round 0 starts from, by default `method.init()`.
+        What round 0 starts from, by default `initial_state(method)`.
     checkpoint, end, stamp
         Files. The first is written at most once a minute, and the run goes on from it if it exists;
         the second is written at the last round, and a longer run can go on from it.
@@ -97,7 +97,7 @@ def simulate(
         try:
             if state is None:
                 with engine.drawing("init"):
-                    state = method.init()
+                    state = initial_state(method)
             run = _Run(engine, state, on_round, record)
             run.keep_files(checkpoint, end, stamp or {})
             return run.rounds()
@@ -406,4 +406,4 @@ def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def final_models(models: Params, names: tuple[str, ...]) -> Params:
     """The entries `names` of personal models, {name: (K, *shape)}, copied to the CPU."""
-    return {name: v.cpu() for name, v in own(select(models, names)).items()}
+    return {name: v.cpu() for name, v in clone(select(models, names)).items()}

@@ -17,7 +17,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.engine.process import kept_memory
 from pfl_core.engine.sgd import Job, cast, sgd
 from pfl_core.methods.base import Batch, Method, Step
-from pfl_core.stacked import Params, own
+from pfl_core.stacked import Params, clone
 from pfl_core.util.draws import Draws
 
 GATHER = 2048  # samples made into floats at once: few calls, little memory
@@ -61,7 +61,7 @@ class Threads:
         drawn: torch's random draws (dropout) are seeded, for each client by `job.seeds`.
         """
         changing = job.changing(self.method.task.buffers) if job.step is None else ()
-        out = own({n: job.start[n] for n in changing})
+        out = clone({n: job.start[n] for n in changing})
         results: list[Params] = [{}] * len(job.indices)
 
         def one(i: int) -> None:

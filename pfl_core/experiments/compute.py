@@ -28,7 +28,7 @@ from pfl_core.experiments import metrics
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
 from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.store import Result, digests, load_result, read_meta, set_aside
-from pfl_core.methods.base import Method, State
+from pfl_core.methods.base import Method, State, check_adopts
 from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_core.util.progress import Progress
@@ -274,12 +274,7 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
     e = job.experiment
     if e.adopt:
-        # `extra` has rows of the clients that the server knows.
-        if type(method).adopt is Method.adopt and method.init().extra:
-            raise ValueError(
-                f"{e.method} keeps state for each client it knows and cannot adopt new ones; "
-                "use pfedhn, or adopt=False"
-            )
+        check_adopts(method)
         return
     source = e.init_from
     like = data if source.dataset == e.dataset else federation(source)
@@ -312,7 +307,8 @@ def _initial_state(
         set_aside(found.folder, error)
         return _initial_state(job, method, source)
     if e.adopt:
-        return method.adopt(State(z["server"], {}, z["extra"]), method.task.K)
+        method.task.joins = State(z["server"], {}, z["extra"])
+        return None
     for name in method.task.initial:
         if (v := z["server"].get(name)) is None:
             of_clients = z["models"][name]

@@ -1,61 +1,57 @@
-"""APPLE: every client learns how much to take of each client's core model, and improves its own core on the way.
+"""APPLE: every client learns how much to take of each client's core model, and improves its own.
 
-Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022, arXiv:2110.08394.
+Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI
+2022, arXiv:2110.08394.
 
-    w_i  = sum_j p_ij c_j                                      the served model; c_j: cores of the round's start ("all.*")
-    L_i  = F_i(w_i) + lambda(r) mu / 2 ||p_i - p_0||^2         `loss`; SGD on the own core c_i ("core.*") and p_i ("dr"):
-    c_i <- c_i - eta_c p_ii G;  p_ij <- p_ij - eta_p (<G, c_j> + lambda(r) mu (p_ij - p_0j)),  G = grad F_i(w_i)
-    lambda(r) falls from 1 to 0 in the first LR = floor(span R) rounds;  p_0j = n_j / sum_k n_k is where p_i begins
+    w_i  = sum_j p_ij c_j                                 served; c_j: cores of the round's start,
+                                                          "all.*"
+    L_i  = F_i(w_i) + lambda(r) mu / 2 ||p_i - p_0||^2    `loss`; SGD on c_i ("core.*"), p_i ("dr"):
+    c_i  <- c_i - eta_c p_ii G,  G = grad F_i(w_i)
+    p_ij <- p_ij - eta_p (<G, c_j> + lambda(r) mu (p_ij - p_0j))
+    lambda(r) falls from 1 to 0 in the first LR = floor(span R) rounds
+    p_0j = n_j / sum_k n_k, where p_i begins
 
-Only c_i is uploaded, and nothing is averaged. p_i is not confined to the simplex. BatchNorm statistics stay with their client.
+Only c_i is uploaded, and nothing is averaged. p_i is not confined to the simplex. BatchNorm
+statistics stay with their client.
 
-Cost: each of S participants mixes all K cores, K S D operations a round and a step; downloads grow as K, too.
+Cost: each of S participants mixes all K cores, K S D operations a round and a step; downloads grow
+as K, too.
 
 Differs from the paper
 1. Every client downloads all cores; the paper allows for fewer, keeping old copies of the others.
 Differs from the authors' code
-1. eta_c is K lr, as in PFLlib: it makes up for p_ii near 1 / K. There it is 0.01, and c_i and p_i alike have momentum 0.9, afresh every
-   round: core_lr=0.01 with the experiment's momentum=0.9, which acts on both here, too.
+1. eta_c is K lr, as in PFLlib: it makes up for p_ii near 1 / K. There it is 0.01, and c_i and p_i
+   alike have momentum 0.9, afresh every round: core_lr=0.01 with the experiment's momentum=0.9,
+   which acts on both here, too.
 2. The pull to p_0 is halved, as in the paper; mu=0.2 is the code's 0.1.
 3. What is scored there is w_i after local training with the round's downloads: when="after".
 Differs from PFLlib's code
-1. There clients see cores already changed in the same round, w_i is uploaded in place of c_i, and p_i never moves.
+1. There clients see cores already changed in the same round, w_i is uploaded in place of c_i, and
+   p_i never moves.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch.func import vmap
 
 from pfl_core.methods.base import Method
-from pfl_core.stacked import own, prefixed, put, scalars, select, unprefixed
+from pfl_core.methods.fields import choice, number
+from pfl_core.stacked import clone, prefixed, put, scalars, select, unprefixed
 
 
-@dataclass(frozen=True, eq=False)
 class APPLE(Method):
-    """Personal models as learned linear combinations of all clients' core models (Luo and Wu, 2022)."""
+    """Personal models as learned linear combinations of all core models (Luo and Wu, 2022)."""
 
     name = "apple"
     scheduled = True
-    core_lr: float | None = None  # eta_c; None: K lr (PFLlib)
-    dr_lr: float = 0.001  # eta_p (authors' code); 0 keeps p_i at p_0
-    mu: float = 0.1  # weight of the pull of p_i to p_0 (authors' code); 0 is no pull
-    span: float = 0.1  # share of the rounds in which there is a pull (authors' code)
-    schedule: str = (
-        "exp"  # lambda(r) = 0.001^(r / LR) (authors' code), or "cos": (1 + cos(pi r / LR)) / 2
+    core_lr: float | None = number(None, doc="eta_c, rate of the own core; None: K lr (PFLlib)")
+    dr_lr: float = number(0.001, low=0, doc="eta_p (authors' code); 0 keeps p_i at p_0")
+    mu: float = number(0.1, low=0, doc="pull of p_i to p_0 (authors' code); 0 is no pull")
+    span: float = number(0.1, low=0, high=1, doc="share of rounds with a pull (authors' code)")
+    schedule: str = choice(
+        "exp", "cos", doc="lambda(r): 0.001^(r / LR) (authors' code), or (1 + cos(pi r / LR)) / 2"
     )
-
-    def check(self):
-        if (
-            self.schedule not in ("exp", "cos")
-            or not 0 <= self.span <= 1
-            or min(self.dr_lr, self.mu) < 0
-        ):
-            got = f"schedule={self.schedule!r}, span={self.span}, dr_lr={self.dr_lr}, mu={self.mu}"
-            raise ValueError(
-                f"apple: got {got}; allowed are 'exp' or 'cos', span in [0, 1], dr_lr and mu >= 0"
-            )
 
     def is_shared(self, name):
         return False
@@ -63,10 +59,9 @@ class APPLE(Method):
     def init(self):
         state, t = super().init(), self.task
         cores = select(state.clients, t.parameters)
-        state.extra = {"cores": own(cores)}
-        state.clients |= prefixed("core.", own(cores)) | {
-            "dr": (t.n / t.n.sum()).to(t.dtype).repeat(t.K, 1)
-        }
+        state.extra = {"cores": clone(cores)}
+        p0 = (t.n / t.n.sum()).to(t.dtype)
+        state.clients |= prefixed("core.", clone(cores)) | {"dr": p0.repeat(t.K, 1)}
         return state
 
     def decay(self, round):
@@ -74,14 +69,15 @@ class APPLE(Method):
         rounds = math.floor(self.span * self.task.config.rounds)
         if round >= rounds:
             return 0.0
-        return (
-            0.001 ** (round / rounds)
-            if self.schedule == "exp"
-            else (1 + math.cos(math.pi * round / rounds)) / 2
-        )
+        if self.schedule == "exp":
+            return 0.001 ** (round / rounds)
+        return (1 + math.cos(math.pi * round / rounds)) / 2
 
     def combine(self, p, near):
-        """w_i {name: (*shape)} of ONE client from its "core.*" and "dr" (K,), and from `near`: all cores and its one-hot id."""
+        """w_i {name: (*shape)} of ONE client.
+
+        p has its "core.*" and "dr" (K,), `near` all cores and "id" (K,), which is one-hot.
+        """
         others, self_weight = p["dr"] * (1 - near["id"]), p["dr"] @ near["id"]
         cores = unprefixed("all.", near)
         return {
@@ -93,15 +89,13 @@ class APPLE(Method):
         """w_i of S clients, {name: (S, *shape)}."""
         # Cores are the same for all clients: passed once, not S times.
         dims = {n: 0 if n == "id" else None for n in near}
-        return vmap(self.combine, (0, dims))(
-            p, {n: v if n == "id" else v[0] for n, v in near.items()}
-        )
+        once = {n: v if n == "id" else v[0] for n, v in near.items()}
+        return vmap(self.combine, (0, dims))(p, once)
 
     def download(self, state, sel):
-        near = {"all." + n: v.expand(len(sel), *v.shape) for n, v in state.extra["cores"].items()}
-        return near | {
-            "id": torch.eye(self.task.K, dtype=self.task.dtype, device=self.task.device)[sel]
-        }
+        t = self.task
+        cores = {"all." + n: v.expand(len(sel), *v.shape) for n, v in state.extra["cores"].items()}
+        return cores | {"id": torch.eye(t.K, dtype=t.dtype, device=t.device)[sel]}
 
     def near(self, p):
         """What p has of the download."""
@@ -115,15 +109,15 @@ class APPLE(Method):
         fit = super().loss(p | self.combine(p, anchor), anchor, batch)
         return fit + anchor["pull"] / 2 * (p["dr"] - anchor["p0"]).square().sum()
 
-    def local(self, c, start):
+    def local(self, ctx, start):
         near = self.near(start)
         mine = {n: v for n, v in start.items() if n not in near}
         p0 = self.task.n / self.task.n.sum()
         pull = {"p0": p0.to(near["id"].dtype).expand_as(near["id"])}
-        pull["pull"] = near["id"].new_full((len(c.sel),), self.mu * self.decay(c.round))
+        pull["pull"] = near["id"].new_full((len(ctx.sel),), self.mu * self.decay(ctx.round))
         core_lr = self.task.K * self.task.config.lr if self.core_lr is None else self.core_lr
         rates = {n: core_lr for n in mine if n.startswith("core.")} | {"dr": self.dr_lr}
-        end = c.train(self.loss, mine, anchor=near | pull, only=rates, lr=rates)
+        end = ctx.train(self.loss, mine, anchor=near | pull, only=rates, lr=rates)
         return end | self.models(end, near) | prefixed("sent.", unprefixed("core.", end))
 
     def upload(self, state, sel, start, end, weight):
@@ -134,6 +128,5 @@ class APPLE(Method):
         return select(p, self.task.names)
 
     def traffic(self, state, sel, down, up):
-        return len(sel) * (self.task.K - 1) * scalars(state.extra["cores"]), super().traffic(
-            state, sel, down, up
-        )[1]
+        _, uploaded = super().traffic(state, sel, down, up)
+        return len(sel) * (self.task.K - 1) * scalars(state.extra["cores"]), uploaded

@@ -1,24 +1,40 @@
-"""The contract of a method: hooks with FedAvg as their defaults; a method overrides the one or two in which it differs.
+"""The contract of a method: twelve hooks, all with FedAvg's defaults.
 
-Letters: K clients, S sampled this round (`sel` (S,) int64), B batch, C classes. Params is {name: tensor}, stacked over clients unless it
-says ONE client. `start` and `end` are read-only. Of a State, `upload` alone changes `server` and `extra`; the round loop writes into
-`clients` what `local` returns under their names.
+A method is a subclass of `Method` that overrides the one or two hooks in which it differs from
+FedAvg. It is written for clients as data, never for a loop over them: the engine runs all of a
+round's clients, batch after batch, on a CPU or a GPU. One round, as engine/simulate.py walks it:
+
+    models = method.personal(state, ctx)                  # evaluated "before" local training
+    sent   = method.download(state, sel)                  # what the server sends
+    start  = method.begin(state, sel, sent)               # and what clients make of it
+    end    = method.local(ctx, start)                     # local training
+    models = method.serve(end)                            # evaluated "after" local training
+    kept, up                                              # `end` in two, by name: see State.clients
+    state  = method.upload(state, sel, start, up, weight) # the server's step
+
+Letters: K clients, of whom S take part in a round (`sel` (S,) int64); B samples in a batch; C
+classes; k or "ONE client" is one of them. Params is {name: tensor}. Its tensors are stacked over
+clients in their first axis, (K, *shape) or (S, *shape), unless a text says ONE client. Names are
+those of the network's parameters and buffers, or a method's own, such as "v.fc.weight" in Ditto.
+
+Two rules keep a method right. `start` and `end` are read-only: make new tensors. And of a State,
+`upload` alone changes `server` and `extra`, while the round loop writes `clients`.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, dataclass_transform
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_core.methods import fields
 from pfl_core.methods.task import Task
-from pfl_core.stacked import Params, expand, own, scalars, select, take, weighted_mean
+from pfl_core.stacked import Params, clone, expand, scalars, select, take, weighted_mean
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import Listing, card
 
@@ -26,189 +42,283 @@ METHODS: dict[str, type[Method]] = {}
 
 
 class Batch(NamedTuple):
-    """ONE client's full batch: x (B, ...), y (B,) int64, noise (B, *method.noise) uniform in [0, 1) or None."""
+    """ONE client's batch of B samples."""
 
-    x: Tensor
-    y: Tensor
-    noise: Tensor | None = None
+    x: Tensor  # (B, ...) images, features or tokens
+    y: Tensor  # (B,) int64 classes
+    noise: Tensor | None = None  # (B, *method.noise) uniform in [0, 1), for methods that ask for it
 
 
 class Step(NamedTuple):
-    """What a custom step may know: t (local step, from 0), lr, memory (whatever it returned at t - 1; empty at t = 0)."""
+    """Where local training is, for a method with an update rule of its own (`ctx.train(step=)`)."""
 
-    t: int
-    lr: float
-    memory: Params
+    t: int  # local step, from 0
+    lr: float  # or {name: rate}, as it was given to `ctx.train`
+    memory: Params  # what the step returned beside the parameters at t - 1; {} at t = 0
 
 
 @dataclass
 class State:
-    """A federation between two rounds: what the server averages, what each client keeps (K, *shape), the method's own; dicts of tensors."""
+    """A federation between two rounds."""
 
-    server: Params
-    clients: Params
+    server: Params  # {name: (*shape)}: the global model, and what else is averaged
+    clients: Params  # {name: (K, *shape)}: what clients keep; it never leaves them
+    # What else the server has: dicts of tensors, at any depth, such as all clients' last models.
     extra: dict[str, Any] = field(default_factory=dict)
     round: int = 0
 
 
 class Context(Protocol):
-    """One round as a method sees it; the engine provides it."""
+    """A round as a method sees it; engine/context.py provides it."""
 
-    sel: Tensor
+    sel: Tensor  # (S,) int64: ids of the clients that train (or are evaluated)
     round: int
-    state: State
+    state: State  # to be read only
 
-    def train(self, loss: Callable, start: Params, **how: Any) -> Params:
-        """Local training of all S clients; see engine/context.py."""
+    def train(
+        self,
+        loss: Callable[[Params, Params, Batch], Tensor],
+        start: Params,
+        *,
+        anchor: Params | None = None,
+        only: Iterable[str] | Callable[[str], bool] | None = None,
+        clipped: Iterable[str] | None = None,
+        lr: float | dict[str, float] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        step: Callable | None = None,
+        batches: int = 1,
+        split: str = "train",
+        fraction: float = 1.0,
+        stream: str = "local",
+        bn: str = "train",
+    ) -> Params:
+        """`start` after local SGD of all S clients on `loss(p, anchor, batch)`.
 
-    def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
-        """Sums of `fn` over each client's samples; see engine/context.py."""
+        What is not said here is the experiment's: epochs or steps, batch, rate, momentum, ...
+
+        Parameters
+        ----------
+        loss : function of ONE client's Params p, of its anchor and a Batch -> scalar
+            Uses its arguments only; what it needs of the server rides in `anchor`.
+        start : {name: (S, *shape)}
+        anchor : {name: (S, *shape)}, default `start`
+            Constants that every step sees, such as the model that was received.
+        only : names that are trained; default the network's parameters
+        clipped : trained names that the experiment's gradient clipping counts; default all
+        lr : rate, or a rate for each trained name
+        epochs, steps : how long; steps > 0 replace epochs
+        step : `step(p, anchor, grad, at) -> (p, memory)` of ONE client, in place of SGD
+            grad(p, j=0) is the gradient at p on the j-th of the step's `batches`; `at` is a Step.
+        split, fraction : the samples: "train", "holdout" or "fit"; a random share of them
+        stream : trainings with equal streams see equal batches
+        bn : "train" (batch statistics; running ones advance) or "eval" (running statistics)
+        """
+
+    def measure(self, fn: Callable[[Params, Batch], Any], p: Params, split: str = "train") -> Any:
+        """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.
+
+        `fn` sees ONE client and returns a tensor or a dict of tensors, sums over its batch; what
+        comes back is stacked: (S, ...).
+        """
 
 
+@dataclass_transform(
+    eq_default=False,
+    frozen_default=True,
+    field_specifiers=(fields.number, fields.choice, fields.value),
+)
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Federated averaging, hook by hook: a method inherits it and overrides what it does otherwise.
+    """Federated averaging, hook by hook.
 
-    A subclass is registered under its `name` when it is made; a second class of that name is an error.
+    A subclass with a `name` is registered under it when it is created. Its annotated attributes are
+    its hyper-parameters: every subclass is made a frozen dataclass, without a decorator.
+    methods/fields.py says how to declare what they may be. Hooks read them, and `self.task`: names
+    and sizes of the model, and the experiment's settings (`self.task.config`).
 
     Examples
     --------
-    Clients that keep the biases to themselves:
+    Clients that keep the biases to themselves, and are pulled to the model that they received:
 
     >>> class OwnBiases(Method):
     ...     name = "own_biases"
+    ...     mu: float = 0.1
+    ...
     ...     def is_shared(self, name):
     ...         return not name.endswith("bias")
-    >>> Experiment(method="own_biases").method
-    'own_biases'
+    ...
+    ...     def loss(self, p, anchor, batch):
+    ...         far = sum((p[n] - anchor[n]).square().sum() for n in self.task.parameters)
+    ...         return super().loss(p, anchor, batch) + self.mu / 2 * far
+    >>> Experiment(method="own_biases", method_args={"mu": 0.5})
+    Experiment(method='own_biases', method_args={'mu': 0.5})
     """
 
+    # What a subclass may say of itself.
     name: ClassVar[str] = ""
-    revision: ClassVar[int] = 1  # raised when a method's numbers change
-    leaks_test: ClassVar[bool] = (
-        False  # True allows reading test data while training; printed with its rows
-    )
-    scheduled: ClassVar[bool] = (
-        False  # True: a round depends on how many there are; such a run is not continued
-    )
-    noise: ClassVar[tuple[int, ...] | None] = (
-        None  # shape of a sample's uniform noise in Batch, if the loss needs any
-    )
-    task: ClassVar[Task]
+    revision: ClassVar[int] = 1  # raised when a method's numbers change; part of a run's id
+    leaks_test: ClassVar[bool] = False  # may read test data while training; printed with its rows
+    scheduled: ClassVar[bool] = False  # a round depends on how many there are; no run is continued
+    noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's `Batch.noise`, if it asks
+    # Whether `init` can make `extra` for clients that are new to a trained server, `task.joins`.
+    # Methods without `extra` take in new clients anyhow; others refuse before anything is trained.
+    adopts: ClassVar[bool] = False
 
+    task: ClassVar[Task]  # set by `bind`
+
+    # -- the hooks: setting up ---------------------------------------------------------------------
+    def check(self) -> None:
+        """Raise ValueError where hyper-parameters do not fit the task or each other.
+
+        Called before anything is trained. What one value may be is said at its field instead.
+        """
+
+    def init(self) -> State:
+        """The state before round 0: what is shared at the server, the rest with each client."""
+        start, policy, buffers = self.task.start(), self.task.config.buffers, self.task.buffers
+        # Buffers are BatchNorm's statistics: averaged, kept by clients, or reset at each download.
+        shared = [
+            n for n in start if self.is_shared(n) and (n not in buffers or policy == "average")
+        ]
+        reset = [n for n in buffers if n not in shared and policy == "reset"]
+        kept = clone(select(start, lambda n: n not in shared and n not in reset))
+        return State({n: start[n][0].clone() for n in shared}, kept)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the server averages the parameter or buffer `name`; else it stays with clients.
+
+        FedPer is this hook alone: `return name not in self.task.head`.
+        """
+        return True
+
+    # -- the hooks: a round ------------------------------------------------------------------------
+    def download(self, state: State, sel: Tensor) -> Params:
+        """ONLY what the server sends to clients `sel`: {name: (S, *shape)}.
+
+        It is made of `state.server` and `state.extra`, and its size is the round's traffic.
+        """
+        return expand(state.server, len(sel))
+
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
+        """What clients `sel` start a round from, {name: (S, *shape)}.
+
+        That is what they keep (their rows of `state.clients`), what they were sent (default: what
+        `download` gives), and buffers that the experiment resets.
+        """
+        p = take(state.clients, sel) | (self.download(state, sel) if sent is None else sent)
+        reset = {n: self.task.initial[n] for n in self.task.buffers if n not in p}
+        return p | expand(reset, len(sel))
+
+    def logits(self, p: Params, x: Tensor) -> Tensor:
+        """Class scores (B, C) of ONE client's model p {name: (*shape)} on x (B, ...)."""
+        return self.task.apply(p, x)
+
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
+        """What ONE client minimises: a mean over its batch, a scalar.
+
+        p is the client's model in training, {name: (*shape)}, and `anchor` what stays constant
+        meanwhile: what the round began with, unless `local` says otherwise.
+        """
+        return F.cross_entropy(self.logits(p, batch.x), batch.y)
+
+    def local(self, ctx: Context, start: Params) -> Params:
+        """Local training of the S clients `ctx.sel` from `start`: {name: (S, *shape)}.
+
+        Of what it returns, names in `state.clients` are kept by the clients; the rest is uploaded.
+        """
+        return ctx.train(self.loss, start)
+
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
+        """The server's step: the state after it, which may be `state`, changed.
+
+        `end` {name: (S, *shape)} is what clients `sel` upload, `start` what they began with (in a
+        deployment what they were sent), and `weight` (S,) their numbers of training samples.
+        """
+        state.server |= weighted_mean(select(end, state.server), weight)
+        return state
+
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
+        """Scalars sent down and up in a round, summed over its S clients.
+
+        `down` is what `download` gave, `up` what `upload` is to get, {name: (S, *shape)} each.
+        """
+        floats = lambda p: select(p, lambda n: p[n].is_floating_point())  # noqa: E731
+        return len(sel) * scalars(floats(down)), len(sel) * scalars(floats(up))
+
+    # -- the hooks: what is served -----------------------------------------------------------------
+    def serve(self, p: Params) -> Params:
+        """The personal models in clients' Params p, as `begin` or `local` gives them.
+
+        {name: (S, *shape)}, with all that `logits` reads under the names that it reads.
+        """
+        return p
+
+    def personal(self, state: State, ctx: Context) -> Params:
+        """The personal models of clients `ctx.sel` before local training, as `serve` gives them.
+
+        A method whose personal models are made on demand trains them here, with `ctx.train`.
+        """
+        return self.serve(self.begin(state, ctx.sel))
+
+    # -- no hooks ----------------------------------------------------------------------------------
     def __init_subclass__(cls, **kw: Any):
         super().__init_subclass__(**kw)
+        doc = cls.__doc__
+        dataclass(frozen=True, eq=False)(cls)
+        cls.__doc__ = doc and fields.documented(doc, cls)
         known = METHODS.get(cls.name)
         if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(
-                f"method name {cls.name!r} is taken by {known.__module__}.{known.__qualname__}; choose another `name`"
+                f"method name {cls.name!r} is taken by {known.__module__}.{known.__qualname__}; "
+                "choose another `name`"
             )
         if cls.name and "name" in cls.__dict__:
             identity.note(cls)
             METHODS[cls.name] = cls
 
+    def __post_init__(self) -> None:
+        fields.check(self.name or type(self).__name__, self)
+
     def bind(self, task: Task) -> Method:
-        """This method with its hyper-parameters, for one task."""
-        bound = copy.copy(self)
+        """This method with its hyper-parameters, for one task; ValueError if they do not fit."""
+        bound = dataclasses.replace(self)  # without what another task left in it
         object.__setattr__(bound, "task", task)
-        bound.check()
+        try:
+            bound.check()
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
         return bound
 
     def _repr_html_(self) -> str:
-        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        facts = {
+            f.name: f"{getattr(self, f.name)!r}: {f.metadata.get('doc', '')}".rstrip(": ")
+            for f in dataclasses.fields(self)
+        }
         return card(f"{self.name}: {_first_line(type(self))}", facts)
 
-    def check(self) -> None:
-        """Raise ValueError for hyper-parameters that do not fit the task; called before anything is trained."""
 
-    def check_last_linear(self) -> None:
-        """For a `check`: raise ValueError, naming the method, unless the model ends in an nn.Linear."""
-        try:
-            _ = self.task.last_linear
-        except ValueError as error:
-            raise ValueError(
-                f"{self.name}: {error}, or take a method other than fedcp, fedpac and gpfl"
-            ) from None
+def initial_state(method: Method) -> State:
+    """The state before round 0: what `init` gives.
 
-    # -- state -----------------------------------------------------------------------------------------------------------
-    def is_shared(self, name: str) -> bool:
-        """Whether the server averages parameter `name`; the rest stays with the client."""
-        return True
-
-    def is_clipped(self, name: str) -> bool:
-        """Whether the experiment's gradient clipping counts parameter `name`."""
-        return True
-
-    def shared(self) -> list[str]:
-        """Names that travel: `is_shared`, and buffers only where the policy is to average them."""
-        t = self.task
-        return [
-            n
-            for n in t.names
-            if self.is_shared(n) and (n not in t.buffers or t.config.buffers == "average")
-        ]
-
-    def init(self) -> State:
-        """The state before round 0."""
-        start, shared = self.task.start(), set(self.shared())
-        reset = set(self.task.buffers) - shared if self.task.config.buffers == "reset" else set()
-        kept = own(select(start, lambda n: n not in shared and n not in reset))
-        return State({n: start[n][0].clone() for n in start if n in shared}, kept)
-
-    def download(self, state: State, sel: Tensor) -> Params:
-        """ONLY what the server sends to `sel`, {name: (S, *shape)}."""
-        return expand(state.server, len(sel))
-
-    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
-        """What clients `sel` start a round from: what they keep, what they were sent, and buffers that the policy resets."""
-        p = take(state.clients, sel) | (self.download(state, sel) if sent is None else sent)
-        reset = {n: self.task.initial[n] for n in self.task.buffers if n not in p}
-        return p | expand(reset, len(sel))
-
-    # -- a round ---------------------------------------------------------------------------------------------------------
-    def logits(self, p: Params, x: Tensor) -> Tensor:
-        """Class scores (B, C) of ONE client."""
-        return self.task.apply(p, x)
-
-    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
-        """Training objective of ONE client on one full batch, a mean over it."""
-        return F.cross_entropy(self.logits(p, batch.x), batch.y)
-
-    def local(self, c: Context, start: Params) -> Params:
-        """Local training of the S clients from `start`; what it returns goes back to `clients` by name, the rest to `upload`."""
-        return c.train(self.loss, start)
-
-    def upload(
-        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
-    ) -> State:
-        """The server's step on `end` {name: (S, *shape)} (names that clients keep are not in it); weight (S,) = n_k."""
-        state.server |= weighted_mean(select(end, state.server), weight)
+    Clients that are new to a trained federation (`method.task.joins`) meet its server as it is, and
+    each of them keeps what `init` gives the first of them.
+    """
+    state, joins = method.init(), method.task.joins
+    if joins is None:
         return state
+    alike = {n: v[:1].repeat(len(v), *[1] * (v.dim() - 1)) for n, v in state.clients.items()}
+    return State(joins.server, alike, state.extra, joins.round)
 
-    # -- what is served --------------------------------------------------------------------------------------------------
-    def serve(self, p: Params) -> Params:
-        """The personal models {name: (S, *shape)} inside clients' dicts p, as `begin` or `local` gives them."""
-        return p
 
-    def personal(self, state: State, c: Context) -> Params:
-        """The personal models of c.sel as served before local training; may call c.train."""
-        return self.serve(self.begin(state, c.sel))
-
-    def adopt(self, state: State, k: int) -> State:
-        """A state of k new clients, the server as it is; the new clients keep what `init` gives a client."""
-        fresh = self.init().clients
-        return State(
-            state.server,
-            {n: v[:1].repeat(k, *[1] * (v.dim() - 1)) for n, v in fresh.items()},
-            state.extra,
-            state.round,
-        )
-
-    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
-        """Scalars moved this round (server to clients, clients to server), summed over the S participants."""
-        return tuple(
-            len(sel) * scalars(select(p, lambda n, p=p: p[n].is_floating_point())) if p else 0
-            for p in (down, up)
+def check_adopts(method: Method) -> None:
+    """ValueError unless the method can take clients into a federation that was trained without."""
+    if not method.adopts and method.init().extra:
+        raise ValueError(
+            f"{method.name} keeps state for each client it knows and cannot adopt new ones; "
+            "use pfedhn, or adopt=False"
         )
 
 
@@ -228,16 +338,22 @@ def _first_line(cls: type) -> str:
 
 
 def make_method(name: str, **hyper: Any) -> Method:
-    """The method registered as `name` with hyper-parameters `hyper`; ValueError for an unknown name or a value of a wrong type."""
+    """The method registered as `name` with hyper-parameters `hyper`, not yet bound to a task.
+
+    Raises ValueError for a name or hyper-parameter that is unknown, and for a value that its field
+    does not allow.
+    """
     checks.known("method", name, sorted(METHODS), "a file of your own is named in plugins")
-    allowed = {f.name: f.type for f in dataclasses.fields(METHODS[name])}
-    for key, value in hyper.items():
-        checks.known(f"hyper-parameter of method {name!r}:", key, allowed)
-        checks.kind(name, key, value, allowed[key])
+    known = [f.name for f in dataclasses.fields(METHODS[name])]
+    for key in hyper:
+        checks.known(f"hyper-parameter of method {name!r}:", key, known)
     return METHODS[name](**hyper)
 
 
 def head_models(model_fn: Callable[[int], nn.Module], head: list[str], k: int) -> Params:
-    """Heads of the clients' own, {name: (k, *shape)}: those of k models drawn with seeds 0..k-1 by `model_fn(seed)`."""
+    """Heads of the clients' own: those of k models drawn by `model_fn(seed)`, seeds 0 to k-1.
+
+    `head` are the names; the result is {name: (k, *shape)}.
+    """
     drawn = [dict(model_fn(i).state_dict()) for i in range(k)]
     return {n: torch.stack([d[n] for d in drawn]) for n in head}

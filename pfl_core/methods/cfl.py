@@ -1,41 +1,48 @@
 """CFL: FedAvg inside clusters, which are halved while their members pull in different directions.
 
-Sattler, Mueller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
-Constraints", IEEE TNNLS 2020, arXiv:1910.01991.
+Sattler, Mueller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask
+Optimization Under Privacy Constraints", IEEE TNNLS 2020, arXiv:1910.01991.
 
-    Delta_i = theta_i - theta_c                                    what client i learned from the model of its cluster c
-    split c if ||mean_i Delta_i|| < eps1 and max_i ||Delta_i|| > eps2    the cluster stands still, some of its members do not
-    S_ij    = cos(Delta_i, Delta_j); two parts by agglomerative clustering with distance 1 - S
-    theta_c <- theta_c + mean_{i in c} Delta_i                     each part of a cluster just split takes its own mean
+    Delta_i = theta_i - theta_c              what client i learned from the model of its cluster c
+    split c if ||mean_i Delta_i|| < eps1     the cluster stands still,
+          and max_i ||Delta_i|| > eps2       some of its members do not
+    S_ij    = cos(Delta_i, Delta_j)          two parts by agglomerative clustering, distance 1 - S
+    theta_c <- theta_c + mean_{i in c} Delta_i     each part of a cluster just split takes its own
 
 Cost: cosines of S participants' updates take S^2 D operations a round; FedAvg's step takes S D.
 
 Differs from the paper
-1. eps1 and eps2 scale with rate, steps and size of the model, so the defaults are relative (ours): a cluster stands still when its
-   mean update is at most the share `still` of the largest mean update of any cluster so far, and updates are large above a tenth of
-   the largest one of the first round. To compare the mean with the updates of the same round (revision 1) asks whether they are
-   orthogonal, as they are in the first rounds of any uneven split, and not whether training has come to a stand.
-2. Complete linkage and uniform means, as in all codes. The paper (a recollection) merges the most similar pairs, which is single
-   linkage and minimises the largest similarity between the parts, and weighs by samples: linkage="single", weighting="samples".
+1. eps1 and eps2 scale with rate, steps and size of the model, so the defaults are relative (ours):
+   a cluster stands still when its mean update is at most the share `still` of the largest mean
+   update of any cluster so far, and updates are large above a tenth of the largest one of the first
+   round. To compare the mean with the updates of the same round (revision 1) asks whether they are
+   orthogonal, as they are in the first rounds of any uneven split, and not whether training has
+   come to a stand.
+2. Complete linkage and uniform means, as in all codes. The paper (a recollection) merges the most
+   similar pairs, which is single linkage and minimises the largest similarity between the parts,
+   and weighs by samples: linkage="single", weighting="samples".
 3. With partial participation a cluster is split only in a round in which all its members took part.
 Differs from the authors' code
 1. Later splits keep client ids (there, positions inside a cluster are taken for ids).
 2. No cache of the models at each split.
-3. The rate there is 0.1, falls by 1 % at every call of local training, and has momentum 0.9; here they are the experiment's.
+3. The rate there is 0.1, falls by 1 % at every call of local training, and has momentum 0.9; here
+   they are the experiment's.
 """
-
-from dataclasses import dataclass
 
 import torch
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
 from pfl_core.methods.base import Method
-from pfl_core.stacked import expand, gram, mix, own, put, select, take
+from pfl_core.methods.fields import choice, number
+from pfl_core.stacked import clone, expand, gram, mix, put, select, take
 
 
 def bipartition(s, method):
-    """The second of two parts (n,) bool of n >= 2 clients with similarities s (n, n), by "complete" or "single" linkage."""
+    """The second of two parts (n,) bool of n >= 2 clients with similarities s (n, n).
+
+    `method` is how parts are compared: "complete" or "single" linkage.
+    """
     distance = (1 - (s + s.T) / 2).fill_diagonal_(0).clamp_min(0)
     tree = linkage(squareform(distance.cpu().numpy(), checks=False), method)
     return torch.as_tensor(cut_tree(tree, 2)[:, 0] == 1, device=s.device)
@@ -45,50 +52,41 @@ def _norm(square):
     return square.clamp_min(0).sqrt()  # of inner products, which rounding may leave below 0
 
 
-@dataclass(frozen=True, eq=False)
 class CFL(Method):
-    """FedAvg within clusters, found by halving along the cosine similarity of updates (Sattler et al., 2020)."""
+    """FedAvg within clusters, halved by the cosine similarity of updates (Sattler et al., 2020)."""
 
     name = "cfl"
     scheduled = True
     revision = 2
-    eps1: float | None = (
-        None  # split below this norm of the mean update (authors' code: 0.4); None: by `still`
+    eps1: float | None = number(
+        None, doc="split below this norm of the mean update (authors' code: 0.4); None: by `still`"
     )
-    eps2: float | None = (
-        None  # and above this norm of the largest one (authors' code: 1.6); infinity is FedAvg
+    eps2: float | None = number(
+        None,
+        doc="and above this norm of the largest one (authors' code: 1.6; huge is FedAvg); None: a "
+        "tenth of the first round's largest",
     )
-    still: float = 0.5  # eps1 as a share of the largest mean update so far (ours); 0 splits only what does not move at all
-    warmup: float = 0.1  # share of the rounds before any split (authors' code: 20 rounds)
-    min_size: int = 2  # only larger clusters are split (authors' code)
-    linkage: str = "complete"  # or "single" (the paper)
-    weighting: str = "uniform"  # of the members of a cluster, or by "samples" (the paper)
-
-    def check(self):
-        for field, allowed in {
-            "linkage": ("complete", "single"),
-            "weighting": ("uniform", "samples"),
-        }.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(
-                    f"cfl: {field}={getattr(self, field)!r}; use one of {', '.join(allowed)}"
-                )
-        if self.min_size < 1 or not 0 <= self.warmup <= 1 or not 0 <= self.still <= 1:
-            got = f"min_size={self.min_size}, warmup={self.warmup}, still={self.still}"
-            raise ValueError(
-                f"cfl: got {got}; allowed are min_size >= 1, warmup in [0, 1] and still in [0, 1]"
-            )
+    still: float = number(
+        0.5,
+        low=0,
+        high=1,
+        doc="eps1 as a share of the largest mean update so far (ours); 0 splits only what does not "
+        "move at all",
+    )
+    warmup: float = number(
+        0.1, low=0, high=1, doc="share of the rounds before any split (authors' code: 20 rounds)"
+    )
+    min_size: int = number(2, low=1, doc="only larger clusters are split (authors' code)")
+    linkage: str = choice("complete", "single", doc="how parts are compared; the paper: single")
+    weighting: str = choice("uniform", "samples", doc="of a cluster's members; the paper: samples")
 
     def init(self):
         state, k = super().init(), self.task.K
         cluster = torch.zeros(k, dtype=torch.int64, device=self.task.device)
         zero = torch.zeros((), dtype=torch.float64, device=self.task.device)
-        state.extra = {
-            "models": own(expand(state.server, k)),
-            "cluster": cluster,
-            "first": zero,
-            "fastest": zero.clone(),
-        }
+        models = clone(expand(state.server, k))
+        state.extra = {"models": models, "cluster": cluster}
+        state.extra |= {"first": zero, "fastest": zero.clone()}
         state.server = {}
         return state
 
@@ -96,34 +94,37 @@ class CFL(Method):
         return take(state.extra["models"], sel)
 
     def share(self, cluster, sel):
-        """What each of sel weighs in the mean of a cluster: (clusters, S), rows sum to 1 or, without participants, 0."""
-        member = (
-            cluster[sel] == torch.arange(int(cluster.max()) + 1, device=cluster.device)[:, None]
-        )
+        """What each of sel weighs in the mean of a cluster: (clusters, S).
+
+        Rows sum to 1 or, for a cluster without participants, to 0.
+        """
+        ids = torch.arange(int(cluster.max()) + 1, device=cluster.device)
         n = self.task.n if self.weighting == "samples" else torch.ones_like(self.task.n)
-        a = member * n[sel].double()
+        a = (cluster[sel] == ids[:, None]) * n[sel].double()
         return a / a.sum(1, keepdim=True).clamp_min(1)
 
     def halved(self, extra, sel, g):
-        """Clusters (K,) after splitting, from the inner products g (S, S) of the updates of clients sel (S,)."""
+        """Clusters (K,) after splitting, from inner products g (S, S) of the updates of sel."""
         cluster, norm = extra["cluster"].clone(), _norm(g.diagonal())
         cosine = g / (norm[:, None] * norm + 1e-12)
         for c, a in enumerate(self.share(cluster, sel)):
             here = a.nonzero()[:, 0]
             if len(here) <= self.min_size or len(here) < (cluster == c).sum():
                 continue
-            mean, largest = _norm(a @ g @ a), norm[here].max()
-            # A mean that is 0 but for rounding stands still, also where none was larger so far.
-            eps1 = (
-                torch.maximum(self.still * extra["fastest"], 1e-6 * largest)
-                if self.eps1 is None
-                else self.eps1
-            )
-            eps2 = extra["first"] / 10 if self.eps2 is None else self.eps2
-            if mean < eps1 and largest > eps2:
+            if self.splits(extra, _norm(a @ g @ a), norm[here].max()):
                 part = bipartition(cosine[here][:, here], self.linkage)
                 cluster[sel[here[part]]] = cluster.max() + 1
         return cluster
+
+    def splits(self, extra, mean, largest):
+        """Whether a cluster is split, whose mean update and largest one have these norms."""
+        eps1, eps2 = self.eps1, self.eps2
+        if eps1 is None:
+            # A mean that is 0 but for rounding stands still, also where none was larger so far.
+            eps1 = torch.maximum(self.still * extra["fastest"], 1e-6 * largest)
+        if eps2 is None:
+            eps2 = extra["first"] / 10
+        return mean < eps1 and largest > eps2
 
     def upload(self, state, sel, start, end, weight):
         extra = state.extra
@@ -141,8 +142,7 @@ class CFL(Method):
         return state
 
     def weights(self, state):
-        """{"all": (K, K)}: what client k (row) takes of client j (column), 0 outside its cluster."""
+        """{"all": (K, K)}: what client k (row) takes of client j, 0 outside its cluster."""
         cluster = state.extra["cluster"]
-        return {
-            "all": self.share(cluster, torch.arange(self.task.K, device=cluster.device))[cluster]
-        }
+        everyone = torch.arange(self.task.K, device=cluster.device)
+        return {"all": self.share(cluster, everyone)[cluster]}

@@ -1,6 +1,7 @@
 """FedAvg and Local: the two ends of the range that personalization lies in.
 
-FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1.
+FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, Algorithm 1.
 
     w_k <- local SGD from w on client k            `local` (the default: one phase of E epochs)
     w   <- sum_k n_k w_k / sum_k n_k               `upload`, over the participants
@@ -9,14 +10,15 @@ Differs from the paper
 1. Weights use all n_k samples of a participant, also where a batch plan leaves some out.
 2. BatchNorm statistics follow the experiment's buffer policy (the paper's networks have none).
 
-FedAvg-FT ("fine-tuned") is no method of its own: it is FedAvg read at when="after", each client's model after its local training.
+FedAvg-FT ("fine-tuned") is no method of its own: it is FedAvg read at when="after", each client's
+model after its local training.
 """
 
 from pfl_core.methods.base import Method
 
 
 class FedAvg(Method):
-    """One global model, the sample-weighted mean of locally trained copies (McMahan et al., 2017)."""
+    """One global model, the weighted mean of locally trained copies (McMahan et al., 2017)."""
 
     name = "fedavg"
 

@@ -1,51 +1,58 @@
-"""FedCP: a small policy network splits every sample's features between a personal head and a frozen global one.
+"""FedCP: a policy network splits each sample's features between a personal and a global head.
 
-Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy", KDD 2023,
-arXiv:2307.01217.
+Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via
+Conditional Policy", KDD 2023, arXiv:2307.01217.
 
-    z = f_i(x),  c = v_i / ||v_i||                                     v_i ("context"): sum over classes of h_i's weight rows
-    (r, s) = softmax over the two halves of phi_i(z c), r + s = 1      `gate`; phi ("cpn.*"): Linear, LayerNorm, ReLU
-    scores = h_i(r z) + h_g(s z)                                       `logits`; h_i: personal head, h_g ("global.*"): frozen
-    CE(scores, y) + lambda MMD(z, f_g(x))                              `loss`; f_g: the base as received, frozen
-    base, phi, h_g <- means over i of f_i, phi_i, (h_i + h_g) / 2      `upload`, weights n_i
+    z = f_i(x),  c = v_i / ||v_i||                v_i ("context"): sum over classes of h_i's weights
+    (r, s) = softmax over halves of phi_i(z c)    `gate`, r + s = 1; phi ("cpn.*"): Linear,
+                                                  LayerNorm, ReLU
+    scores = h_i(r z) + h_g(s z)                  `logits`; h_i: personal head; h_g ("global.*"):
+                                                  frozen
+    CE(scores, y) + lambda MMD(z, f_g(x))         `loss`; f_g: the base as received, frozen
+    base, phi, h_g <- weighted means over i of f_i, phi_i, (h_i + h_g) / 2    `upload`, weights n_i
 
-v_i is taken when a round begins; before round 1 it is drawn from U(0, 1). The head is the last linear layer, whatever head_depth says.
+v_i is taken when a round begins; before round 1 it is drawn from U(0, 1). The head is the last
+linear layer, whatever head_depth says.
 
 Differs from the paper: none known.
 
 Differs from the authors' code
-1. The policy's Gumbel noise is drawn in training only, so that evaluation repeats (there it is drawn in evaluation too). Only the
-   difference of the two halves' noises matters, which is logistic: one draw a feature.
-2. f_g runs on the batch's BatchNorm statistics as f_i does, but leaves the running ones alone (there they drift).
-3. Who is served, sampled or not, has the last base, phi, h_g and its v_i (there, the last base alone).
+1. The policy's Gumbel noise is drawn in training only, so that evaluation repeats (there it is
+   drawn in evaluation too). Only the difference of the two halves' noises matters, which is
+   logistic: one draw a feature.
+2. f_g runs on the batch's BatchNorm statistics as f_i does, but leaves the running ones alone
+   (there they drift).
+3. Who is served, sampled or not, has the last base, phi, h_g and its v_i (there, the last base
+   alone).
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pfl_core.methods.base import Method
+from pfl_core.methods.fields import number
 from pfl_core.methods.terms import mmd
-from pfl_core.stacked import expand, own, prefixed, select, unprefixed, weighted_mean
+from pfl_core.stacked import clone, expand, prefixed, select, unprefixed, weighted_mean
 
 
-@dataclass(frozen=True, eq=False)
 class FedCP(Method):
-    """Features gated, sample by sample, between a personal and a global head (Zhang et al., 2023)."""
+    """Features gated by sample between a personal and a global head (Zhang et al., 2023)."""
 
     name = "fedcp"
-    lam: float = 1.0  # lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves the base free
+    lam: float = number(
+        1.0,
+        low=0,
+        doc="lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves "
+        "the base free",
+    )
 
     @property
     def noise(self):
         return (self.task.initial[self.task.last_linear[0]].shape[1],)
 
     def check(self):
-        self.check_last_linear()
-        if self.lam < 0:
-            raise ValueError(f"fedcp: lam={self.lam}; allowed are numbers >= 0")
+        _ = self.task.last_linear  # ValueError for a model without one
 
     def is_shared(self, name):
         return name not in self.task.last_linear
@@ -53,14 +60,12 @@ class FedCP(Method):
     def init(self):
         state, t, (size,) = super().init(), self.task, self.noise
         with t.seeded("fedcp"):
-            cpn, context = (
-                nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size)),
-                torch.rand(t.K, size),
-            )
+            cpn = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size))
+            context = torch.rand(t.K, size)
         head = prefixed("global.", {n: t.initial[n].clone() for n in t.last_linear})
         state.server |= prefixed("cpn.", dict(cpn.to(t.device, t.dtype).state_dict())) | head
         # The client's copy of h_g, so that it is at hand after training and yet not uploaded.
-        state.clients |= own(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
+        state.clients |= clone(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
         return state
 
     def begin(self, state, sel, sent=None):
@@ -68,21 +73,20 @@ class FedCP(Method):
         return p | ({"context": p[self.task.last_linear[0]].sum(1)} if state.round else {})
 
     def gate(self, p, z, noise=None):
-        """r (B, F) in (0, 1) of ONE client: what of the features z (B, F) goes to its personal head; uniform noise (B, F)."""
+        """r (B, F) in (0, 1) of ONE client: the part of features z (B, F) for its personal head.
+
+        `noise` is uniform, (B, F).
+        """
         h = F.linear(z * F.normalize(p["context"], dim=0), p["cpn.0.weight"], p["cpn.0.bias"])
-        personal, common = F.relu(
-            F.layer_norm(h, h.shape[1:], p["cpn.1.weight"], p["cpn.1.bias"])
-        ).chunk(2, 1)
-        return torch.sigmoid(
-            personal - common + (0 if noise is None else torch.logit(noise, eps=1e-7))
-        )
+        h = F.layer_norm(h, h.shape[1:], p["cpn.1.weight"], p["cpn.1.bias"])
+        personal, common = F.relu(h).chunk(2, 1)
+        drawn = 0 if noise is None else torch.logit(noise, eps=1e-7)
+        return torch.sigmoid(personal - common + drawn)
 
     def heads(self, p, z, noise=None):
         """Class scores (B, C) of ONE client on features z (B, F)."""
-        r = self.gate(p, z, noise)
-        return self.task.classify(p, r * z) + self.task.classify(
-            unprefixed("global.", p), (1 - r) * z
-        )
+        r, common = self.gate(p, z, noise), unprefixed("global.", p)
+        return self.task.classify(p, r * z) + self.task.classify(common, (1 - r) * z)
 
     def logits(self, p, x):
         return self.heads(p, self.task.features(p, x))
@@ -92,14 +96,13 @@ class FedCP(Method):
         fit = F.cross_entropy(self.heads(p, z, batch.noise), batch.y)
         if not self.lam:
             return fit
-        frozen = anchor | {
-            n: p[n].clone() for n in self.task.buffers
-        }  # copies, for BatchNorm writes into them
+        # BatchNorm writes into its statistics: f_g gets copies.
+        frozen = anchor | {n: p[n].clone() for n in self.task.buffers}
         return fit + self.lam * mmd(z, self.task.features(frozen, batch.x))
 
-    def local(self, c, start):
+    def local(self, ctx, start):
         trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]
-        end = c.train(self.loss, start, only=trained)
+        end = ctx.train(self.loss, start, only=trained)
         return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in self.task.last_linear}
 
     def upload(self, state, sel, start, end, weight):

@@ -1,54 +1,63 @@
-"""FedPAC: features are aligned across clients class by class, and every client gets the best mix of all heads for itself.
+"""FedPAC: features are aligned across clients class by class, and each gets the best mix of heads.
 
-Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023,
-arXiv:2306.11867.
+Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration", ICLR 2023, arXiv:2306.11867.
 
-    H_i[c] = n_ic mu_ic / n_i,  V_i = (mean ||z||^2 - ||H_i||^2) / n_i     `sums`, by the received base; mu_ic: class means
-    head:  one epoch of CE;  base: CE + lambda mean (z - target_y)^2       target: c_y ("proto"), own mu_iy where unknown
-    c_y    <- sum_i n_iy mu'_iy / sum_i n_iy                               mu': class means by the trained base
+    H_i[c] = n_ic mu_ic / n_i                      `sums`, by the received base; mu_ic: class means
+    V_i    = (mean ||z||^2 - ||H_i||^2) / n_i
+    head:  one epoch of CE
+    base:  CE + lambda mean (z - target_y)^2       target: c_y ("proto"), own mu_iy where unknown
+    c_y    <- sum_i n_iy mu'_iy / sum_i n_iy       mu': class means by the trained base
     base   <- sum_i n_i base_i / sum_i n_i
-    head_i <- sum_j alpha_ij head_j,  alpha_i = argmin over the simplex of alpha^T Q_i alpha       `collaboration`
-              Q_i[j, k] = V_j [j = k] + <H_i - H_j, H_i - H_k>, over participants; alpha_ij < cut becomes 0
+    head_i <- sum_j alpha_ij head_j                alpha_i = argmin over the simplex of
+                                                   alpha^T Q_i alpha: `collaboration`
+    Q_i[j, k] = V_j [j = k] + <H_i - H_j, H_i - H_k>, over participants; alpha_ij < cut becomes 0
 
-The server keeps each client's mixed head until it comes back. The head is the last linear layer, whatever head_depth says.
+The server keeps each client's mixed head until it comes back. The head is the last linear layer,
+whatever head_depth says.
 
-Cost: distances of class means take S^2 C d operations a round, mixing of heads S^2 times a head, the programmes S^3 each.
+Cost: distances of class means take S^2 C d operations a round, mixing of heads S^2 times a head,
+the programmes S^3 each.
 
 Differs from the paper
-1. Heads are trained with the experiment's rate; head_lr=0.1 is the authors' code's. No alignment in round 0 (as in that code).
+1. Heads are trained with the experiment's rate; head_lr=0.1 is the authors' code's. No alignment in
+   round 0 (as in that code).
 2. A class that no participant holds keeps its prototype.
 Differs from the authors' code
-1. Q_i is positive semidefinite as it is and no eigenvalue is cut off; an exact pivoting method takes the place of cvxpy.
+1. Q_i is positive semidefinite as it is and no eigenvalue is cut off; an exact pivoting method
+   takes the place of cvxpy.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from pfl_core.methods.base import Method
+from pfl_core.methods.fields import number, value
 from pfl_core.methods.terms import simplex_qp
-from pfl_core.stacked import expand, gram, mix, put, select, take, weighted_mean
+from pfl_core.stacked import expand, gram, mix, put, select, take
 
 
-@dataclass(frozen=True, eq=False)
+def class_means(sums):
+    """Mean features (S, C, F) of each class, 0 where there is none, from `FedPAC.sums`."""
+    return sums["z"] / sums["n"].clamp_min(1)[..., None]
+
+
 class FedPAC(Method):
-    """Aligned features, and heads combined for each client by a quadratic programme (Xu et al., 2023)."""
+    """Aligned features, and each client's own combination of all heads (Xu et al., 2023)."""
 
     name = "fedpac"
-    lam: float = 1.0  # lambda, weight of the alignment (authors' code); 0 is none
-    head_epochs: int = 1  # before the base's (paper, authors' code)
-    head_lr: float | None = None  # rate of the head in them; None: lr (PFLlib); authors' code: 0.1
-    combine: bool = True  # False: every client keeps its own head; with lam = 0 that is FedRep
-    cut: float = 1e-3  # head weights below it become 0 (authors' code)
+    lam: float = number(
+        1.0, low=0, doc="lambda, weight of the alignment (authors' code); 0 is none"
+    )
+    head_epochs: int = number(1, low=0, doc="on the head, before the base (paper, authors' code)")
+    head_lr: float | None = number(
+        None, doc="rate of the head in them (authors' code: 0.1); None: lr (PFLlib)"
+    )
+    combine: bool = value(True, doc="False: clients keep their own heads; with lam=0 it is FedRep")
+    cut: float = number(1e-3, low=0, below=1, doc="smaller head weights become 0 (authors' code)")
 
     def check(self):
-        self.check_last_linear()
-        if min(self.lam, self.head_epochs, self.cut) < 0 or self.cut >= 1:
-            got = f"lam={self.lam}, head_epochs={self.head_epochs}, cut={self.cut}"
-            raise ValueError(
-                f"fedpac: got {got}; allowed are lam >= 0, head_epochs >= 0 and cut in [0, 1)"
-            )
+        _ = self.task.last_linear  # ValueError for a model without one
 
     def is_shared(self, name):
         return name not in self.task.last_linear
@@ -64,36 +73,33 @@ class FedPAC(Method):
         return expand(state.server, len(sel)) | take(state.extra, sel)
 
     def sums(self, p, batch):
-        """Of ONE client's features z (B, F): sums per class (C, F), counts (C,), and the sum of ||z||^2."""
+        """Of ONE client's features z (B, F): sums per class (C, F), counts (C,), sum of ||z||^2."""
         z, y = self.task.features(p, batch.x), F.one_hot(batch.y, self.task.C)
         return {"z": y.to(z.dtype).T @ z, "n": y.sum(0).to(z.dtype), "square": z.square().sum()}
 
     def aligned(self, p, anchor, batch):
-        """Of ONE client: cross-entropy and the mean squared distance of features to "target" (C, F)."""
+        """Of ONE client: cross-entropy, and the features' squared distance to "target" (C, F)."""
         z = self.task.features(p, batch.x)
-        return F.cross_entropy(self.task.classify(p, z), batch.y) + self.lam * F.mse_loss(
-            z, anchor["target"][batch.y]
-        )
+        fit = F.cross_entropy(self.task.classify(p, z), batch.y)
+        return fit + self.lam * F.mse_loss(z, anchor["target"][batch.y])
 
-    def local(self, c, start):
+    def local(self, ctx, start):
         model, fc = select(start, self.task.names), self.task.last_linear
         base = [n for n in self.task.parameters if n not in fc]
-        means = lambda s: s["z"] / s["n"].clamp_min(1)[..., None]  # noqa: E731
-        s = c.measure(self.sums, model)
+        s = ctx.measure(self.sums, model)
         n = s["n"].sum(1)
         h = s["z"] / n[:, None, None]
         v = ((s["square"] / n - h.square().sum((1, 2))) / n).clamp_min(0)
-        target = torch.where(start["seen"][..., None], start["proto"], means(s))
-        model = c.train(
-            self.loss, model, only=fc, lr=self.head_lr, epochs=self.head_epochs, stream="head"
-        )
-        loss = self.aligned if c.round and self.lam else self.loss
-        end = c.train(loss, model, only=base, anchor={"target": target})
-        s = c.measure(self.sums, end)
-        return end | {"mean": means(s), "count": s["n"], "h": h, "v": v}
+        target = torch.where(start["seen"][..., None], start["proto"], class_means(s))
+        how = dict(lr=self.head_lr, epochs=self.head_epochs, stream="head")
+        model = ctx.train(self.loss, model, only=fc, **how)
+        loss = self.aligned if ctx.round and self.lam else self.loss
+        end = ctx.train(loss, model, only=base, anchor={"target": target})
+        s = ctx.measure(self.sums, end)
+        return end | {"mean": class_means(s), "count": s["n"], "h": h, "v": v}
 
     def collaboration(self, h, v):
-        """alpha (S, S): what client i (row) takes of the heads of the others, from h (S, C, F) and v (S,)."""
+        """alpha (S, S): what client i (row) takes of others' heads, from h (S, C, F) and v (S,)."""
         g = gram({"h": h - h.mean(0)})
         d = g.diagonal()
         q = d[:, None, None] - g[:, :, None] - g[:, None] + g + torch.diag(v.double())
@@ -105,13 +111,10 @@ class FedPAC(Method):
         heads, count = select(end, self.task.last_linear), end["count"].sum(0)
         mean = torch.einsum("sc,scf->cf", end["count"], end["mean"]) / count.clamp_min(1)[:, None]
         proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
-        base = weighted_mean(select(end, self.shared()), weight)
-        state.server |= base | {"proto": proto, "seen": state.server["seen"] | (count > 0)}
-        put(
-            state.extra,
-            sel,
-            mix(self.collaboration(end["h"], end["v"]), heads) if self.combine else heads,
-        )
+        state = super().upload(state, sel, start, end, weight)
+        state.server |= {"proto": proto, "seen": state.server["seen"] | (count > 0)}
+        mixed = mix(self.collaboration(end["h"], end["v"]), heads) if self.combine else heads
+        put(state.extra, sel, mixed)
         return state
 
     def serve(self, p):

@@ -5,37 +5,36 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912
     (W_B, W_Pj) <- SGD on both jointly, e epochs          `local`
     W_B         <- sum_j gamma_j W_B,j, gamma_j = n_j/n   `upload`; W_Pj never leaves client j
 
-K_P counts personalization layers from the output: the classifier, then basic blocks (Sec. 4.3). It is the experiment's `head_depth`
-with head_by="block". K_P = 0 is FedAvg, K_P = all is Local.
+K_P counts personalization layers from the output: the classifier, then basic blocks (Sec. 4.3). It
+is the experiment's `head_depth` with head_by="block". K_P = 0 is FedAvg, K_P = all is Local.
 
 Differs from the paper
-1. BatchNorm statistics of the base: with buffers="average" they are averaged like the base (the papers' preset; the paper is silent).
-2. Fine-tuning (App. A.3): the frozen base normalises by batch statistics and keeps its running ones; the paper does not say.
-   (With running statistics, which lag behind in early rounds, a run over narrow networks diverged.)
+1. BatchNorm statistics of the base: with buffers="average" they are averaged like the base (the
+   papers' preset; the paper is silent).
+2. Fine-tuning (App. A.3): the frozen base normalises by batch statistics and keeps its running
+   ones; the paper does not say. (With running statistics, which lag behind in early rounds, a run
+   over narrow networks diverged.)
 """
 
-from dataclasses import dataclass
-
 from pfl_core.methods.base import Method
+from pfl_core.methods.fields import number
 
 
-@dataclass(frozen=True, eq=False)
 class FedPer(Method):
     """Personal head, shared base, trained jointly (Arivazhagan et al., 2019)."""
 
     name = "fedper"
-    finetune_epochs: int = (
-        0  # head-only epochs before the joint ones (App. A.3 uses 1); 0 is FedPer
+    finetune_epochs: int = number(
+        0, low=0, doc="head-only epochs before the joint ones (App. A.3: 1); 0 is FedPer"
     )
 
     def is_shared(self, name):
         return name not in self.task.head
 
-    def local(self, c, start):
+    def local(self, ctx, start):
         if self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
-            tuned = c.train(
-                self.loss, start, only=head, epochs=self.finetune_epochs, stream="finetune"
-            )
+            how = dict(epochs=self.finetune_epochs, stream="finetune")
+            tuned = ctx.train(self.loss, start, only=head, **how)
             start = start | {n: tuned[n] for n in self.task.head}
-        return c.train(self.loss, start)
+        return ctx.train(self.loss, start)

@@ -6,37 +6,39 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algor
     w^{t+1}     = mean of the w_k^{t+1}           `upload`, as in FedAvg
 
 Differs from the paper
-1. Participants are drawn uniformly and weighted by n_k; the paper draws them by n_k and averages uniformly (a recollection).
-2. All participants finish their epochs: the paper's stragglers, and the inexactness gamma that measures them, are left out.
+1. Participants are drawn uniformly and weighted by n_k; the paper draws them by n_k and averages
+   uniformly (a recollection).
+2. All participants finish their epochs: the paper's stragglers, and the inexactness gamma that
+   measures them, are left out.
 3. The term spans all parameters, BatchNorm's scale and shift included, its statistics not.
 
 Differs from the authors' code
 1. There mu (v - v*) is added to the gradient; here it is the gradient of the term, the same number.
 
-FedProx-FT is no method of its own: it is FedProx read at when="after"; the term stays on in that training.
+FedProx-FT is no method of its own: it is FedProx read at when="after"; the term stays on in that
+training.
 """
 
-from dataclasses import dataclass
-
 from pfl_core.methods.base import Method
+from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
 
 
-@dataclass(frozen=True, eq=False)
 class FedProx(Method):
     """FedAvg with a proximal term towards the received model (Li et al., 2020)."""
 
     name = "fedprox"
-    mu: float = 0.01  # weight of the proximal term; 0 is FedAvg (allowed as its limit). 0.01: pFedGraph, FL-bench
+    mu: float = number(
+        0.01, low=0, doc="weight of the proximal term (pFedGraph, FL-bench); 0 is FedAvg"
+    )
 
     def check(self):
-        if not (self.mu >= 0 and self.mu * self.task.config.lr < 2):
+        if self.mu * self.task.config.lr >= 2:
             raise ValueError(
-                f"fedprox: mu = {self.mu} at lr = {self.task.config.lr}; allowed: mu >= 0 and mu * lr < 2 "
-                "(beyond, the proximal term alone diverges); lower one of them"
+                f"mu = {self.mu} at lr = {self.task.config.lr}; allowed: mu * lr < 2 (beyond, the "
+                "proximal term alone diverges); lower one of them"
             )
 
     def loss(self, p, anchor, batch):
-        return super().loss(p, anchor, batch) + self.mu * half_square(
-            p, anchor, self.task.parameters
-        )
+        pull = half_square(p, anchor, self.task.parameters)
+        return super().loss(p, anchor, batch) + self.mu * pull

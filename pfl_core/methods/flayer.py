@@ -1,70 +1,82 @@
-"""FLAYER: heads begin between global and own by accuracy, each layer has its own rate, and only what changed most is uploaded.
+"""FLAYER: heads begin between global and own, layers have rates, what changed most is uploaded.
 
-Chen, Yang, Ren, Li, Wang, "Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning", arXiv:2412.07062 (IJCAI
-2025), Eq. 2-9, Algorithm 1. Layers i = 1..L of rates and masks are the model's top-level children, as in the released code. The head, the
-paper's last s layers, is the experiment's; counted in modules (head_by="module"), s = 2 of ResNet-18 is its last BatchNorm and classifier.
+Chen, Yang, Ren, Li, Wang, "Optimizing Personalized Federated Learning through Adaptive Layer-Wise
+Learning", arXiv:2412.07062 (IJCAI 2025), Eq. 2-9, Algorithm 1. Layers i = 1..L of rates and masks
+are the model's top-level children, as in the released code. The head, the paper's last s layers, is
+the experiment's; counted in modules (head_by="module"), s = 2 of ResNet-18 is its last BatchNorm
+and classifier.
 
-    thetatilde = [theta_g; A_k theta_k + (1 - A_k) theta_g in the head]      `begin`; "flayer." holds theta_k's head and A_k  (2)
-    eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)                              `paper_rates`, `step`                        (3), (4)
-    mask: the top UP^i = min(max(i/L, .1), 1) of |thetahat - thetatilde|     `paper_masks`                                (5) - (8)
-    theta_g = mean of the masked models                                      `upload`, `filled`                      (9), line 11
+    thetatilde = theta_g, in the head                `begin`; "flayer." holds theta_k's head and
+        A_k theta_k + (1 - A_k) theta_g              A_k                                       (2)
+    eta^(i) = eta (1 + ln(1 + 1/||g^(i)||) i/L)      `paper_rates`, `step`                (3), (4)
+    mask: the top UP^i = min(max(i/L, .1), 1)        `paper_masks`                       (5) - (8)
+        of |thetahat - thetatilde|
+    theta_g = mean of the masked models              `upload`, `filled`               (9), line 11
 
-FLAYER is put around another method, `inner`, over its hooks alone: every training that inner leaves to SGD takes `step`, its upload passes
-through the masks, and the heads that the server sends are mixed before inner begins. What the server fills in for masked entries
-(`filled`) turns inner's own mean into the rule below. FedPer and FedRep send no head, and FedALA blends heads itself: nothing is mixed.
+FLAYER is put around another method, `inner`, over its hooks alone: every training that inner leaves
+to SGD takes `step`, its upload passes through the masks, and the heads that the server sends are
+mixed before inner begins. What the server fills in for masked entries (`filled`) turns inner's own
+mean into the rule below. FedPer and FedRep send no head, and FedALA blends heads itself: nothing is
+mixed.
 
 Differs from the paper
-1. Line 11 averages zeros where a client sent nothing, so that layer 1 shrinks towards zero (agg="literal"). Default is the mean over
-   those who sent the entry, and the old value where nobody did, as in code.
-2. Silent there: A_k is of the model that ended the client's last round, on its training data (D_k), 0 at first; rates are taken on a
-   training's first batch and kept for it (as in code); ceil(UP^i n_i) entries are kept, of equal changes those of lower index; theta_k
-   stays unmasked on its client (as in code); what `inner` covers (Tab. 5c names methods only). All but "as in code" are ours.
-Differs from the authors' code, which mode="official" follows: an epoch on the head alone before clients are tested (and A_k taken, on
-test data!), with or without `mixing`, rates by 0-based child, `middle` and last/5, masks by tensor inside each kernel
-1. The head epoch takes rates by the same rule from its first batch; the code takes those of the last training, and constants at first.
-   For the CNN both are eta/5.
-2. Who is not sampled keeps its state; there all clients begin and train their heads in every round. The same at participation 1.
-3. fix_1x1 keeps tensors whose masked unit is a single entry; the code never uploads them (ResNet's downsampling stays at its draw).
-4. Entries count as sent by the mask, not by being nonzero. Shuffling and left-out batches are the experiment's.
+1. Line 11 averages zeros where a client sent nothing, so that layer 1 shrinks towards zero
+   (agg="literal"). Default is the mean over those who sent the entry, and the old value where
+   nobody did, as in code.
+2. Silent there: A_k is of the model that ended the client's last round, on its training data (D_k),
+   0 at first; rates are taken on a training's first batch and kept for it (as in code);
+   ceil(UP^i n_i) entries are kept, of equal changes those of lower index; theta_k stays unmasked on
+   its client (as in code); what `inner` covers (Tab. 5c names methods only). All but "as in code"
+   are ours.
+Differs from the authors' code, which mode="official" follows: an epoch on the head alone before
+clients are tested (and A_k taken, on test data!), with or without `mixing`, rates by 0-based child,
+`middle` and last/5, masks by tensor inside each kernel
+1. The head epoch takes rates by the same rule from its first batch; the code takes those of the
+   last training, and constants at first. For the CNN both are eta/5.
+2. Who is not sampled keeps its state; there all clients begin and train their heads in every round.
+   The same at participation 1.
+3. fix_1x1 keeps tensors whose masked unit is a single entry; the code never uploads them (ResNet's
+   downsampling stays at its draw).
+4. Entries count as sent by the mask, not by being nonzero. Shuffling and left-out batches are the
+   experiment's.
 Momentum, weight decay and clipping do not reach `step`: as in paper and code, it is plain SGD.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import METHODS, Batch, Context, Method, State, Step, make_method
+from pfl_core.methods.base import METHODS, Batch, Context, Method, Step, make_method
+from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
-from pfl_core.stacked import Params, flat, own, prefixed, select, take, unflat, unprefixed
+from pfl_core.stacked import Params, clone, flat, prefixed, select, take, unflat, unprefixed
 
-CHOICES = {
-    "mode": ("paper", "official"),
-    "agg": ("contributors", "literal"),
-    "acc_on": ("auto", "train", "val", "test"),
-    "inner": ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala"),
-}
+INNER = ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 TINY = 1e-12  # least norm of a gradient; the code divides by zero
 
 
-def accuracy(logits: Callable, c: Context, p: Params, split: str) -> Tensor:
-    """A_k (S,) in [0, 1] of the models with plain names in p, float64; 0 for a client without samples of that split."""
+def accuracy(logits: Callable, ctx: Context, p: Params, split: str) -> Tensor:
+    """A_k (S,) in [0, 1] of the models with plain names in p, float64.
 
-    def right(q: Params, b: Batch) -> Params:
-        hits = logits(q, b.x).argmax(1) == b.y
-        return {"hits": hits.sum(), "n": torch.ones_like(b.y).sum()}
+    0 for a client without samples of that split.
+    """
 
-    got = c.measure(right, p, split)
+    def right(q: Params, batch: Batch) -> Params:
+        hits = (logits(q, batch.x).argmax(1) == batch.y).sum()
+        return {"hits": hits, "n": torch.ones_like(batch.y).sum()}
+
+    got = ctx.measure(right, p, split)
     return got["hits"].double() / got["n"].clamp_min(1)
 
 
-# -- (4): rates over eta of ONE client, {name: rate}, for gradients g {name: (*shape)}; names beyond the model's have none -----
+# -- (4): rates over eta of ONE client, {name: rate} -----------------------------------------------
+# For gradients g {name: (*shape)}; names beyond the model's have none.
 
 
 def paper_rates(g: Params, task: Task, middle: float) -> Params:
@@ -79,7 +91,10 @@ def paper_rates(g: Params, task: Task, middle: float) -> Params:
 
 
 def official_rates(g: Params, task: Task, middle: float) -> Params:
-    """1 for the first child, 1/5 for the last, between them `middle` times the mean over tensors of 1 + ln(1 + 1/||g||) (i-1)/(L-1)."""
+    """1 for the first child, 1/5 for the last, more for those between them.
+
+    They have `middle` times the mean over tensors of 1 + ln(1 + 1/||g||) (i-1)/(L-1).
+    """
     layers = list(task.layers_by("child").values())
     out, last = {}, len(layers) - 1
     for i, names in enumerate(layers):
@@ -91,7 +106,8 @@ def official_rates(g: Params, task: Task, middle: float) -> Params:
     return out
 
 
-# -- (5) to (8): what is uploaded, {name: (S, *shape) bool}, for changes |after - before| {name: (S, *shape)} of parameters -------
+# -- (5) to (8): what is uploaded, {name: (S, *shape) bool} ----------------------------------------
+# For changes |after - before| {name: (S, *shape)} of parameters.
 
 
 def paper_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
@@ -107,7 +123,10 @@ def paper_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
 
 
 def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
-    """Inside each kernel of a convolution, and in 1-D tensors as a whole, the largest changes; other tensors are never masked."""
+    """The largest changes inside each kernel of a convolution, and in 1-D tensors as a whole.
+
+    Other tensors are never masked.
+    """
     out, n = {}, len(task.parameters)
     for t, name in enumerate(task.parameters):
         if name not in change:
@@ -115,9 +134,8 @@ def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
         v = change[name]
         unit = v.flatten(3) if v.dim() == 5 else v
         size = unit.shape[-1]
-        drop = max(
-            min(round(size * (1 - max(min(t / n, 0.9), 0.1))), size - 1), 1
-        )  # halves to even
+        share = 1 - max(min(t / n, 0.9), 0.1)
+        drop = max(min(round(size * share), size - 1), 1)  # halves to even
         if t >= n - 2 or v.dim() not in (2, 5) or (size == 1 and fix_1x1):
             drop = 0
         out[name] = largest(unit, size - drop).view_as(v)
@@ -125,19 +143,21 @@ def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
 
 
 def largest(x: Tensor, keep: int) -> Tensor:
-    """Mask of the `keep` largest entries along the last axis; of equal ones, those of lower index."""
+    """Mask of the `keep` largest entries along the last axis; of equal ones, of lower index."""
     if keep in (0, x.shape[-1]):
         return torch.full_like(x, keep > 0, dtype=torch.bool)
     least = x.kthvalue(x.shape[-1] - keep + 1, -1, keepdim=True).values
     above, equal = x > least, x == least
-    return above | equal & (
-        equal.cumsum(-1, dtype=torch.int32) <= keep - above.sum(-1, keepdim=True)
-    )
+    room = keep - above.sum(-1, keepdim=True)
+    return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= room)
 
 
 def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:
-    """Uploads v (S, *shape) with something in place of what was not `sent` (a mask): zeros if old is None, else what does not move a
-    weighted mean over the clients: the mean over those who sent the entry, and `old` where nobody did."""
+    """Uploads v (S, *shape) with something in place of what was not `sent` (a mask).
+
+    Zeros if `old` is None. Else what does not move a weighted mean over the clients: the mean over
+    those who sent the entry, and `old` where nobody did.
+    """
     fill = torch.zeros_like(v[:1])
     if old is not None:
         w = weight.to(v.dtype)
@@ -155,85 +175,98 @@ def parted(p: Params) -> tuple[Params, Params]:
 FORMS = {"paper": (paper_rates, paper_masks), "official": (official_rates, official_masks)}
 
 
-@dataclass(frozen=True, eq=False)
 class Flayer(Method):
-    """Accuracy-weighted heads, layer-wise rates and masked uploads around another method (Chen et al., 2025)."""
+    """Heads weighed by accuracy, rates by layer, masked uploads (Chen et al., 2025)."""
 
     name = "flayer"
-    mode: str = "paper"  # or "official", the released code
-    agg: str = "contributors"  # or "literal": masked entries count as zeros
-    acc_on: str = (
-        "auto"  # split of A_k: "train", "val" or "test"; auto: train, and test in mode official
+    mode: str = choice("paper", "official", doc="whose rules: the paper's or the released code's")
+    agg: str = choice(
+        "contributors",
+        "literal",
+        doc="the mean over those who sent an entry, or with zeros (paper)",
     )
-    mixing: bool = True  # the three parts (Fig. 3); all False is `inner`
-    rates: bool = True
-    masking: bool = True
-    fix_1x1: bool = True  # official: False never uploads 1x1 kernels
-    middle: float = (
-        20.0  # official: factor on middle layers' rates; code: 20 (CNN), 1 (ResNet-18, fastText)
+    acc_on: str = choice(
+        "auto", "train", "val", "test", doc="split of A_k; auto: train, and test in mode official"
     )
-    inner: str = (
-        "fedavg"  # the method inside (Tab. 5c): fedavg, ditto, fedamp, fedper, fedrep, fedala
+    mixing: bool = value(True, doc="heads are mixed by A_k; without all three parts it is `inner`")
+    rates: bool = value(True, doc="layers have rates of their own (Fig. 3)")
+    masking: bool = value(True, doc="uploads are masked (Fig. 3)")
+    fix_1x1: bool = value(True, doc="mode official: False never uploads 1x1 kernels, as the code")
+    middle: float = number(
+        20.0,
+        above=0,
+        doc="mode official: factor on middle layers' rates (code: 20; ResNet-18, fastText: 1)",
     )
-    inner_args: dict[str, Any] = field(default_factory=dict)  # its hyper-parameters
+    inner: str = choice(*INNER, doc="the method inside (Tab. 5c)")
+    inner_args: dict[str, Any] = value({}, doc="its hyper-parameters")
 
     def check(self):
-        for key, legal in CHOICES.items():
-            if getattr(self, key) not in legal:
-                raise ValueError(
-                    f"flayer: {key} = {getattr(self, key)!r}; use one of {', '.join(legal)}"
-                )
         if self.mode == "official" and self.inner != "fedavg":
             raise ValueError(
-                f"flayer: mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'"
+                f"mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'"
             )
-        if not self.middle > 0:
-            raise ValueError(f"flayer: middle = {self.middle}; allowed: a number > 0")
+        _ = self.inner_method  # which is refused as it would be alone
 
-    def bind(self, task):
-        bound, inner = super().bind(task), make_method(self.inner, **self.inner_args).bind(task)
-        object.__setattr__(bound, "method", inner)
-        for hook in ("is_shared", "is_clipped", "noise", "download", "logits", "loss", "serve"):
-            object.__setattr__(bound, hook, getattr(inner, hook))
-        return bound
+    @cached_property
+    def inner_method(self) -> Method:
+        """The method inside, for the same task."""
+        return make_method(self.inner, **self.inner_args).bind(self.task)
 
     @property
     def revision(self) -> int:
         """Raised with FLAYER's own numbers and with those of the method inside."""
-        # Plus one for each change of FLAYER itself: mode official tunes heads that are not mixed, too.
+        # One for each change of FLAYER itself: mode official tunes heads that are not mixed, too.
         return METHODS[self.inner].revision + int(self.mode == "official")
 
     @property
     def split(self) -> str:
         """The split that A_k is measured on."""
-        return (
-            {"paper": "train", "official": "test"}[self.mode]
-            if self.acc_on == "auto"
-            else self.acc_on
-        )
+        if self.acc_on != "auto":
+            return self.acc_on
+        return "train" if self.mode == "paper" else "test"
 
     @property
     def leaks_test(self) -> bool:
         """Whether A_k reads test data."""
         return self.mixing and self.split == "test"
 
+    # -- what is inner's alone ---------------------------------------------------------------------
+    @property
+    def noise(self):
+        return self.inner_method.noise
+
+    def is_shared(self, name):
+        return self.inner_method.is_shared(name)
+
+    def download(self, state, sel):
+        return self.inner_method.download(state, sel)
+
+    def logits(self, p, x):
+        return self.inner_method.logits(p, x)
+
+    def loss(self, p, anchor, batch):
+        return self.inner_method.loss(p, anchor, batch)
+
+    def serve(self, p):
+        return self.inner_method.serve(p)
+
+    # -- (2): where clients begin ------------------------------------------------------------------
     def carried(self, name: str) -> str:
-        """The model's name inside a name that may have a prefix ("sent.fc.weight"); "" if it carries no parameter."""
+        """The model's name inside a name that may have a prefix ("sent.fc.weight").
+
+        "" if it carries no parameter.
+        """
         plain = name if name in self.task.parameters else name.partition(".")[2]
         return plain if plain in self.task.parameters else ""
 
-    # -- (2): where clients begin ----------------------------------------------------------------------------------------
     def init(self):
-        state, t = self.method.init(), self.task
-        sent = self.method.download(state, torch.zeros(1, dtype=torch.int64, device=t.device))
-        heads = (
-            {self.carried(n) for n in sent} & t.head
-            if self.mixing and self.inner != "fedala"
-            else set()
-        )
-        if heads:
+        state, t = self.inner_method.init(), self.task
+        if not self.mixing or self.inner == "fedala":
+            return state
+        sent = self.download(state, torch.zeros(1, dtype=torch.int64, device=t.device))
+        if heads := {self.carried(n) for n in sent} & t.head:
             zero = torch.zeros(t.K, dtype=t.dtype, device=t.device)
-            state.clients |= prefixed("flayer.", own(select(t.start(), heads)) | {"acc": zero})
+            state.clients |= prefixed("flayer.", clone(select(t.start(), heads)) | {"acc": zero})
         return state
 
     def begin(self, state, sel, sent=None):
@@ -242,76 +275,64 @@ class Flayer(Method):
         for n, v in sent.items():
             if (head := self.carried(n)) in mine:
                 mixed[n] = torch.lerp(v, mine[head], mine["acc"].view(-1, *[1] * (v.dim() - 1)))
-        return self.method.begin(state, sel, sent | mixed)
+        return self.inner_method.begin(state, sel, sent | mixed)
 
-    def tune_head(self, c: Context, start: Params) -> Params:
+    def tune_head(self, ctx: Context, start: Params) -> Params:
         """Mode official: `start` after one epoch on the head alone, mixed or not."""
         if self.mode == "paper":
             return start
         only = [n for n in self.task.parameters if n in self.task.head]
-        return c.train(
-            self.loss,
-            start,
-            only=only,
-            epochs=1,
-            stream="flayer",
-            step=self.step if self.rates else None,
-        )
+        how = dict(epochs=1, stream="flayer", step=self.step if self.rates else None)
+        return ctx.train(self.loss, start, only=only, **how)
 
-    def personal(self, state, c):
-        start = self.begin(state, c.sel)
-        own = self.mode == "official" or "flayer.acc" in start
-        return self.serve(self.tune_head(c, start)) if own else self.method.personal(state, c)
+    def personal(self, state, ctx):
+        start = self.begin(state, ctx.sel)
+        if self.mode == "official" or "flayer.acc" in start:
+            return self.serve(self.tune_head(ctx, start))
+        return self.inner_method.personal(state, ctx)
 
-    # -- (3), (4): the step ----------------------------------------------------------------------------------------------
-    def step(self, p: Params, anchor: Params, grad: Any, ctx: Step) -> tuple[Params, Params]:
-        """One step of ONE client; the factors of the first batch are kept for the whole training."""
+    # -- (3), (4): the step ------------------------------------------------------------------------
+    def step(self, p: Params, anchor: Params, grad: Any, at: Step) -> tuple[Params, Params]:
+        """One step of ONE client; the first batch's factors are kept for the whole training."""
         g = grad(p)
-        f = ctx.memory or FORMS[self.mode][0](g, self.task, self.middle)
-        eta = ctx.lr if isinstance(ctx.lr, dict) else dict.fromkeys(g, ctx.lr)
+        f = at.memory or FORMS[self.mode][0](g, self.task, self.middle)
+        eta = at.lr if isinstance(at.lr, dict) else dict.fromkeys(g, at.lr)
+        rate = {n: eta[n] * f.get(n, v.new_ones(())) for n, v in g.items()}
         # addcmul: one pass over the model, where p - rate * v takes two.
-        return p | {
-            n: p[n].addcmul(v, eta[n] * f.get(n, v.new_ones(())), value=-1) for n, v in g.items()
-        }, f
+        return p | {n: p[n].addcmul(v, rate[n], value=-1) for n, v in g.items()}, f
 
-    def local(self, c, start):
-        start = self.tune_head(c, start)
+    def local(self, ctx, start):
+        start = self.tune_head(ctx, start)
         # The round as inner sees it: plain SGD is our step, a step of inner's own stays.
-        train = partial(c.train, step=self.step) if self.rates else c.train
-        seen = SimpleNamespace(
-            sel=c.sel, round=c.round, state=c.state, measure=c.measure, train=train
-        )
-        end = self.method.local(seen, start)
+        train = partial(ctx.train, step=self.step) if self.rates else ctx.train
+        same = dict(sel=ctx.sel, round=ctx.round, state=ctx.state, measure=ctx.measure)
+        end = self.inner_method.local(SimpleNamespace(**same, train=train), start)
         if "flayer.acc" in start:
             heads = select(end, unprefixed("flayer.", start))
-            acc = accuracy(self.logits, c, end if self.mode == "paper" else start, self.split)
+            acc = accuracy(self.logits, ctx, end if self.mode == "paper" else start, self.split)
             end = end | prefixed("flayer.", heads | {"acc": acc.to(self.task.dtype)})
-        if self.masking:
-            sent = {n: self.carried(n) for n in end if n not in c.state.clients and self.carried(n)}
-            # One client after another: together they would take several times the memory of all models.
-            change = lambda i: {q: (end[n][i] - start[q][i]).abs()[None] for n, q in sent.items()}  # noqa: E731
-            masks = [
-                FORMS[self.mode][1](change(i), self.task, self.fix_1x1) for i in range(len(c.sel))
-            ]
-            end = end | {f"mask.{n}": torch.cat([m[q] for m in masks]) for n, q in sent.items()}
-        return end
+        return end | self.masks(ctx, start, end) if self.masking else end
 
-    # -- (9): the server -------------------------------------------------------------------------------------------------
+    def masks(self, ctx: Context, start: Params, end: Params) -> Params:
+        """What clients upload of `end`: {"mask." + name: (S, *shape) bool}."""
+        uploaded = [n for n in end if n not in ctx.state.clients]
+        sent = {n: self.carried(n) for n in uploaded if self.carried(n)}
+        masks = []
+        # One client after another: together they take several times the memory of all models.
+        for i in range(len(ctx.sel)):
+            change = {plain: (end[n][i] - start[plain][i]).abs()[None] for n, plain in sent.items()}
+            masks.append(FORMS[self.mode][1](change, self.task, self.fix_1x1))
+        return {f"mask.{n}": torch.cat([m[plain] for m in masks]) for n, plain in sent.items()}
+
+    # -- (9): the server ---------------------------------------------------------------------------
     def upload(self, state, sel, start, end, weight):
         masks, full = parted(end)
         for n, m in masks.items():
-            old = (
-                state.server.get(n, start[self.carried(n)]) if self.agg == "contributors" else None
-            )
-            full[n] = filled(full[n], m, weight, old)
-        return self.method.upload(state, sel, start, full, weight)
+            old = state.server.get(n, start[self.carried(n)])
+            full[n] = filled(full[n], m, weight, old if self.agg == "contributors" else None)
+        return self.inner_method.upload(state, sel, start, full, weight)
 
     def traffic(self, state, sel, down, up):
         masks, full = parted(up)
-        down_n, up_n = self.method.traffic(state, sel, down, full)
+        down_n, up_n = self.inner_method.traffic(state, sel, down, full)
         return down_n, up_n - sum(int((~m).sum()) for m in masks.values())
-
-    def adopt(self, state: State, k: int) -> State:
-        new = self.method.adopt(state, k)
-        new.clients = super().adopt(state, k).clients | new.clients
-        return new

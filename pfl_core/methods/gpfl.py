@@ -1,53 +1,65 @@
-"""GPFL: a conditional valve makes of every feature a generic one, tied to global class embeddings, and a personal one to classify.
+"""GPFL: a valve makes of each feature a generic one, tied to global embeddings, and a personal one.
 
-Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated Learning",
-ICCV 2023, arXiv:2308.10279.
+Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for
+Personalized Federated Learning", ICCV 2023, arXiv:2308.10279.
 
-    z = f(x);  CoV(z, u) = ReLU(z (gamma(u) + 1) + beta(u))           `valve`, "cov.*"; gamma, beta: Linear, ReLU, LayerNorm
-    scores = head_i(CoV(z, p_i))                                      `logits`; only the head stays with the client
-    L = CE(scores, y) + CE(cos(CoV(z, g), E), y) + lambda ||CoV(z, g) - E^_y|| + mu / 2 (||E||^2 + ||CoV||^2)
-    g = mean_c E_c,  p_i = sum_c (n_ic / n_i) E_c                     `conditions` of the next round; 0 in round 0
-    base, E ("gce"), CoV <- means over i, weights n_i                 the default `upload`; E^: E as received
+    z = f(x)
+    CoV(z, u) = ReLU(z (gamma(u) + 1) + beta(u))      `valve`, "cov.*"; gamma, beta: Linear, ReLU,
+                                                      LayerNorm
+    scores = head_i(CoV(z, p_i))                      `logits`; only the head stays with the client
+    L = CE(scores, y) + CE(cos(CoV(z, g), E), y)      `loss`; E^: E as received
+        + lambda ||CoV(z, g) - E^_y|| + mu / 2 (||E||^2 + ||CoV||^2)
+    g = mean_c E_c,  p_i = sum_c (n_ic / n_i) E_c     `conditions` of the next round; 0 in round 0
+    base, E ("gce"), CoV <- means over i              the default `upload`, weights n_i
 
-The norm is over the whole batch, not squared. The head is the last linear layer, whatever head_depth says. After LayerNorm the
-head's inputs have a norm near sqrt(F) for F features, so GPFL wants small rates: at F = 512, 0.05 learned badly on digits, 0.01 well.
+The norm is over the whole batch, not squared. The head is the last linear layer, whatever
+head_depth says. After LayerNorm the head's inputs have a norm near sqrt(F) for F features, so GPFL
+wants small rates: at F = 512, 0.05 learned badly on digits, 0.01 well.
 
 Differs from the paper
-1. g and p_i are made from the embeddings that the client itself trained last, as in the authors' code; the paper (a recollection)
-   takes those just received: condition="global".
+1. g and p_i are made from the embeddings that the client itself trained last, as in the authors'
+   code; the paper (a recollection) takes those just received: condition="global".
 Differs from the authors' code
 1. A client that was not sampled keeps its g and p_i (there, all clients receive all every round).
-2. The label shares n_ic / n_i are of all training samples (PFLlib: without the last, dropped batch).
+2. The label shares n_ic / n_i are of all training samples (PFLlib: without the last, dropped
+   batch).
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pfl_core.methods.base import Method
+from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import prefixed, unprefixed
 
 
-@dataclass(frozen=True, eq=False)
+def branch(size):
+    """gamma or beta: (..., size) -> (..., size)."""
+    return nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))
+
+
 class GPFL(Method):
-    """Generic and personal features from one valve, the generic ones tied to trainable class embeddings (Zhang et al., 2023)."""
+    """Generic features, tied to class embeddings, and personal ones (Zhang et al., 2023)."""
 
     name = "gpfl"
-    lam: float = 0.01  # lambda, pull of generic features to E^ (authors' script: CNN; ResNet-18: 1e-4); 0 is none
-    mu: float = (
-        0.1  # weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none
+    lam: float = number(
+        0.01,
+        low=0,
+        doc="lambda, pull of generic features to E^ (authors' script: CNN; ResNet-18: 1e-4); 0 is "
+        "none",
     )
-    condition: str = "own"  # g and p_i from the "own" embeddings trained last, or from the "global" ones received
+    mu: float = number(
+        0.1,
+        low=0,
+        doc="weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none",
+    )
+    condition: str = choice(
+        "own", "global", doc="g, p_i from the own embeddings trained last, or from those received"
+    )
 
     def check(self):
-        self.check_last_linear()
-        if min(self.lam, self.mu) < 0 or self.condition not in ("own", "global"):
-            got = f"lam={self.lam}, mu={self.mu}, condition={self.condition!r}"
-            raise ValueError(
-                f"gpfl: got {got}; allowed are lam >= 0, mu >= 0 and condition 'own' or 'global'"
-            )
+        _ = self.task.last_linear  # ValueError for a model without one
 
     def is_shared(self, name):
         return name not in self.task.last_linear
@@ -56,38 +68,34 @@ class GPFL(Method):
         state, t = super().init(), self.task
         classes, size = t.initial[t.last_linear[0]].shape
         with t.seeded("gpfl"):
-            branch = lambda: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))  # noqa: E731
-            cov = nn.ModuleDict({"gamma": branch(), "beta": branch()})
+            cov = nn.ModuleDict({"gamma": branch(size), "beta": branch(size)})
             gce = torch.randn(classes, size)
-        state.server |= prefixed("cov.", dict(cov.to(t.device, t.dtype).state_dict())) | {
-            "gce": gce.to(t.device, t.dtype)
-        }
+        state.server |= prefixed("cov.", dict(cov.to(t.device, t.dtype).state_dict()))
+        state.server["gce"] = gce.to(t.device, t.dtype)
         names = ("generic", "personal", "next.generic", "next.personal")
         state.clients |= {n: torch.zeros(t.K, size, dtype=t.dtype, device=t.device) for n in names}
         return state
 
     def conditions(self, gce, sel):
         """g and p_i (S, F) of clients sel from embeddings (S, C, F)."""
-        share = self.task.label_counts[sel] / self.task.n[sel][:, None]
-        return {
-            "generic": gce.mean(1),
-            "personal": torch.einsum("sc,scf->sf", share.to(gce.dtype), gce),
-        }
+        share = (self.task.label_counts[sel] / self.task.n[sel][:, None]).to(gce.dtype)
+        return {"generic": gce.mean(1), "personal": torch.einsum("sc,scf->sf", share, gce)}
 
     def begin(self, state, sel, sent=None):
         p = super().begin(state, sel, sent)
-        own = self.condition == "own" or not state.round
-        return p | (unprefixed("next.", p) if own else self.conditions(p["gce"], sel))
+        if self.condition == "own" or not state.round:
+            return p | unprefixed("next.", p)
+        return p | self.conditions(p["gce"], sel)
 
     def valve(self, p, z, condition):
         """CoV(z, u) of ONE client: features z (B, F), condition u (F,) -> (B, F)."""
 
-        def branch(name):
+        def applied(name):
             q = unprefixed(f"cov.{name}.", p)
             h = F.relu(F.linear(condition, q["0.weight"], q["0.bias"]))
             return F.layer_norm(h, h.shape, q["2.weight"], q["2.bias"])
 
-        return F.relu(z * (branch("gamma") + 1) + branch("beta"))
+        return F.relu(z * (applied("gamma") + 1) + applied("beta"))
 
     def logits(self, p, x):
         return self.task.classify(p, self.valve(p, self.task.features(p, x), p["personal"]))
@@ -102,9 +110,7 @@ class GPFL(Method):
         fit = F.cross_entropy(scores, batch.y) + F.cross_entropy(cosines, batch.y)
         return fit + self.lam * apart + self.mu / 2 * decay
 
-    def local(self, c, start):
-        trained = [
-            n for n in start if n in self.task.parameters or n == "gce" or n.startswith("cov.")
-        ]
-        end = c.train(self.loss, start, only=trained)
-        return end | prefixed("next.", self.conditions(end["gce"], c.sel))
+    def local(self, ctx, start):
+        extra = [n for n in start if n == "gce" or n.startswith("cov.")]
+        end = ctx.train(self.loss, start, only=[*self.task.parameters, *extra])
+        return end | prefixed("next.", self.conditions(end["gce"], ctx.sel))

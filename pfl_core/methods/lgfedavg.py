@@ -1,17 +1,19 @@
-"""LG-FedAvg: local representations, a global head; the lower layers stay on the client, the upper ones are averaged.
+"""LG-FedAvg: local representations, a global head: lower layers stay, the upper ones are averaged.
 
-Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020),
-Algorithm 1.
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", arXiv:2001.01523 (2020), Algorithm 1.
 
     (W_l,k, W_g,k) <- SGD on both jointly          `local` (the default)
     W_g            <- sum_k n_k W_g,k / sum_k n_k  `upload`; W_l,k never leaves client k
 
-W_g is the experiment's head: `head_depth` counts its layers from the output (authors: 2 on CIFAR-10, 3 on MNIST). All layers is FedAvg,
-0 is Local; both limits are allowed. The authors start from a model trained by FedAvg: Experiment(init_from=<that experiment>).
-From scratch with a one-layer head expect about Local: the shared head meets representations that nothing aligns.
+W_g is the experiment's head: `head_depth` counts its layers from the output (authors: 2 on
+CIFAR-10, 3 on MNIST). All layers is FedAvg, 0 is Local; both limits are allowed. The authors start
+from a model trained by FedAvg: Experiment(init_from=<that experiment>). From scratch with a
+one-layer head expect about Local: the shared head meets representations that nothing aligns.
 
 Differs from the paper
-1. The auxiliary losses on the representations (unsupervised, adversarial fairness) are left out, as in the authors' image experiments.
+1. The auxiliary losses on the representations (unsupervised, adversarial fairness) are left out, as
+   in the authors' image experiments.
 2. BatchNorm statistics below the head are always the client's own; the paper's networks have none.
 
 Differs from the authors' code

@@ -1,35 +1,45 @@
-"""pFedHN and pFedHN-PC: a hypernetwork on the server writes every client's model from the client's embedding.
+"""pFedHN and pFedHN-PC: a hypernetwork on the server writes each client's model from an embedding.
 
-Shamsian, Navon, Fetaya and Chechik, "Personalized Federated Learning using Hypernetworks", ICML 2021, arXiv:2103.04628, Algorithm 1.
+Shamsian, Navon, Fetaya and Chechik, "Personalized Federated Learning using Hypernetworks", ICML
+2021, arXiv:2103.04628, Algorithm 1.
 
-    theta_i = h(v_i; phi)                                       `Hypernetwork`, `download`
-    theta~_i <- K local steps from theta_i                      `local` (the default; the experiment's `steps`, plan="fresh")
-    Delta_i = theta_i - theta~_i                                `upload`; what travels is as large as theta_i, not as phi
-    phi <- phi - alpha (d theta_i / d phi)^T Delta_i            one vector-Jacobian product, then SGD with momentum and weight decay
-    v_i <- v_i - alpha (d theta_i / d v_i)^T Delta_i
+    theta_i = h(v_i; phi)                                `Hypernetwork`, `download`
+    theta~_i <- K local steps from theta_i               `local` (the default; the experiment's
+                                                         `steps`, plan="fresh")
+    Delta_i = theta_i - theta~_i                         `upload`; what travels is as large as
+                                                         theta_i, not as phi
+    phi <- phi - alpha (d theta_i / d phi)^T Delta_i     one vector-Jacobian product, then SGD with
+    v_i <- v_i - alpha (d theta_i / d v_i)^T Delta_i     momentum and weight decay
     PC (Sec. 3.3): omega_i, the experiment's head, stays with client i; phi writes the rest
 
-Local training is given by fields of the Experiment: steps=50 is the paper's (Sec. 5), participation 1/K Algorithm 1's; plan="fresh",
-batch=64, lr=5e-3, momentum=.9, weight_decay=5e-5, clip=50 are the released trainer's (the paper tunes rates over a grid and names no
-more). alpha and the hypernetwork's momentum, decay and clip are fields here.
+Local training is given by fields of the Experiment: steps=50 is the paper's (Sec. 5), participation
+1/K Algorithm 1's; plan="fresh", batch=64, lr=5e-3, momentum=.9, weight_decay=5e-5, clip=50 are the
+released trainer's (the paper tunes rates over a grid and names no more). alpha and the
+hypernetwork's momentum, decay and clip are fields here.
 
 Differs from the paper
-1. Algorithm 1 prints Delta = theta~ - theta, with which phi - alpha J^T Delta climbs the loss; hn_sign="literal" does so.
+1. Algorithm 1 prints Delta = theta~ - theta, with which phi - alpha J^T Delta climbs the loss;
+   hn_sign="literal" does so.
 2. Several participants (the paper has one): phi takes the mean of their products, each v_i its own.
-3. BatchNorm (no network of the paper has any): scale and shift are written, statistics follow the experiment's buffer policy.
-4. Novel clients (Sec. 5.3): start, rate and number of steps are not given; see `adopt`. Use weight_decay=0 there.
+3. BatchNorm (no network of the paper has any): scale and shift are written, statistics follow the
+   experiment's buffer policy.
+4. Novel clients (Sec. 5.3): start, rate and number of steps are not given; see `novel`. Use
+   weight_decay=0 there.
 5. omega_i is trained with the local rate, as in the authors' code; the text says alpha.
 Differs from the authors' code
-1. Spectral norm (Table 4): their trainer reads the flag and never passes it on; here it acts, after 15 warm-up power iterations.
-2. Sizes S/M/L (Table 2), fixed descriptors (App. C.5) and novel clients are not in it; the authors describe the first in an issue.
-3. Embeddings have the rate of phi (there an option that defaults to it); its other optimiser, Adam, is left out.
-As in their code: momentum and decay move all of phi and all embeddings at every step; no ReLU between trunk and heads.
+1. Spectral norm (Table 4): their trainer reads the flag and never passes it on; here it acts, after
+   15 warm-up power iterations.
+2. Sizes S/M/L (Table 2), fixed descriptors (App. C.5) and novel clients are not in it; the authors
+   describe the first in an issue.
+3. Embeddings have the rate of phi (there an option that defaults to it); its other optimiser, Adam,
+   is left out.
+As in their code: momentum and decay move all of phi and all embeddings at every step; no ReLU
+between trunk and heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -38,14 +48,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
+from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
-from pfl_core.stacked import Params, own, prefixed, select
+from pfl_core.stacked import Params, clone, prefixed, select
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Hypernetwork(NamedTuple):
-    """h(v; phi): a trunk of linear layers with ReLU between them, then one linear head for each tensor of each size of network."""
+    """h(v; phi): a trunk of linear layers with ReLU between them, then linear heads.
+
+    There is one head for each tensor of each size of network.
+    """
 
     sizes: list[Shapes]  # what is written for a client of size 0, 1, ...
     full: Shapes  # the model that they are padded to
@@ -54,7 +68,10 @@ class Hypernetwork(NamedTuple):
     spectral: bool
 
     def draw(self, d: int) -> Params:
-        """New weights {layer.weight, layer.bias, with spectral norm layer.u} for embeddings of size d, as nn.Linear draws them."""
+        """New weights for embeddings of size d, as nn.Linear draws them.
+
+        {layer.weight, layer.bias, and with spectral norm layer.u}
+        """
         layers = {
             f"trunk.{i}": (self.hidden if i else d, self.hidden) for i in range(self.n_hidden + 1)
         }
@@ -62,9 +79,8 @@ class Hypernetwork(NamedTuple):
             layers |= {f"head.{g}.{n}": (self.hidden, prod(s)) for n, s in shapes.items()}
         phi = {}
         for name, (inputs, outputs) in layers.items():
-            phi |= {
-                f"{name}.{p}": v.detach() for p, v in nn.Linear(inputs, outputs).named_parameters()
-            }
+            linear = nn.Linear(inputs, outputs)
+            phi |= {f"{name}.{p}": v.detach() for p, v in linear.named_parameters()}
             if self.spectral:
                 phi[f"{name}.u"] = torch.randn(outputs)
         for _ in range(15):
@@ -72,7 +88,10 @@ class Hypernetwork(NamedTuple):
         return phi
 
     def write(self, phi: Params, sel: Tensor, size: Tensor) -> Params:
-        """Models {name: (S, *shape)} of clients sel (S,), of sizes (S,); a smaller one has zeros at the far end of each axis."""
+        """Models {name: (S, *shape)} of clients sel (S,), of sizes (S,).
+
+        A smaller one has zeros at the far end of each axis.
+        """
         h = self._linear(phi, "trunk.0", phi["v"][sel])
         for i in range(self.n_hidden):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
@@ -90,16 +109,16 @@ class Hypernetwork(NamedTuple):
     def pull(
         self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
     ) -> Params:
-        """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}; delta {name: (S, *shape)} as written."""
+        """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}.
+
+        delta {name: (S, *shape)} is of what is written.
+        """
         with torch.enable_grad():
             leaves = {n: phi[n].detach().requires_grad_() for n in names}
             theta = self.write(phi | leaves, sel, size)
-        outputs, cotangents = [theta[n] for n in delta], list(delta.values())
-        return dict(
-            zip(
-                leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangents), strict=True
-            )
-        )
+        outputs, inputs = [theta[n] for n in delta], list(leaves.values())
+        products = torch.autograd.grad(outputs, inputs, list(delta.values()))
+        return dict(zip(leaves, products, strict=True))
 
     def advance(self, phi: Params) -> None:
         """One power iteration of every layer's u, in place."""
@@ -108,7 +127,8 @@ class Hypernetwork(NamedTuple):
                 phi[n].copy_(_power(phi[n[:-1] + "weight"], phi[n])[0])
 
     def _linear(self, phi: Params, name: str, x: Tensor) -> Tensor:
-        # Spectral norm: the weight over its top singular value u^T W v, where u and v count as constants (Miyato et al., 2018).
+        # Spectral norm: the weight over its top singular value u^T W v, where u and v count as
+        # constants (Miyato et al., 2018).
         w = phi[f"{name}.weight"]
         if self.spectral:
             u, v = _power(w.detach(), phi[f"{name}.u"])
@@ -122,158 +142,141 @@ def _power(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def narrowed(task: Task, width: float) -> Shapes:
-    """Shapes of the task's parameters with `width` times the channels in all convolutions; what reads them reads fewer, outputs stay.
+    """Shapes of the task's parameters with `width` times the channels in all convolutions.
 
-    Raises ValueError for BatchNorm, and for a width with which channels are no integers >= 1.
+    What reads them reads fewer, outputs stay. Raises ValueError for BatchNorm, and for a width with
+    which channels are no integers >= 1.
     """
     if task.bn and width != 1:
         raise ValueError(
-            f"widths: a network with BatchNorm ({min(task.bn)}) has one size; use one without it, or widths=()"
+            f"widths: a network with BatchNorm ({min(task.bn)}) has one size; use one without it, "
+            "or widths=()"
         )
     shapes, before = {}, 1.0
     for names in task.layers.values():
         here = width if task.initial[names[0]].dim() > 2 else 1.0
         for n in names:
-            exact = [
-                s * w for s, w in zip(task.initial[n].shape, (here, before, 1, 1), strict=False)
-            ]
+            factors = zip(task.initial[n].shape, (here, before, 1, 1), strict=False)
+            exact = [size * factor for size, factor in factors]
             if not 0 < width <= 1 or any(abs(s - round(s)) > 1e-6 for s in exact):
                 raise ValueError(
-                    f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole channels"
+                    f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole "
+                    "channels"
                 )
             shapes[n] = tuple(map(round, exact))
         before = here
     return shapes
 
 
-def _sgd(
-    p: Params,
-    momentum: Params,
-    grad: Params,
-    lr: float,
-    mu: float,
-    decay: float,
-    clip: float,
-    by_row: bool,
-) -> None:
-    # As torch.optim.SGD counts it, in place: phi is large, and new memory would cost more than the arithmetic. With phi frozen
-    # clients do not meet, and each one's gradient (a row of v) is clipped alone.
-    norm = (
-        grad["v"].norm(dim=1, keepdim=True)
-        if by_row
-        else torch.stack([g.norm() for g in grad.values()]).norm()
-    )
-    scale = (clip / (norm + 1e-6)).clamp(max=1) if clip else torch.ones_like(norm)
-    for n, g in grad.items():
-        p[n].sub_(momentum[n].mul_(mu).addcmul_(g, scale).add_(p[n], alpha=decay), alpha=lr)
-
-
-@dataclass(frozen=True, eq=False)
 class PFedHN(Method):
-    """A hypernetwork writes all clients' models from one embedding a client (Shamsian et al., 2021)."""
+    """A hypernetwork writes all models, from one embedding a client (Shamsian et al., 2021)."""
 
     name = "pfedhn"
-    lr: float = 0.01  # alpha, of phi and embeddings; the code's default, the paper's grid is .1, .05, .01, .005
-    momentum: float = 0.9  # of the hypernetwork's SGD [code]
-    weight_decay: float = 1e-3  # of the hypernetwork's SGD [code]
-    clip: float = 50.0  # L2 norm of the hypernetwork's gradient [code]; 0 is no clipping
-    dim: int = 0  # d_e; 0 is floor(1 + K/4) (Sec. 5)
-    hidden: int = 100  # width of the trunk (App. B)
-    n_hidden: int = (
-        3  # hidden layers of the trunk (App. B; 1 for MNIST); 0 is a linear hypernetwork (Sec. 4.1)
+    adopts = True
+    lr: float = number(
+        0.01, low=0, doc="alpha, of phi and embeddings [code; paper's grid: .1, .05, .01, .005]"
     )
-    spectral_norm: bool = False  # every linear layer divided by its top singular value (App. C.3)
-    # "fixed": v_i = the client's class proportions; "fixed_columns": its share of each class, App. C.5's descriptor (that of Sec. 5.3).
-    embed: str = "trainable"
-    hn_sign: str = "descent"  # the authors' code; "literal" is Algorithm 1 as printed
-    # Sizes of the clients' networks, as shares of the model's channels; (.25, .5, 1) of 32 kernels is S/M/L (Sec. 5.2, App. B).
-    widths: tuple[float, ...] = ()
-    # Where embeddings of adopted clients start: "mean" of the trained ones, "normal" draws, or "trained" (the same clients once more).
-    novel: str = "mean"
+    momentum: float = number(0.9, low=0, below=1, doc="of the hypernetwork's SGD [code]")
+    weight_decay: float = number(1e-3, low=0, doc="of the hypernetwork's SGD [code]")
+    clip: float = number(
+        50.0, low=0, doc="L2 norm of the hypernetwork's gradient [code]; 0 is no clipping"
+    )
+    dim: int = number(0, low=0, doc="d_e, size of an embedding; 0 is floor(1 + K/4) (Sec. 5)")
+    hidden: int = number(100, low=1, doc="width of the trunk (App. B)")
+    n_hidden: int = number(
+        3, low=0, doc="hidden layers of the trunk (App. B; 1 for MNIST); 0 is linear (Sec. 4.1)"
+    )
+    spectral_norm: bool = value(
+        False, doc="every linear layer divided by its top singular value (App. C.3)"
+    )
+    embed: str = choice(
+        "trainable",
+        "fixed",
+        "fixed_columns",
+        doc="fixed: v_i is the client's class proportions; fixed_columns: its share of each class, "
+        "App. C.5's descriptor (that of Sec. 5.3)",
+    )
+    hn_sign: str = choice(
+        "descent", "literal", doc="the authors' code's, or Algorithm 1's as printed"
+    )
+    widths: tuple[float, ...] = value(
+        (),
+        doc="sizes of the clients' networks, as shares of the model's channels; (.25, .5, 1) of 32 "
+        "kernels is S/M/L (Sec. 5.2, App. B)",
+    )
+    novel: str = choice(
+        "mean",
+        "normal",
+        "trained",
+        doc="where embeddings of new clients start: the mean of the trained ones, normal draws, or "
+        "the trained ones themselves (the same clients once more)",
+    )
 
     def check(self):
-        options = {
-            "embed": ("trainable", "fixed", "fixed_columns"),
-            "hn_sign": ("descent", "literal"),
-        }
-        for field, legal in (options | {"novel": ("mean", "normal", "trained")}).items():
-            if getattr(self, field) not in legal:
-                raise ValueError(
-                    f"{self.name}: {field}={getattr(self, field)!r}; use one of {', '.join(legal)}"
-                )
-        for field, least in {"dim": 0, "n_hidden": 0, "hidden": 1}.items():
-            if getattr(self, field) < least:
-                raise ValueError(
-                    f"{self.name}: {field}={getattr(self, field)}; allowed: integers >= {least}"
-                )
         _ = self.hn  # which refuses widths
 
     @property
     def hn(self) -> Hypernetwork:
         """The shape of the hypernetwork; its weights are in State.extra["phi"]."""
         written = [n for n in self.task.parameters if self.is_shared(n)]
-        full, *sizes = (
-            select(narrowed(self.task, width), written) for width in (1, *(self.widths or (1,)))
-        )
+        widths = (1, *(self.widths or (1,)))
+        full, *sizes = (select(narrowed(self.task, width), written) for width in widths)
         return Hypernetwork(sizes, full, self.hidden, self.n_hidden, self.spectral_norm)
 
     def embeddings(self, state: State) -> Tensor:
         """The clients' embeddings v, (K, d_e)."""
         return state.extra["phi"]["v"]
 
-    def _clients(self, k: int, v: Tensor) -> tuple[Tensor, Tensor]:
-        # What the server keeps of k clients: embeddings (v, unless they are fixed), and sizes, which take turns (so that a group
-        # of one size is every such client of a partition).
-        t, size = self.task, torch.arange(k) % max(1, len(self.widths))
-        if self.embed != "trainable":
-            counts = t.label_counts.to(t.dtype)
-            v = counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
-            if len(v) != k:
-                raise ValueError(
-                    f"{self.name}: {k} clients, but labels of {len(v)} are known; bind it to their data"
-                )
-        return v.to(t.device, t.dtype), size.to(t.device)
-
+    # -- what the server keeps ---------------------------------------------------------------------
     def init(self):
         t, state = self.task, super().init()
         state.server = select(state.server, t.buffers)
+        phi, trained = self._drawn() if t.joins is None else self._joined(t.joins)
+        # Sizes take turns, so that a group of one size is every such client of a partition.
+        size = torch.arange(t.K, device=t.device) % max(1, len(self.widths))
+        momentum = {n: torch.zeros_like(phi[n]) for n in trained}  # what has one is trained
+        state.extra = {"phi": phi, "momentum": momentum, "size": size}
+        return state
+
+    def _drawn(self) -> tuple[Params, list[str]]:
+        # A new hypernetwork, and the names in it that are trained.
+        t = self.task
         with t.seeded("hypernetwork"):
-            v, size = self._clients(t.K, torch.randn(t.K, self.dim or 1 + t.K // 4))
+            v = self._embedded(torch.randn(t.K, self.dim or 1 + t.K // 4))
             phi = {"v": v} | {
                 n: w.to(t.device, t.dtype) for n, w in self.hn.draw(v.shape[1]).items()
             }
-        # What has a momentum is trained.
-        trained = [
-            n for n in phi if not n.endswith(".u") and (n != "v" or self.embed == "trainable")
-        ]
-        state.extra = {
-            "phi": phi,
-            "momentum": {n: torch.zeros_like(phi[n]) for n in trained},
-            "size": size,
-        }
-        return state
+        fixed = {"v"} if self.embed != "trainable" else set()
+        return phi, [n for n in phi if not n.endswith(".u") and n not in fixed]
 
-    def adopt(self, state, k):
-        """k novel clients: phi is frozen, their embeddings (all alike, or drawn) are fitted by the same rounds (Sec. 5.3)."""
-        phi, fresh = own(state.extra["phi"]), super().adopt(state, k)
-        with self.task.seeded("novel clients"):
-            drawn = torch.randn(k, phi["v"].shape[1])
-        if self.novel == "trained" and k != len(phi["v"]):
+    def _joined(self, source: State) -> tuple[Params, list[str]]:
+        # New clients of a trained hypernetwork, which is frozen: their embeddings alone are fitted,
+        # by the same rounds (Sec. 5.3).
+        phi, k = clone(source.extra["phi"]), self.task.K
+        trained = phi["v"]
+        if self.novel == "trained" and k != len(trained):
             raise ValueError(
-                f"{self.name}: novel='trained' is for the {len(phi['v'])} clients that were trained, here are {k}; use mean or normal"
+                f"{self.name}: novel='trained' is for the {len(trained)} clients that were "
+                f"trained, here are {k}; use mean or normal"
             )
-        start = {"mean": phi["v"].mean(0).repeat(k, 1), "normal": drawn, "trained": phi["v"]}[
-            self.novel
-        ]
-        phi["v"], size = self._clients(k, start)
-        momentum = {"v": torch.zeros_like(phi["v"])} if self.embed == "trainable" else {}
-        fresh.extra = {"phi": phi, "momentum": momentum, "size": size}
-        return fresh
+        with self.task.seeded("novel clients"):
+            drawn = torch.randn(k, trained.shape[1])
+        starts = {"mean": trained.mean(0).repeat(k, 1), "normal": drawn, "trained": trained}
+        phi["v"] = self._embedded(starts[self.novel])
+        return phi, ["v"] if self.embed == "trainable" else []
 
+    def _embedded(self, v: Tensor) -> Tensor:
+        # Embeddings (K, d_e): v, unless they are fixed.
+        t = self.task
+        if self.embed != "trainable":
+            counts = t.label_counts.to(t.dtype)
+            v = counts / counts.sum(int(self.embed == "fixed"), keepdim=True).clamp_min(1)
+        return v.to(t.device, t.dtype)
+
+    # -- a round -----------------------------------------------------------------------------------
     def download(self, state, sel):
-        return super().download(state, sel) | self.hn.write(
-            state.extra["phi"], sel, state.extra["size"][sel]
-        )
+        written = self.hn.write(state.extra["phi"], sel, state.extra["size"][sel])
+        return super().download(state, sel) | written
 
     def upload(self, state, sel, start, end, weight):
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
@@ -285,42 +288,50 @@ class PFedHN(Method):
         grad = hn.pull(phi, momentum, sel, state.extra["size"][sel], delta)
         if "v" in grad:
             grad["v"] *= len(sel)
-        frozen = grad.keys() == {"v"}
-        if not frozen:
+        if grad.keys() != {"v"}:
             hn.advance(phi)
-        _sgd(
-            phi, momentum, grad, self.lr, self.momentum, self.weight_decay, self.clip, by_row=frozen
-        )
+        self._sgd(phi, momentum, grad)
         return state
 
+    def _sgd(self, phi: Params, momentum: Params, grad: Params) -> None:
+        # As torch.optim.SGD counts it, in place: phi is large, and new memory would cost more than
+        # the arithmetic. With phi frozen clients do not meet, and each one's gradient (a row of v)
+        # is clipped alone.
+        if grad.keys() == {"v"}:
+            norm = grad["v"].norm(dim=1, keepdim=True)
+        else:
+            norm = torch.stack([g.norm() for g in grad.values()]).norm()
+        scale = torch.ones_like(norm)
+        if self.clip:
+            scale = (self.clip / (norm + 1e-6)).clamp(max=1)
+        for n, g in grad.items():
+            velocity = momentum[n].mul_(self.momentum).addcmul_(g, scale)
+            phi[n].sub_(velocity.add_(phi[n], alpha=self.weight_decay), alpha=self.lr)
+
     def traffic(self, state, sel, down, up):
-        full, *sizes = (
-            sum(map(prod, shapes.values())) for shapes in (self.hn.full, *self.hn.sizes)
-        )
+        shapes = (self.hn.full, *self.hn.sizes)
+        full, *sizes = (sum(map(prod, s.values())) for s in shapes)
         padding = sum(full - sizes[g] for g in state.extra["size"][sel].tolist())
         return tuple(moved - padding for moved in super().traffic(state, sel, down, up))
 
 
-@dataclass(frozen=True, eq=False)
 class PFedHNPC(PFedHN):
-    """pFedHN with personal classifiers: the hypernetwork writes the extractor, heads stay with their clients (Shamsian et al., 2021)."""
+    """pFedHN that writes the extractor alone; heads stay with clients (Shamsian et al., 2021).
+
+    Classifiers of the clients' own draws, as in the code, are the experiment's head_init="own";
+    head_depth=0 is pFedHN.
+    """
 
     name = "pfedhn_pc"
-    lr: float = 0.05  # alpha [code]
-    # Classifiers of the clients' own draws, as in the code, are the experiment's head_init="own"; head_depth=0 is pFedHN.
-
-    def check(self):
-        super().check()
-        if self.novel == "trained":
-            raise ValueError(
-                f"{self.name}: novel='trained' needs classifiers that stayed with their clients; use mean, normal or pfedhn"
-            )
+    lr: float = number(0.05, low=0, doc="alpha, of phi and embeddings [code]")
+    novel: str = choice(
+        "mean",
+        "normal",
+        doc="where embeddings of new clients start; their heads begin as in `init`",
+    )
 
     def is_shared(self, name):
         return name not in self.task.head
-
-    def is_clipped(self, name):
-        return name not in self.task.head  # the code clips the extractor only
 
     def init(self):
         state = super().init()
@@ -328,6 +339,10 @@ class PFedHNPC(PFedHN):
         omega = select(state.clients, self.task.parameters)
         state.clients |= prefixed("opt.", {n: torch.zeros_like(v) for n, v in omega.items()})
         return state
+
+    def local(self, ctx, start):
+        extractor = [n for n in self.task.parameters if self.is_shared(n)]
+        return ctx.train(self.loss, start, clipped=extractor)  # as in the code
 
     def serve(self, p):
         return select(p, self.task.names)

@@ -1,75 +1,86 @@
-"""pFedMe: personal models are minimisers of a Moreau envelope around local models, which follow them and are averaged.
+"""pFedMe: personal models minimise a Moreau envelope around local models, which follow them.
 
-Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. On each of R batches:
+Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm
+1. On each of R batches:
 
-    theta ~ argmin f_i(theta; batch) + lambda/2 ||theta - w_i||^2     `step`: K gradient steps at rate `personal_lr`
+    theta ~ argmin f_i(theta; batch) + lambda/2 ||theta - w_i||^2     `step`: K gradient steps at
+                                                                      rate `personal_lr`
     w_i <- w_i - eta lambda (w_i - theta)                             eta is the experiment's lr
     w   <- (1 - beta) w + beta mean_i w_i                             `upload`
 
-R is what the experiment says: all batches of its epochs, or `steps`. theta starts a round at w and is not put back between batches.
-In clients' dicts, names as they are hold w (and the model in training), "theta." the personal model, kept between participations.
+R is what the experiment says: all batches of its epochs, or `steps`. theta starts a round at w and
+is not put back between batches. In clients' Params, names as they are hold w (and the model in
+training), "theta." the personal model, kept between participations.
 
 Differs from the paper
-1. `decay` nu: gradient steps on theta see nu theta as well. The paper has none, the authors' code and its ports 0.001.
-2. Means are weighted by n_k. BatchNorm's scale and shift take part in both levels; its statistics advance on each forward pass
-   of theta, and averaged ones (buffers="average") are averaged plainly, without beta.
-3. Only participants train; the paper trains all clients and averages a sample of them. With full participation there is no difference.
-4. Momentum, weight decay and clipping of the experiment do not act here. Where each theta starts is the code's rule (a recollection
-   of the paper: it asks only for an approximate minimiser).
+1. `decay` nu: gradient steps on theta see nu theta as well. The paper has none, the authors' code
+   and its ports 0.001.
+2. Means are weighted by n_k. BatchNorm's scale and shift take part in both levels; its statistics
+   advance on each forward pass of theta, and averaged ones (buffers="average") are averaged
+   plainly, without beta.
+3. Only participants train; the paper trains all clients and averages a sample of them. With full
+   participation there is no difference.
+4. Momentum, weight decay and clipping of the experiment do not act here. Where each theta starts is
+   the code's rule (a recollection of the paper: it asks only for an approximate minimiser).
 
 Differs from the authors' code
-1. theta is scored. There (and in PFLlib) its storage is the model's, overwritten before scoring: published code scores w_i or w.
-   score="local" does so: w before local training, w_i after.
+1. theta is scored. There (and in PFLlib) its storage is the model's, overwritten before scoring:
+   published code scores w_i or w. score="local" does so: w before local training, w_i after.
 """
-
-from dataclasses import dataclass
 
 import torch
 
 from pfl_core.methods.base import Method
-from pfl_core.stacked import expand, own, prefixed, select, unprefixed
+from pfl_core.methods.fields import choice, number
+from pfl_core.stacked import clone, prefixed, select, unprefixed
 
 
-@dataclass(frozen=True, eq=False)
 class PFedMe(Method):
     """Personal models on Moreau envelopes around an averaged one (Dinh et al., 2020)."""
 
     name = "pfedme"
-    lam: float = 15.0  # lambda, pull between theta and w_i; lr * lam = 1 sets w_i to theta. 15: authors' code
-    inner_steps: int = 5  # K, gradient steps for each theta (authors' code)
-    personal_lr: float = (
-        0.01  # rate of these steps (PFLlib, FL-bench; authors' scripts 0.01 to 0.1)
+    lam: float = number(
+        15.0,
+        above=0,
+        doc="lambda, pull between theta and w_i (authors' code); lr * lam = 1 sets w_i to theta",
     )
-    beta: float = 1.0  # rate of the server; 1 is the plain mean (authors' code; 2 when tuned)
-    decay: float = 0.001  # nu, weight decay of theta; 0 is the paper. 0.001: authors' code
-    score: str = (
-        "personal"  # the served model: "personal" theta, or "local" w_i, as published code does
+    inner_steps: int = number(5, low=1, doc="K, gradient steps for each theta (authors' code)")
+    personal_lr: float = number(
+        0.01, above=0, doc="rate of these steps (PFLlib, FL-bench; authors' scripts: 0.01 to 0.1)"
+    )
+    beta: float = number(
+        1.0, above=0, doc="rate of the server; 1 is the plain mean (authors' code; 2 when tuned)"
+    )
+    decay: float = number(
+        0.001, low=0, doc="nu, weight decay of theta (authors' code); 0 is the paper"
+    )
+    score: str = choice(
+        "personal", "local", doc="the served model: theta, or w_i, as published code does"
     )
 
     def check(self):
         lr, pull = self.task.config.lr, self.lam + self.decay
-        for name, fine, allowed in (
-            ("lam", 0 < self.lam * lr < 2, f"0 < lam * lr < 2 (lr is {lr}; at 0 w freezes)"),
-            ("inner_steps", self.inner_steps >= 1, "an integer >= 1"),
-            ("decay", self.decay >= 0, "a number >= 0"),
-            (
-                "personal_lr",
-                0 < self.personal_lr * pull < 2,
-                f"0 < personal_lr * (lam + decay) < 2 (the sum: {pull})",
-            ),
-            ("beta", self.beta > 0, "a number > 0; at 0 w freezes"),
-            ("score", self.score in ("personal", "local"), "'personal' or 'local'"),
-        ):
-            if not fine:
-                raise ValueError(f"pfedme: {name} = {getattr(self, name)!r}; allowed: {allowed}")
+        if not 0 < self.lam * lr < 2:
+            raise ValueError(
+                f"lam = {self.lam} at lr = {lr}; allowed: 0 < lam * lr < 2 (at 0 w freezes)"
+            )
+        if self.personal_lr * pull >= 2:
+            raise ValueError(
+                f"personal_lr = {self.personal_lr}; allowed: personal_lr * (lam + decay) < 2 (the "
+                f"sum: {pull})"
+            )
 
     def init(self):
         state = super().init()
-        state.clients |= prefixed("theta.", own(select(self.task.start(), self.task.parameters)))
+        theta = clone(select(self.task.start(), self.task.parameters))
+        state.clients |= prefixed("theta.", theta)
         return state
 
     def step(self, p, anchor, grad, at):
-        """K steps of ONE client's theta (plain names) on one batch, then the step of its w_i ("w."); `at.lr` is eta."""
+        """K steps of ONE client's theta (plain names) on one batch, then the step of its w_i.
+
+        w_i is in p, too ("w."); `at.lr` is eta.
+        """
         w = unprefixed("w.", p)
         for _ in range(self.inner_steps):
             g = grad(p)
@@ -77,18 +88,12 @@ class PFedMe(Method):
             p = p | {n: p[n] - self.personal_lr * pull[n] for n in w}
         return p | {f"w.{n}": w[n] - at.lr * self.lam * (w[n] - p[n]) for n in w}, {}
 
-    def local(self, c, start):
+    def local(self, ctx, start):
         names = self.task.parameters
-        end = c.train(
-            self.loss,
-            select(start, self.task.names) | prefixed("w.", select(start, names)),
-            step=self.step,
-        )
-        return (
-            prefixed("theta.", select(end, names))
-            | unprefixed("w.", end)
-            | select(end, self.task.buffers)
-        )
+        both = select(start, self.task.names) | prefixed("w.", select(start, names))
+        end = ctx.train(self.loss, both, step=self.step)
+        theta, buffers = prefixed("theta.", select(end, names)), select(end, self.task.buffers)
+        return theta | unprefixed("w.", end) | buffers
 
     def upload(self, state, sel, start, end, weight):
         old = select(state.server, self.task.parameters)
@@ -97,13 +102,5 @@ class PFedMe(Method):
         return state
 
     def serve(self, p):
-        return select(p, self.task.names) | (
-            unprefixed("theta.", p) if self.score == "personal" else {}
-        )
-
-    def adopt(self, state, k):
-        state = super().adopt(state, k)  # new clients' personal models start at w
-        state.clients |= prefixed(
-            "theta.", own(expand(select(state.server, self.task.parameters), k))
-        )
-        return state
+        theta = unprefixed("theta.", p) if self.score == "personal" else {}
+        return select(p, self.task.names) | theta

@@ -1,24 +1,28 @@
-"""What a method may know: the settings of its training, the sizes of its clients, the names in its model, and how to apply it."""
+"""What a method may know: settings of its training, sizes of its clients, names in its model, and
+how to apply it.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core import models
-from pfl_core.stacked import Params, expand
+from pfl_core.stacked import Params, expand, select
 from pfl_core.util import draws
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What engine, round loop and methods need of an Experiment: fields of its own, of the same names and meaning.
+    """What engine, round loop and methods need of an Experiment: its fields of the same names.
 
     Made from an Experiment in experiments/build.py and nowhere else, and carried by the Task.
     """
@@ -47,10 +51,30 @@ class TrainConfig:
 
 
 class Task:
-    """What methods may know of settings, model and clients: sizes, names, the initial model, and `apply`.
+    """What methods may know of settings, model and clients.
 
-    config: the experiment's settings; n (K,) train sizes; label_counts (K, C); names of `parameters`, `buffers`, `head`, `bn`; `layers`
-    {layer: names} by module; device and dtype of the model. heads: initial heads of the clients' own, {name: (K, *shape)}.
+    Parameters
+    ----------
+    model : nn.Module
+        The network, with the weights that all clients begin with.
+    n : (K,) int64
+        The clients' numbers of training samples.
+    label_counts : (K, C) int64
+        How many training samples of each class they have.
+    config : TrainConfig
+    heads : {name: (K, *shape)}
+        Initial heads of the clients' own; none: all begin with the model's.
+
+    Attributes
+    ----------
+    K, C : numbers of clients and classes
+    parameters, buffers, names : tuples of the names of trained tensors, of BatchNorm's statistics,
+        and of both
+    head, bn : sets of names: the experiment's head, and all that belongs to BatchNorm
+    layers : {layer: names of its parameters}, by module, in forward order
+    initial : {name: (*shape)}, the initial model of ONE client
+    device, dtype : of the model
+    joins : the State of a trained federation that these clients are new to, or None
     """
 
     def __init__(
@@ -71,13 +95,14 @@ class Task:
         self.layers = models.layers(model, "module")
         self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
         self.own_heads = heads or {}
+        self.joins: Any = None
         first = next(iter(self.initial.values()))
         self.device, self.dtype = first.device, first.dtype
         self._local = threading.local()
 
     @contextmanager
-    def seeded(self, purpose: str):
-        """Within it, torch draws by (seed, purpose): for initial weights of a method's own modules."""
+    def seeded(self, purpose: str) -> Iterator[None]:
+        """Within it, torch draws by (seed, purpose): for weights of a method's own modules."""
         with draws.seeded(int(draws.rng(self.config.seed, purpose).integers(2**62))):
             yield
 
@@ -85,9 +110,18 @@ class Task:
         """{layer: parameter names} by "module", "child", "tensor" or "block", in forward order."""
         return models.layers(self.model, by)
 
-    def start(self) -> Params:
-        """The initial models {name: (K, *shape)}: one common model (stride 0), or with heads of the clients' own."""
+    def drawn(self) -> Params:
+        """The models as they were drawn, {name: (K, *shape)}: one common model (stride 0), or with
+        heads of the clients' own.
+        """
         return expand(self.initial, self.K) | self.own_heads
+
+    def start(self) -> Params:
+        """What clients begin with, {name: (K, *shape)}: the models as they were drawn; with
+        `joins`, the parameters of its server instead.
+        """
+        served = select(self.joins.server, self.parameters) if self.joins else {}
+        return self.drawn() | expand(served, self.K)
 
     def apply(self, p: Params, x: Tensor) -> Tensor:
         """Class scores (B, C) of ONE client's model p on x (B, ...)."""
@@ -95,11 +129,22 @@ class Task:
 
     @functools.cached_property
     def last_linear(self) -> tuple[str, ...]:
-        """Names of weight and bias (if it has one) of the model's last layer; ValueError if that is no nn.Linear."""
-        return models.last_linear(self.model)
+        """Names of weight and bias (if it has one) of the model's last layer.
+
+        Raises ValueError if that is no nn.Linear.
+        """
+        try:
+            return models.last_linear(self.model)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}, or take a method other than fedcp, fedpac and gpfl"
+            ) from None
 
     def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
-        """Input of `last_linear`, (B, F), of ONE client; `training=False` forces BatchNorm's running statistics."""
+        """Input of `last_linear`, (B, F), of ONE client.
+
+        `training=False` forces BatchNorm's running statistics.
+        """
         return models.features(self._module(p, training), x)
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
@@ -107,7 +152,7 @@ class Task:
         return F.linear(z, *(p[n] for n in self.last_linear))
 
     @contextmanager
-    def mode(self, training: bool):
+    def mode(self, training: bool) -> Iterator[None]:
         """Within it, this thread's `apply` runs in training (or evaluation) mode."""
         before = getattr(self._local, "training", False)
         self._local.training = training
@@ -117,7 +162,8 @@ class Task:
             self._local.training = before
 
     def _module(self, p: Params, training: bool | None = None) -> nn.Module:
-        # A module of this thread's own into which p is hung: as functional_call does, without its cost per call.
+        # A module of this thread's own into which p is hung: as functional_call does, without its
+        # cost per call.
         if training is None:
             training = getattr(self._local, "training", False)
         both = self._local.__dict__.setdefault("modules", {})

@@ -1,4 +1,4 @@
-"""Mathematics that is no method's own: what several methods add to their loss, and problems that they solve."""
+"""Mathematics that is no method's own: terms of a loss, and problems that methods solve."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,12 +9,18 @@ from pfl_core.stacked import Params
 
 
 def half_square(p: Params, q: Params, names: Iterable[str]) -> Tensor:
-    """||p - q||^2 / 2 over `names` of ONE client, a scalar; its gradient at p is p - q, also where both are equal."""
+    """||p - q||^2 / 2 over `names` of ONE client, a scalar.
+
+    Its gradient at p is p - q, also where both are equal.
+    """
     return sum((p[n] - q[n]).square().sum() for n in names) / 2
 
 
 def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10.0, 15.0, 20.0, 50.0)) -> Tensor:
-    """Squared maximum mean discrepancy of x and y (B, F), kernel sum_w exp(-d^2 / 2w) over `widths` w; a scalar >= 0."""
+    """Squared maximum mean discrepancy of x and y (B, F), a scalar >= 0.
+
+    The kernel is sum_w exp(-d^2 / 2w) over `widths` w.
+    """
     both = torch.cat([x, y])
     square = both.square().sum(1)
     distance = (square[:, None] + square - 2 * both @ both.T).clamp_min(0)
@@ -23,9 +29,10 @@ def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10.0, 15.0, 20.0, 50.0)
 
 
 def simplex_qp(q: Tensor) -> Tensor:
-    """argmin of a^T q a over the probability simplex for each of q (b, m, m), positive semidefinite, float64: (b, m).
+    """argmin of a^T q a over the probability simplex, (b, m), for each of q (b, m, m).
 
-    a = x / sum(x), where x >= 0 and q x >= 1 and one of both is tight in every place: block principal pivoting (Portugal et al., 1994).
+    q is positive semidefinite, in float64. a = x / sum(x), where x >= 0 and q x >= 1 and one of
+    both is tight in every place: block principal pivoting (Portugal et al., 1994).
     """
     m, trace = q.shape[-1], q.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     q = q / trace.clamp_min(1e-30) + 1e-10 * torch.eye(m, dtype=q.dtype, device=q.device)

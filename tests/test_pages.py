@@ -28,7 +28,18 @@ def test_the_methods_page_is_current():
 
 def test_the_readme_holds_the_results_of_the_rows():
     readme = (pages.ROOT / "README.md").read_text()
-    assert pages.between(readme, pages.results_section()) == readme, "run: python -m tools.pages"
+    assert pages.between(readme, "results", pages.results_section()) == readme, (
+        "run: python -m tools.pages"
+    )
+
+
+def test_the_readme_says_how_long_methods_are():
+    readme = (pages.ROOT / "README.md").read_text()
+    assert pages.between(readme, "lengths", pages.lengths_section()) == readme, (
+        "run: python -m tools.pages"
+    )
+    longest = max(int(pages.method_facts(name)["class"]) for name in ("fedavg", "flayer"))
+    assert f"take 2 to {longest} lines" in pages.lengths_section()
 
 
 def test_the_results_page_is_current_and_its_links_lead_somewhere():
@@ -48,7 +59,10 @@ def test_every_artefact_has_a_line_for_every_result():
 
 def test_facts_of_fedper():
     facts = pages.method_facts("fedper")
-    assert 5 < int(facts["lines"]) < 20 and facts["paper"] == "Arivazhagan et al., 2019"
+    assert (
+        5 < int(facts["class"]) < int(facts["file"]) < 25
+        and facts["paper"] == "Arivazhagan et al., 2019"
+    )
     assert facts["up"] == facts["down"]
     assert pages.method_facts("local")["up"] == "-"
 
@@ -64,7 +78,7 @@ def test_code_lines_leave_docs_out():
 
 def test_between_needs_its_markers():
     with pytest.raises(ValueError, match="once each"):
-        pages.between("no markers", "x")
+        pages.between("no markers", "results", "x")
 
 
 @pytest.mark.parametrize("word", ["datasets", "methods", "models", "partitions"])

@@ -131,14 +131,14 @@ def do_compare(args: Namespace) -> None:
         return
     report, parts = late("papers.report"), late("experiments.committed").parts(what, own=True)
     if not parts:
-        places = f"results/ or {paths.runs_root() / 'results'}"
+        places = f"results/ or {paths.kept_folder()}"
         raise ValueError(f"no rows of {what!r} in {places}; run its notebook first")
     known = {} if what == "methods" else late("papers.base").paper(what).artefacts
     if rest and known:
         printed = set(report.published(what).table)
         checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
     for part in parts.values():
-        print(f"{'% ' * args.latex}{what}, {part.profile}-{part.data}:")  # a comment, to LaTeX
+        print(f"{'% ' * args.latex}{what}, {part.label}:")  # a comment, to LaTeX
         named = what == "methods" or bool(rest)
         for table in _tables(part, *rest):
             print(report.latex(table) if args.latex else table.to_string(index=named))
@@ -230,7 +230,7 @@ def do_prune(args: Namespace) -> None:
         where = "in results/ or runs/results/"
         print(f"{kept} more are named by rows {where} and stay; --all lists them, too")
     whole = f"{len(chosen)} ({prune.megabytes(sum(f.size for f in chosen))})"
-    if chosen and _agreed(args, f"move these {whole} to {paths.runs_root() / 'trash'}"):
+    if chosen and _agreed(args, f"move these {whole} to {paths.trash_folder()}"):
         away, moved = prune.move(chosen)
         back = "move a folder back to have it again, or free the room: prune --empty-trash"
         print(f"{len(moved)} moved to {away}; {back}")

@@ -22,6 +22,20 @@ def _own_folders(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _own_names():
+    """What a test registers is gone after it: a worker runs tests of many files, in no order."""
+    from pfl_core import models
+    from pfl_core.data import partition, pools
+
+    registries = models._MODELS, partition._SCHEMES, pools._ENTRIES
+    before = [dict(names) for names in registries]
+    yield
+    for names, known in zip(registries, before, strict=True):
+        names.clear()
+        names.update(known)
+
+
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A folder for a store of the test's own, beside which runs are kept too; checkpoints after every round."""

@@ -161,7 +161,7 @@ def _counts(part: committed.Part) -> dict[str, str]:
         "paper": LABELS.get(part.paper, part.paper),
         "profile": part.profile,
         "data": part.data,
-        "tables and figures": f"{len(shown(part.paper, _label(part)))} of {len(every)}",
+        "tables and figures": f"{len(shown(part.paper, part.label))} of {len(every)}",
         "claims that hold": f"{held} of {held + denied} judged",
     }
 
@@ -177,7 +177,7 @@ def results_page() -> str:
     ]
     for name in PAPERS:
         parts = committed.parts(name).values()
-        labels = [_label(part) for part in parts]
+        labels = [part.label for part in parts]
         if "paper" not in {part.profile for part in parts}:
             labels.append("paper")
         lines = [
@@ -193,10 +193,6 @@ def results_page() -> str:
 
 def _claims(part: committed.Part) -> pd.DataFrame:
     return report.claims(part.paper, part.rows(), part.profile)
-
-
-def _label(part: committed.Part) -> str:
-    return f"{part.profile}-{part.data}"
 
 
 def _link(name: str, label: str, artefact: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
+from pfl_core.util.percent import accuracy
 
 
 @dataclass
@@ -63,7 +64,7 @@ class History:
         has = self.n.get(split, np.zeros(1)) > 0
         if not series or not has.any():
             return None
-        return float((100 * series[-1].numpy()[has] / self.n[split][has]).mean())
+        return float(accuracy(series[-1].numpy()[has], self.n[split][has]).mean())
 
     def until(self, count: int, probes: Params) -> History:
         """The first `count` entries, with the probes of that time."""

@@ -41,19 +41,8 @@ class Context:
         stream: str = "local",
         bn: str = "train",
     ) -> Params:
-        """`start`, {name: (S, *shape)}, after local training of the S clients.
+        """Local training of the S clients; methods/base.py says what each argument is.
 
-        loss: `loss(p, anchor, batch)` of ONE client and one full batch; a mean over it.
-        anchor: {name: (S, ...)} of constants for the loss; by default `start`.
-        only: names that are trained, or a function of a name; by default the model's parameters.
-        clipped: trained names that the experiment's gradient clipping counts; by default all.
-        lr, epochs, steps: by default the experiment's. lr may be {name: rate}; steps > 0 replaces
-        epochs.
-        step: `step(p, anchor, grad, Step) -> (p, memory)` replaces SGD's update; `grad(p, j)` is
-        the gradient of loss on the j-th of the step's `batches`.
-        split, fraction: trained on is a random `fraction` of each client's `split`.
-        stream: calls with equal streams see equal batches.
-        bn: "train", or "eval" for running statistics, which advance on a step's first batch.
         Raises ValueError for names that are not in start, and for split "test" if the method does
         not declare `leaks_test`.
         """
@@ -86,21 +75,9 @@ class Context:
         return [int(rng(seed, purpose, self.round, k).integers(2**62)) for k in self._ids]
 
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
-        """Sums of `fn` over all samples of each client's split, in evaluation mode.
+        """Sums over each client's samples; methods/base.py says of what.
 
-        Parameters
-        ----------
-        fn
-            `fn(p, batch)` of ONE client's p and a Batch: a tensor, or a dict of tensors.
-        p : {name: (S, *shape)}
-            Models of the S clients.
-        split
-            "train", "holdout", "fit" (train without holdout) or "val"; "test" only for methods
-            that declare `leaks_test`.
-
-        Returns
-        -------
-        (S, ...) tensor, or a dict of them
+        Raises ValueError for split "test" if the method does not declare `leaks_test`.
         """
         self._check_split(split)
         return self._engine.measure(fn, p, split, self._ids)

@@ -40,9 +40,14 @@ class Part(NamedTuple):
     folder: Path
 
     @property
+    def label(self) -> str:
+        """Its profile and data, as its figures' folder is called: "quick-digits"."""
+        return paths.label(self.profile, self.data)
+
+    @property
     def name(self) -> str:
         """The name of its folder in runs/results/: "fedper.quick-digits"."""
-        return f"{self.paper}.{self.profile}-{self.data}"
+        return f"{self.paper}.{self.label}"
 
     def rows(self) -> pd.DataFrame:
         """Its rows, one number a row (see `Result.rows`); ValueError names a damaged file."""
@@ -68,7 +73,7 @@ def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> 
 
 
 def _kept() -> list[Path]:
-    return sorted(p for p in (paths.runs_root() / "results").glob("*") if p.is_dir())
+    return sorted(p for p in paths.kept_folder().glob("*") if p.is_dir())
 
 
 def named_runs(of: Collection[str] = ()) -> set[str]:
@@ -110,7 +115,7 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
         If the files cannot be written; what was there stays.
     """
     part = dict(zip(PART, (paper, profile, data), strict=True))
-    folder = paths.runs_root() / "results" / f"{paper}.{profile}-{data}"
+    folder = paths.kept_folder() / f"{paper}.{paths.label(profile, data)}"
     tables.write(folder, _content(rows, part))
     return folder
 
@@ -147,10 +152,10 @@ def publish(paper: str) -> list[Path]:
 
 
 def _publish_figures(part: Part, checkout: Path) -> list[Path]:
-    figures, done = Path("figures", part.paper, f"{part.profile}-{part.data}"), []
-    for file in sorted((paths.runs_root() / figures).glob("*")):
+    folder, done = Path(part.paper, part.label), []
+    for file in sorted((paths.figures_folder() / folder).glob("*")):
         if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
-            target = checkout / figures / file.name
+            target = checkout / "figures" / folder / file.name
             target.parent.mkdir(parents=True, exist_ok=True)
             with sums.replacing(target) as out:
                 out.write(file.read_bytes())

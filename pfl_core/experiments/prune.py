@@ -209,7 +209,7 @@ def move(found: Iterable[Found], root: Path | None = None) -> tuple[Path | None,
             continue
         try:
             with FileLock(lock, timeout=0):
-                away = away or _new_day((root or paths.runs_root()) / "trash")
+                away = away or _new_day(paths.trash_folder(root))
                 _rename(f.path, away / f.path.name)
                 moved.append(f)
                 if not any(lock.parent.glob(f"{f.id}*/")):
@@ -249,7 +249,7 @@ def _refuse_link(trash: Path) -> None:
 
 def trashed(root: Path | None = None) -> list[tuple[Path, int]]:
     """What lies in the trash, with its bytes: only folders that `move` could have put there."""
-    trash = (root or paths.runs_root()) / "trash"
+    trash = paths.trash_folder(root)
     _refuse_link(trash)
     days = _folders_named(_DAY, trash)
     return [(run, _size(run)) for day in days for run in _folders_named(_NAME, day)]

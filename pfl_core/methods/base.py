@@ -119,7 +119,8 @@ class Context(Protocol):
         """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.
 
         `fn` sees ONE client and returns a tensor or a dict of tensors, sums over its batch; what
-        comes back is stacked: (S, ...).
+        comes back is stacked: (S, ...). split: "train", "holdout", "fit" (train without holdout),
+        "val", or, for methods that declare `leaks_test`, "test".
         """
 
 

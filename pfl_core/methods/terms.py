@@ -36,10 +36,8 @@ def simplex_qp(q: Tensor) -> Tensor:
     """
     m, trace = q.shape[-1], q.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     q = q / trace.clamp_min(1e-30) + 1e-10 * torch.eye(m, dtype=q.dtype, device=q.device)
-    free, place = (
-        torch.ones_like(q[:, 0], dtype=torch.bool),
-        torch.arange(1, m + 1, device=q.device),
-    )
+    free = torch.ones_like(q[:, 0], dtype=torch.bool)
+    place = torch.arange(1, m + 1, device=q.device)
     for attempt in range(20 + 10 * m):
         f = free.to(q)
         x = torch.linalg.solve(q * f[:, :, None] * f[:, None] + torch.diag_embed(1 - f), f)
@@ -47,9 +45,7 @@ def simplex_qp(q: Tensor) -> Tensor:
         wrong = torch.where(free, x < 0, slack < -1e-9 - 1e-14 * x.abs().amax(1, keepdim=True))
         if not wrong.any():
             break
-        if (
-            attempt >= 20
-        ):  # all places at once may cycle; the last one alone does not (Murty's rule)
+        if attempt >= 20:  # all at once may cycle; the last one alone does not (Murty's rule)
             wrong &= place == (wrong * place).amax(1, keepdim=True)
         free = free ^ wrong
     x = x.clamp_min(0)

@@ -173,7 +173,7 @@ def run(
     counted = heads.assign(**blank, metric="gradients", value=heads.run.map(spent))
     every = pd.concat([*parts, rows, counted], ignore_index=True)
     committed.save(every, "methods", profile, dataset)
-    folder = paths.runs_root() / "figures" / "methods" / f"{profile}-{dataset}"
+    folder = paths.figures_folder() / "methods" / paths.label(profile, dataset)
     report.save_table(table(every), folder / "comparison")
     report.save_table(choices_table(every), folder / "choices")
     return table(every)

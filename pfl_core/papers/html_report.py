@@ -64,7 +64,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
             if cells.reproduced.notna().any():
                 name = title(artefact) + (f" ({metric})" if metric != "acc_pct" else "")
                 tables.append(dict(title=name) | _table(cells, about.digits))
-    figures = sorted((folder / f"{part.profile}-{part.data}").glob("*.png"), key=_order)
+    figures = sorted((folder / part.label).glob("*.png"), key=_order)
     return dict(
         profile=part.profile,
         data=part.data,

@@ -58,8 +58,8 @@ class Study:
         self.recompute = recompute
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
-        figures = paths.runs_root() / "figures" / self.paper.key
-        self.folder = figures / f"{self.scope.profile}-{self.scope.label}"
+        figures = paths.figures_folder() / self.paper.key
+        self.folder = figures / paths.label(self.scope.profile, self.scope.label)
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})

@@ -24,6 +24,26 @@ def store_folder() -> Path:
     return runs_root() / "store"
 
 
+def kept_folder() -> Path:
+    """What notebooks keep of their runs until it is published: a folder for each part."""
+    return runs_root() / "results"
+
+
+def figures_folder() -> Path:
+    """What notebooks draw until it is published: PAPER/PROFILE-DATA/ for each part."""
+    return runs_root() / "figures"
+
+
+def trash_folder(root: Path | None = None) -> Path:
+    """What `prune` moved away, below `root` (default: where runs are kept)."""
+    return (root or runs_root()) / "trash"
+
+
+def label(profile: str, data: str) -> str:
+    """How a part is called in names of files and folders: "quick-digits"."""
+    return f"{profile}-{data}"
+
+
 def results_folder() -> Path:
     """Committed rows: results/ beside the checked-out package."""
     return CHECKOUT / "results"

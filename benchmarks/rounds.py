@@ -80,58 +80,81 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
 
     One round before warms up.
     """
-    e = case.experiment()
+    experiment = case.experiment()
     torch.set_num_threads(torch.get_num_threads())
-    ours, threads = Ours(e, device, executor), torch.get_num_threads()
+    ours, threads = Ours(experiment, device, executor), torch.get_num_threads()
     plain = PlainLoop(ours.method.task.model, ours.data, ours.engine.config)
     rows = []
     for i in range(repeats + 1):
-        chosen = [
-            sample(ours.engine.config, ours.data.K, e.rounds * i + j).tolist()
-            for j in range(e.rounds)
-        ]
-        torch.set_num_threads(threads)
-        row = {
-            "plain_train_s": timed(lambda chosen=chosen: [plain.train(c) for c in chosen], device)
-        }
-        row["plain_eval_s"] = timed(lambda: [plain.evaluate(s) for s in ("train", "test")], device)
-        torch.set_num_threads(1)  # as `simulate` does: workers take one each
-        with torch.no_grad():
-            row["ours_train_s"] = timed(lambda: [ours.train() for _ in range(e.rounds)], device)
-            row["ours_eval_s"] = timed(
-                lambda: [ours.evaluate(s) for s in ("train", "test")], device
-            )
+        clients = [_sampled(ours, experiment.rounds * i + j) for j in range(experiment.rounds)]
+        row = _times(ours, plain, clients, device, threads)
         rows += [row] if i else []
-    torch.set_num_threads(threads)
     with torch.no_grad():
         reached = {"ours_acc_pct": ours.evaluate("test"), "plain_acc_pct": plain.evaluate("test")}
-    x, _ = ours.data.batch(torch.as_tensor(ours.data.index["train"][0][: e.batch]))
-    per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
-    share = [sum(len(ours.data.index["train"][k]) for k in c) for c in chosen]
-    batches = sum(
-        e.steps * len(c) if e.steps else e.epochs * n / e.batch
-        for c, n in zip(chosen, share, strict=True)
-    )
+    flop = _flop(ours, experiment, clients)
     ours.engine.close()
-    ratio = [
-        (r["plain_train_s"] + r["plain_eval_s"]) / (r["ours_train_s"] + r["ours_eval_s"])
-        for r in rows
-    ]
-    median = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
-    rate = per_batch * batches / median["ours_train_s"]
+    median = {k: statistics.median(row[k] for row in rows) for k in rows[0]}
     return {
         "says": case.says,
-        "experiment": e.plain(),
-        "dataset": e.dataset,
+        "experiment": experiment.plain(),
+        "dataset": experiment.dataset,
         "executor": "+".join(sorted(ours.engine.ran)),
         "rows": rows,
         **median,
-        "ratio": statistics.median(ratio),
-        "ratio_min": min(ratio),
-        "ratio_max": max(ratio),
-        "train_ratio": statistics.median(r["plain_train_s"] / r["ours_train_s"] for r in rows),
-        "training_gflops": rate / 1e9,
+        **_ratios(rows),
+        "training_gflops": flop / median["ours_train_s"] / 1e9,
         **reached,
+    }
+
+
+def _sampled(ours: Ours, r: int) -> list[int]:
+    # The clients of round r.
+    return sample(ours.engine.config, ours.data.K, r).tolist()
+
+
+def _times(
+    ours: Ours, plain: PlainLoop, clients: list[list[int]], device: str, threads: int
+) -> dict[str, float]:
+    # Seconds of as many rounds of both as there are lists of clients, and of one evaluation.
+    splits = ("train", "test")
+    row = {
+        "plain_train_s": timed(lambda: [plain.train(few) for few in clients], device),
+        "plain_eval_s": timed(lambda: [plain.evaluate(s) for s in splits], device),
+    }
+    torch.set_num_threads(1)  # as `simulate` does: workers take one each
+    with torch.no_grad():
+        row["ours_train_s"] = timed(lambda: [ours.train() for _ in clients], device)
+        row["ours_eval_s"] = timed(lambda: [ours.evaluate(s) for s in splits], device)
+    torch.set_num_threads(threads)
+    return row
+
+
+def _flop(ours: Ours, experiment: Experiment, clients: list[list[int]]) -> float:
+    # FLOP of training in rounds of these clients.
+    data, batch, epochs = ours.data, experiment.batch, experiment.epochs
+    x, _ = data.batch(torch.as_tensor(data.index["train"][0][:batch]))
+    per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
+    held = [sum(len(data.index["train"][k]) for k in few) for few in clients]
+    batches = sum(
+        experiment.steps * len(few) if experiment.steps else epochs * n / batch
+        for few, n in zip(clients, held, strict=True)
+    )
+    return per_batch * batches
+
+
+def _ratios(rows: list[dict[str, float]]) -> dict[str, float]:
+    # Seconds of the plain loop over ours: median and range.
+    whole = [
+        (row["plain_train_s"] + row["plain_eval_s"]) / (row["ours_train_s"] + row["ours_eval_s"])
+        for row in rows
+    ]
+    return {
+        "ratio": statistics.median(whole),
+        "ratio_min": min(whole),
+        "ratio_max": max(whole),
+        "train_ratio": statistics.median(
+            row["plain_train_s"] / row["ours_train_s"] for row in rows
+        ),
     }
 
 

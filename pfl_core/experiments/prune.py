@@ -69,18 +69,12 @@ def find(
 
     Parameters
     ----------
-    ids : collection of str
-        First digits of ids, four or more.
-    age : float
-        Least age in days.
-    status : collection of str
-        Of STATUS. Without `status` and `ids`, unfinished runs are left out, since they may go on.
-    method, dataset : collection of str
-        Names.
-    paper : collection of str
-        Papers of which rows in results/ or runs/results/ are from the run.
-    store : Path, optional
-        Folder of the runs; by default store/ in $PFL_RUNS.
+    ids : first digits of ids, four or more
+    age : least age in days
+    status : of STATUS; without `status` and `ids`, unfinished runs are left out, as they may go on
+    method, dataset : names
+    paper : papers of which rows in results/ or runs/results/ are from the run
+    store : folder of the runs, by default store/ in $PFL_RUNS
 
     Returns
     -------
@@ -94,15 +88,11 @@ def find(
     """
     for s in status:
         checks.known("status", s, STATUS)
-    store, named = store or paths.store_folder(), committed.named_runs()
+    store = store or paths.store_folder()
     of_paper = committed.named_runs(paper) if paper else set()
     until = datetime.now().astimezone() - timedelta(days=age)
-    there = list(_folders(store, named))
-    for start in ids:
-        if len(start) < 4 or not any(f.id.startswith(start) for f in there):
-            raise ValueError(
-                f"no run of {store} that may be moved begins with {start!r} (four digits at least)"
-            )
+    there = list(_folders(store, committed.named_runs()))
+    _check_ids(ids, there, store)
     wanted = [
         f
         for f in there
@@ -114,6 +104,14 @@ def find(
         and (f.status in status if status else ids or f.status != "unfinished")
     ]
     return sorted(wanted, key=lambda f: f.date)
+
+
+def _check_ids(ids: Collection[str], there: list[Found], store: Path) -> None:
+    for start in ids:
+        if len(start) < 4 or not any(f.id.startswith(start) for f in there):
+            raise ValueError(
+                f"no run of {store} that may be moved begins with {start!r} (four digits at least)"
+            )
 
 
 def _folders(store: Path, named: set[str]) -> Iterable[Found]:

@@ -39,31 +39,20 @@ def run(
 ) -> Result:
     """The result of an Experiment: from the store if it is there, else computed and stored.
 
-    A run that was interrupted goes on from its last checkpoint. While another process computes the
-    same run, this one waits for it.
+    An interrupted run goes on from its checkpoint; one that another process computes is waited for.
 
     Parameters
     ----------
     experiment : Experiment
-    device : "auto", "cpu" or "cuda"
-        "auto" takes $PFL_DEVICE, else a GPU if there is one.
-    executor : "auto", "graphs", "batched" or "threads"
-        How clients are trained; "auto" goes by the device.
-    workers : int, optional
-        Number of threads of executor "threads"; by default one a processor core.
-    store : Path, optional
-        Folder of the runs; by default store/ in $PFL_RUNS.
-    fed : Federation, optional
-        Data and clients of your own, for an Experiment with dataset="own".
-    recompute : bool
-        Compute the run although the store holds it; what it held is renamed to <id>.before-<time>.
-        A run that this one starts from (`init_from`) is not computed again. (The `recompute` of
-        `sweep` means less: see there.)
-    keep_state : bool
-        Keep the end of the run, so that a run of more rounds can go on from it.
-    on_round : function (round, history) -> "finish", bool or None, optional
-        Called after every round. "finish" ends the run there; its result is that of an Experiment
-        of so many rounds. True stops it with Interrupted, and the next call goes on.
+    device : "auto" ($PFL_DEVICE, else a GPU if there is one), "cpu" or "cuda"
+    executor : how clients are trained: "auto" (by the device), "graphs", "batched" or "threads"
+    workers : number of threads of executor "threads", by default one a processor core
+    store : folder of the runs, by default store/ in $PFL_RUNS
+    fed : a Federation, data and clients of your own, for an Experiment with dataset="own"
+    recompute : compute the run anew, not what it starts from, and keep <id>.before-<time>
+    keep_state : keep the end of the run, so that a run of more rounds can go on from it
+    on_round : function (round, history), called after every round; if it returns "finish", the run
+        ends as that of an Experiment of so many rounds; True stops it until the next call
 
     Returns
     -------
@@ -72,39 +61,18 @@ def run(
 
     Raises
     ------
-    DatasetMissing, ValueError
-        Before anything is trained.
+    DatasetMissing, ValueError (before anything is trained), Interrupted (by on_round)
 
     Examples
     --------
     >>> from pfl_core import Experiment, run
-    >>> experiment = Experiment(clients=3, model="mlp", method="fedper", rounds=2, partition="iid")
-    >>> result = run(experiment, device="cpu")
+    >>> result = run(Experiment(clients=3, model="mlp", rounds=2, partition="iid"), device="cpu")
     >>> result.ok, result.arrays["rounds"].tolist()
     (True, [0, 1, 2])
-    >>> run(experiment).id == experiment.id  # found in the store
-    True
     """
     _check_call(experiment, executor, on_round)
-    experiment = fitted(experiment, fed)
-    store = store or paths.store_folder()
-    checks.make_folder(store)
-    checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
-    job = Job(
-        experiment=experiment,
-        id=experiment.id_for(checksum),
-        course=experiment.course_for(checksum),
-        checksum=checksum,
-        store=store,
-        device=pick_device(device),
-        executor=executor,
-        workers=workers,
-        fed=fed,
-        on_round=on_round,
-        keep_state=keep_state,
-        anew=recompute,
-    )
-    return _found_or_computed(job)
+    how = dict(executor=executor, workers=workers, on_round=on_round, keep_state=keep_state)
+    return _found_or_computed(_job(experiment, device, store, fed, anew=recompute, **how))
 
 
 def _check_call(experiment: Any, executor: str, on_round: Any) -> None:
@@ -116,6 +84,26 @@ def _check_call(experiment: Any, executor: str, on_round: Any) -> None:
             f"on_round={on_round!r}: allowed is a function of (round, history), or None"
         )
     checks.known("executor", executor, EXECUTORS)
+
+
+def _job(
+    experiment: Experiment, device: str, store: Path | None, fed: Federation | None, **how: Any
+) -> Job:
+    # What `run` is to do; how: the fields of Job that are taken as they were given.
+    experiment = fitted(experiment, fed)
+    store = store or paths.store_folder()
+    checks.make_folder(store)
+    checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
+    return Job(
+        experiment=experiment,
+        id=experiment.id_for(checksum),
+        course=experiment.course_for(checksum),
+        checksum=checksum,
+        store=store,
+        device=pick_device(device),
+        fed=fed,
+        **how,
+    )
 
 
 def _found_or_computed(job: Job) -> Result:

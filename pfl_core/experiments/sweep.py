@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -53,21 +53,14 @@ def sweep(
     Parameters
     ----------
     experiments : list of Experiment
-    recompute : bool
-        Whether a run that only the committed results/ hold is computed here. (A run that the store
-        holds is never computed again by `sweep`; `run(experiment, recompute=True)` does that.)
-    jobs : int
-        Number of runs at a time, each in a process; with several GPUs each process has its own.
-    on : "local" or "ray", optional
-        Where: on this machine, or on a Ray cluster (docs/cluster.md); by default $PFL_ON or here.
-    cpus, gpus : float
-        What a run takes of a node of the cluster.
-    store : Path, optional
-        Folder of the runs; by default store/ in $PFL_RUNS.
-    fed : Federation, optional
-        Data and clients of your own, for Experiments with dataset="own"; they run one by one.
-    **how
-        What else `run` takes: device, executor, workers, keep_state.
+    recompute : whether a run that only the committed results/ hold is computed here; one that the
+        store holds never is: `run(experiment, recompute=True)` does that
+    jobs : number of runs at a time, each in a process; of several GPUs each process has its own
+    on : "local" (this machine) or "ray" (a cluster, docs/cluster.md), by default $PFL_ON or "local"
+    cpus, gpus : what a run takes of a node of the cluster
+    store : folder of the runs, by default store/ in $PFL_RUNS
+    fed : a Federation, for Experiments with dataset="own"; they run one by one
+    **how : what else `run` takes: device, executor, workers, keep_state
 
     Returns
     -------
@@ -78,21 +71,35 @@ def sweep(
     --------
     >>> from pfl_core import Experiment, grid, sweep
     >>> base = Experiment(clients=3, model="mlp", rounds=1, partition="iid", max_samples=50)
-    >>> rows = {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}
-    >>> found = sweep(grid(base, rows), device="cpu")
-    >>> found.groupby(["row", "method"]).run.nunique().index.tolist()
-    [('FedAvg', 'fedavg'), ('FedPer', 'fedper')]
+    >>> found = sweep(grid(base, {"FedPer": {"method": "fedper"}}), device="cpu")
+    >>> found[["row", "method"]].drop_duplicates().to_numpy().tolist()
+    [['FedPer', 'fedper']]
     """
+    on = on or os.environ.get("PFL_ON") or "local"
+    wanted, store = _fitted(experiments, fed, on), store or paths.store_folder()
+    if fed is not None:  # one after another in this process, which has the data
+        return _rows(run(e, fed=fed, store=store, **how) for e in wanted)
+    computed = functools.partial(_computed, on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
+    return _rows(_found_or_computed(wanted, store, recompute, computed))
+
+
+def _fitted(experiments: Any, fed: Federation | None, on: str) -> list[Experiment]:
     if isinstance(experiments, Experiment):
         raise TypeError(
             "sweep takes a list of Experiments, got one; "
             "write sweep([experiment]), or run(experiment)"
         )
-    on = on or os.environ.get("PFL_ON") or "local"
     checks.known("on", on, ("local", "ray"))
-    store, experiments = store or paths.store_folder(), [fitted(e, fed) for e in experiments]
-    if fed is not None:  # one after another in this process, which has the data
-        return _rows(run(e, fed=fed, store=store, **how) for e in experiments)
+    return [fitted(experiment, fed) for experiment in experiments]
+
+
+def _found_or_computed(
+    experiments: list[Experiment],
+    store: Path,
+    recompute: bool,
+    computed: Callable[[list[Experiment], Path], Iterable[Result]],
+) -> Iterable[Result | pd.DataFrame]:
+    # In the order of `experiments` each one's Result, or its rows where only results/ have them.
     named = [(e.id, e) for e in experiments]
     published = {} if recompute else {i: found for i, e in named if (found := committed.find(e))}
     here: dict[str, Experiment] = {}
@@ -101,26 +108,29 @@ def sweep(
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
     done = {i: r for i, e in here.items() if (r := load_result(store / i, e, aside=False))}
-    todo = [e for i, e in here.items() if i not in done]
-    for result in _computed(todo, on, jobs, cpus, gpus, store, how):
+    for result in computed([e for i, e in here.items() if i not in done], store):
         done[result.id] = result
-    for i in dict.fromkeys(i for i, _ in named):  # why rows are missing is said each time
-        if i in done and not done[i].ok:
-            e, status = done[i].experiment, done[i].meta["status"]
-            print(f"run {i} ({e.method}, seed {e.seed}) {status}")
-    return _rows(
-        replace(done[i], experiment=e) if i in done else committed.rows_of(e, published[i])
-        for i, e in named
-    )
+    _say_failures(done[i] for i in here)
+    for i, e in named:
+        yield replace(done[i], experiment=e) if i in done else committed.rows_of(e, published[i])
+
+
+def _say_failures(results: Iterable[Result]) -> None:
+    # Each time, not only when they are computed: this is why rows are missing.
+    for result in results:
+        if not result.ok:
+            e = result.experiment
+            print(f"run {result.id} ({e.method}, seed {e.seed}) {result.meta['status']}")
 
 
 def _computed(
     todo: list[Experiment],
+    store: Path,
+    *,
     on: str,
     jobs: int,
     cpus: float,
     gpus: float | None,
-    store: Path,
     how: dict[str, Any],
 ) -> Iterable[Result]:
     # The results of runs that have to be computed, with a progress bar.
@@ -157,23 +167,16 @@ def tune(
 ) -> tuple[Experiment, pd.DataFrame]:
     """Choose hyper-parameters on validation data: the best of `choices`, and the rows of all.
 
-    A choice counts with its best round's accuracy, as the mean over clients. Of equal ones the
-    first is taken.
+    A choice counts with its best round's accuracy, the mean over clients; of equal ones the first.
 
     Parameters
     ----------
-    experiment : Experiment
-        What is tuned, with one seed; its partition must give clients validation samples.
-    choices : dict of lists, or list of dicts
-        Values of fields, of which all combinations are tried, such as
-        `{"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}`; or a list of changes, each as
-        `Experiment.but` takes it.
-    split : "val"
-        Anything else is an error: this function is there so that nobody chooses on test data.
-    when : "before" or "after"
-        Whether models are judged before or after local training.
-    **how
-        What else `sweep` takes.
+    experiment : what is tuned, with one seed; its partition must give clients validation samples
+    choices : values of fields, {"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}, of which
+        all combinations are tried; or a list of changes, each as `Experiment.but` takes it
+    split : "val"; all else is an error, so that nobody chooses on test data
+    when : "before" or "after" local training models are judged
+    **how : what else `sweep` takes
 
     Returns
     -------
@@ -183,8 +186,7 @@ def tune(
     Raises
     ------
     ValueError
-        Before anything is trained, if `choices` or `split` is wrong, or validation data are
-        missing.
+        Before anything is trained, for wrong `choices` or `split`, or without validation data.
 
     Examples
     --------
@@ -198,22 +200,26 @@ def tune(
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
     checks.known("when", when, ("before", "after"))
-    combined = _choices(choices)
-    labels = [json.dumps(c, sort_keys=True, default=lambda source: source.id) for c in combined]
-    named = zip(combined, labels, strict=True)
-    cells = [experiment.but(**changes).but(tags={"row": label}) for changes, label in named]
+    changes = _choices(choices)
+    labels = [json.dumps(c, sort_keys=True, default=lambda source: source.id) for c in changes]
+    named = zip(changes, labels, strict=True)
+    cells = [experiment.but(**changed).but(tags={"row": label}) for changed, label in named]
     _check_tunable(cells, when)
     rows = sweep(cells, **how)
+    return experiment.but(**changes[labels.index(_best(rows, cells, when))]), rows
+
+
+def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:
+    # The label of the choice whose best round has the highest validation accuracy.
     if rows.empty:
         raise ValueError(
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
-    rightly = (rows.split == split) & (rows.when == when)
+    rightly = (rows.split == "val") & (rows.when == when)
     seen = rows[rightly & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
     if seen.empty:
-        raise _no_validation_data(experiment)
-    best = seen.groupby("row", sort=False).value.max().idxmax()
-    return experiment.but(**combined[labels.index(best)]), rows
+        raise _no_validation_data(cells[0])
+    return seen.groupby("row", sort=False).value.max().idxmax()
 
 
 def _check_tunable(cells: list[Experiment], when: str) -> None:

@@ -100,41 +100,21 @@ def series(values, row="fedper", column="c", seed=0, artefact="fig2", spent=True
     return pd.DataFrame(rows)
 
 
-def test_convergence_by_hand():
-    rows = series([10, 79.5, 80, 70, 80])
-    rows = pd.concat([rows, series([0, 50, 0], "fedavg", seed=1)[::-1]], ignore_index=True)
-    got = analysis.convergence(rows)
-    assert got.index.name == "run" and got.index.tolist() == ["fedper/c/0", "fedavg/c/1"]
-    names = "row column seed round best reached client_visits megabytes train_s".split()
-    assert got.columns.tolist() == names
-    assert got.loc["fedper/c/0"].tolist() == ["fedper", "c", 0, 4, 80, 2, 12, 12, 2]
-    assert got.loc["fedavg/c/1"].tolist() == ["fedavg", "c", 1, 2, 50, 2, 6, 6, 1]
-    assert analysis.convergence(rows, share=1).reached.tolist() == [4, 2]
-    assert analysis.convergence(rows, share=0.1).reached.tolist() == [0, 2]
+def test_what_a_run_had_spent_by_each_round():
+    rows = pd.concat([series([10, 79.5, 80]), series([0, 50], "fedavg", seed=1)[::-1]])
+    got = analysis.spent(rows, ["row", "seed"]).set_index(["row", "seed", "round"])
+    assert got.columns.tolist() == ["client_visits", "megabytes", "train_s"]
+    assert got.loc["fedper", 0].to_numpy().tolist() == [[0, 0, 0], [6, 6, 1], [12, 12, 2]]
+    assert got.loc["fedavg", 1].to_numpy().tolist() == [[0, 0, 0], [6, 6, 1]]
 
 
-def test_convergence_reads_test_accuracies_of_one_moment():
-    noise = [dict(when="after"), dict(mean="pooled"), dict(metric="acc_sd"), dict(split="val")]
-    rows = pd.concat([series([1, 2, 2]), *(series([99, 0, 0], spent=False, **n) for n in noise)])
-    got = analysis.convergence(rows).loc["fedper/c/0"]
-    assert (got["round"], got.best, got.reached) == (2, 2, 2)
-    after = analysis.convergence(rows, when="after").loc["fedper/c/0"]
-    assert (after["round"], after.best, after.client_visits) == (0, 99, 0)
-
-
-def test_a_run_of_two_artefacts_converges_once_and_its_costs_may_be_missing():
-    twice = pd.concat(
-        [
-            series([1, 2]),
-            series([1, 2], artefact="fig3"),
-            series([1, 2], row="K_P = 1", artefact="fig3"),
-        ]
-    )
-    assert analysis.convergence(twice).row.tolist() == ["fedper", "K_P = 1"]
-    bare = analysis.convergence(series([1, 2], spent=False))
-    assert bare.best.tolist() == [2] and bare[["client_visits", "megabytes", "train_s"]].isna().all(
-        axis=None
-    )
+def test_a_run_of_two_artefacts_is_counted_once_and_its_costs_may_be_missing():
+    twice = pd.concat([series([1, 2]), series([1, 2], artefact="fig3")])
+    assert analysis.spent(twice, ["run"])["round"].tolist() == [0, 2]
+    assert analysis.spent(series([1, 2], spent=False), ["run"]).empty
+    bare = series([1, 2])
+    got = analysis.spent(bare[bare.metric != "train_s"], ["run"])
+    assert got.client_visits.tolist() == [0, 6] and got.train_s.isna().all()
 
 
 # ---------------------------------------------------------------- fairness

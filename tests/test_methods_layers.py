@@ -543,9 +543,8 @@ def test_flayer_official_rates():
             ]
             by_hand = sum(middle * (1 + idx / 3 * v) for v in logs) / 2
             assert float(f[f"{layer}.weight"]) == pytest.approx(by_hand, rel=1e-5)
-    unit = {
-        n: torch.zeros_like(v) for n, v in method.task.initial.items()
-    }  # papers.md A.3.2: eta .005 at norm 1
+    # FLAYER, Eq. 3 and 4: eta = .005 at norm 1.
+    unit = {n: torch.zeros_like(v) for n, v in method.task.initial.items()}
     for n in unit:
         unit[n].view(-1)[0] = 1.0
     f = factors(cnn(mode="official"), unit)

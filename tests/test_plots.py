@@ -186,31 +186,6 @@ def test_spread(ax):
     assert [(b.min(), b.max()) for b in bands] == [(-4, 14), (6, 24)]
 
 
-def test_bars(ax):
-    assert plots.bars(rows(rounds=(8,)), ax) is ax
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_legend()) == ("", "Test accuracy (%)", None)
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["FedAvg", "FedPer"]
-    assert [p.get_height() for p in ax.patches] == [9, 19]
-    near = dict(rtol=0, atol=0.15)  # seaborn mutes the colours of bars
-    for patch, m in zip(ax.patches, ("fedavg", "fedper"), strict=True):
-        np.testing.assert_allclose(to_rgb(patch.get_facecolor()), plots.PALETTE[m], **near)
-    ranges = sorted(tuple(line.get_ydata()) for line in ax.lines)
-    assert ranges == [(8, 10), (18, 20)]
-
-
-def test_bars_by_hue(ax):
-    frame = pd.concat([rows(rounds=(8,)).assign(column=c) for c in ("k=4", "k=10")])
-    plots.bars(frame, ax, x="column", hue="row", y="Rank")
-    assert [t.get_text() for t in ax.get_xticklabels()] == [
-        "k=4",
-        "k=10",
-    ] and ax.get_ylabel() == "Rank"
-    assert legend(ax) == ["FedAvg", "FedPer"]
-    for m, colour in drawn(ax).items():
-        key = {plots.label(n): n for n in plots.LABELS}[m]
-        np.testing.assert_allclose(colour, plots.PALETTE[key], rtol=0, atol=0.15)
-
-
 def test_label_distribution(ax):
     counts = np.array([[0, 20, 5], [10, 0, 0]])
     assert plots.label_distribution(counts, ax, ["cat", "dog", "owl"]) is ax

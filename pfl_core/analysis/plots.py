@@ -188,35 +188,6 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
     return _finish(ax, "Communication round", "Test accuracy (%)")
 
 
-def bars(
-    rows: pd.DataFrame,
-    ax: Axes,
-    x: str = "row",
-    hue: str | None = None,
-    y: str = "Test accuracy (%)",
-) -> Axes:
-    """Draw `value` as bars, by the columns `x` and `hue`; colours are those of `hue`, else of `x`.
-
-    A bar is the mean over seeds, the line on it their range.
-    """
-    coloured = hue or x
-    shown = rows.assign(**{column: rows[column].map(label) for column in {x, coloured}})
-    palette = _labelled(colours(list(dict.fromkeys(rows[coloured]))))
-    sns.barplot(
-        shown,
-        x=x,
-        y="value",
-        ax=ax,
-        order=list(dict.fromkeys(shown[x])),
-        hue=coloured,
-        hue_order=list(palette),
-        palette=palette,
-        errorbar=("pi", 100),
-        legend=hue is not None,
-    )
-    return _finish(ax, "", y)
-
-
 def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
     """Draw what the paper reports (a grey ring) and what came out here (a dot), joined by a line.
 

@@ -11,8 +11,6 @@ from scipy.stats import spearmanr, wilcoxon
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
-from pfl_core.analysis.select import pick
-
 # -- tables and runs -------------------------------------------------------------------------------
 
 
@@ -55,41 +53,6 @@ def paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
     p = wilcoxon(a - b, zero_method="zsplit").pvalue if len(a) >= 6 else np.nan
     difference, better = float((a - b).mean()), float((a > b).mean())
     return dict(n=len(a), difference=difference, better=better, p=float(p))
-
-
-def convergence(rows: pd.DataFrame, when: str = "before", share: float = 0.99) -> pd.DataFrame:
-    """When each run was at its best, and what it had spent by then (FLAYER Tables 1, 3).
-
-    The best round is the first with the highest client mean of test accuracy.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows in the long form.
-    when : {"before", "after"}
-        Whether models were evaluated before or after the round's local training.
-    share : float
-        What share of the best accuracy counts as reached.
-
-    Returns
-    -------
-    DataFrame
-        A line a run (the index), with its row, column and seed; `round`, the best one; `best`, its
-        accuracy in percent; `reached`, the first round at `share` of that; and, up to the best
-        round, `client_visits`, `megabytes` (1e6 bytes, down and up) and `train_s` (seconds). NaN
-        where the rows do not say.
-    """
-    keys = ["run", "row", "column", "seed"]
-    picked = pick(rows, "best_test", when).drop_duplicates(keys)
-    # The keys come first: runs keep their order, and one that two artefacts share counts once.
-    best = rows[keys].drop_duplicates().merge(picked, on=keys)
-    best = best[[*keys, "round", "value"]].rename(columns={"value": "best"})
-    series = rows[(rows.when == when) & (rows["mean"] == "client")]
-    series = series[(series.metric == "acc_pct") & (series.split == "test")]
-    near = series.merge(best.drop(columns="round"), on=keys).query("value >= @share * best")
-    near = near.groupby(keys)["round"].min().rename("reached").reset_index()
-    both, by_then = best.merge(near, on=keys), spent(rows, keys)
-    return both.merge(by_then, on=[*keys, "round"], how="left").set_index("run")
 
 
 def spent(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

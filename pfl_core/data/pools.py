@@ -166,9 +166,8 @@ def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel has std 1."""
     x = x.reshape(*x.shape[:3], -1)
     total = np.zeros((2, x.shape[-1]))
-    for i in range(
-        0, len(x), 1024
-    ):  # in pieces: the whole in float64 would be eight times its size
+    # In pieces: the whole in float64 would be eight times its size.
+    for i in range(0, len(x), 1024):
         a = x[i : i + 1024] / (255.0 if x.dtype == np.uint8 else 1.0)
         total += [a.sum((0, 1, 2), dtype=np.float64), np.square(a, dtype=np.float64).sum((0, 1, 2))]
     mean, square = total / (x.size / x.shape[-1])
@@ -251,10 +250,8 @@ def _pool(
 
 
 def _read_cache(path: Path) -> readers.Arrays:
-    with (
-        path.open("rb") as f,
-        np.load(f, allow_pickle=False) as z,
-    ):  # given a path, numpy leaves broken files open
+    # Given a path, numpy leaves broken files open.
+    with path.open("rb") as f, np.load(f, allow_pickle=False) as z:
         return {"x" if key == "tokens" else key: z[key] for key in z.files}
 
 

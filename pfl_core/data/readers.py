@@ -222,10 +222,8 @@ def tiny_imagenet(folder: Path) -> Arrays:
             f"{len(lost)} images named in val_annotations.txt are not in it, the first is {lost[0]}"
         )
     classes = {wnid: i for i, wnid in enumerate(sorted({w for _, w in train}))}
-    for part, rows in (
-        ("train", train),
-        ("val", val),
-    ):  # a val folder that was not regrouped shows here
+    # A val folder that was not regrouped shows here.
+    for part, rows in (("train", train), ("val", val)):
         n = Counter(w for _, w in rows)
         if set(n) != set(classes) or len(set(n.values())) != 1:
             most, least = n.most_common()[0], n.most_common()[-1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pfl_core.engine.engine import Engine
     from pfl_core.methods.base import Method, State
 
-CKA_SAMPLES = 1000  # test images shared by all clients (papers.md E.1)
+CKA_SAMPLES = 1000  # test images that all clients see, for CKA as in FLAYER's Fig. 2
 
 
 class View(NamedTuple):
@@ -39,7 +39,7 @@ class View(NamedTuple):
 
 
 def weights(v: View) -> dict[str, Tensor]:
-    """Collaboration weights {layer: (K, K)} of the next aggregation (E.3).
+    """Collaboration weights {layer: (K, K)} of the next aggregation (FedAGHN, pFedLA).
 
     Row: the client that receives; column: the client that gives.
     """
@@ -47,12 +47,12 @@ def weights(v: View) -> dict[str, Tensor]:
 
 
 def embeddings(v: View) -> dict[str, Tensor]:
-    """What the server knows a client by: {"v": (K, d)} (E.2)."""
+    """What the server knows a client by: {"v": (K, d)} (pFedHN, Fig. 4)."""
     return {"v": v.method.embeddings(v.state)}
 
 
 def cka(v: View) -> dict[str, Tensor]:
-    """Linear CKA between clients after local training, {layer: (K, K)} (E.1).
+    """Linear CKA between clients after local training, {layer: (K, K)} (FLAYER, Fig. 2).
 
     All clients see the same test images, balanced over the classes.
     """
@@ -81,7 +81,7 @@ def _cka(v: View, models: Params) -> dict[str, Tensor]:
 
 
 def mix_and_match(v: View) -> dict[str, Tensor]:
-    """{"acc": (K, K)}: accuracy in % of client i's head on client j's features (E.4).
+    """{"acc": (K, K)}: accuracy in % of client i's head on client j's features (pFedHN, Fig. 3).
 
     Row: i, whose test samples and head they are; column: j, whose other layers are taken.
     """
@@ -126,24 +126,10 @@ def check(names: Iterable[str], method: Any) -> None:
 # -- linear CKA --------------------------------------------------------------------------------
 
 
-def linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear CKA of activations x (n, p) and y (n, q) of the same n inputs, in [0, 1] (E.1).
-
-    By features: |Y'X|^2 / (|X'X| |Y'Y|), where the columns of X and Y have mean 0.
-    """
-    x, y = x - x.mean(0), y - y.mean(0)
-    return (y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm())
-
-
-def gram_cka(x: Tensor, y: Tensor) -> Tensor:
-    """`linear_cka` by samples: <K, L> / (|K| |L|) with K = XX' and L = YY' (E.1).
-
-    Cheaper where there are more features than samples.
-    """
-    return (_unit_gram(x) * _unit_gram(y)).sum()
-
-
 def _unit_gram(x: Tensor) -> Tensor:
+    # Of activations x (n, p), centred: XX' / |XX'|. The linear CKA of two layers is the sum of the
+    # products of their entries (Kornblith et al., ICML 2019), cheaper than by features where these
+    # are more than samples.
     x = x.flatten(1)
     x = x - x.mean(0)
     k = x @ x.T

@@ -134,9 +134,8 @@ def experiments(
     shared, out = common(dataset, profile, **changes), []
     for row in chosen(methods):
         base = cell(row, shared, (choices or {}).get(row))
-        for e in grid(
-            base, {row: {}}, {dataset: {}}, seeds
-        ):  # also what it starts from gets a seed
+        # What a run starts from gets its seed, too.
+        for e in grid(base, {row: {}}, {dataset: {}}, seeds):
             e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
             if e.init_from:
                 tags = e.tags | {"row": row + START}
@@ -354,16 +353,6 @@ def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
 
 def _cell(picked: pd.DataFrame) -> str:
     return report.summary(picked.assign(row="", column="")).iloc[0, 0]
-
-
-def grids() -> pd.DataFrame:
-    """The grids of all rows: learning rates, the parameter and its values, and their source."""
-    out = {}
-    for row in chosen():
-        g = grid_of(row)
-        values = {"rates": _values(g.rate, g.rates), "tuned": _values(g.own, g.values)}
-        out[row] = values | {"source": g.source, "read": when(row)}
-    return pd.DataFrame(out).T.rename_axis("method")
 
 
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:

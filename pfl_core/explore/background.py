@@ -1,11 +1,11 @@
-"""One run in a process of its own, so that a notebook stays usable: watched, stopped with its checkpoint, taken up again."""
+"""One run in a process of its own: the notebook stays usable, and a stopped run can go on later."""
 
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,53 @@ from pfl_core.experiments.run import run
 from pfl_core.experiments.sweep import end_with_parent
 from pfl_core.util.percent import accuracy
 
-EVERY_S = 0.5  # how often news are sent
+EVERY_S = 0.5  # least number of seconds between two reports of the process that trains
 
 
 class Background:
-    """`run(e)` in another process, through the run store; it begins at once.
+    """`run(experiment)` in another process, through the run store; it begins at once.
 
-    `state` is "running", "stopped" (its checkpoint is kept: start it again, and it goes on from there), "done", or "failed: why";
-    `curve` its client mean of test accuracy so far (round, when, value in %), None before the first round. `poll` brings both
-    up to date.
+    Parameters
+    ----------
+    experiment : Experiment
+        What is run.
+    device : {"auto", "cpu", "cuda"}
+        Where it is trained.
+    store : Path, optional
+        Folder of the runs; by default store/ in $PFL_RUNS.
+
+    Attributes
+    ----------
+    state : str
+        "running"; "stopped", with a checkpoint from which the same Experiment goes on when it is
+        started again; "done"; or "failed: " and the reason. `poll` brings it up to date.
+    curve : DataFrame or None
+        The clients' mean test accuracy so far, in columns round, when and value (%); None before
+        the first evaluation. `poll` brings it up to date.
     """
 
-    def __init__(self, e: Experiment, *, device: str = "auto", store: Path | None = None):
+    def __init__(self, experiment: Experiment, *, device: str = "auto", store: Path | None = None):
         context = multiprocessing.get_context("spawn")
-        self.state, self.curve = "running", None
+        self.state = "running"
+        self.curve: pd.DataFrame | None = None
         self._stop = context.Event()
         self._inbox, outbox = context.Pipe(duplex=False)
-        args = (e.plain(), dict(device=device, store=store), self._stop, outbox)
+        how = dict(device=device, store=store)
+        args = (experiment.plain(), how, self._stop, outbox)
         self._process = context.Process(target=_work, args=args, daemon=True)
         self._process.start()
-        outbox.close()  # the other process has it: its end is then the end of the pipe
+        # The other process has its own copy. With this one closed, the pipe ends when it ends.
+        outbox.close()
 
     def stop(self) -> None:
-        """Ask for a stop, which comes after the round that is running."""
+        """Ask the run to stop after the round that it is in."""
         self._stop.set()
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Take in what has come, waiting at most `timeout` seconds for it; True if there was news."""
+        """Read the reports that have come; wait at most `timeout` seconds for the first one.
+
+        Returns whether there were any.
+        """
         news = False
         while self.state == "running" and self._inbox.poll(0 if news else timeout):
             news = True
@@ -57,47 +77,56 @@ class Background:
         return news
 
     def wait(self) -> str:
-        """Wait for the end; returns the state."""
+        """Wait for the end of the run and return its state."""
         while self.state == "running":
             self.poll(60)
         self._process.join()
         return self.state
 
 
-def _work(plain: dict[str, Any], how: dict[str, Any], stop: Any, outbox: Connection) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # interrupting a cell of the notebook is no stop of this run
+class _Reports:
+    """Sends a run's curve to the notebook's process; `watch` is an `on_round` of `run`."""
+
+    def __init__(self, outbox: Connection, stop: Event):
+        self.outbox, self.stop = outbox, stop
+        self.history, self.samples = History(), np.ones(1)
+        self.due = 0.0  # when the next report may be sent
+
+    def watch(self, round: int, history: History) -> bool:
+        """Report the curve if it is time; returns whether the run is to stop."""
+        self.history = history
+        # Not after every round: training never waits until somebody has read the last report.
+        if time.monotonic() >= self.due:
+            self.send("running")
+            self.due = time.monotonic() + EVERY_S
+        return self.stop.is_set()
+
+    def send(self, state: str) -> None:
+        self.outbox.send((state, _curve(self.history, self.samples)))
+
+
+def _work(plain: dict[str, Any], how: dict[str, Any], stop: Event, outbox: Connection) -> None:
+    """What the other process does."""
     end_with_parent()
-    seen, due, n = History(), 0.0, np.ones(1)
-
-    def told(r: int, history: History) -> bool:
-        nonlocal seen, due
-        seen = history
-        if time.monotonic() >= due:  # seldom, so that training never waits for somebody to read
-            outbox.send(("running", _curve(seen, n)))
-            due = time.monotonic() + EVERY_S
-        return stop.is_set()
-
+    reports = _Reports(outbox, stop)
     try:
-        e = Experiment.from_plain(plain)
-        n = np.array(
-            [len(i) for i in federation(e).index["test"]]
-        )  # a partition gives everybody some
-        result = run(e, on_round=told, **how)
+        experiment = Experiment.from_plain(plain)
+        tests = federation(experiment).index["test"]
+        reports.samples = np.array([len(samples) for samples in tests])
+        result = run(experiment, on_round=reports.watch, **how)
         rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
         outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
     except Interrupted:
-        outbox.send(("stopped", _curve(seen, n)))
-    except Exception as error:  # whatever it is, the panel says it
-        outbox.send((f"failed: {error}", _curve(seen, n)))
+        reports.send("stopped")
+    except Exception as error:  # whatever it is, the panel shows it
+        reports.send(f"failed: {error}")
 
 
-def _curve(history: History, n: np.ndarray) -> pd.DataFrame | None:
-    of = {when: history.evals.get(f"{when}/test/correct", []) for when in ("before", "after")}
-    points = [
-        (history.rounds[i], w, float(accuracy(v.numpy(), n).mean()))
-        for w in of
-        for i, v in enumerate(of[w])
-    ]
+def _curve(history: History, samples: np.ndarray) -> pd.DataFrame | None:
+    """The clients' mean test accuracy; `samples` (K,): how many test samples each client has."""
+    points = []
+    for when in ("before", "after"):
+        series = history.evals.get(f"{when}/test/correct", [])
+        for round, correct in zip(history.rounds, series, strict=False):
+            points.append((round, when, float(accuracy(correct.numpy(), samples).mean())))
     return pd.DataFrame(points, columns=["round", "when", "value"]) if points else None

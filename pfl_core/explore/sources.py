@@ -1,4 +1,8 @@
-"""Where the explorers' numbers come from: results/, what notebooks kept in runs/results/, and the run store."""
+"""Where the explorers' numbers come from.
+
+Three places: what is committed in results/, what notebooks kept in runs/results/, and the run store
+of this computer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ METRICS = {
     "acc_p10": "10th percentile (%)",
     "acc_sd": "sd over clients (points)",
 }
-# Fields that a column names by themselves, or that do not tell runs of one column apart.
+# Fields that `_column` words in its own way, or that may differ among runs of one column.
 NAMED = (
     "dataset partition partition_args clients model model_args rounds method method_args seed "
     "record keep_models"
@@ -31,27 +35,32 @@ NAMED = (
 
 
 def names() -> list[str]:
-    """What there is: parts of runs/results/ and of results/, and `OWN` where the store has runs."""
+    """The sources that there are: published parts, then `OWN` if the run store has any run."""
     stored = any(paths.store_folder().glob("*/experiment.json"))
     return [*committed.parts(own=True), *([OWN] if stored else [])]
 
 
 def rows(source: str) -> pd.DataFrame:
-    """Client means of a source's accuracies, in long form; a column says its artefact, too.
+    """Rows of a source in the long form: means over clients, of the metrics in `METRICS`.
 
-    ValueError for an unknown source.
+    The labels in `column` begin with the title of their artefact, because two artefacts may use one
+    label for different runs.
+
+    Raises
+    ------
+    ValueError
+        If there is no such source.
     """
     if source not in (known := names()):
         raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
     frame = _stored_now() if source == OWN else committed.parts(own=True)[source].rows()
     frame = frame[(frame["mean"] == "client") & frame.metric.isin(METRICS)]
-    # Two artefacts may call other runs by the same labels.
-    where = frame.artefact.map(lambda a: f"{papers.title(a)}: " if a else "")
-    return frame.assign(column=where + frame.column)
+    prefix = frame.artefact.map(lambda key: f"{papers.title(key)}: " if key else "")
+    return frame.assign(column=prefix + frame.column)
 
 
 def experiment(run: str) -> Experiment | None:
-    """The Experiment of a run of the store or of results/; None for one that neither has."""
+    """The Experiment of a run in the store or in results/; None if neither has that run."""
     file = paths.store_folder() / run / "experiment.json"
     if file.is_file():
         return Experiment.from_plain(json.loads(file.read_text())["experiment"])
@@ -65,27 +74,39 @@ def _stored_now() -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=8)
 def _stored(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
+    """Rows of these run folders; the times at which they changed are there for the cache only."""
     return pd.concat([_labelled(folder) for folder, _ in stamps], ignore_index=True)
 
 
 @functools.lru_cache(maxsize=4096)
 def _labelled(folder: Path) -> pd.DataFrame:
-    # A run of the store has no labels of a table: its method is its row, its setting its column.
-    ran = experiment(folder.name)
-    plain, usual = ran.plain(), Experiment().plain()
-    plain["init_from"] = ran.init_from and ran.init_from.id[:6]
-    column = [
-        ran.dataset,
+    """Rows of a run in the store, which has no labels of a table: they are made of its fields."""
+    found = experiment(folder.name)
+    row = _call(found.plain(), "method").replace("()", "")
+    return store.load_result(folder, found.but(tags={"row": row, "column": _column(found)})).rows
+
+
+def _column(found: Experiment) -> str:
+    """The setting of an Experiment in words, without its method, its seed and what it records."""
+    plain, defaults = found.plain(), Experiment().plain()
+    plain["init_from"] = found.init_from and found.init_from.id[:6]
+    others = {
+        name: value
+        for name, value in plain.items()
+        if value != defaults[name] and name not in NAMED
+    }
+    words = [
+        found.dataset,
         _call(plain, "partition"),
-        f"{ran.clients} clients",
+        f"{found.clients} clients",
         _call(plain, "model"),
-        f"{ran.rounds} rounds",
-        *(f"{k}={v}" for k, v in plain.items() if v != usual[k] and k not in NAMED),
+        f"{found.rounds} rounds",
+        *(f"{name}={value}" for name, value in others.items()),
     ]
-    row = _call(plain, "method").replace("()", "")
-    tagged = ran.but(tags={"row": row, "column": ", ".join(column)})
-    return store.load_result(folder, tagged).rows
+    return ", ".join(words)
 
 
-def _call(plain: dict[str, Any], name: str) -> str:
-    return f"{plain[name]}({', '.join(f'{k}={v}' for k, v in plain[f'{name}_args'].items())})"
+def _call(plain: dict[str, Any], field: str) -> str:
+    """A field and its arguments as a call, such as "dirichlet(alpha=0.1)"."""
+    arguments = ", ".join(f"{name}={value}" for name, value in plain[f"{field}_args"].items())
+    return f"{plain[field]}({arguments})"

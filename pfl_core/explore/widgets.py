@@ -1,34 +1,36 @@
-"""notebooks/explore.ipynb from the inside: each view of `views` under its controls, and a panel that trains in the background.
+"""What notebooks/explore.ipynb is made of: views under their controls, and a panel that trains.
 
-Where nobody can move a slider (papermill, nbval), a view is its default figure.
+Where nobody can move a slider (papermill, nbval), each view is shown once, with its defaults.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
-import matplotlib.pyplot as plt
+import matplotlib
 from IPython.display import Image, display
 
 from pfl_core.analysis import plots
 from pfl_core.experiments import run as runs
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.explore import sources, views
 from pfl_core.explore.background import Background
-from pfl_core.explore.views import Choice, Shown
+from pfl_core.explore.views import Choice, Choices, Shown
 from pfl_core.papers import parameters
 from pfl_core.util import progress
 from pfl_core.util.version import __version__
 
-# What stands before a control where its name does not say it, and what some say when pointed at.
+# Descriptions of controls that are not their name.
 SAYS = dict(
     dataset="Data",
     scheme="Partition",
@@ -36,56 +38,92 @@ SAYS = dict(
     source="Results",
     column="Setting",
     rows="Methods",
+    row="Method",
+    select="Which round",
 )
-SAYS |= dict(row="Method", select="Which round")
-TIPS = dict.fromkeys(("rows", "seeds"), "several: Ctrl or Shift with click or arrow keys")
-TIPS |= dict(alpha="the smaller, the more clients differ", smoothing="mean of so many evaluations")
-TIPS |= dict(when="before: models as served; after: after local training")
+# What a control says when it is pointed at.
+TIPS = dict(
+    rows="several: Ctrl or Shift with click or arrow keys",
+    seeds="several: Ctrl or Shift with click or arrow keys",
+    alpha="the smaller, the more clients differ",
+    smoothing="mean of so many evaluations",
+    when="before: models as served; after: after local training",
+)
+ROUNDS = {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}  # of the panel that trains, at first
+STYLE = {"font.size": 8, "axes.titlesize": 9}  # of figures: matplotlib's settings
+_drawing = threading.RLock()
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Draw figures in `STYLE`, one thread at a time: matplotlib's settings are the process's."""
+    with _drawing, matplotlib.rc_context(STYLE):
+        yield
 
 
 def live(interactive: str = "auto") -> bool:
-    """Whether widgets make sense here: "yes" and "no" decide, "auto" sees whether this is a kernel that a person uses."""
+    """Whether to show widgets.
+
+    Parameters
+    ----------
+    interactive : {"auto", "yes", "no"}
+        "yes" and "no" decide. "auto": widgets in a kernel that a person uses.
+
+    Raises
+    ------
+    ValueError
+        For another value.
+    """
     if interactive not in ("auto", "yes", "no"):
         raise ValueError(f"interactive={interactive!r} is unknown; use auto, yes or no")
-    return (
-        interactive == "yes"
-        or interactive == "auto"
-        and progress.mode(os.environ, sys.stdout) == "widget"
-    )
+    if interactive == "auto":
+        return progress.mode(os.environ, sys.stdout) == "widget"
+    return interactive == "yes"
+
+
+# -- what is shown, as HTML or as outputs of a cell ------------------------------------------------
 
 
 def page(shown: Shown) -> str:
-    """A view as HTML: its picture (with the sentence as alternative text), sentence, table, and the line of code with its button."""
-    out = []
+    """The HTML of a figure, its sentence (also its alternative text), table and line of code.
+
+    A button beside the code copies it.
+    """
+    said, parts = html.escape(shown.said), []
     if shown.figure is not None:
         picture = base64.b64encode(plots.compact(shown.figure, 110)).decode()
-        out.append(
-            f'<img alt="{html.escape(shown.said)}" src="data:image/png;base64,{picture}" style="max-width:100%">'
-        )
-    out.append(f'<p aria-live="polite">{html.escape(shown.said)}</p>')
+        source = f"data:image/png;base64,{picture}"
+        parts.append(f'<img alt="{said}" src="{source}" style="max-width:100%">')
+    parts.append(f'<p aria-live="polite">{said}</p>')
     if shown.table is not None:
-        out.append(f'<div class="jp-RenderedHTMLCommon">{shown.table.to_html(border=0)}</div>')
-    copy = "navigator.clipboard.writeText(this.nextElementSibling.textContent);this.textContent='Copied'"
+        parts.append(f'<div class="jp-RenderedHTMLCommon">{shown.table.to_html(border=0)}</div>')
+    return f'<div style="line-height:1.4">{"".join(parts)}<p>{_copied(shown.code)}</p></div>'
+
+
+def _copied(code: str) -> str:
+    """The HTML of a line of code, with the button that copies it."""
+    copy = (
+        "navigator.clipboard.writeText(this.nextElementSibling.textContent);"
+        "this.textContent='Copied'"
+    )
     button = (
         f'<button class="jupyter-button" style="width:auto" onclick="{copy}">Copy as code</button>'
     )
-    code = f'<code style="user-select:all;overflow-wrap:anywhere">{html.escape(shown.code)}</code>'
-    return f'<div style="line-height:1.4">{"".join(out)}<p>{button} {code}</p></div>'
+    style = "user-select:all;overflow-wrap:anywhere"
+    return f'{button} <code style="{style}">{html.escape(code)}</code>'
 
 
 def _tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
+    """The page of `show(**values)`; where that is not possible, the message that says what is."""
     try:
-        return page(show(**values))
-    except (
-        ValueError,
-        OSError,
-        KeyError,
-    ) as error:  # what was chosen cannot be: the message says what can
+        with _style():
+            return page(show(**values))
+    except (ValueError, OSError, KeyError) as error:
         return f'<p role="alert">{html.escape(str(error))}</p>'
 
 
 def static(shown: Shown) -> None:
-    """Show a view where there are no widgets."""
+    """Show a figure, its sentence, table and line of code as outputs of a cell."""
     if shown.figure is not None:
         display(Image(data=plots.compact(shown.figure)))
     print(shown.said)
@@ -94,68 +132,101 @@ def static(shown: Shown) -> None:
     print(shown.code)
 
 
+# -- panels ----------------------------------------------------------------------------------------
+
+
 class Panel:
-    """Controls beside a page of HTML, which `draw(values)` gives at the start and whenever a control changes."""
+    """Controls beside a page, which is drawn at the start and whenever a control changes.
+
+    Parameters
+    ----------
+    choices : function of {name: value} -> Choices
+        What the controls offer, given what is chosen so far.
+    start : mapping
+        What is chosen at first, {name: value}.
+    draw : function of {name: value} -> str
+        The page's HTML, given what is chosen.
+    more : sequence of widgets
+        What stands below the controls.
+    """
 
     def __init__(
         self,
-        choices: Callable,
+        choices: Callable[[Mapping[str, Any]], Choices],
         start: Mapping[str, Any],
-        draw: Callable[[dict], str],
-        more: Sequence = (),
+        draw: Callable[[dict[str, Any]], str],
+        more: Sequence[ipywidgets.Widget] = (),
     ):
-        self.choices, self.draw, self.more, self.busy = choices, draw, more, False
-        self.values, self.controls, self.page = (
-            dict(start),
-            {},
-            ipywidgets.HTML(layout={"flex": "1 1 30em"}),
-        )
+        self.choices, self.draw, self.more = choices, draw, more
+        self.busy = False  # whether `settle` is at work
+        self.values = dict(start)
+        self.controls: dict[str, ipywidgets.Widget] = {}
+        self.page = ipywidgets.HTML(layout={"flex": "1 1 30em"})
         self.left = ipywidgets.VBox(layout={"width": "24em", "flex": "0 0 auto"})
-        self.box = ipywidgets.Box(
-            [self.left, self.page], layout={"flex_flow": "row wrap", "width": "100%"}
-        )
+        layout = {"flex_flow": "row wrap", "width": "100%"}
+        self.box = ipywidgets.Box([self.left, self.page], layout=layout)
         self.settle()
 
     def settle(self) -> None:
-        """Bring controls and values in line with each other, and draw."""
-        self.busy = True  # what is set here is no choice of the user's
+        """Let the controls offer what fits what is chosen, and draw the page."""
+        self.busy = True  # values that are set here were not chosen by the user
         offered = self.choices(self.values)
-        self.left.children = [
-            *(self.control(name, c) for name, c in offered.items() if c.options),
-            *self.more,
-        ]
+        controls = [self.control(name, c) for name, c in offered.items() if c.options]
+        self.left.children = [*controls, *self.more]
         self.left.layout.display = "" if self.left.children else "none"
         self.busy = False
         self.values |= offered.values
         self.page.value = self.draw(offered.values)
 
-    def control(self, name: str, c: Choice) -> ipywidgets.Widget:
-        """The control of this name, made when first asked for, with these options."""
+    def control(self, name: str, choice: Choice) -> ipywidgets.Widget:
+        """The control of this name with these options; it is made when first asked for."""
         if name not in self.controls:
-            kind = dict(one="Dropdown", several="SelectMultiple", slide="SelectionSlider")[c.kind]
-            how = dict(description=SAYS.get(name, name.capitalize()), tooltip=TIPS.get(name, ""))
-            how |= dict(style={"description_width": "7em"}, layout={"width": "23em"})
-            how |= {"continuous_update": False} if c.kind == "slide" else {}
-            self.controls[name] = getattr(ipywidgets, kind)(options=c.options, value=c.value, **how)
+            self.controls[name] = _widget(name, choice)
             self.controls[name].observe(lambda change: self.chosen(name, change.new), "value")
-        w = self.controls[name]
-        if tuple(w.options) != c.options:
-            w.options = c.options
-        w.value = c.value
-        return w
+        widget = self.controls[name]
+        if tuple(widget.options) != choice.options:
+            widget.options = choice.options
+        widget.value = choice.value
+        return widget
 
     def chosen(self, name: str, value: Any) -> None:
-        """A control has changed."""
+        """Take in that a control has changed."""
         if not self.busy:
             self.values[name] = value
             self.settle()
 
 
+def _widget(name: str, choice: Choice) -> ipywidgets.Widget:
+    how = dict(
+        options=choice.options,
+        value=choice.value,
+        description=SAYS.get(name, name.capitalize()),
+        tooltip=TIPS.get(name, ""),
+        style={"description_width": "7em"},
+        layout={"width": "23em"},
+    )
+    if choice.kind == "several":
+        return ipywidgets.SelectMultiple(**how)
+    if choice.kind == "slide":
+        return ipywidgets.SelectionSlider(**how, continuous_update=False)
+    return ipywidgets.Dropdown(**how)
+
+
 class Trainer:
-    """The panel that trains: Run and Stop, and a curve that is drawn at most twice a second while a `Background` runs."""
+    """The panel that trains: controls, Run and Stop, and a curve that grows while a run goes on.
+
+    Parameters
+    ----------
+    start : mapping
+        What is chosen at first, {name: value}.
+    device : {"auto", "cpu", "cuda"}
+        Where runs are trained.
+    """
 
     def __init__(self, start: Mapping[str, Any], device: str):
-        self.device, self.job, self.experiment = device, None, None
+        self.device = device
+        self.job: Background | None = None  # the run that was begun last, and its Experiment
+        self.experiment: Experiment | None = None
         self.run = ipywidgets.Button(
             description="Run", tooltip="train, or go on where it was stopped"
         )
@@ -168,26 +239,20 @@ class Trainer:
         self.panel = Panel(views.training_choices, start, self.draw, [buttons])
 
     def draw(self, values: Mapping[str, Any]) -> str:
-        """The page: the run that is going on, else what Run would begin."""
-        if self.job is None or self.job.state != "running":
-            return _tried(
-                lambda **v: views.training(
-                    views.experiment(**v), None, "Run begins this, or goes on with it."
-                ),
-                values,
-            )
-        return self.shown()
+        """The page: the run that goes on, else what Run would begin."""
+        if self.job is not None and self.job.state == "running":
+            return self.shown()
+        return _tried(_offered, values)
 
     def shown(self) -> str:
-        """The page of the run begun last."""
+        """The page of the run that was begun last."""
         state, curve = self.job.state, self.job.curve
-        done = (
-            "no round yet"
-            if curve is None
-            else f"round {curve['round'].max()} of {self.experiment.rounds}"
-        )
-        said = f"{state}: {done}" + ". Run goes on from there." * (state == "stopped")
-        return page(views.training(self.experiment, curve, said))
+        done = "no round yet"
+        if curve is not None:
+            done = f"round {curve['round'].max()} of {self.experiment.rounds}"
+        hint = ". Run goes on from there." if state == "stopped" else ""
+        with _style():
+            return page(views.training(self.experiment, curve, f"{state}: {done}{hint}"))
 
     def begin(self) -> None:
         """Start what is chosen in a process of its own, and a thread that watches it."""
@@ -198,7 +263,7 @@ class Trainer:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
-        """Draw what is new, twice a second, until the end."""
+        """Draw what is new, at most twice a second, until the run ends."""
         while self.job.state == "running":
             time.sleep(0.5)
             if self.job.poll():
@@ -206,34 +271,84 @@ class Trainer:
         self.run.disabled, self.stop.disabled = False, True
 
 
-class Explore:
-    """The explorers of a notebook, its parameters checked first; a view is shown with its default, or under its controls.
+def _offered(**values: Any) -> Shown:
+    """What Run would begin."""
+    return views.training(views.experiment(**values), None, "Run begins this, or goes on with it.")
 
-    profile, datasets: which results and data come first; methods, seeds: which of them are chosen; artefacts: which explorers there
-    are, empty for all; recompute: train the panel's run where nobody can press Run; interactive: see `live`. Raises ValueError.
+
+# -- the notebook ----------------------------------------------------------------------------------
+
+
+class Explore:
+    """The explorers of a notebook: each view with its defaults, or under its controls.
+
+    Parameters
+    ----------
+    profile : {"smoke", "quick", "medium", "paper"}
+        Which results are chosen at first.
+    datasets : list of str, optional
+        Which data are chosen at first: those of the first name.
+    methods, seeds : list, optional
+        Which methods and seeds are chosen at first; by default the first six, and all.
+    artefacts : list of str, optional
+        Which explorers are shown: names of `views.VIEWS`, or "train"; all by default.
+    recompute : bool
+        Whether the panel's run is trained where nobody can press Run.
+    device : {"auto", "cpu", "cuda"}
+        Where runs are trained.
+    interactive : {"auto", "yes", "no"}
+        Whether there are widgets, as for `live`.
+
+    Raises
+    ------
+    ValueError
+        If a parameter has a value that is not allowed.
     """
 
     def __init__(
-        self, *, profile="quick", datasets=None, methods=None, seeds=None, artefacts=None, recompute=False, device="auto",
-        interactive="auto",
-    ):  # fmt: skip
-        self.began, known = time.monotonic(), [*views.VIEWS, "train"]
+        self,
+        *,
+        profile: str = "quick",
+        datasets: list[str] | None = None,
+        methods: list[str] | None = None,
+        seeds: list[int] | None = None,
+        artefacts: list[str] | None = None,
+        recompute: bool = False,
+        device: str = "auto",
+        interactive: str = "auto",
+    ):
+        self.began = time.monotonic()
+        known = [*views.VIEWS, "train"]
         some = dict(datasets=datasets, methods=methods, seeds=seeds, artefacts=artefacts)
         parameters.check(known, profile=profile, recompute=recompute, **some)
-        self.artefacts, self.recompute, self.live = artefacts or known, recompute, live(interactive)
+        self.artefacts, self.recompute = artefacts or known, recompute
+        self.live = live(interactive)
         self.device = runs.pick_device(device)
-        self.start: dict[str, Any] = {
-            "rounds": {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}[profile]
-        }
-        self.start |= {"dataset": datasets[0]} if datasets else {}
-        self.start |= {"rows": tuple(methods), "method": methods[0]} if methods else {}
-        self.start |= {"seeds": tuple(seeds), "seed": seeds[0]} if seeds else {}
-        first = f".{profile}-{datasets[0] if datasets else ''}"
-        self.start["source"] = next((s for s in sources.names() if first in s), None)
-        plt.rcParams.update({"font.size": 8, "axes.titlesize": 9})
+        self.start: dict[str, Any] = {"rounds": ROUNDS[profile]}
+        if datasets:
+            self.start["dataset"] = datasets[0]
+        if methods:
+            self.start |= {"rows": tuple(methods), "method": methods[0]}
+        if seeds:
+            self.start |= {"seeds": tuple(seeds), "seed": seeds[0]}
+        part = f".{profile}-{datasets[0] if datasets else ''}"
+        self.start["source"] = next((name for name in sources.names() if part in name), None)
 
     def show(self, name: str, **start: Any) -> None:
-        """Show the view of this name; `start` are values of its controls. ValueError for an unknown view."""
+        """Show a view.
+
+        Parameters
+        ----------
+        name : str
+            One of `views.VIEWS`.
+        **start
+            What its controls have chosen at first.
+
+        Raises
+        ------
+        ValueError
+            If there is no such view.
+        """
         if name not in views.VIEWS:
             raise ValueError(f"no explorer {name!r}; there are {', '.join(views.VIEWS)}")
         view, choices = views.VIEWS[name]
@@ -243,27 +358,33 @@ class Explore:
             display(Panel(choices, self.start | start, lambda values: _tried(view, values)).box)
         else:
             try:
-                static(view(**choices(self.start | start).values))
-            except OSError as error:  # data that are not here
+                with _style():
+                    static(view(**choices(self.start | start).values))
+            except OSError as error:  # the data are not on this computer
                 print(f"{name}: {error}")
 
     def train(self, **start: Any) -> None:
-        """Show the panel that trains; where nobody can press Run, what it would train (recompute: trained)."""
+        """Show the panel that trains; `start` is what its controls have chosen at first.
+
+        Without widgets it says what it would train, or, with `recompute`, trains that.
+        """
         if "train" not in self.artefacts:
             print(f"train: not among artefacts={self.artefacts}")
-        elif self.live:
+            return
+        if self.live:
             display(Trainer(self.start | start, self.device).panel.box)
-        else:
-            e = views.experiment(**views.training_choices(self.start | start).values)
-            job = Background(e, device=self.device) if self.recompute else None
-            said = (
-                f"{job.wait()} after round {e.rounds}"
-                if job
-                else "In JupyterLab, Run begins this, and Stop ends it."
-            )
-            static(views.training(e, job and job.curve, said))
+            return
+        experiment = views.experiment(**views.training_choices(self.start | start).values)
+        curve, said = None, "In JupyterLab, Run begins this, and Stop ends it."
+        if self.recompute:
+            job = Background(experiment, device=self.device)
+            said = f"{job.wait()} after round {experiment.rounds}"
+            curve = job.curve
+        with _style():
+            static(views.training(experiment, curve, said))
 
     def finish(self) -> str:
-        """One line on what was read, versions and time."""
-        read, took = ", ".join(sources.names()) or "none", time.monotonic() - self.began
-        return f"results: {read}; pfl_core {__version__}, Python {platform.python_version()}; {took:.0f} s"
+        """A line on the results that were read, the versions, and the time since the start."""
+        read, seconds = ", ".join(sources.names()) or "none", time.monotonic() - self.began
+        versions = f"pfl_core {__version__}, Python {platform.python_version()}"
+        return f"results: {read}; {versions}; {seconds:.0f} s"

@@ -77,14 +77,15 @@ def do_run(args: Namespace) -> int:
     """Run one experiment, or find it in the store. Every field of Experiment is an option; fields
     that hold several values take a=1,b=2 (--partition_args alpha=0.1,split=70/10/20) or JSON. A run
     that diverges ends with status 1."""
-    e = Experiment(**{n: value(n, text) for n in FIELDS if (text := getattr(args, n)) is not None})
+    given = {n: text for n in FIELDS if (text := getattr(args, n)) is not None}
+    experiment = Experiment(**{n: value(n, text) for n, text in given.items()})
     log = None
     if args.tensorboard:
         from pfl_core.extras import logging
 
-        log = logging.tensorboard(e, args.tensorboard)
+        log = logging.tensorboard(experiment, args.tensorboard)
     how = dict(device=args.device, executor=args.executor, recompute=args.recompute)
-    r = runs.run(e, on_round=log, **how)
+    r = runs.run(experiment, on_round=log, **how)
     show(r)
     if not r.ok:
         print(f"pfl_core run: run {r.id} {r.meta['status']}", file=sys.stderr)
@@ -92,8 +93,13 @@ def do_run(args: Namespace) -> int:
 
 
 def do_show(args: Namespace) -> None:
-    """Show a finished run: its experiment, its accuracies, and what it ran on"""
-    show(stored(args.run))
+    """Show a finished run: its experiment, its accuracies, and what it ran on; or several side by
+    side, with the fields in which they differ"""
+    found = [stored(start) for start in args.run]
+    if len(found) == 1:
+        show(found[0])
+    else:
+        print(side_by_side(found).to_string())
 
 
 def show(r: store.Result) -> None:
@@ -119,16 +125,11 @@ def do_list(args: Namespace) -> None:
 
 
 def do_compare(args: Namespace) -> None:
-    """Compare: a paper's table reported beside reproduced (`compare fedaghn table1`, with --latex
-    for a document), its claims (`compare fedper`), all methods (`compare methods`), or finished
-    runs by their ids"""
-    what, *rest = args.what
-    PAPERS = late("papers.base").PAPERS
-    if what != "methods" and what not in PAPERS:
-        if len(what) < 4 or set(what) - set("0123456789abcdef"):
-            checks.known("paper or run", what, [*PAPERS, "methods"], "a run is named by its id")
-        print(side_by_side([stored(start) for start in args.what]).to_string())
-        return
+    """A paper's numbers beside ours: its claims (`compare fedper`), or a table, reported beside
+    reproduced (`compare fedaghn table1`, with --latex for a document); or all methods side by side
+    (`compare methods`)"""
+    what, rest = args.paper, args.table
+    _check_compared(what, rest)
     report, parts = late("papers.report"), late("experiments.committed").parts(what, own=True)
     if not parts:
         places = f"results/ or {paths.kept_folder()}"
@@ -142,6 +143,19 @@ def do_compare(args: Namespace) -> None:
         named = what == "methods" or bool(rest)
         for table in _tables(part, *rest):
             print(report.latex(table) if args.latex else table.to_string(index=named))
+
+
+def _check_compared(what: str, rest: list[str]) -> None:
+    known = [*late("papers.base").PAPERS, "methods"]
+    if what not in known and len(what) >= 4 and set(what) <= set("0123456789abcdef"):
+        runs_named = " ".join([what, *rest])
+        raise ValueError(
+            f"compare takes PAPER [TABLE], or methods; `python -m pfl_core show {runs_named}` "
+            "shows runs, several side by side"
+        )
+    checks.known("paper", what, known, "a run is shown by `python -m pfl_core show RUN`")
+    if len(rest) > 1:
+        raise ValueError(f"compare takes one table, got {' '.join(rest)}")
 
 
 def _tables(part: Any, table: str = "") -> list[Any]:
@@ -275,15 +289,16 @@ def parser() -> argparse.ArgumentParser:
 
     _options_of_run(word(do_run))
     add = word(do_show)
-    add("run", metavar="RUN", help="the id of a run, or its first digits")
+    add("run", nargs="+", metavar="RUN", help="the id of a run, or its first digits")
     _plugins(add)
     add = word(do_list)
     add("kind", nargs="*", choices=[[], *LISTS], metavar="KIND", help=f"of {', '.join(LISTS)}")
     _plugins(add)
     add = word(do_compare)
-    add("what", nargs="+", metavar="WHAT", help="PAPER [TABLE], methods, or RUN RUN ...")
+    add("paper", metavar="PAPER", help="fedper, pfedhn, pfedla, flayer or fedaghn; or methods")
+    add("table", nargs="*", metavar="TABLE", help="table1, ... (default: the paper's claims)")
     _plugins(add)
-    add("--latex", action="store_true", help="a paper's table or claims, or all methods, as LaTeX")
+    add("--latex", action="store_true", help="the table, or the claims, as LaTeX")
     add = word(do_plan)
     _options_of_paper(add)
     there = "as run_all.sh does: committed rows do not count as there"

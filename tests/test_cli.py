@@ -145,6 +145,10 @@ def test_every_field_is_an_option(capsys):
         ("run --init_from 123456", 1, "0 finished runs begin with '123456'"),
         ("show 12ab", 1, "`python -m pfl_core list runs` shows all"),
         ("compare fedpr", 1, "did you mean 'fedper'"),
+        ("compare 12ab", 1, "`python -m pfl_core show 12ab` shows runs"),
+        ("compare 12ab 34cd 56ef", 1, "`python -m pfl_core show 12ab 34cd 56ef` shows runs"),
+        ("compare fedaghn table1 table2", 1, "compare takes one table, got table1 table2"),
+        ("show 12ab 34cd", 1, "`python -m pfl_core list runs` shows all"),
         ("compare pfedhn table99", 1, "run its notebook first"),
         ("plan fedper --artefacts fig99", 1, "did you mean 'fig9'"),
     ],
@@ -161,12 +165,12 @@ def test_all_lists_at_once_and_a_reader_that_leaves():
     assert done.stdout.startswith("\nmethods:\napple ") and done.stderr == ""
 
 
-# -- compare -------------------------------------------------------------------------------------------------------------
+# -- show several, compare -----------------------------------------------------------------------------------------------
 
 
-def test_compare_runs_methods_papers(home, capsys):
+def test_runs_are_shown_side_by_side(home, capsys):
     ids = [run(Experiment(**TINY | {"method": m})).id for m in ("fedper", "fedavg")]
-    out = said(capsys, f"compare {ids[0]} {ids[1][:8]}")
+    out = said(capsys, f"show {ids[0]} {ids[1][:8]}")
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert (
         out.splitlines()[0].split() == ids
@@ -178,6 +182,9 @@ def test_compare_runs_methods_papers(home, capsys):
         and len(lines["date"]) == 4
         and {"commit", "processor", "before", "after"} <= set(lines)
     )
+
+
+def test_compare_a_papers_claims_and_all_methods(home, capsys):
     assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
     assert "FedPer is clearly better than FedAvg" in said(capsys, "compare fedper")
 

@@ -747,6 +747,12 @@ CASES = [
         "python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "needs --plugins NAME", None
     ),
     Case(
+        "python -m pfl_core compare 12ab 34cd",
+        lambda: main(["compare", "12ab", "34cd"]),
+        "`python -m pfl_core show 12ab 34cd` shows runs, several side by side",
+        None,
+    ),
+    Case(
         "a committed file that was changed",
         changed_results,
         "is not as it was published .*restore it",

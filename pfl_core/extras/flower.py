@@ -1,19 +1,23 @@
-"""A method of ours over Flower's transport: a server process that holds no data, a process for each client that keeps what never leaves it.
+"""A method over Flower's transport: a server without data, and a process for each client.
 
-write_app("my_app", Experiment(method="fedper", ...)) writes a Flower app, to be started as any other: `flwr run my_app`. Each
-SuperNode says which client it is: flower-supernode --node-config "client=0". What travels is what `download` and `upload` name;
-client k's rows of `state.clients` lie in its Flower context. Each client deals the Experiment's partition for itself and reads its own
-part of it.
+`write_app("my_app", Experiment(method="fedper"))` writes a Flower app, which is started as any
+other: `flwr run my_app`. Each SuperNode says which client it is: `flower-supernode --node-config
+"client=0"`. Only what the method's `download` and `upload` name is sent. What a client keeps, its
+row of `state.clients`, lies in its Flower context. Each client deals the Experiment's partition for
+itself and reads its own part of it.
 
-The server looks at each answer before it uses it: names, shapes, finite values, counts in their range. As in Flower's own strategies, one
-that is refused, or an error instead of an answer, is a failure: it is printed with the client and the reason, and the round goes on with
-the others while `enough` of those asked remain. Values that are finite and wrong are not recognised.
+The server checks each answer before it uses it: names, shapes, finite values, counts in their
+range. An answer that is refused counts as a failure, as in Flower's own strategies, and so does an
+error instead of an answer: it is printed with the client and the reason, and the round goes on with
+the others while the share `enough` of those asked remains. Values that are finite and wrong are not
+recognised.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,211 +34,333 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
 
-Model = dict[str, Tensor]  # of one client: no client axis
-SUMS = ("correct", "loss", "n")  # over a client's test samples, before training
-Answer = tuple[Model, dict[str, float]] | str  # a text: why there is none
+SUMS = ("correct", "loss", "n")  # sums over a client's test samples, before training
+Model = dict[str, Tensor]  # of one client: without an axis of clients
+Sums = dict[str, float]  # {a name of SUMS: number}
+Good = tuple[Model, Sums]  # an answer: the upload, {} to "evaluate", and the sums
+Answer = Good | str  # a text says why there is no answer
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each name of a Model
-Ask = Callable[
-    [str, int, dict[int, Model]], dict[int, Answer]
-]  # kind, round, {client: what it is sent}
+# Asks clients: (kind, round, {client: what it is sent}) -> {client: what it answers}.
+Ask = Callable[[str, int, dict[int, Model]], dict[int, Answer]]
+NOTHING: Good = ({}, dict.fromkeys(SUMS, 0.0))  # stands for a client without a good answer
+
+
+# -- a client --------------------------------------------------------------------------------------
 
 
 class Client:
-    """Client `k` of an Experiment; `kept`: what it kept of an earlier round, {name: (*shape)}."""
+    """One client of an Experiment.
 
-    def __init__(self, e: Experiment, k: int, kept: Model | None = None):
-        if not 0 <= k < e.clients:
+    Parameters
+    ----------
+    experiment : Experiment
+        What is run.
+    k : int
+        Which client it is.
+    kept : {name: (*shape)}, optional
+        What it kept of an earlier round; by default what it has before the first one.
+
+    Raises
+    ------
+    ValueError
+        If there is no client k.
+    """
+
+    def __init__(self, experiment: Experiment, k: int, kept: Model | None = None):
+        if not 0 <= k < experiment.clients:
             raise ValueError(
-                f"client={k} is unknown; this Experiment has clients 0..{e.clients - 1}"
+                f"client={k} is unknown; this Experiment has clients 0..{experiment.clients - 1}"
             )
-        self.k, self.data = k, client_data(e)
-        self.method = build_method(e, self.data)
-        self.kept = kept or {n: v[k] for n, v in self.method.init().clients.items()}
+        self.k, self.data = k, client_data(experiment)
+        self.method = build_method(experiment, self.data)
+        self.kept = kept or {name: v[k] for name, v in self.method.init().clients.items()}
 
     def about(self) -> dict[str, Any]:
-        """What the server must know before round 0."""
-        counts, shape = self.data.label_counts[self.k].tolist(), list(self.data.input_shape)
-        n, test = int(self.data.n[self.k]), len(self.data.index["test"][self.k])
-        return dict(client=self.k, n=n, test=test, counts=[int(c) for c in counts], shape=shape)
+        """What the server must know before round 0.
 
-    def answer(self, kind: str, round: int, sent: Model) -> tuple[Model, dict[str, float]]:
-        """What the client returns to `sent` at kind "train" or "evaluate", and its test accuracy before training, as sums."""
-        sel, k = torch.tensor([self.k]), self.data.K
-        state = State({}, {n: v.expand(k, *v.shape) for n, v in self.kept.items()}, {}, round)
-        engine, up = Engine(self.method, self.data, "auto", 1), {}
+        Returns
+        -------
+        dict
+            "client", its number; "n" and "test", how many training and test samples it has;
+            "counts", its training samples by class; "shape", that of a sample.
+        """
+        counts = [int(count) for count in self.data.label_counts[self.k].tolist()]
+        n, test = int(self.data.n[self.k]), len(self.data.index["test"][self.k])
+        shape = list(self.data.input_shape)
+        return dict(client=self.k, n=n, test=test, counts=counts, shape=shape)
+
+    def answer(self, kind: str, round: int, sent: Model) -> Good:
+        """Evaluate the model that was sent and, if asked to, train it.
+
+        Parameters
+        ----------
+        kind : {"train", "evaluate"}
+            What is asked.
+        round : int
+            The round, from 0.
+        sent : {name: (*shape)}
+            What the server sent.
+
+        Returns
+        -------
+        upload : {name: (*shape)}
+            What goes to the server; {} for "evaluate".
+        sums : {"correct", "loss", "n": float}
+            Over the client's test samples, before training.
+        """
+        sel, upload = torch.tensor([self.k]), {}
+        clients = {name: v.expand(self.data.K, *v.shape) for name, v in self.kept.items()}
+        state = State({}, clients, {}, round)
+        engine = Engine(self.method, self.data, "auto", 1)
         try:
             with torch.no_grad():
-                down = {n: v[None] for n, v in sent.items()}
+                down = {name: v[None] for name, v in sent.items()}
                 start = self.method.begin(state, sel, down)
-                got = engine.evaluate(self.method.serve(start), "test", [self.k])
+                found = engine.evaluate(self.method.serve(start), "test", [self.k])
                 if kind == "train":
                     end = self.method.local(Context(engine, state, sel, round), start)
-                    kept, up = returned(self.method, state, start, down, end)
-                    self.kept |= {n: v[0] for n, v in kept.items()}
+                    kept, upload = returned(self.method, state, start, down, end)
+                    self.kept |= {name: v[0] for name, v in kept.items()}
         finally:
             engine.close()
-        return {n: v[0] for n, v in up.items()}, {s: float(got[s][0]) for s in SUMS}
+        sums = {name: float(found[name][0]) for name in SUMS}
+        return {name: v[0] for name, v in upload.items()}, sums
+
+
+# -- the server ------------------------------------------------------------------------------------
 
 
 def serve(
-    e: Experiment, about: list[dict[str, Any]], ask: Ask, enough: float = 0.5
+    experiment: Experiment, about: list[dict[str, Any]], ask: Ask, enough: float = 0.5
 ) -> tuple[State, dict[str, np.ndarray]]:
-    """The server's side: `about` the clients, in their order; its last state, and {"rounds": (E,), "correct", "loss", "n": (E, K)}.
+    """The server's side of a run, whatever the transport.
 
-    A client without a good answer has n = 0 there. ValueError for a method whose personal models are made with what only the server
-    has, and for `about` that cannot be; RuntimeError for a round in which less than the share `enough` of those asked answer well.
+    Parameters
+    ----------
+    experiment : Experiment
+        What is run.
+    about : list of dict
+        What each client says of itself (`Client.about`), in their order.
+    ask : function of kind, round and {client: what it is sent} -> {client: answer}
+        Asks these clients and waits for their answers; see `Client.answer`. A text in place of an
+        answer says why there is none.
+    enough : float
+        Which share of the clients that are asked to train must answer well.
+
+    Returns
+    -------
+    state : State
+        The server's last state.
+    seen : dict
+        "rounds" (E,), those that were evaluated; "correct", "loss" and "n" (E, K), sums over each
+        client's test samples, 0 for a client without a good answer.
+
+    Raises
+    ------
+    ValueError
+        For a method whose personal models are made with what only the server has, and for `about`
+        that cannot be.
+    RuntimeError
+        If too few clients answer well, or the server's state is not finite any more.
     """
     _check_about(about)
-    data = _Told(about, getattr(torch, e.dtype))
+    data = _Told(about, getattr(torch, experiment.dtype))
     with torch.no_grad():
-        method = build_method(e, data)
+        method = build_method(experiment, data)
         if type(method).personal is not Method.personal:
             raise ValueError(
-                f"{e.method} makes its personal models from the server's state or by training: not over Flower; run it as a simulation"
+                f"{experiment.method} makes its personal models from the server's state or by "
+                "training: not over Flower; run it as a simulation"
             )
-        state, seen = method.init(), {name: [] for name in ("rounds", *SUMS)}
-        state.clients = {}  # they are with the clients
-        config, checked = method.task.config, _Checked(ask, [a["test"] for a in about], enough)
-        for r in range(config.rounds + 1):
-            sel, got = sample(config, data.K, r), {}
-            sent = method.download(state, sel)
-            if r < config.rounds:
-                got = checked.train(r, _rows(sent, sel))
-            if evaluate_at(config, r):
-                others = torch.tensor([k for k in range(data.K) if k not in got])
-                rest = (
-                    checked.evaluate(r, _rows(method.download(state, others), others))
-                    if len(others)
-                    else {}
-                )
-                seen["rounds"].append(r)
-                for name in SUMS:
-                    seen[name].append(
-                        [(got | rest).get(k, NOTHING)[1][name] for k in range(data.K)]
-                    )
-            if r < config.rounds:
-                good = torch.tensor([k in got for k in sel.tolist()])
-                sel, sent = sel[good], {n: v[good] for n, v in sent.items()}
-                up = {
-                    n: torch.stack([got[k][0][n] for k in sel.tolist()])
-                    for n in got[int(sel[0])][0]
-                }
-                state = method.upload(state, sel, sent, up, data.n[sel].to(data.dtype))
-                state.round = r + 1
-                if bad := [n for n, v in state.server.items() if not torch.isfinite(v).all()]:
-                    raise RuntimeError(
-                        f"round {r}: the server's {bad[0]} is not finite any more; lower lr"
-                    )
-    return state, {name: np.array(v) for name, v in seen.items()}
-
-
-NOTHING = ({}, dict.fromkeys(SUMS, 0.0))
+        server = _Server(method, data, _Checked(ask, [said["test"] for said in about], enough))
+        rounds = method.task.config.rounds
+        for round in range(rounds):
+            server.train(round)
+        server.evaluate(rounds, {})
+    return server.state, {name: np.array(values) for name, values in server.seen.items()}
 
 
 class _Told:
-    # What the server knows of its clients' data: what they say of themselves.
+    """What the server knows of its clients' data, from what they say of themselves."""
 
     def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype):
-        self.n, self.label_counts = (
-            torch.tensor([a[what] for a in about]) for what in ("n", "counts")
-        )
+        self.n = torch.tensor([said["n"] for said in about])
+        self.label_counts = torch.tensor([said["counts"] for said in about])
         self.K, self.classes = self.label_counts.shape
-        self.input_shape, self.dtype, self.device = (
-            tuple(about[0]["shape"]),
-            dtype,
-            torch.device("cpu"),
-        )
+        self.input_shape = tuple(about[0]["shape"])
+        self.dtype, self.device = dtype, torch.device("cpu")
 
     def extremes(self) -> Tensor:
-        # Two empty samples, to try the model on: token 0s of a text, black images; the server has no others.
-        return torch.zeros(
-            2, *self.input_shape, dtype=torch.int32 if len(self.input_shape) == 1 else self.dtype
-        )
+        """Two empty samples to try the model on, for the server has no others.
+
+        They are black images, or texts of token 0.
+        """
+        text = len(self.input_shape) == 1
+        return torch.zeros(2, *self.input_shape, dtype=torch.int32 if text else self.dtype)
 
 
-def _whole(v: Any, low: int = 0) -> bool:
-    return (
-        isinstance(v, int | float)
-        and not isinstance(v, bool)
-        and math.isfinite(v)
-        and v == int(v)
-        and v >= low
-    )
+class _Server:
+    """The server's state and what was evaluated, from round to round."""
+
+    def __init__(self, method: Method, data: _Told, clients: _Checked):
+        self.method, self.data, self.clients = method, data, clients
+        self.state = method.init()
+        self.state.clients = {}  # each client has its own
+        self.seen: dict[str, list] = {name: [] for name in ("rounds", *SUMS)}
+
+    def train(self, round: int) -> None:
+        """One round: ask participants to train, note what is to be evaluated, take the step.
+
+        The models as they were sent are what is evaluated; therefore it comes before the step.
+        """
+        sel = sample(self.method.task.config, self.data.K, round)
+        sent = self.method.download(self.state, sel)
+        good = self.clients.train(round, _rows(sent, sel))
+        self.evaluate(round, good)
+        answered = torch.tensor([k in good for k in sel.tolist()])
+        sel, sent = sel[answered], {name: v[answered] for name, v in sent.items()}
+        uploads = [good[k][0] for k in sel.tolist()]
+        up = {name: torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
+        samples = self.data.n[sel].to(self.data.dtype)
+        self.state = self.method.upload(self.state, sel, sent, up, samples)
+        self.state.round = round + 1
+        for name, v in self.state.server.items():
+            if not torch.isfinite(v).all():
+                raise RuntimeError(
+                    f"round {round}: the server's {name} is not finite any more; lower lr"
+                )
+
+    def evaluate(self, round: int, good: dict[int, Good]) -> None:
+        """Note the sums of every client in a round that is evaluated.
+
+        `good` has the answers of those that trained; the others are asked for theirs.
+        """
+        if not evaluate_at(self.method.task.config, round):
+            return
+        others = torch.tensor([k for k in range(self.data.K) if k not in good])
+        if len(others):
+            sent = self.method.download(self.state, others)
+            good = good | self.clients.evaluate(round, _rows(sent, others))
+        self.seen["rounds"].append(round)
+        sums = [good.get(k, NOTHING)[1] for k in range(self.data.K)]
+        for name in SUMS:
+            self.seen[name].append([of_client[name] for of_client in sums])
 
 
-def _check_about(about: list[dict[str, Any]]) -> None:
-    for k, a in enumerate(about):
-        counts, shape = a.get("counts"), a.get("shape")
-        lists = all(isinstance(v, list) and v and all(map(_whole, v)) for v in (counts, shape))
-        if not (
-            lists and _whole(a.get("n"), 1) and _whole(a.get("test")) and sum(counts) == a["n"]
-        ):
-            why = "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
-        elif len(counts) != len(about[0]["counts"]) or shape != about[0]["shape"]:
-            why = f"classes and shape must be those of client 0: {len(about[0]['counts'])} and {about[0]['shape']}"
-        else:
-            continue
-        raise ValueError(
-            f"client {k} says of itself {a!r:.200}; {why}; mend its data, or start the app without it"
-        )
+def _rows(p: Params, sel: Tensor) -> dict[int, Model]:
+    """Stacked tensors client by client."""
+    return {
+        k: {name: v[row].contiguous() for name, v in p.items()}
+        for row, k in enumerate(sel.tolist())
+    }
+
+
+# -- which answers are good ------------------------------------------------------------------------
 
 
 class _Checked:
-    # Asks, and lets only good answers through.
+    """Asks clients, and lets only good answers through.
+
+    test : how many test samples each client has; enough : see `serve`.
+    """
 
     def __init__(self, ask: Ask, test: list[int], enough: float):
         self.ask, self.test, self.enough = ask, test, enough
         self.form: Form = {}  # of uploads, once a round has had good ones
 
-    def train(self, r: int, sent: dict[int, Model]) -> dict[int, tuple[Model, dict[str, float]]]:
-        got, failed = self._numbers("train", r, sent)
-        forms = {
-            k: {n: (tuple(v.shape), v.dtype) for n, v in up.items()} for k, (up, _) in got.items()
-        }
+    def train(self, round: int, sent: dict[int, Model]) -> dict[int, Good]:
+        """Good answers to "train"; RuntimeError if they are too few."""
+        good, failed = self._with_sums("train", round, sent)
+        forms = {k: _form(upload) for k, (upload, _) in good.items()}
+        # The first good round decides, by its majority, what an upload looks like.
         usual = self.form or max(forms.values(), key=list(forms.values()).count, default={})
         for k, form in forms.items():
-            if why := _fault(got[k][0], form, usual, sent[k]):
+            if why := _fault(good[k][0], form, usual, sent[k]):
                 failed[k] = why
-                del got[k]
-        _say(r, failed)
-        if len(got) < max(1, self.enough * len(sent)):
+                del good[k]
+        _print_failed(round, failed)
+        if len(good) < max(1, self.enough * len(sent)):
             reasons = "; ".join(f"client {k}: {why}" for k, why in failed.items())
             raise RuntimeError(
-                f"round {r}: {len(got)} of {len(sent)} clients answered well, needed is a share of {self.enough:g} ({reasons}); mend "
-                "these clients and start again, or lower `enough`"
+                f"round {round}: {len(good)} of {len(sent)} clients answered well, needed is a "
+                f"share of {self.enough:g} ({reasons}); mend these clients and start again, or "
+                "lower `enough`"
             )
         self.form = usual
-        return got
+        return good
 
-    def evaluate(self, r: int, sent: dict[int, Model]) -> dict[int, tuple[Model, dict[str, float]]]:
-        got, failed = self._numbers("evaluate", r, sent)
-        _say(r, failed)
-        return got
+    def evaluate(self, round: int, sent: dict[int, Model]) -> dict[int, Good]:
+        """Good answers to "evaluate"."""
+        good, failed = self._with_sums("evaluate", round, sent)
+        _print_failed(round, failed)
+        return good
 
-    def _numbers(self, kind: str, r: int, sent: dict[int, Model]) -> tuple[dict, dict[int, str]]:
-        answers, got, failed = self.ask(kind, r, sent), {}, {}
+    def _with_sums(
+        self, kind: str, round: int, sent: dict[int, Model]
+    ) -> tuple[dict[int, Good], dict[int, str]]:
+        """Answers whose sums can be, and for each other client why it has none."""
+        answers = self.ask(kind, round, sent)
+        good, failed = {}, {}
         for k in sent:
             answer = answers.get(k, "no answer")
             why = answer if isinstance(answer, str) else _wrong(answer[1], self.test[k])
             if why:
                 failed[k] = why
             else:
-                got[k] = answer
-        return got, failed
+                good[k] = answer
+        return good, failed
 
 
-def _say(r: int, failed: dict[int, str]) -> None:
+def _form(upload: Model) -> Form:
+    return {name: (tuple(v.shape), v.dtype) for name, v in upload.items()}
+
+
+def _print_failed(round: int, failed: dict[int, str]) -> None:
     for k, why in failed.items():
-        print(f"round {r}: client {k} is left out: {why}", flush=True)
+        print(f"round {round}: client {k} is left out: {why}", flush=True)
 
 
-def _wrong(numbers: dict[str, float], test: int) -> str:
-    # Why a client's sums over its test samples cannot be.
-    given = [numbers.get(name) for name in SUMS]
-    correct, loss, n = given
-    if not (
-        _whole(correct) and _whole(n) and isinstance(loss, int | float) and math.isfinite(loss)
-    ):
+def _number(v: Any) -> bool:
+    return isinstance(v, int | float) and math.isfinite(v)
+
+
+def _whole(v: Any, low: int = 0) -> bool:
+    return _number(v) and not isinstance(v, bool) and v == int(v) and v >= low
+
+
+def _sizes(v: Any) -> bool:
+    """Whether this is a list of whole numbers with at least one entry."""
+    return isinstance(v, list) and bool(v) and all(map(_whole, v))
+
+
+def _check_about(about: list[dict[str, Any]]) -> None:
+    """ValueError for the first client that says of itself what cannot be."""
+    for k, said in enumerate(about):
+        if why := _contradiction(said, about[0]):
+            raise ValueError(
+                f"client {k} says of itself {said!r:.200}; {why}; mend its data, or start the app "
+                "without it"
+            )
+
+
+def _contradiction(said: dict[str, Any], first: dict[str, Any]) -> str:
+    """What is wrong with what a client says of itself; "" if nothing is. `first`: client 0's."""
+    n, counts, shape = said.get("n"), said.get("counts"), said.get("shape")
+    whole = _sizes(counts) and _sizes(shape) and _whole(n, 1) and _whole(said.get("test"))
+    if not whole or sum(counts) != n:
+        return "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
+    if len(counts) != len(first["counts"]) or shape != first["shape"]:
+        return (
+            f"classes and shape must be those of client 0: {len(first['counts'])} and "
+            f"{first['shape']}"
+        )
+    return ""
+
+
+def _wrong(numbers: dict[str, Any], test: int) -> str:
+    """Why a client's sums over its `test` samples cannot be; "" if they can."""
+    correct, loss, n = (numbers.get(name) for name in SUMS)
+    if not (_whole(correct) and _whole(n) and _number(loss)):
         why = "allowed are finite numbers, correct and n whole and >= 0"
     elif n != test or correct > n:
         why = f"n must be its {test} test samples, correct at most that"
@@ -243,24 +369,23 @@ def _wrong(numbers: dict[str, float], test: int) -> str:
     return f"it returned correct={correct!r:.20}, loss={loss!r:.20}, n={n!r:.20}; {why}"
 
 
-def _fault(up: Model, form: Form, usual: Form, sent: Model) -> str:
-    # Why an upload cannot be averaged with the others.
+def _fault(upload: Model, form: Form, usual: Form, sent: Model) -> str:
+    """Why an upload cannot be averaged with the others; "" if it can."""
     if form.keys() != usual.keys():
         return f"its upload has {sorted(form)}, the others' {sorted(usual)}"
-    for n, (shape, dtype) in form.items():
-        want = (tuple(sent[n].shape), sent[n].dtype) if n in sent else usual[n]
-        if (shape, dtype) != want:
-            return f"its {n} is {dtype} of shape {shape}; needed is {want[1]} of shape {want[0]}"
-        if not torch.isfinite(up[n]).all():
-            return f"its {n} is not finite (its training diverged?)"
+    for name, (shape, dtype) in form.items():
+        needed = (tuple(sent[name].shape), sent[name].dtype) if name in sent else usual[name]
+        if (shape, dtype) != needed:
+            return (
+                f"its {name} is {dtype} of shape {shape}; needed is {needed[1]} of shape "
+                f"{needed[0]}"
+            )
+        if not torch.isfinite(upload[name]).all():
+            return f"its {name} is not finite (its training diverged?)"
     return "" if form else "its upload is empty"
 
 
-def _rows(p: Params, sel: Tensor) -> dict[int, Model]:
-    return {k: {n: v[i].contiguous() for n, v in p.items()} for i, k in enumerate(sel.tolist())}
-
-
-# -- Flower --------------------------------------------------------------------------------------------------------------
+# -- Flower ----------------------------------------------------------------------------------------
 
 APP = """[project]
 name = "pfl-core-app"
@@ -280,28 +405,53 @@ clientapp = "pfl_core_app:client"
 experiment = {experiment}
 output = {output}
 """
-MODULE = "from pfl_core.extras.flower import client_app, server_app\n\nclient = client_app()\nserver = server_app()\n"
+MODULE = """from pfl_core.extras.flower import client_app, server_app
+
+client = client_app()
+server = server_app()
+"""
 
 
-def write_app(folder: str | Path, e: Experiment, output: str | Path = "result.npz") -> Path:
-    """Write the Flower app of an Experiment; its server leaves rounds, correct, loss and n, as from `serve`, in `output`."""
+def write_app(
+    folder: str | Path, experiment: Experiment, output: str | Path = "result.npz"
+) -> Path:
+    """Write the Flower app of an Experiment.
+
+    Parameters
+    ----------
+    folder : path
+        Where the app is written.
+    experiment : Experiment
+        What it runs.
+    output : path
+        The file in which its server leaves rounds, correct, loss and n, as `serve` returns them.
+
+    Returns
+    -------
+    Path
+        The folder.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    text = dict(
-        experiment=json.dumps(e.plain()),
+    values = dict(
+        experiment=json.dumps(experiment.plain()),
         output=str(Path(output).resolve()),
-        description=f"{e.method} of pfl_core",
+        description=f"{experiment.method} of pfl_core",
     )
-    (folder / "pyproject.toml").write_text(
-        APP.format(**{n: _toml(v) for n, v in text.items()}), encoding="utf-8"
-    )
+    project = APP.format(**{name: _toml(text) for name, text in values.items()})
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     (folder / "pfl_core_app.py").write_text(MODULE)
     return folder
 
 
 def _toml(text: str) -> str:
-    # A basic string of TOML: JSON's, but for what lies beyond 16 bits, and for DEL.
+    """A basic string of TOML: JSON's, but for characters beyond 16 bits and for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _experiment(context: Any) -> Experiment:
+    """The Experiment of the app to which this Flower context belongs."""
+    return Experiment.from_plain(json.loads(context.run_config["experiment"]))
 
 
 def client_app() -> Any:
@@ -312,24 +462,22 @@ def client_app() -> Any:
     app = ClientApp()
 
     def here(context: Any) -> Client:
-        kept = context.state.get("kept")
-        e = Experiment.from_plain(json.loads(context.run_config["experiment"]))
-        return Client(
-            e, int(context.node_config["client"]), kept and dict(kept.to_torch_state_dict())
-        )
+        record = context.state.get("kept")
+        kept = record and dict(record.to_torch_state_dict())
+        return Client(_experiment(context), int(context.node_config["client"]), kept)
 
     @app.query()
     def query(message: Any, context: Any) -> Any:
-        return Message(RecordDict({"about": ConfigRecord(here(context).about())}), reply_to=message)
+        about = ConfigRecord(here(context).about())
+        return Message(RecordDict({"about": about}), reply_to=message)
 
     def answer(message: Any, context: Any) -> Any:
         client, asked = here(context), message.content["asked"]
         sent = dict(message.content["sent"].to_torch_state_dict())
-        up, numbers = client.answer(asked["kind"], asked["round"], sent)
+        upload, sums = client.answer(asked["kind"], asked["round"], sent)
         context.state["kept"] = ArrayRecord(client.kept)
-        return Message(
-            RecordDict({"up": ArrayRecord(up), "numbers": ConfigRecord(numbers)}), reply_to=message
-        )
+        records = {"up": ArrayRecord(upload), "numbers": ConfigRecord(sums)}
+        return Message(RecordDict(records), reply_to=message)
 
     app.train()(answer)
     app.evaluate()(answer)
@@ -337,53 +485,84 @@ def client_app() -> Any:
 
 
 def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
-    """The ServerApp of `write_app`; looks every `wait_s` seconds whether all clients are there; `enough` as for `serve`.
+    """The ServerApp of `write_app`.
 
-    ImportError without flwr.
+    Parameters
+    ----------
+    wait_s : float
+        It looks every so many seconds whether all clients are there, before it begins.
+    enough : float
+        As for `serve`.
+
+    Raises
+    ------
+    ImportError
+        Without flwr.
     """
-    import time
-
-    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
-        e = Experiment.from_plain(json.loads(context.run_config["experiment"]))
-        while len(nodes := list(grid.get_node_ids())) < e.clients:
-            time.sleep(wait_s)
-
-        asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
-        replies = list(grid.send_and_receive(asked))
-        if bad := [r for r in replies if r.has_error()]:
-            raise RuntimeError(f"client node {bad[0].metadata.src_node_id}: {bad[0].error}")
-        about = {r.metadata.src_node_id: dict(r.content["about"]) for r in replies}
-        node_of = {a["client"]: node for node, a in about.items()}
-        if sorted(node_of) != list(range(e.clients)):
-            raise ValueError(
-                f"nodes say that they are clients {sorted(node_of)}; needed is each of 0..{e.clients - 1} once"
-            )
-        client_of = {node: k for k, node in node_of.items()}
-
-        def ask(kind: str, round: int, sent: dict[int, Model]) -> dict[int, Answer]:
-            asked = ConfigRecord({"kind": kind, "round": round})
-            messages = [
-                Message(
-                    RecordDict({"sent": ArrayRecord(p), "asked": asked}),
-                    dst_node_id=node_of[k],
-                    message_type=kind,
-                )
-                for k, p in sent.items()
-            ]
-            return {
-                client_of[r.metadata.src_node_id]: _read(r) for r in grid.send_and_receive(messages)
-            }
-
-        _, seen = serve(e, [about[node_of[k]] for k in range(e.clients)], ask, enough)
+        experiment = _experiment(context)
+        nodes = _Nodes(grid, experiment.clients, wait_s)
+        _, seen = serve(experiment, nodes.about, nodes.ask, enough)
         np.savez(context.run_config["output"], **seen)
 
     return app
+
+
+class _Nodes:
+    """The clients of a running app: Flower's nodes, which say which client each of them is.
+
+    Parameters
+    ----------
+    grid : flwr.serverapp.Grid
+        Flower's way to the nodes.
+    clients : int
+        How many there must be.
+    wait_s : float
+        Seconds between two looks at whether all are there.
+    """
+
+    def __init__(self, grid: Any, clients: int, wait_s: float):
+        self.grid = grid
+        while len(nodes := list(grid.get_node_ids())) < clients:
+            time.sleep(wait_s)
+        about = self._introduced(nodes)
+        self.node_of = {said["client"]: node for node, said in about.items()}
+        if sorted(self.node_of) != list(range(clients)):
+            raise ValueError(
+                f"nodes say that they are clients {sorted(self.node_of)}; needed is each of "
+                f"0..{clients - 1} once"
+            )
+        self.client_of = {node: k for k, node in self.node_of.items()}
+        self.about = [about[self.node_of[k]] for k in range(clients)]
+
+    def _introduced(self, nodes: list[int]) -> dict[int, dict[str, Any]]:
+        """{node: what it says of itself}; RuntimeError if one does not."""
+        from flwr.app import Message, RecordDict
+
+        asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+        replies = list(self.grid.send_and_receive(asked))
+        for reply in replies:
+            if reply.has_error():
+                raise RuntimeError(f"client node {reply.metadata.src_node_id}: {reply.error}")
+        return {reply.metadata.src_node_id: dict(reply.content["about"]) for reply in replies}
+
+    def ask(self, kind: str, round: int, sent: dict[int, Model]) -> dict[int, Answer]:
+        """Ask these clients over Flower; see `Ask`."""
+        from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+        asked = ConfigRecord({"kind": kind, "round": round})
+        messages = []
+        for k, model in sent.items():
+            content = RecordDict({"sent": ArrayRecord(model), "asked": asked})
+            node = self.node_of[k]
+            messages.append(Message(content, dst_node_id=node, message_type=kind))
+        replies = self.grid.send_and_receive(messages)
+        return {self.client_of[reply.metadata.src_node_id]: _read(reply) for reply in replies}
 
 
 def _read(reply: Any) -> Answer:

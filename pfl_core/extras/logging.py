@@ -1,4 +1,4 @@
-"""Runs in TensorBoard, through its own client library: run(e, on_round=tensorboard(e, "logs"))."""
+"""Runs in TensorBoard: `run(experiment, on_round=tensorboard(experiment, "logs"))`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ from pfl_core.util.percent import accuracy
 
 
 def tensorboard(experiment: Experiment, folder: str | Path) -> Callable[[int, History], None]:
-    """An `on_round` of `run` that writes each evaluation below folder/<method>-<seed>.
+    """Make an `on_round` for `run` that writes every evaluation for TensorBoard.
 
-    It writes client means of accuracy in %, pooled losses, and the scalars moved since the start.
-    Raises ImportError where tensorboard is not installed.
+    It writes the clients' mean accuracies in %, losses over all samples of all clients, and how
+    many scalars have travelled since the start.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What is run.
+    folder : path
+        The files go to <method>-<seed> below it.
+
+    Raises
+    ------
+    ImportError
+        If tensorboard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

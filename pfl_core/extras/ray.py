@@ -1,4 +1,4 @@
-"""Sweeps over a Ray cluster: sweep(experiments, on="ray", cpus=1, gpus=0.25).
+"""Sweeps over a Ray cluster: `sweep(experiments, on="ray", cpus=1, gpus=0.25)`.
 
 Each run is a task, and all nodes share the store. The cluster is that of $RAY_ADDRESS, or the one
 to which `ray.init` was called before. Without either, Ray is started on this computer and listens
@@ -10,6 +10,7 @@ below the same $PFL_DATA, and the store at the same path.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,33 +19,41 @@ from typing import Any
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
 
-RETRIES = 10  # nodes that one run may lose
-CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")
+RETRIES = 10  # how often a run may lose its node
+CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")  # environment variables that tasks get
 
 
 def start(ray: Any) -> None:
-    """Connect to $RAY_ADDRESS, else start Ray on this computer, for nobody else.
+    """Connect to $RAY_ADDRESS; where it is not set, start Ray for this computer only.
 
-    RuntimeError if it listens to others, too.
+    RuntimeError if that Ray would listen to other computers, too.
     """
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
         return
-    # No argument of ray.init does this (it turns 127.0.0.1 into the address that others see). Where
-    # clusters are switched off, as Ray does on macOS and Windows, its address is the loopback's,
-    # and with that every one of its servers'.
-    constants = ray._private.ray_constants
-    as_it_was, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    try:
+    with _without_clusters(ray._private.ray_constants):
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    finally:
-        constants.ENABLE_RAY_CLUSTER = as_it_was
-    if open_to := {n["NodeManagerAddress"] for n in ray.nodes()} - {"127.0.0.1", "::1"}:
+    if open_to := {node["NodeManagerAddress"] for node in ray.nodes()} - {"127.0.0.1", "::1"}:
         ray.shutdown()
         raise RuntimeError(
             f"Ray would listen on {', '.join(sorted(open_to))}, not on this computer only; "
             "start it yourself (ray start --head) and set RAY_ADDRESS"
         )
+
+
+@contextlib.contextmanager
+def _without_clusters(constants: Any) -> Iterator[None]:
+    """Switch clusters off in Ray's constants, as Ray itself does on macOS and Windows.
+
+    All its servers then listen on the loopback's address. No argument of `ray.init` does this: it
+    turns 127.0.0.1 into the address that others see.
+    """
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 def run_all(
@@ -55,11 +64,32 @@ def run_all(
     cpus: float,
     gpus: float | None,
 ) -> Iterator[Result]:
-    """run(experiment, store=store, **how) of each Experiment, in the order in which they end.
+    """Run every Experiment as a task of the cluster; yield each Result when its run ends.
 
-    cpus and gpus are what one run takes of a node; gpus=None takes a quarter of a GPU where there
-    are any. Raises ImportError without ray, ValueError where no node has what a run asks for, and a
-    run's own error as it was raised.
+    Parameters
+    ----------
+    run : function
+        Called as `run(experiment, store=store, **how)` on a node.
+    experiments : list of Experiment
+        What is run.
+    store : Path
+        Folder of the runs, the same on all nodes.
+    how : dict
+        What else `run` takes, such as device.
+    cpus : float
+        CPUs that a run takes of its node; it gets as many workers, one at least.
+    gpus : float or None
+        GPUs that a run takes of its node. None: a quarter of one if any node has a GPU and the
+        device is not "cpu", else none.
+
+    Raises
+    ------
+    ImportError
+        Without the package ray.
+    ValueError
+        If no node has what a run takes.
+    Exception
+        A run's own error, as it was raised; the runs that wait are cancelled.
     """
     try:
         import ray
@@ -67,37 +97,63 @@ def run_all(
         raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
     if not ray.is_initialized():
         start(ray)
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if gpus is None:
-        gpus = 0.25 if how.get("device") != "cpu" and any(n.get("GPU") for n in nodes) else 0
-    fits = [n for n in nodes if n.get("CPU", 0) >= cpus and n.get("GPU", 0) >= gpus]
-    if not fits:  # Ray would wait for ever
-        there = "; ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
-        raise ValueError(
-            f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; "
-            "ask for less"
-        )
+        any_gpu = any(node.get("GPU") for node in nodes)
+        gpus = 0.25 if any_gpu and how.get("device") != "cpu" else 0
+    _check_fit(nodes, cpus, gpus)
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
     how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
-    waiting = [task.remote(run, e.plain(), e.tags, environ, how) for e in experiments]
+    waiting = [
+        task.remote(run, experiment.plain(), experiment.tags, environ, how)
+        for experiment in experiments
+    ]
     try:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)
             yield ray.get(ready[0])
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-    finally:  # after an interruption: nothing goes on behind the user's back
+    finally:  # after an interruption, too: no run goes on unseen
         for ref in waiting:
             ray.cancel(ref, force=True)
 
 
+def _check_fit(nodes: list[dict[str, float]], cpus: float, gpus: float) -> None:
+    """ValueError if no node has the resources of a run: Ray would wait for ever."""
+    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+        return
+    there = "; ".join(
+        f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
+    )
+    raise ValueError(
+        f"a run asks for cpus={cpus:g}, gpus={gpus:g}, and no node has that: {there}; ask for less"
+    )
+
+
 def _task(
     run: Callable[..., Result],
-    plain: dict,
-    tags: dict,
+    plain: dict[str, Any],
+    tags: dict[str, str],
     environ: dict[str, str],
     how: dict[str, Any],
 ) -> Result:
-    os.environ.update(environ)
-    return run(Experiment.from_plain(plain).but(tags=tags), **how)
+    """What a node does; `environ` is what it takes of the environment of who asked."""
+    with _environment(environ):
+        return run(Experiment.from_plain(plain).but(tags=tags), **how)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while: Ray runs other tasks in the same process later."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

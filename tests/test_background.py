@@ -1,4 +1,4 @@
-"""A run in a process of its own: stopped with its checkpoint, taken up again, and what is said when it fails."""
+"""A run in a process of its own: stopped with its checkpoint, continued, failed, killed."""
 
 import time
 
@@ -28,9 +28,8 @@ def test_stopped_and_run_again(tmp_path):
     until(lambda: job.poll() and job.curve is not None and job.curve["round"].max() > 1)
     job.stop()
     assert job.wait() == "stopped"
-    assert (tmp_path / f"{LONG.id}.part" / "checkpoint.pt").exists() and not (
-        tmp_path / LONG.id
-    ).exists()
+    assert (tmp_path / f"{LONG.id}.part" / "checkpoint.pt").exists()
+    assert not (tmp_path / LONG.id).exists()
     again = Background(LONG, store=tmp_path)
     until(lambda: again.poll() and again.curve is not None)
     again.stop()
@@ -40,15 +39,12 @@ def test_stopped_and_run_again(tmp_path):
 
 def test_done_failed_and_killed(tmp_path):
     done = Background(LONG.but(rounds=1), store=tmp_path)
-    failed = Background(
-        Experiment(partition="groups", clients=7), store=tmp_path
-    )  # five groups of seven clients
+    # Five groups cannot share seven clients.
+    failed = Background(Experiment(partition="groups", clients=7), store=tmp_path)
     killed = Background(LONG, store=tmp_path)
     assert done.wait() == "done" and done.curve["round"].tolist() == [0, 1]
-    assert (
-        failed.wait().startswith("failed: partition 'groups': groups=5 must divide")
-        and failed.curve is None
-    )
+    assert failed.wait().startswith("failed: partition 'groups': groups=5 must divide")
+    assert failed.curve is None
     until(lambda: killed.poll())
     killed._process.kill()
     assert killed.wait() == "failed: its process ended with code -9"

@@ -1,7 +1,7 @@
-"""notebooks/explore.ipynb as a person uses it: JupyterLab on this computer, a real browser without a window.
+"""notebooks/explore.ipynb as a person uses it: JupyterLab here, a real browser without a window.
 
-Needs the extra `browser` and a Chromium or Chrome with its driver (Debian: chromium, chromium-driver); no network. Pictures of
-what was on the page are kept in runs/browser/.
+Needs the extra `browser` and a Chromium or Chrome with its driver (Debian: chromium,
+chromium-driver); no network. Pictures of what was on the page are kept in runs/browser/.
 """
 
 import json
@@ -49,7 +49,8 @@ def driver():
     )
     if not (CHROME and DRIVER):
         pytest.skip(
-            "no Chromium or Chrome with its driver here (Debian: apt install chromium chromium-driver)"
+            "no Chromium or Chrome with its driver here "
+            "(Debian: apt install chromium chromium-driver)"
         )
     options = webdriver.ChromeOptions()
     options.binary_location = CHROME
@@ -69,7 +70,10 @@ def driver():
 
 @pytest.fixture
 def lab(tmp_path, runs):
-    """The address of explore.ipynb in a JupyterLab of its own: a copy of the notebook, settings and store of the test's."""
+    """The address of explore.ipynb in a JupyterLab of its own.
+
+    The notebook is a copy; settings and run store are the test's.
+    """
     home, port, token = tmp_path / "lab", free_port(), secrets.token_hex(16)
     home.mkdir()
     shutil.copy(NOTEBOOKS / "explore.ipynb", home)
@@ -133,7 +137,7 @@ class Page:
         self.driver = driver
 
     def until(self, seen, seconds: float = 300):
-        """What `seen()` gives as soon as it gives something; without it in time, a picture is kept."""
+        """Wait for `seen()` to give something, and return it; if it never does, keep a picture."""
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.ui import WebDriverWait
 
@@ -194,9 +198,8 @@ def page(driver, lab) -> Page:
     """explore.ipynb, opened and run from top to bottom."""
     page = Page(driver)
     driver.get(lab)
-    page.one(
-        "//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]"
-    )  # the kernel is there
+    # The kernel is there.
+    page.one("//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]")
     page.one("//div[@class='lm-MenuBar-itemLabel' and text()='Run']").click()
     page.one("//li[@data-command='runmenu:run-all']").click()
     page.until(

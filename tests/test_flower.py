@@ -1,4 +1,7 @@
-"""Methods over a transport: server and clients apart give the simulation's numbers; over Flower's own where flwr is installed."""
+"""Methods over a transport: server and clients apart give the simulation's numbers.
+
+The last test is over Flower's own transport, where flwr is installed.
+"""
 
 import json
 import os
@@ -29,20 +32,24 @@ TINY = dict(
 TINY |= dict(rounds=3, lr=0.05, eval_every=3, eval_after=False)
 
 
-def apart(e):
-    """The Experiment with a server that asks clients made anew for every question, as Flower does; what went over the wire."""
+def apart(experiment):
+    """Serve clients that are made anew for every question, as Flower does.
+
+    Returns what `serve` does, what the clients kept, and what went over the wire.
+    """
     kept, wire = {}, []
 
     def ask(kind, round, sent):
         out = {}
         for k, p in sent.items():
-            client = Client(e, k, kept.get(k))
+            client = Client(experiment, k, kept.get(k))
             out[k] = client.answer(kind, round, p)
             kept[k] = client.kept
             wire.append((kind, round, k, set(p), set(out[k][0])))
         return dict(reversed(out.items()))  # answers come in any order
 
-    state, seen = serve(e, [Client(e, k).about() for k in range(e.clients)], ask)
+    about = [Client(experiment, k).about() for k in range(experiment.clients)]
+    state, seen = serve(experiment, about, ask)
     return state, seen, kept, wire
 
 
@@ -50,15 +57,13 @@ def apart(e):
     "method", ["fedavg", "fedper", "pfedhn", "pfedla", "fedaghn", "fedbn", "fedrep", "ditto"]
 )
 def test_apart_as_together(method, tmp_path):
-    e = Experiment(**TINY | {"participation": 0.75, "dtype": "float64"}, method=method)
-    state, seen, kept, wire = apart(e)
-    whole = run(e, store=tmp_path)
+    experiment = Experiment(**TINY | {"participation": 0.75, "dtype": "float64"}, method=method)
+    state, seen, kept, wire = apart(experiment)
+    whole = run(experiment, store=tmp_path)
     assert seen["rounds"].tolist() == [0, 3]
     np.testing.assert_array_equal(seen["correct"], whole.arrays["before/test/correct"])
     np.testing.assert_allclose(seen["loss"], whole.arrays["before/test/loss"], rtol=1e-9)
-    assert {(r, k) for kind, r, k, *_ in wire if kind == "train"} and len(
-        [1 for w in wire if w[0] == "train"]
-    ) == 9
+    assert len([kind for kind, *_ in wire if kind == "train"]) == 9
 
 
 def test_what_is_personal_does_not_travel():
@@ -77,16 +82,16 @@ def test_what_cannot_be_said_apart_is_refused():
 def test_an_app_holds_the_experiment_as_a_value(tmp_path):
     import tomllib
 
-    e = Experiment(**TINY, method="fedper", tags={})
-    folder = write_app(tmp_path / "app", e, tmp_path / 'it\'s "here".npz')
+    experiment = Experiment(**TINY, method="fedper", tags={})
+    folder = write_app(tmp_path / "app", experiment, tmp_path / 'it\'s "here".npz')
     config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert Experiment.from_plain(json.loads(config["experiment"])).plain() == e.plain()
+    assert Experiment.from_plain(json.loads(config["experiment"])).plain() == experiment.plain()
     assert config["output"].endswith('it\'s "here".npz')
     with pytest.raises(ValueError, match="clients 0..3"):
-        Client(e, 4)
+        Client(experiment, 4)
 
 
-# -- answers that cannot be ----------------------------------------------------------------------------------------------
+# -- answers that cannot be ------------------------------------------------------------------------
 
 
 BAD = {  # client 1's answer: (what it does to (upload, sums), what is said)
@@ -129,77 +134,74 @@ BAD = {  # client 1's answer: (what it does to (upload, sums), what is said)
 }
 
 
-def told(e, spoil, bad=(1,), **how):
-    """`serve` with clients of which `bad` ones answer what `spoil` makes of their answers; None: nothing."""
-    kept, about = {}, [Client(e, k).about() for k in range(e.clients)]
+def told(experiment, spoil, bad=(1,), **how):
+    """`serve` with some `bad` clients, which answer what `spoil` makes of their answers.
+
+    Where it makes None of one, they do not answer.
+    """
+    kept, about = {}, [Client(experiment, k).about() for k in range(experiment.clients)]
 
     def ask(kind, round, sent):
         out = {}
         for k, p in sent.items():
-            client = Client(e, k, kept.get(k))
+            client = Client(experiment, k, kept.get(k))
             answer = client.answer(kind, round, p)
             kept[k] = client.kept
             out[k] = spoil(*answer) if k in bad and kind == "train" else answer
         return {k: a for k, a in out.items() if a is not None}
 
-    return serve(e, about, ask, **how)
+    return serve(experiment, about, ask, **how)
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_answer_is_left_out_and_the_round_goes_on(case, capsys):
-    e, (spoil, said) = (
-        Experiment(**TINY | {"rounds": 2, "eval_every": 1}, method="fedavg"),
-        BAD[case],
-    )
-    state, seen = told(e, spoil)
+    experiment = Experiment(**TINY | {"rounds": 2, "eval_every": 1}, method="fedavg")
+    spoil, said = BAD[case]
+    state, seen = told(experiment, spoil)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all(
-        re.search(rf"^round {r}: client 1 is left out: .*{said}", lines[r]) for r in (0, 1)
-    )
-    without, _ = told(e, lambda up, s: None)
-    assert all(
-        torch.isfinite(v).all() and torch.equal(v, without.server[n])
-        for n, v in state.server.items()
-    )
-    assert (seen["n"] == sizes(e)).all() and (
-        seen["correct"] <= seen["n"]
-    ).all()  # it is asked to evaluate
+    assert len(lines) == 2
+    for r in (0, 1):
+        assert re.search(rf"^round {r}: client 1 is left out: .*{said}", lines[r])
+    without, _ = told(experiment, lambda up, s: None)
+    for n, v in state.server.items():
+        assert torch.isfinite(v).all() and torch.equal(v, without.server[n])
+    # It is still asked to evaluate.
+    assert (seen["n"] == sizes(experiment)).all() and (seen["correct"] <= seen["n"]).all()
 
 
-def sizes(e):
-    return [Client(e, k).about()["test"] for k in range(e.clients)]
+def sizes(experiment):
+    return [Client(experiment, k).about()["test"] for k in range(experiment.clients)]
 
 
 def test_too_few_good_answers_are_an_error(capsys):
-    e = Experiment(**TINY, method="fedper")
+    experiment = Experiment(**TINY, method="fedper")
     spoil = lambda up, s: ({n: v * float("nan") for n, v in up.items()}, s)  # noqa: E731
     with pytest.raises(
         RuntimeError,
         match=r"round 0: 1 of 4 clients .* share of 0.5 \(client 1: .* not finite .*client 3: ",
     ):
-        told(e, spoil, bad=(1, 2, 3))
-    told(e, spoil, bad=(1, 2, 3), enough=0.25)
+        told(experiment, spoil, bad=(1, 2, 3))
+    told(experiment, spoil, bad=(1, 2, 3), enough=0.25)
     with pytest.raises(RuntimeError, match="0 of 4 clients answered well"):
-        told(e, spoil, bad=range(4), enough=0)
+        told(experiment, spoil, bad=range(4), enough=0)
 
 
 def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
-    e = Experiment(**TINY | {"participation": 0.5, "rounds": 1, "eval_every": 1}, method="fedavg")
-    about = [Client(e, k).about() for k in range(4)]
+    experiment = Experiment(
+        **TINY | {"participation": 0.5, "rounds": 1, "eval_every": 1}, method="fedavg"
+    )
+    about = [Client(experiment, k).about() for k in range(4)]
 
     def ask(kind, round, sent):
-        out = {k: Client(e, k).answer(kind, round, p) for k, p in sent.items()}
+        out = {k: Client(experiment, k).answer(kind, round, p) for k, p in sent.items()}
         return {
             k: (up, s | {"correct": 1e9}) if kind == "evaluate" and k == max(out) else (up, s)
             for k, (up, s) in out.items()
         }
 
-    _, seen = serve(e, about, ask)
-    assert (
-        np.isfinite(seen["loss"]).all()
-        and (seen["n"] == 0).any(1).all()
-        and (seen["correct"] <= seen["n"]).all()
-    )
+    _, seen = serve(experiment, about, ask)
+    assert np.isfinite(seen["loss"]).all() and (seen["n"] == 0).any(1).all()
+    assert (seen["correct"] <= seen["n"]).all()
 
 
 @pytest.mark.parametrize(
@@ -215,11 +217,11 @@ def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
     ],
 )
 def test_what_a_client_says_of_itself_is_checked(wrong):
-    e = Experiment(**TINY, method="fedavg")
-    about = [Client(e, k).about() for k in range(4)]
+    experiment = Experiment(**TINY, method="fedavg")
+    about = [Client(experiment, k).about() for k in range(4)]
     about[2] |= wrong
     with pytest.raises(ValueError, match="^client 2 says of itself .*mend its data"):
-        serve(e, about, lambda *asked: pytest.fail("asked"))
+        serve(experiment, about, lambda *asked: pytest.fail("asked"))
 
 
 def test_quotes_in_a_methods_name_stay_text(tmp_path, monkeypatch):
@@ -229,17 +231,15 @@ def test_quotes_in_a_methods_name_stay_text(tmp_path, monkeypatch):
     from pfl_core.methods.base import METHODS
 
     monkeypatch.setitem(METHODS, name, METHODS["fedavg"])
-    e = Experiment(**TINY, method=name)
-    text = (
-        write_app(tmp_path / "app", e, tmp_path / "\U0001f600.npz") / "pyproject.toml"
-    ).read_text("utf-8")
-    app = tomllib.loads(text)
+    experiment = Experiment(**TINY, method=name)
+    folder = write_app(tmp_path / "app", experiment, tmp_path / "\U0001f600.npz")
+    app = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     assert app["project"]["description"] == f"{name} of pfl_core"
     assert app["tool"]["flwr"]["app"]["config"]["output"].endswith("\U0001f600.npz")
     assert json.loads(app["tool"]["flwr"]["app"]["config"]["experiment"])["method"] == name
 
 
-# -- Flower's own transport ----------------------------------------------------------------------------------------------
+# -- Flower's own transport ------------------------------------------------------------------------
 
 
 def free_port():
@@ -255,16 +255,14 @@ def answers(port):
 
 @pytest.mark.parametrize("method", ["fedper", "pfedhn", "fedavg"])
 def test_over_flowers_transport(method, tmp_path):
-    e = Experiment(**TINY, method=method)
-    folder, port, bin = (
-        write_app(tmp_path / "app", e, tmp_path / "got.npz"),
-        free_port(),
-        Path(sys.executable).parent,
-    )
+    experiment = Experiment(**TINY, method=method)
+    folder = write_app(tmp_path / "app", experiment, tmp_path / "got.npz")
+    port, bin = free_port(), Path(sys.executable).parent
     home = tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        '[superlink]\ndefault = "here"\n\n'
+        f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     quiet = {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -299,7 +297,7 @@ def test_over_flowers_transport(method, tmp_path):
             str(port),
             "--disable-runtime-dependency-installation",
         )
-        for k in range(e.clients):
+        for k in range(experiment.clients):
             address = ("--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
             start("flower-supernode", "--insecure", *address, "--node-config", f"client={k}")
         wait_for(lambda: answers(port))
@@ -318,7 +316,7 @@ def test_over_flowers_transport(method, tmp_path):
             notebooks.kill(process)
             process.wait()
         log.close()
-    whole = run(e, store=tmp_path / "store")
+    whole = run(experiment, store=tmp_path / "store")
     with np.load(tmp_path / "got.npz", allow_pickle=False) as got:
         np.testing.assert_allclose(got["loss"], whole.arrays["before/test/loss"], rtol=1e-4)
         np.testing.assert_allclose(got["correct"], whole.arrays["before/test/correct"], atol=1)

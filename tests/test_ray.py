@@ -1,4 +1,4 @@
-"""Sweeps on Ray: the logic with a stand-in of Ray's few functions, and a real two-node cluster where ray is installed."""
+"""Sweeps on Ray: with a stand-in of its few functions, and, where ray is installed, for real."""
 
 import itertools
 import multiprocessing
@@ -15,7 +15,7 @@ import pytest
 from pfl_core import Experiment, sweep
 from pfl_core.engine import simulate
 from pfl_core.experiments import sweep as sweeps
-from pfl_core.extras.ray import start
+from pfl_core.extras.ray import _task, start
 from tools import notebooks, runner
 
 TINY = dict(
@@ -39,7 +39,10 @@ class RayTaskError(Exception):
 
 
 class StandIn(SimpleNamespace):
-    """ray.init, nodes, remote, wait, get, cancel, in this process; what comes first is not what was asked for first."""
+    """Ray's init, nodes, remote, wait, get and cancel in this process.
+
+    What was asked for last is ready first.
+    """
 
     def __init__(self, cpus=2, gpus=0):
         super().__init__(
@@ -157,6 +160,14 @@ def test_without_ray(monkeypatch, tmp_path):
         sweep(CELLS, on="dask", store=tmp_path)
 
 
+def test_a_task_leaves_the_environment_of_its_process_as_it_was(monkeypatch):
+    monkeypatch.setenv("PFL_OFFLINE", "0")
+    monkeypatch.delenv("PFL_HEADLESS", raising=False)
+    before, asked = dict(os.environ), {"PFL_OFFLINE": "1", "PFL_HEADLESS": "1"}
+    seen = _task(lambda experiment: dict(os.environ), CELLS[0].plain(), {}, asked, {})
+    assert seen == before | asked and dict(os.environ) == before
+
+
 def test_ray_of_its_own_is_for_this_computer_only(ray, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     start(ray)
@@ -265,7 +276,8 @@ def lose():
             return cluster.remove_node(second, allow_graceful=False)
 
 threading.Thread(target=lose, daemon=True).start()
-sweep([Experiment(**TINY, rounds=8, seed=s, plugins=("slow",)) for s in range(4)], on="ray").to_csv(rows, index=False)
+cells = [Experiment(**TINY, rounds=8, seed=s, plugins=("slow",)) for s in range(4)]
+sweep(cells, on="ray").to_csv(rows, index=False)
 print("lost", second.node_id)
 ray.shutdown()
 cluster.shutdown()
@@ -295,9 +307,8 @@ def test_a_cluster_of_two_nodes_one_of_which_is_lost(tmp_path):
     moved = {s for s, _, node in trained if node == lost} & {
         s for s, _, node in trained if node != lost
     }
-    assert (
-        len(moved) == 1 and len(twice) <= 4
-    )  # of the run that moved, the round that was under way and at most one more
+    # Of the run that moved, the round that was under way and at most one more are trained twice.
+    assert len(moved) == 1 and len(twice) <= 4
     whole = sweep(
         [Experiment(**tiny, rounds=8, seed=s) for s in range(4)], store=tmp_path / "other"
     )

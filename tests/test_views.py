@@ -1,8 +1,9 @@
-"""The explorers: what each view shows of a small store, its line of code, its controls; the panel that trains."""
+"""The explorers: what each view shows of a small store, its code and controls; training live."""
 
 import time
 
 import made
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -72,7 +73,7 @@ def by_its_code(shown: views.Shown):
     return eval(call, scope)
 
 
-# ---------------------------------------------------------------- views
+# -- views -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["runs", "clients", "collaboration", "embedding"])
@@ -86,10 +87,10 @@ def test_a_view_over_results_and_its_code_are_the_same(name, results):
 def test_partition_view(results):
     shown = views.partition("digits", "dirichlet", 8, seed=3, alpha=0.3)
     counts = by_its_code(shown)
-    e = Experiment(
+    same = Experiment(
         dataset="digits", partition="dirichlet", partition_args={"alpha": 0.3}, clients=8, seed=3
     )
-    assert (counts == federation(e).counts()).all()
+    assert (counts == federation(same).counts()).all()
     assert shown.table.loc["training samples", "max"] == counts.sum(1).max()
     share = counts / counts.sum(1, keepdims=True)
     apart = np.abs(share[:, None] - share[None]).sum(-1) / 2
@@ -125,11 +126,9 @@ def test_runs_view(results):
         "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
     )
     acc = rows.sort_values("round").value.to_numpy()
+    last_and_best = [acc[-1].round(2), acc.max().round(2)]
     assert shown.table.index.tolist() == ["fedper"]
-    assert shown.table.loc["fedper", ["last", "best"]].tolist() == [
-        acc[-1].round(2),
-        acc.max().round(2),
-    ]
+    assert shown.table.loc["fedper", ["last", "best"]].tolist() == last_and_best
     (line,) = [ln for ln in shown.figure.axes[0].lines if len(ln.get_ydata()) == len(acc)]
     assert line.get_ydata() == pytest.approx([acc[0], *(acc[1:] + acc[:-1]) / 2])
 
@@ -152,18 +151,20 @@ def test_clients_view(results):
         for m in RUNS
     }
     lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
-    assert (
-        f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} % of 10 clients"
-        in shown.said
-    )
+    ahead = f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} %"
+    assert f"{ahead} of 10 clients" in shown.said
     assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
 
 
 def test_a_client_is_compared_with_another_method_only(results):
-    c = views.clients_choices({"column": COLUMN, "first": "fedper", "second": "fedper"})
-    assert c["first"].value == "fedper" and c["second"].value != "fedper"
+    choices = views.clients_choices({"column": COLUMN, "first": "fedper", "second": "fedper"})
+    assert choices["first"].value == "fedper" and choices["second"].value != "fedper"
+
+
+def left_heat_map(shown: views.Shown) -> np.ndarray:
+    return np.asarray(shown.figure.axes[0].collections[0].get_array()).reshape(10, 10)
 
 
 def test_collaboration_view(results):
@@ -174,16 +175,9 @@ def test_collaboration_view(results):
     assert shown.table.loc[layer].to_dict() == pytest.approx(
         analysis.shares(weights[layer][at], group), abs=1e-4
     )
-    drawn = shown.figure.axes[0].collections[0].get_array().reshape(10, 10)
-    assert np.asarray(drawn) == pytest.approx(weights[layer][at])
-    mean = (
-        default("collaboration", round=int(rounds[at]))
-        .figure.axes[0]
-        .collections[0]
-        .get_array()
-        .reshape(10, 10)
-    )
-    assert np.asarray(mean) == pytest.approx(np.mean([w[at] for w in weights.values()], 0))
+    assert left_heat_map(shown) == pytest.approx(weights[layer][at])
+    mean = default("collaboration", round=int(rounds[at]))
+    assert left_heat_map(mean) == pytest.approx(np.mean([w[at] for w in weights.values()], 0))
     assert "group of the partition" in shown.said
 
 
@@ -233,9 +227,8 @@ def test_wrong_values_are_named(call, message, results):
 def test_where_nothing_is_there_a_view_says_so(name, nothing):
     shown = default(name)
     assert shown.figure is None and shown.table is None
-    assert shown.said.startswith("Nothing to show yet") and (
-        "run_all.sh --paper" in shown.code or "sweep(" in shown.code
-    )
+    assert shown.said.startswith("Nothing to show yet")
+    assert "run_all.sh --paper" in shown.code or "sweep(" in shown.code
 
 
 def test_alike_clients(results):
@@ -246,9 +239,9 @@ def test_alike_clients(results):
     assert by == "coarse class" and group.tolist() == [i // 2 for i in range(20)]
     Row.partition = "shards"  # and no Experiment in the store
     assert len(set(views.kin(Row)[0])) == 1
-    e = SMALL.but(partition="iid", rounds=0)
-    Row.run, Row.partition, Row.n_clients = runs.run(e).id, "iid", 10
-    assert views.kin(Row)[0].tolist() == federation(e).counts().argmax(1).tolist()
+    shared = SMALL.but(partition="iid", rounds=0)
+    Row.run, Row.partition, Row.n_clients = runs.run(shared).id, "iid", 10
+    assert views.kin(Row)[0].tolist() == federation(shared).counts().argmax(1).tolist()
 
 
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
@@ -277,7 +270,7 @@ def test_clients_of_committed_runs_are_grouped_as_their_experiments_say(tmp_path
     assert "group of the partition" in shown.said and sources.names() == ["fedaghn.quick-digits"]
 
 
-# ---------------------------------------------------------------- widgets
+# -- widgets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,6 +305,15 @@ def test_headless_views_are_static(capsys, results, monkeypatch):
         explore.show("partitions")
 
 
+def test_matplotlib_keeps_its_settings(results, monkeypatch):
+    monkeypatch.setattr(widgets, "display", lambda shown: None)
+    sizes, before = [], dict(plt.rcParams)
+    monkeypatch.setattr(widgets, "static", lambda shown: sizes.append(plt.rcParams["font.size"]))
+    widgets.Explore(profile="smoke").show("partition", clients=5)
+    assert sizes == [widgets.STYLE["font.size"]] and sizes[0] != before["font.size"]
+    assert dict(plt.rcParams) == before
+
+
 def test_live_views_are_widgets(results, monkeypatch):
     shown = []
     monkeypatch.setattr(widgets, "display", shown.append)
@@ -322,9 +324,8 @@ def test_live_views_are_widgets(results, monkeypatch):
     assert len(shown) == 6
     for box in shown:
         left, page = box.children
-        assert "Copy as code" in page.value and (
-            "<img alt=" in page.value or "Run begins this" in page.value
-        )
+        assert "Copy as code" in page.value
+        assert "<img alt=" in page.value or "Run begins this" in page.value
         assert all(getattr(w, "description", "buttons") for w in left.children)
     assert "rows=(&#x27;fedper&#x27;,)" in shown[1].children[1].value
 
@@ -335,13 +336,8 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
     panel.controls["alpha"].value = 100.0
     assert panel.page.value != page and "&#x27;alpha&#x27;: 100.0" in panel.page.value
     panel.controls["scheme"].value = "pfedhn_classes"
-    assert [w.description for w in panel.left.children] == [
-        "Data",
-        "Partition",
-        "Classes each",
-        "Clients",
-        "Seed",
-    ]
+    described = ["Data", "Partition", "Classes each", "Clients", "Seed"]
+    assert [w.description for w in panel.left.children] == described
     assert "&#x27;k&#x27;: 2" in panel.page.value
     panel.controls["scheme"].value = "coarse"  # needs coarse classes: says so, and stays usable
     assert panel.page.value.startswith('<p role="alert">') and "coarse" in panel.page.value
@@ -349,7 +345,7 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
     assert "<img" in panel.page.value and panel.controls["alpha"].value == 100.0
 
 
-# ---------------------------------------------------------------- the panel that trains
+# -- the panel that trains -------------------------------------------------------------------------
 
 
 def until(seen, seconds: float = 120) -> None:
@@ -362,7 +358,7 @@ def until(seen, seconds: float = 120) -> None:
 class Job:
     """Stands for a Background that does what it is told."""
 
-    def __init__(self, e, device):
+    def __init__(self, experiment, device):
         self.state, self.curve, self.asked = "running", None, False
 
     def stop(self):
@@ -381,17 +377,11 @@ def test_the_panel_that_trains(monkeypatch):
     page = trainer.panel.page
     assert trainer.stop.disabled and "Run begins this" in page.value and "rounds=50" in page.value
     trainer.run.click()
-    assert (
-        trainer.run.disabled and not trainer.stop.disabled and "running: no round yet" in page.value
-    )
+    assert trainer.run.disabled and not trainer.stop.disabled
+    assert "running: no round yet" in page.value
     until(lambda: "running: round 1 of 50" in page.value and "<img" in page.value)
     trainer.panel.controls["rounds"].value = 100  # of the next run; this one stays on the page
     assert "running: round 1 of 50" in page.value
     trainer.stop.click()
-    until(
-        lambda: (
-            "stopped: round 1 of 50. Run goes on from there." in page.value
-            and trainer.stop.disabled
-        )
-    )
-    assert not trainer.run.disabled
+    until(lambda: "stopped: round 1 of 50. Run goes on from there." in page.value)
+    until(lambda: trainer.stop.disabled and not trainer.run.disabled)

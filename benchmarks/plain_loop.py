@@ -91,7 +91,7 @@ def quickstart(samples: int) -> PlainLoop:
     Each has at most `samples` images, all of them with 0.
     """
     torch.set_num_threads(1)
-    e = CASES["quickstart"].experiment().but(max_samples=samples)
-    data = client_data(e)
-    method = build_method(e, data)
+    experiment = CASES["quickstart"].experiment().but(max_samples=samples)
+    data = client_data(experiment)
+    method = build_method(experiment, data)
     return PlainLoop(method.task.model, data, method.task.config)

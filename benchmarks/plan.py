@@ -107,8 +107,9 @@ def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
     return training_flop(net, x) / 2, sum(p.numel() for p in net.parameters())
 
 
-def cost(e: Experiment) -> dict[str, Any]:
+def cost(experiment: Experiment) -> dict[str, Any]:
     """Client-steps, bytes over the network, and FLOP (training and evaluation) of one run."""
+    e = experiment
     train, rest = _counts(
         e.dataset,
         e.partition,

@@ -24,14 +24,14 @@ KINDS = {"cpu": ("full", "bf16"), "cuda": ("full", "tf32", "bf16")}
 MEASURED = ("quickstart", "flayer", "fedaghn")
 
 
-def one(e: Experiment, device: str) -> dict[str, Any]:
+def one(experiment: Experiment, device: str) -> dict[str, Any]:
     """Median seconds of a round's training after the first, and test accuracy (%) at the end.
 
     The accuracy is of the personalized models.
     """
-    run = Ours(e, device)
-    with torch.no_grad(), precision(e.precision):
-        seconds = [timed(run.train, device) for _ in range(e.rounds)]
+    run = Ours(experiment, device)
+    with torch.no_grad(), precision(experiment.precision):
+        seconds = [timed(run.train, device) for _ in range(experiment.rounds)]
         reached = run.evaluate("test")
     run.engine.close()
     return {"train_s": statistics.median(seconds[1:]), "acc_pct": reached}

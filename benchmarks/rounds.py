@@ -28,9 +28,9 @@ from pfl_core.util.percent import accuracy
 class Ours:
     """The rounds of an Experiment by pfl_core's engine, in pieces that can be timed."""
 
-    def __init__(self, e: Experiment, device: str, executor: str = "auto"):
-        self.data = client_data(e, device)
-        self.method = build_method(e, self.data)
+    def __init__(self, experiment: Experiment, device: str, executor: str = "auto"):
+        self.data = client_data(experiment, device)
+        self.method = build_method(experiment, self.data)
         self.engine = Engine(self.method, self.data, executor)
         self.state = self.method.init()
 

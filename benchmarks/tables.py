@@ -40,20 +40,21 @@ def rounds(cases: dict) -> str:
         "accuracy (%)",
     ]
     rows = []
-    for k, c in cases.items():
+    for key, case in cases.items():
         spent = [
-            f"{c[f'{who}_train_s']:.2f} + {c[f'{who}_eval_s']:.2f}" for who in ("ours", "plain")
+            f"{case[f'{who}_train_s']:.2f} + {case[f'{who}_eval_s']:.2f}"
+            for who in ("ours", "plain")
         ]
-        ratio = f"{c['ratio']:.2f}x ({c['ratio_min']:.2f} to {c['ratio_max']:.2f})"
-        reached = [f"{c['target']:g}x", f"{100 * c['share_of_matrix_rate']:.0f} %"]
+        ratio = f"{case['ratio']:.2f}x ({case['ratio_min']:.2f} to {case['ratio_max']:.2f})"
+        reached = [f"{case['target']:g}x", f"{100 * case['share_of_matrix_rate']:.0f} %"]
         rows.append(
             [
-                CASES[k].says,
-                c["executor"],
+                CASES[key].says,
+                case["executor"],
                 *spent,
                 ratio,
                 *reached,
-                f"{c['ours_acc_pct']:.1f} / {c['plain_acc_pct']:.1f}",
+                f"{case['ours_acc_pct']:.1f} / {case['plain_acc_pct']:.1f}",
             ]
         )
     return table(head, rows)
@@ -64,11 +65,11 @@ def server(cases: dict) -> str:
     rows = [
         [
             k,
-            f"{c['loop_s']:.4g}",
-            f"{c['ours_s']:.4g}",
-            f"{c['ratio']:.0f}x ({c['ratio_min']:.0f} to {c['ratio_max']:.0f})",
+            f"{case['loop_s']:.4g}",
+            f"{case['ours_s']:.4g}",
+            f"{case['ratio']:.0f}x ({case['ratio_min']:.0f} to {case['ratio_max']:.0f})",
         ]
-        for k, c in sorted(cases.items(), key=lambda kc: int(kc[0]))
+        for k, case in sorted(cases.items(), key=lambda kc: int(kc[0]))
     ]
     return table(["clients", "loop (s)", "ours (s)", "ratio (range)"], rows)
 
@@ -87,10 +88,10 @@ def scaling(cases: dict) -> str:
     ]
     rows = []
     # However they were measured, values stand in their order.
-    for c in sorted(cases.values(), key=lambda c: (c["series"], c["method"])):
-        row = [c["series"], c["method"], str(c["value"])]
-        row += [f"{c['train_s']:.3g}", f"{c['eval_s']:.3g}"]
-        row += [f"{c[name]:.0f}" for name in ("client_steps", "us_per_client_step", "memory_mb")]
+    for case in sorted(cases.values(), key=lambda case: (case["series"], case["method"])):
+        row = [case["series"], case["method"], str(case["value"])]
+        row += [f"{case['train_s']:.3g}", f"{case['eval_s']:.3g}"]
+        row += [f"{case[name]:.0f}" for name in ("client_steps", "us_per_client_step", "memory_mb")]
         rows.append(row)
     return table(head, rows)
 
@@ -99,11 +100,11 @@ def profile(cases: dict) -> str:
     """Where the time of a round goes, by kind of work (%)."""
     rows = [
         [
-            k,
-            f"{c['seconds']:.2f}",
-            "; ".join(f"{s['kind']} {s['share']:.0f} %" for s in c["kinds"] if s["share"] >= 1),
+            key,
+            f"{case['seconds']:.2f}",
+            "; ".join(f"{s['kind']} {s['share']:.0f} %" for s in case["kinds"] if s["share"] >= 1),
         ]
-        for k, c in cases.items()
+        for key, case in cases.items()
     ]
     return table(["round", "s", "share of operations' own time"], rows)
 
@@ -111,16 +112,16 @@ def profile(cases: dict) -> str:
 def peers(cases: dict) -> str:
     """Each simulator at its best number of processes."""
     best: dict[str, dict] = {}
-    for key, c in cases.items():
+    for key, case in cases.items():
         who = key.partition("/")[0]
-        if who not in best or c["train_s"] < best[who]["train_s"]:
-            best[who] = c
+        if who not in best or case["train_s"] < best[who]["train_s"]:
+            best[who] = case
     rows = []
-    for who, c in sorted(best.items(), key=lambda wc: wc[1]["train_s"]):
-        versions = ", ".join(f"{package} {v}" for package, v in c["versions"].items())
-        spent = f"{c['train_s']:.2f} ({c['fastest_s']:.2f} to {c['slowest_s']:.2f})"
-        row = ["pfl_core" if who == "ours" else versions, str(c["processes"])]
-        rows.append([*row, str(c["samples"] or "all"), spent, f"{c['acc_pct']:.1f}"])
+    for who, case in sorted(best.items(), key=lambda wc: wc[1]["train_s"]):
+        versions = ", ".join(f"{package} {v}" for package, v in case["versions"].items())
+        spent = f"{case['train_s']:.2f} ({case['fastest_s']:.2f} to {case['slowest_s']:.2f})"
+        row = ["pfl_core" if who == "ours" else versions, str(case["processes"])]
+        rows.append([*row, str(case["samples"] or "all"), spent, f"{case['acc_pct']:.1f}"])
     return table(
         [
             "simulator",
@@ -136,16 +137,18 @@ def peers(cases: dict) -> str:
 def precision(cases: dict) -> str:
     """Accuracy and seconds at each precision: mean and range over the seeds."""
     rows = []
-    for k, c in cases.items():
-        for kind in dict.fromkeys(r["precision"] for r in c["rows"]):
+    for key, case in cases.items():
+        for kind in dict.fromkeys(r["precision"] for r in case["rows"]):
             acc, full = (
-                [r["acc_pct"] for r in c["rows"] if r["precision"] == p] for p in (kind, "full")
+                [r["acc_pct"] for r in case["rows"] if r["precision"] == p] for p in (kind, "full")
             )
             apart = [a - b for a, b in zip(acc, full, strict=True)]
-            seconds = statistics.median(r["train_s"] for r in c["rows"] if r["precision"] == kind)
-            e = c["experiment"]
+            seconds = statistics.median(
+                r["train_s"] for r in case["rows"] if r["precision"] == kind
+            )
+            e = case["experiment"]
             said = (
-                f"{k}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images "
+                f"{key}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images "
                 f"a client, {e['rounds']} rounds"
             )
             change = (
@@ -167,12 +170,13 @@ def precision(cases: dict) -> str:
 def plan(cases: dict) -> str:
     """The papers' cost at profile paper."""
     rows = []
-    for k, c in cases.items():
-        counts = [f"{c[n]:.3g}" for n in ("client_steps", "terabytes", "petaflop")]
+    for key, case in cases.items():
+        counts = [f"{case[n]:.3g}" for n in ("client_steps", "terabytes", "petaflop")]
         hours = [
-            f"{c[n]:.3g}" if n in c else "-" for n in (f"hours_{g}_devices" for g in (1, 8, 64))
+            f"{case[n]:.3g}" if n in case else "-"
+            for n in (f"hours_{g}_devices" for g in (1, 8, 64))
         ]
-        rows.append([k, str(c["runs"]), *counts, *hours, c["rate"]])
+        rows.append([key, str(case["runs"]), *counts, *hours, case["rate"]])
     return table(
         [
             "paper",

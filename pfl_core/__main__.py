@@ -85,11 +85,11 @@ def do_run(args: Namespace) -> int:
 
         log = logging.tensorboard(experiment, args.tensorboard)
     how = dict(device=args.device, executor=args.executor, recompute=args.recompute)
-    r = runs.run(experiment, on_round=log, **how)
-    show(r)
-    if not r.ok:
-        print(f"pfl_core run: run {r.id} {r.meta['status']}", file=sys.stderr)
-    return int(not r.ok)
+    result = runs.run(experiment, on_round=log, **how)
+    show(result)
+    if not result.ok:
+        print(f"pfl_core run: run {result.id} {result.meta['status']}", file=sys.stderr)
+    return int(not result.ok)
 
 
 def do_show(args: Namespace) -> None:
@@ -102,13 +102,13 @@ def do_show(args: Namespace) -> None:
         print(side_by_side(found).to_string())
 
 
-def show(r: store.Result) -> None:
+def show(result: store.Result) -> None:
     """Print a run."""
-    accuracies = r.summary()
+    accuracies = result.summary()
     shown = accuracies.to_string() if len(accuracies) else "no test accuracy"
-    print(clean(r), repr(r.experiment), "", shown, "", sep="\n")
-    print("\n".join(f"{k:14} {clean(v)}" for k, v in r.meta.items() if k != "id"))
-    print(f"{'folder':14} {r.folder}")
+    print(clean(result), repr(result.experiment), "", shown, "", sep="\n")
+    print("\n".join(f"{k:14} {clean(v)}" for k, v in result.meta.items() if k != "id"))
+    print(f"{'folder':14} {result.folder}")
 
 
 def do_list(args: Namespace) -> None:
@@ -345,17 +345,17 @@ def _options_of_run(add: Callable) -> None:
     add("--recompute", action="store_true", help=anew)
 
 
-def described(f: dataclasses.Field) -> str:
+def described(field: dataclasses.Field) -> str:
     """What a field of Experiment is, what is allowed, and its default."""
-    allowed = experiments.RANGES.get(f.name, ("", ""))[1]
+    allowed = experiments.RANGES.get(field.name, ("", ""))[1]
     allowed = re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", allowed)  # the doc says that
-    default = experiments._default(f)
+    default = experiments._default(field)
     if default in (None, {}, (), ""):
         default = "none"
     elif isinstance(default, bool):
         default = str(default).lower()
-    source = "the id of a finished run, or its first digits" if f.name == "init_from" else ""
-    said = "; ".join(p for p in (f.metadata["doc"], allowed, source) if p)
+    source = "the id of a finished run, or its first digits" if field.name == "init_from" else ""
+    said = "; ".join(p for p in (field.metadata["doc"], allowed, source) if p)
     return f"{said} (default: {default})"
 
 

@@ -38,40 +38,40 @@ class View(NamedTuple):
     round: int
 
 
-def weights(v: View) -> dict[str, Tensor]:
+def weights(view: View) -> dict[str, Tensor]:
     """Collaboration weights {layer: (K, K)} of the next aggregation (FedAGHN, pFedLA).
 
     Row: the client that receives; column: the client that gives.
     """
-    return v.method.weights(v.state)
+    return view.method.weights(view.state)
 
 
-def embeddings(v: View) -> dict[str, Tensor]:
+def embeddings(view: View) -> dict[str, Tensor]:
     """What the server knows a client by: {"v": (K, d)} (pFedHN, Fig. 4)."""
-    return {"v": v.method.embeddings(v.state)}
+    return {"v": view.method.embeddings(view.state)}
 
 
-def cka(v: View) -> dict[str, Tensor]:
+def cka(view: View) -> dict[str, Tensor]:
     """Linear CKA between clients after local training, {layer: (K, K)} (FLAYER, Fig. 2).
 
     All clients see the same test images, balanced over the classes.
     """
-    return _cka(v, v.after or v.before)
+    return _cka(view, view.after or view.before)
 
 
-def cka_cores(v: View) -> dict[str, Tensor]:
+def cka_cores(view: View) -> dict[str, Tensor]:
     """As `cka`, of APPLE's core models as the server has them; `cka` sees mixtures of them.
 
     Not at round 0, where all are equal.
     """
-    return _cka(v, v.before | v.state.extra["cores"]) if v.round else {}
+    return _cka(view, view.before | view.state.extra["cores"]) if view.round else {}
 
 
-def _cka(v: View, models: Params) -> dict[str, Tensor]:
-    x, grams = common_samples(v.engine.data, CKA_SAMPLES), None
-    for k in range(v.engine.data.K):
-        with v.method.task.mode(False):
-            found = activations(v.method.task, {n: t[k] for n, t in models.items()}, x)
+def _cka(view: View, models: Params) -> dict[str, Tensor]:
+    x, grams = common_samples(view.engine.data, CKA_SAMPLES), None
+    for k in range(view.engine.data.K):
+        with view.method.task.mode(False):
+            found = activations(view.method.task, {n: t[k] for n, t in models.items()}, x)
         unit = {layer: _unit_gram(a) for layer, a in found.items()}
         grams = grams or {layer: [] for layer in unit}
         for layer, g in unit.items():
@@ -80,25 +80,25 @@ def _cka(v: View, models: Params) -> dict[str, Tensor]:
     return {layer: g @ g.T for layer, g in stacked.items()}
 
 
-def mix_and_match(v: View) -> dict[str, Tensor]:
+def mix_and_match(view: View) -> dict[str, Tensor]:
     """{"acc": (K, K)}: accuracy in % of client i's head on client j's features (pFedHN, Fig. 3).
 
     Row: i, whose test samples and head they are; column: j, whose other layers are taken.
     """
-    k, head = v.engine.data.K, v.method.task.head
+    k, head = view.engine.data.K, view.method.task.head
     out = torch.zeros(k, k, dtype=torch.float64)
     for shift in range(k):
         source = (torch.arange(k) + shift) % k
-        mixed = {n: t if n in head else t[source.to(t.device)] for n, t in v.before.items()}
-        got = v.engine.evaluate(mixed, "test")
+        mixed = {n: t if n in head else t[source.to(t.device)] for n, t in view.before.items()}
+        got = view.engine.evaluate(mixed, "test")
         acc = accuracy(got["correct"], np.maximum(got["n"], 1))
         out[torch.arange(k), source] = torch.as_tensor(acc)
     return {"acc": out}
 
 
-def train(v: View) -> dict[str, Tensor]:
+def train(view: View) -> dict[str, Tensor]:
     """{"hits": (K,), "n": (K,)}: right answers of the models as served, and training samples."""
-    got = v.engine.evaluate(v.before, "train")
+    got = view.engine.evaluate(view.before, "train")
     return {"hits": torch.as_tensor(got["correct"]), "n": torch.as_tensor(got["n"])}
 
 

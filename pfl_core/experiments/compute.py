@@ -232,29 +232,29 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
 
 def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> Result:
     # Write what was measured, and rename the folder: from then on it is a finished run.
-    e, early = job.experiment, "ended_early" in meta
+    experiment, early = job.experiment, "ended_early" in meta
     if meta["status"] == "done" and not (job.keep_state or early):
         (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
-        if e.keep_models and trained.final is not None:
+        if experiment.keep_models and trained.final is not None:
             _save_models(work / "models.pt", trained, meta)
         arrays = _arrays(trained)
         scalar_bytes = torch.finfo(trained.data.dtype).bits // 8
         frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
         frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **arrays)
-        plain = json.loads(json.dumps(e.plain()))
+        plain = json.loads(json.dumps(experiment.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
         whole["sha256"] = digests(plain, meta, work)
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
     (work / "checkpoint.pt").unlink(missing_ok=True)
     # The caller holds the lock of the whole run; one that ended early is another run.
     with FileLock(job.store / f"{job.id}.lock") if early else nullcontext():
-        if found := load_result(job.folder, e):
+        if found := load_result(job.folder, experiment):
             shutil.rmtree(work)
             return found
         os.replace(work, job.folder)
-    return load_result(job.folder, e)
+    return load_result(job.folder, experiment)
 
 
 def _arrays(trained: _Training) -> dict[str, np.ndarray]:
@@ -272,12 +272,12 @@ def _arrays(trained: _Training) -> dict[str, np.ndarray]:
 
 def _check_source(job: Job, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
-    e = job.experiment
-    if e.adopt:
+    experiment = job.experiment
+    if experiment.adopt:
         check_adopts(method)
         return
-    source = e.init_from
-    like = data if source.dataset == e.dataset else federation(source)
+    source = experiment.init_from
+    like = data if source.dataset == experiment.dataset else federation(source)
     options = vocabulary(source) | source.model_args
     drawn = models.build(source.model, like.input_shape, like.classes, **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
@@ -295,23 +295,25 @@ def _initial_state(
 ) -> State | None:
     # Another Experiment's end: its global model becomes the common initial model. What only the
     # clients have is averaged over them, or the first client's where it is not a float.
-    e = job.experiment
-    if e.init_from is None:
+    experiment = job.experiment
+    if experiment.init_from is None:
         return None
-    found = source(e.init_from.but(keep_models=True))
+    found = source(experiment.init_from.but(keep_models=True))
     if not found.ok:
-        raise Diverged(f"{e.method}: init_from, run {found.id}, {found.meta['status']}", History())
+        raise Diverged(
+            f"{experiment.method}: init_from, run {found.id}, {found.meta['status']}", History()
+        )
     try:
-        z = found.kept("models.pt", job.device)
+        kept = found.kept("models.pt", job.device)
     except ValueError as error:
         set_aside(found.folder, error)
         return _initial_state(job, method, source)
-    if e.adopt:
-        method.task.joins = State(z["server"], {}, z["extra"])
+    if experiment.adopt:
+        method.task.joins = State(kept["server"], {}, kept["extra"])
         return None
     for name in method.task.initial:
-        if (v := z["server"].get(name)) is None:
-            of_clients = z["models"][name]
+        if (v := kept["server"].get(name)) is None:
+            of_clients = kept["models"][name]
             v = of_clients.mean(0) if of_clients.is_floating_point() else of_clients[0]
         method.task.initial[name] = v.clone()
     return None

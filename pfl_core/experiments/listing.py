@@ -33,12 +33,12 @@ def clean(what: Any) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(what))
 
 
-def date(r: Result) -> str:
+def date(result: Result) -> str:
     """When a run was finished, to the minute, in this computer's time."""
-    if told := r.meta.get("date"):
+    if told := result.meta.get("date"):
         at = datetime.fromisoformat(told)
     else:
-        at = datetime.fromtimestamp((r.folder / "experiment.json").stat().st_mtime)
+        at = datetime.fromtimestamp((result.folder / "experiment.json").stat().st_mtime)
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
 
@@ -55,9 +55,10 @@ def listed(found: Iterable[Result]) -> dict[str, str]:
     return out
 
 
-def _last(r: Result) -> str:
-    h = r.history
-    acc = h[(h.metric == "acc_pct") & (h["mean"] == "client") & (h.split == "test")]
+def _last(result: Result) -> str:
+    history = result.history
+    mean = history[(history.metric == "acc_pct") & (history["mean"] == "client")]
+    acc = mean[mean.split == "test"]
     if acc.empty:
         return "no test data"
     return f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})"
@@ -76,15 +77,18 @@ def differing(cells: Sequence[Experiment]) -> list[dict[str, Any]]:
     return [{n: f.get(n) for n, most in usual.items() if repr(f.get(n)) != most} for f in flat]
 
 
-def _flat(e: Experiment) -> dict[str, Any]:
+def _flat(experiment: Experiment) -> dict[str, Any]:
     out = {}
     for field in dataclasses.fields(Experiment):
-        name, v = field.name, getattr(e, field.name)
+        name, value = field.name, getattr(experiment, field.name)
         if name == "tags":  # decide nothing
             continue
-        if isinstance(v, Experiment):
-            v = f"{v.method} after {v.rounds} rounds"
-        out |= {f"{name}.{k}": w for k, w in v.items()} if hasattr(v, "items") else {name: v}
+        if isinstance(value, Experiment):
+            value = f"{value.method} after {value.rounds} rounds"
+        if isinstance(value, dict):
+            out |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            out[name] = value
     return out
 
 
@@ -93,12 +97,12 @@ def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
 
     Then its accuracies, as `Result.summary` has them.
     """
-    flat, columns = [_flat(r.experiment) for r in found], {}
+    flat, columns = [_flat(result.experiment) for result in found], {}
     every = dict.fromkeys(n for f in flat for n in f)
     names = [n for n in every if len({repr(f.get(n)) for f in flat}) > 1]
-    for r, f in zip(found, flat, strict=True):
-        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *names])} | {"date": date(r)}
-        about |= {n: r.meta.get(n, "") for n in RECORDED}
-        lines = {(n, ""): v for n, v in about.items()} | dict(r.summary().stack())
-        columns[r.id] = pd.Series(lines, dtype=object)
+    for result, f in zip(found, flat, strict=True):
+        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *names])} | {"date": date(result)}
+        about |= {n: result.meta.get(n, "") for n in RECORDED}
+        lines = {(n, ""): v for n, v in about.items()} | dict(result.summary().stack())
+        columns[result.id] = pd.Series(lines, dtype=object)
     return pd.concat(columns, axis=1).fillna("")

@@ -200,28 +200,28 @@ _SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={},
 _SMALL |= dict(model="lenet", model_args={"bn": True, "kernels": 2})
 
 
-def multiple(e: Experiment) -> float:
+def multiple(experiment: Experiment) -> float:
     """Gradients over one batch that a method takes in a round, in batches of one epoch.
 
     1 for FedAvg at epochs=1, 2 for Ditto. Counted in the third round of two small clients on
     digits, after what a method does once; passes that only serve a model are not in it.
     """
-    return _multiple(json.dumps(dataclasses.replace(e, **_SMALL).plain(), sort_keys=True))
+    return _multiple(json.dumps(dataclasses.replace(experiment, **_SMALL).plain(), sort_keys=True))
 
 
 @functools.lru_cache
 def _multiple(plain: str) -> float:
-    e = Experiment.from_plain(json.loads(plain))
-    data = client_data(e)
-    method = build_method(e, data)
+    experiment = Experiment.from_plain(json.loads(plain))
+    data = client_data(experiment)
+    method = build_method(experiment, data)
     engine, everyone = Engine(method, data, "threads", 1), torch.arange(data.K)
     try:
         with torch.no_grad():
             state = method.init()
             for r in range(3):
-                c = _Counted(engine, state, everyone, r)
+                ctx = _Counted(engine, state, everyone, r)
                 start = method.begin(state, everyone, method.download(state, everyone))
-                end = method.local(c, start)
+                end = method.local(ctx, start)
                 kept = {n: v for n, v in end.items() if n in state.clients}
                 up = {n: v for n, v in end.items() if n not in kept}
                 state = method.upload(state, everyone, start, up, data.n.to(data.dtype))
@@ -229,19 +229,19 @@ def _multiple(plain: str) -> float:
                 state.round = r + 1
     finally:
         engine.close()
-    return c.calls / (data.K * _epoch(e))
+    return ctx.calls / (data.K * _epoch(experiment))
 
 
-def _epoch(e: Experiment) -> float:
+def _epoch(experiment: Experiment) -> float:
     # Batches of an epoch, mean over clients.
     whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
-    once = e.but(**whole, eval_after=False, init_from=None, adopt=False)
-    return plan.client_steps(once) / e.clients
+    once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
+    return plan.client_steps(once) / experiment.clients
 
 
-def gradients(e: Experiment) -> float:
+def gradients(experiment: Experiment) -> float:
     """Gradients over one batch that a client takes in a round of its own, mean over clients."""
-    return multiple(e) * _epoch(e)
+    return multiple(experiment) * _epoch(experiment)
 
 
 def hours(
@@ -281,7 +281,8 @@ def hours(
     return out.astype({n: int for n in ("tuning", "runs", "there")}).round(2)
 
 
-def _hours(e: Experiment, device: str) -> float:
+def _hours(experiment: Experiment, device: str) -> float:
+    e = experiment
     net = json.dumps([e.dataset, vocabulary(e) | e.model_args])
     second, _ = plan.measured(e.model, net, e.batch, device)
     seen = e.rounds // e.eval_every + 1

@@ -90,13 +90,13 @@ def _table(cells: pd.DataFrame, digits: int) -> dict[str, Any]:
     return dict(columns=columns, rows=rows)
 
 
-def _cell(c: dict[str, Any], digits: int) -> dict[str, str]:
-    spread = f" ± {c['sd']:.{digits}f}" if c["sd"] == c["sd"] else ""
-    said = f"paper {c['reported']:.{digits}f} ({c['difference']:+.{digits}f})"
+def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
+    spread = f" ± {cell['sd']:.{digits}f}" if cell["sd"] == cell["sd"] else ""
+    said = f"paper {cell['reported']:.{digits}f} ({cell['difference']:+.{digits}f})"
     return dict(
-        reproduced=f"{c['reproduced']:.{digits}f}{spread}",
-        reported=said if c["reported"] == c["reported"] else "",
-        verdict=c["verdict"] if c["profile"] == "paper" else c["ordering"],
+        reproduced=f"{cell['reproduced']:.{digits}f}{spread}",
+        reported=said if cell["reported"] == cell["reported"] else "",
+        verdict=cell["verdict"] if cell["profile"] == "paper" else cell["ordering"],
     )
 
 

@@ -76,7 +76,7 @@ def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
     return sweeps.sweep(cells, recompute=recompute) if all(found) else None
 
 
-def _is_finished(e: Experiment, recompute: bool) -> bool:
+def _is_finished(experiment: Experiment, recompute: bool) -> bool:
     # A damaged folder is not: `sweep` would train.
-    stored = store.load_result(paths.store_folder() / e.id, e, aside=False)
-    return stored is not None or (not recompute and sweeps.is_there(e, recompute=False))
+    stored = store.load_result(paths.store_folder() / experiment.id, experiment, aside=False)
+    return stored is not None or (not recompute and sweeps.is_there(experiment, recompute=False))

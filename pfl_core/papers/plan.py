@@ -43,11 +43,11 @@ def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Exp
     return list(once.values())
 
 
-def _with_sources(e: Experiment) -> list[Experiment]:
-    if e.init_from is None:
-        return [e]
-    tags = e.tags | {"row": f"{e.tags.get('row')}'s start"}
-    return [*_with_sources(e.init_from.but(keep_models=True, tags=tags)), e]
+def _with_sources(experiment: Experiment) -> list[Experiment]:
+    if experiment.init_from is None:
+        return [experiment]
+    tags = experiment.tags | {"row": f"{experiment.tags.get('row')}'s start"}
+    return [*_with_sources(experiment.init_from.but(keep_models=True, tags=tags)), experiment]
 
 
 def plan(
@@ -61,14 +61,14 @@ def plan(
     was looked for, how to get it}.
     """
     device, lines, missing = runs.pick_device(device), [], {}
-    for e in planned(paper, recompute, **how):
+    for experiment in planned(paper, recompute, **how):
         try:
-            cached = sweeps.is_there(e, recompute)
-            cost = (0, 0.0, 0.0) if cached else _cost(e, device)
+            cached = sweeps.is_there(experiment, recompute)
+            cost = (0, 0.0, 0.0) if cached else _cost(experiment, device)
         except data.DatasetMissing as error:
-            missing[e.dataset] = str(error)
+            missing[experiment.dataset] = str(error)
             cached, cost = False, (float("nan"),) * 3
-        lines.append((e.tags["artefact"], json.dumps(e.plain()), cached, *cost))
+        lines.append((experiment.tags["artefact"], json.dumps(experiment.plain()), cached, *cost))
     columns = ["artefact", "run", "cached", "client-steps", "hours", "GB"]
     frame = pd.DataFrame(lines, columns=columns)
     whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
@@ -80,11 +80,11 @@ def plan(
     return out
 
 
-def _cost(e: Experiment, device: str) -> tuple[int, float, float]:
+def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
     # Client-steps, hours, GB.
-    second, parameters = measured(*_net(e), device)
-    steps, cores = client_steps(e), (os.cpu_count() or 1) if device == "cpu" else 1
-    size = COPIES * 4 * parameters * e.clients + data.load(e.dataset).x.nbytes
+    second, parameters = measured(*_net(experiment), device)
+    steps, cores = client_steps(experiment), (os.cpu_count() or 1) if device == "cpu" else 1
+    size = COPIES * 4 * parameters * experiment.clients + data.load(experiment.dataset).x.nbytes
     return steps, steps * second / 3600 / cores, size / 1e9
 
 
@@ -119,8 +119,9 @@ def compute(
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
 
 
-def client_steps(e: Experiment) -> int:
+def client_steps(experiment: Experiment) -> int:
     """Local SGD steps of a run, summed over clients, also those of evaluations after training."""
+    e = experiment
     sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
@@ -131,8 +132,9 @@ def client_steps(e: Experiment) -> int:
     return int(visit * (visited * e.rounds + extra))
 
 
-def _net(e: Experiment) -> tuple[str, str, int]:
-    return e.model, json.dumps([e.dataset, vocabulary(e) | e.model_args]), e.batch
+def _net(experiment: Experiment) -> tuple[str, str, int]:
+    dataset, options = experiment.dataset, vocabulary(experiment) | experiment.model_args
+    return experiment.model, json.dumps([dataset, options]), experiment.batch
 
 
 @functools.lru_cache

@@ -54,16 +54,16 @@ SCALES: dict[str, dict[str, Any]] = {
 
 
 def _fixed(method: str, **args: Any) -> Callable[[Experiment], dict[str, Any]]:
-    return lambda e: use(method, **args)
+    return lambda experiment: use(method, **args)
 
 
-def _lgfedavg(e: Experiment) -> dict[str, Any]:
+def _lgfedavg(experiment: Experiment) -> dict[str, Any]:
     # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all
     # rows train equally long.
-    half = e.rounds // 2
+    half = experiment.rounds // 2
     evaluated = dict(eval_every=max(1, half), eval_after=False)
-    trained = e.but(method="fedavg", rounds=half, keep_models=True, **evaluated)
-    return dict(method="lgfedavg", rounds=e.rounds - half, init_from=trained)
+    trained = experiment.but(method="fedavg", rounds=half, keep_models=True, **evaluated)
+    return dict(method="lgfedavg", rounds=experiment.rounds - half, init_from=trained)
 
 
 def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
@@ -73,11 +73,11 @@ def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
     local = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
     if method == "pfedhn_pc":  # each client draws its own classifier, as there
         local["head_init"] = "own"
-    return lambda e: dict(
+    return lambda experiment: dict(
         method=method,
-        participation=1 / e.clients,
-        rounds=e.rounds * e.clients,
-        eval_every=e.eval_every * e.clients,
+        participation=1 / experiment.clients,
+        rounds=experiment.rounds * experiment.clients,
+        eval_every=experiment.eval_every * experiment.clients,
         **local,
     )
 
@@ -91,12 +91,12 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     # Two batches a step: two passes make as many steps as other rows take.
     "perfedavg": _fixed("perfedavg", passes=2, alpha=0.01),
     # eta of the authors' code: w_i follows theta at eta lambda = 0.075.
-    "pfedme": lambda e: dict(use("pfedme"), lr=0.005),
+    "pfedme": lambda experiment: dict(use("pfedme"), lr=0.005),
     "lgfedavg": _lgfedavg,
     "fedbn": _fixed("fedbn"),
     "fedper": _fixed("fedper"),
     "fedrep": _fixed("fedrep"),
-    "fedfomo": lambda e: dict(method="fedfomo", holdout=0.2),
+    "fedfomo": lambda experiment: dict(method="fedfomo", holdout=0.2),
     "ditto": _fixed("ditto"),
     "fedcp": _fixed("fedcp", lam=5.0),
     "fedpac": _fixed("fedpac"),
@@ -104,7 +104,8 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     "fedamp": _fixed("fedamp", rho=0.1),
     "heurfedamp": _fixed("heurfedamp", rho=0.1),
     "fedala": _fixed("fedala"),
-    "apple": lambda e: dict(use("apple"), momentum=0.9),  # of c_i and p_i, as in the authors' code
+    # Momentum of c_i and p_i, as in the authors' code.
+    "apple": lambda experiment: dict(use("apple"), momentum=0.9),
     "gpfl": _fixed("gpfl"),
     "pfedhn": _pfedhn("pfedhn"),
     "pfedhn_pc": _pfedhn("pfedhn_pc"),

@@ -46,6 +46,11 @@ def about(device: str) -> dict[str, Any]:
     }
 
 
+def said(row: dict[str, Any]) -> list[str]:
+    """What was measured, as words to print."""
+    return [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
+
+
 def save(name: str, cases: dict[str, Any], device: str, about: dict[str, Any]) -> Path:
     """Write cases {key: what was measured} to results/<name>.json; returns its path.
 

@@ -51,10 +51,8 @@ def simulate(loop: PlainLoop, rounds: int) -> tuple[list[float], float]:
     """Seconds of each round, and pooled test accuracy (%) at the end."""
     config, k, net = loop.config, loop.data.K, loop.model
     net.load_state_dict(loop.shared)
-    net.loss, net.metrics = (
-        types.MethodType(_loss, net),
-        types.MethodType(lambda self, x, y, eval=False: {}, net),
-    )
+    net.loss = types.MethodType(_loss, net)
+    net.metrics = types.MethodType(lambda self, x, y, eval=False: {}, net)
     data = {i: list(loop.sets["train"][i].tensors) for i in range(k)}
     train = FederatedDataset(
         lambda i: Dataset(data[i], user_id=i), get_user_sampler("minimize_reuse", list(data))

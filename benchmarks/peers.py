@@ -112,20 +112,14 @@ def main() -> None:
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     if not args.processes:
-        many = (
-            [1]
-            if args.who == "pfl"
-            else sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
-        )
-        for n in many:  # each in a process of its own: a simulator leaves its workers behind
-            subprocess.run(
-                [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes", str(n)],
-                check=True,
-            )
+        many = sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
+        command = [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes"]
+        # Each in a process of its own: a simulator leaves its workers behind.
+        for n in [1] if args.who == "pfl" else many:
+            subprocess.run([*command, str(n)], check=True)
         return
-    times, acc = {"ours": ours, "flower": flower, "pfl": pfl}[args.who](
-        args.processes, args.rounds, args.samples
-    )
+    simulate = {"ours": ours, "flower": flower, "pfl": pfl}[args.who]
+    times, acc = simulate(args.processes, args.rounds, args.samples)
     row = dict(
         train_s=statistics.median(times[1:]),
         fastest_s=min(times[1:]),

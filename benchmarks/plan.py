@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks.common import RESULTS, about, save
+from benchmarks.common import RESULTS, about, said, save
 from benchmarks.rounds import training_flop
 from pfl_core import models
 from pfl_core.data import partition as partitions
@@ -83,17 +83,13 @@ def _counts(
     scheme = {k: v for k, v in given.items() if k not in ("of", "first", "every")}
     try:
         s = partitions.partition(partition, _pool(dataset), of, 0, **scheme)
-        train, rest = (
-            [len(i) for i in part][:clients]
-            for part in (s.train, [np.concatenate(p) for p in zip(s.val, s.test, strict=True)])
-        )
+        train = [len(i) for i in s.train][:clients]
+        rest = [len(v) + len(t) for v, t in zip(s.val, s.test, strict=True)][:clients]
     except (KeyError, ValueError):  # needs more of the data than labels: equal shares
-        train, rest = (
-            [round(0.75 * SIZES[dataset][0] / of)] * clients,
-            [round(0.25 * SIZES[dataset][0] / of)] * clients,
-        )
-    cut = np.minimum if cap else lambda a, b: a
-    return cut(np.array(train), cap or 0), cut(np.array(rest), 2 * cap or 0)
+        share = SIZES[dataset][0] / of
+        train, rest = [round(0.75 * share)] * clients, [round(0.25 * share)] * clients
+    train, rest = np.array(train), np.array(rest)
+    return (np.minimum(train, cap), np.minimum(rest, 2 * cap)) if cap else (train, rest)
 
 
 @functools.cache
@@ -110,19 +106,13 @@ def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
 def cost(experiment: Experiment) -> dict[str, Any]:
     """Client-steps, bytes over the network, and FLOP (training and evaluation) of one run."""
     e = experiment
-    train, rest = _counts(
-        e.dataset,
-        e.partition,
-        json.dumps(e.partition_args, sort_keys=True),
-        e.clients,
-        e.max_samples,
-    )
+    args = json.dumps(e.partition_args, sort_keys=True)
+    train, rest = _counts(e.dataset, e.partition, args, e.clients, e.max_samples)
     flop, size = _model(e.model, json.dumps(e.model_args, sort_keys=True), e.dataset)
-    batches = (
-        np.full(len(train), e.steps)
-        if e.steps
-        else e.epochs * np.maximum(1, np.ceil(train / e.batch))
-    )
+    if e.steps:
+        batches = np.full(len(train), e.steps)
+    else:
+        batches = e.epochs * np.maximum(1, np.ceil(train / e.batch))
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
@@ -141,14 +131,11 @@ def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
         return dict.fromkeys(every, gflops * 1e9), f"{gflops:g} GFLOP/s, assumed"
     path = RESULTS / f"rounds-{device}.json"
     if not path.exists():
-        return (
-            {},
-            f"not measured (run `python -m benchmarks.rounds --device {device}`, or give --gflops)",
-        )
+        command = f"python -m benchmarks.rounds --device {device}"
+        return {}, f"not measured (run `{command}`, or give --gflops)"
     cases = json.loads(path.read_text())["cases"]
-    return {k: 1e9 * c["training_gflops"] for k, c in cases.items()}, next(iter(cases.values()))[
-        "about"
-    ]["device"]
+    first = next(iter(cases.values()))
+    return {k: 1e9 * c["training_gflops"] for k, c in cases.items()}, first["about"]["device"]
 
 
 def main() -> None:
@@ -185,12 +172,9 @@ def main() -> None:
             row |= {f"hours_{g}_devices": max(hours.max(), hours.sum() / g) for g in DEVICES}
         row |= dict(seeds=len(papers.Scope("paper").seeds_of(papers.paper(paper), "")), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
-        said = [
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in row.items()
-            if k != "rate"
-        ]
-        print(f"{paper:8}", *said, sep="  ", flush=True)
+        print(
+            f"{paper:8}", *said({k: v for k, v in row.items() if k != "rate"}), sep="  ", flush=True
+        )
 
 
 if __name__ == "__main__":

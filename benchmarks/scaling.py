@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from benchmarks.cases import served
-from benchmarks.common import RESULTS, about, save, timed
+from benchmarks.common import RESULTS, about, said, save, timed
 from benchmarks.rounds import Ours
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
@@ -122,29 +122,19 @@ def main() -> None:
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     args = parser.parse_args()
-    device, where, cases = pick_device(args.device), None, {}
+    device, where = pick_device(args.device), None
     base = Experiment(**BASE | {"dataset": served(args.dataset)})
     fresh = multiprocessing.get_context("spawn")
     for name in args.series or SERIES:
         for method, cells in SERIES[name].items():
             for changes in cells[: args.most + 1]:
-                e = base.but(**changes)
-                value = (
-                    changes[name]
-                    if name != "model"
-                    else " ".join([e.model, *(f"x{w}" for w in e.model_args.values())])
-                )
+                e, value = base.but(**changes), changes[name]
+                if name == "model":
+                    value = " ".join([e.model, *(f"x{w}" for w in e.model_args.values())])
                 with fresh.Pool(1) as pool:
                     row = pool.apply(measure, (e.plain(), device, args.repeats))
                 row = dict(series=name, method=method, value=value, dataset=e.dataset) | row
-                print(
-                    "  ".join(
-                        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                        for k, v in row.items()
-                    ),
-                    flush=True,
-                )
-                cases[f"{name}/{method}/{value}"] = row
+                print(*said(row), sep="  ", flush=True)
                 where = where or about(device)
                 path = save(f"scaling-{device}", {f"{name}/{method}/{value}": row}, device, where)
     rows = pd.DataFrame(json.loads(path.read_text())["cases"].values()).drop(columns="about")

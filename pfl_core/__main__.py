@@ -136,7 +136,7 @@ def do_compare(args: Namespace) -> None:
         raise ValueError(f"no rows of {what!r} in {places}; run its notebook first")
     known = {} if what == "methods" else late("papers.base").paper(what).artefacts
     if rest and known:
-        printed = set(report.published(what).table)
+        printed = set(report.reported(what).table)
         checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
     for part in parts.values():
         print(f"{'% ' * args.latex}{what}, {part.label}:")  # a comment, to LaTeX

@@ -191,7 +191,7 @@ def test_compare_a_papers_claims_and_all_methods(home, capsys):
 
 def test_compare_a_table(home, capsys):
     rows = sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
-    first = report.published("fedaghn").query("table == 'table1'").column.iloc[0]
+    first = report.reported("fedaghn").query("table == 'table1'").column.iloc[0]
     rows = rows.assign(artefact="table1", row=rows.method, column=first, profile="quick")
     committed.save(rows, "fedaghn", "quick", "digits")
     out = said(capsys, "compare fedaghn table1")

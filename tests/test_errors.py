@@ -345,8 +345,8 @@ CASES = [
     ),
     Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
     Case(
-        'report.published("fedper")',
-        lambda: report.published("fedper"),
+        'report.reported("fedper")',
+        lambda: report.reported("fedper"),
         "there are those of pfedhn",
     ),
     Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),

@@ -221,7 +221,7 @@ def test_the_reader_of_rows_returns_rows_or_says_value_error(tmp_path, raw):
 @settings(some, max_examples=20)
 @given(st.sampled_from(["pfedhn", "pfedla", "flayer", "fedaghn"]), st.integers(0, 10**6), st.data())
 def test_published_cells_are_numbers_whatever_is_asked(paper, at, draw):
-    said = report.published(paper)
+    said = report.reported(paper)
     cell = said.iloc[at % len(said)]
     assert (
         np.isfinite(cell.value)
@@ -230,7 +230,7 @@ def test_published_cells_are_numbers_whatever_is_asked(paper, at, draw):
         and cell.table
     )
     with pytest.raises(ValueError, match="no published numbers"):
-        report.published(
+        report.reported(
             draw.draw(st.text(max_size=9).filter(lambda v: "/" not in v and v != paper)) + "?"
         )
 

@@ -59,12 +59,12 @@ def run_rows(row: str, column: str, acc: float, profile: str) -> pd.DataFrame:
 def root(tmp_path):
     """A project with two rows of FedAGHN's Table 1 at two profiles, a figure, and benchmarks."""
     column = (
-        report.published("fedaghn")
+        report.reported("fedaghn")
         .query("table == 'table1' and metric == 'acc_pct'")
         .column.iloc[0]
     )
     said = (
-        report.published("fedaghn")
+        report.reported("fedaghn")
         .query("table == 'table1' and column == @column")
         .set_index("row")
         .value

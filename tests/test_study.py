@@ -516,7 +516,7 @@ def test_a_table_beside_the_papers(case, capsys):
         "not run at smoke: CIFAR-100; CIFAR-100*; TINY"
     )
     published = (
-        report.published("fedaghn")
+        report.reported("fedaghn")
         .query("table == 'table3' and column == 'CIFAR-10'")
         .set_index("row")
         .value

@@ -251,8 +251,11 @@ def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:
 
 
 def experiment(run: str) -> Experiment | None:
-    """The Experiment of a committed run; None for one that is not committed."""
-    runs = results().runs
+    """The Experiment of a run in the store, results/ or runs/results/; None if none has it."""
+    file = paths.store_folder() / run / "experiment.json"
+    if file.is_file():
+        return Experiment.from_plain(json.loads(file.read_text())["experiment"])
+    runs = _holding(run).runs
     return Experiment.from_plain(json.loads(runs.experiment[run])) if run in runs.index else None
 
 

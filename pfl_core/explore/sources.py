@@ -7,7 +7,6 @@ of this computer.
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,6 @@ def rows(source: str) -> pd.DataFrame:
     return frame.assign(column=prefix + frame.column)
 
 
-def experiment(run: str) -> Experiment | None:
-    """The Experiment of a run in the store or in results/; None if neither has that run."""
-    file = paths.store_folder() / run / "experiment.json"
-    if file.is_file():
-        return Experiment.from_plain(json.loads(file.read_text())["experiment"])
-    return committed.experiment(run)
-
-
 def _stored_now() -> pd.DataFrame:
     files = [p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name]
     return _stored(tuple((p.parent, p.stat().st_mtime_ns) for p in sorted(files)))
@@ -81,7 +72,7 @@ def _stored(stamps: tuple[tuple[Path, int], ...]) -> pd.DataFrame:
 @functools.lru_cache(maxsize=4096)
 def _labelled(folder: Path) -> pd.DataFrame:
     """Rows of a run in the store, which has no labels of a table: they are made of its fields."""
-    found = experiment(folder.name)
+    found = committed.experiment(folder.name)
     row = _call(found.plain(), "method").replace("()", "")
     return store.load_result(folder, found.but(tags={"row": row, "column": _column(found)})).rows
 

@@ -483,7 +483,7 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
     by : str
         What they are alike by, in words.
     """
-    experiment, clients = sources.experiment(run.run), int(run.n_clients)
+    experiment, clients = committed.experiment(run.run), int(run.n_clients)
     try:
         if run.partition == "groups":
             default = partitions.arguments("groups")["groups"].default

@@ -11,7 +11,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,10 @@ import pandas as pd
 from pfl_core.analysis.select import pick
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.util import checks
+
+if TYPE_CHECKING:
+    from pfl_core.analysis.verdicts import Contrast
+    from pfl_core.papers.evidence import Evidence
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
@@ -88,15 +92,27 @@ class Artefact:
     tuned: bool = False
 
 
-class Claim(NamedTuple):
-    """What a paper says, the artefact on which it is judged, and the judge.
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and the differences on which it rests.
 
-    judge: rows of the artefact -> (what was measured, whether the claim holds).
+    says: in the paper's words or near to them.
+    where: section, table or figure of the paper.
+    needs: the artefact whose runs decide it.
+    judge: evidence of these runs -> contrasts, each of which has to be above its threshold.
+        LookupError for what was not run.
+    limit: a threshold that is ours and not the paper's, in words.
+    most: whether it speaks of most cases: of more than half of the contrasts' groups.
+    status: what was found out about a verdict, by a person; "" leaves it to `report.claims`.
     """
 
     says: str
+    where: str
     needs: str
-    judge: Callable[[pd.DataFrame], tuple[str, bool]]
+    judge: Callable[[Evidence], list[Contrast]]
+    limit: str = ""
+    most: bool = False
+    status: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,7 @@ class Paper:
     report: which number of a run the paper reports, as keywords of `select.pick`.
     when: rows that are read at another time.
     seeds: {profile: how many} where the paper says so.
+    runs: over how many runs its published numbers are, 0 if it does not say.
     tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
         fields of an Experiment) and `rows` (the same -> {row: changes}).
     """
@@ -140,6 +157,7 @@ class Paper:
     report: dict[str, str]
     when: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
     tables: tuple[str, ...] = ()
     setting: Callable[..., dict[str, Any]] = dict
     rows: Callable[..., dict[str, dict[str, Any]]] = dict

@@ -36,7 +36,7 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
 
     ValueError for an unknown one.
     """
-    views = {v: [w for w, source in report.VIEWS.items() if source == v] for v in presets.COMPARED}
+    views = {v: [w for w, source in report.READ_AFTER.items() if source == v] for v in presets.COMPARED}
     every = [row for m in presets.COMPARED for row in (m, *views[m])]
     wanted = list(methods)
     for row in wanted:
@@ -69,7 +69,7 @@ def cell(row: str, shared: Experiment, choice: dict[str, Any] | None = None) -> 
     """A row's run with one choice of its grid; what it starts from has the same learning rate."""
     choice = grid_of(row).choices()[4] if choice is None else choice
     rate = {n: v for n, v in choice.items() if n == "lr"}
-    own = presets.COMPARED[report.VIEWS.get(row, row)]
+    own = presets.COMPARED[report.READ_AFTER.get(row, row)]
     return shared.but(**own(shared.but(**rate))).but(**choice)
 
 
@@ -81,7 +81,7 @@ def shorter(row: str, shared: Experiment) -> Experiment:
     rounds = math.ceil(shared.rounds * presets.TUNING["rounds"])
     most = int(presets.TUNING["max_samples"])
     # Rows of one method, read at different times, share their runs.
-    both = when(row) == "after" or row in report.VIEWS.values()
+    both = when(row) == "after" or row in report.READ_AFTER.values()
     return shared.but(
         rounds=rounds,
         eval_every=math.ceil(rounds / 2),
@@ -331,9 +331,9 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 def _blank(row: str) -> tuple[str, ...]:
     # A method and its view are two rows, tuned each for its own time; models that nobody is meant
     # to use have no number.
-    if row in report.VIEWS:
+    if row in report.READ_AFTER:
         return ("before",)
-    return ("after",) if row in report.VIEWS.values() or row in presets.UNSERVED_AFTER else ()
+    return ("after",) if row in report.READ_AFTER.values() or row in presets.UNSERVED_AFTER else ()
 
 
 def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:

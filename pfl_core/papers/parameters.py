@@ -35,7 +35,7 @@ def check(
     """
     checks.known("profile:", profile, papers.PROFILES)
     _check_names("datasets", datasets, pools.list_datasets())
-    _check_names("methods", methods, (*METHODS, *report.VIEWS))
+    _check_names("methods", methods, (*METHODS, *report.READ_AFTER))
     _check_names("artefacts", artefacts, known)
     if not isinstance(recompute, bool):
         got = f"recompute={recompute!r}: got {type(recompute).__name__}"

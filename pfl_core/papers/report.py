@@ -1,28 +1,42 @@
-"""Published numbers beside ours: tables with verdicts, and claims."""
+"""Published numbers beside ours: tables with verdicts, readings, and claims."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
 from pfl_core.experiments import committed
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers.base import Paper
+from pfl_core.papers.base import Paper, Scope
+from pfl_core.papers.evidence import READ_AFTER, Evidence, reproduced
+from pfl_core.papers.readable import Table, flat, markdown
 
-__all__ = ["SELECT", "pick", "summary"]  # defined in analysis, below the papers' claims
-# Rows read from another row's run, at when="after".
-VIEWS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
+__all__ = [
+    "READ_AFTER",
+    "SELECT",
+    "Table",
+    "markdown",
+    "pick",
+    "reproduced",
+    "summary",
+]  # defined in other files
 
 
 # -- published beside reproduced -------------------------------------------------------------------
 
 
-def published(paper: str | Paper) -> pd.DataFrame:
+def reported(paper: str | Paper) -> pd.DataFrame:
     """Every number that a paper prints: table, row, column, metric, value, std, note.
 
     ValueError for a paper without tables.
@@ -37,77 +51,181 @@ def published(paper: str | Paper) -> pd.DataFrame:
         return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
 
 
-def reproduced(
-    rows: pd.DataFrame, paper: str | Paper, metric: str = "acc_pct", **how: str
-) -> pd.DataFrame:
-    """One number a run as the paper reports it, views added; rows as `select.pick` returns them.
+# What has to be the paper's for a number of ours to stand beside a published one.
+_ALIKE = {
+    "data": ("dataset",),
+    "network": ("model", "model_args"),
+    "partition": ("partition", "partition_args"),
+    "clients": ("clients",),
+}
 
-    how: select, when, mean in place of the paper's.
+
+@functools.lru_cache(maxsize=64)
+def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
+    """{(row, column): the Experiment of profile paper} of an artefact."""
+    out = {}
+    for sweep in papers.paper(key).planned(Scope("paper"), artefact):
+        for e in replace(sweep, seeds=sweep.seeds[:1]).experiments():
+            out[e.tags["row"], e.tags["column"]] = e
+    return out
+
+
+def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
+    """In what a run differs from the cell of the paper that it is named by.
+
+    Of "data", "network", "partition" and "clients"; and "cell" for one that the paper lacks.
     """
-    paper, parts = papers.paper(paper), []
-    derived = rows["mean"] == "derived"  # computed from finished runs: `Artefact.numbers`
-    if metric != "acc_pct":
-        return rows[derived & (rows.metric == metric)].reset_index(drop=True)
-    for name in dict.fromkeys(rows[~derived].row):
-        own = rows[~derived & (rows.row == name)]
-        rule = paper.report | {"when": paper.when.get(name, paper.report["when"])} | how
-        parts.append(pick(own, **rule))
-        for view in [v for v, source in VIEWS.items() if source == name and "when" not in how]:
-            parts.append(pick(own, **rule | {"when": "after"}).assign(row=view))
-    return pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
+    ours = committed.experiment(run)
+    theirs = _of_the_paper(paper.key, artefact).get((READ_AFTER.get(row, row), column))
+    if ours is None or theirs is None:
+        return ["cell"]
+    differ = (
+        (what, any(getattr(ours, f) != getattr(theirs, f) for f in fields))
+        for what, fields in _ALIKE.items()
+    )
+    return [what for what, other in differ if other]
+
+
+def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
+    """What share of the paper's rounds and images was run, and what else is not the paper's.
+
+    "10 % of the rounds; other data, network"; "" where all is the paper's.
+    """
+    paper, said, shares = papers.paper(paper), [], set()
+    heads = rows[rows["mean"] != "derived"].drop_duplicates(["row", "column"])
+    for v in heads.itertuples():
+        theirs = _of_the_paper(paper.key, artefact).get((v.row, v.column))
+        ours = committed.experiment(v.run)
+        if ours is None or theirs is None:
+            continue
+        said += unlike(paper, artefact, v.row, v.column, v.run)
+        shares.add(round(100 * ours.rounds / theirs.rounds))
+        if ours.max_samples and ours.max_samples != theirs.max_samples:
+            said.append(f"at most {ours.max_samples} images a client")
+    out = []
+    if shares and shares != {100}:
+        ends = sorted({min(shares), max(shares)})
+        out.append(f"{' to '.join(map(str, ends))} % of the paper's rounds")
+    words = list(dict.fromkeys(said))
+    other = [w for w in _ALIKE if w in words]
+    out += [f"another {', '.join(other)} than the paper's"] * bool(other)
+    return "; ".join(out + [w for w in words if w not in (*_ALIKE, "cell")])
 
 
 def compare(
-    rows: pd.DataFrame,
-    paper: str | Paper,
-    table: str,
-    *,
-    metric: str = "acc_pct",
-    own: str = "",
-    **how: str,
+    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct", **how: str
 ) -> pd.DataFrame:
     """Every published cell of a table beside what `rows` give: a line a row and column.
 
+    Ours stand beside a published number only if data, network, partition and number of clients are
+    the paper's. Else they stand in a column of their own, named by the data that were used, without
+    a difference.
+
     rows: of the table's runs, labelled as the published rows and columns are.
-    own: the row that orderings are taken to, by default the artefact's or the paper's own method.
     how: select, when, mean in place of the paper's.
 
-    Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), difference, ordering
-    ("kept" or "changed": the sign of the difference to `own` in this column), verdict (see
-    `analysis.verdicts`), profile, dataset. Rows of ours that the paper does not have stand at the
-    end of their column.
+    Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
+    interval of ours), difference, difference_low, difference_high, verdict, reason, why (see
+    `analysis.verdicts`), profile, dataset.
     """
     paper = papers.paper(paper)
-    said = published(paper)
+    said = reported(paper)
     said = said[(said.table == table) & (said.metric == metric)]
     if said.empty:
-        known = sorted(set(published(paper).table))
+        known = sorted(set(reported(paper).table))
         raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {known}")
-    ours = reproduced(rows, paper, metric, **how) if len(rows) else rows
-    own = own or _own(paper, table)
-    stats = ours.groupby(["column", "row"], sort=False).agg(
-        reproduced=("value", "mean"),
-        sd=("value", "std"),
-        n=("value", "size"),
-        profile=("profile", "first"),
-        dataset=("dataset", "first"),
+    ours = _own_columns(reproduced(rows, paper, metric, **how), paper, table) if len(rows) else rows
+    lines = {
+        (c.column, c.row): dict(reported=c.value, reported_sd=c.std) for c in said.itertuples()
+    }
+    evidence = _Cells(rows, paper, metric, how) if len(rows) else None
+    for (column, row), cells in ours.groupby(["column", "row"], sort=False):
+        line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
+        line |= evidence.line(row, column, ours, cells, line)
+    frame = pd.DataFrame(
+        [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
     )
-    cells = said.set_index(["column", "row"])[["value", "std"]]
-    cells.columns = ["reported", "reported_sd"]
-    order = []
-    for c in dict.fromkeys([*said.column, *ours.column]):
-        rows_of = dict.fromkeys([*said.row, *ours[ours.column == c].row])
-        order += [(c, r) for r in rows_of if (c, r) in cells.index or (c, r) in stats.index]
-    both = cells.join(stats, how="outer").reindex(order)
-    both["difference"] = both.reproduced - both.reported
-    both["ordering"] = [verdicts.ordering(both, c, r, own) for c, r in both.index]
-    both["verdict"] = [verdicts.of_cell(v) for v in both.itertuples()]
-    return both.reset_index().fillna({"profile": "", "dataset": "", "n": 0}).astype({"n": int})
+    frame["verdict"] = frame.verdict.fillna("not run")
+    frame["n"] = frame.n.fillna(0).astype(int)
+    texts = ["profile", "dataset", "reason", "why"]
+    frame[texts] = frame[texts].fillna("")
+    return _by_column(frame)
 
 
-def _own(paper: Paper, table: str) -> str:
-    about = paper.artefacts.get(table)  # numbers of the paper's text belong to none
-    return about.own if about and about.own else paper.own
+_COMPARED = (
+    "row column reported reported_sd reproduced sd n low high difference difference_low "
+    "difference_high verdict reason why profile dataset"
+).split()
+
+
+def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
+    # Columns in the order in which they are met, rows in the order of the paper, ours behind.
+    place = {name: i for i, name in enumerate(dict.fromkeys(frame.column))}
+    return frame.sort_values("column", key=lambda c: c.map(place), kind="stable", ignore_index=True)
+
+
+def _own_columns(ours: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
+    # Cells that are not like the paper's get a column of their own.
+    heads = ours.drop_duplicates(["row", "column"])
+    named = {
+        (v.row, v.column): column_of_ours(paper, table, v.row, v.column, v.run)
+        for v in heads.itertuples()
+    }
+    return ours.assign(column=[named[key] for key in zip(ours.row, ours.column, strict=True)])
+
+
+def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str) -> str:
+    """A column's name if the run is like the paper's there, else with what it has instead."""
+    other = [what for what in unlike(paper, artefact, row, column, run) if what != "cell"]
+    if not other:
+        return column
+    ours = committed.experiment(run)
+    instead = {"data": ours.dataset, "clients": f"{ours.clients} clients"}
+    return f"{column}: on {', '.join(instead.get(w, f'another {w}') for w in other)}"
+
+
+class _Cells:
+    """Our side of a table: intervals, and how far curves still move."""
+
+    def __init__(self, rows: pd.DataFrame, paper: Paper, metric: str, how: dict[str, str]):
+        self.paper, self.metric = paper, metric
+        ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
+        early = rows[rows["round"] <= 0.75 * rows.run.map(ends).fillna(np.inf)]
+        early = reproduced(early, paper, metric, **how)
+        self.earlier = early.groupby(["run", "row"]).value.mean()
+
+    def line(
+        self, row: str, column: str, ours: pd.DataFrame, cells: pd.DataFrame, said: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What a cell of ours shows; said: what the paper has in it."""
+        of_column = ours[ours.column == column]
+        table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+        seeds = sorted(table.loc[row].dropna().index)
+        table = table[seeds].dropna()
+        place, values = table.index.get_loc(row), table.to_numpy()
+        own = verdicts.cell_interval(values, place, 0.0)
+        line = dict(
+            reproduced=cells.value.mean(),
+            sd=cells.value.std(ddof=1),
+            n=len(cells),
+            low=own.low,
+            high=own.high,
+            profile=cells.profile.iloc[0],
+            dataset=cells.dataset.iloc[0],
+        )
+        if np.isnan(said["reported"]):
+            return line | dict(verdict="no published number")
+        found = verdicts.cell_interval(
+            values, place, said["reported"], said["reported_sd"], self.paper.runs
+        )
+        line |= dict(
+            difference=found.estimate, difference_low=found.low, difference_high=found.high
+        )
+        if line["profile"] == "smoke" or self.metric != "acc_pct":
+            return line | dict(verdict="not judged")
+        past = self.earlier.reindex([(run, row) for run in cells.run])
+        moved = line["reproduced"] - past.mean() if past.notna().all() else None
+        return line | verdicts.of_cell(found, moved)._asdict()
 
 
 def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
@@ -118,10 +236,10 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
     paper = papers.paper(paper)
     if not paper.tables:
         return {}
-    own, said = rows[rows.artefact == table], published(paper)
+    of_table, said = rows[rows.artefact == table], reported(paper)
     printed = set(said[said.table == table].metric)
     found = [m for m in paper.artefacts[table].metrics if m in printed]
-    return {m: compare(own, paper, table, metric=m) for m in found}
+    return {m: compare(of_table, paper, table, metric=m) for m in found}
 
 
 def data_sets(rows: pd.DataFrame) -> str:
@@ -136,103 +254,191 @@ def data_sets(rows: pd.DataFrame) -> str:
     return ", ".join(out)
 
 
-def wide(compared: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
-    """`compare`'s lines as a table to read, a row a method.
-
-    Columns that were run stand first, with reported, reproduced, difference and ordering (at
-    profile paper the verdict, too; "last" where compared has that); others with reported alone.
-    """
-
-    def cell(v: float, sd: float = float("nan"), sign: str = "") -> str:
-        spread = "" if pd.isna(sd) else f" ± {sd:.{digits}f}"
-        return "" if pd.isna(v) else f"{v:{sign}.{digits}f}{spread}"
-
-    ran = set(compared[compared.reproduced.notna()].column)
-    names = sorted(dict.fromkeys(compared.column), key=lambda c: c not in ran)
-    out = {}
-    for column in names:
-        c = compared[compared.column == column].set_index("row")
-        out[column, "reported"] = {r: cell(v.reported, v.reported_sd) for r, v in c.iterrows()}
-        if column not in ran:
-            continue
-        ours = {r: cell(v.reproduced, v.sd) for r, v in c.iterrows()}
-        out[column, "reproduced"] = {r: text or "not run" for r, text in ours.items()}
-        if "last" in c:
-            out[column, "last"] = {r: cell(v["last"]) for r, v in c.iterrows()}
-        out[column, "difference"] = {r: cell(v.difference, sign="+") for r, v in c.iterrows()}
-        for text in ["ordering"] + ["verdict"] * ("paper" in set(compared.profile)):
-            out[column, text] = dict(c[text])
-    table = pd.DataFrame(out).reindex(list(dict.fromkeys(compared.row)))
-    table = table.fillna("").rename_axis("row")
-    return table.loc[:, (table != "").any()]  # a column of ours has nothing reported
-
-
 def standing(
     rows: pd.DataFrame,
     paper: str | Paper,
     table: str,
     clients: pd.DataFrame,
-    own: str = "",
-    column: str | None = None,
+    column: str = "",
     **how: str,
 ) -> pd.DataFrame:
-    """Ranks in one column, and the own row against each other one, client by client.
+    """Ranks in one column, and the paper's own row against each other one, client by client.
 
     clients: test accuracy of every client of every run at the round that is reported, with columns
     row, column, seed, client, acc_pct.
-    column: by default the first that was run.
+    column: as the rows have it, by default the first.
 
     p is of Wilcoxon's signed ranks over clients and seeds: clients of one seed are not independent,
-    so it says less than as many seeds would.
+    so it says less than as many seeds would. The paper's ranks are shown where the column is like
+    the paper's.
     """
-    compared = compare(rows, paper, table, own=own, **how).dropna(subset=["reproduced"])
-    column = column or compared.column.iloc[0]
-    c = compared[compared.column == column].set_index("row")
-    own = own or _own(papers.paper(paper), table)
-    own_clients = clients[clients.column == column]
-    by = own_clients.pivot_table(index=["seed", "client"], columns="row", values="acc_pct")
-    others = [r for r in c.index if r != own and r in by and own in by]
+    paper = papers.paper(paper)
+    column = column or clients.column.iloc[0]
+    compared = compare(rows[rows.column == column], paper, table, **how)
+    cells = compared[compared.reproduced.notna()].set_index("row")
+    own = _own(paper, table)
+    of_column = clients[clients.column == column]
+    by = of_column.pivot_table(index=["seed", "client"], columns="row", values="acc_pct")
+    others = [r for r in cells.index if r != own and r in by and own in by]
     tests = pd.DataFrame(
         {r: paired(*by[[own, r]].dropna().to_numpy().T) for r in others},
         index=["difference", "better", "p"],
         dtype=float,
     ).T
-    ranks = {"rank reported": c.reported, "rank reproduced": c.reproduced.where(c.reported.notna())}
-    out = pd.DataFrame({name: values.rank(ascending=False) for name, values in ranks.items()})
-    out[f"{own} ahead by"] = tests.difference.round(2)
+    like = cells.reported.notna()
+    out = pd.DataFrame({"rank": cells.reproduced.rank(ascending=False)})
+    if like.any():
+        out["rank reported"] = cells.reported.rank(ascending=False)
+        out["rank among these"] = cells.reproduced.where(like).rank(ascending=False)
+    out[f"{label(own)} ahead by"] = tests.difference.round(2)
     out["share of clients"] = tests.better.round(2)
     out["p"] = tests.p.round(4)
-    return out.sort_values("rank reported")
+    return out.sort_values("rank").rename(index=label).rename_axis("method")
+
+
+def _own(paper: Paper, table: str) -> str:
+    about = paper.artefacts.get(table)  # numbers of the paper's text belong to none
+    return about.own if about and about.own else paper.own
+
+
+# -- readings --------------------------------------------------------------------------------------
+
+
+def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
+    """What a table says, a Markdown paragraph for each column that was run.
+
+    Who leads and by how much, how that stands beside the paper, and what is undecided and why.
+    """
+    paper = papers.paper(paper)
+    if not len(rows) or set(rows.profile) == {"smoke"}:
+        return []
+    evidence, compared = Evidence(rows, paper), compare(rows, paper, table)
+    out = []
+    for column in evidence.columns:
+        names = evidence.methods(column)
+        if len(names) < 2:
+            continue
+        lines = compared[
+            (compared.column == column) | compared.column.str.startswith(f"{column}: on ")
+        ]
+        lines = lines[lines.reproduced.notna()].set_index("row")
+        shown = dict.fromkeys(lines.column)
+        said = [_leader(evidence, column, names)]
+        if lines.reported.notna().any():
+            said += _beside(lines)
+        else:
+            other = next(iter(shown)).removeprefix(f"{column}: ")
+            said.append(f"This is {other}, so it is not held against the paper's numbers.")
+        out.append(f"**{column}.** " + " ".join(said))
+    return out
+
+
+def _leader(evidence: Evidence, column: str, names: list[str]) -> str:
+    mean = evidence.means(column)
+    best = mean.idxmax()
+    leads = {r: evidence.ahead(best, r, column) for r in names if r != best}
+    second = mean.drop(best).idxmax()
+    first, found = f"{label(best)} has most, {mean[best]:.1f} %", leads[second].found
+    if np.isnan(found.error):
+        gap = f"{found.estimate:.1f} points before {label(second)}"
+        return f"{first}, {gap}; one seed does not say whether that is more than chance."
+    gap = f"{found.estimate:.1f} [{found.low:.1f}, {found.high:.1f}] points before {label(second)}"
+    level = [label(r) for r, c in leads.items() if not c.clears]
+    if not level:
+        return f"{first}, {gap}, and is ahead of all others by more than chance."
+    return f"{first}, {gap}. Not told apart from it: {_listed(level)}."
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    shown, rest = names[:most], len(names) - most
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _beside(lines: pd.DataFrame) -> list[str]:
+    # lines: cells of a column, indexed by row, some with a published number.
+    both = lines[lines.reported.notna()]
+    there, here = both.reported.idxmax(), both.reproduced.idxmax()
+    same = "as here" if there == here else f"here {label(here)} among the same rows"
+    said = [f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}."]
+    if len(both) > 2:
+        tau = both.reported.corr(both.reproduced, method="kendall")
+        said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")
+    counts = both.verdict.value_counts()
+    words = [f"{counts[v]} {v}" for v in ("agrees", "close", "differs", "undecided") if v in counts]
+    why = both[both.verdict == "undecided"].reason.value_counts()
+    reasons = "; ".join(f"{n} {reason}" for reason, n in why.items())
+    said.append(f"Of its cells: {', '.join(words)}{f' ({reasons})' if reasons else ''}.")
+    worst = both[both.verdict == "differs"]
+    if len(worst):
+        row = worst.difference.abs().idxmax()
+        said.append(f"The largest difference is {label(row)}'s, {worst.why[row]}.")
+    return said
 
 
 # -- claims ----------------------------------------------------------------------------------------
 
 
 def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
-    """The paper's claims with the number that decides each, and a verdict.
+    """The paper's claims with a verdict, and the numbers that decide it.
 
     rows: of a notebook, of one profile, with its derived numbers. Without them every committed
     result of the paper is judged, and a column names its data.
 
-    Columns says, artefact, measured, verdict, profile.
+    Columns: says, where, artefact, verdict, reason, why, status (what the verdict says of the
+    paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
+    profile.
     """
+    paper = papers.paper(paper)
     if rows is None:
-        parts = committed.parts(papers.paper(paper).key).values()
-        none = pd.DataFrame(columns=["says", "artefact", "measured", "verdict"])
+        parts = committed.parts(paper.key).values()
+        none = pd.DataFrame(columns=_CLAIMED)
         out = [claims(paper, part.rows(), part.profile).assign(data=part.data) for part in parts]
         return pd.concat(out or [none], ignore_index=True)
     out = []
-    for c in papers.paper(paper).claims:
-        own = rows[rows.artefact == c.needs]
-        try:
-            measured, holds = c.judge(own) if len(own) else ("", None)
-        except LookupError as missing:
-            measured, holds = f"{missing.args[0]} was not run", None
-        if not measured:  # no cell of the artefact decides it, so neither does all([])
-            holds = None
-        line = dict(says=c.says, artefact=c.needs, measured=measured)
-        out.append(line | dict(verdict=verdicts.of_claim(holds), profile=profile))
-    return pd.DataFrame(out)
+    for claim in paper.claims:
+        of_artefact = rows[rows.artefact == claim.needs]
+        ran, profile_ran = len(of_artefact) > 0, profile
+        verdict = _judged(claim, of_artefact, paper, profile)
+        line = dict(says=claim.says, where=claim.where, artefact=claim.needs, limit=claim.limit)
+        line |= verdict._asdict() | dict(profile=profile_ran)
+        line["status"] = _status(claim, verdict, profile)
+        judged = ran and verdict.verdict not in ("not run", "not judged")
+        line["scale"] = scale(paper, of_artefact, claim.needs) if judged else ""
+        out.append(line)
+    return pd.DataFrame(out, columns=_CLAIMED)
+
+
+_CLAIMED = "says where artefact verdict reason why status limit scale profile".split()
+
+
+def _judged(
+    claim: papers.Claim, rows: pd.DataFrame, paper: Paper, profile: str
+) -> verdicts.Verdict:
+    if not len(rows):
+        return verdicts.Verdict("not run")
+    if profile == "smoke":
+        return verdicts.Verdict("not judged", "", "profile smoke is for tests")
+    try:
+        return verdicts.of_claim(claim.judge(Evidence(rows, paper)), claim.most)
+    except LookupError as missing:
+        return verdicts.Verdict("not run", "", f"{missing.args[0]} was not run")
+
+
+def _status(claim: papers.Claim, verdict: verdicts.Verdict, profile: str) -> str:
+    """What a verdict says of the paper: of runs in its own setting, or nearly."""
+    if verdict.verdict in ("not run", "not judged"):
+        return ""
+    if profile not in papers.FULL:
+        return "says nothing of the paper: other data and networks"
+    if verdict.verdict == "undecided":
+        return verdicts.MEANS[verdict.reason]
+    if claim.status:
+        return claim.status
+    if verdict.verdict == "holds":
+        return "as the paper says"
+    if claim.limit:
+        return "a definition of ours"
+    return "a finding about the paper" if profile == "paper" else "open"
 
 
 # -- tables to read --------------------------------------------------------------------------------
@@ -241,18 +447,9 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as path.csv and path.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = [": ".join(c) if isinstance(c, tuple) else c for c in frame.columns]
-    frame = frame.set_axis(names, axis=1)
+    frame = flat(frame)
     frame.to_csv(f"{path}.csv")
     Path(f"{path}.md").write_text(markdown(frame) + "\n")
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table; a plain 0..n-1 index is left out."""
-    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *body.to_numpy())]
-    lines = [text[0], ["---"] * body.shape[1], *text[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def latex(frame: pd.DataFrame) -> str:

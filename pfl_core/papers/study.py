@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -62,8 +63,11 @@ class Study:
         self.folder = figures / paths.label(self.scope.profile, self.scope.label)
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
-        plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72})
-        pd.set_option("display.max_colwidth", None)  # claims are sentences
+        self._style = contextlib.ExitStack()  # until `finish`
+        style = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}
+        self._style.enter_context(plt.rc_context(style))
+        # Claims are sentences.
+        self._style.enter_context(pd.option_context("display.max_colwidth", None))
 
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, None if it is not run: `Scope.base`."""
@@ -218,9 +222,19 @@ class Study:
             return
         names = list(dict.fromkeys(frame[by]))
         fig, axes = plots.panels(len(names), columns, sharey=sharey)
-        for ax, c in zip(axes, names, strict=True):
-            plot(frame[frame[by] == c], ax, **kw).set_title(c)
+        for ax, value in zip(axes, names, strict=True):
+            shown = self._panel_title(rows, value) if by == "column" else value
+            plot(frame[frame[by] == value], ax, **kw).set_title(shown)
         self.figure(name, fig, frame, said, rows)
+
+    def _panel_title(self, rows: pd.DataFrame, column: str) -> str:
+        # With what was used in place of the paper's.
+        runs = rows[(rows.column == column) & (rows["mean"] != "derived")]
+        if not len(runs):
+            return column
+        head = runs.iloc[0]
+        shown = report.column_of_ours(self.paper, head.artefact, head.row, column, head.run)
+        return shown.replace(": on ", "\non ")
 
     def heats(
         self,
@@ -270,42 +284,58 @@ class Study:
         table: str,
         rows: pd.DataFrame,
         *,
-        own: str = "",
         metric: str = "acc_pct",
         digits: int = 0,
-        **how: Any,
-    ) -> pd.DataFrame:
-        """Table `table`: reported beside reproduced, by `report.compare`; prints its caption.
+        **how: str,
+    ) -> report.Table:
+        """Table `table`: reported beside reproduced, by `report.compare`; a table to display.
 
         digits: decimals shown, by default the artefact's.
         """
-        got = report.compare(rows, self.paper, table, own=own, metric=metric, **how)
+        got = report.compare(rows, self.paper, table, metric=metric, **how)
         title, name, rule = papers.title(table), table, self.paper.report | how
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
         elif rule["select"] != "last" and len(rows):
-            last = report.reproduced(rows, self.paper, **how | {"select": "last"})
-            means = last.groupby(["column", "row"]).value.mean().rename("last")
-            got = got.merge(means, left_on=["column", "row"], right_index=True, how="left")
-        print(self._caption(title, rows, got, rule))
-        return self.table(name, report.wide(got, digits or self.paper.artefacts[table].digits))
+            last = report.compare(rows, self.paper, table, **how | {"select": "last"})
+            got["last"] = (
+                last.set_index(["column", "row"])
+                .reproduced.reindex(pd.MultiIndex.from_frame(got[["column", "row"]]))
+                .to_numpy()
+            )
+        caption = self._caption(title, table, rows, got, rule)
+        shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        got.to_csv(self.folder / f"{name}.csv", index=False)
+        (self.folder / f"{name}.md").write_text(shown.markdown() + "\n")
+        return shown
 
     def _caption(
-        self, title: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
+        self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
     ) -> str:
         ran = got[got.reproduced.notna()]
         parts = [title, f"profile {self.scope.profile}"]
         if len(ran):
-            instead = " in place of the paper's" if self.scope.label == "digits" else ""
             seeds = int(ran.n.max())
-            parts += [f"data {report.data_sets(rows)}{instead}", f"{seeds} seed{'s' * (seeds > 1)}"]
+            parts += [f"data {report.data_sets(rows)}", f"{seeds} seed{'s' * (seeds > 1)}"]
         if rule:
             odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))
             read = f"{SELECTED[rule['select']]}, {WHEN[rule['when']]}"
             parts.append(f"{read}{odd}, {rule['mean']} mean")
-        if missing := [c for c in dict.fromkeys(got.column) if c not in set(ran.column)]:
-            parts.append(f"not run at {self.scope.profile}: {'; '.join(missing)}")
-        return ". ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 2 else ", ".join(parts)
+        if len(ran) and (share := report.scale(self.paper, rows, table)):
+            parts.append(share)
+        return ", ".join(parts) + "."
+
+    def reading(self, table: str) -> None:
+        """Display what a table that was shown says, in sentences made of its rows.
+
+        Who leads and by how much, how that stands beside the paper, what is undecided and why.
+        """
+        from IPython.display import Markdown, display
+
+        for part in [key for key in self.ran if key[0] == table]:
+            if said := report.reading(self.ran[part], self.paper, table):
+                display(Markdown("\n\n".join(said)))
 
     def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
         """Test accuracy of every client at the round that is reported.
@@ -318,17 +348,17 @@ class Study:
             out.append(head.merge(committed.accuracies(v.run, v.when, v.round), how="cross"))
         return pd.concat(out[1:] or out, ignore_index=True)
 
-    def standing(
-        self, table: str, rows: pd.DataFrame, own: str = "", **how: Any
-    ) -> pd.DataFrame | None:
-        """Ranks reported and reproduced in the column that was run, by `report.standing`.
+    def standing(self, table: str, rows: pd.DataFrame, **how: str) -> pd.DataFrame | None:
+        """Ranks in the column that was run, by `report.standing`; None without rows.
 
-        And the own row against each other one over clients and seeds. None without rows.
+        And the paper's own row against each other one over clients and seeds.
         """
         if rows.empty:
             return None
-        got = report.standing(rows, self.paper, table, self.clients(rows, **how), own, **how)
-        return self.table(f"{table}.standing", got)
+        clients = self.clients(rows, **how)
+        return self.table(
+            f"{table}.standing", report.standing(rows, self.paper, table, clients, **how)
+        )
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV and Markdown below runs/, and return it for display."""
@@ -371,11 +401,13 @@ class Study:
         return pd.concat(kept or [none], ignore_index=True).drop_duplicates()
 
     def claims(self) -> pd.DataFrame:
-        """What the paper says, the number here that decides it, and a verdict; a table `claims`."""
-        return self.table("claims", report.claims(self.paper, self.rows(), self.scope.profile))
+        """What the paper says, with a verdict and the numbers that decide it; a table `claims`."""
+        got = report.claims(self.paper, self.rows(), self.scope.profile)
+        return self.table("claims", got.drop(columns=["profile"]))
 
     def finish(self) -> str:
         """Keep all rows and their runs in runs/results/; a line on versions, device and time."""
+        self._style.close()
         rows = self.rows()
         out = committed.save(rows, self.paper.key, self.scope.profile, self.scope.label)
         cpu = f"cpu, {os.cpu_count()} cores"

@@ -1,0 +1,266 @@
+"""What a claim asks of finished runs: differences of rows, with intervals and what stands in their way."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import pick
+from pfl_core.analysis.verdicts import Contrast
+from pfl_core.data.pools import DatasetMissing
+from pfl_core.experiments import committed
+from pfl_core.papers.base import Paper
+
+# Rows that are another row's run, read after local training.
+READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
+LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
+
+
+def reproduced(
+    rows: pd.DataFrame, paper: Paper, metric: str = "acc_pct", **how: str
+) -> pd.DataFrame:
+    """One number a run as the paper reports it; rows as `select.pick` returns them.
+
+    Rows that are read after another's local training are added. Another metric than accuracy is a
+    derived one (`Artefact.numbers`) where there is one of this name.
+
+    how: select, when, mean in place of the paper's.
+    """
+    parts, derived = [], rows["mean"] == "derived"
+    if metric != "acc_pct" and (derived & (rows.metric == metric)).any():
+        return rows[derived & (rows.metric == metric)].reset_index(drop=True)
+    for name in dict.fromkeys(rows[~derived].row):
+        of_row = rows[~derived & (rows.row == name)]
+        rule = paper.report | {"when": paper.when.get(name, paper.report["when"])} | how
+        if metric != "acc_pct":
+            rule |= {"mean": "client", "metric": metric}
+        parts.append(pick(of_row, **rule))
+        for other in [r for r, source in READ_AFTER.items() if source == name]:
+            if "when" not in how:
+                parts.append(pick(of_row, **rule | {"when": "after"}).assign(row=other))
+    return pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def majority(run: str, mean: str = "client") -> float:
+    """Accuracy (%) of answering each client's most common label, NaN where labels are not known.
+
+    mean: over clients, or "pooled" over their samples.
+    """
+    experiment = committed.experiment(run)
+    if experiment is None:
+        return np.nan
+    dealt = json.dumps([experiment.plain()[name] for name in _DEALT])
+    if dealt not in _counts:
+        try:
+            _counts[dealt] = committed.label_counts(experiment)
+        except (DatasetMissing, ValueError):
+            return np.nan
+    counts = _counts[dealt]
+    top, n = counts.max(1), counts.sum(1)
+    share = top[n > 0] / n[n > 0]
+    return float(100 * (share.mean() if mean == "client" else top.sum() / n.sum()))
+
+
+_DEALT = ("dataset", "partition", "partition_args", "clients", "seed", "max_samples", "holdout")
+_counts: dict[str, np.ndarray] = {}  # of clients' labels, by what deals them out
+
+
+class Evidence:
+    """The rows of an artefact's runs, as a claim of the paper looks at them.
+
+    rows: in the long form, with derived numbers.
+    paper: says which number of a run is reported.
+
+    A row, column or metric that was not run is a LookupError, which makes the claim "not run".
+    """
+
+    def __init__(self, rows: pd.DataFrame, paper: Paper):
+        self.rows, self.paper = rows, paper
+        self._tables: dict[tuple[str, str], pd.DataFrame] = {}
+
+    @functools.cached_property
+    def columns(self) -> list[str]:
+        """Columns with runs, in the table's order."""
+        return list(dict.fromkeys(self.rows.column))
+
+    def methods(self, column: str) -> list[str]:
+        """Rows with an accuracy in a column, those read after another's training among them."""
+        now = self._all("now", "acc_pct")
+        return list(dict.fromkeys(now[now.column == column].row))
+
+    def means(self, column: str) -> pd.Series:
+        """Mean over seeds of the reported accuracy (%) of each row of a column."""
+        return self._table("now", "acc_pct", column).mean(axis=1)
+
+    # -- differences of rows -----------------------------------------------------------------------
+
+    def ahead(
+        self,
+        first: str,
+        second: str,
+        column: str,
+        by: float = 0.0,
+        metric: str = "acc_pct",
+        group: str = "",
+    ) -> Contrast:
+        """The first row minus the second, which has to be above `by`."""
+        says = f"{label(first)} - {label(second)}, {column}"
+        weights = {(first, column): 1.0, (second, column): -1.0}
+        return self.contrast(says, weights, by, metric=metric, group=group)
+
+    def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
+        """No row is more than `within` below another one: a contrast for each ordered pair."""
+        pairs = [(a, b) for a in names for b in names if a != b]
+        return [self.ahead(a, b, column, by=-within) for a, b in pairs]
+
+    def contrast(
+        self,
+        says: str,
+        weights: Mapping[tuple[str, str], float],
+        above: float = 0.0,
+        *,
+        metric: str = "acc_pct",
+        group: str = "",
+    ) -> Contrast:
+        """A weighted sum of cells, which has to be above a threshold.
+
+        Parameters
+        ----------
+        says : str
+            What is compared.
+        weights : {(row, column): weight}
+            1 and -1 for a difference. Rows of weight below 0 are those that have to lose.
+        above : float
+            The threshold, in points.
+        metric : str
+            Accuracy in percent, or another one in points ("acc_sd").
+        group : str
+            What claims on most cases count.
+        """
+        columns = list(dict.fromkeys(column for _, column in weights))
+        tables, sums = [], []
+        seeds = self._common_seeds(weights, metric)
+        for column in columns:
+            table = self._table("now", metric, column)[seeds].dropna()
+            tables.append(table)
+            sums.append(np.array([weights.get((row, column), 0.0) for row in table.index]))
+        found = verdicts.interval([t.to_numpy() for t in tables], sums)
+        earlier = 0.0
+        for (row, column), weight in weights.items():
+            past = self._table("earlier", metric, column)
+            known = row in past.index and set(seeds) <= set(past)
+            earlier += weight * float(past.loc[row, seeds].mean()) if known else np.nan
+        moved = found.estimate - earlier
+        return Contrast(
+            says,
+            found,
+            above,
+            moved=None if np.isnan(moved) else moved,
+            unlearned=self._unlearned(weights, above < 0) if metric == "acc_pct" else "",
+            group=group,
+        )
+
+    def _common_seeds(self, weights: Mapping[tuple[str, str], float], metric: str) -> list[int]:
+        seeds: set[int] | None = None
+        for row, column in weights:
+            table = self._table("now", metric, column)
+            if row not in table.index:
+                raise LookupError(f"{label(row)} / {column}")
+            there = set(table.loc[row].dropna().index)
+            seeds = there if seeds is None else seeds & there
+        if not seeds:
+            raise LookupError(f"a seed that all of {sorted({r for r, _ in weights})} have")
+        return sorted(seeds)
+
+    def _all(self, moment: str, metric: str) -> pd.DataFrame:
+        """What is reported of every run, each moment once: see `_picked`."""
+        if (moment, metric) not in self._tables:
+            self._tables[moment, metric] = self._picked(moment, metric)
+        return self._tables[moment, metric]
+
+    def _picked(self, moment: str, metric: str) -> pd.DataFrame:
+        # moment: "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        rows = self.rows
+        if moment == "earlier":
+            ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
+            rows = rows[rows["round"] <= 0.75 * rows.run.map(ends)]
+        if moment == "start":
+            rows = rows[rows["round"] == 0]
+        return reproduced(rows, self.paper, metric)
+
+    def _table(self, moment: str, metric: str, column: str) -> pd.DataFrame:
+        """A column as one number a row (index) and seed (columns)."""
+        picked = self._all(moment, metric)
+        of_column = picked[picked.column == column]
+        return of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+
+    def _unlearned(self, weights: Mapping[tuple[str, str], float], both: bool) -> str:
+        # both: nobody has to lose, so all rows have to have learned something.
+        for (row, column), weight in weights.items():
+            if (weight > 0 or both) and (why := self._at_majority(row, column)):
+                return why
+            if weight < 0 and (why := self._at_start(row, column)):
+                return why
+        return ""
+
+    def _at_majority(self, row: str, column: str) -> str:
+        picked = self._all("now", "acc_pct")
+        cells = picked[(picked.row == row) & (picked.column == column)]
+        levels = [majority(v.run, self.paper.report["mean"]) for v in cells.itertuples()]
+        lead = cells.value.to_numpy() - np.array(levels)
+        if not (lead <= LEARNED).any():  # NaN: labels are not known
+            return ""
+        return (
+            f"{label(row)} has {cells.value.mean():.1f} %, "
+            f"its clients' most common labels alone give {np.mean(levels):.1f} %"
+        )
+
+    def _at_start(self, row: str, column: str) -> str:
+        if row in READ_AFTER or self.paper.when.get(row, self.paper.report["when"]) == "after":
+            return ""  # at round 0, too, it has trained
+        now, start = (self._table(at, "acc_pct", column) for at in ("now", "start"))
+        if row not in start.index:
+            return ""
+        gained = (now.loc[row] - start.loc[row]).abs()
+        return f"{label(row)} has not left round 0" if (gained <= LEARNED).all() else ""
+
+    # -- derived numbers ---------------------------------------------------------------------------
+
+    def derived(self, metric: str, row: str | None = None, column: str | None = None) -> pd.Series:
+        """A derived metric by seed, of one row and column or over all: the mean of a seed's."""
+        found = self.rows[(self.rows["mean"] == "derived") & (self.rows.metric == metric)]
+        for name, wanted in (("row", row), ("column", column)):
+            found = found if wanted is None else found[found[name] == wanted]
+        if not len(found):
+            raise LookupError(f"{metric} of {label(row or 'all rows')}")
+        return found.groupby("seed").value.mean()
+
+    def above(
+        self,
+        says: str,
+        by_seed: pd.Series,
+        threshold: float = 0.0,
+        *,
+        unit: str = "",
+        small: float = 0.0,
+        digits: int = 2,
+        censored: bool = False,
+        group: str = "",
+    ) -> Contrast:
+        """A number that was computed for each seed, which has to be above a threshold.
+
+        by_seed: NaN where a seed has none. small: below what it counts as a tie, in its unit.
+        """
+        values = by_seed.dropna().to_numpy(dtype=float)
+        if not len(values):
+            raise LookupError(says)
+        found = verdicts.interval([values[None]], [np.ones(1)])
+        how = dict(unit=unit, small=small, digits=digits, censored=censored, group=group)
+        return Contrast(says, found, threshold, **how)

@@ -1,0 +1,143 @@
+"""Tables for people: published beside reproduced with intervals, verdicts in words, in three forms."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
+
+LEGEND = (
+    "In brackets: 95 % t intervals, from seeds, whose noise is pooled over a table's rows; none for "
+    "one seed. Bold: the best of ours in a column, and all that lie within its interval. Verdicts on "
+    f"our number minus the paper's: agrees, its interval lies within {verdicts.AGREES:g} points; "
+    f"close, within {verdicts.CLOSE:g}; differs, it lies beyond {verdicts.DIFFERS:g} and the curve "
+    "is flat; else undecided, with the reason."
+)
+TONES = {"agrees": "good", "holds": "good", "close": "fair", "differs": "bad"}
+TONES |= {"contradicted": "bad", "undecided": "open"}
+_COLOURS = {"good": "#1b7837", "fair": "#5aae61", "bad": "#b2182b", "open": "#6e6e6e"}
+
+
+def tone(verdict: str) -> str:
+    """ "good", "fair", "bad", "open" or "": how a verdict is coloured."""
+    return TONES.get(verdict.partition(":")[0], "")
+
+
+def number(value: float, digits: int, sign: str = "") -> str:
+    """A number as text, "" for NaN."""
+    return "" if pd.isna(value) else f"{value:{sign}.{digits}f}"
+
+
+def with_interval(value: float, low: float, high: float, digits: int, sign: str = "") -> str:
+    """ "83.2 [82.1, 84.3]"; without brackets where there is no interval, "" for NaN."""
+    text = number(value, digits, sign)
+    if not text or pd.isna(low):
+        return text
+    return f"{text} [{number(low, digits, sign)}, {number(high, digits, sign)}]"
+
+
+class Table:
+    """What `report.compare` found, as Markdown, as HTML in a notebook, and as frames of text.
+
+    compared: its lines, and a column `last` where the last round is shown beside.
+    caption: a sentence above; digits: decimals.
+    """
+
+    def __init__(self, compared: pd.DataFrame, caption: str = "", digits: int = 2):
+        self.compared, self.caption, self.digits = compared, caption, digits
+        ran = compared[compared.reproduced.notna()]
+        self.ran = list(dict.fromkeys(ran.column))
+
+    def text(self, bold: Callable[[str], str] = lambda text: text) -> pd.DataFrame:
+        """Columns that were run: a row a method; reported, ours, difference and verdict."""
+        out = {}
+        for column in self.ran:
+            cells = self.compared[self.compared.column == column].set_index("row")
+            out[column, "reported"] = {r: self._reported(c) for r, c in cells.iterrows()}
+            best = cells.loc[cells.reproduced.idxmax()]
+            for row, c in cells.iterrows():
+                ours = with_interval(c.reproduced, c.low, c.high, self.digits)
+                within = c.reproduced >= (best.reproduced if pd.isna(best.low) else best.low)
+                out.setdefault((column, "ours"), {})[row] = bold(ours) if within else ours
+            if "last" in cells:
+                last = {r: number(c["last"], self.digits) for r, c in cells.iterrows()}
+                out[column, "ours, last round"] = last
+            out[column, "difference"] = {r: self._difference(c) for r, c in cells.iterrows()}
+            out[column, "verdict"] = {r: _verdict(c) for r, c in cells.iterrows()}
+        return self._framed(out)
+
+    def not_run(self) -> pd.DataFrame:
+        """Published columns without a number of ours: a row a method."""
+        left = self.compared[~self.compared.column.isin(self.ran)]
+        names = dict.fromkeys(left.column)
+        cells = {c: left[left.column == c].set_index("row") for c in names}
+        return self._framed(
+            {c: {r: self._reported(v) for r, v in of.iterrows()} for c, of in cells.items()}
+        )
+
+    def _framed(self, columns: dict) -> pd.DataFrame:
+        rows = list(dict.fromkeys(self.compared.row))
+        frame = pd.DataFrame(columns).reindex(rows).fillna("")
+        frame = frame.loc[(frame != "").any(axis=1), (frame != "").any()]
+        return frame.rename(index=label).rename_axis("method")
+
+    def _reported(self, c: pd.Series) -> str:
+        spread = "" if pd.isna(c.reported_sd) else f" ± {c.reported_sd:.{self.digits}f}"
+        return number(c.reported, self.digits) + spread
+
+    def _difference(self, c: pd.Series) -> str:
+        ends = c.difference_low, c.difference_high
+        return with_interval(c.difference, *ends, self.digits, sign="+")
+
+    def markdown(self) -> str:
+        """The caption, the table, its legend, and below it what was not run."""
+        ran, rest = self.text(lambda text: f"**{text}**"), self.not_run()
+        parts = [f"{self.caption}\n"] * bool(self.caption)
+        if self.ran:
+            parts += [markdown(flat(ran)), f"\n{LEGEND}\n"]
+        if len(rest):
+            parts += ["Published, not run here:\n", markdown(rest)]
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{html.escape(self.caption)}</p>"] * bool(self.caption)
+        if self.ran:
+            ran = self.text(lambda text: f"<b>{text}</b>").map(_coloured)
+            parts += [ran.to_html(escape=False, border=0), f"<p><small>{LEGEND}</small></p>"]
+        if len(rest := self.not_run()):
+            summary = f"Published, not run here: {', '.join(rest.columns)}"
+            table = rest.to_html(border=0)
+            parts.append(f"<details><summary>{html.escape(summary)}</summary>{table}</details>")
+        return "\n".join(parts)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.caption] * bool(self.caption) + [self.text().to_string()])
+
+
+def _verdict(c: pd.Series) -> str:
+    if c.verdict in ("no published number", "not run", "not judged"):
+        return ""
+    return f"{c.verdict}: {c.reason}" if c.reason else c.verdict
+
+
+def _coloured(text: str) -> str:
+    colour = _COLOURS.get(tone(text))
+    return f'<span style="color: {colour}">{text}</span>' if colour else text
+
+
+def flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame whose column names are text: "CIFAR-10: ours"."""
+    names = [": ".join(c) if isinstance(c, tuple) else c for c in frame.columns]
+    return frame.set_axis(names, axis=1)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table; a plain 0..n-1 index is left out."""
+    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
+    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *body.to_numpy())]
+    lines = [text[0], ["---"] * body.shape[1], *text[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -164,9 +164,11 @@ def _tables(part: Any, table: str = "") -> list[Any]:
     if part.paper == "methods":
         return [late("papers.comparison").table(rows)]
     if not table:
-        return [report.claims(part.paper, rows, part.profile)[["verdict", "says", "measured"]]]
+        judged = report.claims(part.paper, rows, part.profile)
+        return [judged[["verdict", "reason", "says", "why", "status"]]]
     digits = late("papers.base").paper(part.paper).artefacts[table].digits
-    return [report.wide(cells, digits) for cells in report.tables(rows, part.paper, table).values()]
+    compared = report.tables(rows, part.paper, table).values()
+    return [report.Table(cells, digits=digits).text() for cells in compared]
 
 
 def do_plan(args: Namespace) -> None:

@@ -13,7 +13,7 @@ from pfl_core.papers import fedaghn, plan, report
 from pfl_core.papers.base import Probed, Scope
 from pfl_core.papers.fedaghn import PAPER
 
-PUBLISHED = report.published("fedaghn")
+PUBLISHED = report.reported("fedaghn")
 MEDIUM = {a: about.medium for a, about in PAPER.artefacts.items() if about.medium}  # seeds
 
 

@@ -12,7 +12,7 @@ from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import flayer, report
 from pfl_core.papers.base import Probed, Scope
 
-PUBLISHED = report.published("flayer")
+PUBLISHED = report.reported("flayer")
 
 
 @pytest.fixture(scope="module")

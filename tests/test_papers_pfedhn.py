@@ -259,7 +259,7 @@ def test_what_is_shared_is_run_once(quick_cells):
 
 
 def test_labels_are_published_ones(paper_cells):
-    said = report.published("pfedhn")
+    said = report.reported("pfedhn")
     for table in ("table1", "table2", "table3", "table4", "appc5"):
         want = said[said.table == table]
         ran = {(e.tags["row"], e.tags["column"]) for e in named(paper_cells, table)}

@@ -13,7 +13,7 @@ from pfl_core.papers.base import TUNING, Probed, Scope
 from pfl_core.papers.pfedla import PAPER
 from pfl_core.util import paths
 
-SAID = report.published("pfedla")
+SAID = report.reported("pfedla")
 CLAIMS = {c.needs: c for c in PAPER.claims}
 MEDIUM = [name for name, about in PAPER.artefacts.items() if about.medium]
 

@@ -11,18 +11,16 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.select import pick
+from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment, grid
+from pfl_core.papers.evidence import Evidence
 from pfl_core.util import checks
-
-if TYPE_CHECKING:
-    from pfl_core.analysis.verdicts import Contrast
-    from pfl_core.papers.evidence import Evidence
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")

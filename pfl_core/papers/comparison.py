@@ -36,7 +36,9 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
 
     ValueError for an unknown one.
     """
-    views = {v: [w for w, source in report.READ_AFTER.items() if source == v] for v in presets.COMPARED}
+    views = {
+        v: [w for w, source in report.READ_AFTER.items() if source == v] for v in presets.COMPARED
+    }
     every = [row for m in presets.COMPARED for row in (m, *views[m])]
     wanted = list(methods)
     for row in wanted:

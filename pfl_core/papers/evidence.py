@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -15,15 +16,21 @@ from pfl_core.analysis.select import pick
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data.pools import DatasetMissing
 from pfl_core.experiments import committed
-from pfl_core.papers.base import Paper
 
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
 
+class Rules(Protocol):
+    """Which number of a run is reported, as a `Paper` says it: keywords of `select.pick`."""
+
+    report: dict[str, str]
+    when: dict[str, str]  # of rows that are read at another time
+
+
 def reproduced(
-    rows: pd.DataFrame, paper: Paper, metric: str = "acc_pct", **how: str
+    rows: pd.DataFrame, paper: Rules, metric: str = "acc_pct", **how: str
 ) -> pd.DataFrame:
     """One number a run as the paper reports it; rows as `select.pick` returns them.
 
@@ -81,7 +88,7 @@ class Evidence:
     A row, column or metric that was not run is a LookupError, which makes the claim "not run".
     """
 
-    def __init__(self, rows: pd.DataFrame, paper: Paper):
+    def __init__(self, rows: pd.DataFrame, paper: Rules):
         self.rows, self.paper = rows, paper
         self._tables: dict[tuple[str, str], pd.DataFrame] = {}
 

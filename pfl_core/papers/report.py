@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import verdicts
-from pfl_core.analysis.plots import label
+from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
 from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper, Scope
 from pfl_core.papers.evidence import READ_AFTER, Evidence, reproduced
@@ -70,13 +72,19 @@ def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
     return out
 
 
+def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
+    # Of a row that only we have: that of another row of the column.
+    found = _of_the_paper(key, artefact)
+    named = found.get((READ_AFTER.get(row, row), column))
+    return named or next((e for (_, c), e in found.items() if c == column), None)
+
+
 def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
     """In what a run differs from the cell of the paper that it is named by.
 
     Of "data", "network", "partition" and "clients"; and "cell" for one that the paper lacks.
     """
-    ours = committed.experiment(run)
-    theirs = _of_the_paper(paper.key, artefact).get((READ_AFTER.get(row, row), column))
+    ours, theirs = committed.experiment(run), _counterpart(paper.key, artefact, row, column)
     if ours is None or theirs is None:
         return ["cell"]
     differ = (
@@ -94,7 +102,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     paper, said, shares = papers.paper(paper), [], set()
     heads = rows[rows["mean"] != "derived"].drop_duplicates(["row", "column"])
     for v in heads.itertuples():
-        theirs = _of_the_paper(paper.key, artefact).get((v.row, v.column))
+        theirs = _counterpart(paper.key, artefact, v.row, v.column)
         ours = committed.experiment(v.run)
         if ours is None or theirs is None:
             continue
@@ -299,6 +307,64 @@ def standing(
 def _own(paper: Paper, table: str) -> str:
     about = paper.artefacts.get(table)  # numbers of the paper's text belong to none
     return about.own if about and about.own else paper.own
+
+
+def every_cell(name: str) -> pd.DataFrame:
+    """Every published number of a paper's tables with the committed one of ours in its setting.
+
+    Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
+    `compare` has them, and table and metric.
+    """
+    about, out = papers.paper(name), []
+    if not about.tables:
+        return pd.DataFrame(columns=["table", "metric", *_COMPARED])
+    full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
+    rows = {p.profile: p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))}
+    said = reported(name)
+    for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
+        if table not in about.artefacts:
+            continue
+        none = pd.DataFrame(columns=ROW_COLUMNS)
+        each = [compare(none, about, table, metric=metric)]
+        for part in rows.values():  # of a cell that both profiles have, paper's stays
+            of_table = part[part.artefact == table]
+            if metric in about.artefacts[table].metrics and len(of_table):
+                each.append(compare(of_table, about, table, metric=metric))
+        cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
+        cells["ran"] = cells.reproduced.notna()
+        cells = cells.sort_values("ran", kind="stable").drop_duplicates(
+            ["row", "column"], keep="last"
+        )
+        out.append(cells.drop(columns="ran").assign(table=table, metric=metric))
+    return pd.concat(out, ignore_index=True)
+
+
+def contradictions(share: float = 0.75) -> pd.DataFrame:
+    """Pairs of methods whose order two papers print differently: a line a pair.
+
+    share: in how many of its columns a paper has to have one of the two ahead, to say so.
+
+    Columns: ahead, behind, and for each paper in how many of how many columns that order holds.
+    """
+    wins: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for name in papers.PAPERS:
+        if not papers.paper(name).tables:
+            continue
+        said = reported(name)
+        said = said[(said.metric == "acc_pct") & said.row.isin(LABELS)]
+        table = said.pivot_table(index=["table", "column"], columns="row", values="value")
+        for a, b in itertools.combinations(sorted(table), 2):
+            both = table[[a, b]].dropna()
+            if len(both):
+                wins.setdefault((a, b), {})[name] = int((both[a] > both[b]).sum()), len(both)
+    lines = []
+    for (a, b), found in wins.items():
+        ahead = [n for n, (k, of) in found.items() if k >= share * of]
+        behind = [n for n, (k, of) in found.items() if of - k >= share * of]
+        if ahead and behind:
+            counts = {LABELS[n]: f"{k} of {of}" for n, (k, of) in found.items()}
+            lines.append({"ahead": label(a), "behind": label(b)} | counts)
+    return pd.DataFrame(lines).fillna("")
 
 
 # -- readings --------------------------------------------------------------------------------------

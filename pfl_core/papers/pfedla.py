@@ -633,24 +633,15 @@ def _alike_weigh_more(evidence: Evidence) -> list[Contrast]:
 
 
 def _close_clients(evidence: Evidence) -> list[Contrast]:
-    return [
-        evidence.above(
-            f"rho of weights and common labels, {column}",
-            evidence.derived("rho", ALL_LAYERS, column),
-        )
-        for column in evidence.columns
-    ]
+    rho = {column: evidence.derived("rho", ALL_LAYERS, column) for column in evidence.columns}
+    says = "rho of weights and common labels"
+    return [evidence.above(f"{says}, {column}", by_seed) for column, by_seed in rho.items()]
 
 
 def _diagonal(evidence: Evidence) -> list[Contrast]:
-    return [
-        _weights(
-            evidence,
-            f"own - largest other weight, the smallest of all clients, {column}",
-            evidence.derived("lead", ALL_LAYERS, column),
-        )
-        for column in evidence.columns
-    ]
+    leads = {column: evidence.derived("lead", ALL_LAYERS, column) for column in evidence.columns}
+    says = "own - largest other weight, the smallest of all clients"
+    return [_weights(evidence, f"{says}, {column}", by_seed) for column, by_seed in leads.items()]
 
 
 def _saves(evidence: Evidence) -> list[Contrast]:
@@ -677,13 +668,11 @@ def _one_retained(column: str, sign: int, evidence: Evidence) -> list[Contrast]:
 
 
 def _highest(column: str, layer: str, evidence: Evidence) -> list[Contrast]:
-    rows, metric = evidence.rows, WHOSE[0]
-    layers = dict.fromkeys(rows[(rows.metric == metric) & (rows.column == column)].row)
-    top = evidence.derived(metric, layer, column)
+    weight = partial(evidence.derived, WHOSE[0], column=column)
+    rows, top = evidence.rows, weight(layer)
+    layers = dict.fromkeys(rows[(rows.metric == WHOSE[0]) & (rows.column == column)].row)
     return [
-        _weights(
-            evidence, f"{layer} - {other}, {column}", top - evidence.derived(metric, other, column)
-        )
+        _weights(evidence, f"{layer} - {other}, {column}", top - weight(other))
         for other in layers
         if other != layer
     ]

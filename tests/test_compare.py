@@ -2,13 +2,14 @@
 comparison of all methods: equal grids, seeds of all sources, the whole path from tuning to tables."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
 from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data, split
@@ -16,7 +17,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
 from pfl_core.papers import comparison, presets, report
-from pfl_core.papers.report import compare, published, reproduced, standing, wide
+from pfl_core.papers.report import Table, compare, reported, reproduced, standing
 from pfl_core.util import paths
 from tools import pages
 
@@ -54,12 +55,12 @@ def cell(compared, row, column=COLUMN):
     return compared[(compared.row == row) & (compared.column == column)].iloc[0]
 
 
-SAID = published("fedaghn").query("table == 'table1' and column == @COLUMN").set_index("row").value
+SAID = reported("fedaghn").query("table == 'table1' and column == @COLUMN").set_index("row").value
 
 
 def test_every_published_cell_is_there_and_only_what_was_run_has_a_number():
     got = compare(run("fedaghn", [80.0]), "fedaghn", "table1")
-    said = published("fedaghn").query("table == 'table1'")
+    said = reported("fedaghn").query("table == 'table1'")
     assert len(got) == len(said) == 128 and list(dict.fromkeys(got.column)) == list(
         dict.fromkeys(said.column)
     )
@@ -83,7 +84,7 @@ def test_global_rows_are_read_before_local_training_and_give_their_view_after_it
         run("fedavg", [70.0], when="after"),
         run("fedaghn", [80.0]),
     )
-    got = reproduced(rows, "fedaghn").set_index("row").value
+    got = reproduced(rows, papers.paper("fedaghn")).set_index("row").value
     assert dict(got) == {"fedavg": 40, "fedavg_ft": 70, "fedaghn": 80}
 
 
@@ -98,81 +99,133 @@ def test_a_row_of_ours_stands_at_the_end_of_its_column():
     assert len(got) == 129
 
 
-# ---------------------------------------------------------------- verdicts
+# ---------------------------------------------------------------- like with like
 
-CELL = dict(
-    reported=80.0,
-    reported_sd=0.5,
-    reproduced=80.0,
-    sd=0.2,
-    difference=0.0,
-    ordering="changed",
-    profile="paper",
-)
+
+def paper_run(row="fedaghn", **changes):
+    """The Experiment of profile paper, with changes."""
+    found = papers.paper("fedaghn").planned(papers.Scope("paper"), "table1")
+    tags = dict(row=row, column=COLUMN)
+    e = next(e for s in found for e in s.experiments() if tags.items() <= e.tags.items())
+    return e.but(**changes)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    ("changes", "other"),
     [
-        ({}, "reproduced"),
-        (dict(difference=1.0), "reproduced"),
-        (dict(difference=-1.01), "not reproduced"),
-        (dict(difference=-1.01, ordering="kept"), "ordering kept"),
-        (dict(difference=2.9, sd=1.5), "reproduced"),
-        (dict(difference=2.9, reported_sd=1.5), "reproduced"),
-        (dict(difference=3.1, reported_sd=1.5), "not reproduced"),
-        (dict(difference=1.5, sd=float("nan"), reported_sd=float("nan")), "not reproduced"),
-        (dict(difference=0.0, profile="quick"), "not run at paper scale"),
-        (dict(reproduced=float("nan")), "not run"),
-        (dict(reported=float("nan")), "no published number"),
+        ({}, []),
+        (dict(rounds=20, max_samples=800, lr=0.1, seed=7), []),  # what medium cuts, and more
+        (dict(dataset="cifar100"), ["data"]),
+        (dict(model_args={"bn": False}), ["network"]),
+        (dict(partition_args={"alpha": 0.5}), ["partition"]),
+        (dict(clients=10, dataset="digits"), ["data", "clients"]),
     ],
 )
-def test_verdicts_follow_their_rule(changes, said):
-    assert verdicts.of_cell(pd.Series(CELL | changes)) == said
+def test_only_like_cells_stand_beside_published_ones(changes, other, monkeypatch):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(**changes))
+    rows = join(run("fedaghn", [70.0]), run("ditto", [75.0]))
+    assert report.unlike(papers.paper("fedaghn"), "table1", "fedaghn", COLUMN, "id") == other
+    got = compare(rows, "fedaghn", "table1")
+    ran = got[got.reproduced.notna()]
+    assert ran.difference.notna().all() == ran.reported.notna().all() == (not other)
+    assert set(ran.column) == {COLUMN} if not other else COLUMN not in set(ran.column)
+    assert len(got[got.reported.notna()]) == 128  # what is published stays
 
 
-def test_orderings_are_taken_to_the_papers_own_row():
-    assert SAID["fedaghn"] > SAID["ditto"] > SAID["fedavg"]
-    rows = join(run("fedaghn", [70.0]), run("ditto", [75.0]), run("fedrep", [60.0]))
-    got = compare(rows, "fedaghn", "table1").set_index(["column", "row"]).ordering[COLUMN]
-    assert (got["ditto"], got["fedrep"]) == ("changed", "kept")
-    assert got["fedaghn"] == "changed"  # the paper's best of these is fedaghn, ours is ditto
-    assert got["local"] == ""  # not run
+def test_columns_of_ours_say_what_was_used(monkeypatch):
+    changed = paper_run(dataset="digits", clients=10)
+    monkeypatch.setattr(committed, "experiment", lambda run: changed)
+    rows = run("fedaghn", [70.0])
+    assert set(compare(rows, "fedaghn", "table1").dropna(subset=["reproduced"]).column) == {
+        f"{COLUMN}: on digits, 10 clients"
+    }
+    assert report.scale("fedaghn", rows, "table1") == "another data, clients than the paper's"
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(rounds=20, max_samples=800))
+    said = report.scale("fedaghn", rows, "table1")
+    assert said == "10 % of the paper's rounds; at most 800 images a client"
 
 
-def test_without_the_own_row_there_is_no_ordering():
-    got = compare(run("ditto", [75.0]), "fedaghn", "table1")
-    assert set(got.ordering) == {""}
+def seeds(row, values, **kw):
+    return join(*(run(row, [v], seed=s, **kw) for s, v in enumerate(values)))
+
+
+def test_verdicts_of_cells_come_from_seeds():
+    near, far = SAID["fedaghn"], SAID["ditto"] + 20
+    rows = join(
+        seeds("fedaghn", (near, near + 0.1, near - 0.1)),
+        seeds("ditto", (far, far + 0.1, far - 0.1)),
+        seeds("fedrep", (50.0, 50.2, 49.9)),
+    )
+    got = compare(rows, "fedaghn", "table1")
+    assert cell(got, "fedaghn").verdict == "agrees" and cell(got, "ditto").verdict == "differs"
+    low, high = cell(got, "ditto").difference_low, cell(got, "ditto").difference_high
+    assert low < cell(got, "ditto").difference < high
+    one = cell(compare(run("fedaghn", [near]), "fedaghn", "table1"), "fedaghn")
+    assert (one.verdict, one.reason) == ("undecided", "one seed") and np.isnan(one.low)
+    smoke = cell(compare(seeds("fedaghn", (1, 2), profile="smoke"), "fedaghn", "table1"), "fedaghn")
+    assert smoke.verdict == "not judged"
 
 
 # ---------------------------------------------------------------- to read
 
 
-def test_wide_shows_run_columns_first_and_the_others_as_reported():
-    got = wide(compare(join(run("fedaghn", [70.0]), run("ditto", [75.0])), "fedaghn", "table1"))
-    assert list(got.columns[:4]) == [
-        (COLUMN, k) for k in ("reported", "reproduced", "difference", "ordering")
-    ]
-    assert (COLUMN, "verdict") in got and {k for c, k in got.columns if c != COLUMN} == {"reported"}
-    assert (
-        got.loc["ditto", (COLUMN, "reproduced")] == "75.00"
-        and got.loc["local", (COLUMN, "reproduced")] == "not run"
+def test_a_table_to_read_has_names_intervals_and_the_best_in_bold():
+    rows = join(
+        seeds("fedaghn", (70.0, 70.4)), seeds("ditto", (75.0, 75.2)), seeds("local", (74.9, 75.1))
     )
-    assert got.loc["ditto", (COLUMN, "difference")] == f"{75 - SAID['ditto']:+.2f}"
-    assert "±" in got.loc["ditto", (COLUMN, "reported")]
+    table = Table(compare(rows, "fedaghn", "table1"), "A caption.", 1)
+    assert list(table.text().columns) == [
+        (COLUMN, k) for k in ("reported", "ours", "difference", "verdict")
+    ]
+    assert set(table.text().index) == {label(r) for r in reported("fedaghn").row}
+    text = table.markdown()
+    assert text.startswith("A caption.\n") and "95 % t intervals" in text
+    bold = {line.split(" | ")[0] for line in text.splitlines() if "**" in line}
+    assert bold == {"| Ditto", "| Local"}  # FedAGHN is beyond the best one's interval
+    assert COLUMN not in table.not_run() and len(table.not_run().columns) == 7
+    page = table._repr_html_()
+    assert "<details>" in page and "<b>75.1 [" in page and "A caption." in page
 
 
-def test_verdicts_are_shown_at_profile_paper_only():
-    got = wide(compare(run("fedaghn", [70.0], profile="quick"), "fedaghn", "table1"))
-    assert (COLUMN, "verdict") not in got
+def test_a_table_without_runs_shows_what_is_published():
+    table = Table(compare(run("fedaghn", [1.0]).iloc[:0], "fedaghn", "table1"))
+    assert table.ran == [] and len(table.not_run().columns) == 8 and "ours" not in table.markdown()
+
+
+def test_texts_of_others_are_shown_as_text():
+    table = Table(compare(run("<b>x</b>", [1.0]), "fedaghn", "table1"), "<script>")
+    assert "<script>" not in table._repr_html_() and "<b>x" not in table._repr_html_()
+
+
+def test_a_reading_names_the_leader_and_what_is_level_with_it():
+    rows = join(
+        seeds("fedaghn", (70.0, 70.4, 70.1)),
+        seeds("ditto", (75.0, 75.3, 75.2)),
+        seeds("local", (75.1, 75.0, 75.2)),
+    )
+    (text,) = report.reading(rows, "fedaghn", "table1")
+    assert text.startswith(f"**{COLUMN}.** Ditto has most, 75.2 %, 0.1 [")
+    assert "Not told apart from it: Local." in text and "Kendall's tau" in text
+    assert "In the paper FedAGHN has most" in text and "here Ditto among the same rows" in text
+    assert report.reading(rows.assign(profile="smoke"), "fedaghn", "table1") == []
+    (one,) = report.reading(rows[rows.seed == 0], "fedaghn", "table1")
+    assert "one seed does not say" in one
+
+
+def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():
+    got = report.contradictions()
+    assert {"ahead", "behind", "FLAYER"} <= set(got) and len(got)
+    for line in got.to_dict("records"):
+        shares = [Fraction(v.replace(" of ", "/")) for k, v in line.items() if " of " in str(v)]
+        assert max(shares) >= 0.75 and min(shares) <= 0.25
 
 
 def test_tables_of_two_header_lines_are_saved_in_one(tmp_path):
-    got = wide(compare(run("fedaghn", [70.0]), "fedaghn", "table1"))
+    got = Table(compare(run("fedaghn", [70.0]), "fedaghn", "table1")).text()
     report.save_table(got, tmp_path / "t")
     head = (tmp_path / "t.csv").read_text().splitlines()[0]
-    assert head.startswith('row,"Dir(0.1), CIFAR-10: reported"')
-    assert r"{r}{Dir(0.1), CIFAR-10} &" in report.latex(got)
+    assert head.startswith('method,"Dir(0.1), CIFAR-10: reported"')
+    assert r"Dir(0.1), CIFAR-10" in report.latex(got)
     back = pd.read_csv(tmp_path / "t.csv", keep_default_na=False)
     assert len(back) == len(got) and (tmp_path / "t.md").read_text().count("\n") == len(got) + 2
 
@@ -193,14 +246,11 @@ def test_standing_ranks_and_tests_client_by_client():
         clients_of("local", base + 5),
     )
     got = standing(rows, "fedaghn", "table1", clients)
-    assert got["rank reported"].tolist() == [1, 2, 3] and got.index[0] == "fedaghn"
-    assert got.loc["local", "rank reproduced"] == 1 and got.loc["fedaghn", "rank reproduced"] == 2
-    assert (
-        got.loc["ditto", "fedaghn ahead by"] > 1
-        and got.loc["ditto", "p"] < 0.01
-        and got.loc["ditto", "share of clients"] == 1
-    )
-    assert got.loc["local", "fedaghn ahead by"] == -5 and np.isnan(got.loc["fedaghn", "p"])
+    assert got["rank"].tolist() == [1, 2, 3] and got.index.tolist() == ["Local", "FedAGHN", "Ditto"]
+    assert got["rank reported"].tolist() == [3, 1, 2]
+    ditto, local = got.loc["Ditto"], got.loc["Local"]
+    assert ditto["FedAGHN ahead by"] > 1 and ditto["p"] < 0.01 and ditto["share of clients"] == 1
+    assert local["FedAGHN ahead by"] == -5 and np.isnan(got.loc["FedAGHN", "p"])
 
 
 # ---------------------------------------------------------------- errors
@@ -214,7 +264,7 @@ def test_unknown_tables_papers_and_metrics_are_named():
     with pytest.raises(
         ValueError, match="no published numbers for 'fedper'; there are those of pfedhn"
     ):
-        published("fedper")
+        reported("fedper")
     with pytest.raises(
         ValueError, match="paper 'fedagn' is unknown; did you mean 'fedaghn'. known are fedper"
     ):
@@ -237,7 +287,7 @@ def test_every_paper_holds_what_it_must(name):
         assert about.data and set(about.data) <= set(data.list_datasets())
         assert set(about.show) <= {"compare", "standing", "curves", "spread"}
         if {"compare", "standing"} & set(about.show):
-            said = published(paper)
+            said = reported(paper)
             assert about.metrics and set(about.metrics) <= set(said[said.table == artefact].metric)
 
 

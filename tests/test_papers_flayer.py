@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 
 from pfl_core import models
+from pfl_core.analysis.verdicts import of_claim
 from pfl_core.engine.probes import PROBES
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import flayer, report
 from pfl_core.papers.base import Probed, Scope
+from pfl_core.papers.evidence import Evidence
 
 PUBLISHED = report.reported("flayer")
 
@@ -266,95 +268,180 @@ def test_similarity_is_over_pairs_of_clients():
 
 # -- claims ----------------------------------------------------------------------------------------
 
+COLUMN = "CIFAR-10, CNN"
+NET2 = "CIFAR-10, ResNet-18"
 
-def judge(start, *frames):
+
+def seeded(cells, column=COLUMN, seeds=3, **how):
+    """Rows of three seeds, whose noise is small against a point (a hundredth, of CKA)."""
+    random, frames = np.random.default_rng(0), []
+    small = 0.001 if how.get("metric", "").startswith("cka") else 0.1
+    for seed in range(seeds):
+        noisy = {row: value + small * random.normal() for row, value in cells.items()}
+        frames.append(lines(noisy, column, run=f"r{seed}", **how).assign(seed=seed))
+    return pd.concat(frames, ignore_index=True)
+
+
+def derived(metric, cells, column=COLUMN):
+    return seeded(cells, column, metric=metric, mean="derived")
+
+
+def verdict(start, *frames):
     (claim,) = (c for c in flayer.PAPER.claims if c.says.startswith(start))
-    return claim.judge(pd.concat(frames, ignore_index=True))
+    evidence = Evidence(pd.concat(frames, ignore_index=True), flayer.PAPER)
+    return of_claim(claim.judge(evidence), claim.most)
 
 
-def derived(metric, cells):
-    return lines(cells, metric=metric, mean="derived")
+OFFICIAL_PARTS = {
+    f"{part} (official)": v for part, v in zip(flayer.PARTS, (40, 60, 50), strict=True)
+}
+STEPS = dict(fedavg=40, fedper=50, fedrep=55, fedala=60, flayer=65)
+# A claim, accuracies with which it holds, what changes to contradict it, and to leave a tie.
+ACCURACIES = [
+    ("Of FedAvg, APPLE", dict(fedavg=4, apple=50, fedala=60), dict(apple=70), dict(apple=60)),
+    ("APPLE and FedPer", dict(fedavg=40, apple=50, fedper=50), dict(fedper=30), dict(fedper=40)),
+    ("FLAYER is more accurate than FedAvg", STEPS, dict(fedala=80), dict(fedala=65)),
+    ("APPLE is the", dict(apple=60, ditto=50, fedamp=50), dict(ditto=70), dict(ditto=60)),
+    ("FedAvg, FedPer, FedRep", STEPS, dict(fedrep=45), dict(fedrep=50)),
+    ("One personal", {"s=1": 60, "s=2": 50, "s=3": 40}, {"s=2": 70}, {"s=2": 60}),
+    ("FLAYER is more accurate than all", STEPS | dict(gpfl=9), dict(gpfl=80), dict(gpfl=65)),
+    ("FLAYER is more accurate than the", STEPS | dict(fedcp=9), dict(fedcp=80), dict(fedcp=65)),
+    ("Of the three", OFFICIAL_PARTS, {"masking only (official)": 70},
+     {"masking only (official)": 60}),
+]  # fmt: skip
 
 
-def test_most_accurate():
-    assert judge("FLAYER is more", lines({"fedavg": 50, "fedala": 60, "flayer": 61})) == (
-        "CIFAR-10, CNN: flayer 61.0, fedala 60.0",
-        True,
-    )
-    assert not judge("FLAYER is more", lines({"fedavg": 50, "fedala": 62, "flayer": 61}))[1]
-    with pytest.raises(LookupError):
-        judge("FLAYER is more", lines({"flayer": 61}))
+@pytest.mark.parametrize("start, cells, against, tied", ACCURACIES, ids=[a[0] for a in ACCURACIES])
+def test_claims_on_accuracy(start, cells, against, tied):
+    assert verdict(start, seeded(cells)).verdict == "holds"
+    assert verdict(start, seeded(cells | against)).verdict == "contradicted"
+    assert verdict(start, seeded(cells | tied)).reason == "tie"
+    assert verdict(start, seeded(cells, seeds=1)).reason == "one seed"
+
+
+@pytest.mark.parametrize("claim", flayer.PAPER.claims, ids=lambda c: c.says[:40])
+def test_a_claim_without_its_rows_is_not_run(claim):
+    rows = seeded({flayer.OFFICIAL: 60, flayer.AVERAGED: 40, "aggregation only": 50})
+    try:
+        assert not claim.judge(Evidence(rows, flayer.PAPER))
+    except LookupError as missing:
+        assert missing.args[0]
+
+
+def test_rows_of_ours_and_columns_of_the_control_decide_nothing():
+    own = seeded(STEPS | {flayer.OFFICIAL: 90}), seeded(STEPS | dict(fedavg=90), "lr 0.1")
+    assert verdict("FLAYER is more accurate than FedAvg", *own).verdict == "holds"
+
+
+def test_the_head_of_resnet_18_is_two_deep():
+    cells = {"s=1": 60, "s=2": 70, "s=3": 50}
+    assert verdict("One personal", seeded(cells, NET2)).verdict == "holds"
+    assert verdict("One personal", seeded(cells)).verdict == "contradicted"
 
 
 def test_texts_are_judged_on_what_the_paper_measured():
-    column = "AG News, fastText"
-    tested = lines({"fedavg": 80, "flayer": 70}, column)
-    trained = lines({"fedavg": 80, "flayer": 98}, column, "train_acc_pct", "derived")
-    assert judge("FLAYER is more", tested, trained) == (f"{column}: flayer 98.0, fedavg 80.0", True)
-    with pytest.raises(LookupError):
-        judge("FLAYER is more", tested)
+    column, start = "AG News, fastText", "FLAYER is more accurate than FedAvg"
+    tested = seeded(dict(fedavg=80, flayer=70), column)
+    trained = derived("train_acc_pct", dict(fedavg=80, flayer=98), column)
+    found = verdict(start, tested, trained)
+    assert found.verdict == "holds" and "training texts" in found.why
+    against = derived("train_acc_pct", dict(fedavg=80, flayer=70), column)
+    assert verdict(start, tested, against).verdict == "contradicted"
+    with pytest.raises(LookupError, match="fastText"):
+        verdict(start, tested)
 
 
-def test_fewer_rounds():
-    for own, holds in ((8, True), (12, False)):
-        got = judge(
-            "FLAYER is at its best",
-            derived("iterations", {"flayer": own, "fedavg": 15, "fedala": 10}),
-        )
-        assert got[1] == holds
-    with pytest.raises(LookupError):
-        judge("FLAYER is at its best", derived("iterations", {"flayer": 8}))
+@pytest.mark.parametrize(
+    "start, first, other",
+    [("Personal", "fedper", "fedavg"), ("FLAYER is at its", "flayer", "fedala")],
+)
+def test_fewer_rounds(start, first, other):
+    ended = seeded(dict.fromkeys(("fedavg", "fedper", "fedala", "flayer"), 60), at=30)
+
+    def after(own, others):
+        rounds = {"fedavg": 25, other: others, first: own}
+        return verdict(start, ended, derived("iterations", rounds))
+
+    assert after(8, 20).verdict == "holds" and after(20, 8).verdict == "contradicted"
+    assert after(20, 20).reason == "tie"
+    assert after(8, 31).verdict == "holds", "others may have not peaked"
+    assert after(31, 31).reason == after(31, 8).reason == "censored"
 
 
-def test_depth_of_the_head():
-    assert judge("One personal layer", lines({"s=1": 60, "s=2": 59, "s=3": 58}))[1]
-    assert not judge("One personal layer", lines({"s=1": 60, "s=2": 61, "s=3": 58}))[1]
-    deep = lines({"s=1": 60, "s=2": 61, "s=3": 58}, "CIFAR-100, ResNet-18")
-    assert judge("One personal layer", deep)[1]
+def test_more_clients():
+    def table(flayer, apple):
+        few = seeded(dict(flayer=60, apple=60), "N=50")
+        return few, seeded(dict(flayer=flayer, apple=apple), "N=100")
+
+    falls, little = "The accuracy of all", "From 50 to 100"
+    assert verdict(falls, *table(59, 50)).verdict == "holds"
+    assert verdict(falls, *table(62, 50)).verdict == "contradicted"
+    assert verdict(falls, *table(60, 50)).reason == "tie"
+    assert verdict(little, *table(59, 50)).verdict == "holds"
+    assert verdict(little, *table(55, 50)).verdict == "contradicted"
+    assert verdict(little, *table(59, 59.5)).verdict == "contradicted"
+    assert verdict(little, *table(58, 50)).reason == "tie"
+    with pytest.raises(LookupError, match="N=100"):
+        verdict(falls, table(59, 50)[0])
 
 
 def test_around_other_methods():
-    assert judge("FLAYER improves", derived("improvement_points", {"ditto": 3, "fedper": 0.1}))[1]
-    assert not judge(
-        "FLAYER improves", derived("improvement_points", {"ditto": 3, "fedper": -0.1})
-    )[1]
+    start, alone = "FLAYER improves", seeded(dict(ditto=70, fedper=70))
+    for gain, found in ((2, "holds"), (-2, "contradicted"), (0, "undecided")):
+        gains = derived("improvement_points", dict(ditto=3, fedper=gain))
+        assert verdict(start, alone, gains).verdict == found
     with pytest.raises(LookupError):
-        judge("FLAYER improves", lines({"ditto": 70}))
+        verdict(start, alone)
+
+
+def similarity(cells, column=COLUMN):
+    """Rows of {row: (conv1 and fc initially, conv1 and fc in the best round)}."""
+    names = [f"cka {stage} {layer}" for stage in ("initial", "best") for layer in ("conv1", "fc")]
+    each = [derived(n, {r: v[i] for r, v in cells.items()}, column) for i, n in enumerate(names)]
+    return pd.concat(each, ignore_index=True)
 
 
 def test_similarity_of_layers():
-    def cka(**at):
-        return pd.concat(
-            [derived(f"cka {k.replace('_', ' ')}", {"fedavg": v}) for k, v in at.items()]
-        )
-
-    falls = cka(initial_conv1=0.7, initial_fc=0.5, best_conv1=0.9, best_fc=0.6)
-    assert judge("Clients' models are least", falls)[1] and judge("Training makes", falls)[1]
-    rises = cka(initial_conv1=0.9, initial_fc=0.5, best_conv1=0.7, best_fc=0.8)
-    assert (
-        not judge("Clients' models are least", rises)[1] and not judge("Training makes", rises)[1]
-    )
-    with pytest.raises(LookupError):
-        judge("Training makes", lines({"fedavg": 1}))
+    more, least = "Training makes", "Clients' models are least"
+    for cells, trained, headed in (
+        ((0.7, 0.5, 0.9, 0.6), "holds", "holds"),
+        ((0.9, 0.5, 0.7, 0.8), "contradicted", "contradicted"),
+        ((0.7, 0.5, 0.7, 0.7), "undecided", "undecided"),
+    ):
+        rows = similarity({"fedavg": (0.6, 0.4, 0.8, 0.5), "fedrep": cells})
+        assert verdict(more, rows).verdict == trained
+        assert verdict(least, rows).verdict == headed
 
 
 def test_apple_is_judged_on_its_cores():
-    def layers(row, first, last):
-        return pd.concat(
-            derived(f"cka {stage} {layer}", {row: v})
-            for stage, values in (("initial", first), ("best", last))
-            for layer, v in zip(("conv1", "fc"), values, strict=True)
-        )
-
-    mixed = layers("apple", (1.0, 1.0), (0.9, 0.5))
-    cores = layers(flayer.CORES, (0.7, 0.6), (0.8, 0.5))
-    assert not judge("Training makes", mixed)[1] and judge("Training makes", mixed, cores)[1]
+    mixed = similarity({"apple": (1.0, 1.0, 0.9, 0.5)})
+    both = mixed, similarity({flayer.CORES: (0.7, 0.6, 0.8, 0.5)})
+    assert verdict("Training makes", mixed).verdict == "contradicted"
+    assert verdict("Training makes", *both).verdict == "holds"
 
 
-def test_parts():
-    said = {f"{label} (official)": v for label, v in zip(flayer.PARTS, (40, 58, 45), strict=True)}
-    assert judge("Of the three", lines(said))[1]
-    assert not judge("Of the three", lines(said | {"aggregation only (official)": 50}))[1]
-    # Without the head's epoch, two of them are served as one global model.
+def test_the_simpler_network_is_more_alike():
+    simple = similarity({"fedavg": (0.7, 0.5, 0.9, 0.6)})
+    for best, found in ((0.7, "holds"), (0.95, "contradicted"), (0.9, "undecided")):
+        deep = similarity({"fedavg": (0.7, 0.5, best, 0.6)}, NET2)
+        assert verdict("The layers of the CNN", simple, deep).verdict == found
     with pytest.raises(LookupError):
-        judge("Of the three", lines({label: 40 for label in flayer.PARTS}))
+        verdict("The layers of the CNN", simple)
+
+
+def test_flayer_is_moderately_alike():
+    others = {"fedavg": (0.7, 0.5, 0.9, 0.8), "fedrep": (0.7, 0.5, 0.7, 0.4)}
+    for base, head, found in (
+        (0.8, 0.6, "holds"),
+        (0.95, 0.6, "contradicted"),
+        (0.8, 0.3, "contradicted"),
+        (0.9, 0.6, "undecided"),
+    ):
+        rows = similarity(others | {"flayer": (0.7, 0.5, base, head)})
+        assert verdict("FLAYER's layers", rows).verdict == found
+
+
+def test_parts_as_printed_decide_nothing():
+    # Without the head's epoch, two of them are served as one global model.
+    with pytest.raises(LookupError, match="official"):
+        verdict("Of the three", seeded(dict.fromkeys(flayer.PARTS, 40)))

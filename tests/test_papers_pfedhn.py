@@ -1,4 +1,4 @@
-"""pFedHN's paper module: its settings are those the paper prints, its labels those of the published numbers, its claims decidable."""
+"""pFedHN's paper: settings are those it prints, labels those of its numbers, claims are decided."""
 
 import numpy as np
 import pandas as pd
@@ -182,12 +182,6 @@ def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
     ]
     used, total = (int(n.sum()) for n in dealt)
     assert 0.6 < used / total < 0.73
-    rows = frame(
-        *FAILS["table1"],
-        row("table1", "local (all data)", "a", 99),
-        row("table1", "pfedhn (all data)", "a", 99),
-    )
-    assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
     assert pfedhn.all_data(None, "paper") == {}
 
 
@@ -275,85 +269,259 @@ def test_labels_are_published_ones(paper_cells):
     assert said6 <= {e.tags["row"] for e in named(paper_cells, "fig6")}
 
 
-# -- claims and helpers over made rows -----------------------------------------------------------------------------------------
+# -- claims over made rows -------------------------------------------------------------------------
 
 
 def row(artefact: str, name: str, column: str, value: float, run: str = "", **more) -> list[dict]:
     """Rows of one run, evaluated once: validation and test accuracy."""
-    common = dict(
-        paper="pfedhn",
-        artefact=artefact,
-        row=name,
-        column=column,
-        run=run or f"{name}{column}",
-        seed=0,
-        round=1,
-    )
-    common |= {"profile": "quick", "metric": "acc_pct", "mean": "client", "when": "before"}
+    common = dict(paper="pfedhn", artefact=artefact, row=name, column=column, seed=0, round=1)
+    common |= dict(run=run or f"{name}{column}", profile="quick", metric="acc_pct")
+    common |= dict(mean="client", when="before")
     return [common | {"split": s, "value": value} | more for s in ("val", "test")]
-
-
-def told(
-    artefact: str, numbers: dict[str, float], name: str = "pfedhn", column: str = "x"
-) -> list[dict]:
-    one = row(artefact, name, column, 0.0)[0] | {"mean": "derived", "split": "", "when": ""}
-    return [one | dict(metric=m, value=v) for m, v in numbers.items()]
 
 
 def frame(*groups: list[dict]) -> pd.DataFrame:
     return pd.DataFrame([r for g in groups for r in g], columns=store.ROW_COLUMNS)
 
 
-HOLDS = {
-    "table1": [
-        row("table1", "fedavg", "a", 80),
-        row("table1", "pfedhn", "a", 79),
-        row("table1", "pfedhn_pc", "a", 83),
-    ],
-    "table2": [row("table2", "pfedme", "a, S", 80), row("table2", "pfedhn", "a, S", 83)],
-    "fig2": [told("fig2", {"gap_points": -1}), told("fig2", {"gap_points": -2}, "fedavg_ft")],
-    "fig3": [told("fig3", dict(own_pct=90, crossed_pct=70))],
-    "fig4": [told("fig4", dict(purity=0.8, chance=0.1, p=0.001))],
-    "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 79))],
-    "appc5": [
-        row("appc5", "trainable embedding", "a", 84),
-        row("appc5", "fixed embedding", "a", 83),
-    ],
-}
-FAILS = {
-    "table1": [row("table1", "fedavg", "a", 80), row("table1", "pfedhn", "a", 81)],
-    "table2": [row("table2", "pfedme", "a, S", 80), row("table2", "pfedhn", "a, S", 81)],
-    "fig2": [told("fig2", {"gap_points": -3}), told("fig2", {"gap_points": -2}, "fedavg_ft")],
-    "fig3": [told("fig3", dict(own_pct=90, crossed_pct=88))],
-    "fig4": [told("fig4", dict(purity=0.1, chance=0.1, p=0.4))],
-    "fig5": [row("fig5", f"K = {k}", "a", v) for k, v in ((1, 60), (10, 80), (20, 62))],
-    "appc5": [
-        row("appc5", "trainable embedding", "a", 84),
-        row("appc5", "fixed embedding", "a", 80),
-    ],
-}
-LACKS = {a: HOLDS[a][:1] for a in ("table1", "table2", "fig2", "fig5", "appc5")}
-LACKS |= {a: [told(a, {"else": 1})] for a in ("fig3", "fig4")}
+def made(artefact: str, numbers: dict[tuple[str, ...], float], seeds: int = 3) -> pd.DataFrame:
+    """Runs of each {(row, column): accuracy} or {(derived metric, row, column): value}.
+
+    Seeds differ by hundredths.
+    """
+    noise, groups = np.random.default_rng(0), []
+    for seed in range(seeds):
+        for (*metric, name, column), value in numbers.items():
+            value += noise.normal(0, 0.01)
+            lines = row(artefact, name, column, value, f"{name}{column}{seed}", seed=seed)
+            if metric:
+                lines = [lines[0] | dict(mean="derived", split="", when="", metric=metric[0])]
+            groups.append(lines)
+    return frame(*groups)
 
 
-@pytest.mark.parametrize(
-    "verdict, made", [("holds", HOLDS), ("does not hold", FAILS), ("not run", LACKS)]
+def verdict(says: str, rows: pd.DataFrame) -> tuple[str, str]:
+    found = report.claims("pfedhn", rows, "quick")
+    (line,) = found[found.says.str.startswith(says)].itertuples()
+    return line.verdict, line.reason
+
+
+def column(name: str, **numbers: float) -> dict[tuple[str, str], float]:
+    return {(row, name): value for row, value in numbers.items()}
+
+
+def of_one(names: str, *numbers: float) -> dict[tuple[str, str], float]:
+    """Accuracies of rows "K = 1", "K = 10", ... in a column "a"."""
+    return dict(zip([(name, "a") for name in names.split(", ")], numbers, strict=True))
+
+
+def newcomers(gap: float, other: float) -> dict[tuple[str, ...], float]:
+    gaps = {
+        ("gap_points", "pfedhn", "alpha = 1"): gap,
+        ("gap_points", "pfedme", "alpha = 1"): other,
+    }
+    both = dict(pfedhn=80, pfedme=85)
+    return column("alpha = 1", **both) | column("training, alpha = 1", **both) | gaps
+
+
+def derived(**numbers: float) -> dict[tuple[str, str, str], float]:
+    return {(metric, "pfedhn", "a"): value for metric, value in numbers.items()}
+
+
+OF_OURS = {("pfedhn (literal sign)", "a"): 99, ("local (all data)", "a"): 99}  # they do not compete
+FEW = column("a, N=10", local=90, fedavg=50, fedper=85)
+OMNIGLOT = "Omniglot, N=50"
+STEPS, DIMS, DEPTHS, SPECTRAL, DESCRIPTORS = (
+    "K = 1, K = 10, K = 20",
+    "embedding dimension = 5, embedding dimension = 15",
+    "hidden layers = 1, hidden layers = 3, hidden layers = 4",
+    "pfedhn, pfedhn (no spectral norm)",
+    "trainable embedding, fixed embedding",
 )
-def test_claims(verdict, made):
-    got = report.claims("pfedhn", frame(*(g for groups in made.values() for g in groups)), "quick")
-    assert dict(zip(got.artefact, got.verdict, strict=True)) == dict.fromkeys(made, verdict)
-    assert set(report.claims("pfedhn", frame(), "quick").verdict) == {"not run"}
+# The claim's first words, its artefact, numbers that uphold it, that contradict it, and too few.
+DECIDED = [
+    (
+        "Local and FedAvg",
+        "table1",
+        FEW | column("a, N=50", local=60, fedavg=50, fedper=80, pfedhn=90),
+        FEW | column("a, N=50", local=85, fedavg=50, fedper=80, pfedhn=90),
+        column("a, N=50", local=60, fedper=80),
+    ),
+    (
+        "pFedHN achieves improvements",
+        "table1",
+        column("a", fedper=80, pfedhn=70, pfedhn_pc=83) | OF_OURS,
+        column("a", fedper=80, pfedhn=90, pfedhn_pc=81),
+        column("a", fedper=80, pfedhn=90),
+    ),
+    (
+        "pFedHN without personal classifiers",
+        "table1",
+        column(OMNIGLOT, fedper=70, perfedavg=76, lgfedavg=73, pfedhn=72, pfedhn_pc=80)
+        | OF_OURS
+        | column("a", fedper=80, pfedhn=81),
+        column("a", perfedavg=76, pfedhn=72),
+        column("a", fedper=80, pfedhn_pc=90),
+    ),
+    (
+        "On Omniglot",
+        "table1",
+        column(OMNIGLOT, perfedavg=76, pfedhn=72, pfedhn_pc=80),
+        column(OMNIGLOT, perfedavg=70, pfedhn=82, pfedhn_pc=80),
+        column("a", perfedavg=76, pfedhn=72, pfedhn_pc=80),
+    ),
+    (
+        "pFedHN-PC outperforms FedPer",
+        "table1",
+        column("a", fedper=80, pfedhn_pc=81),
+        column("a", fedper=80, pfedhn_pc=79),
+        column("a", fedper=80, pfedhn=90),
+    ),
+    (
+        "One pFedHN",
+        "table2",
+        column("a, S", pfedme=80, pfedhn=83) | column("a, all sizes", pfedhn=70),
+        column("a, S", pfedme=80, pfedhn=82) | column("a, M", pfedme=80, pfedhn=84),
+        column("a, S", pfedme=80) | column("a, all sizes", pfedhn=70),
+    ),
+    (
+        "pFedHN achieves the best generalization",
+        "fig2",
+        newcomers(-1, -2),
+        newcomers(-3, -2),
+        column("alpha = 1", pfedme=80),
+    ),
+    (
+        "pFedHN-PC produces personalized",
+        "fig3",
+        derived(own_pct=90, crossed_pct=70),
+        derived(own_pct=70, crossed_pct=75),
+        derived(own_pct=90),
+    ),
+    (
+        "Embeddings of clients",
+        "fig4",
+        derived(purity=0.8, chance=0.1),
+        derived(purity=0.1, chance=0.4),
+        derived(purity=0.8),
+    ),
+    (
+        "On MNIST",
+        "table3",
+        column("a", fedavg=90, pfedme=99.5, pfedhn=99),
+        column("a", fedavg=90, pfedme=97, pfedhn=99),
+        column("a", fedavg=90, pfedhn=99),
+    ),
+    (
+        "Many local steps",
+        "fig5",
+        of_one(STEPS, 60, 80, 90),
+        of_one(STEPS, 60, 80, 64),
+        of_one("K = 10, K = 20", 80, 79),
+    ),
+    (
+        "pFedHN is relatively robust",
+        "fig5",
+        of_one(STEPS, 60, 80, 82),
+        of_one(STEPS, 80, 80, 90),
+        of_one("K = 1, K = 10", 80, 81),
+    ),
+    (
+        "pFedHN is robust to the dimension",
+        "fig6",
+        of_one(DIMS, 80, 81),
+        of_one(DIMS, 80, 83),
+        of_one(DEPTHS, 80, 80, 80),
+    ),
+    (
+        "pFedHN performs best with three",
+        "fig6",
+        of_one(DEPTHS, 80, 81, 82),
+        of_one(DEPTHS, 80, 79, 82),
+        of_one(DIMS, 80, 80),
+    ),
+    (
+        "Spectral normalization",
+        "table4",
+        of_one(SPECTRAL, 81, 80),
+        of_one(SPECTRAL, 83, 80),
+        of_one("pfedhn", 83),
+    ),
+    (
+        "The test accuracy of novel clients",
+        "fig7",
+        derived(slope=-20),
+        derived(slope=20),
+        derived(distance=1),
+    ),
+    (
+        "pFedHN performs similarly",
+        "appc5",
+        of_one(DESCRIPTORS, 81, 80),
+        of_one(DESCRIPTORS, 83, 80),
+        of_one("trainable embedding", 80),
+    ),
+]
 
 
-def test_the_literal_sign_is_no_competitor_and_no_own_row():
-    rows = frame(*FAILS["table1"], row("table1", "pfedhn (literal sign)", "a", 95))
-    assert report.claims("pfedhn", rows, "quick").measured[0] == "a: +1.0 points"
+@pytest.mark.parametrize("says, artefact, upheld, contradicted, few", DECIDED)
+def test_a_claim_is_decided(says, artefact, upheld, contradicted, few):
+    assert verdict(says, made(artefact, upheld)) == ("holds", "")
+    assert verdict(says, made(artefact, contradicted)) == ("contradicted", "")
+    assert verdict(says, made(artefact, upheld, seeds=1)) == ("undecided", "one seed")
+    assert verdict(says, made(artefact, few)) == ("not run", "")
+
+
+def test_every_artefact_has_a_claim_and_every_claim_is_tried_above():
+    claims = pfedhn.PAPER.claims
+    assert list(dict.fromkeys(c.needs for c in claims)) == list(pfedhn.PAPER.artefacts)
+    assert [c.needs for c in claims] == [artefact for _, artefact, *_ in DECIDED]
+    assert all(c.says.startswith(says) for c, (says, *_) in zip(claims, DECIDED, strict=True))
+
+
+def test_the_papers_own_tables_uphold_what_its_text_says():
+    said = report.reported("pfedhn").set_index("table")
+    printed = {t: dict(zip(zip(v.row, v.column), v.value)) for t, v in said.groupby("table")}
+    plain = {c: v for (r, c), v in printed["table1"].items() if r == "pfedhn" and "CIFAR-10," in c}
+    printed["table4"] |= {("pfedhn (no spectral norm)", c): v for c, v in plain.items()}
+    tables = ("table1", "table2", "table3", "table4", "appc5")
+    rows = pd.concat([made(t, printed[t]) for t in tables], ignore_index=True)
+    found = report.claims("pfedhn", rows, "quick")
+    assert set(found[found.artefact.isin(tables)].verdict) == {"holds"}
+    assert set(found[~found.artefact.isin(tables)].verdict) == {"not run"}
+
+
+def test_the_literal_sign_is_a_row_of_ours():
     base = Experiment(**pfedhn.setting("table1", "paper", "cifar10", 10))
     ((name, changes),) = pfedhn.literal(base, "paper").items()
-    assert name == "pfedhn (literal sign)" and base.but(**changes).method_args == {
-        "hn_sign": "literal"
-    }
+    assert name == "pfedhn (literal sign)"
+    assert base.but(**changes).method_args == {"hn_sign": "literal"}
     assert pfedhn.literal(None, "paper") == {}
+
+
+# -- numbers of made runs --------------------------------------------------------------------------
+
+
+def test_newcomers_have_a_slope_in_every_seed(monkeypatch):
+    lines = pd.DataFrame(
+        dict(
+            row="pfedhn",
+            column=["alpha = 1", "alpha = 0.1"] * 2,
+            seed=[0, 0, 1, 1],
+            distance=[0.2, 0.4, 0.2, 0.4],
+            acc_pct=[80.0, 70.0, 80.0, 90.0],
+            gap=[-1.0, -2.0, -3.0, -4.0],
+        )
+    )
+    monkeypatch.setattr(pfedhn, "newcomers", lambda rows: lines)
+    runs = [
+        row("fig7", "pfedhn", v.column, 0, f"{v.column}{v.seed}", seed=v.seed)
+        for v in lines.itertuples()
+    ]
+    got = pd.DataFrame(pfedhn.numbers_of_newcomers(frame(*runs), recorded()))
+    slopes = got[got.metric == "slope"].set_index("run").value.to_dict()
+    assert slopes == {"alpha = 10": pytest.approx(-50), "alpha = 11": pytest.approx(50)}
+    assert got[got.metric == "gap_points"].value.tolist() == [-2, -1, -4, -3]
 
 
 def test_gaps_and_capacity():

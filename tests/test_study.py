@@ -527,7 +527,7 @@ def test_a_table_beside_the_papers(case, capsys):
         "last",
     }
     assert got.loc["cfl", ("CIFAR-10", "reproduced")] == "not run"
-    picked = report.reproduced(rows, "fedaghn").groupby("row").value.mean()
+    picked = report.reproduced(rows, papers.paper("fedaghn")).groupby("row").value.mean()
     assert got.loc["fedaghn", ("CIFAR-10", "reproduced")].startswith(f"{picked['fedaghn']:.2f}")
     cells = report.tables(rows, s.paper, "table3")["acc_pct"]
     assert len(cells) == 16 and set(cells.verdict) == {"not run", "not run at paper scale"}
@@ -549,7 +549,7 @@ def test_a_copy_of_the_data_is_named_in_captions(case, capsys, monkeypatch):
 def test_clients_are_read_at_the_round_that_is_reported(case):
     s, rows = case
     clients = s.clients(rows)
-    picked = report.reproduced(rows, "fedaghn").set_index(["row", "seed"]).value
+    picked = report.reproduced(rows, papers.paper("fedaghn")).set_index(["row", "seed"]).value
     for key, mean in clients.groupby(["row", "seed"]).acc_pct.mean().items():
         assert mean == pytest.approx(picked[key])
     standing = s.standing("table3", rows)

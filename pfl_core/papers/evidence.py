@@ -1,4 +1,7 @@
-"""What a claim asks of finished runs: differences of rows, with intervals and what stands in their way."""
+"""What a claim asks of finished runs: differences of rows, their intervals, and what hinders.
+
+What hinders a verdict: a row that has not learned, a curve that still moves.
+"""
 
 from __future__ import annotations
 

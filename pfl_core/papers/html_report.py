@@ -17,13 +17,10 @@ from pfl_core.analysis.plots import LABELS, label
 from pfl_core.experiments import committed
 from pfl_core.experiments.committed import Part
 from pfl_core.papers import comparison as compare
-from pfl_core.papers import report
+from pfl_core.papers import readable, report
 from pfl_core.papers.base import PAPERS, paper, title
 from pfl_core.util import paths
 from pfl_core.util.version import __version__
-
-TONES = {"reproduced": "good", "holds": "good", "ordering kept": "fair", "kept": "fair"}
-TONES |= dict.fromkeys(["not reproduced", "does not hold", "changed"], "bad")
 
 
 def build(root: Path = paths.CHECKOUT) -> Path:
@@ -31,7 +28,7 @@ def build(root: Path = paths.CHECKOUT) -> Path:
     from jinja2 import Environment, PackageLoader
 
     env = Environment(loader=PackageLoader("pfl_core.papers"), autoescape=True)
-    env.globals["tone"] = lambda verdict: TONES.get(verdict, "")
+    env.globals |= dict(tone=readable.tone, legend=readable.LEGEND)
     parts = [(p, p.rows()) for p in committed.parts(folder=root / "results").values()]
     facts = {fact for _, rows in parts for fact in zip(rows.device, rows.version, strict=True)}
     page = f"pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
@@ -69,10 +66,15 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
         profile=part.profile,
         data=part.data,
         data_sets=report.data_sets(rows),
-        claims=report.claims(part.paper, rows, part.profile).to_dict("records"),
+        claims=_claims(part, rows),
         tables=tables,
         figures=[_figure(p) for p in figures],
     )
+
+
+def _claims(part: Part, rows: pd.DataFrame) -> list[dict[str, str]]:
+    judged = report.claims(part.paper, rows, part.profile).to_dict("records")
+    return [c | dict(verdict=readable.worded(c["verdict"], c["reason"])) for c in judged]
 
 
 def _order(path: Path) -> list[tuple[str, int]]:
@@ -85,19 +87,19 @@ def _table(cells: pd.DataFrame, digits: int) -> dict[str, Any]:
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
     by = {(c["row"], c["column"]): _cell(c, digits) for c in ran.to_dict("records")}
-    none = dict(reproduced="", reported="", verdict="")
+    none = dict(ours="", reported="", verdict="")
     rows = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
     return dict(columns=columns, rows=rows)
 
 
 def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
-    spread = f" ± {cell['sd']:.{digits}f}" if cell["sd"] == cell["sd"] else ""
-    said = f"paper {cell['reported']:.{digits}f} ({cell['difference']:+.{digits}f})"
-    return dict(
-        reproduced=f"{cell['reproduced']:.{digits}f}{spread}",
-        reported=said if cell["reported"] == cell["reported"] else "",
-        verdict=cell["verdict"] if cell["profile"] == "paper" else cell["ordering"],
-    )
+    ours = readable.with_interval(cell["reproduced"], cell["low"], cell["high"], digits)
+    said = ""
+    if cell["difference"] == cell["difference"]:
+        ends = cell["difference"], cell["difference_low"], cell["difference_high"]
+        gap = readable.with_interval(*ends, digits, sign="+")
+        said = f"paper {cell['reported']:.{digits}f} ({gap})"
+    return dict(ours=ours, reported=said, verdict=readable.worded(cell["verdict"], cell["reason"]))
 
 
 def _figure(path: Path) -> dict[str, Any]:

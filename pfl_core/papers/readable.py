@@ -1,4 +1,4 @@
-"""Tables for people: published beside reproduced with intervals, verdicts in words, in three forms."""
+"""Tables for people: published beside reproduced, with intervals and verdicts in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pfl_core.analysis.plots import label
 
 LEGEND = (
     "In brackets: 95 % t intervals, from seeds, whose noise is pooled over a table's rows; none "
-    "for one seed. Bold: the best of ours in a column, and all that lie within its interval. "
+    "for one seed. Bold: the best of ours in a column, and all that are not told apart from it. "
     "Verdicts on our number minus the paper's: agrees, its interval lies within "
     f"{verdicts.AGREES:g} points; close, within {verdicts.CLOSE:g}; differs, it lies beyond "
     f"{verdicts.DIFFERS:g} and the curve is flat; else undecided, with the reason."
@@ -58,16 +58,14 @@ class Table:
         for column in self.ran:
             cells = self.compared[self.compared.column == column].set_index("row")
             out[column, "reported"] = {r: self._reported(c) for r, c in cells.iterrows()}
-            best = cells.loc[cells.reproduced.idxmax()]
             for row, c in cells.iterrows():
                 ours = with_interval(c.reproduced, c.low, c.high, self.digits)
-                within = c.reproduced >= (best.reproduced if pd.isna(best.low) else best.low)
-                out.setdefault((column, "ours"), {})[row] = bold(ours) if within else ours
+                out.setdefault((column, "ours"), {})[row] = bold(ours) if c.best else ours
             if "last" in cells:
                 last = {r: number(c["last"], self.digits) for r, c in cells.iterrows()}
                 out[column, "ours, last round"] = last
             out[column, "difference"] = {r: self._difference(c) for r, c in cells.iterrows()}
-            out[column, "verdict"] = {r: _verdict(c) for r, c in cells.iterrows()}
+            out[column, "verdict"] = {r: worded(c.verdict, c.reason) for r, c in cells.iterrows()}
         return self._framed(out)
 
     def not_run(self) -> pd.DataFrame:
@@ -118,10 +116,11 @@ class Table:
         return "\n".join([self.caption] * bool(self.caption) + [self.text().to_string()])
 
 
-def _verdict(c: pd.Series) -> str:
-    if c.verdict in ("no published number", "not run", "not judged"):
+def worded(verdict: str, reason: str = "") -> str:
+    """A verdict with its reason; "" for what is no verdict on a cell."""
+    if verdict in ("no published number", "not run", "not judged"):
         return ""
-    return f"{c.verdict}: {c.reason}" if c.reason else c.verdict
+    return f"{verdict}: {reason}" if reason else verdict
 
 
 def _coloured(text: str) -> str:

@@ -82,11 +82,12 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
 def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
     """In what a run differs from the cell of the paper that it is named by.
 
-    Of "data", "network", "partition" and "clients"; and "cell" for one that the paper lacks.
+    Of "data", "network", "partition" and "clients".
     """
     ours, theirs = committed.experiment(run), _counterpart(paper.key, artefact, row, column)
-    if ours is None or theirs is None:
-        return ["cell"]
+    if ours is None or theirs is None:  # a cell that only we have
+        other = ours is not None and ours.dataset not in paper.artefacts[artefact].data
+        return ["data"] * other
     differ = (
         (what, any(getattr(ours, f) != getattr(theirs, f) for f in fields))
         for what, fields in _ALIKE.items()
@@ -102,11 +103,11 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     paper, said, shares = papers.paper(paper), [], set()
     heads = rows[rows["mean"] != "derived"].drop_duplicates(["row", "column"])
     for v in heads.itertuples():
+        said += unlike(paper, artefact, v.row, v.column, v.run)
         theirs = _counterpart(paper.key, artefact, v.row, v.column)
         ours = committed.experiment(v.run)
         if ours is None or theirs is None:
             continue
-        said += unlike(paper, artefact, v.row, v.column, v.run)
         shares.add(round(100 * ours.rounds / theirs.rounds))
         if ours.max_samples and ours.max_samples != theirs.max_samples:
             said.append(f"at most {ours.max_samples} images a client")
@@ -117,7 +118,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     words = list(dict.fromkeys(said))
     other = [w for w in _ALIKE if w in words]
     out += [f"another {', '.join(other)} than the paper's"] * bool(other)
-    return "; ".join(out + [w for w in words if w not in (*_ALIKE, "cell")])
+    return "; ".join(out + [w for w in words if w not in _ALIKE])
 
 
 def compare(
@@ -133,7 +134,8 @@ def compare(
     how: select, when, mean in place of the paper's.
 
     Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
-    interval of ours), difference, difference_low, difference_high, verdict, reason, why (see
+    interval of ours), best (whether ours is the column's best or not told apart from it),
+    difference, difference_low, difference_high, verdict, reason, why (see
     `analysis.verdicts`), profile, dataset.
     """
     paper = papers.paper(paper)
@@ -155,13 +157,15 @@ def compare(
     )
     frame["verdict"] = frame.verdict.fillna("not run")
     frame["n"] = frame.n.fillna(0).astype(int)
+    frame["best"] = frame.best.eq(True)
     texts = ["profile", "dataset", "reason", "why"]
     frame[texts] = frame[texts].fillna("")
     return _by_column(frame)
 
 
+PERCENT = ("acc_pct", "train_acc_pct")
 _COMPARED = (
-    "row column reported reported_sd reproduced sd n low high difference difference_low "
+    "row column reported reported_sd reproduced sd n low high best difference difference_low "
     "difference_high verdict reason why profile dataset"
 ).split()
 
@@ -184,7 +188,7 @@ def _own_columns(ours: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
 
 def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str) -> str:
     """A column's name if the run is like the paper's there, else with what it has instead."""
-    other = [what for what in unlike(paper, artefact, row, column, run) if what != "cell"]
+    other = unlike(paper, artefact, row, column, run)
     if not other:
         return column
     ours = committed.experiment(run)
@@ -211,13 +215,17 @@ class _Cells:
         seeds = sorted(table.loc[row].dropna().index)
         table = table[seeds].dropna()
         place, values = table.index.get_loc(row), table.to_numpy()
-        own = verdicts.cell_interval(values, place, 0.0)
+        own, best = verdicts.cell_interval(values, place, 0.0), int(values.mean(1).argmax())
+        behind = verdicts.interval(
+            [values], [np.eye(len(values))[best] - np.eye(len(values))[place]]
+        )
         line = dict(
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
             n=len(cells),
-            low=own.low,
-            high=own.high,
+            low=max(own.low, 0.0) if self.metric in PERCENT else own.low,
+            high=min(own.high, 100.0) if self.metric in PERCENT else own.high,
+            best=place == best or behind.low <= 0,
             profile=cells.profile.iloc[0],
             dataset=cells.dataset.iloc[0],
         )
@@ -394,7 +402,10 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
             said += _beside(lines)
         else:
             other = next(iter(shown)).removeprefix(f"{column}: ")
-            said.append(f"This is {other}, so it is not held against the paper's numbers.")
+            other = (
+                f"The runs are {other}, so they are" if ": on " in next(iter(shown)) else "It is"
+            )
+            said.append(f"{other} not held against the paper's numbers.")
         out.append(f"**{column}.** " + " ".join(said))
     return out
 

@@ -44,9 +44,8 @@ def test_the_papers_own_numbers(paper_cells):
     others = {e.tags["row"]: e for e in table1 if e.clients == 50 and e.dataset == "cifar10"}
     for row in ("fedavg", "perfedavg", "fedper", "pfedme"):
         assert others[row].rounds * others[row].participation * others[row].clients == 5000
-    assert (
-        others["pfedme"].steps * others["pfedme"].method_args["inner_steps"] == 60
-    )  # K = 3 "i.e. 60 local steps"
+    # K = 3 "i.e. 60 local steps"
+    assert others["pfedme"].steps * others["pfedme"].method_args["inner_steps"] == 60
     assert others["lgfedavg"].rounds * 5 == 1000 and others["lgfedavg"].init_from.method == "fedavg"
     assert {e.dataset for e in table1} == {"cifar10", "cifar100", "omniglot"}
     assert {(e.clients, e.model) for e in table1 if e.dataset == "omniglot"} == {(50, "lenet4")}
@@ -86,12 +85,11 @@ def test_the_papers_sweeps(paper_cells):
     }
     assert {(e.model, e.dataset) for e in named(paper_cells, "table3")} == {("mlp", "mnist")}
     embed = {e.tags["row"]: e.method_args for e in named(paper_cells, "appc5")}
-    assert embed.pop("fixed embedding (over classes)") == {
-        "embed": "fixed"
-    }  # ours; the paper's is normalised over clients
+    # The paper's is normalised over clients, ours over classes.
     assert embed == {
         "trainable embedding": {"dim": 10},
         "fixed embedding": {"embed": "fixed_columns"},
+        "fixed embedding (over classes)": {"embed": "fixed"},
     }
 
 
@@ -107,12 +105,8 @@ def test_medium_has_the_papers_own_runs_of_table_1_and_a_fifth_of_the_steps_else
 
     for artefact in ("table1", "fig3"):
         ours, theirs = (runs(cells, artefact) for cells in (medium_cells, paper_cells))
-        assert (
-            ours == theirs
-            and len(ours)
-            == len(named(medium_cells, artefact))
-            == 3 * {"table1": 11, "fig3": 1}[artefact]
-        )
+        many = 3 * {"table1": 11, "fig3": 1}[artefact]
+        assert ours == theirs and len(ours) == len(named(medium_cells, artefact)) == many
     assert {e.tags["artefact"] for e in medium_cells} == {
         a for a, about in pfedhn.PAPER.artefacts.items() if about.medium
     }
@@ -219,7 +213,8 @@ def test_tuning_on_leaves_what_was_trained_as_it_was(store):
             got.arrays["before/test/correct"][0],
             source.arrays["before/test/correct"][-1],
         )
-        assert (start == before).all(), row  # round 0 is the federation as it was trained
+        # Round 0 is the federation as it was trained.
+        assert (start == before).all(), row
 
 
 def test_how_many_runs(paper_cells, quick_cells):
@@ -328,7 +323,8 @@ def derived(**numbers: float) -> dict[tuple[str, str, str], float]:
     return {(metric, "pfedhn", "a"): value for metric, value in numbers.items()}
 
 
-OF_OURS = {("pfedhn (literal sign)", "a"): 99, ("local (all data)", "a"): 99}  # they do not compete
+# They do not compete.
+OF_OURS = {("pfedhn (literal sign)", "a"): 99, ("local (all data)", "a"): 99}
 FEW = column("a, N=10", local=90, fedavg=50, fedper=85)
 OMNIGLOT = "Omniglot, N=50"
 STEPS, DIMS, DEPTHS, SPECTRAL, DESCRIPTORS = (
@@ -480,8 +476,8 @@ def test_every_artefact_has_a_claim_and_every_claim_is_tried_above():
 
 
 def test_the_papers_own_tables_uphold_what_its_text_says():
-    said = report.reported("pfedhn").set_index("table")
-    printed = {t: dict(zip(zip(v.row, v.column), v.value)) for t, v in said.groupby("table")}
+    said = report.reported("pfedhn")
+    printed = {t: v.set_index(["row", "column"]).value.to_dict() for t, v in said.groupby("table")}
     plain = {c: v for (r, c), v in printed["table1"].items() if r == "pfedhn" and "CIFAR-10," in c}
     printed["table4"] |= {("pfedhn (no spectral norm)", c): v for c, v in plain.items()}
     tables = ("table1", "table2", "table3", "table4", "appc5")
@@ -521,7 +517,7 @@ def test_newcomers_have_a_slope_in_every_seed(monkeypatch):
     got = pd.DataFrame(pfedhn.numbers_of_newcomers(frame(*runs), recorded()))
     slopes = got[got.metric == "slope"].set_index("run").value.to_dict()
     assert slopes == {"alpha = 10": pytest.approx(-50), "alpha = 11": pytest.approx(50)}
-    assert got[got.metric == "gap_points"].value.tolist() == [-2, -1, -4, -3]
+    assert got[got.metric == "gap_points"].value.tolist() == [-1, -2, -3, -4]
 
 
 def test_gaps_and_capacity():
@@ -563,7 +559,7 @@ def test_by_size_reads_every_third_client(monkeypatch):
 
 
 def recorded(**probes: dict[str, np.ndarray]):
-    """What `Study.run` gives to numbers of probes: what one run recorded at rounds 0 and 1, by the probe's name."""
+    """What `Study.run` gives to numbers of probes: what one run recorded at rounds 0 and 1."""
     made = {
         n: [papers.Probed("pfedhnx", "pfedhn", "x", 1, np.array([0, 1]), v)]
         for n, v in probes.items()

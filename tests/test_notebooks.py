@@ -28,6 +28,10 @@ HEADING = re.compile(r"^#{2,4} ((?:Appendix )?(?:Figure |Table |C\.)\d+[a-c]?)\b
 WALL_TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:s|ms|min|seconds|minutes)\b")
 
 
+RESULT = re.compile(r"\d\s?%|\d (percentage )?points?\b|\b\d\d\.\d\d\b")
+THEIRS = re.compile(r"paper|published|released", re.I)
+
+
 def tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
@@ -41,6 +45,14 @@ def texts(cell) -> str:
             *(v for k, v in output.get("data", {}).items() if k.startswith("text/")),
         ]
     return "\n".join(found)
+
+
+def typed_results(prose: str) -> list[str]:
+    """Accuracies and differences in sentences that do not say that they are the paper's."""
+    lines = [line for line in prose.splitlines() if not line.startswith("Claim")]
+    plain = re.sub(r"\$[^$]*\$|`[^`]*`", "", "\n".join(lines))
+    sentences = re.split(r"(?<=[.:;!?])\s+|\n", plain)
+    return [s for s in sentences if RESULT.search(s) and not THEIRS.search(s)]
 
 
 def calls(tree: ast.AST) -> set[str]:
@@ -109,6 +121,8 @@ def problems(path: Path) -> list[str]:
         found.append(f"metadata {', '.join(sorted(foreign))}: run `python -m tools.clean`")
     if any(cell.metadata.keys() - {"tags"} for cell in nb.cells):
         found.append("cells have metadata besides tags: run `python -m tools.clean`")
+    if typed := typed_results(prose):
+        found.append(f"results typed into the text, {typed}: let study.reading(TABLE) say them")
     if hit := ABSOLUTE.search(prose):
         found.append(f"the text holds an absolute path ({hit[0]!r}...)")
     if any("injected-parameters" in tags(cell) for cell in code):

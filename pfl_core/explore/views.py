@@ -272,18 +272,15 @@ def runs(
     Parameters
     ----------
     source : str or None
-        Where the results are: one of `sources.names()`. None where there are no results: then the
-        `Shown` has a line of code that computes some.
+        One of `sources.names()`; None where there are no results: the `Shown` says how to get some.
     column : str
         A column of the source's table: a setting.
-    rows : sequence of str
-        Which rows of it, most often methods; empty for all.
+    rows, seeds : sequence
+        Which rows of it, most often methods, and which seeds; empty for all.
     metric : str
         What is drawn: a key of `sources.METRICS`.
     when : {"before", "after"}
         Whether models were evaluated before or after the round's local training.
-    seeds : sequence of int
-        Which seeds; empty for all.
     smoothing : int
         Each point is the mean of so many evaluations.
 
@@ -371,12 +368,10 @@ def clients(
     ----------
     source, column, when
         As for `runs`.
-    first, second : str
-        The two rows. Where second is None, the `Shown` has a line of code that computes runs.
+    first, second, seed
+        The two runs; second None: the `Shown` says how to get some.
     select : {"last", "best_val", "best_test"}
         Which round, as for `pick`.
-    seed : int
-        Which seed.
 
     Raises
     ------
@@ -517,10 +512,8 @@ def collaboration(
     ----------
     source, column
         As for `runs`.
-    row : str or None
-        The run's row. Where it is None, the `Shown` has a line of code that computes runs.
-    seed : int
-        The run's seed.
+    row, seed
+        The run; row None: the `Shown` says how to get some.
     layer : str
         A layer of the model, or "all" for the mean of all layers.
     round : int, optional

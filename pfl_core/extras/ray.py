@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pfl_core.experiments.experiment import Experiment
@@ -91,12 +92,7 @@ def run_all(
     Exception
         A run's own error, as it was raised; the runs that wait are cancelled.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
-    if not ray.is_initialized():
-        start(ray)
+    ray = _connected()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if gpus is None:
         any_gpu = any(node.get("GPU") for node in nodes)
@@ -105,10 +101,22 @@ def run_all(
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
     how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
-    waiting = [
-        task.remote(run, experiment.plain(), experiment.tags, environ, how)
-        for experiment in experiments
-    ]
+    started = [task.remote(run, e.plain(), e.tags, environ, how) for e in experiments]
+    yield from _as_they_end(ray, started)
+
+
+def _connected() -> ModuleType:
+    """The module ray, connected to a cluster or to one that begins here."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
+    if not ray.is_initialized():
+        start(ray)
+    return ray
+
+
+def _as_they_end(ray: ModuleType, waiting: list[Any]) -> Iterator[Result]:
     try:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)

@@ -83,13 +83,13 @@ class Table:
         frame = frame.loc[(frame != "").any(axis=1), (frame != "").any()]
         return frame.rename(index=label).rename_axis("method")
 
-    def _reported(self, c: pd.Series) -> str:
-        spread = "" if pd.isna(c.reported_sd) else f" ± {c.reported_sd:.{self.digits}f}"
-        return number(c.reported, self.digits) + spread
+    def _reported(self, cell: pd.Series) -> str:
+        spread = "" if pd.isna(cell.reported_sd) else f" ± {cell.reported_sd:.{self.digits}f}"
+        return number(cell.reported, self.digits) + spread
 
-    def _difference(self, c: pd.Series) -> str:
-        ends = c.difference_low, c.difference_high
-        return with_interval(c.difference, *ends, self.digits, sign="+")
+    def _difference(self, cell: pd.Series) -> str:
+        ends = cell.difference_low, cell.difference_high
+        return with_interval(cell.difference, *ends, self.digits, sign="+")
 
     def markdown(self) -> str:
         """The caption, the table, its legend, and below it what was not run."""

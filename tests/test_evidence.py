@@ -1,0 +1,161 @@
+"""What claims are judged on: values by seed, three quarters of the rounds, and who has learned."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import Experiment
+from pfl_core.analysis import verdicts
+from pfl_core.experiments import committed
+from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.papers import evidence
+from pfl_core.papers.evidence import Evidence, majority
+
+RULES = SimpleNamespace(report=dict(select="last", when="before", mean="client"), when={})
+
+
+def run(row, series, seed=0, column="A", when="before", metric="acc_pct"):
+    """Rows of one run, its accuracy after each round."""
+    base = dict.fromkeys(ROW_COLUMNS, "") | dict(row=row, column=column, seed=seed, metric=metric)
+    base |= dict(run=f"{row}/{column}/{seed}", when=when, split="test", mean="client")
+    return pd.DataFrame([base | {"round": r, "value": v} for r, v in enumerate(series)])
+
+
+def rows(**ends):
+    """{row: last accuracy by seed}; all begin at 10 and reach their end at half of 8 rounds."""
+    return pd.concat(
+        [run(r, [10.0] * 4 + [v] * 5, s) for r, vs in ends.items() for s, v in enumerate(vs)]
+    )
+
+
+def of(frame, rules=RULES):
+    return Evidence(frame, rules)
+
+
+def test_rows_are_compared_seed_by_seed():
+    got = of(rows(a=(80, 70, 60), b=(77, 67.5, 56.5), c=(50, 40, 30))).ahead("a", "b", "A", by=1)
+    assert got.found.estimate == pytest.approx(3) and got.found.seeds == 3
+    assert got.clears and got.above == 1 and got.moved == pytest.approx(0)
+    assert str(got).startswith("a - b, A: +3.0 [")
+    # Without the pairs the seeds' ten points would hide it.
+    assert got.found.half < 1 < np.std([80, 70, 60])
+
+
+def test_only_seeds_that_both_have_count():
+    got = of(rows(a=(80, 70, 60), b=(79, 69))).ahead("a", "b", "A")
+    assert got.found.seeds == 2 and got.found.estimate == pytest.approx(1)
+    one = of(rows(a=(80, 70), b=(79,))).ahead("a", "b", "A")
+    assert verdicts.of_claim([one])[:2] == ("undecided", "one seed")
+
+
+@pytest.mark.parametrize("missing", [("a", "c"), ("c", "a")])
+def test_what_was_not_run_is_named(missing):
+    with pytest.raises(LookupError, match="c / A"):
+        of(rows(a=(80, 70), b=(79, 69))).ahead(*missing, "A")
+    with pytest.raises(LookupError, match="purity of all rows"):
+        of(rows(a=(80, 70))).derived("purity")
+
+
+def test_a_moving_contrast_is_never_final():
+    a = pd.concat([run("a", [10, 20, 30, 40, 50, 60, 70, 80, 90], s) for s in (0, 1, 2)])
+    b = pd.concat([run("b", [10, 92, 92, 92, 92, 92.2, 92, 92, 92.1], s) for s in (0, 1, 2)])
+    got = of(pd.concat([a, b])).ahead("a", "b", "A")
+    assert got.moved == pytest.approx(19.9)  # since round 6 of 8
+    assert verdicts.of_claim([got])[:2] == ("undecided", "stopped early")
+    back = of(pd.concat([a, b])).ahead("b", "a", "A")
+    assert verdicts.of_claim([back])[:2] == ("undecided", "stopped early")
+
+
+def test_alike_is_judged_both_ways():
+    found = of(rows(a=(80, 70, 60), b=(79, 69.2, 59.1), c=(78, 68, 58.2))).alike("abc", "A", 5)
+    assert len(found) == 6 and verdicts.of_claim(found).verdict == "holds"
+    found = of(rows(a=(80, 70, 60), b=(72, 62.2, 52.1), c=(78, 68, 58.2))).alike("abc", "A", 5)
+    assert verdicts.of_claim(found).verdict == "contradicted"
+
+
+def test_a_gap_over_two_columns():
+    both = pd.concat(
+        [rows(a=(80, 70), b=(60, 50.5)), rows(a=(90, 80), b=(88, 77)).assign(column="B")]
+    )
+    both["run"] = both.run + both.column
+    weights = {("a", "A"): 1.0, ("b", "A"): -1.0, ("a", "B"): -1.0, ("b", "B"): 1.0}
+    got = of(both).contrast("the gap shrinks", weights)
+    assert got.found.estimate == pytest.approx(19.75 - 2.5)
+
+
+def test_rows_read_after_local_training_are_there_by_themselves():
+    after = run("fedavg", [30, 60], when="after")
+    frame = pd.concat([run("fedavg", [10, 40]), after, run("local", [10, 50])])
+    found = of(frame)
+    assert found.methods("A") == ["fedavg", "fedavg_ft", "local"]
+    assert found.ahead("fedavg_ft", "local", "A").found.estimate == 10
+
+
+# -- who has learned -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Every run is one of ten clients of digits with two labels each."""
+    experiment = Experiment(dataset="digits", partition="shards", clients=10, model="cnn")
+    monkeypatch.setattr(committed, "experiment", lambda run: experiment)
+    majority.cache_clear()
+    yield experiment
+    majority.cache_clear()
+
+
+def test_the_majority_level_is_that_of_the_clients_labels(known):
+    counts = committed.label_counts(known)
+    assert majority("x") == pytest.approx(100 * (counts.max(1) / counts.sum(1)).mean())
+    assert majority("x", "pooled") == pytest.approx(100 * counts.max(1).sum() / counts.sum())
+
+
+def test_an_arm_at_its_clients_majority_label_never_holds(known):
+    level, rng = majority("x"), np.random.default_rng(0)
+    for _ in range(20):
+        a = level + rng.normal(0, 0.3, 3)
+        got = of(rows(a=a, b=a - 20)).ahead("a", "b", "A")
+        assert verdicts.of_claim([got])[:2] == ("undecided", "not learned")
+    assert "most common labels alone give" in got.unlearned
+    learned = of(rows(a=(95, 95.2, 95.1), b=(60, 60.1, 60.2))).ahead("a", "b", "A")
+    assert verdicts.of_claim([learned]).verdict == "holds"
+
+
+def test_a_losing_arm_that_has_not_left_round_0_decides_nothing(known):
+    got = of(rows(a=(95, 95.2, 95.1), b=(10.2, 9.8, 10.1))).ahead("a", "b", "A")
+    assert got.unlearned == "b has not left round 0"
+    assert verdicts.of_claim([got])[:2] == ("undecided", "not learned")
+
+
+def test_unknown_runs_have_no_level():
+    assert np.isnan(majority("0" * 16))
+
+
+# -- numbers that were derived ---------------------------------------------------------------------
+
+
+def derived(metric, **by_row):
+    frames = [
+        run(r, [v], s, metric=metric).assign(mean="derived", split="", when="")
+        for r, vs in by_row.items()
+        for s, v in enumerate(vs)
+    ]
+    return pd.concat(frames)
+
+
+def test_derived_numbers_are_judged_on_their_own_seeds():
+    found = of(derived("weight", near=(0.30, 0.31, 0.32), far=(0.1, 0.1, 0.11)))
+    gap = found.derived("weight", "near") - found.derived("weight", "far")
+    got = found.above("near - far", gap, small=0.01)
+    assert got.clears and got.found.freedom == 2 and got.moved is None and got.unit == ""
+    assert verdicts.of_claim([got]).why == "near - far: +0.21 [+0.19, +0.22]"
+    with pytest.raises(LookupError, match="nothing"):
+        found.above("nothing", pd.Series([np.nan]))
+
+
+def test_another_metric_is_read_at_the_last_round():
+    frame = pd.concat([run("a", [9, 4], metric="acc_sd"), run("b", [9, 7], metric="acc_sd")])
+    assert evidence.reproduced(frame, RULES, "acc_sd").value.tolist() == [4, 7]
+    assert of(frame).ahead("b", "a", "A", metric="acc_sd").found.estimate == 3

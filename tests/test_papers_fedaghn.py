@@ -1,5 +1,6 @@
 """FedAGHN's paper module: its settings and labels, and claims that can be decided either way."""
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +8,12 @@ import pandas as pd
 import pytest
 
 from pfl_core import Experiment
+from pfl_core.analysis.verdicts import of_claim
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import fedaghn, plan, report
 from pfl_core.papers.base import Probed, Scope
+from pfl_core.papers.evidence import Evidence
 from pfl_core.papers.fedaghn import PAPER
 
 PUBLISHED = report.reported("fedaghn")
@@ -110,109 +113,195 @@ def test_quick_is_small(swept):
     assert 30 <= len({e.id for e in swept("fedaghn", "quick")}) <= 40
 
 
-# -- claims: judged over rows as the notebook makes them -------------------------------------------
-
-
-def rows(cells, column, when="after", metric="acc_pct", mean="client"):
-    made = []
-    for row, value in cells.items():
-        for split in ("val", "test"):
-            line = dict.fromkeys(ROW_COLUMNS, "") | dict(
-                run=f"{row}/{column}", row=row, column=column, metric=metric
-            )
-            made.append(
-                line | dict(seed=0, round=1, split=split, when=when, mean=mean, value=value)
-            )
-    return pd.DataFrame(made, columns=ROW_COLUMNS)
-
-
-def weights(course):
-    made = [
-        rows({k: v}, c, metric="weight", mean="derived")
-        for k, vs in course.items()
-        for c, v in zip(fedaghn.STAGES, vs, strict=True)
-    ]
-    return pd.concat(made, ignore_index=True)
-
-
-def judge(start, *frames):
-    (claim,) = (c for c in PAPER.claims if c.says.startswith(start))
-    return claim.judge(pd.concat(frames, ignore_index=True))
-
+# -- claims ----------------------------------------------------------------------------------------
 
 C = "Dir(0.1), CIFAR-10"
 
 
-def test_best_method():
-    assert judge("FedAGHN is best in every", rows({"ditto": 80, "fedaghn": 81}, C)) == (
-        f"{C}: FedAGHN 81.0, rank 1 of 2; best other ditto 80.0", True)  # fmt: skip
-    assert not judge("FedAGHN is best in every", rows({"ditto": 82, "fedaghn": 81}, C))[1]
-    second = rows({"fedpac": 82, "fedaghn": 81}, "Pathological, CIFAR-10")
-    assert judge("FedAGHN is best in every", second)[1]  # the paper's own exception
+def rows(cells, column, when="after", metric="acc_pct", mean="client", seed=0):
+    made = []
+    for row, value in cells.items():
+        for split in ("val", "test"):
+            line = dict.fromkeys(ROW_COLUMNS, "") | dict(
+                run=f"{row}/{column}/{seed}", row=row, column=column, metric=metric, when=when
+            )
+            made.append(line | dict(seed=seed, round=1, split=split, mean=mean, value=value))
+    return pd.DataFrame(made, columns=ROW_COLUMNS)
+
+
+def seeded(cells, column=C, seeds=3, small=0.1, **how):
+    """Rows of three seeds; their noise is small against a point (of a weight, against .001).
+
+    A row's noise has the mean 0, so that rows of one accuracy are a tie.
+    """
+    random, frames = np.random.default_rng(zlib.crc32(column.encode())), []
+    noise = random.normal(0, small, (seeds, len(cells)))
+    for seed, moved in enumerate(noise - noise.mean(0)):
+        noisy = {row: cells[row] + by for row, by in zip(cells, moved, strict=True)}
+        frames.append(rows(noisy, column, seed=seed, **how))
+    return pd.concat(frames, ignore_index=True)
+
+
+def weights(table, columns=fedaghn.STAGES, metric="weight"):
+    """Derived rows of {row: (a number for each column)}."""
+    how = dict(small=1e-5, metric=metric, mean="derived")
+    each = [seeded({r: v[i] for r, v in table.items()}, c, **how) for i, c in enumerate(columns)]
+    return pd.concat(each, ignore_index=True)
+
+
+def verdict(start, *frames):
+    (claim,) = (c for c in PAPER.claims if c.says.startswith(start))
+    evidence = Evidence(pd.concat(frames, ignore_index=True), PAPER)
+    return of_claim(claim.judge(evidence), claim.most)
+
+
+OTHERS = dict(local=70, cfl=70, heurfedamp=70, fedaghn=75)
+PARTS = dict.fromkeys(fedaghn.ABLATED, 70) | {"w/o p and q": 60, "w/o p": 65, "fedaghn": 75}
+FINE = dict(pfedla=75, fedala=75, cfl=70, fedamp=70, heurfedamp=70)
+# A claim, accuracies with which it holds, what changes to contradict it, and to leave a tie.
+ACCURACIES = [
+    ("FedAGHN is best in", OTHERS, dict(cfl=80), dict(cfl=75)),
+    ("HeurFedAMP outperforms", dict(heurfedamp=75, fedamp=70), dict(fedamp=80), dict(fedamp=75)),
+    ("FedALA performs", dict(pfedla=75, fedala=70), dict(fedala=80), dict(fedala=75)),
+    ("FedAGHN outperforms", OTHERS, dict(local=80), dict(local=75)),
+    ("pFedLA and FedALA", FINE, dict(cfl=80), dict(cfl=75)),
+    ("In the case study", OTHERS, dict(heurfedamp=80), dict(heurfedamp=75)),
+    ("FedAGHN performs best", PARTS, dict(frozen=80), dict(frozen=75)),
+    ("The most severe", PARTS, dict(frozen=50), dict(frozen=60)),
+    ("Performance decreases", PARTS, {"w/o p": 80}, {"w/o p": 70}),
+]
+
+
+@pytest.mark.parametrize("start, cells, against, tied", ACCURACIES, ids=[a[0] for a in ACCURACIES])
+def test_claims_on_accuracy(start, cells, against, tied):
+    assert verdict(start, seeded(cells)).verdict == "holds"
+    assert verdict(start, seeded(cells | against)).verdict == "contradicted"
+    assert verdict(start, seeded(cells | tied)).reason == "tie"
+    assert verdict(start, seeded(cells, seeds=1)).reason == "one seed"
+
+
+@pytest.mark.parametrize("claim", PAPER.claims, ids=lambda claim: claim.says[:40])
+def test_a_claim_without_its_rows_is_not_run(claim):
     with pytest.raises(LookupError):
-        judge("FedAGHN is best in every", rows({"ditto": 80}, C))
+        claim.judge(Evidence(seeded({fedaghn.DESCENT: 70}), PAPER))
+
+
+def test_the_papers_own_exception_and_rows_of_ours_decide_nothing():
+    second = seeded(OTHERS | dict(fedpac=80), "Pathological, CIFAR-10")
+    (anew,) = fedaghn.ANEW
+    ours = seeded({fedaghn.DESCENT: 90}), seeded(OTHERS | dict(cfl=90), anew)
+    assert verdict("FedAGHN is best in", second, seeded(OTHERS), *ours).verdict == "holds"
+    elsewhere = seeded(OTHERS | dict(fedpac=80))
+    assert verdict("FedAGHN is best in", elsewhere).verdict == "contradicted"
+
+
+def test_fedavg_counts_after_local_training():
+    start, before = "FedAGHN is best in", seeded(dict(fedavg=90), when="before")
+    for after, found in ((70, "holds"), (80, "contradicted")):
+        tuned = seeded(dict(fedavg=after))
+        assert verdict(start, before, tuned, seeded(OTHERS)).verdict == found
+
+
+def test_most_cases():
+    start, columns = "HeurFedAMP outperforms", [C, "Dir(0.1), CIFAR-100", "Dir(0.1), TINY"]
+    for leads, found in (((5, 5, -5), "holds"), ((5, -5, -5), "contradicted")):
+        cells = [dict(heurfedamp=70 + lead, fedamp=70) for lead in leads]
+        assert verdict(start, *map(seeded, cells, columns)).verdict == found
 
 
 def test_fedavg_before_and_after_fine_tuning():
-    local = rows({"local": 70}, C)
-    for before, after, holds in ((60, 80, True), (75, 80, False), (60, 65, False)):
-        got = judge(
-            "FedAvg's global model",
-            local,
-            rows({"fedavg": before}, C, "before"),
-            rows({"fedavg": after}, C),
-        )
-        assert got[1] is holds
+    def table(before, after):
+        globals_ = seeded(dict(fedavg=before, fedprox=60), when="before")
+        return globals_, seeded(dict(fedavg=after, fedprox=79, local=70, fedaghn=80))
+
+    worse, competitive = "FedAvg and FedProx, read before", "FedAvg-FT and FedProx-FT"
+    assert verdict(worse, *table(60, 79)).verdict == "holds"
+    assert verdict(worse, *table(75, 79)).verdict == "contradicted"
+    assert verdict(worse, *table(70, 79)).reason == "tie"
+    assert verdict(competitive, *table(60, 79)).verdict == "holds"
+    assert verdict(competitive, *table(60, 75)).verdict == "contradicted"
+    assert verdict(competitive, *table(60, 78)).reason == "tie"
 
 
-def test_the_lead_over_fedavg():
+def test_the_lead_over_fedavg_after_local_training():
     def at(column, lead):
-        before = rows(
-            {"fedavg": 20 if column == "Dir(0.1)" else 50}, column, "before"
-        )  # has no say: another moment
-        return pd.concat([before, rows({"fedavg": 60, "fedaghn": 60 + lead}, column)])
+        before = seeded(dict(fedavg=20 + lead), column, when="before")  # has no say
+        return pd.concat([before, seeded(dict(fedavg=60, fedaghn=60 + lead), column)])
 
-    assert judge("FedAGHN leads FedAvg-FT", at("Dir(0.1)", 9), at("Dir(0.5)", 4)) == (
-        "Dir(0.1): +9.0 points, Dir(0.5): +4.0 points", True)  # fmt: skip
-    assert not judge("FedAGHN leads FedAvg-FT", at("Dir(0.1)", 4), at("Dir(0.5)", 9))[1]
+    start = "FedAGHN leads FedAvg-FT"
+    for leads, found in (((9, 4), "holds"), ((4, 9), "contradicted"), ((4, 4), "undecided")):
+        rows_ = map(at, ("Dir(0.1)", "Dir(0.5)"), leads)
+        assert verdict(start, *rows_).verdict == found
     with pytest.raises(LookupError):
-        judge("FedAGHN leads FedAvg-FT", at("Dir(0.1)", 9))
-
-
-@pytest.mark.parametrize("start", ["In the case study", "FedAGHN is best with all"])
-def test_first_of_its_table(start):
-    names = ("local", "cfl", "heurfedamp") if "case" in start else tuple(fedaghn.ABLATED)
-    others = dict.fromkeys(names, 70)
-    assert judge(start, rows(others | {"fedaghn": 71}, "CIFAR-10"))[1]
-    assert not judge(start, rows(others | {"fedaghn": 71, names[-1]: 72}, "CIFAR-10"))[1]
-    with pytest.raises(LookupError):
-        judge(start, rows({"fedaghn": 71}, "CIFAR-10"))
+        verdict(start, at("Dir(0.1)", 9))
 
 
 def test_weights_over_stages():
     said = {
-        f"{p}, {k}": [v] * 4
-        for p, s in (("shallow", 0.06), ("deep", 0.09))
-        for k, v in (("similar", s), ("other", 0.05))
+        "whole, self": (0.03, 0.02, 0.015, 0.01),
+        "shallow, similar": (0.12, 0.09, 0.07, 0.06),
+        "shallow, other": (0.04,) * 4,
+        "deep, similar": (0.16, 0.12, 0.11, 0.1),
+        "deep, other": (0.03,) * 4,
     }
-    assert judge("Similar clients", weights(said))[1]
-    assert not judge("Similar clients", weights(said | {"deep, similar": [0.05] * 4}))[1]
-    assert judge("The self weight falls", weights({"whole, self": [0.03, 0.02, 0.015, 0.01]}))[1]
-    assert not judge("The self weight falls", weights({"whole, self": [0.03, 0.02, 0.02, 0.01]}))[1]
-    with pytest.raises(LookupError):
-        judge("The self weight falls", weights({"deep, self": [0.03] * 4}))
+    similar, own, evens = "Similar clients", "The weight of oneself gradually", "In shallow layers"
+    for start in (similar, own, evens):
+        assert verdict(start, weights(said)).verdict == "holds"
+    for start, row, against, tied in (
+        (similar, "deep, similar", 0.04, 0.05),
+        (own, "whole, self", 0.02, 0.015),
+        (evens, "shallow, similar", 0.08, 0.07),
+    ):
+        changed = weights(said | {row: (*said[row][:3], against)})
+        assert verdict(start, changed).verdict == "contradicted"
+        level = weights(said | {row: (*said[row][:3], tied)})
+        assert verdict(start, level).reason == "tie"
 
 
-def test_the_papers_own_table_4_fulfils_its_claims():
-    said = PUBLISHED[(PUBLISHED.table == "table4") & (PUBLISHED.metric == "weight")]
-    course = {
-        r: [said[(said.row == r) & (said.column == c)].value.item() for c in fedaghn.STAGES]
-        for r in said.row.unique()
-    }
-    assert (
-        judge("Similar clients", weights(course))[1]
-        and judge("The self weight falls", weights(course))[1]
-    )
+def test_the_papers_own_weights_fulfil_its_claims():
+    for artefact, starts in {
+        "table4": ("Similar clients", "The weight of oneself gradually", "In shallow"),
+        "apptable2": ("In FedAGHN the", "CFL maintains", "HeurFedAMP assigns"),
+    }.items():
+        said = PUBLISHED[(PUBLISHED.table == artefact) & (PUBLISHED.metric == "weight")]
+        table = said.pivot_table(index="row", columns="column", values="value", sort=False)
+        frame = weights({row: tuple(v) for row, v in zip(table.index, table.to_numpy(), strict=True)},
+                        table.columns)  # fmt: skip
+        assert [verdict(start, frame).verdict for start in starts] == ["holds"] * 3
+
+
+FINAL = dict(
+    cfl=(0.25, 0.25, 0.0), heurfedamp=(0.05, 0.0506, 0.0499), fedaghn=(0.0126, 0.0733, 0.048)
+)
+
+
+@pytest.mark.parametrize(
+    "starts, method, against",
+    [
+        (("FedAGHN's weights", "In FedAGHN the"), "fedaghn", (0.06, 0.07, 0.05)),
+        (("In CFL all", "CFL maintains"), "cfl", (0.25, 0.25, 0.01)),
+        (("In CFL all", "CFL maintains"), "cfl", (0.3, 0.25, 0.0)),
+        (("HeurFedAMP gives", "HeurFedAMP assigns"), "heurfedamp", (0.05, 0.0499, 0.0506)),
+        (("HeurFedAMP gives", "HeurFedAMP assigns"), "heurfedamp", (0.05, 0.09, 0.04)),
+    ],
+)
+def test_final_weights(starts, method, against):
+    kinds = ("Self", "Similar", "Other")
+    for start in starts:
+        assert verdict(start, weights(FINAL, kinds)).verdict == "holds"
+        assert verdict(start, weights(FINAL | {method: against}, kinds)).verdict == "contradicted"
+        one = weights(FINAL, kinds)
+        assert verdict(start, one[one.seed == 0]).reason == "one seed"
+
+
+def test_weights_of_layers_and_a_weight_that_stays():
+    deep, stays = "Deep layers", "The weight of oneself in Heur"
+    for last, found in ((0.09, "holds"), (0.05, "contradicted"), (0.07, "undecided")):
+        gaps = dict(zip(fedaghn.PLACES, ((0.01,), (0.02,), (0.07,), (last,)), strict=True))
+        assert verdict(deep, weights(gaps, ["CIFAR-100"], "similar minus other")).verdict == found
+    for final, found in ((0.05, "holds"), (0.06, "contradicted"), (0.051, "undecided")):
+        course = {"heurfedamp, self": (0.05, 0.05, 0.05, final)}
+        assert verdict(stays, weights(course)).verdict == found
 
 
 def test_settings_below_the_papers_scale():
@@ -243,7 +332,7 @@ def probed(row, column="CIFAR-100", own=0.1):
         k: np.stack([np.eye(10) * (own + r / 100) + pair * v for r in rounds])
         for k, v in kinds.items()
     }
-    return Probed(f"{row}/{column}", row, column, 0, rounds, layers)
+    return Probed(f"{row}/{column}/0", row, column, 0, rounds, layers)
 
 
 def recorded(*some, best=8):
@@ -282,6 +371,34 @@ def test_final_weights_of_each_method():
     assert numbers[numbers.column == "Self"].value.tolist() == pytest.approx([0.14] * 2)
 
 
+def test_the_course_of_each_methods_weights():
+    runs = probed("cfl"), probed(fedaghn.OWN, own=0.4)
+    at = pd.DataFrame(fedaghn.course_of_methods(*recorded(*runs))).set_index(["row", "column"])
+    assert at.loc["cfl, self"].value.tolist() == pytest.approx([0.11, 0.12, 0.14, 0.18])
+    assert at.loc[("fedaghn, similar", "Final")].value == pytest.approx(0.175)
+    assert len(at) == 2 * 3 * 4
+
+
+def test_weights_of_the_outer_layers():
+    one = probed("fedaghn")
+    one = one._replace(
+        values={"conv1": one.values["conv1"]}
+        | {
+            name: one.values[like]
+            for name, like in (
+                ("bn1", "fc2"),
+                ("conv2", "conv1"),
+                ("fc1", "conv1"),
+                ("fc2", "fc2"),
+                ("fc3", "fc3"),
+            )
+        }
+    )
+    got = pd.DataFrame(fedaghn.layer_weights(*recorded(one)))
+    assert got.row.tolist() == list(fedaghn.PLACES)
+    assert got.value.tolist() == pytest.approx([0.05, 0.05, 0.3, 0.3])
+
+
 def test_the_course_of_weights():
     got = fedaghn.course([probed("fedaghn"), probed(fedaghn.DESCENT, own=0.5)])
     assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "round"]).any()
@@ -293,17 +410,17 @@ def test_the_course_of_weights():
 def test_graphs_of_the_first_seed():
     runs = [probed("cfl"), probed("fedaghn", own=0.4)]
     finished, _ = recorded(*runs)
-    both = fedaghn.graphs(finished, [*runs, runs[0]._replace(seed=1)], str.upper)
-    assert list(both) == ["CFL", "FEDAGHN"] and both["FEDAGHN"][0, :3] == pytest.approx(
+    both = fedaghn.graphs(finished, [*runs, runs[0]._replace(seed=1)])
+    assert list(both) == ["CFL", "FedAGHN"] and both["FedAGHN"][0, :3] == pytest.approx(
         [0.48, 0.175, 0]
     )
-    at_stages = fedaghn.graphs(finished, runs[:1], str.upper, staged=True)
+    at_stages = fedaghn.graphs(finished, runs[:1], staged=True)
     assert [m[0, 0] for m in at_stages.values()] == pytest.approx([0.11, 0.12, 0.14, 0.18])
     assert list(at_stages) == [f"CFL, {s}" for s in fedaghn.STAGES]
-    by_layer = fedaghn.graphs(finished, runs[:1], str.upper, layered=True)
+    by_layer = fedaghn.graphs(finished, runs[:1], layered=True)
     assert list(by_layer) == ["conv1", "fc2", "fc3"] and by_layer["fc3"][0, 1] == pytest.approx(0.3)
-    other = runs[0]._replace(run="cfl/CIFAR-10", column="CIFAR-10")
-    assert set(fedaghn.graphs(recorded(runs[0], other)[0], [runs[0], other], str.upper)) == {
+    other = runs[0]._replace(run="cfl/CIFAR-10/0", column="CIFAR-10")
+    assert set(fedaghn.graphs(recorded(runs[0], other)[0], [runs[0], other])) == {
         "CFL, CIFAR-100",
         "CFL, CIFAR-10",
     }

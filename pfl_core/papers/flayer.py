@@ -606,6 +606,7 @@ class _Similarity(NamedTuple):
 
     @property
     def name(self) -> str:
+        """How a reader calls it."""
         return f"{label(self.row)}, {self.column}"
 
     def mean(self, layers: Sequence[str], stage: str = "best") -> pd.Series:

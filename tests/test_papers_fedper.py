@@ -1,11 +1,18 @@
-"""FedPer's paper module: the paper's settings, networks and labels at each profile, linear bases, and what fine-tuning is claimed to do."""
+"""FedPer's paper: settings, networks and labels at each profile, linear bases.
 
+Its claims hold, are contradicted, and stay undecided.
+"""
+
+import numpy as np
 import pandas as pd
 import pytest
 
 from pfl_core import models
+from pfl_core.analysis import verdicts
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import fedper
+from pfl_core.papers.evidence import Evidence
+from pfl_core.papers.fedper import PAPER
 
 
 @pytest.fixture(scope="module")
@@ -100,32 +107,167 @@ def test_synthetic_raters_are_named(swept):
     ]
 
 
-# -- claims -------------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
+
+SURE, UNSURE = 0.002, 2.0  # noise of seeds, as a share of the value
+FLICKR = "flickr_aes"
 
 
-def judged(figure, without, tuned, dataset="cifar100"):
-    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(
-        column="MobileNet", metric="acc_pct", seed=0, round=1, split="test"
-    )
+def curves(of, dataset="cifar10", metric="acc_pct"):
+    """Rows of {(row, column): numbers at rounds 0, 4, 8, ...}."""
+    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(metric=metric, split="test", seed=0)
     blank |= dict(when="before", mean="client", dataset=dataset)
     made = [
-        blank | dict(row=r, run=r, value=v)
-        for r, v in (("fedper", without), ("fedper + fine-tuning", tuned))
+        blank | dict(row=row, column=column, run=f"{row} {column}", round=4 * n, value=v)
+        for (row, column), line in of.items()
+        for n, v in enumerate(line)
     ]
-    (claim,) = (c for c in fedper.PAPER.claims if c.needs == figure)
-    return claim.judge(pd.DataFrame(made, columns=ROW_COLUMNS))[1]
+    return pd.DataFrame(made, columns=ROW_COLUMNS)
 
 
-@pytest.mark.parametrize("figure", ["fig15", "fig16"])
-def test_fine_tuning_improves_cifar100(figure):
-    assert (
-        judged(figure, 60.0, 72.0) and judged(figure, 60.0, 60.5) and not judged(figure, 60.0, 59.9)
-    )
+def ends(dataset="cifar10", column="MobileNet", **acc):
+    """Rows of {row: accuracy at the last round}, which began at 0 and was soon there."""
+    named = {name.replace("_", " "): v for name, v in acc.items()}
+    return curves({(row, column): (0, v, v, v, v) for row, v in named.items()}, dataset)
 
 
-@pytest.mark.parametrize("figure", ["fig17", "fig18"])
-def test_fine_tuning_does_nothing_noticeable_on_flickr_aes(figure):
-    assert judged(figure, 60.0, 62.9, "flickr_aes") and judged(figure, 60.0, 57.1, "flickr_aes")
-    assert not judged(figure, 60.0, 72.0, "flickr_aes")
-    with pytest.raises(LookupError, match="FLICKR-AES"):
-        judged(figure, 60.0, 62.9, "raters_digits100")
+def both(fedper, fedavg, k=4, **how):
+    return ends(fedper=fedper, fedavg=fedavg, column=f"MobileNet of half width, k={k}", **how)
+
+
+def spread(fedper, fedavg, k=4, learned=60.0):
+    """Spreads over clients in percentage points, with accuracies."""
+    column = f"MobileNet of half width, k={k}"
+    flat = {("fedper", column): (fedper,) * 5, ("fedavg", column): (fedavg,) * 5}
+    return pd.concat([curves(flat, metric="acc_sd"), both(learned, learned, k)])
+
+
+def depths(*acc, dataset="cifar10"):
+    names = {("MobileNet", f"K_P = {d}"): v for d, v in enumerate(acc, 1)}
+    return curves({(row, c): (0, v, v, v, v) for (c, row), v in names.items()}, dataset)
+
+
+def seeds(rows, noise=SURE, n=4):
+    """The same rows for n seeds, each curve with a factor of its own."""
+    random, out = np.random.default_rng(3), []
+    key = rows.row + rows.column + rows.metric
+    for seed in range(n):
+        factor = {name: random.normal(1, noise) for name in dict.fromkeys(key)}
+        made = dict(seed=seed, run=rows.run + f" {seed}", value=rows.value * key.map(factor))
+        out.append(rows.assign(**made))
+    return pd.concat(out, ignore_index=True)
+
+
+def verdict(where, word, rows):
+    """The verdict of the one claim at a place of the paper that has a word in it."""
+    (claim,) = (c for c in PAPER.claims if c.where.endswith(where) and word in c.says)
+    try:
+        return verdicts.of_claim(claim.judge(Evidence(rows, PAPER)), claim.most).verdict
+    except LookupError:
+        return "not run"
+
+
+def slow(first, second, k=4):
+    column = f"MobileNet of half width, k={k}"
+    return curves({("fedper", column): first, ("fedavg", column): second})
+
+
+EARLY, LATE = (0, 65, 70, 70, 70), (0, 20, 40, 50, 60)
+TUNED = "fedper_+_fine-tuning"
+# where, a word of the claim, rows of which it holds, rows that contradict it
+JUDGED = [
+    ("Fig. 2", "better", both(60.0, 50.0), both(50.0, 60.0)),
+    ("Fig. 2", "rounds", slow(EARLY, LATE), slow(LATE, EARLY)),
+    (
+        "Fig. 2",
+        "closer",
+        pd.concat([both(70.0, 50.0), both(60.0, 58.0, 10)]),
+        pd.concat([both(60.0, 58.0), both(70.0, 50.0, 10)]),
+    ),
+    ("Fig. 3", "vary less", spread(5.0, 10.0), spread(10.0, 5.0)),
+    ("Fig. 4", "correlation", depths(60.0, 62.0, 59.0), depths(60.0, 62.0, 50.0)),
+    ("Fig. 4", "K_P = 2", depths(60.0, 65.0, 50.0), depths(60.0, 65.0, 70.0)),
+    ("Fig. 5", "linear", ends(original=60, linear_base=50), ends(original=50, linear_base=60)),
+    ("Fig. 6", "linear", ends(original=60, linear_base=50), ends(original=50, linear_base=60)),
+    ("Fig. 7", "unfit", both(60.0, 20.0, dataset=FLICKR), both(20.0, 60.0, dataset=FLICKR)),
+    ("Fig. 7", "guessing", both(60.0, 21.0, dataset=FLICKR), both(60.0, 30.0, dataset=FLICKR)),
+    ("Fig. 8", "unfit", both(60.0, 20.0, dataset=FLICKR), both(20.0, 60.0, dataset=FLICKR)),
+    (
+        "Fig. 9",
+        "linear",
+        ends(FLICKR, original=60, linear_base=50),
+        ends(FLICKR, original=50, linear_base=60),
+    ),
+    ("Fig. 11", "better", both(60.0, 50.0, 40), both(50.0, 60.0, 80)),
+    (
+        "Fig. 12",
+        "closer",
+        pd.concat([both(70.0, 50.0, 40), both(60.0, 58.0, 100)]),
+        pd.concat([both(60.0, 58.0, 40), both(70.0, 50.0, 100)]),
+    ),
+    (
+        "Figs. 3, 13",
+        "variation",
+        pd.concat([spread(5.0, 12.0), spread(5.0, 6.0, 10)]),
+        pd.concat([spread(5.0, 6.0), spread(5.0, 12.0, 10)]),
+    ),
+    ("Fig. 14", "K_P = 1", depths(60.0, 55.0, 50.0), depths(60.0, 65.0, 50.0)),
+    ("Fig. 15", "improves", ends(fedper=60, **{TUNED: 72}), ends(fedper=60, **{TUNED: 55})),
+    ("Fig. 16", "improves", ends(fedper=60, **{TUNED: 72}), ends(fedper=60, **{TUNED: 55})),
+    (
+        "Fig. 17",
+        "noticeable",
+        ends(FLICKR, fedper=60, **{TUNED: 58.5}),
+        ends(FLICKR, fedper=60, **{TUNED: 72}),
+    ),
+    (
+        "Fig. 18",
+        "noticeable",
+        ends(FLICKR, fedper=60, **{TUNED: 61.5}),
+        ends(FLICKR, fedper=60, **{TUNED: 55}),
+    ),
+]
+
+
+@pytest.mark.parametrize("where, word, good, bad", JUDGED)
+def test_claims_hold_are_contradicted_and_stay_undecided(where, word, good, bad):
+    assert verdict(where, word, seeds(good)) == "holds"
+    assert verdict(where, word, seeds(bad)) == "contradicted"
+    assert verdict(where, word, seeds(good, UNSURE)) == "undecided"
+    assert verdict(where, word, seeds(good, n=1)) == "undecided", "one seed has no interval"
+    assert verdict(where, word, seeds(ends(nobody=50, column="MobileNet, k=4"))) == "not run"
+
+
+@pytest.mark.parametrize(
+    "where, word, good, bad", [j for j in JUDGED if FLICKR in set(j[2].dataset)]
+)
+def test_synthetic_raters_say_nothing_about_flickr_aes(where, word, good, bad):
+    assert verdict(where, word, seeds(good).assign(dataset="raters_digits100")) == "not run"
+
+
+def test_identical_data_are_in_no_claim_on_differing_clients():
+    some = pd.concat([both(60.0, 50.0), both(50.0, 60.0, 10)])
+    assert verdict("Fig. 2", "better", seeds(some)) == "holds"
+    assert verdict("Fig. 2", "rounds", seeds(both(60.0, 50.0, 10))) == "not run"
+    assert verdict("Fig. 2", "closer", seeds(both(60.0, 50.0))) == "not run", "one end alone"
+
+
+def test_who_has_not_learned_has_no_small_spread():
+    column = "MobileNet of half width, k=4"
+    flat = {("fedper", column): (10.0,) * 5, ("fedavg", column): (10.0,) * 5}
+    rows = pd.concat([spread(5.0, 10.0)[lambda r: r.metric == "acc_sd"], curves(flat)])
+    assert verdict("Fig. 3", "vary less", seeds(rows)) == "undecided"
+
+
+def test_rounds_are_counted_to_the_lower_ones_best_accuracy():
+    rows = slow(EARLY, LATE)
+    assert fedper._rounds_saved(rows, rows.column[0]).tolist() == [16 - 4]
+
+
+def test_every_claim_names_its_place_and_every_figure_has_one_but_figure_10():
+    named = {
+        f"fig{n}" for c in PAPER.claims for n in c.where.split("Fig")[1].strip("s. ").split(", ")
+    }
+    assert named == set(fedper.FIGURES) - {"fig10"}
+    assert all(c.needs in fedper.FIGURES and "Fig" not in c.says for c in PAPER.claims)
+    assert all("ours" in c.limit for c in PAPER.claims if c.limit) and PAPER.runs == 0

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pfl_core.analysis import verdicts
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import pfedla, report, study
 from pfl_core.papers.base import TUNING, Probed, Scope
+from pfl_core.papers.evidence import Evidence
 from pfl_core.papers.pfedla import PAPER
 from pfl_core.util import paths
 
@@ -459,9 +461,11 @@ def seeds(rows, noise=SURE, n=4):
 
 def verdict(artefact, word, rows):
     """The verdict of the one claim on an artefact that has a word in it."""
-    judged = report.claims("pfedla", rows.assign(artefact=artefact), "quick")
-    (line,) = judged[(judged.artefact == artefact) & judged.says.str.contains(word)].itertuples()
-    return line.verdict
+    (claim,) = (c for c in PAPER.claims if c.needs == artefact and word in c.says)
+    try:
+        return verdicts.of_claim(claim.judge(Evidence(rows, PAPER)), claim.most).verdict
+    except LookupError:
+        return "not run"
 
 
 def accuracies(*columns, name="EMNIST, N=10"):

@@ -116,7 +116,7 @@ def paper_run(row="fedaghn", **changes):
         ({}, []),
         (dict(rounds=20, max_samples=800, lr=0.1, seed=7), []),  # what medium cuts, and more
         (dict(dataset="cifar100"), ["data"]),
-        (dict(model_args={"bn": False}), ["network"]),
+        (dict(model="cnn"), ["network"]),
         (dict(partition_args={"alpha": 0.5}), ["partition"]),
         (dict(clients=10, dataset="digits"), ["data", "clients"]),
     ],
@@ -177,7 +177,7 @@ def test_a_table_to_read_has_names_intervals_and_the_best_in_bold():
     assert list(table.text().columns) == [
         (COLUMN, k) for k in ("reported", "ours", "difference", "verdict")
     ]
-    assert set(table.text().index) == {label(r) for r in reported("fedaghn").row}
+    assert set(table.text().index) == {label(r) for r in SAID.index}
     text = table.markdown()
     assert text.startswith("A caption.\n") and "95 % t intervals" in text
     bold = {line.split(" | ")[0] for line in text.splitlines() if "**" in line}

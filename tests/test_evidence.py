@@ -129,6 +129,12 @@ def test_a_losing_arm_that_has_not_left_round_0_decides_nothing(known):
     assert verdicts.of_claim([got])[:2] == ("undecided", "not learned")
 
 
+def test_a_losing_arm_that_began_trained_may_stay_where_it_was(known):
+    flat = pd.concat([run("b", [60.0] * 9, s) for s in range(3)])
+    both = pd.concat([rows(a=(95, 95.2, 95.1)), flat])
+    assert verdicts.of_claim([of(both).ahead("a", "b", "A")]).verdict == "holds"
+
+
 def test_unknown_runs_have_no_level():
     assert np.isnan(majority("0" * 16))
 

@@ -259,6 +259,7 @@ BAD = {
     "cell 3 holds an absolute path": lambda nb: nb.cells[4].outputs.append(
         stream("see /home/me/figures")
     ),
+    "results typed into the text": lambda nb: nb.cells[0].update(source="FedPer has 88.1 %."),
     "text holds an absolute path": lambda nb: nb.cells[0].update(source="data: C:\\data"),
     "KB, at most": lambda nb: nb.cells[4].outputs.append(stream("x" * 310_000)),
     "kernelspec": lambda nb: nb.metadata.kernelspec.update(name="my-venv"),

@@ -14,7 +14,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import fedaghn, fedper, report
 from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
-from pfl_core.papers.report import VIEWS
+from pfl_core.papers.evidence import READ_AFTER
 from pfl_core.papers.study import Study
 from pfl_core.util import paths
 
@@ -73,7 +73,7 @@ WRONG = {
         dict(datasets=["digits", "cifar"]),
         ["datasets: 'cifar' is unknown", *data.list_datasets()],
     ),
-    "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *VIEWS]),
+    "methods": (dict(methods=["fedpr"]), ["methods: 'fedpr' is unknown", *METHODS, *READ_AFTER]),
     "artefacts": (dict(artefacts=["fig2", "table9"]), ["artefacts: 'table9'", *fedper.FIGURES]),
     "in a list": (
         dict(methods=[["fedper"]]),
@@ -316,10 +316,8 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert plt.get_fignums() == [], "figures are closed once shown"
     # tables and claims
     claims = s.claims()
-    assert claims[claims.artefact == "fig3"].verdict.isin(["holds", "does not hold"]).all()
-    assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"} and set(
-        claims.profile
-    ) == {"smoke"}
+    assert set(claims[claims.artefact == "fig3"].verdict) == {"not judged"}, "smoke has none"
+    assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"}
     said = s.finish()
     assert said.startswith("4 runs; pfl_core ") and "runs/results/fedper.smoke-digits, " in said
     assert str(home) not in said + capsys.readouterr().out, "no path of this computer in a notebook"
@@ -505,62 +503,69 @@ def case(home):
     return s, s.run("table3")
 
 
-def test_a_table_beside_the_papers(case, capsys):
+def test_a_table_beside_the_papers(case):
     s, rows = case
-    got = s.compare("table3", rows)
-    said = capsys.readouterr().out
-    assert said.startswith(
-        "Table 3, profile smoke, data digits in place of the paper's, 2 seeds, best validation round"
+    table = s.compare("table3", rows)
+    assert table.caption.startswith(
+        "Table 3, profile smoke, data digits, 2 seeds, best validation round, after local training"
     )
-    assert "after local training" in said and said.rstrip().endswith(
-        "not run at smoke: CIFAR-100; CIFAR-100*; TINY"
-    )
-    published = (
-        report.reported("fedaghn")
-        .query("table == 'table3' and column == 'CIFAR-10'")
-        .set_index("row")
-        .value
-    )
-    assert list(got.index) == list(published.index) and set(got["CIFAR-10"]) >= {
-        "reported",
-        "reproduced",
-        "last",
-    }
-    assert got.loc["cfl", ("CIFAR-10", "reproduced")] == "not run"
-    picked = report.reproduced(rows, papers.paper("fedaghn")).groupby("row").value.mean()
-    assert got.loc["fedaghn", ("CIFAR-10", "reproduced")].startswith(f"{picked['fedaghn']:.2f}")
+    assert "another data, network, partition, clients than the paper's" in table.caption
+    published = report.reported("fedaghn").query("table == 'table3'")
+    assert set(table.not_run().columns) == set(published.column)
+    (column,) = table.ran
+    assert column.startswith("CIFAR-10: on digits, another network")
+    shown = table.text()[column]
+    assert set(shown.index) == {"Local", "FedAGHN"} and set(shown) == {"ours", "ours, last round"}
+    picked = report.reproduced(rows, s.paper).groupby("row").value.mean()
+    assert shown.ours["FedAGHN"].startswith(f"{picked['fedaghn']:.2f} [")
     cells = report.tables(rows, s.paper, "table3")["acc_pct"]
-    assert len(cells) == 16 and set(cells.verdict) == {"not run", "not run at paper scale"}
+    assert len(cells) == 16 + 2 and set(cells.verdict) == {"not run", "no published number"}
     assert sorted(p.name for p in s.folder.iterdir()) == ["table3.csv", "table3.md"]
+    assert (s.folder / "table3.md").read_text() == table.markdown() + "\n"
 
 
-def test_a_copy_of_the_data_is_named_in_captions(case, capsys, monkeypatch):
+def test_a_reading_is_shown_where_there_are_verdicts(case, capsys):
+    s, rows = case
+    s.reading("table3")
+    assert capsys.readouterr().out == "", "smoke has none"
+    s.ran["table3", None] = rows.assign(profile="quick")
+    s.reading("table3")
+    assert "Markdown" in capsys.readouterr().out
+
+
+def test_panels_say_what_data_were_used(case):
+    s, rows = case
+    title = s._panel_title(rows, "CIFAR-10")
+    assert (
+        title.startswith("CIFAR-10\non digits") and s._panel_title(rows, "Client 1") == "Client 1"
+    )
+
+
+def test_a_copy_of_the_data_is_named_in_captions(case, monkeypatch):
     s, rows = case
     monkeypatch.setattr(
         committed, "copy_of", lambda run: "half of 1,797 samples" if run == rows.run.iloc[0] else ""
     )
-    s.compare("table3", rows)
-    assert (
-        "profile smoke, data digits (half of 1,797 samples) in place of" in capsys.readouterr().out
-    )
+    said = s.compare("table3", rows).caption
+    assert "profile smoke, data digits (half of 1,797 samples), 2 seeds" in said
     assert report.data_sets(rows[rows.row == "fedaghn"]) == "digits"
 
 
 def test_clients_are_read_at_the_round_that_is_reported(case):
     s, rows = case
     clients = s.clients(rows)
-    picked = report.reproduced(rows, papers.paper("fedaghn")).set_index(["row", "seed"]).value
+    picked = report.reproduced(rows, s.paper).set_index(["row", "seed"]).value
     for key, mean in clients.groupby(["row", "seed"]).acc_pct.mean().items():
         assert mean == pytest.approx(picked[key])
     standing = s.standing("table3", rows)
     assert (
-        set(standing.index) == {"local", "fedaghn"} and (s.folder / "table3.standing.md").exists()
+        set(standing.index) == {"Local", "FedAGHN"} and (s.folder / "table3.standing.md").exists()
     )
     gap = (
         clients[clients.row == "fedaghn"].acc_pct.mean()
         - clients[clients.row == "local"].acc_pct.mean()
     )
-    assert standing.loc["local", "fedaghn ahead by"] == pytest.approx(gap, abs=0.006)
+    assert standing.loc["Local", "FedAGHN ahead by"] == pytest.approx(gap, abs=0.006)
 
 
 def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(
@@ -620,6 +625,6 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
     )
     s.show("table3")
     out = capsys.readouterr().out
-    assert out.startswith("Table 3, profile smoke") and "rank reproduced" in out
+    assert out.startswith("Table 3, profile smoke") and "FedAGHN ahead by" in out
     assert set(report.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
     assert "acc_gain" not in set(report.reproduced(rows, s.paper).metric)

@@ -220,16 +220,20 @@ class Evidence:
                 return why
         return ""
 
-    def _at_majority(self, row: str, column: str) -> str:
+    def _lead(self, row: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """A row's accuracies, a seed each, and the level of its clients' most common labels."""
         picked = self._all("now", "acc_pct")
         cells = picked[(picked.row == row) & (picked.column == column)]
         levels = [majority(v.run, self.paper.report["mean"]) for v in cells.itertuples()]
-        lead = cells.value.to_numpy() - np.array(levels)
-        if not (lead <= LEARNED).any():  # NaN: labels are not known
+        return cells.value.to_numpy(dtype=float), np.array(levels)
+
+    def _at_majority(self, row: str, column: str) -> str:
+        own, levels = self._lead(row, column)
+        if not (own - levels <= LEARNED).any():  # NaN: labels are not known
             return ""
         return (
-            f"{label(row)} has {cells.value.mean():.1f} %, "
-            f"its clients' most common labels alone give {np.mean(levels):.1f} %"
+            f"{label(row)} has {own.mean():.1f} %, "
+            f"its clients' most common labels alone give {levels.mean():.1f} %"
         )
 
     def _at_start(self, row: str, column: str) -> str:
@@ -238,8 +242,10 @@ class Evidence:
         now, start = (self._table(at, "acc_pct", column) for at in ("now", "start"))
         if row not in start.index:
             return ""
-        gained = (now.loc[row] - start.loc[row]).abs()
-        return f"{label(row)} has not left round 0" if (gained <= LEARNED).all() else ""
+        own, levels = self._lead(row, column)
+        began_trained = (own - levels > LEARNED).all()  # such as LG-FedAvg, from FedAvg's end
+        stayed = ((now.loc[row] - start.loc[row]).abs() <= LEARNED).all()
+        return f"{label(row)} has not left round 0" if stayed and not began_trained else ""
 
     # -- derived numbers ---------------------------------------------------------------------------
 

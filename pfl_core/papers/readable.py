@@ -104,7 +104,7 @@ class Table:
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self.caption)}</p>"] * bool(self.caption)
         if self.ran:
-            ran = self.text(lambda text: f"<b>{text}</b>").map(_coloured)
+            ran = _escaped(self.text(lambda text: f"{_BOLD}{text}")).map(_coloured)
             parts += [ran.to_html(escape=False, border=0), f"<p><small>{LEGEND}</small></p>"]
         if len(rest := self.not_run()):
             summary = f"Published, not run here: {', '.join(rest.columns)}"
@@ -123,7 +123,17 @@ def worded(verdict: str, reason: str = "") -> str:
     return f"{verdict}: {reason}" if reason else verdict
 
 
+_BOLD = "\ue000"  # of no alphabet; stands before what is to be bold
+
+
+def _escaped(frame: pd.DataFrame) -> pd.DataFrame:
+    columns = frame.columns.map(lambda names: tuple(html.escape(name) for name in names))
+    return frame.map(html.escape).rename(index=html.escape).set_axis(columns, axis=1)
+
+
 def _coloured(text: str) -> str:
+    if text.startswith(_BOLD):
+        return f"<b>{text.removeprefix(_BOLD)}</b>"
     colour = _COLOURS.get(tone(text))
     return f'<span style="color: {colour}">{text}</span>' if colour else text
 

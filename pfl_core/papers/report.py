@@ -144,7 +144,11 @@ def compare(
     if said.empty:
         known = sorted(set(reported(paper).table))
         raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {known}")
-    ours = _own_columns(reproduced(rows, paper, metric, **how), paper, table) if len(rows) else rows
+    ours = (
+        _own_columns(reproduced(rows, paper, metric, **how), rows, paper, table)
+        if len(rows)
+        else rows
+    )
     lines = {
         (c.column, c.row): dict(reported=c.value, reported_sd=c.std) for c in said.itertuples()
     }
@@ -155,11 +159,11 @@ def compare(
     frame = pd.DataFrame(
         [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
     )
-    frame["verdict"] = frame.verdict.fillna("not run")
+    frame["verdict"] = frame.verdict.astype(object).fillna("not run")
     frame["n"] = frame.n.fillna(0).astype(int)
     frame["best"] = frame.best.eq(True)
     texts = ["profile", "dataset", "reason", "why"]
-    frame[texts] = frame[texts].fillna("")
+    frame[texts] = frame[texts].astype(object).fillna("")
     return _by_column(frame)
 
 
@@ -176,13 +180,18 @@ def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("column", key=lambda c: c.map(place), kind="stable", ignore_index=True)
 
 
-def _own_columns(ours: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
-    # Cells that are not like the paper's get a column of their own.
-    heads = ours.drop_duplicates(["row", "column"])
-    named = {
-        (v.row, v.column): column_of_ours(paper, table, v.row, v.column, v.run)
-        for v in heads.itertuples()
-    }
+def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
+    # Cells that are not like the paper's get a column of their own. What a cell has of another
+    # one's run is like the paper's if that run is.
+    planned, heads = _of_the_paper(paper.key, table), rows.drop_duplicates(["run", "row", "column"])
+    home = {v.run: (v.row, v.column) for v in heads.itertuples() if (v.row, v.column) in planned}
+    named = {}
+    for v in ours.drop_duplicates(["row", "column"]).itertuples():
+        row, column = home.get(v.run, (v.row, v.column))
+        if (v.row, v.column) in planned:
+            row, column = v.row, v.column
+        found = column_of_ours(paper, table, row, column, v.run)
+        named[v.row, v.column] = v.column + found.removeprefix(column)
     return ours.assign(column=[named[key] for key in zip(ours.row, ours.column, strict=True)])
 
 

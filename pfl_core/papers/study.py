@@ -333,7 +333,8 @@ class Study:
         """
         from IPython.display import Markdown, display
 
-        for part in [key for key in self.ran if key[0] == table]:
+        whole = [(table, None)] if (table, None) in self.ran else []
+        for part in whole or [key for key in self.ran if key[0] == table]:
             if said := report.reading(self.ran[part], self.paper, table):
                 display(Markdown("\n\n".join(said)))
 

@@ -559,7 +559,7 @@ def _own_depth(evidence: Evidence) -> list[Contrast]:
 
 def _falls(evidence: Evidence) -> list[Contrast]:
     """Every method is less accurate with 100 clients than with 50."""
-    _columns_of_clients(evidence)
+    _require_more_clients(evidence)
     there = set(_methods(evidence, "N=100"))
     names = [row for row in _methods(evidence, "N=50") if row in there]
     return [
@@ -570,7 +570,7 @@ def _falls(evidence: Evidence) -> list[Contrast]:
 
 def _falls_little(evidence: Evidence) -> list[Contrast]:
     """From 50 to 100 clients FLAYER loses less than 2 points, and less than APPLE."""
-    _columns_of_clients(evidence)
+    _require_more_clients(evidence)
     change = {(PAPER.own, "N=100"): 1.0, (PAPER.own, "N=50"): -1.0}
     against = change | {("apple", "N=100"): -1.0, ("apple", "N=50"): 1.0}
     return [
@@ -579,7 +579,8 @@ def _falls_little(evidence: Evidence) -> list[Contrast]:
     ]
 
 
-def _columns_of_clients(evidence: Evidence) -> None:
+def _require_more_clients(evidence: Evidence) -> None:
+    """LookupError if 50 or 100 clients were not run."""
     for column in ("N=50", "N=100"):
         if column not in evidence.columns:
             raise LookupError(column)
@@ -716,7 +717,7 @@ CLAIMS = (
         partial(_sooner, first="fedper", others=("fedavg",)),
     ),
     Claim(
-        "FLAYER is more accurate than FedAvg and all six personalised methods "
+        "FLAYER is more accurate than FedAvg and all six personalized methods "
         "(AG News: on training texts, as printed)",
         "Overall Performance, Table 2",
         "table2",

@@ -161,6 +161,7 @@ NETS = ("MobileNet", "ResNet-34")
 FEW, IDENTICAL = (4, 40), (10, 100)  # classes a client at the ends of Figures 2, 11 and 12
 CHANCE = 20.0  # % of five ratings
 DEPTH, GUESS, NOTICED = 5.0, 5.0, 3.0  # points: limits of ours
+SOON = 5.0  # rounds: a smaller difference is a tie
 
 
 def _dealt(evidence: Evidence) -> dict[tuple[str, int], str]:
@@ -203,6 +204,7 @@ def _sooner(evidence: Evidence) -> list[Contrast]:
             f"FedAvg's - FedPer's rounds, {column}",
             _rounds_saved(evidence.rows, column),
             unit="rounds",
+            small=SOON,
             digits=1,
         )
         out.append(_if_learned(found, evidence, column))

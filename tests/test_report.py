@@ -1,10 +1,13 @@
 """Which number of a run is reported, and how tables and claims say it."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import fedper, report
+from pfl_core.papers import base, fedper, report
+from pfl_core.papers.base import PAPERS, Claim
 from pfl_core.papers.report import claims, latex, markdown, pick, save_table, summary
 
 
@@ -187,117 +190,92 @@ def test_save_table_writes_two_forms(tmp_path):
 # ---------------------------------------------------------------- claims
 
 
-def judged(rows):
-    return claims("fedper", rows, "quick").set_index("artefact")
+def _better(evidence):
+    return [evidence.ahead("fedper", "fedavg", c) for c in evidence.columns]
 
 
-def fig2(**gaps):
-    """FedAvg at 50 and FedPer above it by `gaps`, keys as NET_k."""
-    cells = []
-    for key, gap in gaps.items():
-        net, k = key.split("_")
-        cells += [
-            cell(50.0, "fedavg", f"{net}, k={k}"),
-            cell(50.0 + gap, "fedper", f"{net}, k={k}"),
-        ]
-    return join(*cells)
+BETTER = Claim("FedPer is better", "Fig. 2", "fig2", _better)
 
 
-def of_fig2(rows):
-    got = claims("fedper", rows, "smoke")
-    assert set(got.profile) == {"smoke"}
-    return dict(
-        zip(
-            ("wins", "shrinks"),
-            got[got.artefact == "fig2"][["measured", "verdict"]].to_numpy().tolist(),
-            strict=True,
-        )
-    )
+def paper(*made, **changes):
+    return dataclasses.replace(fedper.PAPER, claims=made or (BETTER,), **changes)
 
 
-def test_claims_hold_where_the_numbers_say_so():
-    got = of_fig2(fig2(A_4=20, A_10=3, B_4=5))
-    assert got == {
-        "wins": ["A, k=4: +20.0 points, B, k=4: +5.0 points", "holds"],
-        "shrinks": ["A: +20.0 at k=4, +3.0 at k=10", "holds"],
-    }
+def fig2(*gaps, column="A"):
+    """FedAvg ends at 50, 51, ... by seed, FedPer above it by `gaps`; both are there early."""
 
+    def course(row, end, seed):
+        return series([10.0] + [end] * 4, row, column, f"{row}/{column}/{seed}", seed=seed)
 
-def test_claims_do_not_hold_where_one_column_fails():
-    got = of_fig2(fig2(A_4=20, A_10=25, B_4=-3, B_10=-9))
-    assert got["wins"] == ["A, k=4: +20.0 points, B, k=4: -3.0 points", "does not hold"]
-    assert got["shrinks"] == [
-        "A: +20.0 at k=4, +25.0 at k=10, B: -3.0 at k=4, -9.0 at k=10",
-        "does not hold",
+    pairs = [
+        (course("fedavg", 50.0 + s, s), course("fedper", 50.0 + s + gap, s))
+        for s, gap in enumerate(gaps)
     ]
-    assert of_fig2(fig2(A_4=0.9))["wins"][1] == "does not hold"
+    return join(*(frame for pair in pairs for frame in pair))
 
 
-def test_claims_average_seeds_and_read_the_last_round():
-    rows = join(
-        *(cell(v, "fedavg", "A, k=4", s) for s, v in enumerate((40, 60))),
-        series([99, 52], "fedper", "A, k=4"),
-    )
-    assert of_fig2(rows)["wins"] == ["A, k=4: +2.0 points", "holds"]
+def judged(rows, profile="paper", *made):
+    return claims(paper(*made), rows, profile).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict", "reason", "status"),
+    [
+        ((20.0, 20.4, 19.7), "holds", "", "as the paper says"),
+        ((-20.0, -20.4, -19.7), "contradicted", "", "a finding about the paper"),
+        ((20.0,), "undecided", "one seed", "open"),
+        ((20.0, -15.0), "undecided", "too wide", "open"),
+        ((0.1, -0.2, 0.1), "undecided", "tie", "open"),
+    ],
+)
+def test_a_claim_is_judged_and_says_what_that_means(gaps, verdict, reason, status):
+    got = judged(fig2(*gaps))
+    assert (got.verdict, got.reason, got.status) == (verdict, reason, status)
+    assert got.why.startswith("FedPer - FedAvg, A: ") and got.source == "Fig. 2"
+    assert got.profile == "paper" and got.artefact == "fig2"
+
+
+def test_what_a_contradiction_says_depends_on_how_much_was_run():
+    against = fig2(-20.0, -20.4, -19.7)
+    assert judged(against, "medium").status == "open"
+    ours = dataclasses.replace(BETTER, limit="by 0 points: ours")
+    assert judged(against, "medium", ours).status == "a definition of ours"
+    known = dataclasses.replace(BETTER, status="a finding about the paper: seen in two forms")
+    assert judged(against, "medium", known).status == known.status
+    assert judged(against, "quick", known).status.startswith("says nothing of the paper")
+    assert judged(against, "quick").verdict == "contradicted"
+
+
+def test_smoke_has_no_verdicts():
+    got = judged(fig2(20.0, 20.4), "smoke")
+    assert (got.verdict, got.status, got.scale) == ("not judged", "", "")
 
 
 def test_claims_without_their_cells_are_not_run():
     every = claims("fedper", series([]), "quick")
-    assert (
-        set(every.verdict) == {"not run"}
-        and set(every.measured) == {""}
-        and len(every) == len(fedper.PAPER.claims)
-    )
-    assert every.columns.tolist() == ["says", "artefact", "measured", "verdict", "profile"]
-    assert of_fig2(fig2(A_4=9))["shrinks"] == ["", "not run"], "no k=10"
-    got = of_fig2(fig2(A_10=9))
-    assert got == {"wins": ["", "not run"], "shrinks": ["fedper / A, k=4 was not run", "not run"]}
-    assert of_fig2(cell(9, "fedper", "A, k=4"))["wins"] == [
-        "fedavg / A, k=4 was not run",
-        "not run",
-    ]
+    assert set(every.verdict) == {"not run"} and set(every.why) == {""}
+    assert len(every) == len(fedper.PAPER.claims)
+    got = judged(join(*(cell(9.0, "fedper", "A", s) for s in range(2))))
+    assert (got.verdict, got.why) == ("not run", "FedAvg / A was not run")
 
 
-OTHERS = {  # artefact: (row, column, value) that hold; the same that do not; what is said of the former
-    "fig3": (
-        [("fedper", "A", 4.0), ("fedavg", "A", 9.0)],
-        [("fedper", "A", 9.0), ("fedavg", "A", 4.0)],
-        "sd over clients 4.0 (FedPer), 9.0 (FedAvg)",
-    ),
-    "fig4": (
-        [
-            ("K_P = 1", "A", 70.0),
-            ("K_P = 2", "A", 74.9),
-            ("K_P = 1", "B", 20.0),
-            ("K_P = 2", "B", 18.0),
-        ],
-        [
-            ("K_P = 1", "A", 70.0),
-            ("K_P = 2", "A", 74.9),
-            ("K_P = 1", "B", 20.0),
-            ("K_P = 2", "B", 26.0),
-        ],
-        "A: 70.0 to 74.9, B: 18.0 to 20.0",
-    ),
-    "fig5": (
-        [("original", "A", 60.0), ("linear base", "A", 50.0)],
-        [("original", "A", 50.0), ("linear base", "A", 50.0)],
-        "A: 60.0 original, 50.0 linear",
-    ),
-    "fig15": (
-        [("fedper", "A", 60.0), ("fedper + fine-tuning", "A", 62.5)],
-        [("fedper", "A", 60.0), ("fedper + fine-tuning", "A", 56.0)],
-        "A: 60.0 without, 62.5 with",
-    ),
-}
+def test_most_cases_may_hold_where_one_fails():
+    rows = join(*(fig2(g, g + 0.1, column=c) for c, g in (("A", 20.0), ("B", 9.0), ("C", -9.0))))
+    rows["run"] = rows.run + rows.column
+    assert judged(rows).verdict == "contradicted"
+
+    def grouped(evidence):
+        return [evidence.ahead("fedper", "fedavg", c, group=c) for c in evidence.columns]
+
+    most = dataclasses.replace(BETTER, judge=grouped, most=True)
+    got = judged(rows, "paper", most)
+    assert got.verdict == "holds" and "C: contradicted" in got.why
 
 
-@pytest.mark.parametrize("artefact", OTHERS)
-def test_the_other_claims(artefact):
-    good, bad, said = OTHERS[artefact]
-    metric = "acc_sd" if artefact == "fig3" else "acc_pct"
-    for cells, verdict in ((good, "holds"), (bad, "does not hold")):
-        got = judged(join(*(cell(v, r, c, artefact=artefact, metric=metric) for r, c, v in cells)))
-        assert got.verdict[artefact] == verdict and set(got.verdict.drop(artefact)) == {"not run"}
-        if verdict == "holds":
-            assert got.measured[artefact] == said
+def test_every_claim_says_where_the_paper_makes_it():
+    for name in PAPERS:
+        found = base.paper(name).claims
+        assert len({(c.says, c.where) for c in found}) == len(found) > 5
+        for c in found:
+            assert c.says.strip() and not c.says.endswith(".") and "(Sec." not in c.says
+            assert c.where and len(c.where) < 60 and len(c.limit) < 100

@@ -187,6 +187,11 @@ def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: st
     home = {v.run: (v.row, v.column) for v in heads.itertuples() if (v.row, v.column) in planned}
     named = {}
     for v in ours.drop_duplicates(["row", "column"]).itertuples():
+        ran = committed.experiment(v.run)
+        if v.mean == "derived" and ran is not None and v.dataset != ran.dataset:
+            # It says what data it is of, as Table 3's megabytes of pFedLA do.
+            named[v.row, v.column] = v.column
+            continue
         row, column = home.get(v.run, (v.row, v.column))
         if (v.row, v.column) in planned:
             row, column = v.row, v.column
@@ -330,11 +335,11 @@ def every_cell(name: str) -> pd.DataFrame:
     """Every published number of a paper's tables with the committed one of ours in its setting.
 
     Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
-    `compare` has them, and table and metric.
+    `compare` has them, table, metric, and comparable: whether profile paper has a run for it.
     """
     about, out = papers.paper(name), []
     if not about.tables:
-        return pd.DataFrame(columns=["table", "metric", *_COMPARED])
+        return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
     full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
     rows = {p.profile: p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))}
     said = reported(name)
@@ -352,6 +357,10 @@ def every_cell(name: str) -> pd.DataFrame:
         cells = cells.sort_values("ran", kind="stable").drop_duplicates(
             ["row", "column"], keep="last"
         )
+        planned = _of_the_paper(name, table)
+        cells["comparable"] = [
+            (READ_AFTER.get(r, r), c) in planned for r, c in cells[["row", "column"]].to_numpy()
+        ]
         out.append(cells.drop(columns="ran").assign(table=table, metric=metric))
     return pd.concat(out, ignore_index=True)
 
@@ -388,7 +397,7 @@ def contradictions(share: float = 0.75) -> pd.DataFrame:
 
 
 def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
-    """What a table says, a Markdown paragraph for each column that was run.
+    """What a table says of accuracies, a Markdown paragraph for each column that was run.
 
     Who leads and by how much, how that stands beside the paper, and what is undecided and why.
     """
@@ -470,7 +479,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     rows: of a notebook, of one profile, with its derived numbers. Without them every committed
     result of the paper is judged, and a column names its data.
 
-    Columns: says, where, artefact, verdict, reason, why, status (what the verdict says of the
+    Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
     paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
     profile.
     """
@@ -485,7 +494,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
         of_artefact = rows[rows.artefact == claim.needs]
         ran, profile_ran = len(of_artefact) > 0, profile
         verdict = _judged(claim, of_artefact, paper, profile)
-        line = dict(says=claim.says, where=claim.where, artefact=claim.needs, limit=claim.limit)
+        line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         line |= verdict._asdict() | dict(profile=profile_ran)
         line["status"] = _status(claim, verdict, profile)
         judged = ran and verdict.verdict not in ("not run", "not judged")
@@ -494,7 +503,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     return pd.DataFrame(out, columns=_CLAIMED)
 
 
-_CLAIMED = "says where artefact verdict reason why status limit scale profile".split()
+_CLAIMED = "says source artefact verdict reason why status limit scale profile".split()
 
 
 def _judged(

@@ -345,9 +345,7 @@ CASES = [
     ),
     Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
     Case(
-        'report.reported("fedper")',
-        lambda: report.reported("fedper"),
-        "there are those of pfedhn",
+        'report.reported("fedper")', lambda: report.reported("fedper"), "there are those of pfedhn"
     ),
     Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),
     Case(

@@ -509,11 +509,11 @@ def test_a_table_beside_the_papers(case):
     assert table.caption.startswith(
         "Table 3, profile smoke, data digits, 2 seeds, best validation round, after local training"
     )
-    assert "another data, network, partition, clients than the paper's" in table.caption
+    assert "other data, network, partition, clients than the paper's" in table.caption
     published = report.reported("fedaghn").query("table == 'table3'")
     assert set(table.not_run().columns) == set(published.column)
     (column,) = table.ran
-    assert column.startswith("CIFAR-10: on digits, another network")
+    assert column == "CIFAR-10: on digits"
     shown = table.text()[column]
     assert set(shown.index) == {"Local", "FedAGHN"} and set(shown) == {"ours", "ours, last round"}
     picked = report.reproduced(rows, s.paper).groupby("row").value.mean()
@@ -536,9 +536,7 @@ def test_a_reading_is_shown_where_there_are_verdicts(case, capsys):
 def test_panels_say_what_data_were_used(case):
     s, rows = case
     title = s._panel_title(rows, "CIFAR-10")
-    assert (
-        title.startswith("CIFAR-10\non digits") and s._panel_title(rows, "Client 1") == "Client 1"
-    )
+    assert title == "CIFAR-10\non digits" and s._panel_title(rows, "Client 1") == "Client 1"
 
 
 def test_a_copy_of_the_data_is_named_in_captions(case, monkeypatch):
@@ -565,7 +563,7 @@ def test_clients_are_read_at_the_round_that_is_reported(case):
         clients[clients.row == "fedaghn"].acc_pct.mean()
         - clients[clients.row == "local"].acc_pct.mean()
     )
-    assert standing.loc["Local", "FedAGHN ahead by"] == pytest.approx(gap, abs=0.006)
+    assert float(standing.loc["Local", "FedAGHN ahead by"]) == pytest.approx(gap, abs=0.006)
 
 
 def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(

@@ -117,7 +117,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         out.append(f"{' to '.join(map(str, ends))} % of the paper's rounds")
     words = list(dict.fromkeys(said))
     other = [w for w in _ALIKE if w in words]
-    out += [f"another {', '.join(other)} than the paper's"] * bool(other)
+    out += [f"other {', '.join(other)} than the paper's"] * bool(other)
     return "; ".join(out + [w for w in words if w not in _ALIKE])
 
 
@@ -205,9 +205,9 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
     other = unlike(paper, artefact, row, column, run)
     if not other:
         return column
-    ours = committed.experiment(run)
-    instead = {"data": ours.dataset, "clients": f"{ours.clients} clients"}
-    return f"{column}: on {', '.join(instead.get(w, f'another {w}') for w in other)}"
+    if "data" in other:  # the caption has the rest
+        return f"{column}: on {committed.experiment(run).dataset}"
+    return f"{column}: with other {', '.join(other)}"
 
 
 class _Cells:
@@ -321,7 +321,7 @@ def standing(
         out["rank reported"] = cells.reported.rank(ascending=False)
         out["rank among these"] = cells.reproduced.where(like).rank(ascending=False)
     out[f"{label(own)} ahead by"] = tests.difference.round(2)
-    out["share of clients"] = tests.better.round(2)
+    out["share of clients ahead"] = tests.better.round(2)
     out["p"] = tests.p.round(4)
     return out.sort_values("rank").rename(index=label).rename_axis("method")
 
@@ -419,11 +419,8 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
         if lines.reported.notna().any():
             said += _beside(lines)
         else:
-            other = next(iter(shown)).removeprefix(f"{column}: ")
-            other = (
-                f"The runs are {other}, so they are" if ": on " in next(iter(shown)) else "It is"
-            )
-            said.append(f"{other} not held against the paper's numbers.")
+            other = next(iter(shown)).removeprefix(column).removeprefix(": ")
+            said.append(f"Run {other}: not held against the paper's numbers." * bool(other))
         out.append(f"**{column}.** " + " ".join(said))
     return out
 

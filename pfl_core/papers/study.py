@@ -200,7 +200,8 @@ class Study:
             known = sorted(set(rows.when) - {""})
             raise ValueError(f"{name}: no test accuracy at when={when!r}; evaluated are {known}")
         self.draw(name, kept, plot, rows, said, columns, sharey=True)
-        return report.summary(report.pick(rows, "last", when, metric=shown[0]))
+        last = report.summary(report.pick(rows, "last", when, metric=shown[0]))
+        return last.rename(index=plots.label)
 
     def draw(
         self,
@@ -319,7 +320,9 @@ class Study:
             seeds = int(ran.n.max())
             parts += [f"data {report.data_sets(rows)}", f"{seeds} seed{'s' * (seeds > 1)}"]
         if rule:
-            odd = "".join(f", {r} {w}" for r, w in self.paper.when.items() if r in set(ran.row))
+            odd = "".join(
+                f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)
+            )
             read = f"{SELECTED[rule['select']]}, {WHEN[rule['when']]}"
             parts.append(f"{read}{odd}, {rule['mean']} mean")
         if len(ran) and (share := report.scale(self.paper, rows, table)):
@@ -356,10 +359,9 @@ class Study:
         """
         if rows.empty:
             return None
-        clients = self.clients(rows, **how)
-        return self.table(
-            f"{table}.standing", report.standing(rows, self.paper, table, clients, **how)
-        )
+        got = report.standing(rows, self.paper, table, self.clients(rows, **how), **how)
+        self.table(f"{table}.standing", got)
+        return got.map(lambda v: f"{v:.4g}").replace("nan", "")
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV and Markdown below runs/, and return it for display."""

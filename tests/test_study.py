@@ -295,7 +295,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     # figures
     last = s.curves("fig3", rows, "K_P = 2.")
     assert (
-        list(last.index) == ["fedavg", "fedper"] and last.map(lambda v: "±" in v).to_numpy().all()
+        list(last.index) == ["FedAvg", "FedPer"] and last.map(lambda v: "±" in v).to_numpy().all()
     )
     assert s.spread("fig3 spread", rows).shape == (2, 1)
     whole = s.base("fig3", "cifar10", **SMALL, max_samples=0)
@@ -360,7 +360,7 @@ def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, mon
         "Figure 3 is the spread over clients"
     )
     out = capsys.readouterr().out
-    assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "fedavg" in out, (
+    assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "FedAvg" in out, (
         "a figure and its table"
     )
     assert s.run("fig2").empty and s.show("fig2") is None, "no sweep of it"

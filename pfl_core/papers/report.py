@@ -411,7 +411,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
         if len(names) < 2:
             continue
         lines = compared[
-            (compared.column == column) | compared.column.str.startswith(f"{column}: on ")
+            (compared.column == column) | compared.column.str.startswith(f"{column}: ")
         ]
         lines = lines[lines.reproduced.notna()].set_index("row")
         shown = dict.fromkeys(lines.column)

@@ -147,7 +147,7 @@ CLAIMS = ("holds", "contradicted", "undecided", "not run")
 
 
 def counts() -> pd.DataFrame:
-    """A line a paper: its published cells and what became of them, and of its claims.
+    """A line a paper: its published accuracies and what became of them, and of its claims.
 
     Comparable are those that profile paper computes in the paper's setting. Only runs with the
     paper's own data, networks and clients count (profiles medium and paper).
@@ -156,7 +156,7 @@ def counts() -> pd.DataFrame:
     for name in PAPERS:
         cells, claimed = report.every_cell(name), best_claims(name)
         ran = cells[cells.reproduced.notna()].verdict.value_counts()
-        line = {"paper": LABELS[name], "cells published": len(cells)}
+        line = {"paper": LABELS[name], "accuracies published": len(cells)}
         line |= {"comparable": int(cells.comparable.sum()), "run": int(ran.sum())}
         line |= {word: int(ran.get(word, 0)) for word in CELLS}
         of_claims = claimed.verdict.value_counts()

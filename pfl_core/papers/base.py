@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis.select import pick
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.papers.evidence import Evidence
@@ -71,7 +70,6 @@ class Artefact:
     data: the paper's data sets in it.
     show: of "compare", "standing" (tables), "curves", "spread" (figures).
     medium, quick: seeds at these profiles. medium 0: not run there; quick 0: as many as usual.
-    own: the row that orderings are taken to, "" for the paper's own.
     metrics: published numbers to compare, with so many digits.
     numbers: (its rows, what probes recorded) -> what is derived from them.
     said: a sentence for the figure's caption.
@@ -82,7 +80,6 @@ class Artefact:
     show: tuple[str, ...] = ("compare",)
     medium: int = 0
     quick: int = 0
-    own: str = ""
     metrics: tuple[str, ...] = ("acc_pct",)
     digits: int = 2
     numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
@@ -304,27 +301,3 @@ def title(artefact: str) -> str:
 def use(method: str, **args: Any) -> dict[str, Any]:
     """Changes to an Experiment that make it run a method with these hyper-parameters."""
     return dict(method=method, method_args=args)
-
-
-def value(rows: pd.DataFrame, row: str, column: str, metric: str = "acc_pct", **how: Any) -> float:
-    """Mean over seeds of one cell, picked by `how` (of `select.pick`).
-
-    LookupError, which is a claim's "not run", if it is not there.
-    """
-    cell = rows[(rows.row == row) & (rows.column == column)]
-    got = pick(cell, metric=metric, **how) if len(cell) else cell
-    if not len(got):
-        raise LookupError(f"{row} / {column}")
-    return float(got.value.mean())
-
-
-def derived(
-    rows: pd.DataFrame, metric: str, row: str | None = None, column: str | None = None
-) -> pd.Series:
-    """Values of a derived metric of one row and column, None for all; LookupError without any."""
-    got = rows[(rows["mean"] == "derived") & (rows.metric == metric)]
-    for name, label in (("row", row), ("column", column)):
-        got = got if label is None else got[got[name] == label]
-    if not len(got):
-        raise LookupError(f"{metric} of {row or 'all rows'}")
-    return got.value

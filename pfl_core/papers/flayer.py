@@ -822,7 +822,6 @@ PAPER = Paper(
         "table1": Artefact(
             IMAGES,
             quick=2,
-            own="fedala",
             metrics=("acc_pct", "iterations"),
             numbers=lambda rows, recorded: costs(rows),
         ),
@@ -837,10 +836,10 @@ PAPER = Paper(
         "table3": Artefact(
             IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)
         ),
-        "table4": Artefact(IMAGES, own="s=1"),
+        "table4": Artefact(IMAGES),
         "table5a": Artefact(IMAGES),
         "table5b": Artefact(IMAGES),
-        "table5c": Artefact(IMAGES, own="fedavg"),
+        "table5c": Artefact(IMAGES),
         "fig2": Artefact(IMAGES, show=(), quick=2, numbers=similarity),
         "fig3": Artefact(IMAGES, show=("curves",), medium=2),
     },

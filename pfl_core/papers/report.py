@@ -306,7 +306,7 @@ def standing(
     column = column or clients.column.iloc[0]
     compared = compare(rows[rows.column == column], paper, table, **how)
     cells = compared[compared.reproduced.notna()].set_index("row")
-    own = _own(paper, table)
+    own = paper.own
     of_column = clients[clients.column == column]
     by = of_column.pivot_table(index=["seed", "client"], columns="row", values="acc_pct")
     others = [r for r in cells.index if r != own and r in by and own in by]
@@ -326,32 +326,27 @@ def standing(
     return out.sort_values("rank").rename(index=label).rename_axis("method")
 
 
-def _own(paper: Paper, table: str) -> str:
-    about = paper.artefacts.get(table)  # numbers of the paper's text belong to none
-    return about.own if about and about.own else paper.own
-
-
 def every_cell(name: str) -> pd.DataFrame:
-    """Every published number of a paper's tables with the committed one of ours in its setting.
+    """Every published accuracy of a paper's tables with the committed one of ours in its setting.
 
     Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
-    `compare` has them, table, metric, and comparable: whether profile paper has a run for it.
+    `compare` has them, table, and comparable: whether profile paper has a run for it.
     """
     about, out = papers.paper(name), []
     if not about.tables:
-        return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
+        return pd.DataFrame(columns=["table", "comparable", *_COMPARED])
     full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
     rows = {p.profile: p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))}
     said = reported(name)
-    for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
+    for table in said[said.metric == "acc_pct"].table.unique():
         if table not in about.artefacts:
             continue
         none = pd.DataFrame(columns=ROW_COLUMNS)
-        each = [compare(none, about, table, metric=metric)]
+        each = [compare(none, about, table)]
         for part in rows.values():  # of a cell that both profiles have, paper's stays
             of_table = part[part.artefact == table]
-            if metric in about.artefacts[table].metrics and len(of_table):
-                each.append(compare(of_table, about, table, metric=metric))
+            if len(of_table):
+                each.append(compare(of_table, about, table))
         cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
         cells["ran"] = cells.reproduced.notna()
         cells = cells.sort_values("ran", kind="stable").drop_duplicates(
@@ -361,7 +356,7 @@ def every_cell(name: str) -> pd.DataFrame:
         cells["comparable"] = [
             (READ_AFTER.get(r, r), c) in planned for r, c in cells[["row", "column"]].to_numpy()
         ]
-        out.append(cells.drop(columns="ran").assign(table=table, metric=metric))
+        out.append(cells.drop(columns="ran").assign(table=table))
     return pd.concat(out, ignore_index=True)
 
 

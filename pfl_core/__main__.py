@@ -168,7 +168,9 @@ def _tables(part: Any, table: str = "") -> list[Any]:
         return [judged[["verdict", "reason", "says", "why", "status"]]]
     digits = late("papers.base").paper(part.paper).artefacts[table].digits
     compared = report.tables(rows, part.paper, table).values()
-    return [report.Table(cells, digits=digits).text() for cells in compared]
+    shown = [report.Table(cells, digits=digits) for cells in compared]
+    published = [t.not_run().add_suffix(": published, not run") for t in shown]
+    return [frame for frame in (*(t.text() for t in shown), *published) if len(frame)]
 
 
 def do_plan(args: Namespace) -> None:
@@ -189,13 +191,22 @@ def _asked(args: Namespace) -> dict[str, Any]:
 def do_compute(args: Namespace) -> int:
     """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same
     command resumes. Status 1 if a run diverged"""
-    how = dict(device=args.device, jobs=args.jobs)
+    how = dict(device=args.device, jobs=args.jobs, recompute=args.recompute)
     table = late("papers.plan").compute(args.paper, **how, **_asked(args))
     failed = table[table.status != "done"]
     counted = f"{table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
     print(f"{args.paper}, profile {args.profile}: {counted}")
     print(failed.to_string(index=False) if len(failed) else "", end="\n" * bool(len(failed)))
     return int(len(failed) > 0)
+
+
+def do_keep(args: Namespace) -> None:
+    """Keep what is finished of a paper's runs, whole or not, in runs/results/, so that `publish`
+    takes it; nothing is trained"""
+    study = late("papers.study").Study(args.paper, train=False, device=args.device, **_asked(args))
+    for artefact in args.artefacts or study.paper.artefacts:
+        study.run(artefact)
+    print(study.finish() if len(study.rows()) else "nothing of it is finished")
 
 
 def do_methods_table(args: Namespace) -> None:
@@ -308,6 +319,8 @@ def parser() -> argparse.ArgumentParser:
     add = word(do_compute)
     _options_of_paper(add)
     _jobs(add)
+    add("--recompute", action="store_true", help="train what is committed, too")
+    _options_of_paper(word(do_keep))
     _options_of_methods_table(word(do_methods_table))
     word(do_publish)("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
     word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")

@@ -1,6 +1,7 @@
 """Computing a paper's runs without its notebook: order, store, resuming, and hours that say why they are not there."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,10 +11,11 @@ from pfl_core import Experiment
 from pfl_core.__main__ import main
 from pfl_core.data import pools as data
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import compute, store
+from pfl_core.experiments import committed, compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.papers import fedper, pfedhn, plan
 from pfl_core.papers.base import TUNING
+from pfl_core.util import paths
 
 
 @pytest.fixture
@@ -59,6 +61,36 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(
     words = "compute pfedhn --profile smoke --artefacts table1 --methods fedavg lgfedavg pfedhn --seeds 0 1 --device cpu"
     assert main(words.split()) == 0
     assert f"{table.run.nunique()} runs are there, 0 of them diverged" in capsys.readouterr().out
+
+
+def test_what_is_finished_is_kept_published_and_not_computed_again(
+    home, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    some = HOW | dict(profile="quick", methods=["fedavg"], seeds=[0])
+    small = dict(rounds=1, max_samples=20, eval_every=1)
+    monkeypatch.setattr(pfedhn, "setting", functools.partial(_smaller, pfedhn.setting, small))
+    about = dataclasses.replace(pfedhn.PAPER, setting=pfedhn.setting)
+    monkeypatch.setattr(pfedhn, "PAPER", about)
+    table = plan.compute("pfedhn", **some)
+    words = "keep pfedhn --profile quick --artefacts table1 --methods fedavg local --seeds 0 1"
+    assert (
+        main(words.split()) == 0 and "runs/results/pfedhn.quick-digits" in capsys.readouterr().out
+    )
+    assert main(["publish", "pfedhn"]) == 0
+    (part,) = committed.parts("pfedhn").values()
+    assert set(part.rows().run) == set(table.run), "what is not finished is not trained"
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "another"))
+    monkeypatch.setattr(compute, "simulate", None)
+    assert plan.compute("pfedhn", **some).equals(table)
+    with pytest.raises(TypeError):
+        plan.compute("pfedhn", **some, recompute=True)
+    assert main("keep fedaghn --profile smoke".split()) == 0
+    assert "nothing of it is finished" in capsys.readouterr().out
+
+
+def _smaller(setting, changes, *args):
+    return setting(*args) | changes
 
 
 def test_an_interrupted_computation_goes_on(home, monkeypatch):

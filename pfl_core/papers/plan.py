@@ -14,8 +14,8 @@ import torch
 from pfl_core import models
 from pfl_core.data import pools as data
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
+from pfl_core.experiments import committed, store
 from pfl_core.experiments import run as runs
-from pfl_core.experiments import store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
@@ -89,13 +89,20 @@ def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
 
 
 def compute(
-    paper: str | Paper, *, profile: str = "quick", device: str = "auto", jobs: int = 1, **how: Any
+    paper: str | Paper,
+    *,
+    profile: str = "quick",
+    device: str = "auto",
+    jobs: int = 1,
+    recompute: bool = False,
+    **how: Any,
 ) -> pd.DataFrame:
     """Train what a notebook asks for into the store, `jobs` runs at a time; a line a run.
 
     What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
     all rows of the first seed before those of the next, and what others start from before them.
     Finished runs are found and interrupted ones go on, so that the same call resumes.
+    recompute: also what is committed; by default that counts as computed.
     how: the notebook's other parameters, as for `parameters.check`.
 
     Raises DatasetMissing or ValueError before anything is trained.
@@ -103,19 +110,23 @@ def compute(
     if not isinstance(jobs, int) or jobs < 1:
         allowed = "an integer >= 1, the number of runs computed at a time"
         raise ValueError(f"compute(jobs={jobs!r}): allowed is {allowed}")
-    cells = planned(paper, True, profile=profile, **how)
+    asked = functools.partial(planned, paper, recompute, profile=profile, **how)
+    common: dict[str, Any] = dict(recompute=recompute, device=device, jobs=jobs)
+    cells = asked()
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
-        sweeps.sweep(tuning, recompute=True, device=device, jobs=jobs)
-        cells = planned(paper, True, profile=profile, **how)  # with what they choose
+        sweeps.sweep(tuning, **common)
+        cells = asked()  # with what they choose
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
     cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
     # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
-    sweeps.sweep(cells, recompute=True, device=device, jobs=jobs, keep_state=profile in papers.FULL)
+    sweeps.sweep(cells, keep_state=profile in papers.FULL, **common)
     lines = []
     for e in cells:
-        status = store.load_result(paths.store_folder() / e.id, e, aside=False).meta["status"]
+        found = store.load_result(paths.store_folder() / e.id, e, aside=False)
+        # Only runs that ended well are committed.
+        run, status = (e.id, found.meta["status"]) if found else (committed.find(e), "done")
         where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
-        lines.append(where | dict(seed=e.seed, run=e.id, status=status))
+        lines.append(where | dict(seed=e.seed, run=run, status=status))
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
 
 

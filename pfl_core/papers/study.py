@@ -46,17 +46,24 @@ class Study:
     profile: "smoke", "quick", "medium" or "paper".
     datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
     recompute: train even where committed rows exist.
+    train: False shows only runs that are finished, and trains nothing.
 
     Raises ValueError for an unknown or ill-typed parameter, before anything runs.
     """
 
     def __init__(
-        self, paper: str | Paper, *, recompute: bool = False, device: str = "auto", **how: Any
+        self,
+        paper: str | Paper,
+        *,
+        recompute: bool = False,
+        train: bool = True,
+        device: str = "auto",
+        **how: Any,
     ):
         self.began = time.monotonic()
         self.paper = papers.paper(paper)
         self.scope = parameters.asked(self.paper, recompute=recompute, **how)
-        self.recompute = recompute
+        self.recompute, self.train = recompute, train
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
         figures = paths.figures_folder() / self.paper.key
@@ -96,9 +103,10 @@ class Study:
         if tuning := [s for s in planned if s.artefact == TUNING]:
             self._sweep(tuning)  # what it chose is known now
             planned = self.paper.planned(self.scope, artefact, part)
-        rows = self._sweep([s for s in planned if s.artefact != TUNING])
-        numbers = self.paper.artefacts[artefact].numbers
-        if numbers is None or rows.empty:
+        wanted = [s for s in planned if s.artefact != TUNING]
+        rows, numbers = self._sweep(wanted), self.paper.artefacts[artefact].numbers
+        whole = self.train or all(self._is_there(e) for s in wanted for e in s.experiments())
+        if numbers is None or rows.empty or not whole:
             return rows
         made = self.derive(rows, numbers(rows, functools.partial(self.probed, rows)))
         return pd.concat([rows, made], ignore_index=True) if len(made) else rows
@@ -110,9 +118,14 @@ class Study:
         how: dict[str, Any] = dict(recompute=self.recompute, device=self.wanted)
         how["jobs"] = 1 if self.scope.profile == "smoke" else many
         how["keep_state"] = self.scope.full  # a column whose contrasts still move can go on
-        frame = sweeps.sweep([e for s in planned for e in s.experiments()], **how)
+        cells = [e for s in planned for e in s.experiments()]
+        cells = cells if self.train else [e for e in cells if self._is_there(e)]
+        frame = sweeps.sweep(cells, **how)
         self.collected.append(frame)
         return frame
+
+    def _is_there(self, experiment: Experiment) -> bool:
+        return sweeps.is_there(experiment, self.recompute)
 
     def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
         """Run an artefact and display what its `Artefact.show` names.

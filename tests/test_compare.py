@@ -4,6 +4,7 @@ comparison of all methods: equal grids, seeds of all sources, the whole path fro
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -213,6 +214,34 @@ def test_a_reading_names_the_leader_and_what_is_level_with_it():
     assert report.reading(rows.assign(profile="smoke"), "fedaghn", "table1") == []
     (one,) = report.reading(rows[rows.seed == 0], "fedaghn", "table1")
     assert "one seed does not say" in one
+
+
+def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkeypatch):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run())
+    near = SAID["fedaghn"]
+    by_profile = {"quick": 10.0, "medium": near - 3, "paper": near}
+    parts = {
+        p: SimpleNamespace(
+            profile=p, rows=lambda p=p, v=v: seeds("fedaghn", (v, v + 0.2), profile=p)
+        )
+        for p, v in by_profile.items()
+    }
+    parts["medium"].rows = lambda: join(
+        seeds("fedaghn", (near - 3, near - 3.2), profile="medium"),
+        *(seeds(r, (SAID[r], SAID[r] + 1), profile="medium") for r in ("ditto", "fedrep", "local")),
+    )
+    monkeypatch.setattr(committed, "parts", lambda name: parts)
+    cells = report.every_cell("fedaghn")
+    assert len(cells) == 216 and cells.comparable.all()
+    ran = cells.dropna(subset=["reproduced"]).set_index("row")
+    assert set(ran.index) == {"fedaghn", "ditto", "fedrep", "local"}
+    assert ran.profile.to_dict()["fedaghn"] == "paper" and ran.profile.ditto == "medium"
+    orders = report.order_agreement(cells)
+    assert orders.to_dict("records") == [dict(table="table1", column=COLUMN, rows=4, tau=1.0)]
+    monkeypatch.setattr(pages, "PICTURE", home.parent / "picture.png")
+    png, csv = pages.picture()
+    assert png.stat().st_size > 5000 and len(pd.read_csv(csv)) == 4
+    assert "4 published accuracies beside ours in the same setting" in pages._pictured()[1]
 
 
 def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 
 from pfl_core.analysis import plots
@@ -286,3 +287,24 @@ def test_leads_are_sorted_and_in_the_colour_of_who_is_ahead(ax):
     colours = plots.colours(["fedavg", "fedper"])
     assert ax.patches[0].get_facecolor()[:3] == pytest.approx(colours["fedavg"])
     assert ax.patches[2].get_facecolor()[:3] == pytest.approx(colours["fedper"])
+
+
+def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_undecided(ax):
+    cells = pd.DataFrame(
+        dict(
+            paper=["pfedhn", "pfedhn", "flayer"],
+            reported=[80.0, 90.0, 70.0],
+            reproduced=[81.0, 85.0, 69.0],
+            low=[80.0, float("nan"), 60.0],
+            high=[82.0, float("nan"), 78.0],
+            verdict=["agrees", "undecided", "undecided"],
+        )
+    )
+    plots.agreement(cells, ax)
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["pFedHN", "FLAYER"]
+    dots = [c for c in ax.collections if isinstance(c, PathCollection) and len(c.get_offsets())]
+    assert [len(c.get_offsets()) for c in dots] == [2, 1]
+    assert (
+        dots[0].get_facecolors()[1].tolist() == [1, 1, 1, 1] != dots[0].get_facecolors()[0].tolist()
+    )
+    assert ax.get_xlim() == ax.get_ylim() == (67, 92)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from pfl_core.analysis import plots
 from pfl_core.analysis.plots import LABELS
 from pfl_core.engine.simulate import simulate
 from pfl_core.experiments import committed
@@ -137,9 +138,49 @@ def _spread(lines: list[int]) -> str:
 def results_section() -> str:
     """README's results: the comparison of all methods, and how the cells of each paper compare."""
     parts = [text for part in committed.parts("methods").values() for text in _comparison(part)]
+    parts += _pictured()
     parts.append("**The five papers** ([every table, figure and claim](docs/results.md)):\n")
     parts.append(report.markdown(counts()) + "\n")
     return "\n".join(parts)
+
+
+PICTURE = ROOT / "figures" / "published_and_reproduced.png"
+
+
+def picture() -> list[Path]:
+    """Write the picture of all cells that were run in the paper's setting; [] without any.
+
+    Its numbers, with Kendall's tau of the orders beside them, are in the CSV of the same name.
+    """
+    cells = _ran()
+    if cells.empty:
+        return []
+    fig, (ax,) = plots.panels(1, size=(5, 4.2))
+    plots.agreement(cells, ax)
+    png = plots.save(fig, cells, PICTURE)
+    png.with_suffix(".pdf").unlink()
+    return [png, png.with_suffix(".csv")]
+
+
+def _ran() -> pd.DataFrame:
+    every = [report.every_cell(name).assign(paper=name) for name in PAPERS]
+    cells = pd.concat(every, ignore_index=True).dropna(subset=["reproduced"])
+    return cells[["paper", *[c for c in cells if c not in ("paper", "comparable", "why")]]]
+
+
+def _pictured() -> list[str]:
+    # What the README says above the counts.
+    cells = _ran()
+    if cells.empty:
+        return []
+    orders = [report.order_agreement(of).tau for _, of in cells.groupby("paper", sort=False)]
+    taus = pd.concat(orders)
+    said = [f"{n} {word}" for word in CELLS if (n := int((cells.verdict == word).sum()))]
+    text = f"{len(cells)} published accuracies beside ours in the same setting: {', '.join(said)}."
+    if len(taus):
+        text += f" Kendall's tau of the orders of methods: median {taus.median():.2f}"
+        text += f" over {len(taus)} columns."
+    return [f"![Published and reproduced accuracies](figures/{PICTURE.name})\n", f"*{text}*\n"]
 
 
 CELLS = ("agrees", "close", "differs", "undecided")
@@ -283,7 +324,7 @@ def write() -> list[Path]:
     pages[readme] = between(text, "results", results_section())
     for path, page in pages.items():
         path.write_text(page)
-    return list(pages)
+    return [*pages, *picture()]
 
 
 def between(text: str, name: str, new: str) -> str:

@@ -461,6 +461,34 @@ def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
+def agreement(cells: pd.DataFrame, ax: Axes) -> Axes:
+    """Published accuracies against ours, a colour a paper, with 95 % intervals and the diagonal.
+
+    Cells that are undecided are hollow.
+
+    Parameters
+    ----------
+    cells : DataFrame
+        Columns paper (a method key), reported, reproduced, low, high (NaN for one seed) and
+        verdict; a line a cell.
+    """
+    names = list(dict.fromkeys(cells.paper))
+    ends = cells[["reported", "reproduced"]]
+    span = float(np.floor(ends.min().min())) - 2, float(np.ceil(ends.max().max())) + 2
+    ax.plot(span, span, color="0.6", lw=0.8, ls="--", zorder=0)
+    for name, colour in colours(names).items():
+        part = cells[cells.paper == name]
+        reach = np.abs(part[["low", "high"]].to_numpy().T - part.reproduced.to_numpy())
+        dots = dict(fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
+        ax.errorbar(part.reported, part.reproduced, yerr=np.nan_to_num(reach), **dots)
+        fill = [colour if v != "undecided" else "white" for v in part.verdict]
+        ax.scatter(part.reported, part.reproduced, s=14, c=fill, edgecolors=colour, lw=0.8)
+        ax.scatter([], [], s=14, color=colour, label=label(name))
+    ax.set(xlim=span, ylim=span)
+    ax.set_aspect("equal")
+    return _finish(ax, "Published accuracy (%)", "Reproduced accuracy (%)")
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 

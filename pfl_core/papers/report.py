@@ -360,6 +360,23 @@ def every_cell(name: str) -> pd.DataFrame:
     return pd.concat(out, ignore_index=True)
 
 
+def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:
+    """Kendall's tau of the published and our order of methods, a line a table and column.
+
+    cells: as `every_cell` gives them; columns with fewer than three rows of ours are left out.
+
+    Columns: table, column, rows, tau.
+    """
+    out = []
+    for (table, column), of in cells.dropna(subset=["reproduced"]).groupby(
+        ["table", "column"], sort=False
+    ):
+        if len(of) > 2:
+            tau = of.reported.corr(of.reproduced, method="kendall")
+            out.append(dict(table=table, column=column, rows=len(of), tau=round(tau, 2)))
+    return pd.DataFrame(out, columns=["table", "column", "rows", "tau"])
+
+
 def contradictions(share: float = 0.75) -> pd.DataFrame:
     """Pairs of methods whose order two papers print differently: a line a pair.
 

@@ -368,8 +368,7 @@ def clients(
     ----------
     source, column, when
         As for `runs`.
-    first, second, seed
-        The two runs; second None: the `Shown` says how to get some.
+    first, second, seed : the two runs; second None: the `Shown` says how to get some
     select : {"last", "best_val", "best_test"}
         Which round, as for `pick`.
 

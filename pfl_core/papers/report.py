@@ -88,11 +88,11 @@ def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list
     if ours is None or theirs is None:  # a cell that only we have
         other = ours is not None and ours.dataset not in paper.artefacts[artefact].data
         return ["data"] * other
-    differ = (
-        (what, any(getattr(ours, f) != getattr(theirs, f) for f in fields))
+    return [
+        what
         for what, fields in _ALIKE.items()
-    )
-    return [what for what, other in differ if other]
+        if any(getattr(ours, f) != getattr(theirs, f) for f in fields)
+    ]
 
 
 def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
@@ -501,13 +501,12 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     out = []
     for claim in paper.claims:
         of_artefact = rows[rows.artefact == claim.needs]
-        ran, profile_ran = len(of_artefact) > 0, profile
         verdict = _judged(claim, of_artefact, paper, profile)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
-        line |= verdict._asdict() | dict(profile=profile_ran)
+        line |= verdict._asdict() | dict(profile=profile, scale="")
         line["status"] = _status(claim, verdict, profile)
-        judged = ran and verdict.verdict not in ("not run", "not judged")
-        line["scale"] = scale(paper, of_artefact, claim.needs) if judged else ""
+        if verdict.verdict not in ("not run", "not judged"):
+            line["scale"] = scale(paper, of_artefact, claim.needs)
         out.append(line)
     return pd.DataFrame(out, columns=_CLAIMED)
 

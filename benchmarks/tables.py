@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS
+from tools.marked import between
 
 README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- tables: written by python -m benchmarks.tables -->", "<!-- end of tables -->"
 NONE = "Not measured yet."
 
 
@@ -224,9 +224,8 @@ def sections() -> Iterator[str]:
 
 def main() -> None:
     """Replace what stands between the marks of README.md."""
-    text = README.read_text()
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    README.write_text("\n\n".join([before + BEGIN, *sections(), END + after]))
+    new = "\n\n".join(sections())
+    README.write_text(between(README.read_text(), "tables", new, "python -m benchmarks.tables"))
     print(README)
 
 

@@ -4,8 +4,10 @@ import json
 
 import pandas as pd
 
+from pfl_core.analysis import verdicts
 from pfl_core.experiments import metrics, tables
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.papers.evidence import Evidence
 
 
 def publish(folder, rows, paper, profile="quick", data="digits"):
@@ -44,3 +46,9 @@ def line(row):
         wall_s=row.wall_s or 0.0, clients=row.n_clients or 0, experiment=json.dumps(plain)
     )
     return dict.fromkeys(tables.COLUMNS["runs.csv"], "") | facts | {"run": row.run}
+
+
+def judged(paper, rows, chosen):
+    """The verdict on the one claim of a paper that `chosen` is true of; LookupError if its cells were not run."""
+    (claim,) = filter(chosen, paper.claims)
+    return verdicts.of_claim(claim.judge(Evidence(rows, paper)), claim.most)

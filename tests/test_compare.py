@@ -179,7 +179,7 @@ def test_a_table_to_read_has_names_intervals_and_the_best_in_bold():
     )
     table = Table(compare(rows, "fedaghn", "table1"), "A caption.", 1)
     assert list(table.text().columns) == [
-        (COLUMN, k) for k in ("reported", "ours", "difference", "verdict")
+        (COLUMN, k) for k in ("reported", "ours", "ours, last round", "difference", "verdict")
     ]
     assert set(table.text().index) == {label(r) for r in SAID.index}
     text = table.markdown()

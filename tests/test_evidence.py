@@ -112,6 +112,14 @@ def test_the_majority_level_is_that_of_the_clients_labels(known):
     assert majority("x", "pooled") == pytest.approx(100 * counts.max(1).sum() / counts.sum())
 
 
+def test_runs_that_were_dealt_otherwise_have_levels_of_their_own(known, monkeypatch):
+    level = majority("x")
+    monkeypatch.setattr(committed, "experiment", lambda run: known.but(partition_seed=9))
+    majority.cache_clear()
+    other = majority("x")
+    assert other != level == pytest.approx(other, abs=20)
+
+
 def test_an_arm_at_its_clients_majority_label_never_holds(known):
     level, rng = majority("x"), np.random.default_rng(0)
     for _ in range(20):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from made import judged
 
 from pfl_core import Experiment
-from pfl_core.analysis.verdicts import of_claim
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import fedaghn, plan, report
@@ -150,9 +150,8 @@ def weights(table, columns=fedaghn.STAGES, metric="weight"):
 
 
 def verdict(start, *frames):
-    (claim,) = (c for c in PAPER.claims if c.says.startswith(start))
-    evidence = Evidence(pd.concat(frames, ignore_index=True), PAPER)
-    return of_claim(claim.judge(evidence), claim.most)
+    rows_ = pd.concat(frames, ignore_index=True)
+    return judged(PAPER, rows_, lambda c: c.says.startswith(start))
 
 
 OTHERS = dict(local=70, cfl=70, heurfedamp=70, fedaghn=75)

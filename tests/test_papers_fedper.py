@@ -6,9 +6,9 @@ Its claims hold, are contradicted, and stay undecided.
 import numpy as np
 import pandas as pd
 import pytest
+from made import judged
 
 from pfl_core import models
-from pfl_core.analysis import verdicts
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import fedper
 from pfl_core.papers.evidence import Evidence
@@ -160,9 +160,8 @@ def seeds(rows, noise=SURE, n=4):
 
 def verdict(where, word, rows):
     """The verdict of the one claim at a place of the paper that has a word in it."""
-    (claim,) = (c for c in PAPER.claims if c.where.endswith(where) and word in c.says)
     try:
-        return verdicts.of_claim(claim.judge(Evidence(rows, PAPER)), claim.most).verdict
+        return judged(PAPER, rows, lambda c: c.where.endswith(where) and word in c.says).verdict
     except LookupError:
         return "not run"
 

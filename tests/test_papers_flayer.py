@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from made import judged
 
 from pfl_core import models
-from pfl_core.analysis.verdicts import of_claim
 from pfl_core.engine.probes import PROBES
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import flayer, report
@@ -292,9 +292,8 @@ def derived(metric, cells, column=COLUMN):
 
 
 def verdict(start, *frames):
-    (claim,) = (c for c in flayer.PAPER.claims if c.says.startswith(start))
-    evidence = Evidence(pd.concat(frames, ignore_index=True), flayer.PAPER)
-    return of_claim(claim.judge(evidence), claim.most)
+    rows_ = pd.concat(frames, ignore_index=True)
+    return judged(flayer.PAPER, rows_, lambda c: c.says.startswith(start))
 
 
 OFFICIAL_PARTS = {

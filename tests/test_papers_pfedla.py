@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from made import judged
 
-from pfl_core.analysis import verdicts
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers import pfedla, report, study
 from pfl_core.papers.base import TUNING, Probed, Scope
-from pfl_core.papers.evidence import Evidence
 from pfl_core.papers.pfedla import PAPER
 from pfl_core.util import paths
 
@@ -461,9 +460,8 @@ def seeds(rows, noise=SURE, n=4):
 
 def verdict(artefact, word, rows):
     """The verdict of the one claim on an artefact that has a word in it."""
-    (claim,) = (c for c in PAPER.claims if c.needs == artefact and word in c.says)
     try:
-        return verdicts.of_claim(claim.judge(Evidence(rows, PAPER)), claim.most).verdict
+        return judged(PAPER, rows, lambda c: c.needs == artefact and word in c.says).verdict
     except LookupError:
         return "not run"
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from pfl_core.analysis import plots
 from pfl_core.data import pools as data
 from pfl_core.experiments import committed, compute
 from pfl_core.experiments import sweep as sweeps
@@ -533,10 +534,15 @@ def test_a_reading_is_shown_where_there_are_verdicts(case, capsys):
     assert "Markdown" in capsys.readouterr().out
 
 
-def test_panels_say_what_data_were_used(case):
+def test_titles_say_what_data_were_used(case):
     s, rows = case
-    title = s._panel_title(rows, "CIFAR-10")
-    assert title == "CIFAR-10\non digits" and s._panel_title(rows, "Client 1") == "Client 1"
+    both = pd.concat([rows, rows.assign(column="CIFAR-10, N=6")])
+    titles = ["CIFAR-10", "CIFAR-10, fc", "CIFAR-10, N=6: Client 1", "CIFAR-100", "FedAGHN"]
+    fig, axes = plots.panels(len(titles))
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title)
+    s.figure("any", fig, both)
+    assert [ax.get_title() for ax in axes] == [f"{t}\non digits" for t in titles[:3]] + titles[3:]
 
 
 def test_a_copy_of_the_data_is_named_in_captions(case, monkeypatch):

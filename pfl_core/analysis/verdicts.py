@@ -286,33 +286,28 @@ def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     more = f": {first.unlearned}" if first.open == "not learned" else ""
     if first.open == "stopped early":
         more = f" ({first.moved:+.{first.digits}f} over the last quarter of the rounds)"
-    why = f"{_also(first, left, 'one of')}; {REASONS[first.open]}{more}"
+    why = f"{_also(first, left, 'one')}; {REASONS[first.open]}{more}"
     return Verdict("undecided", first.open, why)
 
 
 def _also(shown: Contrast, among: Sequence[Contrast], which: str) -> str:
-    return (
-        f"{shown}"
-        if len(among) == 1
-        else f"{which} of {len(among)}: {shown}".replace(" of of ", " of ")
-    )
+    return f"{shown}" if len(among) == 1 else f"{which} of {len(among)}: {shown}"
 
 
 def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
-    groups = {
-        g: [c for c in contrasts if c.group == g] for g in dict.fromkeys(c.group for c in contrasts)
-    }
-    judged = {g: of_claim(some) for g, some in groups.items()}
+    groups: dict[str, list[Contrast]] = {}
+    for contrast in contrasts:
+        groups.setdefault(contrast.group, []).append(contrast)
+    judged = {group: of_claim(some) for group, some in groups.items()}
     count = {v: sum(j.verdict == v for j in judged.values()) for v in ("holds", "contradicted")}
-    why = "; ".join(f"{g}: {j.verdict}, {j.why}" for g, j in judged.items())
+    why = "; ".join(f"{group}: {j.verdict}, {j.why}" for group, j in judged.items())
     if 2 * count["holds"] > len(groups):
         return Verdict("holds", "", why)
     if 2 * count["contradicted"] >= len(groups):
         return Verdict("contradicted", "", why)
+    # Some group is undecided: with none, one of the two counts would have decided.
     reasons = [j.reason for j in judged.values() if j.reason]
-    return Verdict(
-        "undecided", min(reasons, key=list(REASONS).index) if reasons else "too wide", why
-    )
+    return Verdict("undecided", min(reasons, key=list(REASONS).index), why)
 
 
 def of_cell(found: Interval, moved: float | None = None) -> Verdict:

@@ -57,6 +57,12 @@ def reproduced(
     return pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
 
 
+def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
+    """What runs had measured at three quarters of their rounds; nothing that is derived."""
+    ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
+    return rows[(rows["round"] <= 0.75 * rows.run.map(ends)) & (rows["mean"] != "derived")]
+
+
 @functools.lru_cache(maxsize=4096)
 def majority(run: str, mean: str = "client") -> float:
     """Accuracy (%) of answering each client's most common label, NaN where labels are not known.
@@ -78,7 +84,7 @@ def majority(run: str, mean: str = "client") -> float:
     return float(100 * (share.mean() if mean == "client" else top.sum() / n.sum()))
 
 
-_DEALT = ("dataset", "partition", "partition_args", "clients", "seed", "max_samples", "holdout")
+_DEALT = "dataset partition partition_args clients seed partition_seed max_samples holdout".split()
 _counts: dict[str, np.ndarray] = {}  # of clients' labels, by what deals them out
 
 
@@ -93,7 +99,8 @@ class Evidence:
 
     def __init__(self, rows: pd.DataFrame, paper: Rules):
         self.rows, self.paper = rows, paper
-        self._tables: dict[tuple[str, str], pd.DataFrame] = {}
+        self._all = functools.cache(self._picked)
+        self._table = functools.cache(self._pivoted)
 
     @functools.cached_property
     def columns(self) -> list[str]:
@@ -189,23 +196,19 @@ class Evidence:
             raise LookupError(f"a seed that all of {sorted({r for r, _ in weights})} have")
         return sorted(seeds)
 
-    def _all(self, moment: str, metric: str) -> pd.DataFrame:
-        """What is reported of every run, each moment once: see `_picked`."""
-        if (moment, metric) not in self._tables:
-            self._tables[moment, metric] = self._picked(moment, metric)
-        return self._tables[moment, metric]
-
     def _picked(self, moment: str, metric: str) -> pd.DataFrame:
-        # moment: "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        """What is reported of every run.
+
+        moment: "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        """
         rows = self.rows
         if moment == "earlier":
-            ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
-            rows = rows[rows["round"] <= 0.75 * rows.run.map(ends)]
+            rows = before_the_last_quarter(rows)
         if moment == "start":
             rows = rows[rows["round"] == 0]
         return reproduced(rows, self.paper, metric)
 
-    def _table(self, moment: str, metric: str, column: str) -> pd.DataFrame:
+    def _pivoted(self, moment: str, metric: str, column: str) -> pd.DataFrame:
         """A column as one number a row (index) and seed (columns)."""
         picked = self._all(moment, metric)
         of_column = picked[picked.column == column]

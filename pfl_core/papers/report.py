@@ -21,7 +21,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper, Scope
-from pfl_core.papers.evidence import READ_AFTER, Evidence, reproduced
+from pfl_core.papers.evidence import READ_AFTER, Evidence, before_the_last_quarter, reproduced
 from pfl_core.papers.readable import Table, flat, markdown
 
 __all__ = [
@@ -135,8 +135,9 @@ def compare(
 
     Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
     interval of ours), best (whether ours is the column's best or not told apart from it),
-    difference, difference_low, difference_high, verdict, reason, why (see
-    `analysis.verdicts`), profile, dataset.
+    last (ours at the last round, where another is reported), difference, difference_low,
+    difference_high, verdict, reason, why (see `analysis.verdicts`), profile, dataset, and setting
+    (the column as the rows have it).
     """
     paper = papers.paper(paper)
     said = reported(paper)
@@ -152,25 +153,27 @@ def compare(
     lines = {
         (c.column, c.row): dict(reported=c.value, reported_sd=c.std) for c in said.itertuples()
     }
-    evidence = _Cells(rows, paper, metric, how) if len(rows) else None
-    for (column, row), cells in ours.groupby(["column", "row"], sort=False):
+    cells = _Cells(rows, ours, paper, metric, how) if len(ours) else None
+    for (column, row), of_cell in ours.groupby(["column", "row"], sort=False):
         line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
-        line |= evidence.line(row, column, ours, cells, line)
+        line |= cells.line(row, column, of_cell, line)
     frame = pd.DataFrame(
         [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
     )
     frame["verdict"] = frame.verdict.astype(object).fillna("not run")
     frame["n"] = frame.n.fillna(0).astype(int)
     frame["best"] = frame.best.eq(True)
-    texts = ["profile", "dataset", "reason", "why"]
+    texts = ["profile", "dataset", "reason", "why", "setting"]
     frame[texts] = frame[texts].astype(object).fillna("")
+    if metric != "acc_pct" or (paper.report | how)["select"] == "last":
+        frame = frame.drop(columns="last")
     return _by_column(frame)
 
 
 PERCENT = ("acc_pct", "train_acc_pct")
 _COMPARED = (
-    "row column reported reported_sd reproduced sd n low high best difference difference_low "
-    "difference_high verdict reason why profile dataset"
+    "row column reported reported_sd reproduced sd n low high best last difference "
+    "difference_low difference_high verdict reason why profile dataset setting"
 ).split()
 
 
@@ -197,7 +200,8 @@ def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: st
             row, column = v.row, v.column
         found = column_of_ours(paper, table, row, column, v.run)
         named[v.row, v.column] = v.column + found.removeprefix(column)
-    return ours.assign(column=[named[key] for key in zip(ours.row, ours.column, strict=True)])
+    names = [named[key] for key in zip(ours.row, ours.column, strict=True)]
+    return ours.assign(setting=ours.column, column=names)
 
 
 def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str) -> str:
@@ -211,20 +215,23 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
 
 
 class _Cells:
-    """Our side of a table: intervals, and how far curves still move."""
+    """Our side of a table: intervals, the last round, and how far curves still move.
 
-    def __init__(self, rows: pd.DataFrame, paper: Paper, metric: str, how: dict[str, str]):
-        self.paper, self.metric = paper, metric
-        ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
-        early = rows[rows["round"] <= 0.75 * rows.run.map(ends).fillna(np.inf)]
-        early = reproduced(early, paper, metric, **how)
-        self.earlier = early.groupby(["run", "row"]).value.mean()
+    ours: one number a run, its columns named by `_own_columns`.
+    """
+
+    def __init__(
+        self, rows: pd.DataFrame, ours: pd.DataFrame, paper: Paper, metric: str, how: dict[str, str]
+    ):
+        self.ours, self.paper, self.metric = ours, paper, metric
+        self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
+        self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
 
     def line(
-        self, row: str, column: str, ours: pd.DataFrame, cells: pd.DataFrame, said: dict[str, Any]
+        self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
     ) -> dict[str, Any]:
         """What a cell of ours shows; said: what the paper has in it."""
-        of_column = ours[ours.column == column]
+        of_column = self.ours[self.ours.column == column]
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
         seeds = sorted(table.loc[row].dropna().index)
         table = table[seeds].dropna()
@@ -240,6 +247,8 @@ class _Cells:
             low=max(own.low, 0.0) if self.metric in PERCENT else own.low,
             high=min(own.high, 100.0) if self.metric in PERCENT else own.high,
             best=place == best or behind.low <= 0,
+            last=self.last.reindex([(run, row) for run in cells.run]).mean(),
+            setting=cells.setting.iloc[0],
             profile=cells.profile.iloc[0],
             dataset=cells.dataset.iloc[0],
         )
@@ -256,6 +265,10 @@ class _Cells:
         past = self.earlier.reindex([(run, row) for run in cells.run])
         moved = line["reproduced"] - past.mean() if past.notna().all() else None
         return line | verdicts.of_cell(found, moved)._asdict()
+
+
+def _by_run(picked: pd.DataFrame) -> pd.Series:
+    return picked.groupby(["run", "row"]).value.mean()
 
 
 def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
@@ -422,16 +435,13 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
         names = evidence.methods(column)
         if len(names) < 2:
             continue
-        lines = compared[
-            (compared.column == column) | compared.column.str.startswith(f"{column}: ")
-        ]
-        lines = lines[lines.reproduced.notna()].set_index("row")
-        shown = dict.fromkeys(lines.column)
+        lines = compared[compared.setting == column]
+        lines = lines.set_index("row")
         said = [_leader(evidence, column, names)]
         if lines.reported.notna().any():
             said += _beside(lines)
         else:
-            other = next(iter(shown)).removeprefix(column).removeprefix(": ")
+            other = lines.column.iloc[0].removeprefix(column).removeprefix(": ")
             said.append(f"Run {other}: not held against the paper's numbers." * bool(other))
         out.append(f"**{column}.** " + " ".join(said))
     return out
@@ -498,15 +508,17 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
         none = pd.DataFrame(columns=_CLAIMED)
         out = [claims(paper, part.rows(), part.profile).assign(data=part.data) for part in parts]
         return pd.concat(out or [none], ignore_index=True)
-    out = []
+    out, evidence, scales = [], {}, {}
+    for needed in dict.fromkeys(claim.needs for claim in paper.claims):
+        evidence[needed] = Evidence(rows[rows.artefact == needed], paper)
+        scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
-        of_artefact = rows[rows.artefact == claim.needs]
-        verdict = _judged(claim, of_artefact, paper, profile)
+        verdict = _judged(claim, evidence[claim.needs], profile)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         line |= verdict._asdict() | dict(profile=profile, scale="")
         line["status"] = _status(claim, verdict, profile)
         if verdict.verdict not in ("not run", "not judged"):
-            line["scale"] = scale(paper, of_artefact, claim.needs)
+            line["scale"] = scales[claim.needs]
         out.append(line)
     return pd.DataFrame(out, columns=_CLAIMED)
 
@@ -514,15 +526,13 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
 _CLAIMED = "says source artefact verdict reason why status limit scale profile".split()
 
 
-def _judged(
-    claim: papers.Claim, rows: pd.DataFrame, paper: Paper, profile: str
-) -> verdicts.Verdict:
-    if not len(rows):
+def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> verdicts.Verdict:
+    if not len(evidence.rows):
         return verdicts.Verdict("not run")
     if profile == "smoke":
         return verdicts.Verdict("not judged", "", "profile smoke is for tests")
     try:
-        return verdicts.of_claim(claim.judge(Evidence(rows, paper)), claim.most)
+        return verdicts.of_claim(claim.judge(evidence), claim.most)
     except LookupError as missing:
         return verdicts.Verdict("not run", "", f"{missing.args[0]} was not run")
 

@@ -170,6 +170,8 @@ class Study:
         seeds = rows.seed.nunique() if "seed" in rows else 1
         caption = [papers.title(name), f"profile {self.scope.profile}", f"data {used}"]
         caption += [f"{seeds} seed{'s' * (seeds > 1)}. {said}".strip()]
+        if "run" in rows:
+            self._name_data(fig, rows)
         plots.note(fig, ", ".join(caption))
         plots.save(fig, frame, self.folder / name)
         display(Image(data=plots.compact(fig)))
@@ -237,18 +239,22 @@ class Study:
         names = list(dict.fromkeys(frame[by]))
         fig, axes = plots.panels(len(names), columns, sharey=sharey)
         for ax, value in zip(axes, names, strict=True):
-            shown = self._panel_title(rows, value) if by == "column" else value
-            plot(frame[frame[by] == value], ax, **kw).set_title(shown)
+            plot(frame[frame[by] == value], ax, **kw).set_title(value)
         self.figure(name, fig, frame, said, rows)
 
-    def _panel_title(self, rows: pd.DataFrame, column: str) -> str:
-        # With what was used in place of the paper's.
-        runs = rows[(rows.column == column) & (rows["mean"] != "derived")]
-        if not len(runs):
-            return column
-        head = runs.iloc[0]
-        shown = report.column_of_ours(self.paper, head.artefact, head.row, column, head.run)
-        return shown.replace(": on ", "\non ")
+    def _name_data(self, fig: Figure, rows: pd.DataFrame) -> None:
+        """Below a panel's title that begins with a column's name, what was used instead of it."""
+        heads = rows[rows["mean"] != "derived"].drop_duplicates("column")
+        named = {
+            v.column: report.column_of_ours(self.paper, v.artefact, v.row, v.column, v.run)
+            for v in heads.itertuples()
+        }
+        for ax in fig.axes:
+            title = ax.get_title()
+            found = [c for c in named if title == c or title.startswith((f"{c}, ", f"{c}: "))]
+            column = max(found, key=len, default="")
+            if instead := named.get(column, "").removeprefix(column).removeprefix(": "):
+                ax.title.set_text(f"{title}\n{instead}")
 
     def heats(
         self,
@@ -310,13 +316,6 @@ class Study:
         title, name, rule = papers.title(table), table, self.paper.report | how
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
-        elif rule["select"] != "last" and len(rows):
-            last = report.compare(rows, self.paper, table, **how | {"select": "last"})
-            got["last"] = (
-                last.set_index(["column", "row"])
-                .reproduced.reindex(pd.MultiIndex.from_frame(got[["column", "row"]]))
-                .to_numpy()
-            )
         caption = self._caption(title, table, rows, got, rule)
         shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
         self.folder.mkdir(parents=True, exist_ok=True)

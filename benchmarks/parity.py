@@ -52,7 +52,7 @@ class Case(NamedTuple):
         Panels of one group have one scale.
     fields
         Of the Experiment; data and seed come on top.
-    mean
+    average
         Over the clients, as the other code takes it: "pooled" or "client".
     split
         The file that says who holds which image.
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
     group: str
     fields: dict[str, Any]
-    mean: str = "pooled"
+    average: str = "pooled"
     split: str = "split.npz"
     scale: dict[str, Sequence[float]] = {}
     args: str = ""
@@ -99,7 +99,9 @@ CASES = {
         "PFLlib", _PFLLIB | dict(method="fedala", method_args={"eta": 1.0, "share": 0.8})
     ),
     "lgfedavg": Case("PFLlib", _PFLLIB | dict(method="lgfedavg")),
-    "fedaghn": Case("authors", of_paper("fedaghn", "table1", "fedaghn") | _FEDAGHN, mean="client"),
+    "fedaghn": Case(
+        "authors", of_paper("fedaghn", "table1", "fedaghn") | _FEDAGHN, average="client"
+    ),
     "flayer (released form)": Case(
         "authors",
         of_paper("flayer", "table2", "flayer (official)") | dict(rounds=10, eval_after=False),
@@ -184,18 +186,20 @@ def rounds_of(experiment: Experiment) -> list[int]:
 def course(result: Result, when: str, mean: str) -> list[float]:
     """Test accuracy (%) at each evaluated round."""
     h = result.history
-    rows = h[(h.when == when) & (h.split == "test") & (h["mean"] == mean) & (h.metric == "acc_pct")]
-    return [round(v, 4) for v in rows.sort_values("round").value]
+    rows = h[
+        (h.when == when) & (h.split == "test") & (h["average"] == mean) & (h.metric == "acc_pct")
+    ]
+    return [round(v, 4) for v in rows.sort_values("rounds").value]
 
 
 def compared(entry: dict[str, Any], case: Case, results: list[Result]) -> dict[str, Any]:
     """Both courses of one method, what they belong to, and our runs."""
     moments = {CURVES[name]: curve for name, curve in entry.items() if name in CURVES}
-    row = {"code": entry["code"], "args": case.args or entry["args"], "mean": case.mean}
+    row = {"code": entry["code"], "args": case.args or entry["args"], "average": case.average}
     row["rounds"] = rounds_of(results[0].experiment)
     row["theirs"] = {when: [round(100 * v, 4) for v in c] for when, c in moments.items()}
     row["ours"] = {
-        when: {str(r.experiment.seed): course(r, when, case.mean) for r in results}
+        when: {str(r.experiment.seed): course(r, when, case.average) for r in results}
         for when in moments
     }
     return row | {"fields": case.fields, "runs": [r.id for r in results]}

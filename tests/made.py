@@ -14,15 +14,15 @@ def publish(folder, rows, paper, profile="quick", data="digits"):
     """Write made-up rows as if their runs had been published to `folder`; each run id is one run, rows without one share one."""
     rows = rows.assign(run=rows.run.replace("", "0" * 16), value=rows.value.astype(float))
     part = dict(paper=paper, profile=profile, data=data)
-    measured = rows[rows["mean"] != "derived"]
-    once = measured.drop_duplicates(["run", *metrics.KEYS, "mean", "metric"])
+    measured = rows[rows["average"] != "derived"]
+    once = measured.drop_duplicates(["run", *metrics.KEYS, "average", "metric"])
     histories = [metrics.wide(own).assign(run=run) for run, own in once.groupby("run", sort=False)]
     shown = ["artefact", "row", "column", "run"]
     content = tables.Content(
         pd.DataFrame([line(own.iloc[0]) for _, own in rows.groupby("run", sort=False)]),
         measured[shown].drop_duplicates().assign(**part),
         tables.joined("pools.csv", []),
-        rows[rows["mean"] == "derived"]
+        rows[rows["average"] == "derived"]
         .assign(**part)
         .reindex(columns=tables.COLUMNS["derived.csv"]),
         tables.joined("history.csv.gz", histories),

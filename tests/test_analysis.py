@@ -89,20 +89,20 @@ def series(values, row="fedper", column="c", seed=0, artefact="fig2", spent=True
         column=column,
         seed=seed,
     )
-    acc = dict(when="before", split="test", mean="client", metric="acc_pct") | more
-    rows = [base | acc | {"round": 2 * i, "value": float(v)} for i, v in enumerate(values)]
+    acc = dict(when="before", split="test", average="client", metric="acc_pct") | more
+    rows = [base | acc | {"rounds": 2 * i, "value": float(v)} for i, v in enumerate(values)]
     totals = (
         dict(client_visits=3, download_bytes=1e6, upload_bytes=2e6, train_s=0.5) if spent else {}
     )
     for metric, each in totals.items():
-        tail = dict(when="", split="", mean="total", metric=metric)
-        rows += [base | tail | {"round": 2 * i, "value": 2 * i * each} for i in range(len(values))]
+        tail = dict(when="", split="", average="total", metric=metric)
+        rows += [base | tail | {"rounds": 2 * i, "value": 2 * i * each} for i in range(len(values))]
     return pd.DataFrame(rows)
 
 
 def test_what_a_run_had_spent_by_each_round():
     rows = pd.concat([series([10, 79.5, 80]), series([0, 50], "fedavg", seed=1)[::-1]])
-    got = analysis.spent(rows, ["row", "seed"]).set_index(["row", "seed", "round"])
+    got = analysis.spent(rows, ["row", "seed"]).set_index(["row", "seed", "rounds"])
     assert got.columns.tolist() == ["client_visits", "megabytes", "train_s"]
     assert got.loc["fedper", 0].to_numpy().tolist() == [[0, 0, 0], [6, 6, 1], [12, 12, 2]]
     assert got.loc["fedavg", 1].to_numpy().tolist() == [[0, 0, 0], [6, 6, 1]]
@@ -110,7 +110,7 @@ def test_what_a_run_had_spent_by_each_round():
 
 def test_a_run_of_two_artefacts_is_counted_once_and_its_costs_may_be_missing():
     twice = pd.concat([series([1, 2]), series([1, 2], artefact="fig3")])
-    assert analysis.spent(twice, ["run"])["round"].tolist() == [0, 2]
+    assert analysis.spent(twice, ["run"])["rounds"].tolist() == [0, 2]
     assert analysis.spent(series([1, 2], spent=False), ["run"]).empty
     bare = series([1, 2])
     got = analysis.spent(bare[bare.metric != "train_s"], ["run"])
@@ -174,8 +174,8 @@ def test_stages_by_hand():
         for k in range(3)
     }
     got = analysis.stages(weights, rounds, group, best=20)
-    assert got.columns.tolist() == ["part", "kind", "stage", "round", "weight"] and len(got) == 36
-    at = got.drop_duplicates("stage").set_index("stage")["round"].to_dict()
+    assert got.columns.tolist() == ["part", "kind", "stage", "rounds", "weight"] and len(got) == 36
+    at = got.drop_duplicates("stage").set_index("stage")["rounds"].to_dict()
     assert at == {"First": 1, "Prior": 4, "Middle": 10, "Final": 20}, (
         "5 lies as near to 4 as to 6: the earlier"
     )
@@ -186,7 +186,7 @@ def test_stages_by_hand():
     }  # mean of the layers' numbers; layer 1 is in both halves
     unit = {"self": 100, "similar": 10, "other": 1}
     want = [
-        level[p] * unit[k] + r for p, k, r in zip(got.part, got.kind, got["round"], strict=True)
+        level[p] * unit[k] + r for p, k, r in zip(got.part, got.kind, got["rounds"], strict=True)
     ]
     np.testing.assert_allclose(got.weight, want)
     assert set(zip(got.part, got.kind, strict=True)) == {(p, k) for p in level for k in unit}
@@ -205,7 +205,7 @@ def test_stages_of_halves_and_of_one_matrix():
     whole = analysis.stages({"model": weights["l2"]}, [3], [0, 1], best=3)
     assert set(whole.part) == {"whole", "shallow", "deep"} and set(whole.weight.dropna()) == {2.0}
     early = analysis.stages({"model": np.ones((3, 2, 2))}, [0, 5, 9], [0, 0], best=0)
-    assert set(early["round"]) == {5}, "round 0 is before any update"
+    assert set(early["rounds"]) == {5}, "round 0 is before any update"
 
 
 def test_stages_need_a_round_with_updates_and_one_for_each_weight():

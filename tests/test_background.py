@@ -25,7 +25,7 @@ def until(seen, seconds: float = 120) -> None:
 
 def test_stopped_and_run_again(tmp_path):
     job = Background(LONG, store=tmp_path)
-    until(lambda: job.poll() and job.curve is not None and job.curve["round"].max() > 1)
+    until(lambda: job.poll() and job.curve is not None and job.curve["rounds"].max() > 1)
     job.stop()
     assert job.wait() == "stopped"
     assert (tmp_path / f"{LONG.id}.part" / "checkpoint.pt").exists()
@@ -42,7 +42,7 @@ def test_done_failed_and_killed(tmp_path):
     # Five groups cannot share seven clients.
     failed = Background(Experiment(partition="groups", clients=7), store=tmp_path)
     killed = Background(LONG, store=tmp_path)
-    assert done.wait() == "done" and done.curve["round"].tolist() == [0, 1]
+    assert done.wait() == "done" and done.curve["rounds"].tolist() == [0, 1]
     assert failed.wait().startswith("failed: partition 'groups': groups=5 must divide")
     assert failed.curve is None
     until(lambda: killed.poll())

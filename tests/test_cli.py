@@ -99,14 +99,14 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
 def test_the_summary_is_that_of_the_history(home):
     r = run(Experiment(**TINY | {"rounds": 3}))
     rows = r.history[
-        (r.history["mean"] == "client")
+        (r.history["average"] == "client")
         & (r.history.when == "before")
         & (r.history.metric == "acc_pct")
     ]
-    test = rows[rows.split == "test"].set_index("round").value
+    test = rows[rows.split == "test"].set_index("rounds").value
     got = r.summary().loc["before"]
     assert got["last"] == round(test[3], 2) and got["best"] == round(test[got["at"]], 2)
-    assert got["at"] == rows[rows.split == "val"].set_index("round").value.idxmax()
+    assert got["at"] == rows[rows.split == "val"].set_index("rounds").value.idxmax()
 
 
 def test_every_field_is_an_option(capsys):
@@ -277,10 +277,13 @@ def check_logged(logged):
     h = run(Experiment(**TINY)).history
     for mean, metric in (("client", "acc_pct"), ("pooled", "loss")):
         own = h[
-            (h.when == "after") & (h.split == "test") & (h["mean"] == mean) & (h.metric == metric)
+            (h.when == "after")
+            & (h.split == "test")
+            & (h["average"] == mean)
+            & (h.metric == metric)
         ]
         got = logged[f"after/test/{metric}"]
-        assert [s for s, _ in got] == own["round"].tolist()
+        assert [s for s, _ in got] == own["rounds"].tolist()
         assert np.allclose([v for _, v in got], own.value, rtol=1e-5)
     assert len(logged["upload"]) == 3
 

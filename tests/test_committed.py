@@ -28,7 +28,7 @@ TINY = dict(
     max_samples=20,
     lr=0.05,
 )
-KEYS = ["run", "artefact", "row", "column", "round", "when", "split", "mean", "metric"]
+KEYS = ["run", "artefact", "row", "column", "rounds", "when", "split", "average", "metric"]
 
 
 @pytest.fixture
@@ -83,11 +83,12 @@ def test_rows_come_back_as_they_were(home):
     swept = sweep([*cells, experiment("table1", "again", column="x, y")])
     first = swept[swept.row == "fedper"].iloc[0].to_dict()
     derived = [
-        first | dict(mean="derived", metric="gap, points", value=1 / 3, when="", split="", round=2)
+        first
+        | dict(average="derived", metric="gap, points", value=1 / 3, when="", split="", rounds=2)
     ]
     derived.append(derived[0] | dict(row="other", dataset="cifar10", value=float("nan")))
     changed = swept[
-        (swept.artefact == "table1") & (swept.metric == "acc_pct") & (swept["mean"] == "client")
+        (swept.artefact == "table1") & (swept.metric == "acc_pct") & (swept["average"] == "client")
     ]
     changed = changed.assign(column="of one size", value=changed.value + 1)
     rows = pd.concat(
@@ -99,9 +100,9 @@ def test_rows_come_back_as_they_were(home):
     assert list(back) == ROW_COLUMNS and list(dict.fromkeys(back.artefact)) == list(
         dict.fromkeys(rows.artefact)
     )
-    own = back[(back.artefact == "fig2") & (back["mean"] != "derived")]
+    own = back[(back.artefact == "fig2") & (back["average"] != "derived")]
     fresh = swept[swept.artefact == "fig2"]
-    keys = ["round", "when", "split", "mean", "metric"]
+    keys = ["rounds", "when", "split", "average", "metric"]
     assert own[keys].to_numpy().tolist() == fresh[keys].to_numpy().tolist()  # line by line, too
     kept = tables.results(folder)
     assert len(kept.cells) == 4 and len(kept.derived) == 2 + len(changed) and len(kept.runs) == 3
@@ -147,7 +148,7 @@ def test_arrays_are_those_of_the_run(home):
         r.clients.query("when == 'after' and split == 'test'"),
     )
     assert (
-        each.acc_pct.tolist() == own[own["round"] == 2].acc_pct.tolist()
+        each.acc_pct.tolist() == own[own["rounds"] == 2].acc_pct.tolist()
         and each.n.tolist() == r.arrays["n/test"].tolist()
     )
     with pytest.raises(KeyError):
@@ -337,8 +338,8 @@ def test_what_is_committed_is_whole_and_small():
     assert len(there) < 25 and sum(there.values()) <= 5e6
     whole = tables.results(folder).content()
     assert everything(folder) and whole.runs.run.is_unique and not whole.cells.duplicated().any()
-    assert not whole.history.duplicated(["run", "round", "when", "split"]).any()
-    assert not whole.clients.duplicated(["run", "round", "when", "split"]).any()
+    assert not whole.history.duplicated(["run", "rounds", "when", "split"]).any()
+    assert not whole.clients.duplicated(["run", "rounds", "when", "split"]).any()
     named = set(whole.cells.run) | set(whole.derived.run)
     assert named == set(whole.runs.run) == set(whole.history.run) == set(whole.clients.run)
     assert set(whole.runs.pool) == set(whole.pools.checksum) and set(whole.runs.status) == {"done"}

@@ -43,7 +43,7 @@ def run(
     for part, series in (("test", values), ("val", val or values)):
         for r, v in enumerate(series):
             out.append(
-                base | {"round": r, "when": when, "split": part, "mean": "client", "value": v}
+                base | {"rounds": r, "when": when, "split": part, "average": "client", "value": v}
             )
     return pd.DataFrame(out, columns=ROW_COLUMNS)
 
@@ -310,7 +310,8 @@ def test_every_paper_holds_what_it_must(name):
     paper = papers.paper(name)
     assert paper.key == name and paper.own
     assert (
-        set(paper.report) == {"select", "when", "mean"} and paper.report["select"] in report.SELECT
+        set(paper.report) == {"select", "when", "average"}
+        and paper.report["select"] in report.SELECT
     )
     assert set(paper.tables) <= set(paper.artefacts) and set(paper.when.values()) <= {
         "before",
@@ -422,7 +423,7 @@ def test_from_tuning_to_tables(home, capsys):
     kept = committed.parts("methods", own=True)["methods.smoke-digits"].rows()
     assert comparison.table(kept).before.tolist() == shown.before.tolist()
     assert comparison.table(kept)["up, kB"].tolist() == shown["up, kB"].tolist()
-    tuned = kept[(kept.artefact == "tune") & (kept.split == "val") & (kept["mean"] == "client")]
+    tuned = kept[(kept.artefact == "tune") & (kept.split == "val") & (kept["average"] == "client")]
     assert set(tuned.seed) == {0} and tuned.groupby("row").column.nunique().eq(9).all()
     choices = comparison.choices_table(kept)
     at_its_time = (tuned.row == "perfedavg") & (tuned.when == comparison.when("perfedavg"))
@@ -441,7 +442,7 @@ def test_runs_of_the_comparison_have_the_choice_that_tuning_made(home):
     seen = rows[
         (rows.split == "val")
         & (rows.when == "before")
-        & (rows["mean"] == "client")
+        & (rows["average"] == "client")
         & (rows.metric == "acc_pct")
     ]
     assert choice == json.loads(seen.groupby("column", sort=False).value.max().idxmax())
@@ -459,8 +460,8 @@ def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
     rows = sweep(cells)
     total = {}
     for e in cells:
-        own = rows[(rows.run == e.id) & (rows["mean"] == "total")]
-        total[e.tags["row"]] = own[own["round"] == own["round"].max()].set_index("metric").value
+        own = rows[(rows.run == e.id) & (rows["average"] == "total")]
+        total[e.tags["row"]] = own[own["rounds"] == own["rounds"].max()].set_index("metric").value
     first, second = total["lgfedavg" + comparison.START], total["lgfedavg"]
     assert first.upload_bytes > second.upload_bytes > 0  # a whole model against a head
     shown = comparison.table(rows)

@@ -13,14 +13,14 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import evidence
 from pfl_core.papers.evidence import Evidence, majority
 
-RULES = SimpleNamespace(report=dict(select="last", when="before", mean="client"), when={})
+RULES = SimpleNamespace(report=dict(select="last", when="before", average="client"), when={})
 
 
 def run(row, series, seed=0, column="A", when="before", metric="acc_pct"):
     """Rows of one run, its accuracy after each round."""
     base = dict.fromkeys(ROW_COLUMNS, "") | dict(row=row, column=column, seed=seed, metric=metric)
-    base |= dict(run=f"{row}/{column}/{seed}", when=when, split="test", mean="client")
-    return pd.DataFrame([base | {"round": r, "value": v} for r, v in enumerate(series)])
+    base |= dict(run=f"{row}/{column}/{seed}", when=when, split="test", average="client")
+    return pd.DataFrame([base | {"rounds": r, "value": v} for r, v in enumerate(series)])
 
 
 def rows(**ends):
@@ -152,7 +152,7 @@ def test_unknown_runs_have_no_level():
 
 def derived(metric, **by_row):
     frames = [
-        run(r, [v], s, metric=metric).assign(mean="derived", split="", when="")
+        run(r, [v], s, metric=metric).assign(average="derived", split="", when="")
         for r, vs in by_row.items()
         for s, v in enumerate(vs)
     ]

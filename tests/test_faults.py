@@ -90,7 +90,7 @@ def test_divergence_is_named_within_its_round(store, spoiled, hook, where):
     last = (
         2 if hook == "upload" else 1
     )  # the evaluation that round 2 begins with is of models that are still sound
-    assert kept["round"].tolist() == list(range(last + 1)) and kept.value.notna().all()
+    assert kept["rounds"].tolist() == list(range(last + 1)) and kept.value.notna().all()
     assert seen == list(range(last + 1))
 
 

@@ -41,7 +41,7 @@ def run_rows(row: str, column: str, acc: float, profile: str, seed: int) -> pd.D
     base = dict.fromkeys(ROW_COLUMNS, "") | dict(
         paper="fedaghn", artefact="table1", row=row, column=column, method=row
     )
-    base |= {"round": 1, "mean": "client", "metric": "acc_pct", "value": acc}
+    base |= {"rounds": 1, "average": "client", "metric": "acc_pct", "value": acc}
     base |= dict(
         run=f"{profile} {row} {seed}",
         dataset="digits",

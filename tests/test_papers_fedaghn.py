@@ -118,14 +118,14 @@ def test_quick_is_small(swept):
 C = "Dir(0.1), CIFAR-10"
 
 
-def rows(cells, column, when="after", metric="acc_pct", mean="client", seed=0):
+def rows(cells, column, when="after", metric="acc_pct", average="client", seed=0):
     made = []
     for row, value in cells.items():
         for split in ("val", "test"):
             line = dict.fromkeys(ROW_COLUMNS, "") | dict(
                 run=f"{row}/{column}/{seed}", row=row, column=column, metric=metric, when=when
             )
-            made.append(line | dict(seed=seed, round=1, split=split, mean=mean, value=value))
+            made.append(line | dict(seed=seed, rounds=1, split=split, average=average, value=value))
     return pd.DataFrame(made, columns=ROW_COLUMNS)
 
 
@@ -144,7 +144,7 @@ def seeded(cells, column=C, seeds=3, small=0.1, **how):
 
 def weights(table, columns=fedaghn.STAGES, metric="weight"):
     """Derived rows of {row: (a number for each column)}."""
-    how = dict(small=1e-5, metric=metric, mean="derived")
+    how = dict(small=1e-5, metric=metric, average="derived")
     each = [seeded({r: v[i] for r, v in table.items()}, c, **how) for i, c in enumerate(columns)]
     return pd.concat(each, ignore_index=True)
 
@@ -336,7 +336,7 @@ def probed(row, column="CIFAR-100", own=0.1):
 
 def recorded(*some, best=8):
     """Rows of these probes' runs, best at one round, and what `Artefact.numbers` reads."""
-    made = [rows({p.row: 90}, p.column).assign(round=best) for p in some]
+    made = [rows({p.row: 90}, p.column).assign(rounds=best) for p in some]
 
     def found(probe):
         return list(some) if probe == "weights" else []
@@ -350,7 +350,7 @@ def test_weights_of_table_4_by_part_kind_and_stage():
     )
     at = numbers.set_index(["row", "column"])
     assert at.loc["whole, self"].value.tolist() == pytest.approx([0.11, 0.12, 0.14, 0.18])
-    assert at.loc["whole, self"]["round"].tolist() == [1, 2, 4, 8]
+    assert at.loc["whole, self"]["rounds"].tolist() == [1, 2, 4, 8]
     assert at.loc[("deep, similar", "Final")].value == pytest.approx(0.3)
     assert at.loc[("shallow, similar", "Final")].value == pytest.approx(0.05)
     assert at.loc[("whole, self (descent)", "First")].value == pytest.approx(0.51)
@@ -400,8 +400,8 @@ def test_weights_of_the_outer_layers():
 
 def test_the_course_of_weights():
     got = fedaghn.course([probed("fedaghn"), probed(fedaghn.DESCENT, own=0.5)])
-    assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "round"]).any()
-    own = got[(got.kind == "self") & (got["round"] == 8)].set_index("row").value
+    assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "rounds"]).any()
+    own = got[(got.kind == "self") & (got["rounds"] == 8)].set_index("row").value
     assert own["deep"] == pytest.approx(0.18) and own["whole, descent"] == pytest.approx(0.58)
     assert set(got.row) == {"whole", "shallow", "deep", "whole, descent"}
 
@@ -438,7 +438,9 @@ def scored(best, metric="acc_pct"):
             )
             made += [
                 line
-                | dict(seed=7, round=n, split=split, when="after", mean="client", value=score - n)
+                | dict(
+                    seed=7, rounds=n, split=split, when="after", average="client", value=score - n
+                )
                 for n in (0, 1)
             ]
     return pd.DataFrame(made, columns=ROW_COLUMNS)

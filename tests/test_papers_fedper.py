@@ -116,9 +116,9 @@ FLICKR = "flickr_aes"
 def curves(of, dataset="cifar10", metric="acc_pct"):
     """Rows of {(row, column): numbers at rounds 0, 4, 8, ...}."""
     blank = dict.fromkeys(ROW_COLUMNS, "") | dict(metric=metric, split="test", seed=0)
-    blank |= dict(when="before", mean="client", dataset=dataset)
+    blank |= dict(when="before", average="client", dataset=dataset)
     made = [
-        blank | dict(row=row, column=column, run=f"{row} {column}", round=4 * n, value=v)
+        blank | dict(row=row, column=column, run=f"{row} {column}", rounds=4 * n, value=v)
         for (row, column), line in of.items()
         for n, v in enumerate(line)
     ]

@@ -191,20 +191,20 @@ def test_the_control_is_a_part_of_table_2(swept):
 # -- numbers from rows -----------------------------------------------------------------------------
 
 
-def lines(cells, column="CIFAR-10, CNN", metric="acc_pct", mean="pooled", run="r", at=1):
+def lines(cells, column="CIFAR-10, CNN", metric="acc_pct", average="pooled", run="r", at=1):
     made = []
     for row, value in cells.items():
         line = dict.fromkeys(ROW_COLUMNS, "") | dict(
             run=f"{run}/{row}/{column}", row=row, column=column, metric=metric, seed=0
         )
-        for split in ("test",) if mean != "total" else ("",):
+        for split in ("test",) if average != "total" else ("",):
             made.append(
                 line
                 | dict(
-                    round=at,
+                    rounds=at,
                     split=split,
                     when="before",
-                    mean=mean,
+                    average=average,
                     value=value,
                     dataset="d",
                     model="m",
@@ -219,7 +219,7 @@ def test_costs_are_those_up_to_the_best_round():
         for metric, each in dict(
             client_visits=20, download_bytes=1e6, upload_bytes=2e6, train_s=4
         ).items():
-            rows.append(lines({"flayer": each * r}, metric=metric, mean="total", at=r))
+            rows.append(lines({"flayer": each * r}, metric=metric, average="total", at=r))
     got = {c["metric"]: c["value"] for c in flayer.costs(pd.concat(rows, ignore_index=True))}
     assert got == dict(iterations=1, client_visits=20, megabytes=3, total_s=4, s_per_iteration=4)
 
@@ -237,7 +237,7 @@ def test_accuracy_on_training_texts_is_that_of_its_best_round():
         values={"hits": np.array([[1, 2], [3, 8], [4, 6]]), "n": np.array([[4, 12]] * 3)}
     )
     (got,) = flayer.trained([p])
-    assert (got["metric"], got["round"], got["value"]) == ("train_acc_pct", 10, 68.75)
+    assert (got["metric"], got["rounds"], got["value"]) == ("train_acc_pct", 10, 68.75)
 
 
 def test_similarity_is_over_pairs_of_clients():
@@ -258,7 +258,7 @@ def test_similarity_is_over_pairs_of_clients():
         }
     )
     made = pd.DataFrame(
-        [rows.iloc[0].to_dict() | {"mean": "derived"} | g for g in got], columns=ROW_COLUMNS
+        [rows.iloc[0].to_dict() | {"average": "derived"} | g for g in got], columns=ROW_COLUMNS
     )
     alike = flayer.layers(pd.concat([rows, made], ignore_index=True))
     assert alike.stage.tolist() == ["initial", "best"] * 2 and set(alike.layer) == {"fc"}
@@ -288,7 +288,7 @@ def seeded(cells, column=COLUMN, seeds=3, **how):
 
 
 def derived(metric, cells, column=COLUMN):
-    return seeded(cells, column, metric=metric, mean="derived")
+    return seeded(cells, column, metric=metric, average="derived")
 
 
 def verdict(start, *frames):

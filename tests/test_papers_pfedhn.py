@@ -269,9 +269,9 @@ def test_labels_are_published_ones(paper_cells):
 
 def row(artefact: str, name: str, column: str, value: float, run: str = "", **more) -> list[dict]:
     """Rows of one run, evaluated once: validation and test accuracy."""
-    common = dict(paper="pfedhn", artefact=artefact, row=name, column=column, seed=0, round=1)
+    common = dict(paper="pfedhn", artefact=artefact, row=name, column=column, seed=0, rounds=1)
     common |= dict(run=run or f"{name}{column}", profile="quick", metric="acc_pct")
-    common |= dict(mean="client", when="before")
+    common |= dict(average="client", when="before")
     return [common | {"split": s, "value": value} | more for s in ("val", "test")]
 
 
@@ -290,7 +290,7 @@ def made(artefact: str, numbers: dict[tuple[str, ...], float], seeds: int = 3) -
             value += noise.normal(0, 0.01)
             lines = row(artefact, name, column, value, f"{name}{column}{seed}", seed=seed)
             if metric:
-                lines = [lines[0] | dict(mean="derived", split="", when="", metric=metric[0])]
+                lines = [lines[0] | dict(average="derived", split="", when="", metric=metric[0])]
             groups.append(lines)
     return frame(*groups)
 
@@ -568,7 +568,9 @@ def recorded(**probes: dict[str, np.ndarray]):
 
 
 def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
-    best, last = (row("fig3", "pfedhn", "x", v, round=r, seed=1) for r, v in ((0, 90.0), (1, 80.0)))
+    best, last = (
+        row("fig3", "pfedhn", "x", v, rounds=r, seed=1) for r, v in ((0, 90.0), (1, 80.0))
+    )
     rows = frame(best, last).assign(dataset="digits100")
     acc = np.array([[[90.0, 50.0], [80.0, 80.0]], np.zeros((2, 2))])
     v = np.stack([np.eye(10).repeat(5, 0), np.zeros((50, 10))])  # 10 groups of 5 clients

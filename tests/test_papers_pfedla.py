@@ -136,13 +136,14 @@ def test_extra_rows_are_named_apart_from_published_ones():
 def table(cells, numbers=()):
     """Rows of made accuracies {(row, column): %} and derived numbers (metric, row, column, v)."""
     blank = dict.fromkeys(ROW_COLUMNS, "") | dict(
-        run="r", split="test", metric="acc_pct", seed=0, round=1
+        run="r", split="test", metric="acc_pct", seed=0, rounds=1
     )
     out = []
     for (row, column), v in cells.items():
         for when in ("before", "after"):
             out.append(
-                blank | {"row": row, "column": column, "value": v, "when": when, "mean": "client"}
+                blank
+                | {"row": row, "column": column, "value": v, "when": when, "average": "client"}
             )
     for metric, row, column, v in numbers:
         out.append(
@@ -153,7 +154,7 @@ def table(cells, numbers=()):
                 "value": v,
                 "metric": metric,
                 "split": "",
-                "mean": "derived",
+                "average": "derived",
             }
         )
     return pd.DataFrame(out, columns=ROW_COLUMNS)
@@ -254,7 +255,7 @@ def test_weights_by_layer_and_what_is_retained():
         == got["conv1", "target, on itself"]
     )
     w[1, 0] = [1, 0, 0, 0]
-    totals = table({("pfedla", "EMNIST"): 1.0}).iloc[:1].assign(mean="total")
+    totals = table({("pfedla", "EMNIST"): 1.0}).iloc[:1].assign(average="total")
     totals = pd.concat(
         [totals.assign(metric=m, value=2e6) for m in ("download_bytes", "upload_bytes")]
     )
@@ -349,8 +350,8 @@ def tried(best):
             line = dict.fromkeys(ROW_COLUMNS, "") | dict(
                 run=row, artefact="tuning", row=row, column="CIFAR-10, N=10"
             )
-            line |= dict(when="before", mean="client", metric="acc_pct", seed=7, split=split)
-            made += [line | dict(round=n, value=score + (n - 4) ** 2) for n in (0, 2, 4)]
+            line |= dict(when="before", average="client", metric="acc_pct", seed=7, split=split)
+            made += [line | dict(rounds=n, value=score + (n - 4) ** 2) for n in (0, 2, 4)]
     return pd.DataFrame(made, columns=ROW_COLUMNS)
 
 

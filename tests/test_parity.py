@@ -14,7 +14,7 @@ TINY = dict(model="mlp", model_args={"hidden": 4}, batch=4, lr=0.05, rounds=2, n
 CASES = {
     "fedavg": parity.Case("one", TINY | dict(method="fedavg", eval_after=False)),
     "fedprox": parity.Case(
-        "two", TINY | dict(method="fedprox", eval_after=True), mean="client", args="in words"
+        "two", TINY | dict(method="fedprox", eval_after=True), average="client", args="in words"
     ),
     "local": parity.Case("one", TINY | dict(method="local")),
 }

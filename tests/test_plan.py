@@ -179,7 +179,9 @@ def test_what_tuning_chooses_is_computed_and_planned(home):
         found, chosen = scope.finished(tuning[0].experiments()), "lr 1e-06"
         if found is not None:
             seen = found[
-                (found.split == "val") & (found.metric == "acc_pct") & (found["mean"] == "client")
+                (found.split == "val")
+                & (found.metric == "acc_pct")
+                & (found["average"] == "client")
             ]
             chosen = seen.loc[seen.value.idxmax(), "row"]
         return [*tuning, *scope.sweep(paper, base, {"fedper": rates[chosen]}, {"a": {}})]

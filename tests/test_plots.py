@@ -32,7 +32,7 @@ def rows(names=("fedavg", "fedper"), seeds=(0, 1), rounds=(0, 4, 8), metrics=("a
 
     return pd.DataFrame(
         [
-            dict(row=n, seed=s, round=r, metric=m, value=value(i, s, r, m))
+            dict(row=n, seed=s, rounds=r, metric=m, value=value(i, s, r, m))
             for (i, n), s, r, m in cells
         ]
     )
@@ -242,7 +242,7 @@ def test_save_writes_a_picture_and_its_numbers_twice_alike(tmp_path):
     back = pd.read_csv(tmp_path / "one" / "deep" / "fig2.csv")
     pd.testing.assert_frame_equal(back, frame.round(4), check_dtype=False)
     assert one[1].splitlines()[:3] == [
-        b"row,seed,round,metric,value",
+        b"row,seed,rounds,metric,value",
         b"fedavg,0,0,acc_pct,0.0",
         b"fedavg,0,4,acc_pct,1.3333",
     ]

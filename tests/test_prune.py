@@ -40,7 +40,7 @@ def home(tmp_path, monkeypatch):
     put(runs / "store" / B, status="failed: diverged", method="fedper", size=2_000_000)
     put(runs / "store" / C, dataset="cifar10", days=3)
     put(runs / "store" / D)
-    row = dict.fromkeys(ROW_COLUMNS, "") | {"run": D, "round": 0, "value": 1.0}
+    row = dict.fromkeys(ROW_COLUMNS, "") | {"run": D, "rounds": 0, "value": 1.0}
     made.publish(runs / "results" / "flayer.quick-digits", pd.DataFrame([row]), "flayer")
     return runs
 

@@ -14,7 +14,7 @@ from pfl_core.papers.report import claims, latex, markdown, pick, save_table, su
 def series(values, row="fedper", column="a", run=None, rounds=None, split="test", **more):
     """Rows of one run: `values` at `rounds` (0, 1, ...)."""
     base = dict.fromkeys(ROW_COLUMNS, "") | dict(
-        paper="fedper", artefact="fig2", when="before", mean="client", seed=0
+        paper="fedper", artefact="fig2", when="before", average="client", seed=0
     )
     base |= dict(
         metric="acc_pct",
@@ -26,7 +26,7 @@ def series(values, row="fedper", column="a", run=None, rounds=None, split="test"
     )
     return pd.DataFrame(
         [
-            base | dict(value=v, round=r) | more
+            base | dict(value=v, rounds=r) | more
             for r, v in zip(rounds or range(len(values)), values, strict=True)
         ],
         columns=ROW_COLUMNS,
@@ -48,7 +48,7 @@ TEST, VAL = [10.0, 60.0, 70.0, 50.0, 40.0], [5.0, 30.0, 20.0, 30.0, 10.0]
 
 
 @pytest.mark.parametrize(
-    ("select", "value", "round"),
+    ("select", "value", "rounds"),
     [("last", 40, 4), ("last10", 46, 4), ("best_val", 60, 1), ("best_test", 70, 2)],
 )
 def test_four_rules(select, value, round):
@@ -57,7 +57,7 @@ def test_four_rules(select, value, round):
         got = pick(frame, select)
         assert (
             list(got.value) == [value]
-            and list(got["round"]) == [round]
+            and list(got["rounds"]) == [round]
             and set(got.split) == {"test"}
         )
         assert set(got.columns) == set(ROW_COLUMNS)
@@ -65,11 +65,11 @@ def test_four_rules(select, value, round):
 
 def test_last10_is_the_mean_of_ten_evaluations():
     assert pick(series(range(25)), "last10").value.tolist() == [19.5]
-    assert pick(series(range(25), rounds=range(0, 100, 4)), "last10")["round"].tolist() == [96]
+    assert pick(series(range(25), rounds=range(0, 100, 4)), "last10")["rounds"].tolist() == [96]
 
 
 def test_ties_take_the_first_best():
-    assert pick(series([1, 9, 3, 9]), "best_test")["round"].tolist() == [1]
+    assert pick(series([1, 9, 3, 9]), "best_test")["rounds"].tolist() == [1]
 
 
 @pytest.mark.parametrize("select", report.SELECT)
@@ -100,7 +100,7 @@ def test_one_run_under_two_artefacts_counts_in_both():
 def test_pick_reads_only_what_it_is_asked_for():
     noise = [
         dict(when="after"),
-        dict(mean="pooled"),
+        dict(average="pooled"),
         dict(metric="acc_sd"),
         dict(split="train"),
         dict(split="val"),
@@ -108,7 +108,7 @@ def test_pick_reads_only_what_it_is_asked_for():
     rows = join(series([1, 2]), *(series([90 + i, 91 + i], **n) for i, n in enumerate(noise)))
     assert pick(rows).value.tolist() == [2]
     assert pick(rows, when="after").value.tolist() == [91]
-    assert pick(rows, mean="pooled").value.tolist() == [92]
+    assert pick(rows, average="pooled").value.tolist() == [92]
     assert pick(rows, metric="acc_sd").value.tolist() == [93]
     assert pick(rows, metric="loss").empty
 

@@ -170,7 +170,7 @@ def test_killed_by_the_system_it_resumes(store, tmp_path):
     body = "run(Experiment(**TINY | {'rounds': 5}), on_round=lambda r, h: r == 3 and os.kill(os.getpid(), signal.SIGKILL))"
     assert script(body).returncode == -signal.SIGKILL
     part = store / f"{e.id}.part" / "checkpoint.pt"
-    assert torch.load(part, weights_only=True)["round"] == 3
+    assert torch.load(part, weights_only=True)["rounds"] == 3
     same(run(e), whole)
 
 
@@ -247,7 +247,7 @@ def test_a_file_in_the_place_of_the_store(tmp_path):
 def test_processes_do_not_change_numbers(store, tmp_path):
     cells = grid(Experiment(**TINY), {"fedavg": {}, "local": {"method": "local"}}, seeds=[0, 1])
     a, b = sweep(cells, jobs=2), sweep(cells[::-1], store=tmp_path / "other")
-    keys = ["run", "when", "split", "mean", "metric", "round"]
+    keys = ["run", "when", "split", "average", "metric", "rounds"]
     a, b = (
         x[x.metric != "train_s"].drop(columns="wall_s").sort_values(keys, ignore_index=True)
         for x in (a, b)

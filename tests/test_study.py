@@ -288,7 +288,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert (
         list(rows.columns) == ROW_COLUMNS
         and rows.run.nunique() == 4
-        and set(rows["round"]) == {0, 2}
+        and set(rows["rounds"]) == {0, 2}
     )
     assert rows[
         ["paper", "artefact", "column", "profile", "dataset"]
@@ -600,7 +600,7 @@ def test_derived_numbers_are_rows_of_their_run(case):
     there = dict(artefact="table4", row="whole, self", column="First", metric="weight", value=0.25)
     got = s.derive(rows, [dict(run=one.run, metric="self", value=0.5), dict(run=one.run) | there])
     kept = s.rows()
-    found = kept[kept["mean"] == "derived"]
+    found = kept[kept["average"] == "derived"]
     assert found.metric.tolist() == ["self", "weight"] and set(found.run) == {one.run}
     assert got[["artefact", "row", "column", "seed", "dataset"]].to_numpy().tolist() == [
         ["table3", "fedaghn", "CIFAR-10", 0, "digits"],
@@ -623,9 +623,12 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
 
     s = case_study(numbers=numbers, show=("compare", "standing"))
     rows = s.run("table3")
-    assert rows["mean"].tolist()[-2:] == ["derived"] * 2 and rows.value.tolist()[-2:] == [3.0, 3.0]
+    assert rows["average"].tolist()[-2:] == ["derived"] * 2 and rows.value.tolist()[-2:] == [
+        3.0,
+        3.0,
+    ]
     assert s.rows().equals(
-        pd.concat([s.rows()[s.rows()["mean"] != "derived"], rows.tail(2)], ignore_index=True)
+        pd.concat([s.rows()[s.rows()["average"] != "derived"], rows.tail(2)], ignore_index=True)
     )
     s.show("table3")
     out = capsys.readouterr().out

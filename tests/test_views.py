@@ -125,7 +125,7 @@ def test_runs_view(results):
     rows = results["fedper"].rows.query(
         "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
     )
-    acc = rows.sort_values("round").value.to_numpy()
+    acc = rows.sort_values("rounds").value.to_numpy()
     last_and_best = [acc[-1].round(2), acc.max().round(2)]
     assert shown.table.index.tolist() == ["fedper"]
     assert shown.table.loc["fedper", ["last", "best"]].tolist() == last_and_best
@@ -135,10 +135,10 @@ def test_runs_view(results):
 
 def test_smooth_keeps_runs_apart():
     rows = pd.DataFrame(
-        {"run": list("aabb"), "round": [0, 1, 0, 1], "value": [0.0, 2.0, 10.0, 20.0]}
+        {"run": list("aabb"), "rounds": [0, 1, 0, 1], "value": [0.0, 2.0, 10.0, 20.0]}
     )
     rows = rows.assign(
-        row="x", column="", when="before", split="test", mean="client", metric="acc_pct"
+        row="x", column="", when="before", split="test", average="client", metric="acc_pct"
     )
     assert analysis.smooth(rows, 2).value.tolist() == [0.0, 1.0, 10.0, 15.0]
     assert analysis.smooth(rows, 1).equals(rows)
@@ -153,7 +153,7 @@ def test_clients_view(results):
     lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
     ahead = f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} %"
     assert f"{ahead} of 10 clients" in shown.said
-    assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
+    assert shown.table["average"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
 
@@ -367,7 +367,7 @@ class Job:
     def poll(self):
         if self.curve is not None and self.asked:
             self.state = "stopped"
-        self.curve = pd.DataFrame({"round": [0, 1], "when": "before", "value": [10.0, 20.0]})
+        self.curve = pd.DataFrame({"rounds": [0, 1], "when": "before", "value": [10.0, 20.0]})
         return True
 
 

@@ -158,7 +158,7 @@ def curves(rows: pd.DataFrame, ax: Axes, hue: str = "row", y: str = "Test accura
     shown = rows.assign(**{hue: rows[hue].map(label)})
     sns.lineplot(
         shown,
-        x="round",
+        x="rounds",
         y="value",
         ax=ax,
         hue=hue,
@@ -179,7 +179,7 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
     """
     for name, colour in colours(list(dict.fromkeys(rows[hue]))).items():
         own = rows[rows[hue] == name]
-        wide = own.pivot_table(index="round", columns="metric", values="value", aggfunc="mean")
+        wide = own.pivot_table(index="rounds", columns="metric", values="value", aggfunc="mean")
         low, high = wide.acc_pct - wide.acc_sd, wide.acc_pct + wide.acc_sd
         ax.plot(wide.index, wide.acc_pct, color=colour, label=label(name))
         ax.fill_between(wide.index, low, high, color=colour, alpha=0.2, lw=0)

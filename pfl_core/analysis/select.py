@@ -13,7 +13,7 @@ def pick(
     rows: pd.DataFrame,
     select: str = "last",
     when: str = "before",
-    mean: str = "client",
+    average: str = "client",
     metric: str = "acc_pct",
 ) -> pd.DataFrame:
     """Keep one row a run: `metric` on the test split, at the round that a named rule says.
@@ -28,7 +28,7 @@ def pick(
         that is best on test data; that is optimistic, since test data choose what they judge.
     when : {"before", "after"}
         Whether models were evaluated before or after the round's local training.
-    mean : {"client", "pooled"}
+    average : {"client", "pooled"}
         Mean over clients, or over all samples of all clients.
 
     Raises
@@ -37,8 +37,8 @@ def pick(
         For another rule, and for "best_val" where a run has no validation data.
     """
     checks.known("select", select, SELECT)
-    series = rows[(rows.when == when) & (rows["mean"] == mean) & (rows.metric == metric)]
-    series = series.sort_values("round", kind="stable", ignore_index=True)
+    series = rows[(rows.when == when) & (rows["average"] == average) & (rows.metric == metric)]
+    series = series.sort_values("rounds", kind="stable", ignore_index=True)
     test, validation = series[series.split == "test"], series[series.split == "val"]
     keys = ["run", "paper", "artefact", "row", "column"]
     if select == "last10":
@@ -55,7 +55,7 @@ def pick(
             f"{names}; use 'last'"
         )
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
-    return test.merge(best[[*keys, "round"]], on=[*keys, "round"])
+    return test.merge(best[[*keys, "rounds"]], on=[*keys, "rounds"])
 
 
 def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") -> pd.DataFrame:

@@ -71,8 +71,8 @@ def spent(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         The keys, `round`, `client_visits`, `megabytes` (1e6 bytes, down and up) and `train_s`
         (seconds of training).
     """
-    totals = rows[rows["mean"] == "total"].drop_duplicates([*keys, "round", "metric"])
-    wide = totals.pivot(index=[*keys, "round"], columns="metric", values="value")
+    totals = rows[rows["average"] == "total"].drop_duplicates([*keys, "rounds", "metric"])
+    wide = totals.pivot(index=[*keys, "rounds"], columns="metric", values="value")
     wide = wide.reindex(columns=["client_visits", "download_bytes", "upload_bytes", "train_s"])
     moved = wide.download_bytes + wide.upload_bytes
     wide = wide.assign(megabytes=moved / 1e6)
@@ -84,8 +84,8 @@ def smooth(rows: pd.DataFrame, window: int) -> pd.DataFrame:
 
     Every run, metric, split and moment (`when`) is smoothed for itself.
     """
-    rows = rows.sort_values("round", kind="stable")
-    keys = ["run", "row", "column", "when", "split", "mean", "metric"]
+    rows = rows.sort_values("rounds", kind="stable")
+    keys = ["run", "row", "column", "when", "split", "average", "metric"]
     groups = rows.groupby(keys, sort=False).value
     means = groups.transform(lambda values: values.rolling(window, min_periods=1).mean())
     return rows.assign(value=means).sort_index()
@@ -181,7 +181,7 @@ def stages(
     lines = []
     for part, layers in parts.items():
         for stage, index in at.items():
-            where = dict(stage=stage, round=int(rounds[index]))
+            where = dict(stage=stage, rounds=int(rounds[index]))
             for kind, weight in shares(layers[:, index].mean(0), group).items():
                 lines.append(dict(part=part, kind=kind) | where | dict(weight=weight))
     return pd.DataFrame(lines)

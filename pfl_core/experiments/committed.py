@@ -221,13 +221,13 @@ def _cells_and_derived(
     whole.
     """
     measured = metrics.long(history).rename(columns={"value": "measured"})
-    both = rows.merge(measured, on=["run", *metrics.KEYS, "mean", "metric"], how="left")
+    both = rows.merge(measured, on=["run", *metrics.KEYS, "average", "metric"], how="left")
     named = zip(runs.run, runs.experiment, strict=True)
     dataset_of_run = both.run.map({run: json.loads(text)["dataset"] for run, text in named})
     both["dataset"] = both.dataset.where(both.dataset != dataset_of_run, "")
     value, measured = both.value.astype(float), both.measured.astype(float)
     both["differs"] = ~np.isclose(value, measured, atol=1e-4, rtol=0)
-    computed = both["mean"] == "derived"
+    computed = both["average"] == "derived"
     cell = both[~computed].groupby(tables.CELL)
     derived = computed | cell.differs.transform("any")
     cells = both[~derived][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)

@@ -57,7 +57,7 @@ def listed(found: Iterable[Result]) -> dict[str, str]:
 
 def _last(result: Result) -> str:
     history = result.history
-    mean = history[(history.metric == "acc_pct") & (history["mean"] == "client")]
+    mean = history[(history.metric == "acc_pct") & (history["average"] == "client")]
     acc = mean[mean.split == "test"]
     if acc.empty:
         return "no test data"

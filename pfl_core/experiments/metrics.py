@@ -13,9 +13,10 @@ from pfl_core.util.percent import accuracy
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
     "run paper artefact row column method dataset partition model seed profile round when split "
-    "mean metric value n_clients device executor revision version wall_s"
+    "average metric value n_clients device executor revision version wall_s"
 ).split()
-KEYS = ["round", "when", "split"]  # of a number in a run's history, besides mean and metric
+OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
+KEYS = ["rounds", "when", "split"]  # of a number in a run's history, besides average and metric
 TOTALS = {
     "download_bytes": "download",
     "upload_bytes": "upload",
@@ -27,7 +28,7 @@ TOTALS = {
 def history_frame(
     arrays: dict[str, np.ndarray], history: History, scalar_bytes: int
 ) -> pd.DataFrame:
-    """A run's history: round, when, split, mean, metric, value, one number a row.
+    """A run's history: rounds, when, split, average, metric, value, one number a row.
 
     Totals of the run so far (bytes, visits, seconds) have when "" and split "".
 
@@ -45,15 +46,15 @@ def history_frame(
         n = arrays[f"n/{split}"]
         if (n > 0).any():
             loss = arrays[f"{when}/{split}/loss"]
-            for mean, metric, values in _spread(correct, loss, n):
-                frame = pd.DataFrame({"round": rounds, "value": values})
-                out.append(frame.assign(when=when, split=split, mean=mean, metric=metric))
+            for average, metric, values in _spread(correct, loss, n):
+                frame = pd.DataFrame({"rounds": rounds, "value": values})
+                out.append(frame.assign(when=when, split=split, average=average, metric=metric))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
         values *= scalar_bytes if metric.endswith("bytes") else 1
-        frame = pd.DataFrame({"round": rounds, "value": values})
-        out.append(frame.assign(when="", split="", mean="total", metric=metric))
-    return pd.concat(out, ignore_index=True)[[*KEYS, "mean", "metric", "value"]]
+        frame = pd.DataFrame({"rounds": rounds, "value": values})
+        out.append(frame.assign(when="", split="", average="total", metric=metric))
+    return pd.concat(out, ignore_index=True)[[*KEYS, "average", "metric", "value"]]
 
 
 def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -66,7 +67,7 @@ def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarr
 def _spread(
     correct: np.ndarray, loss: np.ndarray, n: np.ndarray
 ) -> list[tuple[str, str, np.ndarray]]:
-    # From correct and loss (E, K): (mean, metric, values (E,)), over the clients with samples.
+    # From correct and loss (E, K): (average, metric, values (E,)), over the clients with samples.
     has = n > 0
     acc = accuracy(correct[:, has], n[has])
     tenth = max(1, acc.shape[1] // 10)
@@ -80,19 +81,19 @@ def _spread(
     }
     pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
     both = (("client", of_clients), ("pooled", pooled))
-    return [(mean, metric, v) for mean, values in both for metric, v in values.items()]
+    return [(average, metric, v) for average, values in both for metric, v in values.items()]
 
 
 def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
     """The accuracy of every client at every evaluated round.
 
-    Columns: round, when, split, client, acc_pct (%), n (samples).
+    Columns: rounds, when, split, client, acc_pct (%), n (samples).
     """
     rounds, frames = arrays["rounds"], []
     for when, split, correct in _counted(arrays):
         n = arrays[f"n/{split}"]
         r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
-        part = dict(round=r.ravel(), when=when, split=split, client=k.ravel())
+        part = dict(rounds=r.ravel(), when=when, split=split, client=k.ravel())
         part |= dict(acc_pct=accuracy(correct, n).ravel(), n=np.tile(n, len(rounds)))
         frames.append(pd.DataFrame(part))
     return pd.concat(frames, ignore_index=True)
@@ -111,12 +112,12 @@ def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataF
 def summary(history: pd.DataFrame) -> pd.DataFrame:
     """Test accuracy in %, before and after local training, a line each; see `Result.summary`."""
     acc = history[
-        (history["mean"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
+        (history["average"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
     ]
     out = {}
     for when in dict.fromkeys(acc.when):
         these = acc[acc.when == when]
-        table = these.pivot(index="round", columns=["split", "metric"], values="value")
+        table = these.pivot(index="rounds", columns=["split", "metric"], values="value")
         chosen = table["val" if "val" in table else "test"].acc_pct.idxmax()
         if "test" in table:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
@@ -129,11 +130,11 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def wide(history: pd.DataFrame) -> pd.DataFrame:
-    """A history with a column for each number, "mean.metric".
+    """A history with a column for each number, "average.metric".
 
     It has a line for each round, when and split, in the order in which they came.
     """
-    named = history.assign(name=history["mean"] + "." + history.metric)
+    named = history.assign(name=history["average"] + "." + history.metric)
     names, lines = named.name.unique(), pd.MultiIndex.from_frame(history[KEYS].drop_duplicates())
     table = named.pivot(index=KEYS, columns="name", values="value").reindex(lines)[names]
     return table.rename_axis(columns=None).reset_index()
@@ -149,9 +150,11 @@ def long(frame: pd.DataFrame) -> pd.DataFrame:
     blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()
     out = frame[keys + names].melt(keys, names, "name")
     order = np.lexsort(
-        (out["round"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names)))
+        (out["rounds"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names)))
     )
     out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
     said = {name: name.split(".", 1) for name in names}
-    mean, metric = (pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1))
-    return out.assign(mean=mean, metric=metric)[[*keys, "mean", "metric", "value"]]
+    average, metric = (
+        pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1)
+    )
+    return out.assign(average=average, metric=metric)[[*keys, "average", "metric", "value"]]

@@ -40,9 +40,9 @@ class Result:
     ok : bool
         Whether it reached its last round.
     history : DataFrame
-        One number a row: round, when ("before" or "after" local training), split, mean ("client":
-        of all clients alike; "pooled": of all samples alike; "total": of the run so far), metric
-        ("acc_pct" in %, "acc_sd", "loss", "upload_bytes", "train_s", ...) and value.
+        One number a row: rounds (done so far), when ("before" or "after" local training), split,
+        average ("client": of all clients alike; "pooled": of all samples alike; "total": of the run
+        so far), metric ("acc_pct" in %, "acc_sd", "loss", "train_s", ...) and value.
     rows : DataFrame
         The history with what tells runs apart (method, dataset, seed, tags, ...), as `sweep`
         returns it.
@@ -75,10 +75,7 @@ class Result:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The history with what tells runs apart, one number a row.
-
-        The column mean is `rows["mean"]`, since `rows.mean` is a method of pandas.
-        """
+        """The history with what tells runs apart, one number a row."""
         e, m = self.experiment, self.meta
         facts = {"run": self.id} | {tag: e.tags.get(tag, "") for tag in TAGS}
         facts |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
@@ -90,7 +87,7 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """The accuracy of every client at every evaluated round.
 
-        Columns: round, when, split, client, acc_pct (%), n (samples).
+        Columns: rounds, when, split, client, acc_pct (%), n (samples).
         """
         return metrics.clients_frame(self.arrays)
 
@@ -157,7 +154,7 @@ class Result:
 
     def __repr__(self) -> str:
         e = self.experiment
-        acc = self.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
+        acc = self.history.query("metric == 'acc_pct' and average == 'client' and split == 'test'")
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
         return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
@@ -222,6 +219,7 @@ def _read(folder: Path, experiment: Experiment | None) -> Result | None:
             return None  # reading a folder runs no code that it names
         experiment = Experiment.from_plain(plain)
     history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
+    history = history.rename(columns=metrics.OLD)
     history["value"] = pd.to_numeric(history["value"])
     with np.load(io.BytesIO(raw["arrays.npz"]), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}

@@ -216,7 +216,7 @@ def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
     rightly = (rows.split == "val") & (rows.when == when)
-    seen = rows[rightly & (rows["mean"] == "client") & (rows.metric == "acc_pct")]
+    seen = rows[rightly & (rows["average"] == "client") & (rows.metric == "acc_pct")]
     if seen.empty:
         raise _no_validation_data(cells[0])
     return seen.groupby("row", sort=False).value.max().idxmax()

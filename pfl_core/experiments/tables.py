@@ -4,7 +4,8 @@ runs.csv              a line a run: id, Experiment (JSON), and where, when and o
 cells.csv             which run is shown where: paper, profile, data, artefact, row, column
 pools.csv             the data: checksum, samples, shape, and how many samples each class has
 derived.csv           numbers that were computed from finished runs
-PAPER.history.csv.gz  what runs measured: a line a run, round, when and split, columns "mean.metric"
+PAPER.history.csv.gz  what runs measured: a line a run, round, when and split, columns
+                      "average.metric"
 PAPER.clients.csv.gz  client by client: samples (when ""), and how many of them are classified right
 PAPER.npz             what probes recorded: "<run>/probe/<name>" (rounds) and
                       "<run>/probe/<name>/<key>"
@@ -45,11 +46,11 @@ COLUMNS = {
     "cells.csv": [*PART, *CELL],
     "pools.csv": "name checksum samples test classes shape copy labels".split(),
     # dataset: where it is another than the run's
-    "derived.csv": [*PART, *CELL, "dataset", *KEYS, "mean", "metric", "value"],
+    "derived.csv": [*PART, *CELL, "dataset", *KEYS, "average", "metric", "value"],
     "history.csv.gz": ["run", *KEYS],
-    "clients.csv.gz": ["run", "split", "when", "round", "counts"],
+    "clients.csv.gz": ["run", "split", "when", "rounds", "counts"],
 }
-WHOLE = "round revision clients parameters schema samples test classes".split()
+WHOLE = "rounds revision clients parameters schema samples test classes".split()
 NUMBERS = [*WHOLE, "value", "wall_s"]
 
 Arrays = dict[str, np.ndarray]
@@ -115,6 +116,7 @@ class Results:
         try:
             raw = gzip.decompress(raw) if name.endswith(".gz") else raw
             frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
+            frame = frame.rename(columns=metrics.OLD)
             if missing := [c for c in columns if c not in frame]:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             numbers = [c for c in frame if c in NUMBERS or "." in c]
@@ -188,7 +190,7 @@ class Results:
             t[(t[PART] == [paper, profile, data]).all(axis=1)] for t in (self.cells, self.derived)
         )
         shown = cells.merge(self.histories(cells.run), on="run").assign(dataset="")
-        both = [f.astype({"round": int, "value": float}) for f in (shown, derived)]
+        both = [f.astype({"rounds": int, "value": float}) for f in (shown, derived)]
         return self._with_facts(pd.concat(both, ignore_index=True))
 
     def histories(self, runs: Iterable[str]) -> pd.DataFrame:
@@ -223,7 +225,7 @@ class Results:
         classify right, and probes.
         """
         _, history, clients, probes = self.of(run)
-        out = {"rounds": np.unique(history["round"].to_numpy(dtype=np.int64))}
+        out = {"rounds": np.unique(history["rounds"].to_numpy(dtype=np.int64))}
         for (when, split), lines in clients.groupby(["when", "split"], sort=False):
             counts = np.array([text.split() for text in lines.counts], dtype=np.int64)
             out |= {f"{when}/{split}/correct": counts} if when else {f"n/{split}": counts[0]}

@@ -40,7 +40,7 @@ class Background:
         "running"; "stopped", with a checkpoint from which the same Experiment goes on when it is
         started again; "done"; or "failed: " and the reason. `poll` brings it up to date.
     curve : DataFrame or None
-        The clients' mean test accuracy so far, in columns round, when and value (%); None before
+        The clients' mean test accuracy so far, in columns rounds, when and value (%); None before
         the first evaluation. `poll` brings it up to date.
     """
 
@@ -114,8 +114,10 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Event, outbox: Conne
         tests = federation(experiment).index["test"]
         reports.samples = np.array([len(samples) for samples in tests])
         result = run(experiment, on_round=reports.watch, **how)
-        rows = result.history.query("mean == 'client' and metric == 'acc_pct' and split == 'test'")
-        outbox.send((result.meta["status"], rows[["round", "when", "value"]]))
+        rows = result.history.query(
+            "average == 'client' and metric == 'acc_pct' and split == 'test'"
+        )
+        outbox.send((result.meta["status"], rows[["rounds", "when", "value"]]))
     except Interrupted:
         reports.send("stopped")
     except Exception as error:  # whatever it is, the panel shows it
@@ -129,4 +131,4 @@ def _curve(history: History, samples: np.ndarray) -> pd.DataFrame | None:
         series = history.evals.get(f"{when}/test/correct", [])
         for round, correct in zip(history.rounds, series, strict=False):
             points.append((round, when, float(accuracy(correct.numpy(), samples).mean())))
-    return pd.DataFrame(points, columns=["round", "when", "value"]) if points else None
+    return pd.DataFrame(points, columns=["rounds", "when", "value"]) if points else None

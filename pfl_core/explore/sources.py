@@ -53,7 +53,7 @@ def rows(source: str) -> pd.DataFrame:
     if source not in (known := names()):
         raise ValueError(f"no results {source!r}; there are {', '.join(known) or 'none yet'}")
     frame = _stored_now() if source == OWN else committed.parts(own=True)[source].rows()
-    frame = frame[(frame["mean"] == "client") & frame.metric.isin(METRICS)]
+    frame = frame[(frame["average"] == "client") & frame.metric.isin(METRICS)]
     prefix = frame.artefact.map(lambda key: f"{papers.title(key)}: " if key else "")
     return frame.assign(column=prefix + frame.column)
 

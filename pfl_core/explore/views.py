@@ -311,10 +311,10 @@ def runs(
 
 def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
     """How accuracies of clients spread in the last round of each run."""
-    last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
+    last = frame[frame["rounds"] == frame.groupby("run")["rounds"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [
-        committed.accuracies(head.run, when, head.round).assign(row=head.row)
+        committed.accuracies(head.run, when, head.rounds).assign(row=head.row)
         for head in heads.itertuples()
     ]
     wide = last.pivot_table(index="row", columns="metric", values="value")
@@ -330,7 +330,7 @@ def _last_and_best(frame: pd.DataFrame, when: str, metric: str) -> pd.DataFrame:
         "seeds": last.seed.nunique(),
         "last": last.value.mean(),
         "best": best.value.mean(),
-        "round of best": best["round"].mean(),
+        "round of best": best["rounds"].mean(),
     }
     return pd.DataFrame(columns).round(2).rename_axis(None)
 
@@ -388,7 +388,7 @@ def clients(
             f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}"
         )
     pair = [found[first], found[second]]
-    x, y = (committed.accuracies(run.run, when, run.round) for run in pair)
+    x, y = (committed.accuracies(run.run, when, run.rounds) for run in pair)
     both = x.merge(y, on="client")
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     names = [plots.label(first), plots.label(second)]
@@ -398,7 +398,7 @@ def clients(
     left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
     plots.leads(a, b, right, (first, second))
     table = pd.DataFrame([analysis.fairness(acc) for acc in (a, b)], names).round(2)
-    table.insert(0, "round", [run.round for run in pair])
+    table.insert(0, "rounds", [run.rounds for run in pair])
     code = _call(
         "clients", source, column, first=first, second=second, when=when, select=select, seed=seed
     )
@@ -532,7 +532,7 @@ def collaboration(
     fig, (left, right) = plots.panels(2, sharey=False)
     _draw_weights(chosen[at], left).set_title(f"Layer {layer}, round {rounds[at]}")
     course = pd.DataFrame([analysis.shares(matrix, group) for matrix in chosen])
-    course = course.assign(round=rounds).melt("round", var_name="row").dropna()
+    course = course.assign(rounds=rounds).melt("rounds", var_name="row").dropna()
     _mark(plots.curves(course, right, y="Mean weight"), rounds[at])
     said = (
         f"{plots.label(row)}, seed {seed}: weights of the aggregation after round {rounds[at]}; "
@@ -593,10 +593,10 @@ def embedding(
         near = max(1, min(4, len(group) // kinds - 1))
         found = [analysis.clustering(each, group, near, 200) for each in vectors]
         table = pd.DataFrame(found, index=rounds)
-        course = table[["silhouette", "purity", "chance"]].assign(round=rounds)
-        course = course.melt("round", var_name="row")
+        course = table[["silhouette", "purity", "chance"]].assign(rounds=rounds)
+        course = course.melt("rounds", var_name="row")
         _mark(plots.curves(course, right, y="How alike clients cluster"), rounds[at])
-        table = table.rename_axis("round").round(3)
+        table = table.rename_axis("rounds").round(3)
         said += (
             f" Purity: share of a client's {near} nearest that are alike; silhouettes and purity "
             "in all dimensions."
@@ -643,7 +643,7 @@ def training(experiment: Experiment, curve: pd.DataFrame | None, said: str = "")
     experiment : Experiment
         What is run.
     curve : DataFrame or None
-        The clients' mean test accuracy, in columns round, when and value (%), as
+        The clients' mean test accuracy, in columns rounds, when and value (%), as
         `Background.curve` has it; None where nothing is measured yet.
     said : str
         The sentence to show.

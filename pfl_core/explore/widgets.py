@@ -249,7 +249,7 @@ class Trainer:
         state, curve = self.job.state, self.job.curve
         done = "no round yet"
         if curve is not None:
-            done = f"round {curve['round'].max()} of {self.experiment.rounds}"
+            done = f"round {curve['rounds'].max()} of {self.experiment.rounds}"
         hint = ". Run goes on from there." if state == "stopped" else ""
         with _style():
             return page(views.training(self.experiment, curve, f"{state}: {done}{hint}"))

@@ -170,7 +170,7 @@ def run(
     rows = sweeps.sweep(cells, **how)
     spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
-    blank = dict(round=0, when="", split="", mean="derived")
+    blank = dict(rounds=0, when="", split="", average="derived")
     counted = heads.assign(**blank, metric="gradients", value=heads.run.map(spent))
     every = pd.concat([*parts, rows, counted], ignore_index=True)
     committed.save(every, "methods", profile, dataset)
@@ -339,8 +339,8 @@ def _blank(row: str) -> tuple[str, ...]:
 
 
 def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
-    last = rows[rows["mean"] == "total"]
-    last = last[last["round"] == last.groupby("run")["round"].transform("max")]
+    last = rows[rows["average"] == "total"]
+    last = last[last["rounds"] == last.groupby("run")["rounds"].transform("max")]
     # What it starts from is added.
     total = last.groupby(["row", "metric"]).value.mean().groupby("metric").sum()
     own = rows[(rows.metric == "gradients") & (rows.row == row)].value
@@ -364,7 +364,9 @@ def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
     worst of nine: the accuracy of the worst choice. at the edge: which of both lies at the edge of
     its grid, so that a wider one might give more.
     """
-    rows = rows[(rows.artefact == "tune") & (rows.metric == "acc_pct") & (rows["mean"] == "client")]
+    rows = rows[
+        (rows.artefact == "tune") & (rows.metric == "acc_pct") & (rows["average"] == "client")
+    ]
     rows, out = rows[(rows.split == "val") & (rows.when == rows.row.map(when))], {}
     for row in dict.fromkeys(rows.row):
         best = rows[rows.row == row].groupby("column", sort=False).value.max()

@@ -40,16 +40,16 @@ def reproduced(
     Rows that are read after another's local training are added. Another metric than accuracy is a
     derived one (`Artefact.numbers`) where there is one of this name.
 
-    how: select, when, mean in place of the paper's.
+    how: select, when, average in place of the paper's.
     """
-    parts, derived = [], rows["mean"] == "derived"
+    parts, derived = [], rows["average"] == "derived"
     if metric != "acc_pct" and (derived & (rows.metric == metric)).any():
         return rows[derived & (rows.metric == metric)].reset_index(drop=True)
     for name in dict.fromkeys(rows[~derived].row):
         of_row = rows[~derived & (rows.row == name)]
         rule = paper.report | {"when": paper.when.get(name, paper.report["when"])} | how
         if metric != "acc_pct":
-            rule |= {"mean": "client", "metric": metric}
+            rule |= {"average": "client", "metric": metric}
         parts.append(pick(of_row, **rule))
         for other in [r for r, source in READ_AFTER.items() if source == name]:
             if "when" not in how:
@@ -59,8 +59,8 @@ def reproduced(
 
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
     """What runs had measured at three quarters of their rounds; nothing that is derived."""
-    ends = rows[rows["mean"] != "derived"].groupby("run")["round"].max()
-    return rows[(rows["round"] <= 0.75 * rows.run.map(ends)) & (rows["mean"] != "derived")]
+    ends = rows[rows["average"] != "derived"].groupby("run")["rounds"].max()
+    return rows[(rows["rounds"] <= 0.75 * rows.run.map(ends)) & (rows["average"] != "derived")]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -205,7 +205,7 @@ class Evidence:
         if moment == "earlier":
             rows = before_the_last_quarter(rows)
         if moment == "start":
-            rows = rows[rows["round"] == 0]
+            rows = rows[rows["rounds"] == 0]
         return reproduced(rows, self.paper, metric)
 
     def _pivoted(self, moment: str, metric: str, column: str) -> pd.DataFrame:
@@ -227,7 +227,7 @@ class Evidence:
         """A row's accuracies, a seed each, and the level of its clients' most common labels."""
         picked = self._all("now", "acc_pct")
         cells = picked[(picked.row == row) & (picked.column == column)]
-        levels = [majority(v.run, self.paper.report["mean"]) for v in cells.itertuples()]
+        levels = [majority(v.run, self.paper.report["average"]) for v in cells.itertuples()]
         return cells.value.to_numpy(dtype=float), np.array(levels)
 
     def _at_majority(self, row: str, column: str) -> str:
@@ -254,7 +254,7 @@ class Evidence:
 
     def derived(self, metric: str, row: str | None = None, column: str | None = None) -> pd.Series:
         """A derived metric by seed, of one row and column or over all: the mean of a seed's."""
-        found = self.rows[(self.rows["mean"] == "derived") & (self.rows.metric == metric)]
+        found = self.rows[(self.rows["average"] == "derived") & (self.rows.metric == metric)]
         for name, wanted in (("row", row), ("column", column)):
             found = found if wanted is None else found[found[name] == wanted]
         if not len(found):

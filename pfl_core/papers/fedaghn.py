@@ -332,7 +332,7 @@ def tuning(rows: pd.DataFrame) -> pd.DataFrame:
     A line for each column of a table, and its pair in the last column, "chosen".
     """
     seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
-    seen = seen[(seen.when == PAPER.report["when"]) & (seen["mean"] == PAPER.report["mean"])]
+    seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
     if seen.empty:
         given = ["p0 = 0.03, q0 = 0.5, as given in the code's example"]
         return pd.DataFrame({"chosen": given}, index=["not tuned"])
@@ -345,7 +345,7 @@ def reported_rounds(rows: pd.DataFrame) -> dict[str, int]:
     """The round of each run that the paper reports, and reads weights at: {run: round}."""
     if not len(rows):
         return {}
-    return dict(pick(rows, **PAPER.report).drop_duplicates("run").set_index("run")["round"])
+    return dict(pick(rows, **PAPER.report).drop_duplicates("run").set_index("run")["rounds"])
 
 
 def staged(rows: pd.DataFrame, weights: list[Probed]) -> pd.DataFrame:
@@ -424,7 +424,7 @@ def layer_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
 
 def _weight_number(line: Any, row: str, column: str) -> Number:
-    where = dict(run=line.run, row=row, column=column, round=line.round)
+    where = dict(run=line.run, row=row, column=column, rounds=line.rounds)
     return where | dict(metric="weight", value=line.weight)
 
 
@@ -438,8 +438,8 @@ def course(weights: list[Probed]) -> pd.DataFrame:
         for part, layers in _parts(probed).items():
             for at, matrix in zip(probed.rounds, np.mean(layers, 0), strict=True):
                 for kind, weight in shares(matrix, _groups(probed)).items():
-                    lines.append(dict(kind=kind, row=part, round=int(at), value=weight))
-    return pd.DataFrame(lines, columns=["kind", "row", "round", "value"])
+                    lines.append(dict(kind=kind, row=part, rounds=int(at), value=weight))
+    return pd.DataFrame(lines, columns=["kind", "row", "rounds", "value"])
 
 
 def _parts(probed: Probed) -> dict[str, list[np.ndarray]]:
@@ -854,7 +854,7 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own=OWN,
-    report=dict(select="best_val", when="after", mean="client"),
+    report=dict(select="best_val", when="after", average="client"),
     when={"fedavg": "before", "fedprox": "before"},
     runs=3,  # "repeated for three times" [P]
     tables=("table1", "table2", "table3", "apptable1"),  # those whose rows `presets` gives

@@ -215,12 +215,12 @@ def _rounds_saved(rows: pd.DataFrame, column: str) -> pd.Series:
     # By how many rounds FedPer is sooner, by seed, at the best accuracy of the lower of both.
     rule, both = PAPER.report, ("fedavg", "fedper")
     seen = rows[(rows.column == column) & (rows.metric == "acc_pct") & (rows.split == "test")]
-    seen = seen[(seen.when == rule["when"]) & (seen["mean"] == rule["mean"])]
+    seen = seen[(seen.when == rule["when"]) & (seen["average"] == rule["average"])]
     if missing := set(both) - set(seen.row):
         raise LookupError(f"{label(missing.pop())} / {column}")
     out = {}
     for seed, of_seed in seen.groupby("seed"):
-        curves = of_seed.pivot_table(index="round", columns="row", values="value")
+        curves = of_seed.pivot_table(index="rounds", columns="row", values="value")
         if set(both) <= set(curves):
             level = curves[[*both]].max().min()
             needed = {row: (curves[row] >= level).idxmax() for row in both}
@@ -390,6 +390,6 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own="fedper",
-    report=dict(select="last", when="before", mean="client"),
+    report=dict(select="last", when="before", average="client"),
     setting=setting,
 )

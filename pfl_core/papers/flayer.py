@@ -377,15 +377,15 @@ def costs(rows: pd.DataFrame) -> list[Number]:
     """
     best = pick(rows, **PAPER.report).drop_duplicates(KEYS)
     numbers = []
-    for run in best.merge(spent(rows, KEYS), on=[*KEYS, "round"]).itertuples():
+    for run in best.merge(spent(rows, KEYS), on=[*KEYS, "rounds"]).itertuples():
         taken = dict(
-            iterations=run.round,
+            iterations=run.rounds,
             client_visits=run.client_visits,
             megabytes=run.megabytes,
             total_s=run.train_s,
-            s_per_iteration=run.train_s / max(run.round, 1),
+            s_per_iteration=run.train_s / max(run.rounds, 1),
         )
-        where = dict(run=run.run, row=run.row, column=run.column, round=run.round)
+        where = dict(run=run.run, row=run.row, column=run.column, rounds=run.rounds)
         numbers += [where | dict(metric=metric, value=number) for metric, number in taken.items()]
     return numbers
 
@@ -419,7 +419,7 @@ def trained(recorded: Iterable[Probed]) -> list[Number]:
         acc = accuracy(probed.values["hits"].sum(1), probed.values["n"].sum(1))
         best = int(acc.argmax())
         where = dict(run=probed.run, row=probed.row, column=probed.column)
-        where["round"] = int(probed.rounds[best])
+        where["rounds"] = int(probed.rounds[best])
         numbers.append(where | dict(metric="train_acc_pct", value=float(acc[best])))
     return numbers
 
@@ -431,7 +431,7 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     nearest to the best one. What APPLE's clients train has a row of its own.
     """
     best = pick(rows, **PAPER.report).drop_duplicates(["run", "column"])
-    best = best.set_index(["run", "column"])["round"]
+    best = best.set_index(["run", "column"])["rounds"]
     cores = [probed._replace(row=CORES) for probed in recorded("cka_cores")]
     numbers = []
     for probed in [*recorded("cka"), *cores]:
@@ -446,7 +446,7 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
     """The numbers of `similarity` among rows: run, row, column, seed, stage, layer, value."""
-    found = rows[(rows["mean"] == "derived") & rows.metric.str.startswith("cka ")]
+    found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
     words = found.metric.str.split(" ", n=2)
     found = found.assign(stage=words.str[1], layer=words.str[2])
     return found[[*KEYS, "seed", "stage", "layer", "value"]]
@@ -543,8 +543,8 @@ def _sooner(evidence: Evidence, first: str, others: Sequence[str]) -> list[Contr
 def _last_round(evidence: Evidence, row: str, column: str) -> pd.Series:
     """The last evaluated round, by seed."""
     every = evidence.rows
-    runs = every[(every.row == row) & (every.column == column) & (every["mean"] != "derived")]
-    return runs.groupby("seed")["round"].max()
+    runs = every[(every.row == row) & (every.column == column) & (every["average"] != "derived")]
+    return runs.groupby("seed")["rounds"].max()
 
 
 def _own_depth(evidence: Evidence) -> list[Contrast]:
@@ -847,7 +847,7 @@ PAPER = Paper(
     sweeps=sweeps,
     own="flayer",
     # Correct answers over tests of all clients, at the best round [O].
-    report=dict(select="best_test", when="before", mean="pooled"),
+    report=dict(select="best_test", when="before", average="pooled"),
     seeds={"paper": 5},  # "five times for each task" [P]
     runs=5,
     tables=("table1", "table2", "table3", "table5a", "table5b"),

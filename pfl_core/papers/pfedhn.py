@@ -409,7 +409,7 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
     Test accuracy is that of the size's clients; the round is chosen by all of them.
     """
-    kept = rows[rows.column.str.endswith(ALL) & (rows["mean"] == "client")]
+    kept = rows[rows.column.str.endswith(ALL) & (rows["average"] == "client")]
     kept = kept[(kept.metric == "acc_pct") & (kept.when == "before")]
     out = []
     for run, of_run in kept.groupby("run", sort=False):
@@ -418,7 +418,7 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
         rounds, tested = arrays["rounds"].tolist(), of_run.split == "test"
         for place, size in enumerate(SIZES):
             mean = dict(zip(rounds, acc[:, place :: len(SIZES)].mean(1), strict=True))
-            values = of_run.value.mask(tested, of_run["round"].map(mean))
+            values = of_run.value.mask(tested, of_run["rounds"].map(mean))
             column = of_run.column.str.removesuffix(ALL) + size
             out += of_run.assign(column=column, value=values).to_dict("records")
     return out
@@ -435,7 +435,7 @@ def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
     for _, of_cell in rows.groupby(["column", "row"], sort=False):
         for v in pick(of_cell, **PAPER.report).itertuples():
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
-            each.append(head.merge(committed.accuracies(v.run, v.when, v.round), how="cross"))
+            each.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
     if not each:
         return pd.DataFrame()
     clients = pd.concat(each, ignore_index=True)
@@ -503,7 +503,7 @@ def _at_reported_round(
     rows: pd.DataFrame, probed: list[Probed]
 ) -> Iterator[tuple[Probed, dict[str, np.ndarray]]]:
     # What a probe recorded, with its values at the round that is reported.
-    rounds = pick(rows, **PAPER.report).set_index("run")["round"] if len(rows) else {}
+    rounds = pick(rows, **PAPER.report).set_index("run")["rounds"] if len(rows) else {}
     return ((p, p.at(rounds[p.run])) for p in probed)
 
 
@@ -863,7 +863,7 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own="pfedhn",
-    report=dict(select="best_val", when="before", mean="client"),
+    report=dict(select="best_val", when="before", average="client"),
     runs=3,
     tables=("table1", "table3", "table4"),
     setting=setting,

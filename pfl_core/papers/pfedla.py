@@ -296,8 +296,8 @@ def _validated(rows: pd.DataFrame) -> pd.Series:
     # Validation accuracy (%) of what is served at the last round, by row.
     rule = PAPER.report
     seen = rows[(rows.split == "val") & (rows.metric == "acc_pct")]
-    seen = seen[(seen.when == rule["when"]) & (seen["mean"] == rule["mean"])]
-    return seen.sort_values("round").groupby("row", sort=False).value.last()
+    seen = seen[(seen.when == rule["when"]) & (seen["average"] == rule["average"])]
+    return seen.sort_values("rounds").groupby("row", sort=False).value.last()
 
 
 # -- numbers from finished runs --------------------------------------------------------------------
@@ -308,13 +308,13 @@ def rate_course(found: list[Probed]) -> pd.DataFrame:
 
     Columns: run, row, panel (a layer, or all), round, value.
     """
-    out = [pd.DataFrame(columns=["run", "row", "panel", "round", "value"])]
+    out = [pd.DataFrame(columns=["run", "row", "panel", "rounds", "value"])]
     for p in found:
         each = {layer: weights.diagonal(0, 1, 2).mean(1) for layer, weights in p.values.items()}
         lines = {ALL_LAYERS: np.mean(list(each.values()), 0)} | each
         for panel, line in lines.items():
             key = dict(run=p.run, row=p.row, panel=panel)
-            out.append(pd.DataFrame(key | dict(round=p.rounds, value=line)))
+            out.append(pd.DataFrame(key | dict(rounds=p.rounds, value=line)))
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
 
@@ -329,7 +329,7 @@ def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
     if out.empty:
         return out
     whole = course[course.panel == ALL_LAYERS]
-    weights = whole.pivot(index="row", columns="round", values="value").reindex(out.index)
+    weights = whole.pivot(index="row", columns="rounds", values="value").reindex(out.index)
     end = weights.columns.max()
     half = weights.columns[np.abs(weights.columns - end / 2).argmin()]
     out = out.assign(**{"weight on itself, middle": weights[half], "at the end": weights[end]})
@@ -342,7 +342,7 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
 
     Columns: run, row, column, seed, round, panel, value.
     """
-    out = [pd.DataFrame(columns=["run", "row", "column", "seed", "round", "panel", "value"])]
+    out = [pd.DataFrame(columns=["run", "row", "column", "seed", "rounds", "panel", "value"])]
     for run in rows.drop_duplicates(["run", "row", "column"]).itertuples():
         arrays = committed.arrays_of(run.run)
         acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
@@ -350,7 +350,7 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
         for panel, line in lines.items():
             key = dict(run=run.run, row=run.row, column=run.column, seed=run.seed)
             key |= dict(panel=f"{run.column}: {panel}")
-            out.append(pd.DataFrame(key | dict(round=arrays["rounds"], value=line)))
+            out.append(pd.DataFrame(key | dict(rounds=arrays["rounds"], value=line)))
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
 
@@ -359,7 +359,7 @@ def late(frame: pd.DataFrame) -> list[Number]:
 
     Metrics "client 1" and "mean of all clients".
     """
-    tail = frame[frame["round"] > 0.75 * frame["round"].max()]
+    tail = frame[frame["rounds"] > 0.75 * frame["rounds"].max()]
     means = tail.groupby(["run", "row", "column", "panel"], sort=False).value.mean().reset_index()
     metrics = means.panel.str.split(": ").str[-1].str.lower()
     return means.assign(metric=metrics).drop(columns="panel").to_dict("records")
@@ -514,8 +514,8 @@ def retained(rows: pd.DataFrame, found: list[Probed]) -> list[Number]:
     for p in found:
         last = p.at().items()
         kept = {f"keep {n} (%)": 100 * float((w.diagonal() == 1).mean()) for n, w in last}
-        total = rows[(rows.run == p.run) & (rows["mean"] == "total") & (rows.column == p.column)]
-        total = total[total["round"] == total["round"].max()].drop_duplicates("metric")
+        total = rows[(rows.run == p.run) & (rows["average"] == "total") & (rows.column == p.column)]
+        total = total[total["rounds"] == total["rounds"].max()].drop_duplicates("metric")
         moved = total.set_index("metric").value[["download_bytes", "upload_bytes"]].sum() / 1e6
         key = dict(run=p.run, row=p.row, column=p.column)
         out += [key | dict(metric=m, value=v) for m, v in (kept | {MOVED: moved}).items()]
@@ -802,7 +802,7 @@ PAPER = Paper(
     claims=CLAIMS,
     sweeps=sweeps,
     own="pfedla",
-    report=dict(select="last", when="before", mean="client"),
+    report=dict(select="last", when="before", average="client"),
     when={"local": "after"},
     tables=("table1", "table2", "table3"),
     setting=setting,

@@ -101,7 +101,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     "10 % of the rounds; other data, network"; "" where all is the paper's.
     """
     paper, said, shares = papers.paper(paper), [], set()
-    heads = rows[rows["mean"] != "derived"].drop_duplicates(["row", "column"])
+    heads = rows[rows["average"] != "derived"].drop_duplicates(["row", "column"])
     for v in heads.itertuples():
         said += unlike(paper, artefact, v.row, v.column, v.run)
         theirs = _counterpart(paper.key, artefact, v.row, v.column)
@@ -131,7 +131,7 @@ def compare(
     a difference.
 
     rows: of the table's runs, labelled as the published rows and columns are.
-    how: select, when, mean in place of the paper's.
+    how: select, when, average in place of the paper's.
 
     Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
     interval of ours), best (whether ours is the column's best or not told apart from it),
@@ -191,7 +191,7 @@ def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: st
     named = {}
     for v in ours.drop_duplicates(["row", "column"]).itertuples():
         ran = committed.experiment(v.run)
-        if v.mean == "derived" and ran is not None and v.dataset != ran.dataset:
+        if v.average == "derived" and ran is not None and v.dataset != ran.dataset:
             # It says what data it is of, as Table 3's megabytes of pFedLA do.
             named[v.row, v.column] = v.column
             continue

@@ -130,7 +130,7 @@ class Study:
     def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
         """Run an artefact and display what its `Artefact.show` names.
 
-        how: for `compare` and `standing` (select, when, mean), or `curves` and `spread` (columns).
+        how: for `compare` and `standing` select, when, average; for `curves` and `spread` columns.
         """
         from IPython.display import display
 
@@ -209,7 +209,7 @@ class Study:
         # shown: metrics; the first is returned.
         if rows.empty:
             return None
-        kept = rows[(rows.split == "test") & (rows.when == when) & (rows["mean"] == "client")]
+        kept = rows[(rows.split == "test") & (rows.when == when) & (rows["average"] == "client")]
         kept = kept[kept.metric.isin(shown)]
         if kept.empty:
             known = sorted(set(rows.when) - {""})
@@ -244,7 +244,7 @@ class Study:
 
     def _name_data(self, fig: Figure, rows: pd.DataFrame) -> None:
         """Below a panel's title that begins with a column's name, what was used instead of it."""
-        heads = rows[rows["mean"] != "derived"].drop_duplicates("column")
+        heads = rows[rows["average"] != "derived"].drop_duplicates("column")
         named = {
             v.column: report.column_of_ours(self.paper, v.artefact, v.row, v.column, v.run)
             for v in heads.itertuples()
@@ -336,7 +336,7 @@ class Study:
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)
             )
             read = f"{SELECTED[rule['select']]}, {WHEN[rule['when']]}"
-            parts.append(f"{read}{odd}, {rule['mean']} mean")
+            parts.append(f"{read}{odd}, {rule['average']} average")
         if len(ran) and (share := report.scale(self.paper, rows, table)):
             parts.append(share)
         return ", ".join(parts) + "."
@@ -361,7 +361,7 @@ class Study:
         out = [pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])]
         for v in report.reproduced(rows, self.paper, **how).itertuples():
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
-            out.append(head.merge(committed.accuracies(v.run, v.when, v.round), how="cross"))
+            out.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
         return pd.concat(out[1:] or out, ignore_index=True)
 
     def standing(self, table: str, rows: pd.DataFrame, **how: str) -> pd.DataFrame | None:
@@ -384,7 +384,7 @@ class Study:
 
     def probed(self, rows: pd.DataFrame, probe: str) -> list[Probed]:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
-        measured = rows[rows["mean"] != "derived"]  # derived rows have labels of their own
+        measured = rows[rows["average"] != "derived"]  # derived rows have labels of their own
         out = []
         for v in measured.drop_duplicates(["run", "row", "column"]).itertuples():
             arrays = committed.arrays_of(v.run)
@@ -401,7 +401,7 @@ class Study:
         out = []
         for number in numbers:
             own = rows[rows.run == number["run"]]
-            blank = dict(split="", when="", mean="derived", round=own["round"].max())
+            blank = dict(split="", when="", average="derived", rounds=own["rounds"].max())
             out.append(own.iloc[0].to_dict() | blank | number)
         frame = pd.DataFrame(out, columns=metrics.ROW_COLUMNS)
         self.collected.append(frame)

@@ -48,7 +48,7 @@ TEST, VAL = [10.0, 60.0, 70.0, 50.0, 40.0], [5.0, 30.0, 20.0, 30.0, 10.0]
 
 
 @pytest.mark.parametrize(
-    ("select", "value", "rounds"),
+    ("select", "value", "round"),
     [("last", 40, 4), ("last10", 46, 4), ("best_val", 60, 1), ("best_test", 70, 2)],
 )
 def test_four_rules(select, value, round):

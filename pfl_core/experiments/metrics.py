@@ -12,7 +12,7 @@ from pfl_core.util.percent import accuracy
 
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
-    "run paper artefact row column method dataset partition model seed profile round when split "
+    "run paper artefact row column method dataset partition model seed profile rounds when split "
     "average metric value n_clients device executor revision version wall_s"
 ).split()
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1

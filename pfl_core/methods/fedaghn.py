@@ -11,7 +11,7 @@ Graph HyperNetworks", arXiv:2501.16379, Eq. 4-6 and App. Eq. 1; the authors' cod
     thetabar_i^l = sum_j w_ij^l theta_j^l            `download`                                  (6)
     theta_i <- local SGD from thetabar_i             `local` (the default)
     Delta_i = theta_i - thetabar_i
-    p <- max(0, p - h <d thetabar/dp, Delta>)        `upload`; q likewise; autograd of
+    p <- max(0, p - h <d thetabar / d p, Delta>)     `upload`; q likewise; autograd of
                                                      sum_j w_ij <theta_j, Delta_i>          (App. 1)
 
 A layer is a convolution, BatchNorm or linear module, weight and bias together. Served is thetabar

@@ -4,8 +4,8 @@ Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Lea
 arXiv:2212.01197, Algorithm 1.
 
     Thetahat_i = Theta_i + (w - Theta_i) * W_i       `blend`, in the head; below it Thetahat_i = w
-    W_i <- clip(W_i - eta grad_Thetahat L * (w - Theta_i), 0, 1)    `learn`, a step of `adapt`; L on
-                                                     s % of the client's samples
+    W_i <- clip(W_i - eta (w - Theta_i) * grad L(Thetahat_i), 0, 1)    `learn`, a step of `adapt`
+                                                     L: the loss on s % of the client's samples
     Theta_i <- local SGD from Thetahat_i             `local`, on all tensors
     w <- sum_i n_i Theta_i / sum_i n_i               the default `upload`
 

@@ -2,8 +2,8 @@
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818, Algorithm 1.
 
-    (W_B, W_Pj) <- SGD on both jointly, e epochs          `local`
-    W_B         <- sum_j gamma_j W_B,j, gamma_j = n_j/n   `upload`; W_Pj never leaves client j
+    (W_B, W_Pj) <- SGD on both jointly, e epochs             `local`
+    W_B         <- sum_j gamma_j W_{B,j},  gamma_j = n_j/n   `upload`; W_Pj never leaves client j
 
 K_P counts personalization layers from the output: the classifier, then basic blocks (Sec. 4.3). It
 is the experiment's `head_depth` with head_by="block". K_P = 0 is FedAvg, K_P = all is Local.

@@ -3,9 +3,9 @@
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
 Algorithm 1.
 
-    h_i   <- tau_h epochs on the head, phi as received      `local`, first phase (stream "head")
-    phi_i <- tau_b epochs on the representation, h_i fixed  second phase (stream "local")
-    phi   <- sum_i n_i phi_i / sum_i n_i                    `upload`; h_i never leaves client i
+    h_i   <- tau_h epochs on the head, phi as received       `local`, first phase (stream "head")
+    phi_i <- tau_b epochs on the representation, h_i fixed   second phase (stream "local")
+    phi   <- sum_i n_i phi_i / sum_i n_i                     `upload`; h_i never leaves client i
 
 The head is the experiment's (`head_depth`). FedPer has the same state and trains both parts
 jointly.

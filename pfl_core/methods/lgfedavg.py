@@ -3,8 +3,8 @@
 Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
 Representations", arXiv:2001.01523 (2020), Algorithm 1.
 
-    (W_l,k, W_g,k) <- SGD on both jointly          `local` (the default)
-    W_g            <- sum_k n_k W_g,k / sum_k n_k  `upload`; W_l,k never leaves client k
+    (W_{l,k}, W_{g,k}) <- SGD on both jointly            `local` (the default)
+    W_g                <- sum_k n_k W_{g,k} / sum_k n_k   `upload`; W_{l,k} never leaves client k
 
 W_g is the experiment's head: `head_depth` counts its layers from the output (authors: 2 on
 CIFAR-10, 3 on MNIST). All layers is FedAvg, 0 is Local; both limits are allowed. The authors start

@@ -11,10 +11,11 @@ Ma, Zhang, Guo and Xu, "Layer-wised Model Aggregation for Personalized Federated
     theta_i <- local SGD from thetabar_i             `local` (the default)
     Delta_i = theta_i - thetabar_i
     Delta v_i, Delta psi_i = (d thetabar_i)^T Delta_i     `upload`                      (10), (11)
-        with d/d alpha^{l,j} = <theta_j^l, Delta_i^l>
-    retained: the k layers of largest alpha_i^{l,i}  `retained`; they are theta_i^l itself, which is
+        where d / d alpha^{l,j} is <theta_j^l, Delta_i^l>
+    keep the k layers of largest alpha_i^{l,i}       `retained`; they are theta_i^l itself, which is
                                                      not sent to the client                  (12)
-    Served is thetabar_i (Algorithm 1's output): when="before".
+
+Served is thetabar_i (Algorithm 1's output): when="before".
 
 Cost: the server's step takes S K D operations (S participants, K clients, D parameters): quadratic
 where all take part.

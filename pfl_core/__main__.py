@@ -164,7 +164,7 @@ def _tables(part: Any, table: str = "") -> list[Any]:
     if part.paper == "methods":
         return [late("papers.comparison").table(rows)]
     if not table:
-        judged = report.claims(part.paper, rows, part.profile)
+        judged = report.claims(part.paper, rows)
         return [judged[["verdict", "reason", "says", "why", "status"]]]
     digits = late("papers.base").paper(part.paper).artefacts[table].digits
     compared = report.tables(rows, part.paper, table).values()
@@ -439,8 +439,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ImportError) as error:
         complain(error)
         return 2 if surplus else 1
-    except KeyboardInterrupt:
-        complain("interrupted; the same command goes on from the last checkpoint")
+    except KeyboardInterrupt as error:
+        told = getattr(error, "__notes__", ["the same command goes on from what is kept"])
+        complain("; ".join(["interrupted", *told]))
         return 130
     return 0
 

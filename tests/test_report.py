@@ -215,7 +215,7 @@ def fig2(*gaps, column="A"):
 
 
 def judged(rows, profile="paper", *made):
-    return claims(paper(*made), rows, profile).iloc[0]
+    return claims(paper(*made), rows.assign(profile=profile)).iloc[0]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_smoke_has_no_verdicts():
 
 
 def test_claims_without_their_cells_are_not_run():
-    every = claims("fedper", series([]), "quick")
+    every = claims("fedper", series([]))
     assert set(every.verdict) == {"not run"} and set(every.why) == {""}
     assert len(every) == len(fedper.PAPER.claims)
     got = judged(join(*(cell(9.0, "fedper", "A", s) for s in range(2))))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import made
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import fedaghn, fedper, report
 from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
+from pfl_core.papers.best import best
 from pfl_core.papers.evidence import READ_AFTER
 from pfl_core.papers.study import Study
 from pfl_core.util import paths
@@ -136,7 +138,7 @@ def test_a_gpu_that_is_absent_is_refused(monkeypatch):
 def test_defaults_are_the_profiles_own(home):
     s = study(datasets=[], methods=None, seeds=[], artefacts=[])
     assert (s.scope.label, seeds(s), s.recompute) == ("digits", [0], False)
-    assert not s.scope.artefacts and s.folder == home / "runs" / "figures/fedper/smoke-digits"
+    assert not s.scope.artefacts and s.folder() == home / "runs" / "figures/fedper/smoke-digits"
     assert seeds(study(seeds=[3, 0])) == [3, 0]
     asked = (("paper", None), ("quick", ["mnist", "cifar10"]))
     assert {study(profile=p, datasets=d).scope.label for p, d in asked} == {
@@ -171,7 +173,7 @@ def test_embedded_data_stand_in_for_the_papers(profile):
 def test_the_paper_profile_takes_the_papers_data(profile):
     s = study(profile=profile)
     assert [s.scope.data(n) for n in STAND_INS] == list(STAND_INS)
-    assert (s.scope.label, s.folder.name) == ("paper", f"{profile}-paper")
+    assert (s.scope.label, s.folder().name) == ("paper", f"{profile}-paper")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -301,14 +303,16 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     assert s.spread("fig3 spread", rows).shape == (2, 1)
     whole = s.base("fig3", "cifar10", **SMALL, max_samples=0)
     s.show_partitions(whole, {"k = 4": {}, "k = 6": {"partition_args": {"k": 6}}})
-    held = pd.read_csv(s.folder / "partition.csv").groupby(["column", "client"])["class"].nunique()
+    held = (
+        pd.read_csv(s.folder() / "partition.csv").groupby(["column", "client"])["class"].nunique()
+    )
     assert held.groupby("column").agg(["min", "max", "size"]).to_numpy().tolist() == [
         [4, 4, 5],
         [6, 6, 5],
     ]
-    shown = pd.read_csv(s.folder / "fig3.csv")
+    shown = pd.read_csv(s.folder() / "fig3.csv")
     assert len(shown) == 8 and set(shown.metric) == {"acc_pct"} and set(shown.split) == {"test"}
-    assert set(pd.read_csv(s.folder / "fig3 spread.csv").metric) == {
+    assert set(pd.read_csv(s.folder() / "fig3 spread.csv").metric) == {
         "acc_pct",
         "acc_sd",
         "acc_min",
@@ -325,7 +329,9 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     kinds = [
         f"{n}.{k}" for n in ("fig3", "fig3 spread", "partition") for k in ("csv", "pdf", "png")
     ]
-    assert sorted(p.name for p in s.folder.iterdir()) == sorted([*kinds, "claims.csv", "claims.md"])
+    assert sorted(p.name for p in s.folder().iterdir()) == sorted(
+        [*kinds, "claims.csv", "claims.md"]
+    )
     # a second notebook finds the runs in the store, also where it should not trust committed rows
     again = study(small(), seeds=[0, 1], recompute=True)
     pd.testing.assert_frame_equal(again.run("fig3"), rows)
@@ -356,7 +362,7 @@ def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, mon
     assert sum(asked) == 2 and s.run("fig3") is s.run("fig3") and len(trained) == 2
     s.show("fig3", columns=1)
     assert sum(asked) == 2
-    shown = pd.read_csv(s.folder / "fig3.csv")
+    shown = pd.read_csv(s.folder() / "fig3.csv")
     assert set(shown.metric) == {"acc_pct", "acc_sd", "acc_min", "acc_max"}, (
         "Figure 3 is the spread over clients"
     )
@@ -521,8 +527,8 @@ def test_a_table_beside_the_papers(case):
     assert shown.ours["FedAGHN"].startswith(f"{picked['fedaghn']:.2f} [")
     cells = report.tables(rows, s.paper, "table3")["acc_pct"]
     assert len(cells) == 16 + 2 and set(cells.verdict) == {"not run", "no published number"}
-    assert sorted(p.name for p in s.folder.iterdir()) == ["table3.csv", "table3.md"]
-    assert (s.folder / "table3.md").read_text() == table.markdown() + "\n"
+    assert sorted(p.name for p in s.folder().iterdir()) == ["table3.csv", "table3.md"]
+    assert (s.folder() / "table3.md").read_text() == table.markdown() + "\n"
 
 
 def test_a_reading_is_shown_where_there_are_verdicts(case, capsys):
@@ -563,7 +569,7 @@ def test_clients_are_read_at_the_round_that_is_reported(case):
         assert mean == pytest.approx(picked[key])
     standing = s.standing("table3", rows)
     assert (
-        set(standing.index) == {"Local", "FedAGHN"} and (s.folder / "table3.standing.md").exists()
+        set(standing.index) == {"Local", "FedAGHN"} and (s.folder() / "table3.standing.md").exists()
     )
     gap = (
         clients[clients.row == "fedaghn"].acc_pct.mean()
@@ -608,8 +614,8 @@ def test_derived_numbers_are_rows_of_their_run(case):
     ]
     s.heats("fig4", {k: v for k, v in one.at().items()}, rows, "Weights.")
     assert (
-        len(pd.read_csv(s.folder / "fig4.csv")) == 36 * len(one.at())
-        and (s.folder / "fig4.png").exists()
+        len(pd.read_csv(s.folder() / "fig4.csv")) == 36 * len(one.at())
+        and (s.folder() / "fig4.png").exists()
     )
 
 
@@ -635,3 +641,74 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
     assert out.startswith("Table 3, profile smoke") and "FedAGHN ahead by" in out
     assert set(report.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
     assert "acc_gain" not in set(report.reproduced(rows, s.paper).metric)
+
+
+# ---------------------------------------------------------------- the best evidence there is
+
+
+def committed_at(home, profile, cells, paper="pfedla", artefact="table1", average="client"):
+    """Rows of a profile that were published: {(row, column, seed): accuracy}."""
+    blank = dict.fromkeys(ROW_COLUMNS, "") | dict(paper=paper, artefact=artefact, profile=profile)
+    blank |= dict(rounds=1, when="before", split="test", metric="acc_pct", average=average)
+    blank |= dict(dataset="cifar10", partition="pfedla_noniid1", model="lenet")
+    rows = [
+        blank
+        | dict(
+            row=r,
+            column=c,
+            seed=s,
+            value=v,
+            method=r,
+            run=f"{profile} {r} {c} {s}".replace(" ", "_"),
+        )
+        for (r, c, s), v in cells.items()
+    ]
+    made.publish(home / "home" / "results", pd.DataFrame(rows), paper, profile, "paper")
+
+
+CIFAR = "CIFAR-10, N=10"
+TWO = {("local", CIFAR, 0): 60.0, ("pfedla", CIFAR, 0): 61.0}
+
+
+def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
+    committed_at(home, "medium", TWO)
+    s = Study("pfedla", profile="best", device="cpu")
+    rows = s.run("table1")
+    assert not trained and set(rows.profile) == {"medium"} and sorted(rows.value) == [60.0, 61.0]
+    table = s.compare("table1", rows)
+    assert table.caption.startswith("Table 1, profile medium, data cifar10, 1 seed")
+    assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
+    assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
+    assert set(s.claims().query("artefact == 'table1'").verdict) <= {"undecided", "not run"}
+    assert "rows in" not in s.finish() and not paths.kept_folder().exists()
+    committed_at(home, "paper", TWO)
+    assert Study("pfedla", profile="best", device="cpu").scope_of("table1").profile == "paper"
+
+
+@pytest.mark.parametrize(
+    ("cells", "how"),
+    [
+        ({("local", CIFAR, 0): 60.0}, {}),
+        ({("local", CIFAR, 0): 60.0, ("pfedla", "FMNIST, N=10", 0): 61.0}, {}),
+        ({("local", CIFAR, 5): 60.0, ("pfedla", CIFAR, 5): 61.0}, {}),
+        (TWO, dict(datasets=("digits",))),
+        (TWO, dict(seeds=(3,))),
+        (TWO, dict(methods=("fedavg",))),
+    ],
+    ids=["a row", "a row a column", "seeds not planned", "data asked for", "seed", "method"],
+)
+def test_too_little_is_not_evidence(home, cells, how):
+    committed_at(home, "medium", cells)
+    s = Study("pfedla", device="cpu", profile="quick")
+    assert best(s.paper, dataclasses.replace(s.scope, **how), "table1") is None
+
+
+def test_figures_are_shown_whole_or_not(home):
+    s = Study("pfedla", device="cpu")
+    planned = s.paper.planned(dataclasses.replace(s.scope, profile="medium"), "fig6")
+    planned = [p for p in planned if p.artefact == "fig6"]
+    all_ = {(r, c, n): 60.0 for p in planned for r in p.rows for c in p.columns for n in p.seeds}
+    assert len(all_) > 1
+    for cells in (dict(list(all_.items())[1:]), all_):
+        committed_at(home, "medium", cells, artefact="fig6")
+        assert (best(s.paper, s.scope, "fig6") is not None) == (cells is all_)

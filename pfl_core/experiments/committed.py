@@ -123,7 +123,8 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
 def publish(paper: str) -> list[Path]:
     """Copy what is kept of a paper, except at profile smoke, into results/ and figures/.
 
-    It takes the place of what was published at the same profile over the same data.
+    It takes the place of what was published at the same profile over the same data. Figures are
+    those of all published parts that were drawn here.
 
     Returns
     -------
@@ -133,7 +134,7 @@ def publish(paper: str) -> list[Path]:
     Raises
     ------
     ValueError
-        If nothing is kept.
+        If nothing is kept or drawn.
     """
     home, done = paths.results_folder(), []
     every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
@@ -142,7 +143,8 @@ def publish(paper: str) -> list[Path]:
             continue
         both = tables.merged(results(home).content(), results(kept.folder).content())
         done += tables.write(home, both)
-        done += _publish_figures(kept, home.parent)
+    for part in parts(paper).values():
+        done += _publish_figures(part, home.parent)
     if not done:
         raise ValueError(
             f"nothing of {paper!r} to publish in {paths.runs_root()}; "

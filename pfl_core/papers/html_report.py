@@ -73,7 +73,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
 
 
 def _claims(part: Part, rows: pd.DataFrame) -> list[dict[str, str]]:
-    judged = report.claims(part.paper, rows, part.profile).to_dict("records")
+    judged = report.claims(part.paper, rows).to_dict("records")
     return [c | dict(verdict=readable.worded(c["verdict"], c["reason"])) for c in judged]
 
 

@@ -492,11 +492,11 @@ def _beside(lines: pd.DataFrame) -> list[str]:
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = "") -> pd.DataFrame:
+def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """The paper's claims with a verdict, and the numbers that decide it.
 
-    rows: of a notebook, of one profile, with its derived numbers. Without them every committed
-    result of the paper is judged, and a column names its data.
+    rows: of a notebook, with its derived numbers; an artefact's are of one profile. Without them
+    every committed result of the paper is judged, and a column names its data.
 
     Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
     paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
@@ -506,13 +506,14 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None, profile: str = 
     if rows is None:
         parts = committed.parts(paper.key).values()
         none = pd.DataFrame(columns=_CLAIMED)
-        out = [claims(paper, part.rows(), part.profile).assign(data=part.data) for part in parts]
+        out = [claims(paper, part.rows()).assign(data=part.data) for part in parts]
         return pd.concat(out or [none], ignore_index=True)
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
         evidence[needed] = Evidence(rows[rows.artefact == needed], paper)
         scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
+        profile = next(iter(evidence[claim.needs].rows.profile), "")
         verdict = _judged(claim, evidence[claim.needs], profile)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         line |= verdict._asdict() | dict(profile=profile, scale="")

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
+from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.engine import probes
 from pfl_core.experiments import committed, metrics
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers import parameters, report
-from pfl_core.papers.base import TUNING, Number, Paper, Probed, Sweep
-from pfl_core.util import paths
+from pfl_core.papers import drawing, parameters, report
+from pfl_core.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
+from pfl_core.papers.best import BEST, best
+from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 
 SELECTED = {
@@ -43,7 +46,8 @@ class Study:
     """The notebook of one paper: `show` an artefact, or `run` it and make more of its rows.
 
     paper: a Paper, or its name.
-    profile: "smoke", "quick", "medium" or "paper".
+    profile: "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the
+        fullest profile of which rows are committed, else run at quick.
     datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
     recompute: train even where committed rows exist.
     train: False shows only runs that are finished, and trains nothing.
@@ -55,6 +59,7 @@ class Study:
         self,
         paper: str | Paper,
         *,
+        profile: str = "quick",
         recompute: bool = False,
         train: bool = True,
         device: str = "auto",
@@ -62,12 +67,14 @@ class Study:
     ):
         self.began = time.monotonic()
         self.paper = papers.paper(paper)
-        self.scope = parameters.asked(self.paper, recompute=recompute, **how)
+        checks.known("profile:", profile, (*papers.PROFILES, BEST))
+        self.best = profile == BEST
+        how |= dict(profile="quick" if self.best else profile, recompute=recompute)
+        self.scope = parameters.asked(self.paper, **how)
         self.recompute, self.train = recompute, train
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
-        figures = paths.figures_folder() / self.paper.key
-        self.folder = figures / paths.label(self.scope.profile, self.scope.label)
+        self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
@@ -78,9 +85,21 @@ class Study:
 
     def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary, None if it is not run: `Scope.base`."""
-        return self.scope.base(self.paper, artefact, dataset, **changes)
+        return self.scope_of(artefact).base(self.paper, artefact, dataset, **changes)
 
     # -- runs --------------------------------------------------------------------------------------
+
+    def scope_of(self, name: str) -> Scope:
+        """What the runs of an artefact are asked for; also by a name that begins with it."""
+        known = [a for a in (*self.paper.artefacts, TUNING) if name.startswith(a)]
+        found = self.best and known and self._fuller(max(known, key=len))
+        return found[0] if found else self.scope
+
+    def folder(self, scope: Scope | None = None) -> Path:
+        """Where figures and tables of a scope are saved, by default of the notebook's own."""
+        scope = scope or self.scope
+        label = paths.label(scope.profile, scope.label)
+        return paths.figures_folder() / self.paper.key / label
 
     def run(self, artefact: str, part: str | None = None) -> pd.DataFrame:
         """Rows of an artefact's runs, what is derived from them at the end; each is run once.
@@ -94,6 +113,9 @@ class Study:
         return self.ran[artefact, part]
 
     def _run(self, artefact: str, part: str | None) -> pd.DataFrame:
+        if self.best and (fuller := self._fuller(artefact, part)):
+            self.collected.append(fuller[1])
+            return fuller[1]
         if artefact == TUNING:
             return self._sweep(self.paper.planned(self.scope, TUNING))
         if why := self.paper.missing(self.scope, artefact):
@@ -145,6 +167,8 @@ class Study:
             for table in shown:
                 if table is not None:
                     display(table)
+            if kind == "compare" and len(rows):
+                self.beside_published(artefact, rows, **how)
 
     # -- figures -----------------------------------------------------------------------------------
 
@@ -165,15 +189,20 @@ class Study:
         from IPython.display import Image, display
 
         rows = frame if rows is None else rows
+        profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).profile
         named = rows.get("dataset", [self.scope.label])
         used = report.data_sets(rows) if "run" in rows else ", ".join(sorted(set(named)))
         seeds = rows.seed.nunique() if "seed" in rows else 1
-        caption = [papers.title(name), f"profile {self.scope.profile}", f"data {used}"]
+        caption = [papers.title(name.partition("-")[0]), f"profile {profile}", f"data {used}"]
         caption += [f"{seeds} seed{'s' * (seeds > 1)}. {said}".strip()]
         if "run" in rows:
             self._name_data(fig, rows)
+        for ax in fig.axes:
+            if title := ax.get_title():
+                plots.entitle(ax, title)
+        plots.share_legend(fig)
         plots.note(fig, ", ".join(caption))
-        plots.save(fig, frame, self.folder / name)
+        plots.save(fig, frame, self.folder(replace(self.scope, profile=profile)) / name)
         display(Image(data=plots.compact(fig)))
         plt.close(fig)
 
@@ -214,6 +243,9 @@ class Study:
         if kept.empty:
             known = sorted(set(rows.when) - {""})
             raise ValueError(f"{name}: no test accuracy at when={when!r}; evaluated are {known}")
+        kept = drawing.with_levels(kept)
+        if (kept := drawing.with_published(kept, self.paper, name)).published.isna().all():
+            kept = kept.drop(columns="published")
         self.draw(name, kept, plot, rows, said, columns, sharey=True)
         last = report.summary(report.pick(rows, "last", when, metric=shown[0]))
         return last.rename(index=plots.label)
@@ -236,11 +268,23 @@ class Study:
         """
         if frame.empty:
             return
-        names = list(dict.fromkeys(frame[by]))
+        names, hue = list(dict.fromkeys(frame[by])), kw.get("hue", "row")
         fig, axes = plots.panels(len(names), columns, sharey=sharey)
+        shown = frame
+        if hue in frame:  # as categories, of which each panel knows all: one look for each name
+            shown = frame.assign(**{hue: pd.Categorical(frame[hue], dict.fromkeys(frame[hue]))})
         for ax, value in zip(axes, names, strict=True):
-            plot(frame[frame[by] == value], ax, **kw).set_title(value)
+            plot(shown[shown[by] == value], ax, **kw).set_title(value)
+        plots.outer_labels(axes, sharey)
+        if plot in (plots.curves, plots.layers) and rows.seed.nunique() > 1:
+            said = f"{said} Intervals: 95 %, by t over seeds, as in the tables.".strip()
         self.figure(name, fig, frame, said, rows)
+
+    def beside_published(self, table: str, rows: pd.DataFrame, **how: str) -> None:
+        """Figure `table`: our accuracies beside the published ones, where they may be compared."""
+        got = report.compare(rows, self.paper, table, **how)
+        if (fig := drawing.beside_published(got)) is not None:
+            self.figure(f"{table}-published", fig, got, "Bars: 95 % intervals over seeds.", rows)
 
     def _name_data(self, fig: Figure, rows: pd.DataFrame) -> None:
         """Below a panel's title that begins with a column's name, what was used instead of it."""
@@ -287,14 +331,20 @@ class Study:
         if base is None:
             return
         fig, axes = plots.panels(len(columns))
+        names = CLASS_NAMES.get(base.dataset)
         frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
-        for ax, (label, changes) in zip(axes, columns.items(), strict=True):
-            counts = committed.label_counts(base.but(**changes, seed=seed))
-            plots.label_distribution(counts, ax).set_title(label)
+        dealt = {
+            label: committed.label_counts(base.but(**changes, seed=seed))
+            for label, changes in columns.items()
+        }
+        most = max(int(counts.max()) for counts in dealt.values())
+        for ax, (label, counts) in zip(axes, dealt.items(), strict=True):
+            plots.label_distribution(counts, ax, names, most).set_title(label)
             k, c = counts.nonzero()
             held = {"column": label, "client": k, "class": c, "count": counts[k, c]}
             frames.append(pd.DataFrame(held))
-        frame = pd.concat(frames).assign(dataset=base.dataset)
+        plots.outer_labels(axes, sharey=True)
+        frame = pd.concat(frames).assign(dataset=base.dataset, profile=base.tags["profile"])
         self.figure(name, fig, frame, "Area: number of training samples.")
 
     # -- tables ------------------------------------------------------------------------------------
@@ -318,16 +368,17 @@ class Study:
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
         caption = self._caption(title, table, rows, got, rule)
         shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        got.to_csv(self.folder / f"{name}.csv", index=False)
-        (self.folder / f"{name}.md").write_text(shown.markdown() + "\n")
+        folder = self.folder(self.scope_of(table))
+        folder.mkdir(parents=True, exist_ok=True)
+        got.to_csv(folder / f"{name}.csv", index=False)
+        (folder / f"{name}.md").write_text(shown.markdown() + "\n")
         return shown
 
     def _caption(
         self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
     ) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [title, f"profile {self.scope.profile}"]
+        parts = [title, f"profile {self.scope_of(table).profile}"]
         if len(ran):
             seeds = int(ran.n.max())
             parts += [f"data {report.data_sets(rows)}", f"{seeds} seed{'s' * (seeds > 1)}"]
@@ -377,7 +428,7 @@ class Study:
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV and Markdown below runs/, and return it for display."""
-        report.save_table(frame, self.folder / name)
+        report.save_table(frame, self.folder(self.scope_of(name)) / name)
         return frame
 
     # -- numbers made of runs ----------------------------------------------------------------------
@@ -417,21 +468,26 @@ class Study:
 
     def claims(self) -> pd.DataFrame:
         """What the paper says, with a verdict and the numbers that decide it; a table `claims`."""
-        got = report.claims(self.paper, self.rows(), self.scope.profile)
+        got = report.claims(self.paper, self.rows())
         return self.table("claims", got.drop(columns=["profile"]))
 
     def finish(self) -> str:
-        """Keep all rows and their runs in runs/results/; a line on versions, device and time."""
+        """Keep all rows and their runs in runs/results/; a line on versions, device and time.
+
+        At profile "best" nothing is kept: what is committed stands there, the rest in the store.
+        """
         self._style.close()
-        rows = self.rows()
-        out = committed.save(rows, self.paper.key, self.scope.profile, self.scope.label)
+        rows, kept = self.rows(), ""
+        if not self.best:
+            out = committed.save(rows, self.paper.key, self.scope.profile, self.scope.label)
+            kept = f"rows in {_short(out)}, "
         cpu = f"cpu, {os.cpu_count()} cores"
         where = torch.cuda.get_device_name() if self.device == "cuda" else cpu
         versions = f"pfl_core {__version__}, torch {torch.__version__}"
         python, took = platform.python_version(), time.monotonic() - self.began
         return (
             f"{rows.run.nunique()} runs; {versions}, Python {python}, {where}; {took:.0f} s; "
-            f"rows in {_short(out)}, figures in {_short(self.folder)}"
+            f"{kept}figures in {_short(self.folder())}"
         )
 
 

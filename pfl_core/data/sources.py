@@ -32,6 +32,13 @@ CIFAR100_MD5 = {
 }
 
 
+CLASS_NAMES = {  # of sets whose classes are not numbers, where a figure has room for them
+    "cifar10": "airplane automobile bird cat deer dog frog horse ship truck".split(),
+    "fashion_mnist": "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split(),
+    "ag_news": ["world", "sports", "business", "science"],
+}
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a public data set is found and what it must look like."""

@@ -167,7 +167,7 @@ class Study:
             for table in shown:
                 if table is not None:
                     display(table)
-            if kind == "compare" and len(rows):
+            if kind == "compare" and "acc_pct" in about.metrics and len(rows):
                 self.beside_published(artefact, rows, **how)
 
     # -- figures -----------------------------------------------------------------------------------

@@ -1,0 +1,347 @@
+"""How figures look: names, the look of each method, panels, titles and legends."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+LABELS = {  # display names of methods, in the order of tables
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg_ft": "FedAvg-FT",
+    "fedprox": "FedProx",
+    "fedprox_ft": "FedProx-FT",
+    "perfedavg": "Per-FedAvg",
+    "pfedme": "pFedMe",
+    "lgfedavg": "LG-FedAvg",
+    "fedbn": "FedBN",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "fedfomo": "FedFomo",
+    "ditto": "Ditto",
+    "fedcp": "FedCP",
+    "fedpac": "FedPAC",
+    "cfl": "CFL",
+    "fedamp": "FedAMP",
+    "heurfedamp": "HeurFedAMP",
+    "fedala": "FedALA",
+    "apple": "APPLE",
+    "gpfl": "GPFL",
+    "pfedhn": "pFedHN",
+    "pfedhn_pc": "pFedHN-PC",
+    "pfedla": "pFedLA",
+    "heurpfedla": "HeurpFedLA",
+    "flayer": "FLAYER",
+    "fedaghn": "FedAGHN",
+}
+DATA_LABELS = {  # display names of data sets
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "emnist-digits": "EMNIST digits",
+    "emnist-balanced": "EMNIST balanced",
+    "emnist-letters": "EMNIST letters",
+    "omniglot": "Omniglot",
+    "tiny_imagenet": "Tiny ImageNet",
+    "ag_news": "AG News",
+    "flickr_aes": "FLICKR-AES",
+    "raters_cifar10": "CIFAR-10 with synthetic raters",
+    "raters_digits100": "pairs of digits with synthetic raters",
+    "digits100": "pairs of digits",
+}
+_SYMBOLS = {r"\bK_P\b": "$K_P$", r"\balpha\b": "α"}
+PANEL = (3.4, 2.5)  # inches: a column's width
+LONG = 14  # entries of a legend: more stand in two columns
+
+
+# -- the look of methods ---------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """What a name is drawn with: colour, dashes ("" is solid) and mark."""
+
+    colour: str
+    dash: str | tuple[float, ...]
+    mark: str
+
+
+# Lightness steps by 10 at least from one to the next, so that they differ in grey, too; under
+# protanopia they are farther apart than that. (held by tests/test_plots.py)
+COLOURS = {
+    "ink": "#000000",
+    "purple": "#3f1276",
+    "crimson": "#99173c",
+    "blue": "#1b69b6",
+    "green": "#12936a",
+    "orange": "#dd9a0b",
+}
+STYLES: dict[str, tuple[str | tuple[float, ...], str]] = {
+    "solid": ("", "o"),
+    "dashed": ((4, 1.6), "s"),
+    "dotted": ((1, 1.2), "^"),
+    "dash-dot": ((5, 1.4, 1, 1.4), "D"),
+    "long": ((10, 2.4), "v"),
+    "dash-dot-dot": ((5, 1.2, 1, 1.2, 1, 1.2), "X"),
+}
+# A colour is a family: references, partial sharing, one personal model each, and so on. Solid are
+# the papers' own methods, dashed is FedAvg and nothing else.
+_METHODS = {
+    "ink": {
+        "local": "dotted",
+        "fedavg": "dashed",
+        "fedavg_ft": "dash-dot",
+        "fedprox": "long",
+        "fedprox_ft": "dash-dot-dot",
+    },
+    "green": {
+        "fedper": "solid",
+        "fedrep": "dotted",
+        "lgfedavg": "dash-dot",
+        "fedbn": "long",
+        "fedpac": "dash-dot-dot",
+    },
+    "crimson": {
+        "pfedhn": "solid",
+        "pfedhn_pc": "dash-dot",
+        "perfedavg": "dotted",
+        "pfedme": "long",
+        "ditto": "dash-dot-dot",
+    },
+    "blue": {
+        "pfedla": "solid",
+        "heurpfedla": "dash-dot",
+        "fedfomo": "dotted",
+        "fedamp": "long",
+        "heurfedamp": "dash-dot-dot",
+    },
+    "orange": {"flayer": "solid", "fedala": "dotted", "apple": "dash-dot", "gpfl": "long"},
+    "purple": {"fedaghn": "solid", "cfl": "dotted", "fedcp": "dash-dot"},
+}
+LOOKS = {
+    method: Look(COLOURS[colour], *STYLES[style])
+    for colour, family in _METHODS.items()
+    for method, style in family.items()
+}
+PALETTE = {method: LOOKS[method].colour for method in LABELS}
+DASHES = {method: LOOKS[method].dash for method in LABELS}
+_IN_TURN = ("blue", "orange", "purple", "green", "crimson", "ink")  # of other names
+_STYLES_IN_TURN = ("solid", "dotted", "dash-dot", "long", "dash-dot-dot", "dashed")
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """A look for every name: a method's own, whoever else is drawn.
+
+    A variant of a method ("fedavg, lr 0.1") has its method's look or, where that is drawn too, its
+    colour with another style. Other names take colours that no method here has, in turn.
+    """
+    out = {name: LOOKS[name] for name in names if name in LOOKS}
+    for name in names:
+        if name in out or (own := LOOKS.get(_key(name))) is None:
+            continue
+        styles = [(own.dash, own.mark), *(STYLES[style] for style in _STYLES_IN_TURN)]
+        every = [Look(own.colour, *style) for style in styles]
+        out[name] = next((look for look in every if look not in out.values()), own)
+    taken = {look.colour for look in out.values()}
+    free = [COLOURS[c] for c in _IN_TURN if COLOURS[c] not in taken] or [*COLOURS.values()]
+    for i, name in enumerate(name for name in names if name not in out):
+        style = _STYLES_IN_TURN[(i + i // len(free)) % len(STYLES)]
+        out[name] = Look(free[i % len(free)], *STYLES[style])
+    return {name: out[name] for name in names}
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """The colours of `looks`."""
+    return {name: look.colour for name, look in looks(names).items()}
+
+
+def dashes(names: Sequence[str]) -> dict[str, str | tuple[float, ...]]:
+    """The line styles of `looks` ("" is solid)."""
+    return {name: look.dash for name, look in looks(names).items()}
+
+
+def line_style(dash: str | tuple[float, ...]) -> Any:
+    """Dashes as matplotlib's `linestyle` has them."""
+    return (0, dash) if dash else "-"
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _key(name: str) -> str:
+    return re.match(r"\w*", str(name))[0]
+
+
+def label(name: str) -> str:
+    """Display name of a method key, also where words follow it ("fedavg, lr 0.1").
+
+    Names of anything else are returned as they are.
+    """
+    key = _key(name)
+    return LABELS[key] + name[len(key) :] if key in LABELS else name
+
+
+def in_words(text: Any) -> str:
+    """A text for a figure: methods and data sets by their display names, symbols as they are set.
+
+    "fedavg, alpha = 0.1" becomes "FedAvg, α = 0.1", "cifar10" "CIFAR-10".
+    """
+    text = label(str(text))
+    for key in sorted(DATA_LABELS, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w-]){re.escape(key)}(?![\w-])", DATA_LABELS[key], text)
+    for key, symbol in _SYMBOLS.items():
+        text = re.sub(key, symbol, text)
+    return text
+
+
+def names_of(frame: pd.DataFrame, column: str) -> list[str]:
+    """Names in a column in order; of a categorical one all, so that panels share their looks."""
+    values = frame[column]
+    found = values.cat.categories if isinstance(values.dtype, pd.CategoricalDtype) else values
+    return list(dict.fromkeys(found))
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+def panels(
+    n: int, columns: int = 3, size: tuple[float, float] = PANEL, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of n panels, and the list of their axes.
+
+    Parameters
+    ----------
+    n : int
+        How many panels, at least one.
+    columns : int
+        How many stand in a row at most; rows are filled evenly.
+    size : (float, float)
+        Width and height of a panel, in inches.
+    options
+        For `Figure.subplots`; by default the panels share their y axis.
+
+    Raises
+    ------
+    ValueError
+        If n is 0.
+    """
+    if n < 1:
+        raise ValueError(
+            f"a figure of {n} panels: there is nothing to draw; "
+            "look whether the rows for it are empty"
+        )
+    rows = -(-n // columns)
+    columns = -(-n // rows)
+    # Not through pyplot: it is not for threads (widgets are drawn in one), and keeps every figure.
+    figsize = (size[0] * columns, size[1] * rows)
+    fig = Figure(figsize=figsize, layout="constrained")
+    grid = fig.subplots(rows, columns, squeeze=False, **{"sharey": True} | options)
+    axes = list(grid.ravel())
+    for ax in axes[n:]:
+        ax.remove()
+    return fig, axes[:n]
+
+
+def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
+    """Name an axis once: x only where no panel is below, a shared y at the left only."""
+    places = [ax.get_subplotspec() for ax in axes]
+    filled = {(p.rowspan.start, p.colspan.start) for p in places}
+    for ax, place in zip(axes, places, strict=True):
+        if (place.rowspan.start + 1, place.colspan.start) in filled:
+            ax.set_xlabel("")
+        if sharey and place.colspan.start:
+            ax.set_ylabel("")
+
+
+def entitle(ax: Axes, text: str) -> Axes:
+    """Write a panel's title in words, in lines that fit its width."""
+    grid = ax.get_subplotspec().get_gridspec()
+    letters = int(14 * ax.figure.get_figwidth() / grid.ncols) - 6
+    lines = [textwrap.fill(line, max(letters, 12)) for line in in_words(text).split("\n")]
+    ax.set_title("\n".join(lines))
+    return ax
+
+
+def finish(ax: Axes, x: str, y: str, legend: bool = True) -> Axes:
+    """Name both axes, take two spines off, and draw the legend beside the axes.
+
+    Percentages stay within 0 and 100.
+    """
+    ax.set(xlabel=in_words(x), ylabel=in_words(y))
+    if x in ("Communication round", "Client"):
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    for name, limits, bound in ((x, ax.get_xlim, ax.set_xbound), (y, ax.get_ylim, ax.set_ybound)):
+        if "accuracy (%)" in name or "of a client (%)" in name:
+            low, high = sorted(limits())
+            bound(max(low, 0), min(high, 100))
+    sns.despine(ax=ax)
+    entries = {text: handle for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if legend and entries:
+        _widen(ax.figure, beside(ax, entries), ax)
+    return ax
+
+
+def beside(ax: Axes, entries: dict[str, Any], title: str | None = None) -> float:
+    """A legend right of the axes; returns the width that it takes, in inches."""
+    ax.legend(
+        entries.values(),
+        entries.keys(),
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
+        ncols=1 if len(entries) <= LONG else 2,
+        title=title,
+        **_LEGEND,
+    )
+    return _width(entries)
+
+
+_LEGEND: dict[str, Any] = dict(
+    frameon=False, fontsize=7, title_fontsize=7, alignment="left", handlelength=2.8
+)
+
+
+def _width(entries: Sequence[str] | dict[str, Any]) -> float:
+    # About as wide as letters of 7 points are, behind the sample of a line.
+    return (1 if len(entries) <= LONG else 2) * (0.5 + 0.056 * max(map(len, entries)))
+
+
+def _widen(fig: Figure, by: float, ax: Axes) -> None:
+    # Once for each column: panels below one another share the room.
+    place = ax.get_subplotspec()
+    if place is None or place.rowspan.start == 0:
+        fig.set_figwidth(fig.get_figwidth() + by)
+
+
+def share_legend(fig: Figure) -> None:
+    """One legend beside all panels, in place of one beside each; its entries are theirs."""
+    own = [ax for ax in fig.axes if ax.get_legend()]
+    if len(own) < 2:
+        return
+    entries: dict[str, Any] = {}
+    title = None
+    for ax in own:
+        legend = ax.get_legend()
+        texts = [text.get_text() for text in legend.get_texts()]
+        entries |= dict(zip(texts, legend.legend_handles, strict=True))
+        _widen(fig, -_width(texts), ax)
+        title = legend.get_title().get_text() or title
+        legend.remove()
+    where = dict(loc="outside right upper", title=title)
+    fig.legend(entries.values(), entries.keys(), **where, **_LEGEND)
+    fig.set_figwidth(fig.get_figwidth() + _width(entries))
+
+
+def bounds(y: str) -> tuple[float, float] | None:
+    """Between what a quantity lies, by the name of its axis: percentages, weights, similarities."""
+    if "(%)" in y:
+        return 0.0, 100.0
+    return (0.0, 1.0) if re.search(r"weight|CKA", y, re.IGNORECASE) else None

@@ -429,7 +429,7 @@ def _weight_number(line: Any, row: str, column: str) -> Number:
 
 
 def course(weights: list[Probed]) -> pd.DataFrame:
-    """Mean weights at every recorded round: kind of client, row, round, value.
+    """Mean weights at every recorded round: kind of client, row, seed, rounds, value.
 
     A row is a part of the model; under the other sign there is the whole model only.
     """
@@ -438,8 +438,12 @@ def course(weights: list[Probed]) -> pd.DataFrame:
         for part, layers in _parts(probed).items():
             for at, matrix in zip(probed.rounds, np.mean(layers, 0), strict=True):
                 for kind, weight in shares(matrix, _groups(probed)).items():
-                    lines.append(dict(kind=kind, row=part, rounds=int(at), value=weight))
-    return pd.DataFrame(lines, columns=["kind", "row", "rounds", "value"])
+                    line = dict(kind=f"On {WHOM[kind]}", row=part, seed=probed.seed)
+                    lines.append(line | dict(rounds=int(at), value=weight))
+    return pd.DataFrame(lines, columns=["kind", "row", "seed", "rounds", "value"])
+
+
+WHOM = {"self": "oneself", "similar": "a similar client", "other": "another client"}
 
 
 def _parts(probed: Probed) -> dict[str, list[np.ndarray]]:

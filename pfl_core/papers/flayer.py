@@ -445,11 +445,16 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
 
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of `similarity` among rows: run, row, column, seed, stage, layer, value."""
+    """The numbers of `similarity` among rows: run, row, column, panel, seed, stage, layer, value.
+
+    panel: the column and the row.
+    """
     found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
     words = found.metric.str.split(" ", n=2)
-    found = found.assign(stage=words.str[1], layer=words.str[2])
-    return found[[*KEYS, "seed", "stage", "layer", "value"]]
+    stage = words.str[1].map({"initial": "first round", "best": "best round"})
+    panel = found.column + ", " + found.row.map(label)
+    found = found.assign(stage=stage, layer=words.str[2], panel=panel)
+    return found[[*KEYS, "panel", "seed", "stage", "layer", "value"]]
 
 
 # -- claims ----------------------------------------------------------------------------------------

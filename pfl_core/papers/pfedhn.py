@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis.plots import label
+from pfl_core.analysis.plots import intervals, label
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.stats import (
     clustering,
@@ -25,6 +25,7 @@ from pfl_core.analysis.stats import (
 )
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data import pools as data
+from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
@@ -83,7 +84,6 @@ SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
 ALL = "all sizes"  # the column of Table 2's one pFedHN
 TRAINING = "training, "  # before a column of Figures 2 and 7 over the training clients
 LABELS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST", "omniglot": "Omniglot"}
-CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
 
 def clients_of(artefact: str, profile: str) -> int:
@@ -485,17 +485,22 @@ def numbers_of_newcomers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]
 def gaps(lines: pd.DataFrame) -> pd.DataFrame:
     """Figure 2's points, one for each method and alpha: means over clients and seeds.
 
+    low and high are the ends of the gap's 95 % interval, NaN for one seed.
+
     lines: of `newcomers`.
     """
     if lines.empty:
         return lines
-    return lines.groupby(["row", "column"], sort=False)[["distance", "gap"]].mean().reset_index()
+    keys = ["row", "column"]
+    means = lines.groupby(keys, sort=False)[["distance", "gap"]].mean().reset_index()
+    ends = intervals(lines.assign(value=lines.gap), "row", "column")
+    return means.merge(ends[[*keys, "low", "high"]], on=keys)
 
 
 def pairs(base: Experiment) -> list[str]:
     """What the clients of `base` tell apart, as "cat / dog"."""
     counts = committed.label_counts(base)
-    names = CLASSES if base.dataset == "cifar10" else [str(c) for c in range(counts.shape[1])]
+    names = CLASS_NAMES.get(base.dataset) or [str(c) for c in range(counts.shape[1])]
     return [" / ".join(names[c] for c in np.flatnonzero(row)) for row in counts]
 
 
@@ -541,14 +546,23 @@ def numbers_of_crossing(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 def scaled(swapped: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Figure 3's panels for one seed: accuracies as they are, and scaled as the paper draws them.
 
-    The paper scales each row to its own range. {} for a seed that was not run.
+    The paper scales each row to its own range, 0 to 1; a row of equal accuracies has none, and is
+    NaN. {} for a seed that was not run.
 
     swapped: accuracies (K, K) by seed, of `crossed`.
     """
     acc = swapped.get(f"seed {seed}")
     if acc is None:
         return {}
-    return {"Accuracy": acc, "Scaled to each row's range": 100 * row_scaled(acc)}
+    ranged = np.where(np.ptp(acc, axis=1, keepdims=True) > 0, row_scaled(acc), np.nan)
+    return dict(zip(SCALES, (acc, ranged), strict=True))
+
+
+# Figure 3's panels, and what their colours are.
+SCALES = {
+    "Accuracy": "Test accuracy (%)",
+    "Scaled to each row's range": "Place in the row's range (0 worst, 1 best)",
+}
 
 
 def _groups(rows: pd.DataFrame, clients: int) -> np.ndarray:
@@ -561,12 +575,20 @@ def _groups(rows: pd.DataFrame, clients: int) -> np.ndarray:
 def embedded(rows: pd.DataFrame, probed: list[Probed]) -> pd.DataFrame:
     """Figure 4: t-SNE of the embeddings at the round that is reported.
 
-    Columns: x, y, group (the coarse class), column (the seed).
+    Columns: x, y, group (the coarse class), column (the seed), and said: how well points cluster in
+    all dimensions, in words.
     """
     parts = []
     for p, values in _at_reported_round(rows, probed):
-        x, y = tsne(values["v"]).T
-        part = dict(x=x, y=y, group=_groups(rows, len(x)), column=f"seed {p.seed}")
+        x, y = tsne(values["v"], PERPLEXITY).T
+        group = _groups(rows, len(x))
+        found = _clustering(values["v"], group)
+        near = int((group == 0).sum()) - 1
+        said = (
+            f"of {near} neighbours {found['purity']:.0%} are of the group (chance "
+            f"{found['chance']:.0%}), permutation p = {found['p']:.3f}, perplexity {PERPLEXITY:g}"
+        )
+        part = dict(x=x, y=y, group=group, column=f"seed {p.seed}", said=said)
         parts.append(pd.DataFrame(part))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
@@ -579,9 +601,16 @@ def numbers_of_clusters(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     numbers = []
     for probed, values in _at_reported_round(rows, recorded("embeddings")):
         group = _groups(rows, len(values["v"]))
-        fellows = int((group == 0).sum()) - 1
-        numbers += _numbers(probed, clustering(values["v"], group, neighbours=fellows))
+        numbers += _numbers(probed, _clustering(values["v"], group))
     return numbers
+
+
+PERPLEXITY = 5.0  # of Figure 4's t-SNE [C]
+
+
+def _clustering(points: np.ndarray, group: np.ndarray) -> dict[str, float]:
+    # Every client has as many neighbours as there are fellows of its group.
+    return clustering(points, group, neighbours=int((group == 0).sum()) - 1)
 
 
 def capacity(rows: pd.DataFrame) -> pd.DataFrame:

@@ -32,7 +32,7 @@ from pfl_core.papers.base import (
     Sweep,
     use,
 )
-from pfl_core.papers.evidence import Evidence
+from pfl_core.papers.evidence import Evidence, majority
 from pfl_core.papers.report import reported
 from pfl_core.util.percent import accuracy
 
@@ -306,14 +306,14 @@ def _validated(rows: pd.DataFrame) -> pd.Series:
 def rate_course(found: list[Probed]) -> pd.DataFrame:
     """Mean weight of the clients on themselves at every recorded round of `tuning`.
 
-    Columns: run, row, panel (a layer, or all), round, value.
+    Columns: run, row, panel (a layer, or all), seed, rounds, value.
     """
-    out = [pd.DataFrame(columns=["run", "row", "panel", "rounds", "value"])]
+    out = [pd.DataFrame(columns=["run", "row", "panel", "seed", "rounds", "value"])]
     for p in found:
         each = {layer: weights.diagonal(0, 1, 2).mean(1) for layer, weights in p.values.items()}
         lines = {ALL_LAYERS: np.mean(list(each.values()), 0)} | each
         for panel, line in lines.items():
-            key = dict(run=p.run, row=p.row, panel=panel)
+            key = dict(run=p.run, row=p.row, panel=panel, seed=p.seed)
             out.append(pd.DataFrame(key | dict(rounds=p.rounds, value=line)))
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
@@ -340,16 +340,19 @@ def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
 def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     """Test accuracy (%) as served of client k alone, and the mean of all clients (Fig. 1a).
 
-    Columns: run, row, column, seed, round, panel, value.
+    Columns: run, row, column, seed, rounds, panel, value, and level: what the clients' most common
+    labels alone give, NaN for the one client.
     """
-    out = [pd.DataFrame(columns=["run", "row", "column", "seed", "rounds", "panel", "value"])]
+    names = ["run", "row", "column", "seed", "rounds", "panel", "value", "level"]
+    out = [pd.DataFrame(columns=names)]
     for run in rows.drop_duplicates(["run", "row", "column"]).itertuples():
         arrays = committed.arrays_of(run.run)
         acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
         lines = {f"Client {k + 1}": acc[:, k], "Mean of all clients": acc.mean(1)}
+        levels = dict(zip(lines, (np.nan, majority(run.run)), strict=True))
         for panel, line in lines.items():
             key = dict(run=run.run, row=run.row, column=run.column, seed=run.seed)
-            key |= dict(panel=f"{run.column}: {panel}")
+            key |= dict(panel=f"{run.column}: {panel}", level=levels[panel])
             out.append(pd.DataFrame(key | dict(rounds=arrays["rounds"], value=line)))
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
@@ -399,8 +402,8 @@ def toy_weights(found: list[Probed], k: int = 0) -> list[Number]:
 def evolution(found: list[Probed]) -> pd.DataFrame:
     """Client 0's weights by kind of source and period of training (Fig. 5).
 
-    Columns: run, column, layer (the period, on the x axis), panel (all layers or the last), row
-    (the kind), value.
+    Columns: run, column, seed, layer (the period, on the x axis), panel (all layers or the last),
+    row (the kind), value.
     """
     out = []
     for p in found:
@@ -411,9 +414,11 @@ def evolution(found: list[Probed]) -> pd.DataFrame:
                 mean = some[:, when].mean((0, 1))
                 kinds = {kind: mean[j] for j, kind in KINDS.items()}
                 kinds[RANDOM] = mean[len(KINDS) :].mean()
-                key = dict(run=p.run, column=p.column, layer=period, panel=f"{p.column}, {panel}")
+                key = dict(run=p.run, column=p.column, seed=p.seed, layer=period)
+                key |= dict(panel=f"{p.column}, {panel}")
                 out += [key | dict(row=kind, value=float(v)) for kind, v in kinds.items()]
-    return pd.DataFrame(out, columns=["run", "column", "layer", "panel", "row", "value"])
+    names = ["run", "column", "seed", "layer", "panel", "row", "value"]
+    return pd.DataFrame(out, columns=names)
 
 
 def _inside(rounds: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -478,10 +483,10 @@ def by_layer(found: list[Probed]) -> pd.DataFrame:
     out = []
     for p in found:
         for layer, w in p.at().items():
-            key = dict(run=p.run, column=p.column, layer=layer)
+            key = dict(run=p.run, column=p.column, seed=p.seed, layer=layer)
             for part, values in zip(WHOSE, (w[:1, 0], w[0, 1:], w.diagonal()), strict=True):
                 out += [key | dict(row=part, value=float(v)) for v in values]
-    return pd.DataFrame(out, columns=["run", "column", "layer", "row", "value"])
+    return pd.DataFrame(out, columns=["run", "column", "seed", "layer", "row", "value"])
 
 
 def self_weights(frame: pd.DataFrame) -> list[Number]:

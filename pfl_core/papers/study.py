@@ -260,6 +260,7 @@ class Study:
         columns: int = 3,
         by: str = "column",
         sharey: bool = False,
+        size: tuple[float, float] = plots.PANEL,
         **kw: Any,
     ) -> None:
         """Figure `name`: plot(part of frame, axes, **kw) in a panel for each value of frame[by].
@@ -269,7 +270,7 @@ class Study:
         if frame.empty:
             return
         names, hue = list(dict.fromkeys(frame[by])), kw.get("hue", "row")
-        fig, axes = plots.panels(len(names), columns, sharey=sharey)
+        fig, axes = plots.panels(len(names), columns, size, sharey=sharey)
         shown = frame
         if hue in frame:  # as categories, of which each panel knows all: one look for each name
             shown = frame.assign(**{hue: pd.Categorical(frame[hue], dict.fromkeys(frame[hue]))})

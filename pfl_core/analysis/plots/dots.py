@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -149,7 +150,7 @@ def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
     ax.set_aspect("equal")
     finish(ax, "t-SNE 1", "t-SNE 2", legend=False)
     below = [f"{n} outlier{'s' * (n > 1)} in a ring at the edge" for n in [outside.sum()] if n]
-    below += [str(said) for said in dict.fromkeys(frame.get("said", []))]
+    below += [textwrap.fill(said, 44) for said in dict.fromkeys(frame.get("said", []))]
     ax.set_xlabel("\n".join(["t-SNE 1 (no unit)", *below]))
     ax.set_ylabel("t-SNE 2 (no unit)")
     if len(names) <= 20:

@@ -124,7 +124,7 @@ def layers(
     frame : DataFrame
         Columns value, layer, `hue`, and seed where there are several.
     numbers : bool
-        Print the means: at the dots of up to six layers, those over all layers in the legend.
+        Print the means: at the dots of up to six layers; of more, over all layers below the axis.
     """
     frame = frame.assign(layer=frame.layer.astype(str))
     names, order = names_of(frame, hue), list(dict.fromkeys(frame.layer))
@@ -135,14 +135,14 @@ def layers(
     for place, name in enumerate(present):
         own = shown[shown[hue] == name].sort_values("at")
         look, text = found[name], in_words(name)
-        if numbers and len(order) > SIX:
-            text += f", mean {own['mean'].mean():.2f}"
         aside = 5.0 * (place - (len(present) - 1) / 2) if len(order) <= 2 else 0.0
         _bar(ax, own, "at", look, aside, joined=len(order) > 2, text=text)
         if numbers and len(order) <= SIX:
             _print(ax, own, place, len(present))
     _name_layers(ax, order)
-    return finish(ax, "", y)
+    means = shown.groupby(hue, sort=False).value.mean()
+    said = ", ".join(f"{in_words(name)} {means[name]:.2f}" for name in present)
+    return finish(ax, f"Mean: {said}" if numbers and len(order) > SIX else "", y)
 
 
 SIX = 6  # layers with printed numbers: more would overlap

@@ -24,6 +24,8 @@ from pfl_core.analysis.plots.style import (
 PRINTED = 10  # rows and columns of a matrix up to which its numbers are printed
 FLAT = 0.05  # share of the common scale below which a matrix has a scale of its own
 
+STEPS = (1, 2, 5, 10, 20, 50, 100, 1000)  # between the ticks of larger ones
+
 # -- who holds what --------------------------------------------------------------------------------
 
 
@@ -176,7 +178,7 @@ def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, f
         return {}, ""
     if high - low <= 1e-6 * max(abs(high), 1e-9):
         return {}, f"\nall {high:.3g}"
-    return {"vmin": low, "vmax": high}, f"\nown scale, {low:.4f} to {high:.4f}"
+    return {"vmin": low, "vmax": high}, f"\nscale {low:.4f} to {high:.4f}"
 
 
 def _check_labels(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None) -> None:
@@ -207,7 +209,7 @@ def _heat_panel(
     titles: tuple[str, str],
     options: dict[str, Any],
 ) -> None:
-    """One map of several: small tick labels, about ten to a side, and no colour bar of its own."""
+    """One map of several: small tick labels, up to ten to a side, and no colour bar of its own."""
     index, header = (
         [in_words(name) for name in labels]
         if labels is not None and len(labels) == n
@@ -215,7 +217,7 @@ def _heat_panel(
         for n in np.shape(matrix)
     )
     every = {
-        name: -(-n // 10)
+        name: next(step for step in STEPS if n <= 8 * step or n <= PRINTED)
         for name, n in zip(("yticklabels", "xticklabels"), np.shape(matrix), strict=True)
     }
     heat(pd.DataFrame(matrix, index, header), ax, *titles, cbar=False, **every | options)

@@ -251,11 +251,12 @@ def panels(
 
 
 def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
-    """Name an axis once: x only where no panel is below, a shared y at the left only."""
+    """Name an axis once: a common x only where no panel is below, a shared y at the left only."""
+    common = len({ax.get_xlabel() for ax in axes}) == 1
     places = [ax.get_subplotspec() for ax in axes]
     filled = {(p.rowspan.start, p.colspan.start) for p in places}
     for ax, place in zip(axes, places, strict=True):
-        if (place.rowspan.start + 1, place.colspan.start) in filled:
+        if common and (place.rowspan.start + 1, place.colspan.start) in filled:
             ax.set_xlabel("")
         if sharey and place.colspan.start:
             ax.set_ylabel("")

@@ -36,6 +36,8 @@ def best(
         rows = rows[rows.artefact == artefact]
         made = rows.average == "derived"
         rows, derived = rows[~made], rows[made]
+        if rows.empty:
+            continue
         rows = rows[[cell in cells for cell in zip(rows.row, rows.column, rows.seed, strict=True)]]
         each = rows.groupby("column").row.nunique()
         there = len(rows.drop_duplicates(["row", "column", "seed"]))

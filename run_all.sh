@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one door: sets the environment up, then runs every notebook, the tests (test), JupyterLab (lab) or a page of results (report).
+# The one door: sets the environment up, then runs every notebook, the tests (test), JupyterLab (lab), a page of results (report) or the documentation (docs).
 # Options: ./run_all.sh --help. Needs Python 3.11 or newer and, the first time, a network.
 set -euo pipefail
 
@@ -56,7 +56,7 @@ python=$env/bin/python
 for word in "$@"; do
     case $word in -h | --help) exec "$base" -P "$runner" --help ;; esac
 done
-extra=$("$base" -P "$runner" --check "$@") # "[test]", "[ray]" or nothing; a wrong word ends here with code 2
+extra=$("$base" -P "$runner" --check "$@") # "[test]", "[docs]", "[ray]" or nothing; a wrong word ends here with code 2
 
 if [ "$base" != "$python" ]; then
     printf 'run_all.sh: making %s with %s\n' "$env" "$("$base" --version)"

@@ -21,25 +21,27 @@ def test_every_method_of_the_papers_is_compared():
 
 
 def test_the_methods_page_is_current():
-    assert (pages.PACKAGE / "methods" / "README.md").read_text() == pages.methods_page(), (
+    assert (pages.ROOT / "docs" / "methods.md").read_text() == pages.methods_page(), (
         "run: python -m tools.pages"
     )
 
 
-def test_the_readme_holds_the_results_of_the_rows():
-    readme = (pages.ROOT / "README.md").read_text()
-    assert pages.between(readme, "results", pages.results_section()) == readme, (
-        "run: python -m tools.pages"
-    )
+@pytest.mark.parametrize(
+    ("page", "name", "section"),
+    [
+        ("README.md", "picture", pages.picture_section),
+        ("README.md", "papers", pages.papers_section),
+        ("docs/comparison.md", "table", pages.comparison_section),
+    ],
+)
+def test_pages_hold_what_the_rows_say(page, name, section):
+    text = (pages.ROOT / page).read_text()
+    assert pages.between(text, name, section()) == text, "run: python -m tools.pages"
 
 
-def test_the_readme_says_how_long_methods_are():
-    readme = (pages.ROOT / "README.md").read_text()
-    assert pages.between(readme, "lengths", pages.lengths_section()) == readme, (
-        "run: python -m tools.pages"
-    )
+def test_the_methods_page_says_how_long_methods_are():
     longest = max(int(pages.method_facts(name)["class"]) for name in ("fedavg", "flayer", "pfedhn"))
-    assert f"take 2 to {longest} lines" in pages.lengths_section()
+    assert f"take 2 to {longest} lines" in pages.methods_page()
 
 
 def test_the_results_page_is_current_and_its_links_lead_somewhere():

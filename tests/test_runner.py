@@ -61,7 +61,7 @@ def project(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("tset", "'tset' is unknown; did you mean test?; known: test, lab, report"),
+        ("tset", "'tset' is unknown; did you mean test?; known: test, lab, report, docs"),
         ("--profile fast", "'fast' is unknown; known: smoke, quick, "),
         ("--paper fedpr", "'fedpr' is unknown; did you mean fedper?"),
         ("--paper pfedhn", "'pfedhn'"),  # known, but it has no notebook

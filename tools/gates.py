@@ -35,6 +35,7 @@ def run() -> int:
         _check("ruff check", "ruff", "check", "."),
         _check("ruff format", "ruff", "format", "--check", "."),
         _check("pytest", "pytest", "-n", "auto", "--maxprocesses", "8"),
+        _check("documentation", *docs(folder / "docs" / "html")),
         _gate_1(folder / "committed"),
         *_gate_2(folder / "first", folder / "again"),
     ]
@@ -45,6 +46,11 @@ def run() -> int:
     else:
         print(f"what the gates wrote is kept in {notebooks.shown(folder)}")
     return int(not good)
+
+
+def docs(site: Path) -> list[str]:
+    """The command, after `python -m`, that builds the documentation; a warning fails it."""
+    return ["sphinx", "-qW", "--keep-going", "-j", "auto", "-c", "docs", ".", str(site)]
 
 
 def _gate_1(runs: Path) -> Row:

@@ -152,7 +152,7 @@ def papers_section() -> str:
                 "paper": f"[{LABELS[name]}](https://arxiv.org/abs/{arxiv}), {facts['paper']}",
                 "idea": facts["idea"],
                 "notebook": f"[{name}.ipynb](notebooks/{name}.ipynb)",
-                "accuracies run": f"{c['run']} of {c['comparable']}",
+                "accuracies run": f"{c['run']} of {c['comparable']}" if c["comparable"] else "-",
                 "claims run": f"{sum(claimed) - c['claims: not run']} of {sum(claimed)}",
             }
         )

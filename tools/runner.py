@@ -1,4 +1,4 @@
-"""The words of run_all.sh, which runs this file by its path: every notebook, or test, lab, report.
+"""The words of run_all.sh, which runs this file by its path: every notebook, or test, lab, ...
 
 Only the standard library is imported before something runs, so that the words are checked before
 anything is installed.
@@ -30,9 +30,10 @@ emnist-digits emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar1
 tiny_imagenet ag_news flickr_aes
 """.split()
 WORDS = {
-    "test": "ruff, pytest, and the notebooks against what is committed",
+    "test": "ruff, pytest, the site, and the notebooks against what is committed",
     "lab": "JupyterLab on the loopback",
     "report": "figures/report.html, all results on one page",
+    "docs": "runs/docs/html/index.html, the documentation as a site",
 }
 
 
@@ -173,18 +174,31 @@ def main_report() -> int:
     return subprocess.run([sys.executable, "-P", "-m", "pfl_core", "report"], cwd=ROOT).returncode
 
 
+def main_docs() -> int:
+    """Build the documentation below runs/docs/html."""
+    site = ROOT / "runs" / "docs" / "html"
+    command = [sys.executable, "-P", "-m", *gates.docs(site)]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if not code:
+        print(f"open {notebooks.shown(site / 'index.html')} in a browser")
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the words say; --check WORDS prints the extra that they need installed."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["--check"]:
         args = parse(argv[1:])
-        print("[test]" if args.word == "test" else "[ray]" if args.on == "ray" else "")
+        extra = args.word if args.word in ("test", "docs") else "ray" if args.on == "ray" else ""
+        print(f"[{extra}]" if extra else "")
         return 0
     signal.signal(signal.SIGTERM, _stop)
     args = parse(argv)
     if args.word is None:
         return main_run(args)
-    return {"test": gates.run, "lab": lambda: main_lab(args), "report": main_report}[args.word]()
+    words = {"test": gates.run, "lab": lambda: main_lab(args)}
+    words |= {"report": main_report, "docs": main_docs}
+    return words[args.word]()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""The documentation: its links, its equations, its API, and what a finished site may not do.
+
+The site itself is built by `./run_all.sh test`, where a warning fails it (tools/gates.py).
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import latex2mathml.converter
+import pytest
+
+import pfl_core
+from tools import equations, site
+
+ROOT = site.ROOT
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+WRITTEN += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def links(text):
+    """Where the links and pictures of a page lead, without those in code."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def places(text):
+    """The anchors that GitHub gives a page's headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    heads = re.findall(r"^#+ +(.*)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def lost(page, text):
+    """The links of a page, as it is read on GitHub, that lead nowhere."""
+    out = []
+    for link in links(text):
+        file, _, place = link.partition("#")
+        target = page.parent / file if file else page
+        if link.startswith(("http:", "https:")):
+            continue
+        if not target.exists() or (place and place not in places(target.read_text())):
+            out.append(link)
+    return out
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_on_github(page):
+    assert lost(page, page.read_text()) == []
+
+
+def test_a_lost_link_is_found():
+    text = "# One two\n[a](#one-two) [b](#one) [c](README.md) [d](no.md#x) `[e](code.md)`\n"
+    (page := ROOT / "README.md").read_text()
+    assert lost(page, text) == ["#one-two", "#one", "no.md#x"]
+
+
+# ---------------------------------------------------------------- the README
+
+
+def test_the_readme_is_short_and_has_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 700
+    assert "\n./run_all.sh  " in text and "\n./run_all.sh test  " in text
+
+
+def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    first, method = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert len([x for x in first.splitlines() if x and x[0] not in "#)"]) <= 14
+    images = pfl_core.load("digits").x[:5]
+    known = {"images": images}
+    exec(first.replace("rounds=20", "rounds=2, max_samples=400"), known)
+    assert len(known["fedper"].predict(3, images)) == 5
+    exec(method, known)
+    result = pfl_core.run(known["setting"].but(method="my_fedper", rounds=1, max_samples=400))
+    assert result.ok
+    from pfl_core.methods.base import METHODS
+
+    METHODS.pop("my_fedper")
+
+
+# ---------------------------------------------------------------- equations
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("w <- sum_k n_k w_k", r"w \leftarrow \sum _{k} n _{k} w _{k}"),
+        ("thetabar_i^l", r"\bar{\theta} _{i}^{l}"),
+        ("w^{t+1} = w~ * E^_y", r"w ^{t +1} = \tilde{w} \odot \hat{E} _{y}"),
+        ("||w - u_i||^2", r"\lVert w - u _{i}\rVert ^{2}"),
+        ("<theta_j, Delta> / (d phi)^T", r"\langle \theta _{j}, \Delta \rangle / (d \phi )^{\top}"),
+        ("sum_{j != i} x_ij", r"\sum _{j \ne i} x _{ij}"),
+        ("w <- local steps from v", r"w \leftarrow \text{ local steps from } v"),
+        ("exp(a) softmax(b)", r"\operatorname{exp}(a ) \operatorname{softmax}(b )"),
+    ],
+)
+def test_equations_in_plain_text_become_latex(text, latex):
+    assert equations.latex(text) == latex
+
+
+def test_notes_stand_beside_their_equations():
+    block = ["    w   <- 1        `upload`;", f"{'':30}goes on", "        or 2"]
+    assert equations.rows(block) == [
+        (r"w \leftarrow 1", "`upload`; goes on"),
+        (r"\quad \text{ or } 2", ""),
+    ]
+
+
+def test_symbols_in_prose_are_equations_and_names_of_code_are_not():
+    says = "theta_k's head, lambda / alpha, `n_k`, mu=0.2, hn_sign, head_by, arXiv:2501.16379, a*b"
+    assert equations.prose(says) == (
+        r"$\theta _{k}$'s head, $\lambda$ / $\alpha$, `n_k`, mu=0.2, hn_sign, head_by, "
+        r"[arXiv:2501.16379](https://arxiv.org/abs/2501.16379), a\*b"
+    )
+
+
+@pytest.mark.parametrize("file", site.method_files())
+def test_a_methods_page_has_all_that_its_docstring_has(file):
+    page = site.method_page(file, site.method_files()[file])
+    math = re.findall(r"\$\\displaystyle (.*?)\$ \|", page)
+    assert math and all("<math" in latex2mathml.converter.convert(x) for x in math)
+    doc = ast.get_docstring(ast.parse((ROOT / f"pfl_core/methods/{file}.py").read_text()))
+    assert doc.count("\n1. ") == page.count("\n1. ") and page.count("**Differs from") >= 1
+    words = set(re.findall(r"[A-Za-z]{6,}", doc))
+    missing = {w for w in words if w.lower() not in page.lower()}
+    assert not {w for w in missing if not w.startswith(("theta", "Theta"))}, missing
+
+
+# ---------------------------------------------------------------- the API
+
+
+def test_every_public_name_has_a_page():
+    pages = site.api_pages()
+    for name in pfl_core.__all__:
+        thing = getattr(pfl_core, name)
+        assert name in ("methods", "__version__", "plot") or f":: {name}" in pages[f"{name}.rst"], (
+            thing
+        )
+    for room in site.ROOMS:
+        for name in __import__(f"pfl_core.{room}", fromlist=["x"]).__all__:
+            full = f"pfl_core.{room}.{name}"
+            assert f".. automodule:: {full}" in pages[f"{full}.rst"] and full in pages["index.md"]
+    assert "total_variation" in pages["pfl_core.analysis.stats.rst"]
+    folders = {p.parent.name for p in (ROOT / "pfl_core").glob("*/__init__.py")}
+    assert folders == set(site.ROOMS)
+
+
+def test_docstrings_are_read_as_they_are_meant():
+    lines = [
+        "A row * a | b.",
+        "",
+        "data: what",
+        "    goes on",
+        "",
+        "    x = 1",
+        "",
+        "Raises",
+        "------",
+    ]
+    site.readable(None, "class", "x", None, None, lines)
+    assert lines == [
+        *[r"A row \* a \| b.", "", "* **data**: what", "    goes on", ""],
+        *["::", "", "    x = 1", "", "Raises", "------"],
+    ]
+
+
+# ---------------------------------------------------------------- a finished site
+
+
+def test_what_a_site_asks_of_others_is_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="https://arxiv.org/abs/1">paper</a><script src="https://x.org/a.js"></script>'
+        '<img src="b.png"><link href="//y.org/f.css" rel="stylesheet">'
+    )
+    (tmp_path / "a.css").write_text('@import "https://z.org/a.css"; a { background: url(b.png) }')
+    assert sorted(site.requests_elsewhere(tmp_path)) == [
+        "a.css: https://z.org/a.css",
+        "a.html: //y.org/f.css",
+        "a.html: https://x.org/a.js",
+    ]
+
+
+def test_broken_links_of_a_site_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<p id="p"></p><a href="b.html#q"></a><a href="#p"></a>')
+    (tmp_path / "b.html").write_text('<a href="a.html#p"></a><img src="c.png"><a href="#"></a>')
+    assert sorted(site.broken_links(tmp_path)) == ["a.html: b.html#q", "b.html: c.png"]
+
+
+def test_links_to_a_methods_file_lead_to_its_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "GENERATED", tmp_path)
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "fedper.md").touch()
+    text = "[a](../pfl_core/methods/fedper.py) [b](../pfl_core/methods/base.py)"
+    shown = site.adapted("docs/own", text)
+    assert shown == "[a](../docs/generated/methods/fedper.md) [b](../pfl_core/methods/base.py)"
+    assert Path("docs/tour").name in site.adapted("README", "")

@@ -16,7 +16,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.sweep import sweep
-from pfl_core.explore import sources, views, widgets
+from pfl_core.explore import choices, sources, training, views, widgets, words
 from pfl_core.util import paths
 
 SMALL = Experiment(
@@ -36,9 +36,8 @@ RUNS = {
     "fedaghn": {"method": "fedaghn", "record": ("weights",)},
     "pfedhn": {"method": "pfedhn", "record": ("embeddings",)},
 }
-COLUMN = (
-    "digits, groups(), 10 clients, lenet(kernels=2), 3 rounds, batch=10, lr=0.1, max_samples=20"
-)
+COLUMN = "digits, groups, 10 clients, lenet (kernels=2), max_samples=20"
+TRAINED = "rounds=3, batch=10, lr=0.1"
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +59,16 @@ def nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
 
 
+def row(method: str) -> str:
+    return f"{method}, {TRAINED}"
+
+
 def default(name: str, **wanted):
     show, choices = views.VIEWS[name]
     return show(**choices({"column": COLUMN} | wanted).values)
 
 
-def by_its_code(shown: views.Shown):
+def by_its_code(shown: choices.Shown):
     """What a view's line of code gives, in a namespace of its own."""
     imports, _, call = shown.code.rpartition("; ")
     scope = {}
@@ -112,25 +115,65 @@ def test_an_impossible_partition_says_what_is_possible():
         views.partition("digits", "groups", 7, groups=5)
 
 
-def test_runs_of_other_settings_stay_apart(results):
-    assert set(sources.rows(sources.OWN).query("column == @COLUMN").row) == set(RUNS)
-    runs.run(SMALL.but(lr=0.2, rounds=1, method="fedprox", method_args={"mu": 0.5}, seed=1))
-    (other,) = set(sources.rows(sources.OWN).column) - {COLUMN}
-    assert other == COLUMN.replace("3 rounds", "1 rounds").replace("lr=0.1", "lr=0.2")
-    assert set(sources.rows(sources.OWN).query("column == @other").row) == {"fedprox(mu=0.5)"}
+def test_runs_on_other_data_stay_apart_and_the_newest_come_first(results):
+    assert set(sources.rows(sources.OWN).query("column == @COLUMN").row) == set(map(row, RUNS))
+    runs.run(SMALL.but(clients=5, method="fedprox", method_args={"mu": 0.5}, rounds=1, seed=1))
+    columns = sources.rows(sources.OWN).column.unique().tolist()
+    assert columns == [COLUMN.replace("10 clients", "5 clients"), COLUMN]
+    newest = sources.rows(sources.OWN).query("column != @COLUMN")
+    assert newest.row.unique().tolist() == ["fedprox (mu=0.5), rounds=1, batch=10, lr=0.1"]
+    assert views.runs_choices({})["column"].value == columns[0]
+
+
+def test_runs_are_listed_by_what_differs_between_them(tmp_path, monkeypatch, results):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    for lr, seed in ((0.1, 0), (0.1, 1), (0.2, 0)):
+        runs.run(SMALL.but(lr=lr, seed=seed, rounds=1))
+    runs.run(SMALL.but(method="ditto", method_args={"lam": 0.5}, rounds=1))
+    frame = sources.rows(sources.OWN)
+    assert list(sources.listed(frame).values()) == [
+        "Ditto, lr 0.1, lam 0.5, seed 0",
+        "FedAvg, lr 0.2, seed 0",
+        "FedAvg, lr 0.1, seeds 0, 1",
+    ]
+    shown = default("runs")
+    assert sorted(shown.table.index) == [
+        "Ditto, lr 0.1, lam 0.5",
+        "FedAvg, lr 0.1",
+        "FedAvg, lr 0.2",
+    ]
+    assert shown.table.loc["FedAvg, lr 0.1", "seeds"] == 2
 
 
 def test_runs_view(results):
-    shown = default("runs", rows=("fedper",), smoothing=2)
+    shown = default("runs", rows=(row("fedper"),), smoothing=2)
     rows = results["fedper"].rows.query(
         "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
     )
     acc = rows.sort_values("rounds").value.to_numpy()
     last_and_best = [acc[-1].round(2), acc.max().round(2)]
-    assert shown.table.index.tolist() == ["fedper"]
-    assert shown.table.loc["fedper", ["last", "best"]].tolist() == last_and_best
+    assert shown.table.index.tolist() == ["FedPer"]
+    assert shown.table.loc["FedPer", ["last", "best"]].tolist() == last_and_best
     (line,) = [ln for ln in shown.figure.axes[0].lines if len(ln.get_ydata()) == len(acc)]
     assert line.get_ydata() == pytest.approx([acc[0], *(acc[1:] + acc[:-1]) / 2])
+
+
+@pytest.mark.parametrize("axis", sources.AXES)
+def test_curves_are_drawn_against_what_was_spent(axis, results):
+    shown = default("runs", rows=(row("fedper"), row("pfedhn")), against=axis)
+    left, want = shown.figure.axes[0], {}
+    for method in ("fedper", "pfedhn"):
+        totals = results[method].rows.query("average == 'total'")
+        spent = totals.pivot(index="rounds", columns="metric", values="value").reset_index()
+        spent["megabytes"] = (spent.upload_bytes + spent.download_bytes) / 1e6
+        want[method] = spent[axis].tolist()
+        assert shown.table.MB[plots.label(method)] == pytest.approx(
+            spent.megabytes.iloc[-1], abs=0.005
+        )
+    assert left.get_xlabel() == sources.AXES[axis]
+    drawn = [list(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 4]
+    assert all(any(x == pytest.approx(points) for x in drawn) for points in want.values())
+    assert views._readable_axis(sources.rows(sources.OWN).query("column == @COLUMN")) == "rounds"
 
 
 def test_smooth_keeps_runs_apart():
@@ -145,25 +188,27 @@ def test_smooth_keeps_runs_apart():
 
 
 def test_clients_view(results):
-    shown = default("clients", first="fedavg", second="fedper", when="after")
+    shown = default("clients", first=row("fedavg"), second=row("fedper"), when="after")
     acc = {
-        m: results[m].clients.query("round == 3 and when == 'after' and split == 'test'").acc_pct
+        m: results[m].clients.query("rounds == 3 and when == 'after' and split == 'test'").acc_pct
         for m in RUNS
     }
     lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
-    ahead = f"by {lead.mean():.2f} points on average and on {100 * (lead > 0).mean():.0f} %"
-    assert f"{ahead} of 10 clients" in shown.said
-    assert shown.table["average"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
+    where = "ahead of" if lead.mean() >= 0 else "behind"
+    assert f"FedPer is {where} FedAvg by {abs(lead.mean()):.2f} points" in shown.said
+    assert f"ahead on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
+    assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
 
 
 def test_a_client_is_compared_with_another_method_only(results):
-    choices = views.clients_choices({"column": COLUMN, "first": "fedper", "second": "fedper"})
-    assert choices["first"].value == "fedper" and choices["second"].value != "fedper"
+    fedper = row("fedper")
+    offered = views.clients_choices({"column": COLUMN, "first": fedper, "second": fedper})
+    assert offered["first"].value == fedper and offered["second"].value == row("fedavg")
 
 
-def left_heat_map(shown: views.Shown) -> np.ndarray:
+def left_heat_map(shown: choices.Shown) -> np.ndarray:
     return np.asarray(shown.figure.axes[0].collections[0].get_array()).reshape(10, 10)
 
 
@@ -201,19 +246,19 @@ def test_embedding_view(results):
             "no acc_pct 'before' of any row, seeds any, in 'nowhere'",
         ),
         (
-            lambda: views.clients(sources.OWN, COLUMN, "fedavg", "ditto"),
+            lambda: views.clients(sources.OWN, COLUMN, row("fedavg"), "ditto"),
             "no run of ditto with seed 0",
         ),
         (
-            lambda: views.collaboration(sources.OWN, COLUMN, "fedaghn", 9),
-            "no run of 'fedaghn' with seed 9",
+            lambda: views.collaboration(sources.OWN, COLUMN, row("fedaghn"), 9),
+            "no run of 'fedaghn, rounds=3.*' with seed 9",
         ),
         (
-            lambda: views.collaboration(sources.OWN, COLUMN, "fedavg", 0),
+            lambda: views.collaboration(sources.OWN, COLUMN, row("fedavg"), 0),
             "'weights' was not recorded",
         ),
         (
-            lambda: views.collaboration(sources.OWN, COLUMN, "fedaghn", 0, "conv9"),
+            lambda: views.collaboration(sources.OWN, COLUMN, row("fedaghn"), 0, "conv9"),
             "layer 'conv9' has no weights; there are",
         ),
     ],
@@ -254,6 +299,7 @@ def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
         both = pd.concat([rows.assign(value=value, artefact=a) for a in ("fig2", "fig3")])
         made.publish(tmp_path / folder, both, "fedper")
     assert sources.names() == ["fedper.quick-digits"]
+    assert sources.title("fedper.quick-digits") == "FedPer: quick, digits"
     read = sources.rows("fedper.quick-digits")
     assert set(read.value) == {2.0} and set(read.column) == {"Figure 2: k=4", "Figure 3: k=4"}
 
@@ -327,7 +373,7 @@ def test_live_views_are_widgets(results, monkeypatch):
         assert "Copy as code" in page.value
         assert "<img alt=" in page.value or "Run begins this" in page.value
         assert all(getattr(w, "description", "buttons") for w in left.children)
-    assert "rows=(&#x27;fedper&#x27;,)" in shown[1].children[1].value
+    assert sources.OWN in shown[1].children[1].value
 
 
 def test_a_control_changes_the_page_and_what_others_offer(results):
@@ -343,6 +389,39 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
     assert panel.page.value.startswith('<p role="alert">') and "coarse" in panel.page.value
     panel.controls["scheme"].value = "dirichlet"
     assert "<img" in panel.page.value and panel.controls["alpha"].value == 100.0
+
+
+def test_results_open_on_the_fullest_profile_that_compares_methods(tmp_path, monkeypatch, results):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    rows = results["fedper"].rows.assign(column="a", artefact="table1")
+    several = pd.concat([rows.assign(row=m, run=m) for m in ("fedper", "fedavg", "local")])
+    made.publish(tmp_path, several, "flayer", "quick")
+    made.publish(tmp_path, several[several.row != "local"], "fedper", "quick")
+    made.publish(tmp_path, rows.assign(row="rate 5"), "pfedla", "medium", "paper")
+    assert sources.names() == ["pfedla.medium-paper", "fedper.quick-digits", "flayer.quick-digits"]
+    opened = views.runs_choices({})
+    assert opened["source"].value == "flayer.quick-digits"
+    assert opened["source"].words[0] == "pFedLA: medium, the paper's data"
+    made.publish(tmp_path, several, "pfedhn", "medium", "paper")
+    assert views.runs_choices({})["source"].value == "pfedhn.medium-paper"
+
+
+def test_runs_of_many_short_rounds_do_not_squash_the_others(results):
+    rows = pd.DataFrame({"run": ["a", "b"], "rounds": [20, 400]})
+    assert views._readable_axis(rows) == "client_visits"
+    assert views._readable_axis(rows.assign(rounds=20)) == "rounds"
+
+
+def test_missing_data_are_marked_in_the_list(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_DATA", str(tmp_path))
+    data = training.choices({})["dataset"]
+    says = dict(zip(data.options, data.words, strict=True))
+    assert says["digits"] == "digits" and says["cifar10"] == "CIFAR-10 (not on this computer)"
+    here = [not word.endswith("computer)") for word in data.words]
+    assert here == sorted(here, reverse=True)  # what is here comes first
+    (tmp_path / "cifar10.npz").touch()
+    assert words.data("cifar10") == "CIFAR-10"
 
 
 # -- the panel that trains -------------------------------------------------------------------------
@@ -385,3 +464,25 @@ def test_the_panel_that_trains(monkeypatch):
     trainer.stop.click()
     until(lambda: "stopped: round 1 of 50. Run goes on from there." in page.value)
     until(lambda: trainer.stop.disabled and not trainer.run.disabled)
+
+
+def test_the_panel_sets_data_network_and_rates(results):
+    values = training.choices({"alpha": 0.5, "model": "mlp", "batch": 32, "lr": 0.2}).values
+    trained = training.experiment(**values)
+    assert trained.partition_args["alpha"] == 0.5 and trained.model == "mlp"
+    assert (trained.batch, trained.lr) == (32, 0.2)
+    pfedhn = training.choices({"method": "pfedhn"})  # its own rate, until another is chosen
+    assert pfedhn["lr"].value == 0.005 and training.experiment(**pfedhn.values).lr == 0.005
+    other = training.choices({"method": "pfedhn", "lr": 0.1})
+    assert training.experiment(**other.values).lr == 0.1
+    assert training.choices({"dataset": "ag_news"})["model"].options == ("fasttext",)
+
+
+def test_what_does_not_go_together_is_said_and_not_begun(monkeypatch):
+    monkeypatch.setattr(widgets, "Background", Job)
+    trainer = widgets.Trainer({}, "cpu")
+    said = ValueError("batch=10: too many")
+    monkeypatch.setattr(training, "experiment", lambda **values: (_ for _ in ()).throw(said))
+    trainer.run.click()
+    assert 'role="alert">batch=10: too many' in trainer.panel.page.value
+    assert trainer.job is None and not trainer.run.disabled

@@ -475,6 +475,27 @@ def load(name: str, *, root: str | os.PathLike | None = None) -> Pool:
     return _load(name, _root(root))
 
 
+def is_here(name: str, *, root: str | os.PathLike | None = None) -> bool:
+    """Whether the files of a data set are on this computer; it does not look into them.
+
+    Raises
+    ------
+    ValueError
+        If there is no data set of that name.
+
+    Examples
+    --------
+    >>> is_here("digits")
+    True
+    """
+    entry, where = _entry(name), _root(root)
+    if not entry.needs:
+        return True
+    absent = SOURCES[entry.needs].absent
+    folders = (where / folder for folder in SOURCES[entry.needs].folders)
+    return (where / f"{entry.needs}.npz").exists() or not all(map(absent, folders))
+
+
 def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
     """As `load`; a data set that is missing is downloaded first, verified, and kept.
 

@@ -9,13 +9,12 @@ that call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
@@ -25,8 +24,10 @@ from pfl_core.data import pools as data
 from pfl_core.engine import probes
 from pfl_core.experiments import committed, metrics
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore import sources
-from pfl_core.papers import presets
+from pfl_core.explore import sources, words
+from pfl_core.explore.choices import Choices, Shown, arguments
+from pfl_core.papers import base as papers
+from pfl_core.util import checks
 
 # Values that sliders offer for arguments of a partition.
 KNOBS = {
@@ -34,90 +35,19 @@ KNOBS = {
     "k": range(1, 21),
     "groups": (1, 2, 5, 10),
 }
-# Fields of every Experiment of the panel that trains.
-TRAINED = dict(
-    partition="dirichlet",
-    partition_args={"alpha": 0.1},
-    model="lenet",
-    batch=10,
-    lr=0.05,
-    max_samples=200,
-)
-
-
-class Shown(NamedTuple):
-    """What a view returns."""
-
-    figure: Figure | None  # None where there is nothing to draw
-    said: str  # a sentence or two on what is to be seen
-    table: pd.DataFrame | None
-    code: str  # a line of Python that gives the figure, or its numbers, again
-
-
-class Choice(NamedTuple):
-    """What a control offers."""
-
-    options: tuple  # in their order
-    value: Any  # the option that is chosen; a tuple of options for the kind "several"
-    kind: str  # "one", "several" or "slide": a list, a list for several options, a slider
-
-
-class Choices(dict):
-    """The controls of a view, {name: Choice}, filled from the first to the last.
-
-    Parameters
-    ----------
-    wanted : mapping
-        {name: value} to choose. Where a value is not among the options, the default is chosen.
-    """
-
-    def __init__(self, wanted: Mapping[str, Any]):
-        super().__init__()
-        self.wanted = wanted
-
-    def offer(self, name: str, options: Iterable, default: Any = None, kind: str = "one") -> Any:
-        """Add a control and return what is chosen.
-
-        Parameters
-        ----------
-        name : str
-            The view's parameter that the control sets.
-        options : iterable
-            What can be chosen.
-        default : object, optional
-            What is chosen where the wanted value is no option. Without a default that is the first
-            option, and all of them for the kind "several".
-        kind : {"one", "several", "slide"}
-            As for `Choice`.
-
-        Returns
-        -------
-        object
-            An option, or None if there are none; for "several" a tuple of options.
-        """
-        options, want = tuple(options), self.wanted.get(name)
-        if kind == "several":
-            value = tuple(option for option in options if option in (want or ()))
-            value = value or tuple(options if default is None else default)
-        else:
-            value = next((v for v in (want, default, *options) if v in options), None)
-        self[name] = Choice(options, value, kind)
-        return value
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """{name: what is chosen}."""
-        return {name: choice.value for name, choice in self.items()}
-
-
-def _arguments(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+MOMENTS = {"before": "as served", "after": "after local training"}
+SELECTED = {
+    "last": "the last",
+    "best_val": "best on validation data",
+    "best_test": "best on test data (optimistic)",
+}
+SHOWN_FIRST = 6  # rows of a table that are chosen at first
 
 
 def _call(view: str, source: str, column: str, **values: Any) -> str:
     """The line of code that calls a view over results with these values."""
-    arguments = _arguments(dict(source=source, column=column) | values)
-    return f"from pfl_core.explore import views; views.{view}({arguments}).figure"
+    inner = arguments(dict(source=source, column=column) | values)
+    return f"from pfl_core.explore import views; views.{view}({inner}).figure"
 
 
 # -- who holds what --------------------------------------------------------------------------------
@@ -129,8 +59,10 @@ def partition_choices(wanted: Mapping[str, Any]) -> Choices:
     Of a scheme's arguments, alpha, k (classes of a client) and groups have controls.
     """
     choices = Choices(wanted)
-    name = choices.offer("dataset", data.list_datasets(), "digits")
-    scheme = choices.offer("scheme", partitions.list_partitions(), "dirichlet")
+    names = words.here_first(data.list_datasets())
+    name = choices.offer("dataset", names, "digits", words=words.labels)
+    schemes = partitions.list_partitions()
+    scheme = choices.offer("scheme", schemes, "dirichlet", words=words.scheme)
     known = partitions.arguments(scheme)
     for knob in [knob for knob in KNOBS if knob in known]:
         ten_classes = knob == "k" and name in ("digits", "cifar10")
@@ -171,17 +103,17 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
     fig, (left, right) = plots.panels(2, sharey=False)
     plots.label_distribution(counts, left).set_title("Training samples (area)")
     ticks = _sparse_ticks(clients)
-    plots.heat(distance, right, "Client", "Client", vmin=0, vmax=1, **ticks)
+    plots.heat(distance, right, "Other client", "Client", vmin=0, vmax=1, **ticks)
     right.set_title("Total variation of labels")
     said = (
-        f"{clients} clients of {dataset}: {counts.sum()} training samples in {counts.shape[1]} "
-        "classes. Distances are total variations, 0 for equal shares of labels and 1 for no class "
-        "in common."
+        f"{clients} clients of {plots.in_words(dataset)}: {counts.sum():,} training samples "
+        f"in {counts.shape[1]} classes. Distances are total variations, 0 for equal shares of "
+        "labels and 1 for no class in common."
     )
     code = (
         "from pfl_core import Experiment; "
         "from pfl_core.experiments.committed import label_counts; "
-        f"label_counts(Experiment({_arguments(fields)}))"
+        f"label_counts(Experiment({arguments(fields)}))"
     )
     return Shown(fig, said, _spread(counts, distance), code)
 
@@ -214,19 +146,26 @@ def _offer_column(choices: Choices, array: str = "") -> pd.DataFrame:
 
     Returns the rows of the column that is chosen, of runs that have kept `array` if one is named.
     """
-    frames = {source: sources.rows(source) for source in sources.names()}
-    if array:
-        kept = {source: _keeping(frame, array) for source, frame in frames.items()}
-        frames = {source: frame for source, frame in kept.items() if len(frame)}
-    source = choices.offer("source", frames)
-    frame = frames.get(source, pd.DataFrame(columns=metrics.ROW_COLUMNS))
-    return frame[frame.column == choices.offer("column", frame.column.unique())]
+    there = sources.names(array)
+    source = choices.offer("source", there, sources.best(there), words=sources.title)
+    if source is None:
+        choices.offer("column", ())
+        return pd.DataFrame(columns=metrics.ROW_COLUMNS)
+    frame = sources.keeping(sources.rows(source), array) if array else sources.rows(source)
+    rows = frame.groupby("column", sort=False).row.unique()
+    # The table with most methods is the default, of runs of this computer the newest setting.
+    many = rows.map(lambda names: sum(plots.label(name) != name for name in names))
+    first = None if source == sources.OWN else many.idxmax()
+    return frame[frame.column == choices.offer("column", rows.index, first, words=plots.in_words)]
 
 
-def _keeping(frame: pd.DataFrame, array: str) -> pd.DataFrame:
-    """The rows of runs that have kept this array."""
-    runs = [run for run in frame.run.unique() if array in committed.arrays_named(run)]
-    return frame[frame.run.isin(runs)]
+def _preferred(frame: pd.DataFrame) -> list[str]:
+    """The rows of a column: the paper's own method, FedAvg and Local first."""
+    names = frame.row.unique().tolist()
+    paper = frame.paper.iloc[0] if len(frame) else ""
+    own = papers.paper(paper).own if paper in papers.PAPERS else ""
+    first = [row for key in (own, "fedavg", "local") for row in names if row.split(",")[0] == key]
+    return list(dict.fromkeys([*first, *names]))
 
 
 def _missing(what: str, code: str) -> Shown:
@@ -245,17 +184,40 @@ def _rows_of(source: str, column: str) -> pd.DataFrame:
     return sources.rows(source).query("column == @column")
 
 
+def _when(frame: pd.DataFrame) -> str:
+    """When models were evaluated whose accuracy the paper of these rows reports."""
+    paper = frame.paper.iloc[0] if len(frame) else ""
+    own = papers.paper(paper) if paper in papers.PAPERS else None
+    return own.report.get("when", "before") if own else "before"
+
+
 def runs_choices(wanted: Mapping[str, Any]) -> Choices:
-    """Controls of `runs`: source, column, rows, metric, when, seeds, smoothing."""
+    """Controls of `runs`: source, column, rows, metric, against, when, seeds, smoothing."""
     choices = Choices(wanted)
     frame = _offer_column(choices)
-    rows = frame.row.unique()
-    choices.offer("rows", rows, rows[:6], "several")
-    choices.offer("metric", [m for m in sources.METRICS if m in set(frame.metric)])
-    choices.offer("when", frame.when.unique())
+    lines = sources.listed(frame)
+    first = _preferred(frame)[:SHOWN_FIRST]
+    rows = choices.offer(
+        "rows", lines, [row for row in lines if row in first], "several", lines.get
+    )
+    there = [metric for metric in sources.METRICS if metric in set(frame.metric)]
+    choices.offer("metric", there, words=sources.METRICS.get)
+    chosen = frame[frame.row.isin(rows)]
+    choices.offer("against", sources.AXES, _readable_axis(chosen), words=sources.AXES.get)
+    choices.offer("when", frame.when.unique(), _when(frame), words=MOMENTS.get)
     choices.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")
     choices.offer("smoothing", range(1, 11), 1, "slide")
     return choices
+
+
+def _readable_axis(frame: pd.DataFrame) -> str:
+    """What curves are drawn against at first.
+
+    Rounds; client visits where some runs have far more rounds than others, as pFedHN has, whose
+    rounds are visits of one client.
+    """
+    rounds = frame.groupby("run")["rounds"].max()
+    return "client_visits" if len(rounds) and rounds.max() > 2 * rounds.min() else "rounds"
 
 
 def runs(
@@ -263,11 +225,12 @@ def runs(
     column: str,
     rows: Sequence[str] = (),
     metric: str = "acc_pct",
+    against: str = "rounds",
     when: str = "before",
     seeds: Sequence[int] = (),
     smoothing: int = 1,
 ) -> Shown:
-    """Curves over rounds, and how accuracies of clients spread in the last round.
+    """Curves, and how accuracies of clients spread in the last round.
 
     Parameters
     ----------
@@ -279,6 +242,8 @@ def runs(
         Which rows of it, most often methods, and which seeds; empty for all.
     metric : str
         What is drawn: a key of `sources.METRICS`.
+    against : str
+        What it is drawn against: a key of `sources.AXES`.
     when : {"before", "after"}
         Whether models were evaluated before or after the round's local training.
     smoothing : int
@@ -287,26 +252,41 @@ def runs(
     Raises
     ------
     ValueError
-        If the results have no such rows.
+        If the results have no such rows, or there is no such axis.
     """
     if source is None:
         return _missing("anything", _TWO_RUNS)
-    chosen = dict(rows=rows, metric=metric, when=when, seeds=seeds, smoothing=smoothing)
-    code = _call("runs", source, column, **chosen)
-    frame = _rows_of(source, column).query("when == @when and split == 'test'")
+    checks.known("axis", against, sources.AXES)
+    chosen = dict(rows=rows, metric=metric, against=against, when=when, seeds=seeds)
+    code = _call("runs", source, column, **chosen, smoothing=smoothing)
+    whole = _rows_of(source, column)
+    frame = whole.query("when == @when and split == 'test'")
     frame = frame[frame.row.isin(rows or frame.row) & frame.seed.isin(seeds or frame.seed)]
+    frame = frame.assign(row=frame.row.map(sources.short(whole)))
     series = frame[frame.metric == metric]
     if series.empty:
         raise ValueError(
             f"no {metric} {when!r} of {rows or 'any row'}, seeds {seeds or 'any'}, "
             f"in {column!r} of {source!r}"
         )
+    spent = sources.amounts(source, column)
     fig, (left, right) = plots.panels(2, sharey=False)
-    plots.curves(analysis.smooth(series, smoothing), left, y=sources.METRICS[metric])
+    series = _against(analysis.smooth(series, smoothing), spent, against)
+    plots.curves(series, left, y=sources.METRICS[metric]).set_xlabel(sources.AXES[against])
     _draw_last_round(frame, when, right)
-    moment = "models as served" if when == "before" else "after local training"
-    said = f"{sources.METRICS[metric]}, {moment}, {column}; bands: seeds."
-    return Shown(fig, said, _last_and_best(frame, when, metric), code)
+    said = (
+        f"{sources.METRICS[metric]}, {MOMENTS[when]}, of {plots.in_words(column)}. A line is the "
+        "mean over seeds, a band their range."
+    )
+    return Shown(fig, said, _last_and_best(frame, when, metric, spent), code)
+
+
+def _against(series: pd.DataFrame, spent: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Rows with a row's mean of an amount (`sources.amounts`) over seeds in place of its round."""
+    if axis == "rounds":
+        return series
+    both = series.merge(spent, on=["run", "rounds"])
+    return both.assign(rounds=both.groupby(["row", "rounds"])[axis].transform("mean"))
 
 
 def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
@@ -322,17 +302,23 @@ def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
     plots.ranges(wide, ax, pd.concat(each)).set_title("Clients in the last round")
 
 
-def _last_and_best(frame: pd.DataFrame, when: str, metric: str) -> pd.DataFrame:
-    """A line for each row: how many seeds, and their means of the last and the best value."""
-    last = pick(frame, "last", when, metric=metric).groupby("row", sort=False)
+def _last_and_best(
+    frame: pd.DataFrame, when: str, metric: str, spent: pd.DataFrame
+) -> pd.DataFrame:
+    """A line for each row: how many seeds, their means of the last and best value, and the cost."""
+    last = pick(frame, "last", when, metric=metric).merge(spent, on=["run", "rounds"], how="left")
+    last = last.groupby("row", sort=False)
     best = pick(frame, "best_test", when, metric=metric).groupby("row", sort=False)
     columns = {
         "seeds": last.seed.nunique(),
         "last": last.value.mean(),
         "best": best.value.mean(),
         "round of best": best["rounds"].mean(),
+        "rounds": last["rounds"].mean(),
+        "client visits": last.client_visits.mean(),
+        "MB": last.megabytes.mean(),
     }
-    return pd.DataFrame(columns).round(2).rename_axis(None)
+    return pd.DataFrame(columns).round(2).rename(index=plots.label).rename_axis(None)
 
 
 def clients_choices(wanted: Mapping[str, Any]) -> Choices:
@@ -342,12 +328,15 @@ def clients_choices(wanted: Mapping[str, Any]) -> Choices:
     """
     choices = Choices(wanted)
     frame = _offer_column(choices, "n/test")
-    names = frame.row.unique()
-    first = choices.offer("first", names, "fedavg")
-    second = choices.offer("second", [name for name in names if name != first])
-    choices.offer("when", frame.when.unique())
+    lines, preferred = sources.listed(frame), _preferred(frame)
+    baseline = next((row for row in preferred if row.split(",")[0] == "fedavg"), None)
+    first = choices.offer("first", lines, baseline, words=lines.get)
+    others = {row: line for row, line in lines.items() if row != first}
+    own = next((row for row in preferred if row != first), None)
+    second = choices.offer("second", others, own, words=lines.get)
+    choices.offer("when", frame.when.unique(), _when(frame), words=MOMENTS.get)
     validated = ["best_val"] if "val" in set(frame.split) else []
-    choices.offer("select", ["last", *validated, "best_test"])
+    choices.offer("select", ["last", *validated, "best_test"], words=SELECTED.get)
     seeds = [set(frame[frame.row == name].seed.tolist()) for name in (first, second)]
     choices.offer("seed", sorted(set.intersection(*seeds)))
     return choices
@@ -381,7 +370,8 @@ def clients(
     """
     if second is None:
         return _missing("the accuracy of every client under two methods", _TWO_RUNS)
-    frame = _rows_of(source, column).query("seed == @seed and row in (@first, @second)")
+    whole = _rows_of(source, column)
+    frame = whole.query("seed == @seed and row in (@first, @second)")
     found = {run.row: run for run in pick(frame, select, when).itertuples()}
     if absent := [row for row in (first, second) if row not in found]:
         raise ValueError(
@@ -391,12 +381,13 @@ def clients(
     x, y = (committed.accuracies(run.run, when, run.rounds) for run in pair)
     both = x.merge(y, on="client")
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
-    names = [plots.label(first), plots.label(second)]
+    short = sources.short(whole)
+    names = [plots.label(short[row]) for row in (first, second)]
     fig, (left, right) = plots.panels(2, sharey=False)
     axes = [f"{name}: accuracy (%)" for name in names]
     plots.points(both, left, "acc_pct_x", "acc_pct_y", None, *axes)
     left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
-    plots.leads(a, b, right, (first, second))
+    plots.leads(a, b, right, (short[first], short[second]))
     table = pd.DataFrame([analysis.fairness(acc) for acc in (a, b)], names).round(2)
     table.insert(0, "rounds", [run.rounds for run in pair])
     code = _call(
@@ -408,9 +399,9 @@ def clients(
 def _lead(names: Sequence[str], test: Mapping[str, float]) -> str:
     """The sentence on what `analysis.paired` found."""
     return (
-        f"{names[1]} is ahead of {names[0]} by {test['difference']:.2f} points on average and on "
-        f"{100 * test['better']:.0f} % of {test['n']} clients; Wilcoxon p = {test['p']:.3g}, over "
-        "the clients of one seed."
+        f"{names[1]} is {'behind' if test['difference'] < 0 else 'ahead of'} {names[0]} by "
+        f"{abs(test['difference']):.2f} points on average, and ahead on {100 * test['better']:.0f} "
+        f"% of {test['n']} clients; Wilcoxon p = {test['p']:.3g}, over the clients of one seed."
     )
 
 
@@ -424,13 +415,16 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     """
     choices = Choices(wanted)
     frame = _offer_column(choices, f"probe/{probe}")
-    frame = frame[frame.row == choices.offer("row", frame.row.unique())]
+    lines, preferred = sources.listed(frame), _preferred(frame)
+    row = choices.offer("row", lines, next(iter(preferred), None), words=lines.get)
+    frame = frame[frame.row == row]
     seed = choices.offer("seed", sorted(frame.seed.unique().tolist()))
     rounds, values = (), {}
     if found := frame.run[frame.seed == seed].unique().tolist():
         rounds, values = probes.read(committed.arrays_of(found[0]), probe)
     if probe == "weights":
-        choices.offer("layer", dict.fromkeys(["all", *values]) if values else ())
+        layers = dict.fromkeys(["all", *values]) if values else ()
+        choices.offer("layer", layers)
     choices.offer("round", map(int, rounds), int(rounds[-1]) if len(rounds) else None, "slide")
     return choices
 
@@ -438,6 +432,7 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
 class _Recorded(NamedTuple):
     """What a probe recorded of one run."""
 
+    name: str  # of its row
     group: np.ndarray  # (K,) which clients are alike
     by: str  # and by what: see `kin`
     rounds: np.ndarray  # (E,) the recorded rounds
@@ -452,13 +447,15 @@ def _recorded(
 
     ValueError if there is no such run, or it did not record the probe.
     """
-    found = _rows_of(source, column).query("row == @row and seed == @seed")
+    whole = _rows_of(source, column)
+    found = whole.query("row == @row and seed == @seed")
     if found.empty:
         raise ValueError(f"no run of {row!r} with seed {seed} in {column!r} of {source!r}")
     rounds, values = probes.read(committed.arrays_of(found.run.iloc[0]), probe)
     at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
     group, by = kin(found.iloc[0])
-    return _Recorded(group, by, rounds, at, values)
+    name = plots.label(sources.short(whole)[row])
+    return _Recorded(name, group, by, rounds, at, values)
 
 
 def kin(run: Any) -> tuple[np.ndarray, str]:
@@ -525,7 +522,7 @@ def collaboration(
     """
     if row is None:
         return _missing("collaboration weights", "./run_all.sh --paper fedaghn pfedla")
-    group, by, rounds, at, weights = _recorded("weights", source, column, row, seed, round)
+    name, group, by, rounds, at, weights = _recorded("weights", source, column, row, seed, round)
     if layer not in ("all", *weights):
         raise ValueError(f"layer {layer!r} has no weights; there are {', '.join(weights)}, and all")
     chosen = weights[layer] if layer in weights else np.mean(list(weights.values()), 0)
@@ -535,11 +532,11 @@ def collaboration(
     course = course.assign(rounds=rounds).melt("rounds", var_name="row").dropna()
     _mark(plots.curves(course, right, y="Mean weight"), rounds[at])
     said = (
-        f"{plots.label(row)}, seed {seed}: weights of the aggregation after round {rounds[at]}; "
+        f"{name}, seed {seed}: weights of the aggregation after round {rounds[at]}; "
         "the colours end at the largest weight on another client. Similar clients are alike by "
         f"{by}."
     )
-    by_layer = {name: analysis.shares(matrices[at], group) for name, matrices in weights.items()}
+    by_layer = {key: analysis.shares(each[at], group) for key, each in weights.items()}
     shown = int(rounds[at])
     code = _call("collaboration", source, column, row=row, seed=seed, layer=layer, round=shown)
     return Shown(fig, said, pd.DataFrame(by_layer).T.round(4), code)
@@ -578,14 +575,14 @@ def embedding(
     """
     if row is None:
         return _missing("embeddings of clients", "./run_all.sh --paper pfedhn")
-    group, by, rounds, at, values = _recorded("embeddings", source, column, row, seed, round)
+    name, group, by, rounds, at, values = _recorded("embeddings", source, column, row, seed, round)
     vectors = values["v"]  # (E, K, d)
     fig, (left, right) = plots.panels(2, sharey=False)
     plane = _tsne(vectors[at].tobytes(), vectors.shape[1:], vectors.dtype.str)
     points = pd.DataFrame(plane, columns=["x", "y"]).assign(group=group)
     plots.embedding(points, left).set_title(f"Round {rounds[at]}, by {by}")
     said = (
-        f"{plots.label(row)}, seed {seed}: t-SNE of {len(group)} embeddings of {vectors.shape[2]} "
+        f"{name}, seed {seed}: t-SNE of {len(group)} embeddings of {vectors.shape[2]} "
         f"numbers, coloured by {by}."
     )
     kinds, table = len(np.unique(group)), None
@@ -610,51 +607,6 @@ def embedding(
 def _tsne(raw: bytes, shape: tuple[int, int], dtype: str) -> np.ndarray:
     """t-SNE of an array, given as its bytes: the cache needs a key that can be hashed."""
     return analysis.tsne(np.frombuffer(raw, dtype).reshape(shape), min(5.0, (shape[0] - 1) / 3))
-
-
-# -- training --------------------------------------------------------------------------------------
-
-
-def training_choices(wanted: Mapping[str, Any]) -> Choices:
-    """Controls of the panel that trains: method, dataset, clients, rounds, seed."""
-    choices = Choices(wanted)
-    choices.offer("method", presets.COMPARED, "fedper")
-    choices.offer("dataset", data.list_datasets(), "digits")
-    choices.offer("clients", (2, 5, 10, 20, 50, 100), 10, "slide")
-    choices.offer("rounds", (2, 5, 10, 20, 50, 100, 200, 500, 1000), 20, "slide")
-    choices.offer("seed", range(10), 0, "slide")
-    return choices
-
-
-def experiment(method: str, dataset: str, clients: int, rounds: int, seed: int = 0) -> Experiment:
-    """What the panel trains: a LeNet on Dir(0.1), with at most 200 samples of each client.
-
-    The method is set as in the comparison of all methods; `presets.COMPARED` has their names.
-    """
-    base = Experiment(dataset=dataset, clients=clients, rounds=rounds, seed=seed, **TRAINED)
-    return base.but(**presets.COMPARED[method](base))
-
-
-def training(experiment: Experiment, curve: pd.DataFrame | None, said: str = "") -> Shown:
-    """A run as far as it has come.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        What is run.
-    curve : DataFrame or None
-        The clients' mean test accuracy, in columns rounds, when and value (%), as
-        `Background.curve` has it; None where nothing is measured yet.
-    said : str
-        The sentence to show.
-    """
-    fig = None
-    if curve is not None:
-        fig, (ax,) = plots.panels(1)
-        names = {"before": "as served", "after": "after local training"}
-        plots.curves(curve.assign(row=curve.when.map(names)), ax)
-        ax.set_title(f"{plots.label(experiment.method)} on {experiment.dataset}")
-    return Shown(fig, said, None, f"from pfl_core import Experiment, run; run({experiment!r})")
 
 
 # Each view over partitions and results by its name, with what its controls offer.

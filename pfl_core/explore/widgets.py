@@ -23,9 +23,9 @@ from IPython.display import Image, display
 from pfl_core.analysis import plots
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore import sources, views
+from pfl_core.explore import sources, training, views
 from pfl_core.explore.background import Background
-from pfl_core.explore.views import Choice, Choices, Shown
+from pfl_core.explore.choices import Choice, Choices, Shown
 from pfl_core.papers import parameters
 from pfl_core.util import progress
 from pfl_core.util.version import __version__
@@ -39,15 +39,20 @@ SAYS = dict(
     column="Setting",
     rows="Methods",
     row="Method",
+    against="Against",
+    when="Evaluated",
     select="Which round",
+    model="Network",
+    batch="Batch size",
+    lr="Learning rate",
 )
 # What a control says when it is pointed at.
 TIPS = dict(
     rows="several: Ctrl or Shift with click or arrow keys",
     seeds="several: Ctrl or Shift with click or arrow keys",
     alpha="the smaller, the more clients differ",
+    against="equal rounds may cost clients and the network very different amounts",
     smoothing="mean of so many evaluations",
-    when="before: models as served; after: after local training",
 )
 ROUNDS = {"smoke": 2, "quick": 20, "medium": 50, "paper": 50}  # of the panel that trains, at first
 STYLE = {"font.size": 8, "axes.titlesize": 9}  # of figures: matplotlib's settings
@@ -175,7 +180,6 @@ class Panel:
         self.left.children = [*controls, *self.more]
         self.left.layout.display = "" if self.left.children else "none"
         self.busy = False
-        self.values |= offered.values
         self.page.value = self.draw(offered.values)
 
     def control(self, name: str, choice: Choice) -> ipywidgets.Widget:
@@ -183,9 +187,11 @@ class Panel:
         if name not in self.controls:
             self.controls[name] = _widget(name, choice)
             self.controls[name].observe(lambda change: self.chosen(name, change.new), "value")
-        widget = self.controls[name]
-        if tuple(widget.options) != choice.options:
-            widget.options = choice.options
+        widget, options = self.controls[name], _options(choice)
+        if widget.options != options:
+            widget.options = options
+            if choice.kind == "several":
+                widget.rows = _lines(choice)
         widget.value = choice.value
         return widget
 
@@ -198,7 +204,7 @@ class Panel:
 
 def _widget(name: str, choice: Choice) -> ipywidgets.Widget:
     how = dict(
-        options=choice.options,
+        options=_options(choice),
         value=choice.value,
         description=SAYS.get(name, name.capitalize()),
         tooltip=TIPS.get(name, ""),
@@ -206,10 +212,20 @@ def _widget(name: str, choice: Choice) -> ipywidgets.Widget:
         layout={"width": "23em"},
     )
     if choice.kind == "several":
-        return ipywidgets.SelectMultiple(**how)
+        return ipywidgets.SelectMultiple(**how, rows=_lines(choice))
     if choice.kind == "slide":
         return ipywidgets.SelectionSlider(**how, continuous_update=False)
     return ipywidgets.Dropdown(**how)
+
+
+def _options(choice: Choice) -> tuple[tuple[str, Any], ...]:
+    """What a control shows and means."""
+    return tuple(zip(choice.words, choice.options, strict=True))
+
+
+def _lines(choice: Choice) -> int:
+    """How many options a list shows without scrolling."""
+    return min(max(len(choice.options), 2), 12)
 
 
 class Trainer:
@@ -236,7 +252,7 @@ class Trainer:
         self.run.on_click(lambda _: self.begin())
         self.stop.on_click(lambda _: self.job.stop())
         buttons = ipywidgets.HBox([self.run, self.stop])
-        self.panel = Panel(views.training_choices, start, self.draw, [buttons])
+        self.panel = Panel(training.choices, start, self.draw, [buttons])
 
     def draw(self, values: Mapping[str, Any]) -> str:
         """The page: the run that goes on, else what Run would begin."""
@@ -252,11 +268,16 @@ class Trainer:
             done = f"round {curve['rounds'].max()} of {self.experiment.rounds}"
         hint = ". Run goes on from there." if state == "stopped" else ""
         with _style():
-            return page(views.training(self.experiment, curve, f"{state}: {done}{hint}"))
+            return page(training.shown(self.experiment, curve, f"{state}: {done}{hint}"))
 
     def begin(self) -> None:
         """Start what is chosen in a process of its own, and a thread that watches it."""
-        self.experiment = views.experiment(**self.panel.choices(self.panel.values).values)
+        values = self.panel.choices(self.panel.values).values
+        try:
+            self.experiment = training.experiment(**values)
+        except ValueError:
+            self.panel.page.value = _tried(_offered, values)  # says what does not go together
+            return
         self.job = Background(self.experiment, device=self.device)
         self.run.disabled, self.stop.disabled = True, False
         self.panel.page.value = self.shown()
@@ -273,7 +294,9 @@ class Trainer:
 
 def _offered(**values: Any) -> Shown:
     """What Run would begin."""
-    return views.training(views.experiment(**values), None, "Run begins this, or goes on with it.")
+    return training.shown(
+        training.experiment(**values), None, "Run begins this, or goes on with it."
+    )
 
 
 # -- the notebook ----------------------------------------------------------------------------------
@@ -285,11 +308,12 @@ class Explore:
     Parameters
     ----------
     profile : {"smoke", "quick", "medium", "paper"}
-        Which results are chosen at first.
+        How many rounds the panel trains at first.
     datasets : list of str, optional
-        Which data are chosen at first: those of the first name.
+        Which data are chosen at first: those of the first name, for partitions and training.
+        Results open on the best evidence there is.
     methods, seeds : list, optional
-        Which methods and seeds are chosen at first; by default the first six, and all.
+        Which methods and seeds are chosen at first; by default six with the paper's own, and all.
     artefacts : list of str, optional
         Which explorers are shown: names of `views.VIEWS`, or "train"; all by default.
     recompute : bool
@@ -331,8 +355,6 @@ class Explore:
             self.start |= {"rows": tuple(methods), "method": methods[0]}
         if seeds:
             self.start |= {"seeds": tuple(seeds), "seed": seeds[0]}
-        part = f".{profile}-{datasets[0] if datasets else ''}"
-        self.start["source"] = next((name for name in sources.names() if part in name), None)
 
     def show(self, name: str, **start: Any) -> None:
         """Show a view.
@@ -374,17 +396,18 @@ class Explore:
         if self.live:
             display(Trainer(self.start | start, self.device).panel.box)
             return
-        experiment = views.experiment(**views.training_choices(self.start | start).values)
+        experiment = training.experiment(**training.choices(self.start | start).values)
         curve, said = None, "In JupyterLab, Run begins this, and Stop ends it."
         if self.recompute:
             job = Background(experiment, device=self.device)
             said = f"{job.wait()} after round {experiment.rounds}"
             curve = job.curve
         with _style():
-            static(views.training(experiment, curve, said))
+            static(training.shown(experiment, curve, said))
 
     def finish(self) -> str:
         """A line on the results that were read, the versions, and the time since the start."""
-        read, seconds = ", ".join(sources.names()) or "none", time.monotonic() - self.began
+        read = "; ".join(map(sources.title, sources.names())) or "none"
+        seconds = time.monotonic() - self.began
         versions = f"pfl_core {__version__}, Python {platform.python_version()}"
         return f"results: {read}; {versions}; {seconds:.0f} s"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import docutils.nodes
 import latex2mathml.converter
+import matplotlib
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -22,11 +23,13 @@ exclude_patterns = [".*", "*.egg-info", "runs", "build", "dist", "results", "tes
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb", "pydata_sphinx_theme", "tools.site"]
 
 html_theme = "pydata_sphinx_theme"
-html_static_path = ["site.css"]
+# The signs of equations, where a reader has no mathematical font: matplotlib brings them along.
+html_static_path = ["site.css", matplotlib.get_data_path() + "/fonts/ttf/STIXGeneral.ttf"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_title = f"pfl_core {release}"
+html_context = {"default_mode": "auto"}
 html_sidebars = {"README": []}
 html_theme_options = {
     "navbar_align": "left",
@@ -44,7 +47,7 @@ nb_ipywidgets_js = {}  # they would come from elsewhere; a notebook's sliders mo
 myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
 
-default_role = "py:obj"
+default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
@@ -53,10 +56,16 @@ warnings.filterwarnings("ignore", "Unknown section Hyper-parameters")  # tools/s
 
 
 def _math(self, node):
-    """Equations as MathML, which browsers draw themselves: no script, no font, no picture."""
-    display = "block" if node.tagname == "math_block" else "inline"
-    mathml = latex2mathml.converter.convert(node.astext(), display=display)
-    self.body.append(f'<div class="math">{mathml}</div>' if display == "block" else mathml)
+    """Equations as MathML, which browsers draw themselves: no script, no picture."""
+    latex = node.astext()
+    tall = node.tagname == "math_block" or latex.startswith(r"\displaystyle")
+    latex = latex.removeprefix(r"\displaystyle")
+    mathml = latex2mathml.converter.convert(latex, display="block" if tall else "inline")
+    if node.tagname == "math_block":
+        mathml = f'<div class="math">{mathml}</div>'
+    else:
+        mathml = mathml.replace('display="block"', 'display="inline" displaystyle="true"', 1)
+    self.body.append(mathml)
     raise docutils.nodes.SkipNode
 
 

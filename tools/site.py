@@ -28,6 +28,7 @@ from pfl_core.util.paths import CHECKOUT as ROOT
 from tools import equations
 
 GENERATED = ROOT / "docs" / "generated"
+MANY = 12  # fields
 ROOMS = "data methods engine experiments analysis papers explore extras util".split()
 # {page: the pages below it}, which GitHub's readers find by links.
 TREE = {
@@ -85,6 +86,12 @@ def readable(app, what, name, obj, options, lines: list[str]) -> None:
     example = (">>>", "...")
     rest = [x if x.lstrip().startswith(example) else _signs(x) for x in lines[end:]]
     lines[:] = out + rest
+
+
+def signature(app, what, name, obj, options, given: str | None, returns: str | None):
+    """A class with many fields, such as Experiment, lists them below and not in its head."""
+    many = dataclasses.is_dataclass(obj) and len(dataclasses.fields(obj)) > MANY
+    return ("(**fields)", returns) if many and "\nParameters\n" in (obj.__doc__ or "") else None
 
 
 def _block(block: list[str]) -> list[str]:
@@ -309,6 +316,7 @@ def setup(app) -> dict:
     app.connect("config-inited", lambda app, config: write())
     app.connect("source-read", lambda app, name, source: _adapt(name, source))
     app.connect("autodoc-process-docstring", readable, priority=400)  # before numpydoc's
+    app.connect("autodoc-process-signature", signature)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -62,7 +62,7 @@ def _math(self, node):
     latex = latex.removeprefix(r"\displaystyle")
     mathml = latex2mathml.converter.convert(latex, display="block" if tall else "inline")
     if node.tagname == "math_block":
-        mathml = f'<div class="math">{mathml}</div>'
+        mathml = f'<div class="display">{mathml}</div>'
     else:
         mathml = mathml.replace('display="block"', 'display="inline" displaystyle="true"', 1)
     self.body.append(mathml)

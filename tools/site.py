@@ -91,7 +91,7 @@ def readable(app, what, name, obj, options, lines: list[str]) -> None:
 def signature(app, what, name, obj, options, given: str | None, returns: str | None):
     """A class with many fields, such as Experiment, lists them below and not in its head."""
     many = dataclasses.is_dataclass(obj) and len(dataclasses.fields(obj)) > MANY
-    return ("(**fields)", returns) if many and "\nParameters\n" in (obj.__doc__ or "") else None
+    return ("(**fields)", returns) if many and "Parameters\n" in (obj.__doc__ or "") else None
 
 
 def _block(block: list[str]) -> list[str]:
@@ -138,18 +138,27 @@ def method_page(file: str, classes: list[type]) -> str:
 
 def _part(block: list[str]) -> list[str]:
     # A paragraph, a heading with its numbered facts, or equations with their notes.
-    if all(line.startswith("  ") for line in block):
+    first = [i for i, line in enumerate(block) if line.startswith("1. ")]
+    deep = [i for i, line in enumerate(block) if line.startswith("    ")]
+    if first:
+        head = equations.prose(" ".join(block[: first[0]]))
+        facts = [_fact(line) for line in block[first[0] :]]
+        # What follows a list without a blank line may be the next one's head.
+        then = [i for i, x in enumerate(facts) if x[0] not in "0123456789 "]
+        more = _part(block[first[0] + then[0] :]) if then else []
+        return [BEFORE.sub(r"**\1**", head), "", *facts[: then[0] if then else None], "", *more]
+    if block[0].startswith("  "):
         return _equations(block)
-    out: list[str] = []
-    for i, line in enumerate(block):
-        after = block[i + 1] if i + 1 < len(block) else ""
-        if line.startswith("    "):
-            return [*out, *_equations(block[i:])]
-        if after.startswith("1. "):
-            out += ["", f"**{equations.prose(line)}**", ""]
-        else:
-            out.append(equations.prose(line) if line[:3] != "   " else "   " + line.strip())
-    return [*out, ""]
+    if deep:
+        return [*_part(block[: deep[0]]), *_equations(block[deep[0] :])]
+    return [*map(equations.prose, block), ""]
+
+
+BEFORE = re.compile(r"^(Differs from [\w' ]*\w)")
+
+
+def _fact(line: str) -> str:
+    return (" " * 3 if line.startswith(" ") else "") + equations.prose(line.strip())
 
 
 def _equations(block: list[str]) -> list[str]:
@@ -316,7 +325,7 @@ def setup(app) -> dict:
     app.connect("config-inited", lambda app, config: write())
     app.connect("source-read", lambda app, name, source: _adapt(name, source))
     app.connect("autodoc-process-docstring", readable, priority=400)  # before numpydoc's
-    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-signature", signature, priority=400)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

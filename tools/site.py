@@ -94,6 +94,11 @@ def signature(app, what, name, obj, options, given: str | None, returns: str | N
     return ("(**fields)", returns) if many and "Parameters\n" in (obj.__doc__ or "") else None
 
 
+def skipped(app, what, name, obj, skip: bool, options) -> bool | None:
+    """A named tuple's fields stand in its head; Python says no more of them than their number."""
+    return True if (inspect.getdoc(obj) or "").startswith("Alias for field number") else None
+
+
 def _block(block: list[str]) -> list[str]:
     if all(line.startswith("    ") for line in block):
         return ["::", "", *block]
@@ -325,6 +330,7 @@ def setup(app) -> dict:
     app.connect("config-inited", lambda app, config: write())
     app.connect("source-read", lambda app, name, source: _adapt(name, source))
     app.connect("autodoc-process-docstring", readable, priority=400)  # before numpydoc's
+    app.connect("autodoc-skip-member", skipped)
     app.connect("autodoc-process-signature", signature, priority=400)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

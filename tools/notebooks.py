@@ -28,7 +28,7 @@ from uuid import uuid4
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 # In the order in which they run.
-NAMES = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "explore")
+NAMES = ("start", "fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "what_holds", "explore")
 # {profile: wall clock of one notebook}
 LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 

@@ -193,6 +193,15 @@ def plan(cases: dict) -> str:
     )
 
 
+def waits(cases: dict) -> str:
+    """Waits and uploads, a line a method; those alike share one."""
+    columns = [c for c in next(iter(cases.values())) if c != "about"]
+    alike: dict[tuple, list[str]] = {}
+    for name, case in cases.items():
+        alike.setdefault(tuple(str(case[c]) for c in columns), []).append(name)
+    return table(["method", *columns], [[", ".join(m), *row] for row, m in alike.items()])
+
+
 KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
     "rounds": (
         "A round, training and evaluation of train and test data, beside the plain loop",
@@ -203,6 +212,7 @@ KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
     "peers": ("FedAvg in public simulators (quick start case, training only)", peers),
     "profile": ("Where the time goes", profile),
     "precision": ("Accuracy at lower precision", precision),
+    "waits": ("What a GPU would wait for in a round of each method", waits),
     "plan": ("What the papers cost at profile paper", plan),
 }
 

@@ -4,13 +4,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-ASK = {
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::masked_select",
-}  # what needs an answer of the device
+from benchmarks.pretend import ASK, tensors
+
 FREE = {
     "aten::detach",
     "aten::lift_fresh",
@@ -19,10 +15,6 @@ FREE = {
     "aten::empty",
     "aten::empty_like",
 }
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 def written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:

@@ -86,7 +86,7 @@ def test_divergence_is_named_within_its_round(store, spoiled, hook, where):
     e = Experiment(**TINY, method="spoiled", eval_after=False)
     failed = run(e, on_round=lambda r, h: seen.append(r))
     assert not failed.ok and re.match(f"failed: spoiled: {where}", failed.meta["status"])
-    kept = failed.history.query("metric == 'acc_pct' and mean == 'client' and split == 'test'")
+    kept = failed.history.query("metric == 'acc_pct' and average == 'client' and split == 'test'")
     last = (
         2 if hook == "upload" else 1
     )  # the evaluation that round 2 begins with is of models that are still sound

@@ -417,7 +417,7 @@ def test_progress_says_the_last_accuracy(store, capsys, monkeypatch):
     monkeypatch.setattr("pfl_core.util.progress.LOG_EVERY_S", 0.0)
     r = run(Experiment(**TINY))
     last = r.history.query(
-        "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
+        "when == 'before' and split == 'test' and average == 'client' and metric == 'acc_pct'"
     ).value.iloc[-1]
     assert f"3/3, {last:.1f} %" in capsys.readouterr().err
 
@@ -449,7 +449,7 @@ def test_a_sample_of_clients_is_evaluated(store):
         assert np.array_equal(part.arrays[key][:, seen], whole.arrays[key][:, seen])
         assert not part.arrays[key][:, ~seen].any()
     acc = part.rows.query(
-        "when == 'before' and split == 'test' and metric == 'acc_pct' and mean == 'client'"
+        "when == 'before' and split == 'test' and metric == 'acc_pct' and average == 'client'"
     ).value
     n = part.arrays["n/test"][seen]
     np.testing.assert_allclose(acc, (100 * part.arrays["before/test/correct"][:, seen] / n).mean(1))

@@ -148,7 +148,7 @@ def test_runs_are_listed_by_what_differs_between_them(tmp_path, monkeypatch, res
 def test_runs_view(results):
     shown = default("runs", rows=(row("fedper"),), smoothing=2)
     rows = results["fedper"].rows.query(
-        "when == 'before' and split == 'test' and mean == 'client' and metric == 'acc_pct'"
+        "when == 'before' and split == 'test' and average == 'client' and metric == 'acc_pct'"
     )
     acc = rows.sort_values("rounds").value.to_numpy()
     last_and_best = [acc[-1].round(2), acc.max().round(2)]

@@ -85,38 +85,38 @@ class Stack:
 
         What changed is written into their rows of `out` {name: (S, *shape)}.
         """
-        self._begin(job, ids)
+        rows = torch.tensor(ids, device=self.data.device)
+        self._begin(job, rows)
         indices = pad_sequence([job.indices[i] for i in ids])  # (T, clients, batches, B)
-        noise = [job.noise[i]() for i in ids] if job.noise[0] else []
         lengths, active = [len(job.indices[i]) for i in ids], len(ids)
+        noise = self._draw(job, ids) if job.noise[0] else None
         for t in range(lengths[0]):
             self.idx[:active] = indices[t, :active]
-            if noise:
-                self._draw(noise[:active])
+            if noise is not None:
+                self.noise[:active] = noise[t, :active]
             self._step(active, t)
             before = active
             while active and lengths[active - 1] == t + 1:
                 active -= 1
-            self._copy_out(job, ids, slice(active, before), out)
+            if active < before:
+                self._copy_out(job, rows, slice(active, before), out)
 
-    def _draw(self, noise: list[Callable[[tuple[int, ...]], Tensor]]) -> None:
-        drawn = torch.stack([draw(self.idx.shape[1:]) for draw in noise]).to(self.data.device)
+    def _draw(self, job: Job, ids: list[int]) -> Tensor:
+        # The noise of all steps in one transfer, (T, clients, batches, B, *noise).
+        drawn = [job.noise[i]()((len(job.indices[i]), *self.idx.shape[1:])) for i in ids]
+        noise = pad_sequence(drawn).to(self.data.device)
         if self.noise is None:
-            self.noise = drawn.new_zeros(self.most, *drawn.shape[1:])
-        self.noise[: len(noise)] = drawn
+            self.noise = noise.new_zeros(self.most, *noise.shape[2:])
+        return noise
 
-    def _copy_out(self, job: Job, ids: list[int], done: slice, out: Params) -> None:
+    def _copy_out(self, job: Job, rows: Tensor, done: slice, out: Params) -> None:
         # The clients in rows `done` have made their last step.
-        rows = torch.tensor(ids[done], device=self.data.device)
-        if not len(rows):
-            return
         for n, v in self.live.items():
             if n not in out:  # a custom step changed it, or brought it forth
                 out[n] = _rows_of(job.start.get(n), v, len(job.indices))
-            out[n][rows] = v[done]
+            out[n][rows[done]] = v[done]
 
-    def _begin(self, job: Job, ids: list[int]) -> None:
-        rows = torch.tensor(ids, device=self.data.device)
+    def _begin(self, job: Job, rows: Tensor) -> None:
         _fill(select(self.live, job.start), job.start, rows)
         _fill(self.fixed, job.start, rows)
         _fill(self.anchor, job.anchor, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,16 @@ from pfl_core.util.draws import rng
 
 
 class Context:
-    """One round as a method's hooks see it: participants `sel` (S,), `round`, `state`, training."""
+    """One round as a method's hooks see it: participants `sel` (S,), `round`, `state`, training.
 
-    def __init__(self, engine: Engine, state: State, sel: Tensor, round: int):
+    ids: `sel` as numbers of the host, where they are known: a GPU is not waited for.
+    """
+
+    def __init__(
+        self, engine: Engine, state: State, sel: Tensor, round: int, ids: list[int] | None = None
+    ):
         self._engine, self.state, self.sel, self.round = engine, state, sel, round
-        self._ids = sel.tolist()
+        self._ids = sel.tolist() if ids is None else ids
 
     def train(
         self,
@@ -66,7 +72,9 @@ class Context:
         data, config = self._engine.data, self._engine.config
         how |= dict(batch=config.batch, kind=config.plan, shuffle=config.shuffle)
         found = [data.batch_indices(k, self.round, **how) for k in self._ids]
-        return [torch.as_tensor(indices, device=data.device) for indices in found]
+        # One transfer for all.
+        here = torch.as_tensor(np.concatenate(found), device=data.device)
+        return list(here.split([len(indices) for indices in found]))
 
     def _seeds(self, stream: str) -> list[int]:
         if not self._engine.foreign:

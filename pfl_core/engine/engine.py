@@ -167,38 +167,44 @@ class Engine:
         self, p: Params, index: np.ndarray, batches: list[tuple[int, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
         # Of each sample in the pool's `index`: is the answer right (0 or 1), and its loss.
-        # A batch is a row of p, and positions in `index`.
+        # A batch is a row of p, and positions in `index`, one after the other.
         pool = torch.as_tensor(index, device=self.data.device)
-        correct, loss = np.zeros(len(index)), np.zeros(len(index))
         cpu = self.data.device.type == "cpu"
 
         @functools.lru_cache(2 * self.threads.workers)  # a model's batches follow one another
         def model(row: int) -> Params:
             return {n: channels_last(v[row]) if cpu else v[row] for n, v in p.items()}
 
-        def evaluate_batch(batch: tuple[int, np.ndarray]) -> None:
+        def evaluate_batch(batch: tuple[int, np.ndarray]) -> Tensor:
             row, at = batch
-            x, y = self.data.batch(pool[torch.as_tensor(at, device=self.data.device)])
+            x, y = self.data.batch(pool[at[0] : at[-1] + 1])
             if cpu and self.data.kind == "image":
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
                 scores = self.method.logits(model(row), x)
-                correct[at] = (scores.argmax(1) == y).cpu().numpy()
-                loss[at] = F.cross_entropy(scores, y, reduction="none").cpu().numpy()
+                right = (scores.argmax(1) == y).to(scores.dtype)
+                return torch.stack([right, F.cross_entropy(scores, y, reduction="none")])
 
-        self.threads.map(evaluate_batch, sorted(batches, key=lambda batch: -len(batch[1])))
-        return correct, loss
+        order = sorted(batches, key=lambda batch: -len(batch[1]))
+        found = torch.cat(self.threads.map(evaluate_batch, order), 1)
+        out = np.zeros((2, len(index)))
+        # One transfer for all.
+        out[:, np.concatenate([at for _, at in order])] = found.double().cpu().numpy()
+        return out[0], out[1]
 
     def measure(self, fn: Callable, p: Params, split: str, ids: list[int]) -> Any:
         """Sums of fn(ONE client's p, Batch) over each client's samples; see Context.measure."""
 
+        found = [self.data.index[split][k] for k in ids]
+        here = torch.as_tensor(np.concatenate(found), device=self.data.device)  # in one transfer
+        samples = here.split([len(index) for index in found])
+
         def one(i: int) -> dict[str, Tensor]:
-            index = torch.as_tensor(self.data.index[split][ids[i]], device=self.data.device)
             mine = {n: v[i] for n, v in p.items()}
             with torch.no_grad(), self.task.mode(False):
                 parts = [
                     fn(mine, Batch(*self.data.batch(chunk)))
-                    for chunk in index.split(EVAL_BATCH[self.data.device.type])
+                    for chunk in samples[i].split(EVAL_BATCH[self.data.device.type])
                 ]
             named = [part if isinstance(part, dict) else {"": part} for part in parts]
             return {n: sum(part[n] for part in named) for n in named[0]}

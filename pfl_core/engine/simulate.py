@@ -107,6 +107,7 @@ def simulate(
 
 class _Trained(NamedTuple):
     # A round's participants: what they were sent, and what local training began and ended with.
+    ids: list[int]
     sel: Tensor
     sent: Params
     start: Params
@@ -130,9 +131,11 @@ class _Run:
         self.record = record
         self.history = History()
         self.moved = [0.0, 0.0, 0.0]  # so far: scalars down, scalars up, client visits
-        self.evaluated = evaluated(self.config, self.data.K).to(self.data.device)
+        chosen = evaluated(self.config, self.data.K)
+        self.evaluated_ids, self.evaluated = chosen.tolist(), chosen.to(self.data.device)
         self.before: Params = {}
         self.after: Params = {}
+        self.whole = True  # else the state is half-way from one round to the next
 
     def keep_files(self, checkpoint: Path | None, end: Path | None, stamp: dict[str, Any]) -> None:
         """Say where this run is written to; if there is a checkpoint, go on from it."""
@@ -144,11 +147,13 @@ class _Run:
             )
         self.history.n = {split: self._sizes(split) for split in ("val", "test")}
         self.saved_at = self.started_at = time.monotonic()
+        self.saved_round = self.state.round
+        self._remember_start()
 
     def _sizes(self, split: str) -> np.ndarray:
         # (K,) samples of the evaluated clients, 0 for the others.
         n = np.zeros(self.data.K, dtype=np.int64)
-        for k in self.evaluated.tolist():
+        for k in self.evaluated_ids:
             n[k] = len(self.data.index[split][k])
         return n
 
@@ -160,9 +165,28 @@ class _Run:
     # -- the loop ------------------------------------------------------------------------------
 
     def rounds(self) -> Outcome:
-        """The rounds that are left, and an evaluation of what the last one leads to."""
+        """The rounds that are left, and an evaluation of what the last one leads to.
+
+        Ctrl-C keeps what is complete; a note of the KeyboardInterrupt says what that is.
+        """
+        try:
+            return self._rounds()
+        except KeyboardInterrupt as error:
+            if self.checkpoint:
+                if self.whole:
+                    self._save(self.checkpoint, self.history.until(*self.at_start))
+                error.add_note(self._kept())
+            raise
+
+    def _kept(self) -> str:
+        done = f"{self.saved_round} of {self.config.rounds} rounds"
+        return (
+            f"{self.method.name}, seed {self.config.seed}: {done} are kept; "
+            "run it again to go on from there"
+        )
+
+    def _rounds(self) -> Outcome:
         for r in range(self.state.round, self.config.rounds):
-            self._remember_start()
             due = evaluate_at(self.config, r)
             if due:
                 self._evaluate_before(r)
@@ -175,7 +199,10 @@ class _Run:
                     self._evaluate_before(r)
                     self._evaluate_after(r, trained, last=True)
                 return self._finish(r)
+            self.whole = False
             self._upload(r, trained)
+            self._remember_start()
+            self.whole = True
             self._save_checkpoint(now=bool(told))
             if told:
                 raise Interrupted(f"stopped after round {r}; run it again to go on from there")
@@ -187,7 +214,6 @@ class _Run:
 
     def _evaluate_end(self, r: int) -> Outcome:
         # As a round, without its upload: no later round needs it.
-        self._remember_start()
         self._evaluate_before(r)
         everyone = participants(self.config, self.data.K) == self.data.K
         trained = self._train(r) if everyone and self._evaluates_after else None
@@ -201,25 +227,26 @@ class _Run:
             self._save(self.end, self.history.until(*self.at_start))
         if self.config.keep_models and len(self.evaluated) < self.data.K:
             everyone = torch.arange(self.data.K, device=self.data.device)
-            self.before = self._personal(everyone, r)
+            self.before = self._personal(everyone, list(range(self.data.K)), r)
         return Outcome(self.state, self.history, self.before, self.after)
 
     # -- training ------------------------------------------------------------------------------
 
     def _train(self, r: int) -> _Trained:
         # Sample, download, local training; the state stays as it is.
-        sel = sample(self.config, self.data.K, r).to(self.data.device)
+        chosen = sample(self.config, self.data.K, r)
+        ids, sel = chosen.tolist(), chosen.to(self.data.device)
         with self.engine.drawing("local", r):
             sent = self.method.download(self.state, sel)
             start = self.method.begin(self.state, sel, sent)
-            end = self.method.local(Context(self.engine, self.state, sel, r), start)
+            end = self.method.local(Context(self.engine, self.state, sel, r, ids), start)
         _check_finite(end, self.method, r, self.history, sel)
         self._note_executors()
-        return _Trained(sel, sent, start, end)
+        return _Trained(ids, sel, sent, start, end)
 
     def _upload(self, r: int, trained: _Trained) -> None:
         # The server's step, and what the participants keep: the state of the next round.
-        sel, sent, start, end = trained
+        _, sel, sent, start, end = trained
         kept, up = returned(self.method, self.state, start, sent, end)
         down_scalars, up_scalars = self.method.traffic(self.state, sel, sent, up)
         weight = self.data.n[sel].to(self.data.dtype)
@@ -244,13 +271,14 @@ class _Run:
 
     def _evaluate_before(self, r: int) -> None:
         # The models that round r starts from, as they are served.
-        self.before = self._personal(self.evaluated, r)
+        self.before = self._personal(self.evaluated, self.evaluated_ids, r)
         self._add("before", self.before)
 
-    def _personal(self, ids: Tensor, r: int) -> Params:
+    def _personal(self, sel: Tensor, ids: list[int], r: int) -> Params:
+        context = Context(self.engine, self.state, sel, r, ids)
         with self.engine.drawing("personal", r):
-            models = self.method.personal(self.state, Context(self.engine, self.state, ids, r))
-        _check_finite(models, self.method, r, self.history, ids)
+            models = self.method.personal(self.state, context)
+        _check_finite(models, self.method, r, self.history, sel)
         return models
 
     def _evaluate_after(self, r: int, trained: _Trained | None, last: bool = False) -> None:
@@ -273,8 +301,8 @@ class _Run:
 
     def _after_training(self, r: int, trained: _Trained | None) -> Params:
         # Who did not take part in the round trains here, on a copy that is thrown away.
-        wanted = self.evaluated.tolist()
-        sampled = trained.sel.tolist() if trained else []
+        wanted = self.evaluated_ids
+        sampled = trained.ids if trained else []
         if sampled == wanted == list(range(self.data.K)):
             return self.method.serve(trained.end)
         row = {k: i for i, k in enumerate(sampled)}
@@ -286,7 +314,7 @@ class _Run:
             parts.append({name: value[rows] for name, value in trained.end.items()})
         if others:
             sel = torch.tensor(others, device=self.data.device)
-            ctx = Context(self.engine, self.state, sel, r)
+            ctx = Context(self.engine, self.state, sel, r, others)
             parts.append(self.method.local(ctx, self.method.begin(self.state, sel)))
         served = [self.method.serve(part) for part in parts]
         order = torch.argsort(torch.tensor([*done, *others], device=self.data.device))
@@ -294,9 +322,9 @@ class _Run:
 
     def _add(self, when: str, models: Params) -> None:
         # Sums over each evaluated client's validation and test samples, into arrays (K,).
-        ids = self.evaluated.cpu().numpy()
+        ids = self.evaluated_ids
         for split in ("val", "test"):
-            sums = self.engine.evaluate(models, split, ids.tolist())
+            sums = self.engine.evaluate(models, split, ids)
             for metric in ("correct", "loss"):
                 values = np.zeros(self.data.K)
                 values[ids] = sums[metric]
@@ -311,6 +339,7 @@ class _Run:
 
     def _save(self, path: Path, history: History) -> None:
         save(path, self.state, history, self.moved, self.seconds, self.stamp)
+        self.saved_round = self.state.round
 
 
 # -- who takes part, and when is what evaluated ------------------------------------------------

@@ -93,51 +93,59 @@ class CFL(Method):
     def download(self, state, sel):
         return take(state.extra["models"], sel)
 
-    def share(self, cluster, sel):
-        """What each of sel weighs in the mean of a cluster: (clusters, S).
+    def share(self, cluster, sel, count):
+        """What each of sel weighs in the mean of each of `count` clusters: (clusters, S).
 
         Rows sum to 1 or, for a cluster without participants, to 0.
         """
-        ids = torch.arange(int(cluster.max()) + 1, device=cluster.device)
+        ids = torch.arange(count, device=cluster.device)
         n = self.task.n if self.weighting == "samples" else torch.ones_like(self.task.n)
         a = (cluster[sel] == ids[:, None]) * n[sel].double()
         return a / a.sum(1, keepdim=True).clamp_min(1)
 
-    def halved(self, extra, sel, g):
-        """Clusters (K,) after splitting, from inner products g (S, S) of the updates of sel."""
-        cluster, norm = extra["cluster"].clone(), _norm(g.diagonal())
+    def halved(self, extra, sel, g, a):
+        """Clusters (K,) after splitting, and how many they are.
+
+        g (S, S): inner products of the updates of sel. a (clusters, S): `share`.
+        """
+        cluster, norm, member = extra["cluster"].clone(), _norm(g.diagonal()), a > 0
         cosine = g / (norm[:, None] * norm + 1e-12)
-        for c, a in enumerate(self.share(cluster, sel)):
-            here = a.nonzero()[:, 0]
-            if len(here) <= self.min_size or len(here) < (cluster == c).sum():
-                continue
-            if self.splits(extra, _norm(a @ g @ a), norm[here].max()):
+        size, count = member.sum(1), len(a)
+        ids = torch.arange(count, device=cluster.device)
+        present = (size > self.min_size) & (size == (cluster == ids[:, None]).sum(1))
+        split = self.splits(extra, _norm(((a @ g) * a).sum(1)), (norm * member).amax(1))
+        for c, due in enumerate((present & split).tolist()):
+            if due:
+                here = member[c].nonzero()[:, 0]
                 part = bipartition(cosine[here][:, here], self.linkage)
-                cluster[sel[here[part]]] = cluster.max() + 1
-        return cluster
+                cluster[sel[here[part]]] = count
+                count += 1
+        return cluster, count
 
     def splits(self, extra, mean, largest):
-        """Whether a cluster is split, whose mean update and largest one have these norms."""
+        """Which clusters are split, whose mean updates and largest ones have these norms (each)."""
         eps1, eps2 = self.eps1, self.eps2
         if eps1 is None:
             # A mean that is 0 but for rounding stands still, also where none was larger so far.
             eps1 = torch.maximum(self.still * extra["fastest"], 1e-6 * largest)
         if eps2 is None:
             eps2 = extra["first"] / 10
-        return mean < eps1 and largest > eps2
+        return (mean < eps1) & (largest > eps2)
 
     def upload(self, state, sel, start, end, weight):
         extra = state.extra
         g = gram({n: end[n] - start[n] for n in self.task.parameters})
-        if not extra["first"]:
-            extra["first"] = _norm(g.diagonal()).max()
-        a = self.share(extra["cluster"], sel)
+        largest = _norm(g.diagonal()).max()
+        extra["first"] = torch.where(extra["first"] > 0, extra["first"], largest)
+        count = int(extra["cluster"].max()) + 1
+        a = self.share(extra["cluster"], sel, count)
         extra["fastest"] = torch.maximum(extra["fastest"], _norm(((a @ g) * a).sum(1)).max())
         if state.round >= self.warmup * self.task.config.rounds:
-            extra["cluster"] = self.halved(extra, sel, g)
-        share = self.share(extra["cluster"], sel)
-        seen = share.any(1)[extra["cluster"]]  # clients of whose cluster somebody took part
+            extra["cluster"], count = self.halved(extra, sel, g, a)
+        share = self.share(extra["cluster"], sel, count)
         means = mix(share, select(end, extra["models"]))
+        # Clients of whose cluster somebody took part.
+        seen = share.any(1)[extra["cluster"]].nonzero()[:, 0]
         put(extra["models"], seen, take(means, extra["cluster"][seen]))
         return state
 
@@ -145,4 +153,4 @@ class CFL(Method):
         """{"all": (K, K)}: what client k (row) takes of client j, 0 outside its cluster."""
         cluster = state.extra["cluster"]
         everyone = torch.arange(self.task.K, device=cluster.device)
-        return {"all": self.share(cluster, everyone)[cluster]}
+        return {"all": self.share(cluster, everyone, int(cluster.max()) + 1)[cluster]}

@@ -118,7 +118,10 @@ class FedAMP(Attention):
 
     def attention(self, models, others):
         d = distances(models)
-        sigma = self.scale * d[others].median() if self.sigma is None else d.new_tensor(self.sigma)
+        if self.sigma is None:
+            sigma = self.scale * d.masked_fill(~others, torch.nan).nanmedian()
+        else:
+            sigma = d.new_full((), self.sigma)
         ratio = self.share / (len(d) - 1) if self.alpha is None else self.alpha / sigma
         xi = ratio * torch.exp(-d / sigma.clamp_min(1e-30)) * others
         # A large alpha may not make xi_ii negative.

@@ -111,7 +111,7 @@ class FedFomo(Method):
         models = [{n: v[m] for n, v in p.items()} for m in range(count)]
         scores = [self.task.apply(model, batch.x) for model in models]
         loss = torch.stack([F.cross_entropy(s, batch.y, reduction="sum") for s in scores])
-        return {"loss": loss, "n": loss.new_tensor(len(batch.y))}
+        return {"loss": loss, "n": loss.new_full((), len(batch.y))}
 
     def local(self, ctx, start):
         mine = select(start, self.task.names)

@@ -335,4 +335,4 @@ class Flayer(Method):
     def traffic(self, state, sel, down, up):
         masks, full = parted(up)
         down_n, up_n = self.inner_method.traffic(state, sel, down, full)
-        return down_n, up_n - sum(int((~m).sum()) for m in masks.values())
+        return down_n, up_n - int(sum((~m).sum() for m in masks.values()))

@@ -95,7 +95,9 @@ class Hypernetwork(NamedTuple):
         h = self._linear(phi, "trunk.0", phi["v"][sel])
         for i in range(self.n_hidden):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
-        rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        rows = [torch.arange(len(sel), device=sel.device)]
+        if len(self.sizes) > 1:
+            rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
         back, out = torch.argsort(torch.cat(rows)), {}
         for n, full in self.full.items():
             parts = []
@@ -309,6 +311,8 @@ class PFedHN(Method):
             phi[n].sub_(velocity.add_(phi[n], alpha=self.weight_decay), alpha=self.lr)
 
     def traffic(self, state, sel, down, up):
+        if len(self.hn.sizes) == 1:
+            return super().traffic(state, sel, down, up)
         shapes = (self.hn.full, *self.hn.sizes)
         full, *sizes = (sum(map(prod, s.values())) for s in shapes)
         padding = sum(full - sizes[g] for g in state.extra["size"][sel].tolist())

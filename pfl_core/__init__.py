@@ -11,6 +11,8 @@ You write one client; the engine runs them all.
     result = run(experiment)                found in the store, resumed, or computed
     result.summary()                        what came out; result.rows and result.clients say more
 
+    plot(result, other)                     their curves in one figure, seeds with an interval
+
     cells = grid(experiment, {"FedAvg": {"method": "fedavg"}, "FedPer": {}})
     rows = sweep(cells)                     many runs, as rows of one data frame
     best, rows = tune(experiment, {"lr": [0.01, 0.1]})
@@ -25,6 +27,7 @@ You write one client; the engine runs them all.
 """
 
 from pfl_core import methods
+from pfl_core.analysis.side_by_side import plot
 from pfl_core.data.federation import Federation
 from pfl_core.data.partition import list_partitions, register_partition
 from pfl_core.data.pools import fetch, list_datasets, load, register_dataset
@@ -52,6 +55,7 @@ __all__ = [
     "load",
     "load_model",
     "methods",
+    "plot",
     "register_dataset",
     "register_model",
     "register_partition",

@@ -123,7 +123,7 @@ def test_a_run_of_two_artefacts_is_counted_once_and_its_costs_may_be_missing():
 def test_fairness_by_hand():
     acc = [30, 10, 20, *range(40, 110, 10), *[50] * 10]
     got = analysis.fairness(acc)
-    want = dict(mean=52.5, sd=np.std(acc), worst10=15, p10=29, p90=81, best10=95)
+    want = dict(average=52.5, sd=np.std(acc), worst10=15, p10=29, p90=81, best10=95)
     close(got, want, rtol=1e-12)
     few = analysis.fairness([4.0, 2, 9])
     assert (few["worst10"], few["best10"]) == (2, 9)

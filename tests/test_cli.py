@@ -23,6 +23,7 @@ from pfl_core import (
     sweep,
 )
 from pfl_core.__main__ import FIELDS, described, listed, main, show, side_by_side, value
+from pfl_core.engine import simulate
 from pfl_core.experiments import committed, prune, store
 from pfl_core.experiments import run as runs
 from pfl_core.methods.base import make_method
@@ -83,7 +84,7 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
     assert f"Result({e.id}: fedper on digits" in out and repr(e) in out
     found = run(e, on_round=lambda r, h: pytest.fail("trained again"))
     assert said(capsys, f"show {e.id[:5]}") == out[out.index("Result(") :]
-    assert f"{found.summary().loc['before', 'last']:.2f}" in out
+    assert f"{found.summary().loc['before', 'last round']:.2f}" in out
     (line,) = said(capsys, "list runs").splitlines()
     assert (
         line.startswith(f"{e.id} ")
@@ -105,8 +106,9 @@ def test_the_summary_is_that_of_the_history(home):
     ]
     test = rows[rows.split == "test"].set_index("rounds").value
     got = r.summary().loc["before"]
-    assert got["last"] == round(test[3], 2) and got["best"] == round(test[got["at"]], 2)
-    assert got["at"] == rows[rows.split == "val"].set_index("rounds").value.idxmax()
+    best = got["round of best"]
+    assert got["last round"] == round(test[3], 2) and got["best round"] == round(test[best], 2)
+    assert best == rows[rows.split == "val"].set_index("rounds").value.idxmax()
 
 
 def test_every_field_is_an_option(capsys):
@@ -312,7 +314,7 @@ def test_objects_are_short_in_text_and_whole_in_html(home):
     page = e._repr_html_()
     assert "<th>partition_args</th>" in page and "&lt;b&gt;" in page and "momentum" not in page
     page = r._repr_html_()
-    assert r.id in page and f"{r.summary().loc['after', 'last']:.2f}" in page and "..." not in page
+    assert r.id in page and f"{r.summary().loc['after', 'last round']:.2f}" in page and "..." not in page
     assert (
         "<th>mu</th>" in make_method("fedprox", mu=0.5)._repr_html_()
         and "0.5" in make_method("fedprox", mu=0.5)._repr_html_()
@@ -439,7 +441,24 @@ def test_ctrl_c_is_a_line(monkeypatch, capsys, home):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "run", stopped)
-    assert "goes on from the last checkpoint" in said(capsys, f"run {WORDS}", 130)
+    assert "the same command goes on" in said(capsys, f"run {WORDS}", 130)
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, capsys, home):
+    train = simulate._Run._train
+
+    def interrupted(self, r):
+        if r == 1:
+            raise KeyboardInterrupt
+        return train(self, r)
+
+    monkeypatch.setattr(simulate._Run, "_train", interrupted)
+    line = "fedavg, seed 0: 1 of 2 rounds are kept; run it again to go on from there"
+    assert said(capsys, f"run {WORDS}", 130) == f"pfl_core run: interrupted; {line}\n"
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        sweep([Experiment(**TINY), Experiment(**TINY, seed=1)])
+    kept = "0 of 2 runs are finished; fedper, seed 0: 1 of 2 rounds are kept"
+    assert stopped.value.__notes__ == [f"{kept}; run it again to go on from there"]
 
 
 def test_recompute_is_passed_on(monkeypatch, home, capsys):

@@ -137,9 +137,9 @@ def test_a_finished_run_is_found_again(store):
         and first.rows.columns.tolist() == ROW_COLUMNS
         and not first.rows.isna().any().any()
     )
-    acc = first.clients.query("when == 'before' and split == 'test' and round == 4").acc_pct.mean()
+    acc = first.clients.query("when == 'before' and split == 'test' and rounds == 4").acc_pct.mean()
     row = first.rows.query(
-        "when == 'before' and split == 'test' and round == 4 and metric == 'acc_pct' and mean == 'client'"
+        "when == 'before' and split == 'test' and rounds == 4 and metric == 'acc_pct' and average == 'client'"
     )
     assert row.value.item() == pytest.approx(acc) and "digits" in repr(first)
 
@@ -156,6 +156,25 @@ def test_interrupted_anywhere_it_ends_with_the_same_numbers(store, tmp_path, met
     assert not (store / f"{e.id}.part").exists()
 
 
+@pytest.mark.parametrize("step", ["_evaluate_before", "_train", "_evaluate_after", "_upload"])
+def test_ctrl_c_keeps_the_rounds_that_are_complete(store, tmp_path, monkeypatch, step):
+    e = Experiment(**TINY, method="fedper", momentum=0.5)
+    whole, do = run(e, store=tmp_path / "other"), getattr(simulate._Run, step)
+
+    def interrupted(self, *args, **how):
+        if self.state.round == 2:
+            raise KeyboardInterrupt
+        return do(self, *args, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as stopped:
+        patch.setattr(simulate._Run, step, interrupted)
+        patch.setattr(simulate, "CHECKPOINT_EVERY", 60.0)
+        run(e)
+    kept = 0 if step == "_upload" else 2  # half-way through the server's step no state is whole
+    assert f"{kept} of 4 rounds are kept" in stopped.value.__notes__[0]
+    same(run(e), whole)
+
+
 def script(body):
     head = f"import os, signal\nfrom pfl_core import Experiment; from pfl_core.engine import simulate\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
     code = head + "simulate.CHECKPOINT_EVERY = 0.0\n" + textwrap.dedent(body)
@@ -170,7 +189,7 @@ def test_killed_by_the_system_it_resumes(store, tmp_path):
     body = "run(Experiment(**TINY | {'rounds': 5}), on_round=lambda r, h: r == 3 and os.kill(os.getpid(), signal.SIGKILL))"
     assert script(body).returncode == -signal.SIGKILL
     part = store / f"{e.id}.part" / "checkpoint.pt"
-    assert torch.load(part, weights_only=True)["rounds"] == 3
+    assert torch.load(part, weights_only=True)["round"] == 3
     same(run(e), whole)
 
 

@@ -102,14 +102,14 @@ def fairness(acc: Sequence[float]) -> dict[str, float]:
     Returns
     -------
     dict
-        "mean"; "sd" (ddof 0); the percentiles "p10" and "p90"; and "worst10" and "best10", the
+        "average"; "sd" (ddof 0); the percentiles "p10" and "p90"; and "worst10" and "best10", the
         means over the worst and the best tenth of the clients (one client at least).
     """
     acc = np.sort(np.asarray(acc, dtype=float))
     tenth = max(1, len(acc) // 10)
     p10, p90 = np.percentile(acc, (10, 90))
     worst, best = acc[:tenth].mean(), acc[-tenth:].mean()
-    out = dict(mean=acc.mean(), sd=acc.std(), worst10=worst, p10=p10, p90=p90, best10=best)
+    out = dict(average=acc.mean(), sd=acc.std(), worst10=worst, p10=p10, p90=p90, best10=best)
     return {name: float(number) for name, number in out.items()}
 
 

@@ -7,11 +7,16 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pfl_core.data.partition import partition as deal
+from pfl_core.data.readers import held_out
+from pfl_core.util import cards
 
 SPLITS = ("train", "val", "test")
 FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
@@ -223,6 +228,80 @@ class Federation:
                 f"{fed.hash[:12]}...); load the data it names: {name}"
             )
         return fed
+
+    @classmethod
+    def dealt(
+        cls,
+        x: np.ndarray | Tensor,
+        y: np.ndarray | Tensor,
+        partition: str = "dirichlet",
+        *,
+        clients: int,
+        seed: int = 0,
+        test: float = 0.2,
+        classes: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        name: str = "own",
+        **args: Any,
+    ) -> Federation:
+        """Arrays of your own, dealt to clients by a partition of `list_partitions()`.
+
+        Parameters
+        ----------
+        x, y, classes, mean, std, name
+            As for Federation.
+        partition
+            Name of the partition; `args` are its own arguments, such as alpha=0.3.
+        clients
+            How many clients, K.
+        seed
+            Decides who gets which samples; equal seeds deal alike.
+        test
+            Share of each class that is the test part, for partitions that deal it apart from the
+            training part ("iid", for example). The others divide what each client has.
+
+        Raises
+        ------
+        ValueError
+            As Federation, and where the partition cannot deal these samples so.
+
+        Examples
+        --------
+        >>> pool = load("digits")
+        >>> Federation.dealt(pool.x, pool.y, "iid", clients=3)
+        Federation(own: 3 clients, 1,797 images of 1 x 28 x 28, 10 classes;
+        a client has 479 to 480 train, 119 to 120 test)
+        """
+        if not 0 < test < 1:
+            raise ValueError(f"Federation.dealt(test={test!r}): allowed is a share in (0, 1)")
+        y = _labels(y)
+        classes = int(classes or _count_classes(y))
+        pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
+        split = deal(partition, pool, clients, seed, **args)
+        about = dict(classes=classes, mean=mean, std=std, name=name)
+        return cls(x, y, split.train, split.val, split.test, **about)
+
+    def __repr__(self) -> str:
+        each = ", ".join(f"{held} {split}" for split, held in self._held().items())
+        return f"Federation({self.name}: {self._said()}; a client has {each})"
+
+    def _held(self) -> dict[str, str]:
+        # How many samples clients have in each part that is not empty.
+        parts = {split: [len(i) for i in lists] for split, lists in self.index.items()}
+        return {split: cards.span(sizes) for split, sizes in parts.items() if any(sizes)}
+
+    def _said(self) -> str:
+        kind = {"image": "images", "tokens": "texts"}.get(self.kind, "samples")
+        of = f"{len(self.y):,} {kind} of {cards.shape(self.input_shape)}"
+        return f"{self.K:,} clients, {of}, {self.classes:,} classes"
+
+    def _repr_html_(self) -> str:
+        counts = self.counts()
+        held = {f"{split} samples": f"{held} a client" for split, held in self._held().items()}
+        held["classes"] = f"{cards.span((counts > 0).sum(1).tolist())} a client"
+        table = cards.shaded(counts, "Training samples by client (down) and class (across)")
+        return cards.card(f"Federation {self.name}: {self._said()}", held, table)
 
     @classmethod
     def from_pfllib(cls, folder: str | Path, **kw) -> Federation:

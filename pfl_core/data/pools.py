@@ -20,7 +20,7 @@ import numpy as np
 from pfl_core.data import readers
 from pfl_core.data.sources import SOURCES
 from pfl_core.util import checks
-from pfl_core.util.cards import Listing
+from pfl_core.util.cards import Listing, card, shape, span
 
 
 class DatasetMissing(FileNotFoundError):
@@ -147,6 +147,22 @@ class Pool:
         if self.x.dtype != np.float32:
             return self.x
         return self.x[:, None] if self.x.ndim == 3 else self.x.transpose(0, 3, 1, 2)
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name}: {self._said()})"
+
+    def _said(self) -> str:
+        kind = "images" if self.kind == "image" else "texts"
+        parts = f"{self.n:,} {kind} of {shape(self.input_shape)}, {self.is_test.sum():,} for test"
+        return f"{parts}; {self.classes:,} classes"
+
+    def _repr_html_(self) -> str:
+        each = np.bincount(self.y, minlength=self.classes).tolist()
+        facts = {"samples": f"{span(each)} a class", "type": self.x.dtype}
+        if self.mean is not None:
+            facts |= {"mean, std": f"{self.mean}, {self.std}"}
+        facts |= {"columns": ", ".join(self.extra)} if self.extra else {}
+        return card(f"Pool {self.name}: {self._said()}", facts | {"checksum": self.checksum[:16]})
 
     @cached_property
     def checksum(self) -> str:

@@ -92,16 +92,32 @@ def _flat(experiment: Experiment) -> dict[str, Any]:
     return out
 
 
+def _varied(flat: Sequence[dict[str, Any]]) -> list[str]:
+    # The fields that are not the same in all.
+    every = dict.fromkeys(name for f in flat for name in f)
+    return [name for name in every if len({repr(f.get(name)) for f in flat}) > 1]
+
+
+def names(cells: Sequence[Experiment]) -> list[str]:
+    """A name of each Experiment by what is not the same in all: "fedper, lr 0.1".
+
+    Those that differ in their seed alone have the same name.
+    """
+    flat = [_flat(e) for e in cells]
+    more = [name for name in _varied(flat) if name not in ("method", "seed", "plugins")]
+    said = [[f"{n.rpartition('.')[2]} {f[n]}" for n in more if f.get(n) is not None] for f in flat]
+    return [", ".join([e.method, *parts]) for e, parts in zip(cells, said, strict=True)]
+
+
 def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
     """A column a run: `HEAD`, the fields that are not the same in all, when and on what each ran.
 
     Then its accuracies, as `Result.summary` has them.
     """
     flat, columns = [_flat(result.experiment) for result in found], {}
-    every = dict.fromkeys(n for f in flat for n in f)
-    names = [n for n in every if len({repr(f.get(n)) for f in flat}) > 1]
+    varied = _varied(flat)
     for result, f in zip(found, flat, strict=True):
-        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *names])} | {"date": date(result)}
+        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *varied])} | {"date": date(result)}
         about |= {n: result.meta.get(n, "") for n in RECORDED}
         lines = {(n, ""): v for n, v in about.items()} | dict(result.summary().stack())
         columns[result.id] = pd.Series(lines, dtype=object)

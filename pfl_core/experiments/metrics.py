@@ -16,6 +16,7 @@ ROW_COLUMNS = (
     "average metric value n_clients device executor revision version wall_s"
 ).split()
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
+SUMMARY = ("last round", "best round", "round of best", "worst tenth", "sd over clients")
 KEYS = ["rounds", "when", "split"]  # of a number in a run's history, besides average and metric
 TOTALS = {
     "download_bytes": "download",
@@ -121,8 +122,8 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
         chosen = table["val" if "val" in table else "test"].acc_pct.idxmax()
         if "test" in table:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
-            named = dict(last=last.acc_pct, best=best.acc_pct, at=chosen)
-            out[when] = named | dict(worst10=last.acc_worst10, sd=last.acc_sd)
+            values = last.acc_pct, best.acc_pct, chosen, last.acc_worst10, last.acc_sd
+            out[when] = dict(zip(SUMMARY, values, strict=True))
     return pd.DataFrame(out).T.round(2).rename_axis("when")
 
 

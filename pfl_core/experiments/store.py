@@ -101,10 +101,10 @@ class Result:
     def summary(self) -> pd.DataFrame:
         """Test accuracy in %, before and after local training, a line each.
 
-        Columns: last (mean over clients at the last round), best (at the round with the best
-        validation accuracy; without validation data, with the best test accuracy), at (that
-        round), worst10 and sd (over clients, at the last round: mean of the worst tenth, standard
-        deviation).
+        Columns: "last round" (mean over clients), "best round" (mean at the round with the best
+        validation accuracy; without validation data, with the best test accuracy), "round of best"
+        (which that is), "worst tenth" and "sd over clients" (at the last round: mean of the worst
+        tenth of clients, standard deviation).
         """
         return metrics.summary(self.history)
 
@@ -163,7 +163,8 @@ class Result:
         e = self.experiment
         facts = {k: self.meta[k] for k in ("status", "device", "executor", "version")}
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
-        what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients, {e.rounds} rounds"
+        data = "your own data" if e.dataset == "own" else f"{e.dataset}, {e.partition}"
+        what = f"{e.method} on {data}, {e.clients} clients, {e.rounds} rounds, seed {e.seed}"
         title = f"{what} (run {self.id}): test accuracy in %"
         return card(title, facts, self.summary().to_html())
 

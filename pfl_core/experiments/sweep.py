@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -141,10 +141,21 @@ def _computed(
         results = ray.run_all(run, todo, store, how, cpus, gpus)
     else:
         results = _run_all(todo, jobs, store, how)
-    with Progress(len(todo), "runs", done=0) as bar:
+    with Progress(len(todo), "runs", done=0) as bar, _counted(bar):
         for count, result in enumerate(results, 1):
             yield result
             bar.at(count)
+
+
+@contextlib.contextmanager
+def _counted(bar: Progress) -> Iterator[None]:
+    # Ctrl-C says in one line how many runs are finished, and what is kept of the one under way.
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        told = getattr(error, "__notes__", ["run it again to go on"])
+        error.__notes__ = ["; ".join([f"{bar.done} of {bar.total} runs are finished", *told])]
+        raise
 
 
 def _rows(found: Iterable[Result | pd.DataFrame]) -> pd.DataFrame:

@@ -130,7 +130,8 @@ def _spread(counts: np.ndarray, distance: np.ndarray) -> pd.DataFrame:
         "mean distance to the others": others.mean(1),
         "distance to all data together": to_all[:, 0],
     }
-    return pd.DataFrame(lines).agg(["min", "mean", "max"]).T.round(2)
+    found = pd.DataFrame(lines).agg(["min", "mean", "max"]).T.round(2)
+    return found.set_axis(["least", "average", "most"], axis=1)
 
 
 def _sparse_ticks(clients: int) -> dict[str, int]:

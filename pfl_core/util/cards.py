@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+
+FEW = 30  # rows and columns of a table of counts that still is one
 
 
 class Listing(dict):
@@ -19,6 +23,36 @@ class Listing(dict):
         return card("", self)
 
 
+def span(numbers: Sequence[int]) -> str:
+    """Least and most of some counts: "3 to 12", or one number where they are equal."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def shape(of: Sequence[int]) -> str:
+    """The shape of a sample: "1 x 28 x 28"."""
+    return " x ".join(map(str, of)) or "1"
+
+
+def shaded(counts: np.ndarray, title: str) -> str:
+    """HTML of counts (R, C) as a table, the larger the darker; "" for more than FEW of either.
+
+    It is readable on light and on dark pages.
+    """
+    if max(counts.shape) > FEW:
+        return ""
+
+    def cell(n: int) -> str:
+        return f'<td style="background:rgba(0,114,178,{0.7 * n / top:.2f})">{n or ""}</td>'
+
+    top = max(1, counts.max())
+    head = "".join(f"<th>{c}</th>" for c in range(counts.shape[1]))
+    lines = [
+        f"<tr><th>{r}</th>{''.join(map(cell, line))}</tr>" for r, line in enumerate(counts.tolist())
+    ]
+    return f"<p>{title}</p><table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+
+
 def card(title: str, facts: dict[str, Any], more: str = "") -> str:
     """HTML of a title, a table of facts, and `more` HTML below."""
     with pd.option_context("display.max_colwidth", None):
@@ -26,6 +60,7 @@ def card(title: str, facts: dict[str, Any], more: str = "") -> str:
             pd.Series(facts, dtype=object)
             .map(str)
             .to_frame()
-            .to_html(header=False, border=0, justify="left")
+            .to_html(header=False, border=0)
+            .replace("<td>", '<td style="text-align:left">')
         )
     return (f"<b>{html.escape(title)}</b>" if title else "") + table + more

@@ -212,6 +212,15 @@ def names_of(frame: pd.DataFrame, column: str) -> list[str]:
 # -- panels ----------------------------------------------------------------------------------------
 
 
+class Picture(Figure):
+    """A figure that a notebook shows where it is the value of a cell."""
+
+    def _repr_png_(self) -> bytes:
+        from pfl_core.analysis.plots.files import compact  # here: it takes names from this file
+
+        return compact(self)
+
+
 def panels(
     n: int, columns: int = 3, size: tuple[float, float] = PANEL, **options: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -242,7 +251,7 @@ def panels(
     columns = -(-n // rows)
     # Not through pyplot: it is not for threads (widgets are drawn in one), and keeps every figure.
     figsize = (size[0] * columns, size[1] * rows)
-    fig = Figure(figsize=figsize, layout="constrained")
+    fig = Picture(figsize=figsize, layout="constrained")
     grid = fig.subplots(rows, columns, squeeze=False, **{"sharey": True} | options)
     axes = list(grid.ravel())
     for ax in axes[n:]:

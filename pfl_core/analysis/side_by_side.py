@@ -1,0 +1,89 @@
+"""Finished runs in one figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pfl_core.experiments import listing
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.store import Result
+from pfl_core.util import checks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot(*results: Result, when: str = "before") -> Figure:
+    """Draw the test accuracy of finished runs, the mean over clients, against the round.
+
+    Runs that differ in their seed alone are one line with an interval. The legend says in what the
+    lines differ.
+
+    Parameters
+    ----------
+    results : Result
+        What `run` returned, one or more.
+    when : {"before", "after"}
+        Models as they are served, or after the round's local training.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Shown by a notebook; `plot(a, b).savefig("curves.png")` keeps it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no Result; without one; and where none has test accuracies at that moment.
+
+    Examples
+    --------
+    >>> base = Experiment(clients=3, model="mlp", rounds=2, partition="iid")
+    >>> a, b = run(base), run(base.but(method="fedper"))
+    >>> plot(a, b).axes[0].get_ylabel()
+    'Test accuracy (%)'
+    """
+    from pfl_core.analysis import plots  # here: matplotlib takes a second that others need not wait
+
+    rows = _rows(results, when)
+    fig, (ax,) = plots.panels(1, size=(6.4, 3.6))
+    plots.curves(rows, ax)
+    plots.entitle(ax, _title([result.experiment for result in results], when))
+    return fig
+
+
+def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
+    # The accuracies that are drawn; the column row says which line a number belongs to.
+    checks.known("when", when, ("before", "after"))
+    if not results:
+        raise ValueError("plot() has nothing to draw; give it Results: plot(run(...), run(...))")
+    for given in results:
+        if not isinstance(given, Result):
+            got = type(given).__name__
+            raise TypeError(f"plot takes Results, got {got}; of a list write plot(*results)")
+    of_each = {result.id: result for result in results}  # given twice, it is no second seed
+    names = listing.names([result.experiment for result in of_each.values()])
+    frames = [
+        result.rows.assign(row=name) for name, result in zip(names, of_each.values(), strict=True)
+    ]
+    rows = pd.concat(frames, ignore_index=True)
+    rows = rows[(rows.metric == "acc_pct") & (rows["average"] == "client") & (rows.split == "test")]
+    if (rows.when != when).all():
+        raise ValueError(
+            f"plot(when={when!r}): no test accuracies {when} local training; "
+            "run with eval_after=True, and with test samples"
+        )
+    return rows[rows.when == when]
+
+
+def _title(experiments: list[Experiment], when: str) -> str:
+    # What all have in common, and how many seeds there are.
+    names = {"own": "own data"}
+    data = {f"{names.get(e.dataset, e.dataset)}, {e.clients} clients" for e in experiments}
+    seeds = sorted({e.seed for e in experiments})
+    parts = list(data) if len(data) == 1 else []
+    parts += [f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"]
+    parts += ["after local training"] if when == "after" else []
+    return ", ".join(parts)

@@ -22,7 +22,7 @@ from pfl_core.explore.mathematics.fedper import split
 from pfl_core.explore.mathematics.flayer import rates_and_masks
 from pfl_core.explore.mathematics.pfedhn import pulled, subspace
 from pfl_core.explore.mathematics.pfedla import layer_weights
-from pfl_core.explore.views import Choices
+from pfl_core.explore.choices import Choices
 from pfl_core.util import checks
 
 __all__ = [

@@ -18,7 +18,7 @@ from pfl_core.analysis import plots
 from pfl_core.engine.process import one_thread
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore.views import Shown
+from pfl_core.explore.choices import Shown
 from pfl_core.methods.base import Method, make_method
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params

@@ -6,13 +6,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import seaborn as sns
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
-from pfl_core.analysis import plots
+from pfl_core.analysis import plots, verdicts
 from pfl_core.methods.base import METHODS
 
-SAFE = [to_rgb(c) for c in sns.color_palette("colorblind", 10)]
+SAFE = [to_rgb(c) for c in plots.COLOURS.values()]
 SPREAD = {"acc_pct": 0.0, "acc_sd": 5.0, "acc_min": -10.0, "acc_max": 12.0}
 
 
@@ -64,10 +64,63 @@ def test_every_method_has_a_name_a_colour_and_a_line_of_its_own():
     assert len({(to_rgb(plots.PALETTE[m]), plots.DASHES[m]) for m in plots.LABELS}) == len(
         plots.LABELS
     )
-    own = ["fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "local", "fedavg"]
+    own = ["fedper", "pfedhn", "pfedla", "flayer", "fedaghn"]
     assert len({to_rgb(plots.PALETTE[m]) for m in own}) == len(own) and {
         plots.DASHES[m] for m in own
     } == {""}
+    dashed = plots.DASHES["fedavg"]
+    assert [m for m in plots.LABELS if plots.DASHES[m] == dashed] == ["fedavg"]
+
+
+def lab(rgb):
+    """CIE L*a*b* (D65) of colours in linear light (3,)."""
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ rgb / [0.9505, 1, 1.089]
+    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+# What protanopes see, in linear light: Machado, Oliveira, Fernandes 2009, severity 1.
+PROTANOPIA = np.array(
+    [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ]
+)
+
+
+def linear(colour):
+    c = np.array(to_rgb(colour))
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def apart(one, other):
+    """Whether two colours are told apart by protanopes, and by their lightness alone."""
+    a, b = linear(one), linear(other)
+    seen = lab(np.clip(PROTANOPIA @ a, 0, 1)) - lab(np.clip(PROTANOPIA @ b, 0, 1))
+    return np.linalg.norm(seen) >= 20 and abs(lab(a)[0] - lab(b)[0]) >= 10
+
+
+def test_any_two_methods_differ_for_protanopes_and_in_grey():
+    assert not apart("#12936a", "#a08c60"), "green and tan are alike: the measure sees it"
+    for one, other in itertools.combinations(plots.LOOKS.values(), 2):
+        assert apart(one.colour, other.colour) or (one.dash, one.mark) != (other.dash, other.mark)
+    for one, other in itertools.combinations(plots.COLOURS.values(), 2):
+        assert apart(one, other)
+    contrast = [1.05 / (linear(c) @ [0.2126, 0.7152, 0.0722] + 0.05) for c in SAFE]
+    assert min(contrast) > 2.3, "against white"
+
+
+def test_a_variant_keeps_its_methods_look_where_it_is_free():
+    alone = plots.looks(["fedavg, lr 0.1", "fedper"])
+    assert alone["fedavg, lr 0.1"] == plots.LOOKS["fedavg"]
+    both = plots.looks(["fedavg, lr 0.1", "fedavg"])
+    assert both["fedavg"] == plots.LOOKS["fedavg"]
+    assert both["fedavg, lr 0.1"].colour == plots.PALETTE["fedavg"]
+    assert both["fedavg, lr 0.1"].dash != plots.DASHES["fedavg"]
+    many = plots.looks([f"name {i}" for i in range(30)])
+    assert len(set(many.values())) == 30
 
 
 def test_colours_stay_with_the_method():
@@ -83,11 +136,11 @@ def test_colours_stay_with_the_method():
 
 
 def test_other_names_take_colours_that_no_method_here_has():
-    names = ["fedavg", "fedper", *"abcdefgh"]
+    names = ["fedavg", "fedper", *"abcd"]
     assert {to_rgb(c) for c in plots.colours(names).values()} == set(SAFE)
     many = plots.colours([*"abcdefghijklmno"])
-    assert {to_rgb(c) for c in list(many.values())[:10]} == set(SAFE) and many["k"] == many["a"]
-    assert plots.dashes([*"abcdefghijklmno"])["k"] != plots.dashes([*"abcdefghijklmno"])["a"]
+    assert {to_rgb(c) for c in list(many.values())[:6]} == set(SAFE) and many["g"] == many["a"]
+    assert plots.dashes([*"abcdefghijklmno"])["g"] != plots.dashes([*"abcdefghijklmno"])["a"]
     assert set(plots.colours(list(plots.LABELS) + ["x"])) == {*plots.LABELS, "x"}, (
         "no colour is free"
     )
@@ -101,11 +154,19 @@ def test_label():
     )
 
 
+def test_words_of_figures_have_no_keys():
+    assert plots.in_words("heurpfedla, alpha = 1") == "HeurpFedLA, α = 1"
+    assert plots.in_words("on raters_digits100") == "on pairs of digits with synthetic raters"
+    assert plots.in_words("cifar100, cifar10") == "CIFAR-100, CIFAR-10"
+    assert plots.in_words("K_P = 2") == "$K_P$ = 2" and plots.in_words("my_cifar10") == "my_cifar10"
+
+
 # ---------------------------------------------------------------- panels
 
 
 @pytest.mark.parametrize(
-    ("n", "columns", "grid"), [(1, 3, (1, 1)), (3, 3, (1, 3)), (4, 3, (2, 3)), (2, 1, (2, 1))]
+    ("n", "columns", "grid"),
+    [(1, 3, (1, 1)), (3, 3, (1, 3)), (4, 3, (2, 2)), (5, 4, (2, 3)), (2, 1, (2, 1))],
 )
 def test_panels(n, columns, grid):
     fig, axes = plots.panels(n, columns)
@@ -141,9 +202,31 @@ def test_curves(ax):
         [[0, 1], [4, 5], [8, 9]],
         [[0, 11], [4, 15], [8, 19]],
     ]
-    assert {line.get_linestyle() for line in lines} == {"-"}
+    assert [line.get_linestyle() for line in lines] == ["--", "-"]
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
-    assert (low, high) == (0, 10), "the band is the range over seeds"
+    found = verdicts.cell_interval(np.array([[8.0, 10], [18, 20]]), 0, 0.0)
+    assert low == 0 > 1 - (found.high - 9), "never below 0 %"
+    assert high == pytest.approx(found.high), "the tables' interval"
+
+
+def test_five_curves_have_bars_at_their_ends(ax):
+    plots.curves(rows([*"abcde"]), ax)
+    bars = [c for c in ax.collections if isinstance(c, LineCollection)]
+    assert len(bars) == 5 == len(ax.collections)
+    assert {bar.get_segments()[0][0][0] for bar in bars} == {8}
+    plots.curves(rows(seeds=(0,)), ax)
+    assert len(ax.collections) == 5, "one seed has no interval"
+
+
+def test_curves_have_the_level_of_the_most_common_label_and_published_numbers(ax):
+    frame = rows(seeds=(0,)).assign(level=25.0, published=np.nan)
+    frame.loc[frame.row == "fedper", "published"] = 15.5
+    plots.curves(frame, ax)
+    assert legend(ax) == ["FedAvg", "FedPer", "Most common label", "Published"]
+    lines = {line.get_label(): line for line in ax.lines}
+    assert set(lines["Most common label"].get_ydata()) == {25}
+    assert lines["Published"].get_xydata().tolist() == [[8, 15.5]]
+    assert lines["Published"].get_markerfacecolor() == "white"
 
 
 def test_curves_of_baselines_and_of_other_rows(ax):
@@ -155,15 +238,13 @@ def test_curves_of_baselines_and_of_other_rows(ax):
         "who",
         "Loss",
     )
-    assert legend(ax) == ["FedProx", "K_P = 1", "FedPer", "K_P = 2"] and ax.get_ylabel() == "Loss"
+    assert (
+        legend(ax) == ["FedProx", "$K_P$ = 1", "FedPer", "$K_P$ = 2"] and ax.get_ylabel() == "Loss"
+    )
     lines = {n: h for h, n in zip(*ax.get_legend_handles_labels(), strict=True)}
     assert len(set(drawn(ax).values())) == 4
-    assert [lines[n].get_linestyle() for n in ("FedPer", "FedProx", "K_P = 1", "K_P = 2")] == [
-        "-",
-        "--",
-        "-",
-        "--",
-    ]
+    styles = [lines[n].get_linestyle() for n in ("FedPer", "FedProx", "$K_P$ = 1", "$K_P$ = 2")]
+    assert styles == ["-", "--", "-", "--"], "-- is any that has gaps"
 
 
 def test_a_colour_does_not_depend_on_who_else_is_drawn(ax):
@@ -177,29 +258,37 @@ def test_a_colour_does_not_depend_on_who_else_is_drawn(ax):
 def test_spread(ax):
     assert plots.spread(rows(metrics=SPREAD), ax) is ax
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Communication round", "Test accuracy (%)")
-    assert legend(ax) == ["FedAvg", "FedPer"]
-    assert drawn(ax) == {plots.label(m): to_rgb(plots.PALETTE[m]) for m in ("fedavg", "fedper")}
+    assert legend(ax) == ["FedAvg", "FedPer", "Worst and best client"]
+    assert drawn(ax) | {} == {
+        plots.label(m): to_rgb(plots.PALETTE[m]) for m in ("fedavg", "fedper")
+    } | {"Worst and best client": (0.4, 0.4, 0.4)}
     middle, worst, best = (line.get_ydata().tolist() for line in ax.lines[:3])
-    assert (middle, worst, best) == ([1, 5, 9], [-9, -5, -1], [13, 17, 21])
-    assert [line.get_linestyle() for line in ax.lines[:3]] == ["-", ":", ":"] and len(ax.lines) == 6
+    assert (middle, worst, best) == ([1, 5, 9], [0, 0, 0], [13, 17, 21]), "none is below 0 %"
+    assert [line.get_linestyle() for line in ax.lines[:3]] == ["--", ":", ":"]
+    assert len(ax.lines) == 7
     bands = [b.get_paths()[0].vertices[:, 1] for b in ax.collections]
-    assert [(b.min(), b.max()) for b in bands] == [(-4, 14), (6, 24)]
+    assert [(b.min(), b.max()) for b in bands] == [(0, 14), (6, 24)]
 
 
 def test_label_distribution(ax):
     counts = np.array([[0, 20, 5], [10, 0, 0]])
     assert plots.label_distribution(counts, ax, ["cat", "dog", "owl"]) is ax
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_legend()) == ("Client", "Class", None)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Client", "Class")
+    assert legend(ax) == ["20", "5", "1"] and ax.get_legend().get_title().get_text() == "Samples"
     dots = ax.collections[0]
     assert dots.get_offsets().tolist() == [
         [0, 1],
         [0, 2],
         [1, 0],
-    ] and dots.get_sizes().tolist() == [120, 30, 60]
-    assert to_rgb(dots.get_facecolor()[0]) == SAFE[0]
+    ] and dots.get_sizes().tolist() == [121, 121 / 4, 121 / 2], "areas are as counts"
+    assert to_rgb(dots.get_facecolor()[0]) == to_rgb(plots.COLOURS["blue"])
     assert [t.get_text() for t in ax.get_yticklabels()] == ["cat", "dog", "owl"]
     assert ax.get_xlim() == (-0.7, 1.7) and ax.get_ylim() == (-0.7, 2.7)
     assert plots.label_distribution(np.zeros((2, 2), int), ax) is ax, "nobody holds anything"
+    ax.clear()
+    plots.label_distribution(counts, ax, most=80)
+    assert ax.collections[0].get_sizes().tolist() == [121 / 4, 121 / 16, 121 / 8]
+    assert legend(ax) == ["80", "20", "4"], "panels that are compared have one scale"
 
 
 def test_heat(ax):
@@ -209,6 +298,11 @@ def test_heat(ax):
     mesh = ax.collections[0]
     np.testing.assert_array_equal(np.asarray(mesh.get_array()).reshape(2, 3), matrix)
     assert mesh.get_clim() == (0, 2) and [t.get_text() for t in ax.texts][:3] == ["0", "0.5", "1"]
+    other = plt.figure().subplots()
+    plots.heat(np.array([[0.0, 0.5], [np.nan, 1]]), other)
+    assert [t.get_text() for t in other.texts if t.get_text()] == [".00", ".50", "1.00"]
+    plots.heat(np.eye(11), wide := plt.figure().subplots())
+    assert not wide.texts, "numbers up to 10 x 10"
     assert ax.yaxis_inverted(), "rows go downwards"
 
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 
-from pfl_core.analysis import plots
+from pfl_core.analysis import plots, verdicts
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +71,35 @@ def test_heats_end_where_they_are_told(kw, clim, extend):
     assert mesh.get_clim() == clim and mesh.colorbar.extend == extend
 
 
-@pytest.mark.parametrize(("n", "shown"), [(3, 3), (10, 10), (20, 10), (100, 10), (35, 9)])
-def test_heats_name_about_ten_clients(n, shown):
+@pytest.mark.parametrize(("n", "shown"), [(3, 3), (10, 10), (20, 4), (100, 5), (35, 7)])
+def test_heats_name_up_to_ten_clients(n, shown):
     (ax,), _ = panels_of(plots.heats({"a": np.zeros((n, n))}, x="giver", y="taker"))
-    step = -(-n // 10)
+    step = {3: 1, 10: 1, 20: 5, 100: 20, 35: 5}[n]
     assert (
         ticks(ax.yaxis) == ticks(ax.xaxis) == [str(i) for i in range(0, n, step)]
         and len(ticks(ax.xaxis)) == shown
     )
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("giver", "taker")
+
+
+def test_a_flat_map_has_a_scale_of_its_own():
+    mixed, flat, equal = np.eye(3), np.full((3, 3), 0.2), np.full((3, 3), 0.1)
+    flat[0, 0] = 0.21
+    (one, two, three), _ = panels_of(plots.heats({"x": mixed, "y": flat, "z": equal}))
+    assert [m.get_title() for m in (one, two, three)] == [
+        "x",
+        "y\nscale 0.2000 to 0.2100",
+        "z\nall 0.1",
+    ]
+    clims = [m.collections[0].get_clim() for m in (one, two, three)]
+    assert clims == [(0, 1), (0.2, 0.21), (0, 1)]
+
+
+def test_maps_of_different_things_have_a_bar_each():
+    said = {"a": "Test accuracy (%)", "b": "Place in the range"}
+    *maps, first, second = plots.heats({"a": 90 * np.eye(2), "b": np.eye(2)}, said=said).axes
+    assert [first.get_ylabel(), second.get_ylabel()] == list(said.values())
+    assert [m.collections[0].get_clim() for m in maps] == [(0, 90), (0, 1)]
 
 
 def test_heats_take_labels():
@@ -128,7 +148,7 @@ def test_layers_go_in_the_model_s_order(ax):
     ]
     assert (
         ticks(ax.xaxis) == ["stem", "conv", "logits", "a"]
-        and ax.xaxis.get_ticklabels()[0].get_rotation() == 30
+        and ax.xaxis.get_ticklabels()[0].get_rotation() == 0
     )
     got = lines(ax)
     np.testing.assert_allclose(
@@ -137,11 +157,12 @@ def test_layers_go_in_the_model_s_order(ax):
     assert [to_rgb(line.get_color()) for line in got] == [
         to_rgb(plots.PALETTE[m]) for m in ("flayer", "fedavg")
     ]
-    assert {line.get_marker() for line in got} == {"o"} and {
-        line.get_linestyle() for line in got
-    } == {"-"}
-    low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
-    np.testing.assert_allclose((low, high), (0.699, 1.001), err_msg="the band is the range")
+    assert [line.get_marker() for line in got] == ["o", "s"]
+    assert [line.get_linestyle() for line in got] == ["-", "--"]
+    (low, high) = ax.collections[0].get_segments()[1][:, 1]
+    seeds = np.array([[0.899, 0.901], [0.889, 0.891]])
+    found = verdicts.cell_interval(seeds, 0, 0.0)
+    np.testing.assert_allclose((low, high), (found.low, found.high), err_msg="the tables' interval")
 
 
 def test_layers_may_be_numbers(ax):
@@ -153,17 +174,23 @@ def test_layers_may_be_numbers(ax):
     ]
 
 
-def test_layers_by_stage(ax):
-    plots.layers(cka(("initial", "best")), ax)
-    assert legend(ax) == ["FLAYER", "FedAvg", "initial", "best"]
-    assert sorted((line.get_ydata()[0], line.get_linestyle()) for line in lines(ax)) == [
-        (pytest.approx(0.49), "--"),
-        (pytest.approx(0.5), "--"),
-        (pytest.approx(0.99), "-"),
-        (pytest.approx(1), "-"),
-    ]
-    handles = dict(zip(legend(ax), ax.get_legend().legend_handles, strict=True))
-    assert [handles[n].get_linestyle() for n in ("initial", "best")] == ["-", "--"]
+def test_one_or_two_layers_are_dots(ax):
+    plots.layers(cka()[lambda f: f.layer.isin(["stem", "a"])], ax)
+    assert {line.get_linestyle() for line in lines(ax)} == {"None"}
+    assert len(ax.collections) == 2, "with intervals"
+
+
+def test_layers_print_their_means(ax):
+    plots.layers(
+        cka(("initial", "best"))[lambda f: f.row == "flayer"], ax, hue="stage", numbers=True
+    )
+    assert sorted(t.get_text() for t in ax.texts) == sorted(
+        f"{1 - i / 10 - q / 2:.2f}" for i in range(4) for q in range(2)
+    )
+    many = pd.DataFrame(dict(row="x", layer=range(7), value=0.5))
+    other = plt.figure().subplots()
+    plots.layers(many, other, numbers=True)
+    assert not other.texts and other.get_xlabel() == "Mean: x 0.50"
 
 
 def test_layers_with_stages_as_hue(ax):
@@ -187,9 +214,9 @@ def test_points(ax):
 def test_points_by_hue(ax):
     frame = pd.DataFrame(
         dict(
-            tv=[0, 1, 2, 0, 2, 1],
-            acc=[0, 3, 3, 9, 5, 4],
-            row=["fedper"] * 3 + ["fedprox"] * 2 + ["one"],
+            tv=[0, 1, 2, 0, 1, 2, 0, 1],
+            acc=[0, 3, 3, 9, 7, 5, 4, 4],
+            row=["fedper"] * 3 + ["fedprox"] * 3 + ["one"] * 2,
         )
     )
     plots.points(frame, ax, "tv", "acc", hue="row", line=True)
@@ -198,13 +225,18 @@ def test_points_by_hue(ax):
         "FedProx",
         "one",
     ]
-    assert [c.get_offsets().tolist() for c in ax.collections][1:] == [[[0, 9], [2, 5]], [[1, 4]]]
+    assert [c.get_offsets().tolist() for c in ax.collections][1:] == [
+        [[0, 9], [1, 7], [2, 5]],
+        [[0, 4], [1, 4]],
+    ]
     colour = plots.colours(["fedper", "fedprox", "one"])
     assert [to_rgb(c.get_facecolor()[0]) for c in ax.collections] == [
         to_rgb(c) for c in colour.values()
     ]
     np.testing.assert_allclose(
-        [line.get_ydata() for line in ax.lines], [[0.5, 3.5], [9, 5]], err_msg="one x, no line"
+        [line.get_ydata() for line in ax.lines],
+        [[0.5, 3.5], [9, 5]],
+        err_msg="two points always lie on a line",
     )
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
 
@@ -230,6 +262,21 @@ def test_embedding(ax, groups, named):
     assert len({shape for _, shape in looks}) == min(4, groups)
 
 
+def test_far_outliers_of_an_embedding_are_at_the_edge_and_counted(ax):
+    rng = np.random.default_rng(0)
+    at = rng.normal(size=(40, 2))
+    at[:2] = [-984, 0], [3, 1154]
+    frame = pd.DataFrame(dict(x=at[:, 0], y=at[:, 1], group=[*range(10)] * 4, said="p = 0.01"))
+    plots.embedding(frame, ax)
+    assert max(map(abs, (*ax.get_xlim(), *ax.get_ylim()))) < 5, "the others fill the panel"
+    below = ax.get_xlabel().split("\n")
+    assert below == ["t-SNE 1", "2 outliers in a ring at the edge", "p = 0.01"]
+    rings = ax.collections[-1].get_offsets()
+    assert len(rings) == 2
+    assert all(ax.get_xlim()[0] <= x <= ax.get_xlim()[1] for x, _ in rings)
+    assert all(ax.get_ylim()[0] <= y <= ax.get_ylim()[1] for _, y in rings)
+
+
 def test_embedding_takes_names(ax):
     plots.embedding(pd.DataFrame(dict(x=[0, 1], y=[0, 1], group=["trees", "fish"])), ax)
     assert legend(ax) == ["trees", "fish"]
@@ -249,7 +296,7 @@ def test_reported(ax):
     assert plots.reported(frame, ax) is ax
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Test accuracy (%)", "")
     assert ticks(ax.yaxis) == ["FedPer", "x", "Local"] and ax.yaxis_inverted()
-    assert legend(ax) == ["Reported", "Reproduced"]
+    assert legend(ax) == ["Published", "Here"]
     np.testing.assert_array_equal(
         [line.get_xdata() for line in ax.lines[:3]], [[80, 71], [60, 62], [np.nan, 50]]
     )
@@ -262,7 +309,7 @@ def test_reported(ax):
     ] and np.ma.is_masked(paper[2].get_offsets())
     want = plots.colours(["fedper", "x", "local"])
     assert [to_rgb(c.get_facecolor()[0]) for c in here] == [to_rgb(c) for c in want.values()]
-    assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.45")} and not len(
+    assert {to_rgb(c.get_edgecolor()[0]) for c in paper} == {to_rgb("0.35")} and not len(
         paper[0].get_facecolor()
     )
 
@@ -284,7 +331,7 @@ def test_ranges_from_worst_to_best_client(ax):
 def test_leads_are_sorted_and_in_the_colour_of_who_is_ahead(ax):
     plots.leads(np.array([10.0, 20, 30]), np.array([15.0, 10, 30]), ax, ("fedavg", "fedper"))
     assert [p.get_height() for p in ax.patches] == [-10, 0, 5]
-    colours = plots.colours(["fedavg", "fedper"])
+    colours = {n: to_rgb(c) for n, c in plots.colours(["fedavg", "fedper"]).items()}
     assert ax.patches[0].get_facecolor()[:3] == pytest.approx(colours["fedavg"])
     assert ax.patches[2].get_facecolor()[:3] == pytest.approx(colours["fedper"])
 

@@ -78,8 +78,7 @@ class Study:
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
-        style = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}
-        self._style.enter_context(plt.rc_context(style))
+        self._style.enter_context(plt.rc_context(plots.STYLE))
         # Claims are sentences.
         self._style.enter_context(pd.option_context("display.max_colwidth", None))
 

@@ -149,10 +149,9 @@ def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
         limits(middle - 1.03 * reach, middle + 1.03 * reach)
     ax.set_aspect("equal")
     finish(ax, "t-SNE 1", "t-SNE 2", legend=False)
-    below = [f"{n} outlier{'s' * (n > 1)} in a ring at the edge" for n in [outside.sum()] if n]
-    below += [textwrap.fill(said, 44) for said in dict.fromkeys(frame.get("said", []))]
-    ax.set_xlabel("\n".join(["t-SNE 1 (no unit)", *below]))
-    ax.set_ylabel("t-SNE 2 (no unit)")
+    below = [f"{n} outlier{'s' * (n > 1)} in a ring at the edge" for n in [int(outside.sum())] if n]
+    below += [textwrap.fill(said, 30) for said in dict.fromkeys(frame.get("said", []))]
+    ax.set_xlabel("\n".join(["t-SNE 1", *below]))
     if len(names) <= 20:
         handles, texts = ax.get_legend_handles_labels()
         beside(ax, dict(zip(texts, handles, strict=True)), "Group")

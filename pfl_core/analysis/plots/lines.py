@@ -94,7 +94,7 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
     acc_min and acc_max, and may have a `level` as for `curves`.
     """
     names = names_of(rows, hue)
-    found, first = looks(names), True
+    found = looks(names)
     for name in names:
         own = rows[rows[hue] == name]
         if own.empty:
@@ -105,9 +105,8 @@ def spread(rows: pd.DataFrame, ax: Axes, hue: str = "row") -> Axes:
         low, high = wide.acc_pct - wide.acc_sd, wide.acc_pct + wide.acc_sd
         _band(ax, wide["rounds"], low.clip(lower=0), high.clip(upper=100), found[name].colour)
         for edge in ("acc_min", "acc_max"):
-            text = "Worst and best client" if first else None
-            ax.plot(wide.index, wide[edge], color=found[name].colour, lw=0.6, ls=":", label=text)
-            first = False
+            ax.plot(wide.index, wide[edge], color=found[name].colour, lw=0.6, ls=":")
+    ax.plot([], [], color="0.4", lw=0.6, ls=":", label="Worst and best client")
     _levels(rows, ax)
     return finish(ax, "Communication round", ACCURACY)
 
@@ -137,8 +136,8 @@ def layers(
         look, text = found[name], in_words(name)
         aside = 5.0 * (place - (len(present) - 1) / 2) if len(order) <= 2 else 0.0
         _bar(ax, own, "at", look, aside, joined=len(order) > 2, text=text)
-        if numbers and len(order) <= SIX:
-            _print(ax, own, place, len(present))
+    if numbers and len(order) <= SIX:
+        _print(ax, shown)
     _name_layers(ax, order)
     means = shown.groupby(hue, sort=False).value.mean()
     said = ", ".join(f"{in_words(name)} {means[name]:.2f}" for name in present)
@@ -188,20 +187,24 @@ def _bar(
         ax.vlines(own[x], own.low, own.high, color=look.colour, lw=1, alpha=0.8, transform=moved)
 
 
-def _print(ax: Axes, own: pd.DataFrame, place: int, lines: int) -> None:
-    # The first line's numbers above its dots, the last one's below.
-    above = place == 0 or lines > 2 and place % 2 == 0
-    for line in own.itertuples():
-        ax.annotate(
-            f"{line.value:.2f}",
-            (line.at, line.value),
-            xytext=(0, 5 if above else -5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom" if above else "top",
-            fontsize=6,
-        )
-    ax.margins(y=0.15)
+def _print(ax: Axes, shown: pd.DataFrame) -> None:
+    # The largest mean of a layer stands above its dot, the smallest below.
+    box = dict(boxstyle="square,pad=0.1", fc="white", ec="none", alpha=0.8)
+    for at, part in shown.groupby("at"):
+        ends = part.value.nlargest(1), part.value.nsmallest(1)
+        for values, up in zip(ends[: len(part)], (1, -1), strict=False):
+            where = dict(xytext=(0, 6 * up), va="bottom" if up > 0 else "top")
+            ax.annotate(
+                f"{values.iloc[0]:.2f}",
+                (at, values.iloc[0]),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+                bbox=box,
+                zorder=4,
+                **where,
+            )
+    ax.margins(y=0.2)
 
 
 def _levels(rows: pd.DataFrame, ax: Axes) -> None:

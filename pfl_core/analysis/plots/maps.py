@@ -168,7 +168,7 @@ def _size(matrices: Mapping[str, np.ndarray], columns: int) -> tuple[float, floa
     printed = max(max(np.shape(m)) for m in matrices.values()) if matrices else 0
     few = min(columns, len(matrices)) < 3 or 5 < printed <= PRINTED
     side = PANEL[0] * (1 if few else 0.65)
-    return side, side
+    return side, side + 0.25  # a title of two lines
 
 
 def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, float], str]:

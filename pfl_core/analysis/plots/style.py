@@ -60,6 +60,7 @@ DATA_LABELS = {  # display names of data sets
 }
 _SYMBOLS = {r"\bK_P\b": "$K_P$", r"\balpha\b": "α"}
 PANEL = (3.4, 2.5)  # inches: a column's width
+STYLE = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}  # of figures of this size
 LONG = 14  # entries of a legend: more stand in two columns
 
 
@@ -274,7 +275,7 @@ def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
 def entitle(ax: Axes, text: str) -> Axes:
     """Write a panel's title in words, in lines that fit its width."""
     grid = ax.get_subplotspec().get_gridspec()
-    letters = int(14 * ax.figure.get_figwidth() / grid.ncols) - 6
+    letters = int(11 * min(PANEL[0], ax.figure.get_figwidth() / grid.ncols)) - 1
     lines = [textwrap.fill(line, max(letters, 12)) for line in in_words(text).split("\n")]
     ax.set_title("\n".join(lines))
     return ax

@@ -9,7 +9,7 @@ import pfl_core
 from pfl_core.methods.base import METHODS
 
 NAMES = (
-    "Experiment run sweep tune grid Federation Method load "
+    "Experiment run plot sweep tune grid Federation Method load "
     "list_methods list_datasets list_models list_partitions"
 ).split()
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -52,6 +52,13 @@ def test_the_example_of_a_partition_of_ones_own(monkeypatch):
 
     monkeypatch.setattr(partition, "_SCHEMES", dict(partition._SCHEMES))
     assert not failures(examples("register_partition")) and "one_class" in partition._SCHEMES
+
+
+def test_the_example_of_arrays_dealt_to_clients():
+    finder = doctest.DocTestFinder(recurse=False)
+    known = {n: getattr(pfl_core, n) for n in pfl_core.__all__}
+    found = finder.find(pfl_core.Federation.dealt, "dealt", globs=known)
+    assert found and not failures(found)
 
 
 def test_a_wrong_example_is_found():

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfl_core import Experiment, load, run
 from pfl_core.data.client_data import ClientData, round_half_up
 from pfl_core.data.federation import Federation
+from pfl_core.data.partition import partition
 from pfl_core.util.draws import rng
 
 few = settings(max_examples=25)
@@ -683,3 +685,48 @@ def test_folders_that_are_not_pfllibs_are_named(tmp_path):
     np.savez(tmp_path / "train" / "1.npz", features=np.zeros(2))
     with pytest.raises(ValueError, match=r"1\.npz holds features; expected arrays x and y"):
         Federation.from_pfllib(tmp_path, trusted=True)
+
+
+# ---------------------------------------------------------------- arrays dealt to clients
+
+
+def test_arrays_are_dealt_as_the_partition_deals_a_pool(tmp_path):
+    pool = load("digits")
+    fed = Federation.dealt(pool.x, pool.y, "dirichlet", clients=6, seed=3, alpha=0.3)
+    split = partition("dirichlet", pool, 6, 3, alpha=0.3)
+    for part in ("train", "test"):
+        for mine, theirs in zip(fed.index[part], getattr(split, part), strict=True):
+            assert np.array_equal(mine, theirs)
+    result = run(Experiment(dataset="own", model="mlp", rounds=0), fed=fed, store=tmp_path)
+    assert result.meta["clients"] == 6
+
+
+def test_a_test_part_is_made_for_partitions_that_deal_it_apart():
+    pool = load("digits")
+    fed = Federation.dealt(pool.x, pool.y, "iid", clients=3, test=0.4)
+    assert fed.counts("test").sum() == pytest.approx(0.4 * pool.n, abs=5)
+    assert fed.counts("test").sum() + fed.counts().sum() == pool.n
+
+
+def test_what_cannot_be_dealt_is_said_before():
+    pool = load("digits")
+    with pytest.raises(ValueError, match="partition 'dirichlt' is unknown; did you mean"):
+        Federation.dealt(pool.x, pool.y, "dirichlt", clients=3)
+    with pytest.raises(ValueError, match=r"test=1.5\): allowed is a share in \(0, 1\)"):
+        Federation.dealt(pool.x, pool.y, clients=3, test=1.5)
+    with pytest.raises(ValueError, match="alphabet"):
+        Federation.dealt(pool.x, pool.y, "alphabets", clients=3)
+
+
+def test_federations_and_pools_show_what_matters():
+    pool = load("digits")
+    assert repr(pool) == "Pool(digits: 1,797 images of 1 x 28 x 28, 299 for test; 10 classes)"
+    assert "174 to 183 a class" in pool._repr_html_()
+    fed = Federation.dealt(pool.x, pool.y, clients=4, name="<mine>")
+    assert repr(fed).startswith("Federation(<mine>: 4 clients, 1,797 images of 1 x 28 x 28, 10")
+    page = fed._repr_html_()
+    counts = fed.counts()
+    assert "&lt;mine&gt;" in page and page.count('<td style="background') == counts.size
+    assert f">{counts.max()}</td>" in page and "0.70)" in page
+    many = Federation.dealt(pool.x, pool.y, "iid", clients=40)
+    assert "background" not in many._repr_html_()  # too many for a table

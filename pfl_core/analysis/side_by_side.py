@@ -45,12 +45,15 @@ def plot(*results: Result, when: str = "before") -> Figure:
     >>> plot(a, b).axes[0].get_ylabel()
     'Test accuracy (%)'
     """
-    from pfl_core.analysis import plots  # here: matplotlib takes a second that others need not wait
+    import matplotlib  # here: it takes a second that others need not wait
+
+    from pfl_core.analysis import plots
 
     rows = _rows(results, when)
-    fig, (ax,) = plots.panels(1, size=(6.4, 3.6))
-    plots.curves(rows, ax)
-    plots.entitle(ax, _title([result.experiment for result in results], when))
+    with matplotlib.rc_context({"font.size": 8, "axes.titlesize": 9}):
+        fig, (ax,) = plots.panels(1, size=(4.8, 2.8))
+        plots.curves(rows, ax)
+        plots.entitle(ax, _title([result.experiment for result in results], when))
     return fig
 
 

@@ -124,7 +124,8 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
             values = last.acc_pct, best.acc_pct, chosen, last.acc_worst10, last.acc_sd
             out[when] = dict(zip(SUMMARY, values, strict=True))
-    return pd.DataFrame(out).T.round(2).rename_axis("when")
+    table = pd.DataFrame(out).T.round(2).rename_axis("when")
+    return table.astype({name: int for name in table if name == "round of best"})
 
 
 # -- one number a row, and one round a row --------------------------------------------------------

@@ -293,9 +293,8 @@ def test_a_view_its_code_and_its_sliders_agree(name, monkeypatch, capsys):
     imports, _, call = out.strip().splitlines()[-1].rpartition("; ")
     scope = {}
     exec(imports, scope)
-    figure = eval(call, scope)
     with widgets._style():
-        assert plots.compact(figure) == shown[0].data
+        assert plots.compact(eval(call, scope)) == shown[0].data
 
     monkeypatch.setattr(plots, "compact", lambda figure, dpi: b"")  # the code says what is drawn
     mathematics.show(name, interactive="yes")

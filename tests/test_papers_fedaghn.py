@@ -401,7 +401,7 @@ def test_weights_of_the_outer_layers():
 def test_the_course_of_weights():
     got = fedaghn.course([probed("fedaghn"), probed(fedaghn.DESCENT, own=0.5)])
     assert len(got) == 9 * 3 * (3 + 1) and not got.duplicated(["kind", "row", "rounds"]).any()
-    own = got[(got.kind == "self") & (got["rounds"] == 8)].set_index("row").value
+    own = got[(got.kind == "On oneself") & (got["rounds"] == 8)].set_index("row").value
     assert own["deep"] == pytest.approx(0.18) and own["whole, descent"] == pytest.approx(0.58)
     assert set(got.row) == {"whole", "shallow", "deep", "whole, descent"}
 

@@ -261,7 +261,8 @@ def test_similarity_is_over_pairs_of_clients():
         [rows.iloc[0].to_dict() | {"average": "derived"} | g for g in got], columns=ROW_COLUMNS
     )
     alike = flayer.layers(pd.concat([rows, made], ignore_index=True))
-    assert alike.stage.tolist() == ["initial", "best"] * 2 and set(alike.layer) == {"fc"}
+    assert alike.stage.tolist() == ["first round", "best round"] * 2 and set(alike.layer) == {"fc"}
+    assert alike.panel.iloc[0] == f"{alike.column.iloc[0]}, APPLE"
     assert alike.row.tolist() == ["apple"] * 2 + [flayer.CORES] * 2 and alike.value.tolist() == [
         g["value"] for g in got
     ]

@@ -524,7 +524,9 @@ def test_gaps_and_capacity():
     lines = pd.DataFrame(
         dict(row=["a", "a", "b"], column="x", distance=[0.2, 0.4, 0.5], gap=[-1.0, -3.0, 2.0])
     )
-    assert pfedhn.gaps(lines).to_numpy().tolist() == [
+    found = pfedhn.gaps(lines)
+    assert found[["low", "high"]].isna().all(axis=None), "one seed has no interval"
+    assert found.drop(columns=["low", "high"]).to_numpy().tolist() == [
         ["a", "x", pytest.approx(0.3), -2.0],
         ["b", "x", 0.5, 2.0],
     ]
@@ -543,7 +545,9 @@ def test_gaps_and_capacity():
 def test_figure_3_is_one_seeds():
     acc = np.array([[90.0, 50.0], [80.0, 80.0]])
     shown = pfedhn.scaled({"seed 1": acc}, 1)
-    assert [m.tolist() for m in shown.values()] == [acc.tolist(), [[100, 0], [0, 0]]]
+    assert list(shown) == list(pfedhn.SCALES) and shown["Accuracy"].tolist() == acc.tolist()
+    ranged = [[1, 0], [np.nan, np.nan]]
+    np.testing.assert_array_equal(shown["Scaled to each row's range"], ranged)
     assert pfedhn.scaled({"seed 1": acc}, 0) == {}
 
 
@@ -593,6 +597,7 @@ def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
     )
     drawn = pfedhn.embedded(rows, probes("embeddings"))
     assert drawn.group.tolist() == [k // 5 for k in range(50)] and set(drawn.column) == {"seed 1"}
+    assert "perplexity 5" in drawn.said.iloc[0] and "permutation p = " in drawn.said.iloc[0]
     nothing = frame()
     assert pfedhn.crossed(nothing, []) == {} and pfedhn.embedded(nothing, []).empty
     assert pfedhn.numbers_of_newcomers(nothing, probes) == [] and pfedhn.newcomers(nothing).empty

@@ -241,7 +241,7 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     monkeypatch.setattr(pages, "PICTURE", home.parent / "picture.png")
     png, csv = pages.picture()
     assert png.stat().st_size > 5000 and len(pd.read_csv(csv)) == 4
-    assert "4 published accuracies beside ours in the same setting" in pages._pictured()[1]
+    assert "4 published accuracies beside ours in the same setting" in pages.picture_section().replace("\n", " ")
 
 
 def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():

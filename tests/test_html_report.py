@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import html_report, readable, report
+from pfl_core.papers import html_report, overview, readable, report
 from pfl_core.papers.base import PAPERS
-from pfl_core.util import sums
+from pfl_core.util import paths, sums
 from tools import pages
 
 
@@ -107,14 +107,59 @@ def test_a_table_has_its_verdicts_in_colour(root):
     )  # four papers, and the comparison of all methods
 
 
+def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
+    cells = pd.DataFrame(
+        dict(
+            paper="fedaghn",
+            table="table1",
+            column="a",
+            reported=[80.0, 85.0, 90.0],
+            reproduced=[80.5, 84.0, 70.0],
+            low=[79.0, 82.0, np.nan],
+            high=[82.0, 86.0, np.nan],
+            verdict=["agrees", "close", "differs"],
+        )
+    )
+    monkeypatch.setattr(overview, "ran", lambda: cells)
+    first = html_report.build(root).read_text().split("<main>")[0]
+    page = Page(first.replace("<!doctype html>", ""))
+    (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
+    assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
+    said = "3 published accuracies beside ours in the same setting: 1 agrees, 1 close, 1 differs."
+    assert said in picture["alt"] and "over 1 columns" in picture["alt"]
+    assert "<strong>588</strong> published accuracies, <strong>582</strong> of them" in first
+    counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)
+    assert counted == [
+        ("FedPer", ""),
+        ("pFedHN", "99"),
+        ("pFedLA", "153"),
+        ("FLAYER", "114"),
+        ("FedAGHN", "216"),
+    ]
+
+
+def test_without_runs_in_the_papers_setting_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    first = html_report.build(tmp_path).read_text().split("<main>")[0]
+    assert "No published accuracy has been run" in first and "<img" not in first
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(9.56e4, "95,600"), (12.0, "12"), (9.13e7, "91.3 million"), (3.77e9, "3.77 billion")],
+)
+def test_large_numbers_are_said(value, said):
+    assert readable.large(value) == said
+
+
 def test_a_figure_is_in_the_page(root):
     images = [
         attrs for tag, attrs in Page(html_report.build(root).read_text()).tags if tag == "img"
     ]
-    assert [(i["width"], i["height"], i["alt"]) for i in images] == [
+    assert [(i["width"], i["height"], i["alt"]) for i in images if "Fig" in i["alt"]] == [
         ("30", "20", "Figure 4 of FedAGHN, profile paper, data digits")
     ]
-    assert images[0]["src"].startswith("data:image/png;base64,iVBOR")
+    assert images[-1]["src"].startswith("data:image/png;base64,iVBOR")
 
 
 def test_the_committed_results_make_one_page_that_needs_nothing_else(tmp_path):
@@ -126,22 +171,30 @@ def test_the_committed_results_make_one_page_that_needs_nothing_else(tmp_path):
     text = html_report.build(tmp_path).read_text()
     page = Page(text)
     links = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href")]
-    assert page.open == [] and all(v.startswith(("data:image/png", "#")) for v in links)
+    papers = [
+        f"https://arxiv.org/abs/{n}"
+        for n in ("1912.00818", "2103.04628", "2205.03993", "2412.07062", "2501.16379")
+    ]
+    outside = [v for v in links if not v.startswith(("data:image/png", "#"))]
+    assert page.open == [] and outside == papers
+    assert len(text) < 6e6 and not re.search(r"\de[+-]\d", "".join(page.text))
     assert not re.search(r"url\(|@import|<script|<link", text)
     targets = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
     assert {v[1:] for v in links if v.startswith("#")} <= targets and {
         *PAPERS,
         "methods",
         "speed",
+        "fedaghn-quick-digits-t1",
+        "fedper-quick-digits-claims",
     } <= targets
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
     pngs = [p for name in PAPERS for p in (tmp_path / "figures").glob(f"{name}/*/*.png")]
     shown = {
         f"{name}.{p.name}" for name in PAPERS for p in (tmp_path / "figures").glob(f"{name}/*")
     }
-    assert len([v for v in links if v.startswith("data:")]) == len(
-        [p for p in pngs if f"{p.parts[-3]}.{p.parts[-2]}" in shown]
-    )
+    shown_pngs = [p for p in pngs if f"{p.parts[-3]}.{p.parts[-2]}" in shown]
+    pictures = len([v for v in links if v.startswith("data:")])
+    assert pictures == len(shown_pngs) + ("No published accuracy" not in text)
     assert (
         "None" not in page.text and "nan" not in page.text and not any("{{" in t for t in page.text)
     )

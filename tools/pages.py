@@ -24,9 +24,8 @@ from pfl_core.engine.simulate import simulate
 from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import comparison, presets, report
+from pfl_core.papers import comparison, overview, presets, report
 from pfl_core.papers.base import FULL, PAPERS, paper, title
 from pfl_core.papers.readable import LEGEND
 from pfl_core.stacked import scalars
@@ -140,16 +139,14 @@ def _spread(lines: list[int]) -> str:
 
 def papers_section() -> str:
     """README's five papers: what each proposes, and how much of it has been run in its setting."""
-    table = counts()
+    table = overview.counts()
     lines = []
     for name, c in zip(PAPERS, table.to_dict("records"), strict=True):
         facts = method_facts(paper(name).own)
-        doc = inspect.getdoc(inspect.getmodule(METHODS[paper(name).own]))
-        arxiv = re.search(r"arXiv:(\S+?)[,.]?\s", doc)[1]
-        claimed = [c[f"claims: {word}"] for word in CLAIMS]
+        claimed = [c[f"claims: {word}"] for word in overview.CLAIMS]
         lines.append(
             {
-                "paper": f"[{LABELS[name]}](https://arxiv.org/abs/{arxiv}), {facts['paper']}",
+                "paper": f"[{LABELS[name]}]({overview.address(name)}), {facts['paper']}",
                 "idea": facts["idea"],
                 "notebook": f"[{name}.ipynb](notebooks/{name}.ipynb)",
                 "accuracies run": f"{c['run']} of {c['comparable']}" if c["comparable"] else "-",
@@ -178,20 +175,12 @@ def picture() -> list[Path]:
 
     Its numbers, with Kendall's tau of the orders beside them, are in the CSV of the same name.
     """
-    cells = _ran()
+    cells = overview.ran()
     if cells.empty:
         return []
-    fig, (ax,) = plots.panels(1, size=(5, 4.2))
-    plots.agreement(cells, ax)
-    png = plots.save(fig, cells, PICTURE)
+    png = plots.save(overview.drawn(cells), cells, PICTURE)
     png.with_suffix(".pdf").unlink()
     return [png, png.with_suffix(".csv")]
-
-
-def _ran() -> pd.DataFrame:
-    every = [report.every_cell(name).assign(paper=name) for name in PAPERS]
-    cells = pd.concat(every, ignore_index=True).dropna(subset=["reproduced"])
-    return cells[["paper", *[c for c in cells if c not in ("paper", "comparable", "why")]]]
 
 
 FIRST_RUN = """![FedPer against FedAvg on digits](figures/fedper/quick-digits/fig2.png)
@@ -203,54 +192,11 @@ digits in place of CIFAR-10. It says nothing of the paper.*
 
 def picture_section() -> str:
     """README's picture: published and reproduced accuracies, once a cell was run as published."""
-    cells = _ran()
+    cells = overview.ran()
     if cells.empty:
         return FIRST_RUN
-    orders = [report.order_agreement(of).tau for _, of in cells.groupby("paper", sort=False)]
-    taus = pd.concat(orders)
-    said = [f"{n} {word}" for word in CELLS if (n := int((cells.verdict == word).sum()))]
-    text = f"{len(cells)} published accuracies beside ours in the same setting: {', '.join(said)}."
-    if len(taus):
-        text += f" Kendall's tau of the orders of methods: median {taus.median():.2f}"
-        text += f" over {len(taus)} columns."
     image = f"![Published and reproduced accuracies](figures/{PICTURE.name})"
-    return f"{image}\n\n{textwrap.fill(f'*{text}*', 100)}\n"
-
-
-CELLS = ("agrees", "close", "differs", "undecided")
-CLAIMS = ("holds", "contradicted", "undecided", "not run")
-
-
-def counts() -> pd.DataFrame:
-    """A line a paper: its published accuracies and what became of them, and of its claims.
-
-    Comparable are those that profile paper computes in the paper's setting. Only runs with the
-    paper's own data, networks and clients count (profiles medium and paper).
-    """
-    lines = []
-    for name in PAPERS:
-        cells, claimed = report.every_cell(name), best_claims(name)
-        ran = cells[cells.reproduced.notna()].verdict.value_counts()
-        line = {"paper": LABELS[name], "accuracies published": len(cells)}
-        line |= {"comparable": int(cells.comparable.sum()), "run": int(ran.sum())}
-        line |= {word: int(ran.get(word, 0)) for word in CELLS}
-        of_claims = claimed.verdict.value_counts()
-        line |= {f"claims: {word}": int(of_claims.get(word, 0)) for word in CLAIMS}
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def best_claims(name: str) -> pd.DataFrame:
-    """A paper's claims, each from the fullest profile at which it was judged; quick counts not."""
-    none = report.claims(name, pd.DataFrame(columns=ROW_COLUMNS))
-    out = [none.assign(data="")]
-    parts = [p for p in committed.parts(name).values() if p.profile in FULL]
-    for part in sorted(parts, key=lambda p: FULL.index(p.profile)):
-        judged = report.claims(name, part.rows())
-        out.append(judged[judged.verdict != "not run"].assign(data=part.data))
-    both = pd.concat(out).rename_axis("place").reset_index()
-    last = both.drop_duplicates("place", keep="last").sort_values("place")
-    return last.drop(columns="place").reset_index(drop=True)
+    return f"{image}\n\n{textwrap.fill(f'*{overview.said(cells)}*', 100)}\n"
 
 
 def _comparison(part: committed.Part) -> list[str]:
@@ -280,10 +226,10 @@ judged below, but says nothing of the papers.
 
 def results_page() -> str:
     """docs/results.md: counts, where tables and figures are, and every claim with its verdict."""
-    out = [RESULTS, report.markdown(counts())]
+    out = [RESULTS, report.markdown(overview.counts())]
     for name in PAPERS:
         out += ["", f"## {LABELS[name]}", "", report.markdown(_artefacts(name))]
-        out += ["", "Claims:", "", _claims(best_claims(name))]
+        out += ["", "Claims:", "", _claims(overview.best_claims(name))]
         for part in committed.parts(name).values():
             if part.profile not in FULL:
                 judged = report.claims(name, part.rows())

@@ -8,6 +8,7 @@ __all__ = [
     "fedper",
     "flayer",
     "html_report",
+    "overview",
     "parameters",
     "pfedhn",
     "pfedla",

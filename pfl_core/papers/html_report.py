@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import io
 import platform
 import re
 from pathlib import Path
@@ -13,11 +14,12 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from pfl_core.analysis import plots
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.experiments import committed
 from pfl_core.experiments.committed import Part
 from pfl_core.papers import comparison as compare
-from pfl_core.papers import readable, report
+from pfl_core.papers import overview, readable, report
 from pfl_core.papers.base import PAPERS, paper, title
 from pfl_core.util import paths
 from pfl_core.util.version import __version__
@@ -33,6 +35,7 @@ def build(root: Path = paths.CHECKOUT) -> Path:
     facts = {fact for _, rows in parts for fact in zip(rows.device, rows.version, strict=True)}
     page = f"pfl_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     shown = dict(
+        **_first_screen(),
         papers=[_paper(name, parts, root / "figures" / name) for name in PAPERS],
         comparisons=[_comparison(*part) for part in parts if part[0].paper == "methods"],
         speed=_speed(root / "benchmarks" / "README.md"),
@@ -46,6 +49,27 @@ def build(root: Path = paths.CHECKOUT) -> Path:
     out.parent.mkdir(exist_ok=True)
     out.write_text(env.get_template("report.html").render(shown), encoding="utf-8")
     return out
+
+
+def _first_screen() -> dict[str, Any]:
+    """The picture of published and reproduced accuracies, its caption, and the counts."""
+    cells = overview.ran()
+    counts = overview.counts()
+    picture = None
+    if len(cells):
+        png = plots.compact(overview.drawn(cells))
+        picture = _embedded(png) | dict(title=overview.said(cells))
+    totals = counts.drop(columns="paper").sum()
+    claims = [f"{totals[f'claims: {w}']} {w}".replace("holds", "hold") for w in overview.CLAIMS]
+    return dict(
+        picture=picture,
+        counts=[dict(zip(counts, line, strict=True)) for line in counts.to_numpy().tolist()],
+        addresses=[overview.address(name) for name in PAPERS],
+        published=f"{totals['accuracies published']:,}",
+        comparable=f"{totals.comparable:,}",
+        ran=f"{totals.run:,}",
+        claimed=", ".join(claims),
+    )
 
 
 def _paper(name: str, parts: list[tuple[Part, pd.DataFrame]], folder: Path) -> dict[str, Any]:
@@ -63,6 +87,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
                 tables.append(dict(title=name) | _table(cells, about.digits))
     figures = sorted((folder / part.label).glob("*.png"), key=_order)
     return dict(
+        key=f"{part.paper}-{part.label}",
         profile=part.profile,
         data=part.data,
         data_sets=report.data_sets(rows),
@@ -103,10 +128,20 @@ def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
 
 
 def _figure(path: Path) -> dict[str, Any]:
-    with Image.open(path) as image:
+    return _embedded(path.read_bytes()) | dict(title=title(path.stem))
+
+
+def _embedded(png: bytes) -> dict[str, Any]:
+    """A picture as an address that needs no other file, with at most 256 colours."""
+    with Image.open(io.BytesIO(png)) as image:
         width, height = image.size
-    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-    return dict(title=title(path.stem), uri=uri, width=width, height=height)
+        small = io.BytesIO()
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            small, "PNG", optimize=True
+        )
+    shortest = min(png, small.getvalue(), key=len)
+    uri = "data:image/png;base64," + base64.b64encode(shortest).decode()
+    return dict(uri=uri, width=width, height=height)
 
 
 def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
@@ -123,6 +158,10 @@ def _speed(readme: Path) -> str:
     if not readme.exists():
         return ""
     text = re.sub("<!--.*?-->", "", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
+    # Pictures and links of files that are not sent with the page.
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^]]*)\]\((?!https?:|javascript:)[^)]*\)", r"\1", text)
+    text = re.sub(r"\b\d(\.\d+)?e\+\d\d\b", lambda found: readable.large(float(found[0])), text)
     # Other HTML that stands in the file is shown as text, and no link runs anything.
     page = MarkdownWithMath(renderer=IPythonRenderer(escape=True, allow_harmful_protocols=False))
     return Markup(page.render(text))

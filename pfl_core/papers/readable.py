@@ -32,6 +32,14 @@ def number(value: float, digits: int, sign: str = "") -> str:
     return "" if pd.isna(value) else f"{value:{sign}.{digits}f}"
 
 
+def large(value: float) -> str:
+    """A large number as people say it: "95,600", "91.3 million", "3.77 billion"."""
+    for size, word in ((1e9, " billion"), (1e6, " million")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{word}"
+    return f"{value:,.0f}"
+
+
 def with_interval(value: float, low: float, high: float, digits: int, sign: str = "") -> str:
     """ "83.2 [82.1, 84.3]"; without brackets where there is no interval, "" for NaN."""
     text = number(value, digits, sign)

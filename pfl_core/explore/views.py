@@ -277,17 +277,22 @@ def runs(
     _draw_last_round(frame, when, right)
     said = (
         f"{sources.METRICS[metric]}, {MOMENTS[when]}, of {plots.in_words(column)}. A line is the "
-        "mean over seeds, a band their range."
+        "mean over seeds, a band their range; what spends nothing has no curve."
     )
     return Shown(fig, said, _last_and_best(frame, when, metric, spent), code)
 
 
 def _against(series: pd.DataFrame, spent: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Rows with a row's mean of an amount (`sources.amounts`) over seeds in place of its round."""
+    """Rows with a row's mean of an amount (`sources.amounts`) over seeds in place of its round.
+
+    Rows that spend nothing of it, as Local sends nothing, have no curve.
+    """
     if axis == "rounds":
         return series
     both = series.merge(spent, on=["run", "rounds"])
-    return both.assign(rounds=both.groupby(["row", "rounds"])[axis].transform("mean"))
+    moved = both[both.groupby("row")[axis].transform("max") > 0]
+    moved = both if moved.empty else moved
+    return moved.assign(rounds=moved.groupby(["row", "rounds"])[axis].transform("mean"))
 
 
 def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
@@ -319,7 +324,8 @@ def _last_and_best(
         "client visits": last.client_visits.mean(),
         "MB": last.megabytes.mean(),
     }
-    return pd.DataFrame(columns).round(2).rename(index=plots.label).rename_axis(None)
+    table = pd.DataFrame(columns).round(2).reindex(frame.row.unique())
+    return table.rename(index=plots.label).rename_axis(None)
 
 
 def clients_choices(wanted: Mapping[str, Any]) -> Choices:

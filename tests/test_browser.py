@@ -1,4 +1,4 @@
-"""notebooks/explore.ipynb as a person uses it: JupyterLab here, a real browser without a window.
+"""Notebooks and the report page as a person uses them: a real browser without a window.
 
 Needs the extra `browser` and a Chromium or Chrome with its driver (Debian: chromium,
 chromium-driver); no network. Pictures of what was on the page are kept in runs/browser/.
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from pfl_core.explore import sources
+from pfl_core.papers import html_report
 from tools.notebooks import NOTEBOOKS, ROOT
 
 CHROME = next(
@@ -25,6 +27,7 @@ CHROME = next(
 )
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
 PICTURES = ROOT / "runs" / "browser"
+OPENED = ("explore", "start")
 SETTINGS = {  # all cells in the page, no question about news, no look for updates
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -37,12 +40,18 @@ def free_port() -> int:
         return trial.getsockname()[1]
 
 
-@pytest.fixture
-def runs(tmp_path) -> Path:
-    return tmp_path / "runs"
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """JupyterLab's folder, with copies of the notebooks that are opened."""
+    return tmp_path_factory.mktemp("lab")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def runs(home) -> Path:
+    return home / "runs"
+
+
+@pytest.fixture(scope="module")
 def driver():
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="selenium is not installed: pip install -e .[browser]"
@@ -62,21 +71,22 @@ def driver():
         "window-size=1400,1800",
     ):
         options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(DRIVER)
     browser = webdriver.Chrome(options=options, service=service)
     yield browser
     browser.quit()
 
 
-@pytest.fixture
-def lab(tmp_path, runs):
-    """The address of explore.ipynb in a JupyterLab of its own.
+@pytest.fixture(scope="module")
+def lab(home, runs):
+    """The address of a JupyterLab of its own, with {} for a notebook's name.
 
-    The notebook is a copy; settings and run store are the test's.
+    Settings, run store and notebooks are the test's.
     """
-    home, port, token = tmp_path / "lab", free_port(), secrets.token_hex(16)
-    home.mkdir()
-    shutil.copy(NOTEBOOKS / "explore.ipynb", home)
+    port, token = free_port(), secrets.token_hex(16)
+    for name in OPENED:
+        shutil.copy(NOTEBOOKS / f"{name}.ipynb", home)
     for name, values in SETTINGS.items():
         file = home / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +134,7 @@ def lab(tmp_path, runs):
                 break
             except OSError:  # not yet
                 continue
-        yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?token={token}"
+        yield f"http://127.0.0.1:{port}/lab/tree/{{}}.ipynb?reset&token={token}"
     finally:
         server.terminate()
         server.wait(30)
@@ -146,7 +156,7 @@ class Page:
                 lambda _: seen()
             )
         except TimeoutException:
-            self.keep("failed")
+            self.keep("0-failed")
             raise
 
     def all(self, xpath: str):
@@ -167,6 +177,15 @@ class Page:
         )
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
         handle.send_keys(key)
+
+    def chosen(self, label: str) -> list[str]:
+        """What lists of this label have chosen, from the top of the page."""
+        lists = self.all(f"//label[normalize-space()='{label}']/..//select")
+        return [e.find_element("css selector", "option:checked").text for e in lists]
+
+    def choose(self, panel: str, label: str, option: str) -> None:
+        options = f"{panel}//label[normalize-space()='{label}']/..//option"
+        self.until(lambda: next((e for e in self.all(options) if e.text == option), None)).click()
 
     def text(self, panel: str) -> str:
         return self.one(f"{panel}//div[contains(@class, 'widget-html-content')]").text
@@ -189,35 +208,49 @@ class Page:
             self.driver.execute_script(
                 "arguments[0].scrollIntoView({block: 'center'})", self.one(panel)
             )
-            time.sleep(0.5)  # until scrolled
         self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
 
 
-@pytest.fixture
-def page(driver, lab) -> Page:
-    """explore.ipynb, opened and run from top to bottom."""
+def run_all(driver, lab: str, name: str) -> Page:
+    """A notebook, opened and run from top to bottom; none of its cells failed."""
     page = Page(driver)
-    driver.get(lab)
+    driver.get(lab.format(name))
     # The kernel is there.
     page.one("//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]")
     page.one("//div[@class='lm-MenuBar-itemLabel' and text()='Run']").click()
     page.one("//li[@data-command='runmenu:run-all']").click()
-    page.until(
-        lambda: (
-            len(page.all("//div[contains(@class, 'jp-OutputArea')]//label[text()='Rounds']")) == 1
-        )
-    )
+    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+    code = sum(cell["cell_type"] == "code" and bool(cell["source"]) for cell in cells)
+    prompt = "//div[contains(@class, 'jp-CodeCell')]//div[contains(@class, 'jp-InputPrompt')]"
+    page.until(lambda: sum(e.text[1:-2].isdigit() for e in page.all(prompt)) == code, 600)
+    failed = "contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')"
+    assert [e.text for e in page.all(f"//div[{failed}]")] == []
     return page
 
 
-def all_views_are_there_without_errors(page):
+def all_views_are_there(page):
     page.keep("1-opened", page.panel("Partition"))
-    assert (
-        page.all("//div[contains(@data-mime-type, 'stderr') or contains(@data-mime-type, 'error')]")
-        == []
-    )
-    assert page.picture(page.panel("Partition")).startswith("data:image/png")
-    assert "fedavg" in page.text(page.panel("Smoothing"))
+    shown = [
+        e.get_attribute("src") for e in page.all("//div[contains(@class, 'widget-html')]//img")
+    ]
+    assert len(shown) == 5 and all(source.startswith("data:image/png") for source in shown)
+    assert "FedAvg" in page.text(page.panel("Smoothing"))
+
+
+def the_best_evidence_is_chosen_and_missing_data_are_marked(page):
+    (source, *_), (data, *_) = (page.chosen(label) for label in ("Results", "Data"))
+    assert source == sources.title(sources.best(sources.names())) and data == "digits"
+    panel = page.panel("Partition")
+    listed = [e.text for e in page.all(f"{panel}//label[text()='Data']/..//option")]
+    assert "Omniglot (not on this computer)" in listed
+
+
+def curves_move_to_another_axis(page):
+    panel = page.panel("Smoothing")
+    before = page.picture(panel)
+    page.choose(panel, "Against", "Megabytes sent and received")
+    page.until(lambda: "against='megabytes'" in page.text(panel) and page.picture(panel) != before)
+    page.keep("3-megabytes", panel)
 
 
 def a_slider_moved_by_keys_changes_picture_and_code(page):
@@ -241,7 +274,7 @@ def run_stop_and_run_again(page, runs):
     first = page.picture(panel)
     assert first.startswith("data:image/png")
     page.until(lambda: page.picture(panel) != first)
-    page.keep("3-running", panel)
+    page.keep("4-running", panel)
 
     page.slide(other, "Alpha", "\ue014")  # the notebook stays usable
     page.until(lambda: "'alpha': 0.5}" in page.text(other))
@@ -249,7 +282,7 @@ def run_stop_and_run_again(page, runs):
 
     page.press("Stop")
     page.until(lambda: "stopped: round" in page.text(panel))
-    page.keep("4-stopped", panel)
+    page.keep("5-stopped", panel)
     (checkpoint,) = runs.glob("store/*.part/checkpoint.pt")
     reached = int(page.text(panel).split("stopped: round ")[1].split()[0])
 
@@ -257,12 +290,43 @@ def run_stop_and_run_again(page, runs):
     page.until(lambda: "running: round" in page.text(panel))
     again = int(page.text(panel).split("running: round ")[1].split()[0])
     assert again > reached and checkpoint.exists()
-    page.keep("5-again", panel)
+    page.keep("6-again", panel)
     page.press("Stop")
     page.until(lambda: "stopped: round" in page.text(panel))
 
 
-def test_explore_in_a_browser(page, runs):
-    all_views_are_there_without_errors(page)
+def test_explore_in_a_browser(driver, lab, runs):
+    page = run_all(driver, lab, "explore")
+    all_views_are_there(page)
+    the_best_evidence_is_chosen_and_missing_data_are_marked(page)
     a_slider_moved_by_keys_changes_picture_and_code(page)
+    curves_move_to_another_axis(page)
     run_stop_and_run_again(page, runs)
+
+
+def test_start_in_a_browser(driver, lab):
+    page = run_all(driver, lab, "start")
+    page.keep("7-start")
+    assert page.all("//div[contains(@class, 'jp-OutputArea')]//img")
+
+
+def test_the_report_in_a_browser(driver, tmp_path):
+    for name in ("results", "benchmarks"):  # its figures are pictures like any other
+        (tmp_path / name).mkdir()
+        for source in (ROOT / name).iterdir():
+            (tmp_path / name / source.name).symlink_to(source)
+    driver.get_log("browser")  # what other pages said
+    driver.get(html_report.build(tmp_path).as_uri())
+    page = Page(driver)
+    page.keep("8-report")
+    first = page.one("//table[contains(@class, 'counts')]").rect
+    assert first["y"] + first["height"] < 900  # on the first screen
+    assert not any(d.get_attribute("open") for d in page.all("//details"))
+    links = [a.get_attribute("href").split("#")[1] for a in page.all("//a[contains(@href, '#')]")]
+    assert {"fedper", "speed", "read", "fedaghn-quick-digits-claims"} <= set(links)
+    for target in links[:9]:
+        page.one(f"//nav//a[@href='#{target}']").click()
+        page.until(lambda target=target: driver.find_element("id", target).is_displayed())
+    outside = "return performance.getEntriesByType('resource').map(e => e.name)"
+    assert [e for e in driver.execute_script(outside) if not e.startswith("data:")] == []
+    assert driver.get_log("browser") == []

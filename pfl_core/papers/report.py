@@ -39,7 +39,7 @@ __all__ = [
 
 
 def reported(paper: str | Paper) -> pd.DataFrame:
-    """Every number that a paper prints: table, row, column, metric, value, std, note.
+    """Every number that a paper prints: table, row, column, metric, value, sd, note.
 
     ValueError for a paper without tables.
     """
@@ -50,7 +50,8 @@ def reported(paper: str | Paper) -> pd.DataFrame:
             f"no published numbers for {name!r}; there are those of pfedhn, pfedla, flayer, fedaghn"
         )
     with file.open(encoding="utf-8") as f:
-        return pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
+        found = pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
+    return found.rename(columns={"std": "sd"})
 
 
 # What has to be the paper's for a number of ours to stand beside a published one.
@@ -150,9 +151,7 @@ def compare(
         if len(rows)
         else rows
     )
-    lines = {
-        (c.column, c.row): dict(reported=c.value, reported_sd=c.std) for c in said.itertuples()
-    }
+    lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in said.itertuples()}
     cells = _Cells(rows, ours, paper, metric, how) if len(ours) else None
     for (column, row), of_cell in ours.groupby(["column", "row"], sort=False):
         line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))

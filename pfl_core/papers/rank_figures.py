@@ -48,9 +48,9 @@ def fit(fig: Figure, axes: Sequence[Axes], methods: Sequence[int]) -> list[int]:
 def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     """Ranks as numbers, a line a method and a column a rule; colours say what a rule changes.
 
-    Blue: better than as the paper counts; red: worse; hatched: no such numbers.
+    Blue: better than as the paper counts; red: worse; grey: no such numbers.
 
-    order: as `recount.ranks` gives it; a rule that is missing is hatched.
+    order: as `recount.ranks` gives it; a rule that is missing is grey.
     same: the rules that are how the paper counts, which get a star.
     lines: how many there is room for, so that panels with fewer methods have the same cells.
     """
@@ -58,10 +58,10 @@ def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     shown = order.reindex(columns=rules)
     change = -shown.sub(order[REPORTED], axis=0).round().clip(-MOST, MOST)
     ends = 1.7 * MOST  # light enough for black numbers
-    ax.imshow(change, cmap="RdBu", vmin=-ends, vmax=ends, aspect="auto")
+    ax.imshow(change, cmap="RdBu", vmin=-ends, vmax=ends, aspect="auto", interpolation="nearest")
     for (i, j), rank in np.ndenumerate(shown.to_numpy()):
         if np.isnan(rank):
-            box = dict(fc="none", ec="0.8", hatch="////", lw=0)
+            box = dict(fc="0.85", lw=0)
             ax.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **box))
         else:
             text = dict(ha="center", va="center", fontsize=6.5)

@@ -23,7 +23,7 @@ from pfl_core.papers.recount import AVERAGED, REPORTED, RULES, Runs
 from pfl_core.util import paths
 from pfl_core.util.version import __version__
 
-STYLE = {"font.size": 8, "axes.titlesize": 8, "hatch.linewidth": 0.4}
+STYLE = {"font.size": 8, "axes.titlesize": 8}
 
 
 # -- the notebook ----------------------------------------------------------------------------------
@@ -81,9 +81,7 @@ class WhatHolds:
                 ax.set_title(f"{_named(*key)}\n{_where(column)}")
             long = [o.stack().rename("rank").reset_index() for o in orders.values()]
             said = "1 is the best, methods stand in the order of the paper's own way to count. "
-            said += (
-                "* as the paper counts; blue: better than so, red: worse; hatched: no such runs."
-            )
+            said += "* as the paper counts; blue: better than so, red: worse; grey: no such runs."
             frames = zip(orders, long, strict=True)
             frame = pd.concat([f.assign(panel=_named(*key)) for key, f in frames])
             self._figure("ranks", fig, frame, f"Ranks under other ways to count. {said}")
@@ -294,7 +292,8 @@ def _read(columns: Iterable[pd.DataFrame], profile: str) -> str:
 def _lacking(runs: list[Runs], shown: set[tuple[str, str, str]]) -> str:
     # Which rules columns of the picture lack, and why.
     why: dict[tuple[str, str], set[str]] = {}
-    for r, rule in itertools.product(runs, [rule for rule in RULES if rule != AVERAGED]):
+    some = [r for r in runs if (r.paper.key, r.artefact) in {key[:2] for key in shown}]
+    for r, rule in itertools.product(some, [rule for rule in RULES if rule != AVERAGED]):
         for column, reason in recount.without(rule, r).items():
             if (r.paper.key, r.artefact, column) in shown:
                 why.setdefault((rule, reason), set()).add(r.name)

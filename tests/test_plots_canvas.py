@@ -44,8 +44,8 @@ def study_like(plot, frame, **kw):
     return plots.note(fig, "Figure 2, profile quick, data raters_digits100, 2 seeds. " * 2)
 
 
-def one(plot, *args, **kw):
-    fig, (ax,) = plots.panels(1)
+def one(plot, *args, size=plots.PANEL, **kw):
+    fig, (ax,) = plots.panels(1, size=size)
     plots.entitle(plot(*args[:1], ax, *args[1:], **kw), COLUMNS[0])
     return plots.note(fig, "Figure 1, profile quick, data digits, 1 seed.")
 
@@ -129,7 +129,7 @@ FIGURES = {
     "points at one place": lambda: one(
         plots.points, long(ROWS[:2], xs=(0.45956,)), ylabel="Test accuracy (%)", **POINTS
     ),
-    "embedding": lambda: one(plots.embedding, embedded()),
+    "embedding": lambda: one(plots.embedding, embedded(), size=(3.4, 3.4)),  # as pfedhn.ipynb
     "reported": lambda: one(plots.reported, compared()),
     "ranges": lambda: one(
         plots.ranges,

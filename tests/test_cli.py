@@ -314,7 +314,11 @@ def test_objects_are_short_in_text_and_whole_in_html(home):
     page = e._repr_html_()
     assert "<th>partition_args</th>" in page and "&lt;b&gt;" in page and "momentum" not in page
     page = r._repr_html_()
-    assert r.id in page and f"{r.summary().loc['after', 'last round']:.2f}" in page and "..." not in page
+    assert (
+        r.id in page
+        and f"{r.summary().loc['after', 'last round']:.2f}" in page
+        and "..." not in page
+    )
     assert (
         "<th>mu</th>" in make_method("fedprox", mu=0.5)._repr_html_()
         and "0.5" in make_method("fedprox", mu=0.5)._repr_html_()

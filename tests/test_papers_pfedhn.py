@@ -296,7 +296,7 @@ def made(artefact: str, numbers: dict[tuple[str, ...], float], seeds: int = 3) -
 
 
 def verdict(says: str, rows: pd.DataFrame) -> tuple[str, str]:
-    found = report.claims("pfedhn", rows, "quick")
+    found = report.claims("pfedhn", rows.assign(profile="quick"))
     (line,) = found[found.says.str.startswith(says)].itertuples()
     return line.verdict, line.reason
 
@@ -482,7 +482,7 @@ def test_the_papers_own_tables_uphold_what_its_text_says():
     printed["table4"] |= {("pfedhn (no spectral norm)", c): v for c, v in plain.items()}
     tables = ("table1", "table2", "table3", "table4", "appc5")
     rows = pd.concat([made(t, printed[t]) for t in tables], ignore_index=True)
-    found = report.claims("pfedhn", rows, "quick")
+    found = report.claims("pfedhn", rows.assign(profile="quick"))
     assert set(found[found.artefact.isin(tables)].verdict) == {"holds"}
     assert set(found[~found.artefact.isin(tables)].verdict) == {"not run"}
 

@@ -688,14 +688,23 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
 @pytest.mark.parametrize(
     ("cells", "how"),
     [
-        ({("local", CIFAR, 0): 60.0}, {}),
+        ({("pfedla", CIFAR, 0): 60.0}, {}),
+        ({("local", CIFAR, 0): 60.0, ("fedavg", CIFAR, 0): 61.0}, {}),
         ({("local", CIFAR, 0): 60.0, ("pfedla", "FMNIST, N=10", 0): 61.0}, {}),
         ({("local", CIFAR, 5): 60.0, ("pfedla", CIFAR, 5): 61.0}, {}),
         (TWO, dict(datasets=("digits",))),
         (TWO, dict(seeds=(3,))),
         (TWO, dict(methods=("fedavg",))),
     ],
-    ids=["a row", "a row a column", "seeds not planned", "data asked for", "seed", "method"],
+    ids=[
+        "a row",
+        "baselines",
+        "a row a column",
+        "seeds not planned",
+        "data asked for",
+        "seed",
+        "method",
+    ],
 )
 def test_too_little_is_not_evidence(home, cells, how):
     committed_at(home, "medium", cells)

@@ -18,8 +18,8 @@ def best(
 ) -> tuple[Scope, pd.DataFrame] | None:
     """The fullest scope of which an artefact has enough rows, and these; None if none has.
 
-    Enough is of a table two rows in one column, of all else every run. Nothing is trained, and no
-    data set is needed.
+    Enough is of a table the paper's own row and another in one column, of all else every run.
+    Nothing is trained, and no data set is needed.
 
     scope: whose methods and seeds are asked for; with data sets of its own there is nothing better.
     part: only the sweeps of this part.
@@ -39,9 +39,10 @@ def best(
         if rows.empty:
             continue
         rows = rows[[cell in cells for cell in zip(rows.row, rows.column, rows.seed, strict=True)]]
-        each = rows.groupby("column").row.nunique()
-        there = len(rows.drop_duplicates(["row", "column", "seed"]))
-        if there and (there == len(cells) or (artefact in paper.tables and each.max() > 1)):
+        there = rows.drop_duplicates(["row", "column", "seed"])
+        each = there.groupby("column").row.agg(set)
+        table = artefact in paper.tables and any(paper.own in r and len(r) > 1 for r in each)
+        if table or 0 < len(there) == len(cells):
             own = derived[derived.run.isin(rows.run)]
             return full, pd.concat([rows, own], ignore_index=True)
     return None

@@ -16,13 +16,13 @@ from typing import Any
 from IPython.display import display
 
 from pfl_core.explore import widgets
+from pfl_core.explore.choices import Choices
 from pfl_core.explore.mathematics.clients import VIEWS
 from pfl_core.explore.mathematics.fedaghn import attention
 from pfl_core.explore.mathematics.fedper import split
 from pfl_core.explore.mathematics.flayer import rates_and_masks
 from pfl_core.explore.mathematics.pfedhn import pulled, subspace
 from pfl_core.explore.mathematics.pfedla import layer_weights
-from pfl_core.explore.choices import Choices
 from pfl_core.util import checks
 
 __all__ = [

@@ -94,11 +94,11 @@ def test_partition_view(results):
         dataset="digits", partition="dirichlet", partition_args={"alpha": 0.3}, clients=8, seed=3
     )
     assert (counts == federation(same).counts()).all()
-    assert shown.table.loc["training samples", "max"] == counts.sum(1).max()
+    assert shown.table.loc["training samples", "most"] == counts.sum(1).max()
     share = counts / counts.sum(1, keepdims=True)
     apart = np.abs(share[:, None] - share[None]).sum(-1) / 2
     nearest = (apart + 9 * np.eye(8)).min(1)
-    assert shown.table.loc["distance to the nearest client", "mean"] == pytest.approx(
+    assert shown.table.loc["distance to the nearest client", "average"] == pytest.approx(
         nearest.mean(), abs=0.005
     )
 
@@ -197,7 +197,7 @@ def test_clients_view(results):
     where = "ahead of" if lead.mean() >= 0 else "behind"
     assert f"FedPer is {where} FedAvg by {abs(lead.mean()):.2f} points" in shown.said
     assert f"ahead on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
-    assert shown.table["mean"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
+    assert shown.table["average"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
 
@@ -486,3 +486,18 @@ def test_what_does_not_go_together_is_said_and_not_begun(monkeypatch):
     trainer.run.click()
     assert 'role="alert">batch=10: too many' in trainer.panel.page.value
     assert trainer.job is None and not trainer.run.disabled
+
+
+def test_runs_of_a_method_that_is_not_here_are_left_out(tmp_path, monkeypatch):
+    from pfl_core import Method
+    from pfl_core.methods.base import METHODS
+
+    class Elsewhere(Method):
+        name = "elsewhere"
+
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    runs.run(SMALL.but(rounds=1))
+    runs.run(SMALL.but(method="elsewhere", rounds=1))
+    assert set(sources.rows(sources.OWN).method) == {SMALL.method, "elsewhere"}
+    del METHODS["elsewhere"]  # as in another process
+    assert set(sources.rows(sources.OWN).method) == {SMALL.method}

@@ -18,6 +18,7 @@ from pfl_core.analysis import stats as analysis
 from pfl_core.experiments import committed, listing, store
 from pfl_core.experiments.committed import Part
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
 from pfl_core.util import paths
 
@@ -52,7 +53,7 @@ def names(array: str = "") -> list[str]:
     """
     parts = sorted(committed.parts(own=True).values(), key=_rank)
     found = [part.name for part in parts]
-    if any(paths.store_folder().glob("*/experiment.json")):
+    if _finished():
         found.append(OWN)
     return [name for name in found if len(keeping(rows(name), array))] if array else found
 
@@ -131,9 +132,23 @@ def _published(part: Part, stamp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _stored_now() -> tuple[pd.DataFrame, pd.DataFrame]:
-    files = [p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name]
-    stamps = [(p.stat().st_mtime_ns, p.parent) for p in files]
+    stamps = [(p.stat().st_mtime_ns, p.parent) for p in _finished()]
     return _stored(tuple(sorted(stamps, reverse=True)))
+
+
+def _finished() -> list[Path]:
+    """Histories of the runs in the store whose code is here: a notebook's own method is not."""
+    files = [p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name]
+    return [p for p in files if _is_known(p.parent, len(METHODS))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_known(folder: Path, methods: int) -> bool:
+    """Whether a run's Experiment can be made; how many methods there are is for the cache only."""
+    try:
+        return committed.experiment(folder.name) is not None
+    except ValueError:
+        return False
 
 
 @functools.lru_cache(maxsize=8)

@@ -138,6 +138,8 @@ def layers(
         _bar(ax, own, "at", look, aside, joined=len(order) > 2, text=text)
     if numbers and len(order) <= SIX:
         _print(ax, shown)
+        if limits := bounds(y):  # with room for the numbers above
+            ax.set_ylim(limits[0], limits[1] + 0.15 * (limits[1] - limits[0]))
     _name_layers(ax, order)
     means = shown.groupby(hue, sort=False).value.mean()
     said = ", ".join(f"{in_words(name)} {means[name]:.2f}" for name in present)

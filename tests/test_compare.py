@@ -1,6 +1,7 @@
 """Published beside reproduced: labels meet, verdicts follow their rule, orderings and paired tests say what they should; and the
 comparison of all methods: equal grids, seeds of all sources, the whole path from tuning to tables."""
 
+import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
 from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data, split
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
@@ -521,3 +523,28 @@ def test_the_page_of_the_comparison_has_its_grids():
 def test_the_pages_need_no_comparison(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
     assert pages.comparison_section() == "Not run yet."
+
+
+@pytest.mark.parametrize("key", ["pfedhn", "pfedla", "flayer", "fedaghn"])
+def test_what_medium_cuts_leaves_its_cells_comparable(key):
+    """Whatever medium changes, data, network, partition and clients are those of the paper's cell."""
+    about = papers.paper(key)
+    planned = [s for s in about.planned(papers.Scope("medium")) if s.artefact in about.tables]
+    cells = {(s.artefact, *c): e for s in planned for c, e in cells_of(s).items()}
+    assert cells
+    for (artefact, row, column), ours in cells.items():
+        theirs = report._counterpart(key, artefact, row, column)
+        assert theirs is not None and all(v(ours) == v(theirs) for v in report._ALIKE.values()), row
+
+
+def cells_of(sweep):
+    each = dataclasses.replace(sweep, seeds=sweep.seeds[:1]).experiments()
+    return {(e.tags["row"], e.tags["column"]): e for e in each}
+
+
+def test_other_test_data_are_another_partition():
+    e = Experiment(partition="pfedla_noniid1", partition_args={"split": "63/7/30"})
+    same = e.but(partition_args={}), e.but(partition_args={"split": "70/30"})
+    other = e.but(partition_args={"split": "60/40"}), e.but(partition_args={"k": 3})
+    alike = report._ALIKE["partition"]
+    assert all(alike(x) == alike(e) for x in same) and all(alike(x) != alike(e) for x in other)

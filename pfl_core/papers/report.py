@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,6 +18,8 @@ from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
+from pfl_core.data import partition as partitions
+from pfl_core.data.dealing import read_shares
 from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
@@ -55,12 +59,25 @@ def reported(paper: str | Paper) -> pd.DataFrame:
 
 
 # What has to be the paper's for a number of ours to stand beside a published one.
-_ALIKE = {
-    "data": ("dataset",),
-    "network": ("model", "model_args"),
-    "partition": ("partition", "partition_args"),
-    "clients": ("clients",),
+_ALIKE: dict[str, Callable[[Experiment], Any]] = {
+    "data": lambda e: e.dataset,
+    "network": lambda e: (e.model, e.model_args),
+    "partition": lambda e: _dealt(e)[:3],
+    "clients": lambda e: e.clients,
 }
+
+
+def _dealt(experiment: Experiment) -> tuple[str, dict[str, Any], float, float]:
+    """How the clients' data are dealt, and the shares that test and validation have of them.
+
+    Validation data are taken from training data, so that a partition is the same with and without.
+    """
+    known = inspect.signature(partitions.function(experiment.partition)).parameters
+    args = {n: p.default for n, p in known.items() if p.default is not p.empty}
+    args |= experiment.partition_args
+    train, split = args.pop("train_ratio", np.nan), args.pop("split", None)
+    _, val, test = (train, 0.0, 1 - train) if split is None else read_shares(split)
+    return experiment.partition, args, -1.0 if np.isnan(test) else round(test, 9), val
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,11 +106,7 @@ def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list
     if ours is None or theirs is None:  # a cell that only we have
         other = ours is not None and ours.dataset not in paper.artefacts[artefact].data
         return ["data"] * other
-    return [
-        what
-        for what, fields in _ALIKE.items()
-        if any(getattr(ours, f) != getattr(theirs, f) for f in fields)
-    ]
+    return [what for what, value in _ALIKE.items() if value(ours) != value(theirs)]
 
 
 def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
@@ -112,6 +125,8 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         shares.add(round(100 * ours.rounds / theirs.rounds))
         if ours.max_samples and ours.max_samples != theirs.max_samples:
             said.append(f"at most {ours.max_samples} images a client")
+        if _dealt(ours)[3] > _dealt(theirs)[3]:
+            said.append("a part of the training data is validation")
     out = []
     if shares and shares != {100}:
         ends = sorted({min(shares), max(shares)})

@@ -225,7 +225,7 @@ def test_published_cells_are_numbers_whatever_is_asked(paper, at, draw):
     cell = said.iloc[at % len(said)]
     assert (
         np.isfinite(cell.value)
-        and (np.isnan(cell["std"]) or cell["std"] >= 0)
+        and (np.isnan(cell["sd"]) or cell["sd"] >= 0)
         and cell.row
         and cell.table
     )

@@ -19,6 +19,7 @@ import pytest
 
 from pfl_core.explore import sources
 from pfl_core.papers import html_report
+from tools import gates
 from tools.notebooks import NOTEBOOKS, ROOT
 
 CHROME = next(
@@ -327,6 +328,27 @@ def test_the_report_in_a_browser(driver, tmp_path):
     for target in links[:9]:
         page.one(f"//nav//a[@href='#{target}']").click()
         page.until(lambda target=target: driver.find_element("id", target).is_displayed())
-    outside = "return performance.getEntriesByType('resource').map(e => e.name)"
-    assert [e for e in driver.execute_script(outside) if not e.startswith("data:")] == []
+    asked = driver.execute_script(ASKED)
+    assert [e for e in asked if not e.startswith("data:")] == []
     assert driver.get_log("browser") == []
+
+
+ASKED = "return performance.getEntriesByType('resource').map(e => e.name)"
+
+
+def test_the_site_in_a_browser(driver, tmp_path):
+    """The build itself fails on a warning, a broken inner link, or a request to another computer."""
+    subprocess.run([sys.executable, "-m", *gates.docs(tmp_path)], cwd=ROOT, check=True)
+    driver.get_log("browser")  # what other pages said
+    for page, shown in {
+        "README": "//h1",
+        "docs/generated/methods/fedaghn": "//*[local-name()='math']",
+        "notebooks/fedaghn": "//table",
+        "docs/generated/api/index": "//a[contains(@href, 'Experiment')]",
+    }.items():
+        driver.get((tmp_path / f"{page}.html").as_uri())
+        Page(driver).one(shown)
+        asked = driver.execute_script(ASKED)
+        assert [e for e in asked if not e.startswith(("data:", "file:"))] == [], page
+        said = [e for e in driver.get_log("browser") if e["level"] != "INFO"]  # of its own scheme
+        assert said == [], page

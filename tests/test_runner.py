@@ -274,7 +274,6 @@ def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_
         "ruff check": "ok",
         "ruff format": "ok",
         "pytest": "failed",
-        "documentation": "failed",  # there is none
         "gate 1: committed notebooks": "ok",
         "gate 2: fedper": "ok",
         "gate 2: trained again": "failed",

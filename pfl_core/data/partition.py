@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfl_core.data import schemes
-from pfl_core.data.dealing import Split, integer, label_counts, need
+from pfl_core.data.dealing import Split, integer, label_counts, need, read_shares
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import Listing
 
@@ -21,6 +21,7 @@ __all__ = [
     "label_counts",
     "list_partitions",
     "partition",
+    "read_shares",
     "register_partition",
     "total_variation",
 ]

@@ -19,7 +19,6 @@ from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import SELECT, pick, summary
 from pfl_core.analysis.stats import paired
 from pfl_core.data import partition as partitions
-from pfl_core.data.dealing import read_shares
 from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
@@ -76,7 +75,7 @@ def _dealt(experiment: Experiment) -> tuple[str, dict[str, Any], float, float]:
     args = {n: p.default for n, p in known.items() if p.default is not p.empty}
     args |= experiment.partition_args
     train, split = args.pop("train_ratio", np.nan), args.pop("split", None)
-    _, val, test = (train, 0.0, 1 - train) if split is None else read_shares(split)
+    _, val, test = (train, 0.0, 1 - train) if split is None else partitions.read_shares(split)
     return experiment.partition, args, -1.0 if np.isnan(test) else round(test, 9), val
 
 

@@ -12,11 +12,12 @@ from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import batched, graphs
-from pfl_core.engine.batched import KEPT, WARM, Batched, sizes
+from pfl_core.engine.batched import KEPT, Batched
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.sgd import precision
 from pfl_core.engine.simulate import simulate
+from pfl_core.engine.stack import WARM, sizes
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import State, make_method

@@ -1,259 +1,48 @@
-"""The batched executor: one vmapped step for a whole stack of clients, on a GPU as a CUDA graph.
+"""The batched executor: a whole stack of clients in one vmapped step, on a GPU as a CUDA graph.
 
-A stack is memory that stays where it is. Clients with the most steps come first in it. Those that
-are done drop off its end, and the stack shrinks over a few sizes (`sizes`), so that few graphs are
-captured. Until it shrinks, a client that is done is copied out and its rows run on, unused.
+Where a GPU may choose how convolutions are multiplied, both forms of a step are timed.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import math
 import sys
-import warnings
+import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import torch
-from torch import Tensor
-from torch.func import grad as func_grad
-from torch.func import vmap
-from torch.nn.utils.rnn import pad_sequence
+from torch import Tensor, nn
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.graphs import GRAPHS, Graph
-from pfl_core.engine.sgd import Job, cast, sgd
-from pfl_core.methods.base import Batch, Method, Step
-from pfl_core.stacked import Params, clone, is_common, select
+from pfl_core.engine.convolutions import FASTEST, FORMS, GROUPED, UNFOLD, multiplied
+from pfl_core.engine.graphs import GRAPHS
+from pfl_core.engine.sgd import Job, cast
+from pfl_core.engine.stack import WARM, Stack
+from pfl_core.methods.base import Batch, Method
+from pfl_core.stacked import Params, clone, is_common
 
-WARM = 2  # eager steps of a size before it is captured: libraries choose their kernels in them
 KEPT = 4  # stacks kept between rounds: a method's phases
-# Of a stack's size to the next: at most three rows in ten are computed in vain, on average 1 or 2.
-SHRINK = 0.71
-
-
-def sizes(most: int) -> list[int]:
-    """The sizes that a stack of `most` clients shrinks over, largest first, 1 last."""
-    out = [most]
-    while out[-1] > 1:
-        out.append(min(out[-1] - 1, math.ceil(out[-1] * SHRINK)))
-    return out
-
-
-class Stack:
-    """Memory for `most` clients of one kind of job, and its step over the first rows of it.
-
-    On a GPU the step is captured for each of `sizes`.
-    """
-
-    def __init__(
-        self, method: Method, data: ClientData, job: Job, most: int, graph: Callable | None
-    ):
-        self.method, self.data, self.config = method, data, method.task.config
-        self.most, self.graph = most, graph
-        # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
-        self.names, self.loss = job.names, job.loss
-        self.custom, self.lr = job.step, job.lr
-        self.update = sgd(method, job, stacked=True)
-        changing = set(job.changing(method.task.buffers))
-        self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
-        self.live = {
-            n: v.new_empty(most, *v.shape[1:]) for n, v in job.start.items() if n in changing
-        }
-        self.fixed = {n: _room(v, most) for n, v in job.start.items() if n not in changing}
-        self.anchor = {n: _room(v, most) for n, v in job.anchor.items()}
-        self.given = tuple(job.start)
-        self.memory: Params = {}
-        self.velocity: list[Tensor] = []
-        if self.config.momentum and self.custom is None:
-            for n in self.names:
-                kept = self.live.get(f"opt.{n}")
-                self.velocity.append(torch.empty_like(self.live[n]) if kept is None else kept)
-        self.idx = job.indices[0].new_zeros(most, *job.indices[0].shape[1:])
-        self.noise: Tensor | None = None
-        # float64 calculates as a Python number does.
-        self.t = torch.zeros((), dtype=torch.float64, device=data.device)
-        steps = sizes(most)
-        self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
-        self.graphs: dict[int, Graph] = {}
-        self.warm = dict.fromkeys(steps, 0)
-
-    def run(self, job: Job, ids: list[int], out: Params) -> None:
-        """Train clients `ids` of a job, which come longest first.
-
-        What changed is written into their rows of `out` {name: (S, *shape)}.
-        """
-        rows = torch.tensor(ids, device=self.data.device)
-        self._begin(job, rows)
-        indices = pad_sequence([job.indices[i] for i in ids])  # (T, clients, batches, B)
-        lengths, active = [len(job.indices[i]) for i in ids], len(ids)
-        noise = self._draw(job, ids) if job.noise[0] else None
-        for t in range(lengths[0]):
-            self.idx[:active] = indices[t, :active]
-            if noise is not None:
-                self.noise[:active] = noise[t, :active]
-            self._step(active, t)
-            before = active
-            while active and lengths[active - 1] == t + 1:
-                active -= 1
-            if active < before:
-                self._copy_out(job, rows, slice(active, before), out)
-
-    def _draw(self, job: Job, ids: list[int]) -> Tensor:
-        # The noise of all steps in one transfer, (T, clients, batches, B, *noise).
-        drawn = [job.noise[i]()((len(job.indices[i]), *self.idx.shape[1:])) for i in ids]
-        noise = pad_sequence(drawn).to(self.data.device)
-        if self.noise is None:
-            self.noise = noise.new_zeros(self.most, *noise.shape[2:])
-        return noise
-
-    def _copy_out(self, job: Job, rows: Tensor, done: slice, out: Params) -> None:
-        # The clients in rows `done` have made their last step.
-        for n, v in self.live.items():
-            if n not in out:  # a custom step changed it, or brought it forth
-                out[n] = _rows_of(job.start.get(n), v, len(job.indices))
-            out[n][rows[done]] = v[done]
-
-    def _begin(self, job: Job, rows: Tensor) -> None:
-        _fill(select(self.live, job.start), job.start, rows)
-        _fill(self.fixed, job.start, rows)
-        _fill(self.anchor, job.anchor, rows)
-        kept = {id(v) for v in self.live.values()}
-        for v in self.velocity:
-            if id(v) not in kept:
-                v.zero_()
-        self.t.zero_()
-
-    def _step(self, active: int, t: int) -> None:
-        # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
-        eager = self.custom is not None and t == 0
-        if self.graph is not None and not eager:
-            self._capture(self.size_for[active])
-        if self.graph is None:  # as many rows as there are clients
-            return self._body(active, t)
-        size = self.size_for[active]
-        if size in self.graphs and not eager:
-            return self.graphs[size].replay()
-        self.warm[size] += not eager
-        self._body(size, t)
-
-    def _capture(self, size: int) -> None:
-        # Capture a size that is warm. What cannot be captured runs without graphs from now on.
-        if size in self.graphs or self.warm[size] < WARM:
-            return
-        graph = self.graph()
-        try:
-            graph.capture(lambda: self._body(size, None))
-            self.graphs[size] = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self.graph, self.graphs = None, {}
-            said = str(error).strip().partition("\n")[0]
-            warnings.warn(
-                f"{self.method.name}: its step cannot be captured ({said}); it runs batched",
-                stacklevel=2,
-            )
-
-    def _body(self, size: int, t: int | None) -> None:
-        # One local step of the first `size` rows, from gathering to update. In a graph t is None:
-        # the number of the step is read from self.t, which counts by itself.
-        x, y = self.data.batch(self.idx[:size])
-        noise = None if self.noise is None else self.noise[:size]
-        known = self.fixed | self.live  # what a custom step brings forth is not there at first
-        here = {n: known[n][:size] for n in (self.given if t == 0 else known)}
-        near = {n: v[:size] for n, v in self.anchor.items()}
-        if self.custom is None:
-            grads, new = self._gradients(
-                here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0]
-            )
-            params, trained = [here[n] for n in self.names], [grads[n] for n in self.names]
-            self.update(params, trained, [v[:size] for v in self.velocity])
-        else:
-            memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
-            count = self.t if t is None else t
-            new, memory = self._custom_step(count, here, near, x, y, noise, memory)
-            if t != 0 and memory.keys() != self.memory.keys():
-                self._changed("memory", t)
-                self.memory = select(self.memory, memory)
-            self._keep(self.memory, memory, size, t)
-            self.t += 1
-        self._keep(self.live, new, size, t)
-
-    def _keep(self, into: Params, new: Params, size: int, t: int | None) -> None:
-        for n, v in new.items():
-            if n not in into:  # a step changes what stood fixed: from now on it has rows
-                if t != 0 or self.graphs:
-                    self._changed(n, t)
-                old = self.fixed.get(n) if into is self.live else None
-                into[n] = _rows_of(old, v, self.most)
-            into[n][:size] = v
-
-    def _changed(self, what: str, t: int | None) -> None:
-        # Graphs are of steps that touch the same memory each time.
-        if t is None:
-            raise RuntimeError(f"{what} is not the same from step to step")
-        self.graph, self.graphs = None, {}
-
-    def _gradients(
-        self, p: Params, anchor: Params, x: Tensor, y: Tensor, noise: Tensor | None
-    ) -> tuple[Params, Params]:
-        stats = {n: p[n] for n in self.stats}
-        rest = {n: v for n, v in p.items() if n not in stats and n not in self.names}
-
-        def value(
-            trained: Params, stats: Params, rest: Params, anchor: Params, *batch: Tensor
-        ) -> tuple[Tensor, Params]:
-            stats = {n: v.clone() for n, v in stats.items()}  # BatchNorm writes into them
-            with cast(self.config, self.data.device):
-                return self.loss(rest | trained | stats, anchor, Batch(*batch)), stats
-
-        args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
-        return _over_clients(func_grad(value, has_aux=True), args)
-
-    def _custom_step(self, t, p, anchor, x, y, noise, memory) -> tuple[Params, Params]:
-        stats = {n: p[n] for n in self.stats}
-        p = {n: v for n, v in p.items() if n not in stats}
-
-        def step(
-            p: Params,
-            stats: Params,
-            anchor: Params,
-            x: Tensor,
-            y: Tensor,
-            noise: Tensor | None,
-            memory: Params,
-        ):
-            live = [stats]
-
-            def gradient(q: Params, j: int = 0) -> Params:
-                def value(trained: Params) -> tuple[Tensor, Params]:
-                    s = {n: v.clone() for n, v in live[0].items()}
-                    with cast(self.config, self.data.device):
-                        batch = Batch(x[j], y[j], None if noise is None else noise[j])
-                        return self.loss(q | trained | s, anchor, batch), s
-
-                g, s = func_grad(value, has_aux=True)({n: q[n] for n in self.names})
-                if j == 0:
-                    live[0] = s
-                return g
-
-            q, kept = self.custom(p, anchor, gradient, Step(t, self.lr, memory))
-            return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
-
-        return _over_clients(step, (p, stats, anchor, x, y, noise, memory))
+TIMED = 10  # steps of a form that are timed, three times
 
 
 class Batched:
     """The executor: chunks of clients that fit the device's memory, each trained in a stack.
 
     Stacks are kept, so that later rounds find their memory and their graphs again.
+
+    form: how convolutions are multiplied, see convolutions.py.
     """
 
     def __init__(
-        self, method: Method, data: ClientData, graphs: bool, free: Callable[[], int] | None = None
+        self,
+        method: Method,
+        data: ClientData,
+        graphs: bool,
+        form: str = GROUPED,
+        free: Callable[[], int] | None = None,
     ):
         self.method, self.data, self.config = method, data, method.task.config
         self.graph = GRAPHS[data.device.type] if graphs else None
@@ -262,6 +51,11 @@ class Batched:
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.fits: dict[tuple, int] = {}
         self.used: set[str] = set()
+        convolves = any(isinstance(m, nn.Conv2d) for m in method.task.model.modules())
+        self.form = form if convolves else GROUPED
+        # {names that are trained: the form found faster}. A checkpoint keeps it: a run that goes on
+        # from there goes on with the same numbers.
+        self.faster: dict[str, str] = {}
 
     def run(self, job: Job) -> Params:
         """What local training changed, {name: (S, *shape)}.
@@ -272,18 +66,18 @@ class Batched:
             If not even one client's step fits.
         """
         key, order = self._kind(job), job.order
-        most = self.fits.get(key) or self._fitting(job)
+        form = self._form(job)
+        most = self.fits.get(key) or self._fitting(job, form)
         while True:
             self.fits[key] = most
-            chunks = -(-len(order) // most)
-            each = -(-len(order) // chunks)  # of equal size: one stack serves all
+            each = _even(len(order), most)
             try:
-                out = clone({n: job.start[n] for n in job.changing(self.method.task.buffers)})
+                out = self._rows(job)
                 with self.method.task.mode(job.training):
-                    stack = self._stack(key, job, each)
+                    stack = self._stack(key, job, each, form)
                     for at in range(0, len(order), each):
                         stack.run(job, order[at : at + each], out)
-                self.used.add("graphs" if stack.graph else "batched")
+                self.used.add(stack.executor)
                 return out
             except torch.OutOfMemoryError:
                 # The estimate was too low, or other phases' stacks are in the way.
@@ -295,18 +89,56 @@ class Batched:
                     raise MemoryError(why) from None
                 most = each // 2 if alone else most
 
+    def _rows(self, job: Job) -> Params:
+        # What local training writes its results into.
+        return clone({n: job.start[n] for n in job.changing(self.method.task.buffers)})
+
+    def _form(self, job: Job) -> str:
+        # How this job's convolutions are multiplied; measured at the first that trains these names.
+        if self.form != FASTEST:
+            return self.form
+        trained = " ".join(job.names)
+        if trained not in self.faster:
+            seconds = {}
+            for form in FORMS:
+                # A form that does not fit is not taken; what else is wrong, training itself says.
+                with suppress(RuntimeError, MemoryError):
+                    seconds[form] = self.seconds(job, form)
+            self.faster[trained] = min(seconds, key=seconds.get, default=GROUPED)
+        return self.faster[trained]
+
+    def seconds(self, job: Job, form: str) -> float:
+        """Seconds that a job's step takes in a form, divided by the clients that take it at once.
+
+        The step is warm, and captured if it can be. What it trains is thrown away.
+        """
+        each = _even(len(job.order), self._fitting(job, form))
+
+        def steps(count: int) -> float:
+            same = [i[:1].expand(count, *i.shape[1:]) for i in job.indices]
+            began = time.perf_counter()
+            stack.run(job._replace(indices=same), job.order[:each], self._rows(job))
+            if self.data.device.type == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - began
+
+        with self.method.task.mode(job.training):
+            stack = Stack(self.method, self.data, job, each, self.graph, form)
+            steps(WARM + 2)  # the first one of a custom step does not count
+            return min(steps(TIMED) for _ in range(3)) / (TIMED * each)
+
     def _forget(self) -> None:
         self.stacks.clear()
         gc.collect()
         if self.data.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _stack(self, key: tuple, job: Job, most: int) -> Stack:
+    def _stack(self, key: tuple, job: Job, most: int, form: str) -> Stack:
         key = (*key, most)
         if key not in self.stacks:
             while len(self.stacks) >= KEPT:
                 self.stacks.popitem(last=False)
-            self.stacks[key] = Stack(self.method, self.data, job, most, self.graph)
+            self.stacks[key] = Stack(self.method, self.data, job, most, self.graph, form)
         self.stacks.move_to_end(key)
         return self.stacks[key]
 
@@ -320,12 +152,12 @@ class Batched:
         how = (job.loss, job.step, tuple(job.names), rates, job.training, job.indices[0].shape[1:])
         return (*how, job.clipped, *map(tuple, shapes))
 
-    def _fitting(self, job: Job) -> int:
+    def _fitting(self, job: Job, form: str) -> int:
         # How many clients fit at once, by an estimate that is said before anything is trained.
         s = len(job.indices)
         if self.free is None:
             return sys.maxsize
-        least, likely, free = *self.estimate(job), self.free()
+        least, likely, free = *self.estimate(job, form), self.free()
         if s * likely > 0.9 * free and self.stacks:
             self._forget()
             free = self.free()
@@ -334,14 +166,15 @@ class Batched:
             raise MemoryError(self._advice(f"{need} and {free / 1e9:.2f} GB are free"))
         most = max(1, int(0.9 * free / likely))
         amount = f"about {likely / 1e9:.1g} GB each of {free / 1e9:.2g} GB"
-        _say(f"{self.method.name}: {s} clients, {min(s, most)} at once, {amount}")
+        how = ", convolutions unfolded" * (form == UNFOLD)
+        _say(f"{self.method.name}: {s} clients, {min(s, most)} at once, {amount}{how}")
         return most
 
     def _advice(self, what: str) -> str:
         cure = "take smaller batches, a smaller model, fewer clients, or device='cpu'"
         return f"{self.method.name}: {what}; {cure}"
 
-    def estimate(self, job: Job) -> tuple[int, int]:
+    def estimate(self, job: Job, form: str = GROUPED) -> tuple[int, int]:
         """Bytes that a client's step needs: at least, and in all likelihood.
 
         At least are its rows, and what a backward pass keeps.
@@ -350,12 +183,12 @@ class Batched:
         trained = sum(job.start[n][0].nbytes for n in job.names)
         # Rows of its own, and twice what is trained: live and gradient.
         rows = sum(v[0].nbytes for v in given if not is_common(v)) + 2 * trained
-        activations = self._activations(job)
+        activations = self._activations(job, form)
         # Likely: rows of results, momentum and a step's copies; gradients of activations,
         # workspaces of convolutions, eager steps beside graphs.
         return rows + activations, 2 * rows + 4 * trained + 3 * activations
 
-    def _activations(self, job: Job) -> int:
+    def _activations(self, job: Job, form: str) -> int:
         # Bytes that a backward pass of client 0 keeps, and of its batch: one loss is computed.
         kept: dict[int, int] = {}
         p, near = ({n: v[0] for n, v in q.items()} for q in (job.start, job.anchor))
@@ -377,9 +210,14 @@ class Batched:
         batch = Batch(*self.data.batch(job.indices[0][0, 0]), noise)
         mode, autocast = self.method.task.mode(job.training), cast(self.config, self.data.device)
         saved = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-        with mode, torch.enable_grad(), autocast, saved:
+        with mode, torch.enable_grad(), autocast, multiplied(form), saved:
             job.loss(p | leaves | stats, near, batch)
         return sum(kept.values()) + batch.x.nbytes
+
+
+def _even(count: int, most: int) -> int:
+    # Clients of a chunk, if all are of one size: one stack serves all.
+    return -(-count // -(-count // most))
 
 
 @functools.cache  # a sweep says it once
@@ -391,40 +229,3 @@ def _free() -> int:
     # Bytes that the driver has left, and those that torch holds without using them.
     left, _ = torch.cuda.mem_get_info()
     return left + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-
-
-def _room(v: Tensor, most: int) -> Tensor:
-    # Memory for `most` rows like those of v; one row for all where v's are one.
-    if is_common(v):
-        return v.new_empty(1, *v.shape[1:]).expand(most, *v.shape[1:])
-    return v.new_empty(most, *v.shape[1:])
-
-
-def _rows_of(old: Tensor | None, like: Tensor, count: int) -> Tensor:
-    # A copy of `old`; where there is none, `count` rows of zeros.
-    if old is None:
-        return like.new_zeros(count, *like.shape[1:])
-    return clone({"": old})[""]
-
-
-def _fill(into: Params, source: Params, rows: Tensor) -> None:
-    for n, room in into.items():
-        v = source[n]
-        if is_common(v):
-            room[: 1 if is_common(room) else len(rows)] = v[:1]
-        else:
-            room[: len(rows)] = v[rows]
-
-
-def _over_clients(fn: Callable, args: tuple) -> Any:
-    # vmap over the leading axis; what all clients hold alike is passed once.
-    def split(v: Any) -> tuple[Any, Any]:
-        if isinstance(v, dict):
-            pairs = {n: split(u) for n, u in v.items()}
-            return {n: a for n, (a, _) in pairs.items()}, {n: d for n, (_, d) in pairs.items()}
-        if v is None:
-            return None, None
-        return (v[0], None) if is_common(v) else (v, 0)
-
-    values, dims = zip(*(split(a) for a in args), strict=True)
-    return vmap(fn, in_dims=dims, randomness="error")(*values)

@@ -40,6 +40,8 @@ class History:
         {"name/round/key": what `record` measured}.
     executor
         What local training ran through, "graphs+threads" if it was more than one.
+    faster
+        {names that are trained: the faster form of their convolutions}, where both were timed.
     n
         {split: (K,) int}: samples that `evals` sums over, 0 for clients that are not evaluated.
     """
@@ -52,6 +54,7 @@ class History:
     wall: list[float] = field(default_factory=list)
     probes: Params = field(default_factory=dict)
     executor: str = ""
+    faster: dict[str, str] = field(default_factory=dict)
     n: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, key: str, value: np.ndarray) -> None:
@@ -70,7 +73,8 @@ class History:
         """The first `count` entries, with the probes of that time."""
         lists = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
-        return History(**lists, evals=evals, probes=probes, executor=self.executor, n=self.n)
+        same = dict(executor=self.executor, faster=self.faster, n=self.n)
+        return History(**lists, **same, evals=evals, probes=probes)
 
 
 def save(
@@ -161,7 +165,8 @@ def restore(path: Path, device: torch.device) -> tuple[State, History, list[floa
     series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
     if "steps" in series:  # its name in files of older runs
         series["visits"] = series.pop("steps")
-    history = History(**series, executor=kept.get("executor", ""))
+    plain = dict(executor=kept.get("executor", ""), faster=kept.get("faster", {}))
+    history = History(**series, **plain)
     history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
     history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
     state = State(whole["server"], whole["clients"], whole["extra"], whole["round"])

@@ -3,6 +3,9 @@
 - `threads` (CPU): each worker thread trains one client at a time, with plain autograd.
 - `batched`: clients are stacked, and one vmapped step serves all of them (batched.py).
 - `graphs` (GPU): `batched`, with its steps captured and replayed.
+
+Of the last two, `batched:unfold` multiplies convolutions in another form (convolutions.py), and
+`batched:fastest` in the one that is found to be faster.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.batched import Batched
+from pfl_core.engine.convolutions import FASTEST, GROUPED, UNFOLD
 from pfl_core.engine.graphs import GRAPHS
 from pfl_core.engine.sgd import Job
 from pfl_core.engine.threads import Threads, channels_last
@@ -28,11 +32,14 @@ from pfl_core.stacked import Params, is_common
 from pfl_core.util import checks, identity
 from pfl_core.util.draws import Draws, rng
 
-EXECUTORS = ("auto", "graphs", "batched", "threads")
+EXECUTORS = (
+    *("auto", "graphs", "batched", "threads"),
+    *(f"{how}:{form}" for how in ("graphs", "batched") for form in (UNFOLD, FASTEST)),
+)
 # What executor="auto" means on a device. On a CPU, `batched` is slower for most models and never
 # enough faster to be worth other last digits. Seconds of a round on two cores, threads / batched:
 # MobileNet-v1 3.05 / 5.4; ResNet-34 of width 1/4 6.7 / 5.8.
-AUTO = {"cpu": "threads", "cuda": "graphs"}
+AUTO = {"cpu": "threads", "cuda": f"graphs:{FASTEST}"}
 # Samples evaluated at once. On a CPU, what fits its caches: 512 take 1.5 times as long (measured).
 EVAL_BATCH = {"cpu": 128, "cuda": 2048}
 
@@ -46,13 +53,14 @@ class Engine:
         checks.known("executor", executor, EXECUTORS)
         self.method, self.data = method, data
         self.task, self.config = method.task, method.task.config
-        self.executor = AUTO[data.device.type] if executor == "auto" else executor
+        chosen = AUTO[data.device.type] if executor == "auto" else executor
+        self.executor, _, form = chosen.partition(":")
         if self.executor == "graphs" and data.device.type not in GRAPHS:
             raise ValueError(
                 "executor 'graphs' needs a GPU; use device='cuda', "
                 "or executor 'threads' or 'batched'"
             )
-        self.batched = Batched(method, data, graphs=self.executor == "graphs")
+        self.batched = Batched(method, data, self.executor == "graphs", form or GROUPED)
         self.ran: set[str] = set()  # executors that jobs went through
         self._resists: set[Any] = set()  # losses and steps that no stack can take
         # A model or method that is not ours may draw random numbers (dropout): these are seeded.

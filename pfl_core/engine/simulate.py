@@ -145,6 +145,7 @@ class _Run:
             self.state, self.history, self.moved, self.seconds_before = restore(
                 checkpoint, self.data.device
             )
+        self.engine.batched.faster = self.history.faster
         self.history.n = {split: self._sizes(split) for split in ("val", "test")}
         self.saved_at = self.started_at = time.monotonic()
         self.saved_round = self.state.round

@@ -60,7 +60,7 @@ _drawing = threading.RLock()
 
 
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Draw figures in `STYLE`, one thread at a time: matplotlib's settings are the process's."""
     with _drawing, matplotlib.rc_context(STYLE):
         yield
@@ -118,10 +118,10 @@ def _copied(code: str) -> str:
     return f'{button} <code style="{style}">{html.escape(code)}</code>'
 
 
-def _tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
+def tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
     """The page of `show(**values)`; where that is not possible, the message that says what is."""
     try:
-        with _style():
+        with styled():
             return page(show(**values))
     except (ValueError, OSError, KeyError) as error:
         return f'<p role="alert">{html.escape(str(error))}</p>'
@@ -258,7 +258,7 @@ class Trainer:
         """The page: the run that goes on, else what Run would begin."""
         if self.job is not None and self.job.state == "running":
             return self.shown()
-        return _tried(_offered, values)
+        return tried(_offered, values)
 
     def shown(self) -> str:
         """The page of the run that was begun last."""
@@ -267,7 +267,7 @@ class Trainer:
         if curve is not None:
             done = f"round {curve['rounds'].max()} of {self.experiment.rounds}"
         hint = ". Run goes on from there." if state == "stopped" else ""
-        with _style():
+        with styled():
             return page(training.shown(self.experiment, curve, f"{state}: {done}{hint}"))
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class Trainer:
         try:
             self.experiment = training.experiment(**values)
         except ValueError:
-            self.panel.page.value = _tried(_offered, values)  # says what does not go together
+            self.panel.page.value = tried(_offered, values)  # says what does not go together
             return
         self.job = Background(self.experiment, device=self.device)
         self.run.disabled, self.stop.disabled = True, False
@@ -377,10 +377,10 @@ class Explore:
         if name not in self.artefacts:
             print(f"{name}: not among artefacts={self.artefacts}")
         elif self.live:
-            display(Panel(choices, self.start | start, lambda values: _tried(view, values)).box)
+            display(Panel(choices, self.start | start, lambda values: tried(view, values)).box)
         else:
             try:
-                with _style():
+                with styled():
                     static(view(**choices(self.start | start).values))
             except OSError as error:  # the data are not on this computer
                 print(f"{name}: {error}")
@@ -402,7 +402,7 @@ class Explore:
             job = Background(experiment, device=self.device)
             said = f"{job.wait()} after round {experiment.rounds}"
             curve = job.curve
-        with _style():
+        with styled():
             static(training.shown(experiment, curve, said))
 
     def finish(self) -> str:

@@ -103,17 +103,18 @@ class CFL(Method):
         a = (cluster[sel] == ids[:, None]) * n[sel].double()
         return a / a.sum(1, keepdim=True).clamp_min(1)
 
-    def halved(self, extra, sel, g, a):
+    def halved(self, extra, sel, g, a, mean):
         """Clusters (K,) after splitting, and how many they are.
 
-        g (S, S): inner products of the updates of sel. a (clusters, S): `share`.
+        g (S, S): inner products of the updates of sel. a (clusters, S): `share`. mean (clusters,):
+        norms of the mean updates.
         """
         cluster, norm, member = extra["cluster"].clone(), _norm(g.diagonal()), a > 0
         cosine = g / (norm[:, None] * norm + 1e-12)
         size, count = member.sum(1), len(a)
         ids = torch.arange(count, device=cluster.device)
         present = (size > self.min_size) & (size == (cluster == ids[:, None]).sum(1))
-        split = self.splits(extra, _norm(((a @ g) * a).sum(1)), (norm * member).amax(1))
+        split = self.splits(extra, mean, (norm * member).amax(1))
         for c, due in enumerate((present & split).tolist()):
             if due:
                 here = member[c].nonzero()[:, 0]
@@ -139,9 +140,10 @@ class CFL(Method):
         extra["first"] = torch.where(extra["first"] > 0, extra["first"], largest)
         count = int(extra["cluster"].max()) + 1
         a = self.share(extra["cluster"], sel, count)
-        extra["fastest"] = torch.maximum(extra["fastest"], _norm(((a @ g) * a).sum(1)).max())
+        mean = _norm(((a @ g) * a).sum(1))
+        extra["fastest"] = torch.maximum(extra["fastest"], mean.max())
         if state.round >= self.warmup * self.task.config.rounds:
-            extra["cluster"], count = self.halved(extra, sel, g, a)
+            extra["cluster"], count = self.halved(extra, sel, g, a, mean)
         share = self.share(extra["cluster"], sel, count)
         means = mix(share, select(end, extra["models"]))
         # Clients of whose cluster somebody took part.

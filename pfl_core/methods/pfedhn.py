@@ -95,9 +95,11 @@ class Hypernetwork(NamedTuple):
         h = self._linear(phi, "trunk.0", phi["v"][sel])
         for i in range(self.n_hidden):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
-        rows = [torch.arange(len(sel), device=sel.device)]
-        if len(self.sizes) > 1:
-            rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        rows = (
+            [torch.arange(len(sel), device=sel.device)]
+            if len(self.sizes) == 1
+            else [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        )
         back, out = torch.argsort(torch.cat(rows)), {}
         for n, full in self.full.items():
             parts = []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,22 +61,32 @@ def reported(paper: str | Paper) -> pd.DataFrame:
 _ALIKE: dict[str, Callable[[Experiment], Any]] = {
     "data": lambda e: e.dataset,
     "network": lambda e: (e.model, e.model_args),
-    "partition": lambda e: _dealt(e)[:3],
+    "partition": lambda e: _dealt(e)._replace(validation=0),
     "clients": lambda e: e.clients,
 }
 
 
-def _dealt(experiment: Experiment) -> tuple[str, dict[str, Any], float, float]:
-    """How the clients' data are dealt, and the shares that test and validation have of them.
+class _Dealt(NamedTuple):
+    """How the clients' data are dealt, and the shares that test and validation have of them."""
 
-    Validation data are taken from training data, so that a partition is the same with and without.
-    """
+    partition: str
+    arguments: dict[str, Any]  # without those that say the shares
+    test: float | None  # None: the data set's own test data
+    validation: float
+
+
+def _dealt(experiment: Experiment) -> _Dealt:
+    # Validation data are taken from training data: a partition is the same with and without.
     known = inspect.signature(partitions.function(experiment.partition)).parameters
     args = {n: p.default for n, p in known.items() if p.default is not p.empty}
     args |= experiment.partition_args
-    train, split = args.pop("train_ratio", np.nan), args.pop("split", None)
-    _, val, test = (train, 0.0, 1 - train) if split is None else partitions.read_shares(split)
-    return experiment.partition, args, -1.0 if np.isnan(test) else round(test, 9), val
+    train, split = args.pop("train_ratio", None), args.pop("split", None)
+    if split is not None:
+        _, validation, test = partitions.read_shares(split)
+    else:
+        validation, test = 0.0, None if train is None else 1 - train
+    test = test if test is None else round(test, 9)
+    return _Dealt(experiment.partition, args, test, validation)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,7 +134,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         shares.add(round(100 * ours.rounds / theirs.rounds))
         if ours.max_samples and ours.max_samples != theirs.max_samples:
             said.append(f"at most {ours.max_samples} images a client")
-        if _dealt(ours)[3] > _dealt(theirs)[3]:
+        if _dealt(ours).validation > _dealt(theirs).validation:
             said.append("a part of the training data is validation")
     out = []
     if shares and shares != {100}:

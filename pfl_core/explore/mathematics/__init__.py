@@ -78,10 +78,10 @@ def show(name: str, *, interactive: str = "auto", **start: Any) -> None:
         checks.known(f"slider of {name}:", parameter, sliders)
     offered = functools.partial(choices, name)
     if not widgets.live(interactive):
-        with widgets._style():
+        with widgets.styled():
             widgets.static(view(**offered(start).values))
         return
-    panel = widgets.Panel(offered, start, lambda values: widgets._tried(view, values))
+    panel = widgets.Panel(offered, start, lambda values: widgets.tried(view, values))
     for parameter, slider in panel.controls.items():
         slider.description, slider.continuous_update = sliders[parameter][0], True
     display(panel.box)

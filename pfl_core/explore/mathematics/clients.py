@@ -18,7 +18,7 @@ from pfl_core.analysis import plots
 from pfl_core.engine.process import one_thread
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore.choices import Shown
+from pfl_core.explore.choices import Shown, arguments
 from pfl_core.methods.base import Method, make_method
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
@@ -48,8 +48,7 @@ def sliders(**offered: Slider) -> Callable:
             values = defaults | chosen
             with torch.no_grad(), one_thread():
                 fig, said, table = work(**values)
-            given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            call = f"mathematics.{work.__name__}({given}).figure"
+            call = f"mathematics.{work.__name__}({arguments(values)}).figure"
             return Shown(fig, said, table, f"from pfl_core.explore import mathematics; {call}")
 
         VIEWS[work.__name__] = shown, offered

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS, about, save, timed
 from benchmarks.rounds import Ours
+from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments.run import pick_device
 
 KINDS = {  # the first whose word is in an operation's name
@@ -45,7 +46,7 @@ def options() -> argparse.Namespace:
     add("--samples", type=int, default=0, help="samples a client at most (0: all); a trial run")
     add("--trace", default="", help="also write a trace for chrome://tracing or Perfetto")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add("--executor", default="auto", choices=("auto", "threads", "batched", "graphs"))
+    add("--executor", default="auto", choices=EXECUTORS)
     return parser.parse_args()
 
 
@@ -76,7 +77,7 @@ def main() -> None:
         plain = timed(part, device)
         with profile(activities=activities) as profiled:
             seconds = timed(part, device)
-    executor = ours.engine.executor
+    executor = "+".join(sorted(ours.engine.ran))
     print(f"{case.says}: {args.part}, {plain:.3f} s", end=" ")
     print(f"({seconds:.3f} s under the profiler), {device}, {executor}")
     frame = operations(profiled, device)

@@ -17,7 +17,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
 from pfl_core.engine.context import Context
-from pfl_core.engine.engine import Engine
+from pfl_core.engine.engine import EXECUTORS, Engine
 from pfl_core.engine.simulate import sample
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
@@ -166,7 +166,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--executor", default="auto", choices=("auto", "threads", "batched"))
+    parser.add_argument("--executor", default="auto", choices=EXECUTORS)
     args = parser.parse_args()
     device = pick_device(args.device)
     peak = matrix_rate(device)
@@ -176,7 +176,8 @@ def main() -> None:
         "threads": torch.get_num_threads(),
     }
     print(json.dumps(where))
-    name = f"rounds-{device}{'' if args.executor == 'auto' else '-' + args.executor}"
+    said = "" if args.executor == "auto" else "-" + args.executor.replace(":", "-")
+    name = f"rounds-{device}{said}"
     for key in args.case or CASES:
         got = measure(CASES[key], args.repeats, device, args.executor)
         target = CASES[key].cpu if device == "cpu" else CASES[key].gpu

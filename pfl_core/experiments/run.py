@@ -45,7 +45,8 @@ def run(
     ----------
     experiment : Experiment
     device : "auto" ($PFL_DEVICE, else a GPU if there is one), "cpu" or "cuda"
-    executor : how clients are trained: "auto" (by the device), "graphs", "batched" or "threads"
+    executor : how clients are trained: "auto" (by the device), "threads", or stacked: "graphs" or
+        "batched", and with ":unfold" after it, convolutions in another form; the result says which
     workers : number of threads of executor "threads", by default one a processor core
     store : folder of the runs, by default store/ in $PFL_RUNS
     fed : a Federation, data and clients of your own, for an Experiment with dataset="own"

@@ -56,7 +56,7 @@ python=$env/bin/python
 for word in "$@"; do
     case $word in -h | --help) exec "$base" -P "$runner" --help ;; esac
 done
-extra=$("$base" -P "$runner" --check "$@") # "[test]", "[docs]", "[ray]" or nothing; a wrong word ends here with code 2
+extra=$("$base" -P "$runner" --check "$@") # test, docs, ray or nothing; a wrong word ends here with code 2
 
 if [ "$base" != "$python" ]; then
     printf 'run_all.sh: making %s with %s\n' "$env" "$("$base" --version)"
@@ -70,12 +70,12 @@ want=$(state "$python")
 if [ "$have" != "$want $extra" ] && { [ -n "$extra" ] || [ "${have% *}" != "$want" ]; }; then
     printf 'run_all.sh: installing into %s (the first time about four minutes)\n' "$env"
     "$python" -I -m pip --version >/dev/null 2>&1 || "$python" -I -m ensurepip
-    (cd -- "$here" && "$python" -I -m pip install --disable-pip-version-check -e ".$extra")
+    (cd -- "$here" && "$python" -I -m pip install --disable-pip-version-check -e ".[notebooks${extra:+,$extra}]")
     printf '%s %s\n' "$(state "$python")" "$extra" >"$stamp"
 fi
 
 # One test opens a notebook in a browser: install Debian's where that is possible; elsewhere, without one, the test says so.
-if [ "$extra" = "[test]" ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian$' /etc/os-release && ! command -v chromedriver >/dev/null; then
+if [ "$extra" = test ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian$' /etc/os-release && ! command -v chromedriver >/dev/null; then
     printf 'run_all.sh: installing chromium and its driver\n'
     { timeout 120 apt-get update -q && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -qy chromium chromium-driver; } >/dev/null ||
         printf 'run_all.sh: that did not work; the test in a browser will be skipped\n'

@@ -23,43 +23,11 @@ You write one client; the engine runs them all.
     Method                                  the class that a method of your own inherits from
 
 `help(Experiment)`, `help(Method)`, ... say more, docs/errors.md lists what can go wrong, and
-`python -m pfl_core --help` is the command line.
+`pfl --help`, or `python -m pfl_core --help`, is the command line.
 """
 
-from pfl_core import methods
-from pfl_core.analysis.side_by_side import plot
-from pfl_core.data.federation import Federation
-from pfl_core.data.partition import list_partitions, register_partition
-from pfl_core.data.pools import fetch, list_datasets, load, register_dataset
-from pfl_core.experiments.experiment import Experiment, grid
-from pfl_core.experiments.personal import load_model
-from pfl_core.experiments.run import run
-from pfl_core.experiments.store import Result
-from pfl_core.experiments.sweep import sweep, tune
-from pfl_core.methods.base import Method, list_methods
-from pfl_core.models import list_models, register_model
-from pfl_core.util.version import __version__
+import lazy_loader
 
-__all__ = [
-    "__version__",
-    "Experiment",
-    "Federation",
-    "Method",
-    "Result",
-    "fetch",
-    "grid",
-    "list_datasets",
-    "list_methods",
-    "list_models",
-    "list_partitions",
-    "load",
-    "load_model",
-    "methods",
-    "plot",
-    "register_dataset",
-    "register_model",
-    "register_partition",
-    "run",
-    "sweep",
-    "tune",
-]
+# What __init__.pyi names is imported when it is first asked for: torch takes seconds, and `import
+# pfl_core`, or a list on the command line, needs none of it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,6 @@
 """Command line: run and look at experiments, plan and publish papers, fetch data.
 
-`python -m pfl_core WORD --help` says more.
+`pfl WORD --help`, or `python -m pfl_core WORD --help`, says more.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -15,35 +16,47 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pfl_core import models
-from pfl_core.data import partition
-from pfl_core.data import pools as data
-from pfl_core.engine.engine import EXECUTORS
-from pfl_core.experiments import experiment as experiments
-from pfl_core.experiments import run as runs
-from pfl_core.experiments import store
-from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.listing import clean, listed, side_by_side, stored
-from pfl_core.methods.base import list_methods
 from pfl_core.util import checks, paths
 
-LISTS = {
-    "methods": list_methods,
-    "datasets": data.list_datasets,
-    "models": models.list_models,
-    "partitions": partition.list_partitions,
-    "runs": lambda: listed(store.finished()),
-}
-FIELDS = {f.name: f for f in dataclasses.fields(Experiment)}
+if TYPE_CHECKING:
+    from pfl_core.experiments.store import Result
 
 
 def late(name: str) -> Any:
-    """A module of ours that takes a second to import: where a command needs it, not before."""
+    """A module of ours that takes seconds to import: where a command needs it, not before."""
     return importlib.import_module(f"pfl_core.{name}")
+
+
+def _methods() -> dict[str, str]:
+    # As list_methods, which imports torch; where nothing else did, the files are read as text.
+    if "pfl_core.methods" in sys.modules:
+        return late("methods.base").list_methods()
+    found = {}
+    for file in (paths.PACKAGE / "methods").glob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for line in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
+                    doc = ast.get_docstring(node) or ""
+                    found[ast.literal_eval(line.value)] = doc.partition("\n")[0]
+    return dict(sorted(found.items()))
+
+
+LISTS: dict[str, Callable[[], dict[str, str]]] = {
+    "methods": _methods,
+    "datasets": lambda: late("data.pools").list_datasets(),
+    "models": lambda: late("models").list_models(),
+    "partitions": lambda: late("data.partition").list_partitions(),
+    "runs": lambda: late("experiments.listing").listed(late("experiments.store").finished()),
+}
+
+
+@functools.cache
+def fields() -> dict[str, dataclasses.Field]:
+    """{name: field} of Experiment."""
+    return {f.name: f for f in dataclasses.fields(late("experiments.experiment").Experiment)}
 
 
 # -- experiments -----------------------------------------------------------------------------------
@@ -54,11 +67,11 @@ def value(name: str, text: str) -> Any:
 
     Also a=1,b=2 for a dict, a,b for a tuple, a run for init_from.
     """
-    kind = FIELDS[name].type
+    kind = str(fields()[name].type)
     if kind == "str":
         return text
     if "Experiment" in kind:
-        return stored(text).experiment
+        return late("experiments.listing").stored(text).experiment
     if kind == "dict" and not text.startswith("{"):
         return {k: _literal(v) for k, _, v in (pair.partition("=") for pair in text.split(","))}
     return tuple(text.split(",")) if kind.startswith("tuple") else _literal(text)
@@ -77,15 +90,14 @@ def do_run(args: Namespace) -> int:
     """Run one experiment, or find it in the store. Every field of Experiment is an option; fields
     that hold several values take a=1,b=2 (--partition_args alpha=0.1,split=70/10/20) or JSON. A run
     that diverges ends with status 1."""
-    given = {n: text for n in FIELDS if (text := getattr(args, n)) is not None}
-    experiment = Experiment(**{n: value(n, text) for n, text in given.items()})
+    given = {n: text for n in fields() if (text := getattr(args, n)) is not None}
+    values = {n: value(n, text) for n, text in given.items()}
+    experiment = late("experiments.experiment").Experiment(**values)
     log = None
     if args.tensorboard:
-        from pfl_core.extras import logging
-
-        log = logging.tensorboard(experiment, args.tensorboard)
+        log = late("extras.logging").tensorboard(experiment, args.tensorboard)
     how = dict(device=args.device, executor=args.executor, recompute=args.recompute)
-    result = runs.run(experiment, on_round=log, **how)
+    result = late("experiments.run").run(experiment, on_round=log, **how)
     show(result)
     if not result.ok:
         print(f"pfl_core run: run {result.id} {result.meta['status']}", file=sys.stderr)
@@ -95,17 +107,19 @@ def do_run(args: Namespace) -> int:
 def do_show(args: Namespace) -> None:
     """Show a finished run: its experiment, its accuracies, and what it ran on; or several side by
     side, with the fields in which they differ"""
-    found = [stored(start) for start in args.run]
+    listing = late("experiments.listing")
+    found = [listing.stored(start) for start in args.run]
     if len(found) == 1:
         show(found[0])
     else:
-        print(side_by_side(found).to_string())
+        print(listing.side_by_side(found).to_string())
 
 
-def show(result: store.Result) -> None:
+def show(result: Result) -> None:
     """Print a run."""
     accuracies = result.summary()
     shown = accuracies.to_string() if len(accuracies) else "no test accuracy"
+    clean = checks.printable
     print(clean(result), repr(result.experiment), "", shown, "", sep="\n")
     print("\n".join(f"{k:14} {clean(v)}" for k, v in result.meta.items() if k != "id"))
     print(f"{'folder':14} {result.folder}")
@@ -118,7 +132,7 @@ def do_list(args: Namespace) -> None:
         if len(args.kind) != 1:
             print(f"\n{kind}:")
         for name, line in LISTS[kind]().items():
-            print(f"{name:20} {clean(line)}")
+            print(f"{name:20} {checks.printable(line)}")
 
 
 # -- papers ----------------------------------------------------------------------------------------
@@ -130,15 +144,18 @@ def do_compare(args: Namespace) -> None:
     (`compare methods`)"""
     what, rest = args.paper, args.table
     _check_compared(what, rest)
-    report, parts = late("papers.report"), late("experiments.committed").parts(what, own=True)
-    if not parts:
-        places = f"results/ or {paths.kept_folder()}"
-        raise ValueError(f"no rows of {what!r} in {places}; run its notebook first")
+    report, committed = late("papers.report"), late("experiments.committed")
+    parts = list(committed.parts(what, own=True).values())
+    none = f"no rows of {what!r} in results/ or {paths.kept_folder()}"
+    if not parts and what == "methods":
+        raise ValueError(f"{none}; run `python -m pfl_core methods-table DATASET` first")
     known = {} if what == "methods" else late("papers.base").paper(what).artefacts
     if rest and known:
         printed = set(report.reported(what).table)
         checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
-    for part in parts.values():
+    if not parts:  # a package without its repository
+        print(f"{none}: the paper's own side alone", file=sys.stderr)
+    for part in parts or [committed.Part(what, "not", "run", paths.results_folder())]:
         print(f"{'% ' * args.latex}{what}, {part.label}:")  # a comment, to LaTeX
         named = what == "methods" or bool(rest)
         for table in _tables(part, *rest):
@@ -232,7 +249,7 @@ def do_publish(args: Namespace) -> None:
 def do_fetch(args: Namespace) -> None:
     """Download a data set, verify it, keep it as an array cache"""
     for name in args.name:
-        pool = data.fetch(name)
+        pool = late("data.pools").fetch(name)
         print(f"{name}: {pool.n} samples, {pool.classes} classes, checksum {pool.checksum[:12]}")
 
 
@@ -289,9 +306,9 @@ def _agreed(args: Namespace, what: str) -> bool:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
-    """The words and their options."""
-    top = argparse.ArgumentParser(prog="python -m pfl_core", description=__doc__)
+def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
+    """The words and their options: those of `run`, which are many, where that is the word given."""
+    top = argparse.ArgumentParser(prog=prog, description=__doc__)
     words = top.add_subparsers(dest="word", required=True, metavar="WORD")
 
     def word(do: Callable[[Namespace], int | None]) -> Callable:
@@ -300,7 +317,9 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(do=do, options=sub)
         return sub.add_argument
 
-    _options_of_run(word(do_run))
+    add = word(do_run)
+    if word_given == "run":
+        _options_of_run(add)
     add = word(do_show)
     add("run", nargs="+", metavar="RUN", help="the id of a run, or its first digits")
     _plugins(add)
@@ -345,11 +364,12 @@ def _several(add: Callable, name: str, said: str, kind: type = str, default: Any
 
 
 def _options_of_run(add: Callable) -> None:
-    for f in FIELDS.values():
+    executors = ", ".join(late("engine.engine").EXECUTORS)
+    for f in fields().values():
         metavar = f.type.partition(" ")[0].upper().partition("[")[0]
         add(f"--{f.name}", metavar=metavar, help=described(f).replace("%", "%%"))
     add("--device", default="auto", help="auto, cpu or cuda (default: auto, a GPU if there is one)")
-    add("--executor", default="auto", help=f"of {', '.join(EXECUTORS)} (default: auto, by device)")
+    add("--executor", default="auto", help=f"of {executors} (default: auto, by device)")
     log = "log each evaluated round there (default: nowhere)"
     add("--tensorboard", type=Path, metavar="FOLDER", help=log)
     anew = (
@@ -362,6 +382,7 @@ def _options_of_run(add: Callable) -> None:
 
 def described(field: dataclasses.Field) -> str:
     """What a field of Experiment is, what is allowed, and its default."""
+    experiments = late("experiments.experiment")
     allowed = experiments.RANGES.get(field.name, ("", ""))[1]
     allowed = re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", allowed)  # the doc says that
     default = experiments._default(field)
@@ -412,25 +433,26 @@ def _as_fields(argv: Sequence[str]) -> list[str]:
     # --partition-args is --partition_args: one option, shown once.
     if argv[:1] != ["run"]:
         return list(argv)
-    names = {f"--{n.replace('_', '-')}": f"--{n}" for n in FIELDS}
+    names = {f"--{n.replace('_', '-')}": f"--{n}" for n in fields()}
     parts = [word.partition("=") for word in argv]
     return [names.get(name, name) + equals + rest for name, equals, rest in parts]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m pfl_core") -> int:
     """Run one command.
 
     0 if it worked, 1 with one line on stderr if it did not, 2 for wrong words, 130 for Ctrl-C.
     """
-    args, surplus = parser().parse_known_args(_as_fields(sys.argv[1:] if argv is None else argv))
-    complain = partial(print, f"pfl_core {args.word}:", file=sys.stderr)
+    argv = sys.argv[1:] if argv is None else argv
+    args, surplus = parser(prog, *argv[:1]).parse_known_args(_as_fields(argv))
+    complain = functools.partial(print, f"pfl_core {args.word}:", file=sys.stderr)
     try:
         for word in surplus:
             options = [o for o in args.options._option_string_actions if o.startswith("--")]
             checks.known(f"option of {args.word}:", word.partition("=")[0], options)
         if args.word != "run":
             for plugin in filter(None, getattr(args, "plugins", "").split(",")):
-                experiments._import(plugin)
+                late("experiments.experiment").import_plugin(plugin)
         code = args.do(args) or 0
         sys.stdout.flush()
         return code
@@ -444,6 +466,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("; ".join(["interrupted", *told]))
         return 130
     return 0
+
+
+def command() -> int:
+    """The command `pfl`: as `python -m pfl_core`, which finds plugins in the current folder."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
+    return main(prog="pfl")
 
 
 if __name__ == "__main__":

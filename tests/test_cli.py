@@ -22,10 +22,11 @@ from pfl_core import (
     run,
     sweep,
 )
-from pfl_core.__main__ import FIELDS, described, listed, main, show, side_by_side, value
+from pfl_core.__main__ import described, fields, main, show, value
 from pfl_core.engine import simulate
 from pfl_core.experiments import committed, prune, store
 from pfl_core.experiments import run as runs
+from pfl_core.experiments.listing import listed, side_by_side
 from pfl_core.methods.base import make_method
 from pfl_core.papers import plan, report
 from pfl_core.util import paths
@@ -115,7 +116,7 @@ def test_every_field_is_an_option(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     out = capsys.readouterr().out
-    for name, f in FIELDS.items():
+    for name, f in fields().items():
         assert out.count(f"--{name} ") in (1, 2) and (
             "_" not in name or f"--{name.replace('_', '-')}" not in out
         )  # usage
@@ -124,13 +125,15 @@ def test_every_field_is_an_option(capsys):
             and described(f).startswith(f.metadata["doc"])
             and "(default: " in described(f)
         )
-    assert described(FIELDS["buffers"]).endswith("; one of local, average, reset (default: local)")
+    assert described(fields()["buffers"]).endswith(
+        "; one of local, average, reset (default: local)"
+    )
     assert (
-        described(FIELDS["steps"]).count("count in epochs") == 1
+        described(fields()["steps"]).count("count in epochs") == 1
         and "--recompute" in out
         and "revision" in out
     )
-    assert described(FIELDS["shuffle"]).endswith("(default: true)")
+    assert described(fields()["shuffle"]).endswith("(default: true)")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,8 @@ def test_every_field_is_an_option(capsys):
         ("compare 12ab 34cd 56ef", 1, "`python -m pfl_core show 12ab 34cd 56ef` shows runs"),
         ("compare fedaghn table1 table2", 1, "compare takes one table, got table1 table2"),
         ("show 12ab 34cd", 1, "`python -m pfl_core list runs` shows all"),
-        ("compare pfedhn table99", 1, "run its notebook first"),
+        ("compare pfedhn table99", 1, "'table99' is unknown; did you mean 'table4'"),
+        ("compare methods", 1, "run `python -m pfl_core methods-table DATASET` first"),
         ("plan fedper --artefacts fig99", 1, "did you mean 'fig9'"),
     ],
 )
@@ -291,7 +295,8 @@ def check_logged(logged):
 
 
 def test_a_logger_that_is_not_installed_is_named(monkeypatch, tmp_path, capsys, home):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     message = said(capsys, f"run {WORDS} --tensorboard {tmp_path}", 1)
     assert message.startswith("pfl_core run: logging needs the package tensorboard: pip install")
 

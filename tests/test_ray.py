@@ -220,7 +220,7 @@ def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
     sweep(CELLS[:1])
     assert ray.started == 1
     runner.main(["--check", "--on", "ray"])
-    assert capsys.readouterr().out.splitlines()[-1] == "[ray]"
+    assert capsys.readouterr().out.splitlines()[-1] == "ray"
 
 
 def test_worker_processes_share_out_the_gpus(monkeypatch):

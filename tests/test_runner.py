@@ -435,7 +435,7 @@ def test_installs_when_something_changed_only(shell):
         done.code == 1 and "no notebook in" in done.err
     )  # an empty project: everything before went well
     assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -I -m pip install")
-    assert done.asked[0].endswith(" -e .")
+    assert done.asked[0].endswith(" -e .[notebooks]")
     assert len(shell().asked) == 1
     make(done.here / "notebooks", "fedper", FIGURE)
     done = shell("--paper", "fedper")
@@ -451,8 +451,8 @@ def test_installs_when_something_changed_only(shell):
 
 
 def test_ray_is_installed_where_it_is_asked_for(shell):
-    assert shell().asked[-1].endswith(" -e .")
-    assert shell("--on", "ray").asked[-1].endswith(" -e .[ray]")
+    assert shell().asked[-1].endswith(" -e .[notebooks]")
+    assert shell("--on", "ray").asked[-1].endswith(" -e .[notebooks,ray]")
     assert (
         len(shell("--on", "ray").asked) == len(shell().asked) == 2
     )  # what is there is enough without it

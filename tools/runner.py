@@ -185,12 +185,12 @@ def main_docs() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the words say; --check WORDS prints the extra that they need installed."""
+    """Do what the words say; --check WORDS prints the extra that they need beside `notebooks`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["--check"]:
         args = parse(argv[1:])
         extra = args.word if args.word in ("test", "docs") else "ray" if args.on == "ray" else ""
-        print(f"[{extra}]" if extra else "")
+        print(extra)
         return 0
     signal.signal(signal.SIGTERM, _stop)
     args = parse(argv)

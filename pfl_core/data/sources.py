@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pfl_core.data import readers
+from pfl_core.util import checks
 
 DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 
@@ -87,12 +88,8 @@ def _hugging_face(
     repository: str, test: str, convert: Callable
 ) -> Callable[[Path], readers.Arrays]:
     def download(root: Path) -> readers.Arrays:
-        try:
-            import datasets  # late: an optional extra
-        except ImportError as e:
-            raise ImportError(
-                'it needs the package `datasets`: pip install "pfl-core[datasets]"'
-            ) from e
+        with checks.extra("datasets", "it"):
+            import datasets
         parts = datasets.load_dataset(repository, cache_dir=str(root / "huggingface"))
         return convert(*((p["label"], p) for p in (parts["train"], parts[test])))
 

@@ -135,7 +135,10 @@ def publish(paper: str) -> list[Path]:
     ------
     ValueError
         If nothing is kept or drawn.
+    OSError
+        If the package is installed without its repository.
     """
+    paths.checkout("publish")
     home, done = paths.results_folder(), []
     every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
     for kept in every:

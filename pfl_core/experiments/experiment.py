@@ -244,7 +244,7 @@ class Experiment:
             checks.known("tag", tag, TAGS)
         self._freeze_values()
         for plugin in self.plugins:
-            _import(plugin)
+            import_plugin(plugin)
         self._check_clients()
         models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))
@@ -440,7 +440,8 @@ def _parameters() -> str:
 Experiment.__doc__ = f"{Experiment.__doc__}\n{_parameters()}\n    "
 
 
-def _import(plugin: str) -> None:
+def import_plugin(plugin: str) -> None:
+    """Import a file of methods, models or data; ValueError if there is no such module."""
     if plugin.endswith(".py") or not all(part.isidentifier() for part in plugin.split(".")):
         name = plugin.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
         raise ValueError(

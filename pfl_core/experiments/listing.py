@@ -28,11 +28,6 @@ def stored(start: str) -> Result:
     return found[0]
 
 
-def clean(what: Any) -> str:
-    """A text of a run's files for a terminal: what would steer it is written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(what))
-
-
 def date(result: Result) -> str:
     """When a run was finished, to the minute, in this computer's time."""
     if told := result.meta.get("date"):

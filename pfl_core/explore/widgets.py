@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ipywidgets
 import matplotlib
-from IPython.display import Image, display
 
 from pfl_core.analysis import plots
 from pfl_core.experiments import run as runs
@@ -27,8 +25,12 @@ from pfl_core.explore import sources, training, views
 from pfl_core.explore.background import Background
 from pfl_core.explore.choices import Choice, Choices, Shown
 from pfl_core.papers import parameters
-from pfl_core.util import progress
+from pfl_core.util import checks, progress
 from pfl_core.util.version import __version__
+
+with checks.extra("notebooks", "pfl_core.explore"):
+    import ipywidgets
+    from IPython.display import Image, display
 
 # Descriptions of controls that are not their name.
 SAYS = dict(

@@ -33,6 +33,7 @@ from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
+from pfl_core.util import checks
 
 SUMS = ("correct", "loss", "n")  # sums over a client's test samples, before training
 Model = dict[str, Tensor]  # of one client: without an axis of clients
@@ -456,8 +457,9 @@ def _experiment(context: Any) -> Experiment:
 
 def client_app() -> Any:
     """The ClientApp of `write_app`. ImportError without flwr."""
-    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-    from flwr.clientapp import ClientApp
+    with checks.extra("flower", "a Flower app"):
+        from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+        from flwr.clientapp import ClientApp
 
     app = ClientApp()
 
@@ -499,7 +501,8 @@ def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
     ImportError
         Without flwr.
     """
-    from flwr.serverapp import ServerApp
+    with checks.extra("flower", "a Flower app"):
+        from flwr.serverapp import ServerApp
 
     app = ServerApp()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pfl_core.engine.checkpoint import History
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.util import checks
 from pfl_core.util.percent import accuracy
 
 
@@ -28,12 +29,8 @@ def tensorboard(experiment: Experiment, folder: str | Path) -> Callable[[int, Hi
     ImportError
         If tensorboard is not installed.
     """
-    try:
+    with checks.extra("logging", "logging"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            'logging needs the package tensorboard: pip install "pfl-core[logging]"'
-        ) from error
     writer = SummaryWriter(str(Path(folder) / f"{experiment.method}-{experiment.seed}"))
 
     def on_round(round: int, history: History) -> None:

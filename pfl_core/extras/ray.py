@@ -19,6 +19,7 @@ from typing import Any
 
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
+from pfl_core.util import checks
 
 RETRIES = 10  # how often a run may lose its node
 CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")  # environment variables that tasks get
@@ -107,10 +108,8 @@ def run_all(
 
 def _connected() -> ModuleType:
     """The module ray, connected to a cluster or to one that begins here."""
-    try:
+    with checks.extra("ray", 'on="ray"'):
         import ray
-    except ImportError as error:
-        raise ImportError('on="ray" needs the package ray: pip install "pfl-core[ray]"') from error
     if not ray.is_initialized():
         start(ray)
     return ray

@@ -30,8 +30,6 @@ Differs from the authors' code
 """
 
 import torch
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 
 from pfl_core.methods.base import Method
 from pfl_core.methods.fields import choice, number
@@ -43,6 +41,9 @@ def bipartition(s, method):
 
     `method` is how parts are compared: "complete" or "single" linkage.
     """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # late: they take most of a second
+    from scipy.spatial.distance import squareform
+
     distance = (1 - (s + s.T) / 2).fill_diagonal_(0).clamp_min(0)
     tree = linkage(squareform(distance.cpu().numpy(), checks=False), method)
     return torch.as_tensor(cut_tree(tree, 2)[:, 0] == 1, device=s.device)

@@ -21,14 +21,18 @@ from pfl_core.experiments.committed import Part
 from pfl_core.papers import comparison as compare
 from pfl_core.papers import overview, readable, report
 from pfl_core.papers.base import PAPERS, paper, title
-from pfl_core.util import paths
+from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 
 
-def build(root: Path = paths.CHECKOUT) -> Path:
-    """Write root/figures/report.html from what lies below root; returns its path."""
+def build(root: Path | None = None) -> Path:
+    """Write root/figures/report.html from what lies below root; returns its path.
+
+    root: by default the repository; OSError where the package is installed without it.
+    """
     from jinja2 import Environment, PackageLoader
 
+    root = root or paths.checkout("report")
     env = Environment(loader=PackageLoader("pfl_core.papers"), autoescape=True)
     env.globals |= dict(tone=readable.tone, legend=readable.LEGEND)
     parts = [(p, p.rows()) for p in committed.parts(folder=root / "results").values()]
@@ -153,7 +157,9 @@ def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _speed(readme: Path) -> str:
     from markupsafe import Markup
-    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    with checks.extra("notebooks", "the report"):
+        from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     if not readme.exists():
         return ""

@@ -153,7 +153,8 @@ class Study:
 
         how: for `compare` and `standing` select, when, average; for `curves` and `spread` columns.
         """
-        from IPython.display import display
+        with checks.extra("notebooks", "showing tables and figures"):
+            from IPython.display import display
 
         rows, about = self.run(artefact, part), self.paper.artefacts[artefact]
         for kind in about.show:
@@ -185,7 +186,8 @@ class Study:
         said: the end of its caption, which begins with profile, data and seeds.
         rows: of the runs behind it, by default the frame.
         """
-        from IPython.display import Image, display
+        with checks.extra("notebooks", "showing figures"):
+            from IPython.display import Image, display
 
         rows = frame if rows is None else rows
         profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).profile
@@ -397,7 +399,8 @@ class Study:
 
         Who leads and by how much, how that stands beside the paper, what is undecided and why.
         """
-        from IPython.display import Markdown, display
+        with checks.extra("notebooks", "showing text"):
+            from IPython.display import Markdown, display
 
         whole = [(table, None)] if (table, None) in self.ran else []
         for part in whole or [key for key in self.ran if key[0] == table]:

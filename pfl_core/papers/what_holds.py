@@ -20,7 +20,7 @@ from pfl_core.papers import base as papers
 from pfl_core.papers import parameters, rank_figures, readable, recount, report
 from pfl_core.papers.rank_figures import WORDS
 from pfl_core.papers.recount import AVERAGED, REPORTED, RULES, Runs
-from pfl_core.util import paths
+from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 
 STYLE = {"font.size": 8, "axes.titlesize": 8}
@@ -243,7 +243,8 @@ class WhatHolds:
             yield
 
     def _figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str) -> None:
-        from IPython.display import Image, display
+        with checks.extra("notebooks", "showing figures"):
+            from IPython.display import Image, display
 
         plots.note(fig, said)
         plots.save(fig, frame, self._folder() / name)
@@ -258,7 +259,8 @@ class WhatHolds:
         return paths.figures_folder() / "what_holds" / self.profile
 
     def _say(self, text: str) -> None:
-        from IPython.display import Markdown, display
+        with checks.extra("notebooks", "showing text"):
+            from IPython.display import Markdown, display
 
         if text:
             display(Markdown(text))

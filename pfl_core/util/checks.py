@@ -60,6 +60,11 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
         raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
 
 
+def printable(what: Any) -> str:
+    """A text of a run's files for a terminal: what would steer it is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(what))
+
+
 def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
     """Make a folder; an OSError names the environment `variable` that decides where it is."""
     try:
@@ -69,3 +74,24 @@ def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
             f"cannot make the folder {path} ({error.strerror}); "
             f"set {variable} to a folder that can be written"
         ) from None
+
+
+class extra:
+    """Imports within it that fail raise ImportError, which says how to install what is missing.
+
+    name: the extra of this package, "notebooks".
+    what: what needs it.
+    """
+
+    def __init__(self, name: str, what: str):
+        self.name, self.what = name, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ImportError):
+            missing = (error.name or "").partition(".")[0]
+            raise ImportError(
+                f'{self.what} needs the package {missing}: pip install "pfl-core[{self.name}]"'
+            ) from error

@@ -34,6 +34,10 @@ class Draws(TorchDispatchMode):
     Raises ValueError for an operation that takes no generator.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's default imports its compiler at the first draw, which takes seconds
+
     def __init__(self, seed: int):
         super().__init__()
         self.seed, self.count = seed % 2**63, 0

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-CHECKOUT = PACKAGE.parent  # of an installed package: where packages lie, without results
+CHECKOUT = PACKAGE.parent  # of an installed package: where packages lie
+IN_CHECKOUT = (CHECKOUT / "pyproject.toml").exists()
 
 
 def runs_root() -> Path:
@@ -16,7 +17,7 @@ def runs_root() -> Path:
     """
     if os.environ.get("PFL_RUNS"):
         return Path(os.environ["PFL_RUNS"]).expanduser()
-    return (CHECKOUT if (CHECKOUT / "pyproject.toml").exists() else Path.cwd()) / "runs"
+    return (CHECKOUT if IN_CHECKOUT else Path.cwd()) / "runs"
 
 
 def store_folder() -> Path:
@@ -45,5 +46,18 @@ def label(profile: str, data: str) -> str:
 
 
 def results_folder() -> Path:
-    """Committed rows: results/ beside the checked-out package."""
-    return CHECKOUT / "results"
+    """Committed rows: results/ beside the checked-out package; a package alone has none."""
+    return (CHECKOUT if IN_CHECKOUT else PACKAGE) / "results"
+
+
+def checkout(what: str) -> Path:
+    """The folder of the repository; OSError where the package alone is installed.
+
+    what: what needs it.
+    """
+    if not IN_CHECKOUT:
+        raise OSError(
+            f"{what} needs the repository of pfl_core, with its results/ and figures/, and not the "
+            "package alone: get its source code, and run `pip install -e .` in its folder"
+        )
+    return CHECKOUT

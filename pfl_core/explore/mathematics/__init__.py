@@ -13,8 +13,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from IPython.display import display
-
 from pfl_core.explore import widgets
 from pfl_core.explore.choices import Choices
 from pfl_core.explore.mathematics.clients import VIEWS
@@ -84,4 +82,4 @@ def show(name: str, *, interactive: str = "auto", **start: Any) -> None:
     panel = widgets.Panel(offered, start, lambda values: widgets.tried(view, values))
     for parameter, slider in panel.controls.items():
         slider.description, slider.continuous_update = sliders[parameter][0], True
-    display(panel.box)
+    widgets.display(panel.box)

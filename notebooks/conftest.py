@@ -2,9 +2,16 @@
 
 import os
 
+import nbval.kernel
+
+from tools.notebooks import over_sockets
+
 # Kernels inherit it.
 os.environ |= {"PFL_HEADLESS": "1", "PFL_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 os.environ.pop("MPLBACKEND", None)  # figures are shown in the notebook
+
+
+nbval.kernel.KernelManager = over_sockets(nbval.kernel.KernelManager)
 
 
 def pytest_collection_modifyitems(items):

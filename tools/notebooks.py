@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 # In the order in which they run.
 NAMES = ("start", "fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "what_holds", "explore")
+READERS = ("what_holds", "explore")  # of what the others keep: they run when those have ended
 # {profile: wall clock of one notebook}
 LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 
@@ -63,15 +64,14 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
             raise ValueError(f"{notebook.name}: {name} must hold plain JSON values, not {value!r}")
 
 
-def _kernel_manager():
-    """The class of kernels over unix sockets, else over TCP.
+def over_sockets(manager: type) -> type:
+    """A class of jupyter_client's kernel managers, over unix sockets where they are possible.
 
     Side by side, kernels over TCP can collide on ports.
     """
-    from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.paths import jupyter_runtime_dir
 
-    class UnixSocketKernelManager(AsyncKernelManager):
+    class UnixSocketKernelManager(manager):
         def __init__(self, **settings):
             file = Path(jupyter_runtime_dir(), f"k-{uuid4().hex}.json")
             super().__init__(transport="ipc", connection_file=str(file), **settings)
@@ -83,7 +83,7 @@ def _kernel_manager():
             trial.bind(str(probe))
         probe.unlink()
     except OSError:  # a long path, or a file system without sockets
-        return AsyncKernelManager
+        return manager
     return UnixSocketKernelManager
 
 
@@ -92,6 +92,7 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
 
     Returns 0, or 1 after a printed line that says what failed.
     """
+    from jupyter_client.manager import AsyncKernelManager
     from papermill import execute_notebook
     from papermill.exceptions import PapermillExecutionError
 
@@ -102,7 +103,7 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
             str(output),
             dict(parameters),
             kernel_name="python3",
-            kernel_manager_class=_kernel_manager(),
+            kernel_manager_class=over_sockets(AsyncKernelManager),
             progress_bar=False,
             stdout_file=sys.stdout,
             stderr_file=sys.stderr,
@@ -245,7 +246,7 @@ def run(
     notebooks: Path = NOTEBOOKS,
     limit_s: float | None = None,
 ) -> list[Row]:
-    """Run the notebooks `names` of a folder, `jobs` at a time; returns a row for each.
+    """Run the notebooks `names` of a folder, `jobs` at a time, `READERS` last; a row for each.
 
     Executed notebooks go where `executed` says. `limit_s` is what each may take in seconds, by
     default its profile's limit.
@@ -263,9 +264,10 @@ def run(
                 source, output, parameters, surroundings, limit_s or LIMIT_S[profile]
             )
 
-        pool = ThreadPoolExecutor(jobs)
+        pool, last = ThreadPoolExecutor(jobs), [name for name in names if name in READERS]
         try:
-            return list(pool.map(one, names))
+            rows = list(pool.map(one, [name for name in names if name not in last]))
+            return rows + list(pool.map(one, last))
         finally:  # after an interruption: nothing goes on behind the user's back
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):

@@ -30,12 +30,12 @@ SMALL = Experiment(
     max_samples=30,
     model="lenet",
     model_args={"kernels": 2, "bn": True},
-    rounds=3,
+    rounds=4,
     batch=6,
     lr=0.05,
     holdout=0.25,
     dtype="float64",
-    eval_every=100,
+    eval_every=3,
     eval_after=False,
 )
 
@@ -66,25 +66,24 @@ def trained(experiment: Experiment, device: Any = DEVICE, **how: Any) -> Outcome
     return simulate(build_method(experiment, data), data, workers=1, **how)
 
 
-def counted(method: str) -> dict[str, int]:
-    """What a round and an evaluation of a method wait for; see the head of this file."""
+def counted(experiment: Experiment) -> tuple[dict[str, int], Outcome]:
+    """What a round and an evaluation wait for (see the head of this file), and how the run ended.
+
+    The experiment has four rounds and is evaluated after the third.
+    """
     with accelerated() as (accelerator, steps):
         seen: list[Counter] = []
 
         def note(*_: Any) -> None:
             seen.append(Counter(accelerator.seen))
 
-        trained(SMALL.but(method=method), on_round=note)
-        # From the second round's local training to the third's: a round without evaluation.
-        now = seen[2] - seen[1]
-        inside = Counter(steps)
-        seen.clear()
-        trained(SMALL.but(method=method, eval_every=1), on_round=note)
-        each = seen[2] - seen[1]
-    found = {name: waits(c) for name, c in (("waits", now), ("while steps run", inside))}
+        ended = trained(experiment, on_round=note)
+    # From one round's local training to the next one's: without an evaluation, and with one.
+    now, each = seen[2] - seen[1], seen[3] - seen[2]
+    found = {name: waits(c) for name, c in (("waits", now), ("while steps run", steps))}
     found |= {"uploads": now["uploads"], "numbers uploaded": now["numbers"]}
-    found["while steps run"] += inside["uploads"]
-    return found | {"waits of an evaluation": waits(each) - waits(now)}
+    found["while steps run"] += steps["uploads"]
+    return found | {"waits of an evaluation": waits(each) - waits(now)}, ended
 
 
 def waits(seen: Counter) -> int:
@@ -98,7 +97,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="by default all")
     cases = {}
     for name in parser.parse_args().methods or sorted(METHODS):
-        cases[name] = counted(name)
+        cases[name], _ = counted(SMALL.but(method=name))
         print(name, *said(cases[name]), sep="  ", flush=True)
     print(save("waits", cases, "cpu", about("cpu")))
 

@@ -70,10 +70,10 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     assert len([x for x in first.splitlines() if x]) == 12
     images = pfl_core.load("digits").x[:5]
     known = {"images": images}
-    exec(first.replace("rounds=20", "rounds=2, max_samples=400"), known)
+    exec(first.replace("rounds=20", "rounds=1, max_samples=40"), known)
     assert len(known["fedper"].predict(3, images)) == 5
     exec(method, known)
-    result = pfl_core.run(known["setting"].but(method="my_fedper", rounds=1, max_samples=400))
+    result = pfl_core.run(known["setting"].but(method="my_fedper", rounds=1, max_samples=40))
     assert result.ok
     from pfl_core.methods.base import METHODS
 

@@ -5,7 +5,7 @@ import torch
 from test_methods import OURS, assert_same, leaves
 
 from benchmarks.pretend import DEVICE, Accelerator, Pretend
-from benchmarks.waits import SMALL, accelerated, counted, trained
+from benchmarks.waits import SMALL, counted, trained
 
 MOST = 3  # waits of a round
 # What a method's next step is hangs on values that only the device knows.
@@ -18,18 +18,14 @@ DECIDES = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_round_there_ends_as_on_a_cpu(name):
-    small = SMALL.but(method=name, rounds=2)
-    with accelerated():
-        there = dict(leaves(trained(small).state))
+def test_rounds_there_end_as_on_a_cpu_and_the_host_waits_for_little(name):
+    small = SMALL.but(method=name, max_samples=15)
+    got, ended = counted(small)
+    there = dict(leaves(ended.state))
     assert all(isinstance(v, Pretend) for v in there.values())
     here = trained(small, "cpu", executor="batched").state
     assert_same({p: v.held for p, v in there.items()}, dict(leaves(here)), exact=False)
 
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_host_waits_for_little(name):
-    got = counted(name)
     most, why = DECIDES.get(name, (MOST, "nothing"))
     assert got["waits"] <= most, f"{why} needs the host"
     assert got["while steps run"] == 0

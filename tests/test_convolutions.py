@@ -11,6 +11,7 @@ from tape import Tape
 from test_batched import CONFIG, assert_close, client_data, clients_of, engine, train
 from test_methods import assert_same, leaves
 from torch.func import grad, vmap
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.waits import SMALL, accelerated, trained, waits
 from pfl_core import Experiment, models
@@ -223,6 +224,28 @@ def test_memory_is_estimated_for_the_form():
     # Kept for the kernels' gradient: of 4 images 9 entries at each of 6 x 6 places, in place of 8 x 8 pixels.
     assert likely[UNFOLD] - likely[GROUPED] == 4 * (9 * 6 * 6 - 8 * 8) * 8
     assert e.batched.estimate(jobs[0], UNFOLD)[1] > e.batched.estimate(jobs[0])[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_takes_at_least_and_at_most_what_is_estimated(form):
+    g = np.random.default_rng(0)
+    x, y = g.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), g.integers(0, 3, 40)
+    data = clients_of(x, y, list(np.arange(40).reshape(4, 10)), torch.float32)
+    net, config = models.build("lenet", data.input_shape, 3), replace(CONFIG, batch=10)
+    method = FedAvg().bind(Task(net, data.n, data.label_counts, config))
+    e = Engine(method, data, "batched" + ":unfold" * (form == UNFOLD), 1)
+    jobs, trains = [], e.batched.run
+    e.batched.run = lambda job: jobs.append(job) or trains(job)
+    train(e)  # its stack is there
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, torch.no_grad():
+        trains(jobs[0])
+    events = seen.profiler.kineto_results.events()  # allocations and releases, in turn
+    used = np.cumsum([v.nbytes() for v in events if v.name() == "[memory]"])
+    (stack,) = e.batched.stacks.values()
+    held = stack.live | stack.fixed | stack.anchor
+    held = sum(v.untyped_storage().nbytes() for v in held.values())
+    least, likely = e.batched.estimate(jobs[0], form)
+    assert least < (held + used.max()) / 4 < likely
 
 
 # -- the record ----------------------------------------------------------------------------------------------------------

@@ -71,15 +71,18 @@ class ClientData:
             check_finite(self.x)
         if self.kind == "image":
             self._channels_first()
-            mean, std = self._per_channel(mean, 0.0), self._per_channel(std, 1.0)
-            self._scale, self._shift = 1 / (255 * std), -mean / std
+            centre, spread = self._per_channel(mean, 0.0), self._per_channel(std, 1.0)
+            self._scale, self._shift = 1 / (255 * spread), -centre / spread
 
     def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
         # At least one sample of each client stays on either side.
+        train = self.federation.index["train"]
+        if not share:
+            return [idx[:0] for idx in train], train
         held, rest = [], []
-        for k, idx in enumerate(self.federation.index["train"]):
+        for k, idx in enumerate(train):
             perm = rng(self.seed, "holdout", k).permutation(idx)
-            m = min(max(1, round(share * len(idx))), len(idx) - 1) if share else 0
+            m = min(max(1, round(share * len(idx))), len(idx) - 1)
             held.append(np.sort(perm[:m]))
             rest.append(np.sort(perm[m:]) if m else idx)
         return held, rest

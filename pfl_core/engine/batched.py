@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pfl_core.engine.stack import WARM, Stack
 from pfl_core.methods.base import Batch, Method
 from pfl_core.stacked import Params, clone, is_common
 
+CPU_ROWS = 512  # clients of a stack on a CPU: more are not faster, and take more memory
 KEPT = 4  # stacks kept between rounds: a method's phases
 TIMED = 10  # steps of a form that are timed, three times
 
@@ -46,7 +46,6 @@ class Batched:
     ):
         self.method, self.data, self.config = method, data, method.task.config
         self.graph = GRAPHS[data.device.type] if graphs else None
-        # A CPU's memory is left to its system.
         self.free = free or (_free if data.device.type == "cuda" else None)
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.fits: dict[tuple, int] = {}
@@ -104,7 +103,7 @@ class Batched:
                 # A form that does not fit is not taken; what else is wrong, training itself says.
                 with suppress(RuntimeError, MemoryError):
                     seconds[form] = self.seconds(job, form)
-            self.faster[trained] = min(seconds, key=seconds.get, default=GROUPED)
+            self.faster[trained] = min(seconds, key=seconds.__getitem__, default=GROUPED)
         return self.faster[trained]
 
     def seconds(self, job: Job, form: str) -> float:
@@ -156,7 +155,7 @@ class Batched:
         # How many clients fit at once, by an estimate that is said before anything is trained.
         s = len(job.indices)
         if self.free is None:
-            return sys.maxsize
+            return CPU_ROWS
         least, likely, free = *self.estimate(job, form), self.free()
         if s * likely > 0.9 * free and self.stacks:
             self._forget()

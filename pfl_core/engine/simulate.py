@@ -6,6 +6,7 @@ parts of a round in the order in which they happen.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State, initial_state
 from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params, clone, select
+from pfl_core.stacked import Params, clone, is_common, select
 from pfl_core.util.draws import rng
 
 CHECKPOINT_EVERY = 60.0  # seconds
+EVALUATED_AT_ONCE = 2000  # clients whose models are in memory together, where nobody keeps them
 FINISH = "finish"  # what `on_round` returns to end a run early, with a result
 
 OnRound = Callable[[int, History], bool | str | None]
@@ -49,8 +51,10 @@ class Outcome(NamedTuple):
 
     state: State
     history: History
-    before: Params  # the last personal models, {name: (K, *shape)}
-    after: Params  # the same after local training; {} if that was not evaluated
+    # The last personal models, {name: (K, *shape)}, before and after local training; {} where that
+    # was not evaluated, or for more than EVALUATED_AT_ONCE clients whose models nobody keeps.
+    before: Params
+    after: Params
 
 
 def simulate(
@@ -133,6 +137,7 @@ class _Run:
         self.moved = [0.0, 0.0, 0.0]  # so far: scalars down, scalars up, client visits
         chosen = evaluated(self.config, self.data.K)
         self.evaluated_ids, self.evaluated = chosen.tolist(), chosen.to(self.data.device)
+        self.keeps_models = bool(record) or self.config.keep_models
         self.before: Params = {}
         self.after: Params = {}
         self.whole = True  # else the state is half-way from one round to the next
@@ -154,8 +159,7 @@ class _Run:
     def _sizes(self, split: str) -> np.ndarray:
         # (K,) samples of the evaluated clients, 0 for the others.
         n = np.zeros(self.data.K, dtype=np.int64)
-        for k in self.evaluated_ids:
-            n[k] = len(self.data.index[split][k])
+        n[self.evaluated_ids] = [len(self.data.index[split][k]) for k in self.evaluated_ids]
         return n
 
     @property
@@ -228,7 +232,8 @@ class _Run:
             self._save(self.end, self.history.until(*self.at_start))
         if self.config.keep_models and len(self.evaluated) < self.data.K:
             everyone = torch.arange(self.data.K, device=self.data.device)
-            self.before = self._personal(everyone, list(range(self.data.K)), r)
+            with self.engine.drawing("personal", r):
+                self.before = self._personal(r, everyone, list(range(self.data.K)))
         return Outcome(self.state, self.history, self.before, self.after)
 
     # -- training ------------------------------------------------------------------------------
@@ -272,24 +277,17 @@ class _Run:
 
     def _evaluate_before(self, r: int) -> None:
         # The models that round r starts from, as they are served.
-        self.before = self._personal(self.evaluated, self.evaluated_ids, r)
-        self._add("before", self.before)
+        self.before = self._evaluate("before", r, self._personal)
 
-    def _personal(self, sel: Tensor, ids: list[int], r: int) -> Params:
-        context = Context(self.engine, self.state, sel, r, ids)
-        with self.engine.drawing("personal", r):
-            models = self.method.personal(self.state, context)
-        _check_finite(models, self.method, r, self.history, sel)
-        return models
+    def _personal(self, r: int, sel: Tensor, ids: list[int]) -> Params:
+        return self.method.personal(self.state, Context(self.engine, self.state, sel, r, ids))
 
     def _evaluate_after(self, r: int, trained: _Trained | None, last: bool = False) -> None:
         # The same models after local training on round r's batches; closes the round's entry.
         history = self.history
         if self._evaluates_after:
-            with self.engine.drawing("after", r):
-                self.after = self._after_training(r, trained)
-            _check_finite(self.after, self.method, r, history, self.evaluated)
-            self._add("after", self.after)
+            models = functools.partial(self._after_training, trained)
+            self.after = self._evaluate("after", r, models)
             self._note_executors()
         history.rounds.append(r)
         history.download.append(self.moved[0])
@@ -300,17 +298,18 @@ class _Run:
             best = _is_best(history)
             self.record(self.engine, self.state, self.before, self.after, history, best, last)
 
-    def _after_training(self, r: int, trained: _Trained | None) -> Params:
+    def _after_training(
+        self, trained: _Trained | None, r: int, sel: Tensor, ids: list[int]
+    ) -> Params:
         # Who did not take part in the round trains here, on a copy that is thrown away.
-        wanted = self.evaluated_ids
         sampled = trained.ids if trained else []
-        if sampled == wanted == list(range(self.data.K)):
+        if trained and sampled == ids == list(range(self.data.K)):
             return self.method.serve(trained.end)
         row = {k: i for i, k in enumerate(sampled)}
-        done = [k for k in wanted if k in row]
-        others = [k for k in wanted if k not in row]
+        done = [k for k in ids if k in row]
+        others = [k for k in ids if k not in row]
         parts = []
-        if done:
+        if trained and done:
             rows = [row[k] for k in done]
             parts.append({name: value[rows] for name, value in trained.end.items()})
         if others:
@@ -321,15 +320,28 @@ class _Run:
         order = torch.argsort(torch.tensor([*done, *others], device=self.data.device))
         return {name: torch.cat([part[name] for part in served])[order] for name in served[0]}
 
-    def _add(self, when: str, models: Params) -> None:
-        # Sums over each evaluated client's validation and test samples, into arrays (K,).
-        ids = self.evaluated_ids
-        for split in ("val", "test"):
-            sums = self.engine.evaluate(models, split, ids)
-            for metric in ("correct", "loss"):
-                values = np.zeros(self.data.K)
-                values[ids] = sums[metric]
-                self.history.add(f"{when}/{split}/{metric}", values)
+    def _evaluate(self, when: str, r: int, models: Callable[..., Params]) -> Params:
+        # Sums over each evaluated client's validation and test samples, into arrays (K,). Returns
+        # the models, {} where they are so many that they were made in several parts.
+        purpose, ids = "personal" if when == "before" else when, self.evaluated_ids
+        sums = {
+            (split, metric): np.zeros(self.data.K)
+            for split in ("val", "test")
+            for metric in ("correct", "loss")
+        }
+        parts = 1 if self.keeps_models else -(-len(ids) // EVALUATED_AT_ONCE)
+        for i, sel in enumerate(self.evaluated.tensor_split(parts)):
+            some, ids = ids[: len(sel)], ids[len(sel) :]
+            with self.engine.drawing(purpose, r, *([i] if i else [])):
+                served = models(r, sel, some)
+            _check_finite(served, self.method, r, self.history, sel)
+            for split in ("val", "test"):
+                found = self.engine.evaluate(served, split, some)
+                for metric in ("correct", "loss"):
+                    sums[split, metric][some] = found[metric]
+        for (split, metric), values in sums.items():
+            self.history.add(f"{when}/{split}/{metric}", values)
+        return served if parts == 1 else {}
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -408,7 +420,11 @@ def _check_finite(
     p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None
 ) -> None:
     # p: models of the clients `ids`, or what the server holds.
-    found = {name: v for name, v in _flat(p) if v.is_floating_point()}
+    found = {
+        name: v[:1] if v.dim() > 1 and is_common(v) else v  # alike rows are looked at once
+        for name, v in _flat(p)
+        if v.is_floating_point()
+    }
     # One look at all sums together: on a GPU each look is a wait.
     if not found or torch.isfinite(torch.stack([v.sum().double() for v in found.values()])).all():
         return
@@ -416,7 +432,7 @@ def _check_finite(
         rows = torch.isfinite(v.flatten(1) if v.dim() > 1 else v[..., None]).all(-1)
         if rows.all():  # large numbers whose sum alone is infinite
             continue
-        who = "the server" if ids is None else f"client {int(ids[~rows][0])}"
+        who = "the server" if ids is None else f"client {int(ids[: len(rows)][~rows][0])}"
         layer = name.rpartition(".")[0] or name
         raise Diverged(
             f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; "

@@ -99,7 +99,7 @@ class Stack:
         noise = self._draw(job, ids) if job.noise[0] else None
         for t in range(lengths[0]):
             self.idx[:active] = indices[t, :active]
-            if noise is not None:
+            if noise is not None and self.noise is not None:
                 self.noise[:active] = noise[t, :active]
             self._step(active, t)
             before = active
@@ -110,7 +110,8 @@ class Stack:
 
     def _draw(self, job: Job, ids: list[int]) -> Tensor:
         # The noise of all steps in one transfer, (T, clients, batches, B, *noise).
-        drawn = [job.noise[i]()((len(job.indices[i]), *self.idx.shape[1:])) for i in ids]
+        asked = [(len(job.indices[i]), job.noise[i]) for i in ids]
+        drawn = [noise()((steps, *self.idx.shape[1:])) for steps, noise in asked if noise]
         noise = pad_sequence(drawn).to(self.data.device)
         if self.noise is None:
             self.noise = noise.new_zeros(self.most, *noise.shape[2:])
@@ -218,7 +219,7 @@ class Stack:
                 return self.loss(rest | trained | stats, anchor, Batch(*batch)), stats
 
         args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
-        return _over_clients(func_grad(value, has_aux=True), args)
+        return over_clients(func_grad(value, has_aux=True), args)
 
     def _custom_step(self, t, p, anchor, x, y, noise, memory) -> tuple[Params, Params]:
         stats = {n: p[n] for n in self.stats}
@@ -250,7 +251,7 @@ class Stack:
             q, kept = self.custom(p, anchor, gradient, Step(t, self.lr, memory))
             return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
 
-        return _over_clients(step, (p, stats, anchor, x, y, noise, memory))
+        return over_clients(step, (p, stats, anchor, x, y, noise, memory))
 
 
 def _room(v: Tensor, most: int) -> Tensor:
@@ -276,8 +277,9 @@ def _fill(into: Params, source: Params, rows: Tensor) -> None:
             room[: len(rows)] = v[rows]
 
 
-def _over_clients(fn: Callable, args: tuple) -> Any:
-    # vmap over the leading axis; what all clients hold alike is passed once.
+def over_clients(fn: Callable, args: tuple) -> Any:
+    """vmap of `fn` over the leading axis of `args`; what all clients hold alike is passed once."""
+
     def split(v: Any) -> tuple[Any, Any]:
         if isinstance(v, dict):
             pairs = {n: split(u) for n, u in v.items()}

@@ -22,7 +22,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, check, load_whole, writing
-from pfl_core.engine.engine import AUTO
+from pfl_core.engine.engine import automatic
 from pfl_core.engine.simulate import FINISH, Diverged, final_models, simulate
 from pfl_core.experiments import metrics
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
@@ -171,7 +171,8 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
     checkpoint = work / "checkpoint.pt"
     stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision)
     stamp |= dict(version=__version__, device=job.device)
-    stamp["executor"] = AUTO[job.device] if job.executor == "auto" else job.executor
+    auto = automatic(method, job.device)
+    stamp["executor"] = auto if job.executor == "auto" else job.executor
     may_continue = not (checkpoint.exists() or method.scheduled or job.anew)
     if may_continue and (shorter := _beginning(job)):
         with writing(checkpoint):

@@ -2,7 +2,9 @@
 
 import functools
 import os
+from pathlib import Path
 
+import filelock
 import hypothesis
 import pytest
 import torch
@@ -44,6 +46,29 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
     return tmp_path / "store"
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory) -> Path:
+    """A folder with the committed results and figures, and the report page of them.
+
+    Making it takes half a minute: the first worker that needs it makes it for all.
+    """
+    from pfl_core.papers import html_report
+    from pfl_core.util import paths
+
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reported"
+    with filelock.FileLock(f"{root}.lock"):
+        if not (root / "figures" / "report.html").exists():
+            for part in ("results", "figures"):
+                (root / part).mkdir(parents=True, exist_ok=True)
+                for source in (paths.CHECKOUT / part).iterdir():
+                    target = root / part / source.name
+                    if source.name != "report.html" and not target.is_symlink():
+                        target.symlink_to(source)
+            html_report.build(root)
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from pfl_core.explore import sources
-from pfl_core.papers import html_report
 from tools import gates
 from tools.notebooks import NOTEBOOKS, ROOT
 
@@ -311,13 +310,9 @@ def test_start_in_a_browser(driver, lab):
     assert page.all("//div[contains(@class, 'jp-OutputArea')]//img")
 
 
-def test_the_report_in_a_browser(driver, tmp_path):
-    for name in ("results", "benchmarks"):  # its figures are pictures like any other
-        (tmp_path / name).mkdir()
-        for source in (ROOT / name).iterdir():
-            (tmp_path / name / source.name).symlink_to(source)
+def test_the_report_in_a_browser(driver, reported):
     driver.get_log("browser")  # what other pages said
-    driver.get(html_report.build(tmp_path).as_uri())
+    driver.get((reported / "figures" / "report.html").as_uri())
     page = Page(driver)
     page.keep("8-report")
     first = page.one("//table[contains(@class, 'counts')]").rect

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-Rng, Pieces, Shares = np.random.Generator, list[list[np.ndarray]], tuple[float, ...]
+Rng = np.random.Generator
+Pieces = list[list[np.ndarray]]
+Shares = tuple[float, ...]
 TRIES = 1000
 # (draws, clients): if each of 20 draws left 30 clients or more short of samples, no later draw will
 # do. Were they 30 on average, about e^-30 of all draws would leave none short.
 HOPELESS = (20, 30)
+MANY = 2000  # clients, from which on draws are expensive, and their averages safe
 EPS = 1e-9  # keeps 0.2 * 3000 and 600 * 0.53 / 6 on the intended side of an integer
 
 
@@ -44,7 +47,8 @@ def label_counts(y: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> 
 # ---------------------------------------------------------------- checks
 
 
-def need(ok: bool, message: str) -> None:
+def need(ok: bool | np.bool, message: str) -> None:
+    """Raise ValueError with a message unless it is ok."""
     if not ok:
         raise ValueError(message)
 
@@ -74,9 +78,9 @@ def classes_each(
     k: int | None, pool: Any, few: int, many: int, low: int = 1, top: int | None = None
 ) -> int:
     """k classes a client: few by default, many from 100 classes on."""
-    default, top = few if pool.classes < 100 else many, pool.classes if top is None else top
-    need(low <= top, f"{pool.classes} classes are too few for this scheme; use data with more")
-    return integer("k (classes a client)", default if k is None else k, low, top)
+    default, most = few if pool.classes < 100 else many, pool.classes if top is None else top
+    need(low <= most, f"{pool.classes} classes are too few for this scheme; use data with more")
+    return integer("k (classes a client)", default if k is None else k, low, most)
 
 
 def check_room(clients: int, fits: Callable[[int], bool], why: str) -> None:
@@ -202,7 +206,8 @@ def divide(pieces: Pieces, shares: Shares, rng: Rng, each: bool = False) -> Spli
         pieces = [[samples] for samples in mixed(pieces, rng)]
 
     def cut(piece: np.ndarray) -> list[np.ndarray]:
-        return np.split(piece, np.cumsum(cut_sizes(len(piece), shares, each))[:2])
+        train, val, _ = cut_sizes(len(piece), shares, each)
+        return [piece[:train], piece[train : train + val], piece[train + val :]]
 
     parts = [[cut(piece) for piece in client] for client in pieces]
     return Split(*[mixed([[p[i] for p in client] for client in parts], rng) for i in range(3)])
@@ -228,12 +233,16 @@ def assign(owners: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
     # Swap repeats away. A swap adds none, and the client with the fewest different classes always
     # finds a partner: some client lacks its repeated class; that one has at least as many classes,
     # so one that the first client lacks.
-    while held.max() > 1:
-        i = np.argmin((held > 0).sum(1))
+    has = held > 0
+    different, width = has.sum(1), slots.shape[1]
+    while different.min() < width:
+        i = np.argmin(different)
         a = rng.choice(np.flatnonzero(held[i] > 1))
-        j, b = rng.choice(np.argwhere((held[:, [a]] == 0) & (held > 0) & (held[i] == 0)))
+        j, b = divmod(rng.choice(np.flatnonzero(has & ~has[i] & ~has[:, [a]])), len(owners))
         held[[i, j], [a, b]] -= 1
         held[[i, j], [b, a]] += 1
+        has[[i, j]] = held[[i, j]] > 0
+        different[[i, j]] = has[[i, j]].sum(1)
     return held
 
 

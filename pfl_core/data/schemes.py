@@ -24,6 +24,7 @@ import numpy as np
 from pfl_core.data.dealing import (
     EPS,
     HOPELESS,
+    MANY,
     TRIES,
     Rng,
     Split,
@@ -270,6 +271,29 @@ def _dirichlet_table(sizes: np.ndarray, clients: int, alpha: float, rng: Rng) ->
     return want
 
 
+def _possible(sizes: np.ndarray, clients: int, alpha: float, wanted: float, spare: float) -> float:
+    """Which of two least numbers of samples draws for very many clients can give all of them.
+
+    That is `wanted`, or `spare` if draws would leave clients with fewer than `wanted`. How many
+    these are is seen in draws for MANY clients, of as many samples each. ValueError if `spare` is
+    out of reach, too.
+    """
+    rng, fewer = np.random.default_rng(0), np.rint(sizes * (MANY / clients)).astype(int)
+    if abs(fewer.sum() - sizes.sum() * MANY / clients) > 0.01 * fewer.sum():
+        return wanted  # classes of too few samples to be made smaller
+    tables = [_dirichlet_table(fewer, MANY, alpha, rng) for _ in range(20)]
+    got = np.concatenate([table.sum(1) for table in tables])
+    for least in (wanted, min(wanted, spare)):
+        short = (got < least).mean() * clients
+        if short < 15:  # else about e^-15 of all draws would leave nobody short
+            return least
+    raise ValueError(
+        f"alpha={alpha}, clients={clients}: a draw would leave about {short:,.0f} of them with "
+        f"fewer than {least:g} of {sizes.sum() / clients:g} samples on average; raise alpha, lower "
+        "clients, least or fallback_least"
+    )
+
+
 def dirichlet(
     pool: Any,
     clients: int,
@@ -307,6 +331,9 @@ def dirichlet(
     if fallback_least is not None:
         spare = max(few, integer("fallback_least", fallback_least, 1))
     found, best, short, enough = None, 0, clients, min(wanted, spare)
+    if clients >= MANY:
+        wanted = _possible(sizes, clients, alpha, wanted, spare)
+    want, low, draw = None, 0, 0
     for draw in range(1, TRIES + 1):
         want = _dirichlet_table(sizes, clients, alpha, rng)
         low, short = want.sum(1).min(), min(short, (want.sum(1) < enough).sum())
@@ -318,8 +345,10 @@ def dirichlet(
         f"and each {short} or more short"
     )
     cure = "raise alpha, lower clients, least or fallback_least"
-    need(low >= wanted or found is not None, f"alpha={alpha}, clients={clients}: {why}; {cure}")
-    return divide(deal(members, want if low >= wanted else found, rng), shares, rng)
+    dealt = want if low >= wanted else found
+    if dealt is None:
+        raise ValueError(f"alpha={alpha}, clients={clients}: {why}; {cure}")
+    return divide(deal(members, dealt, rng), shares, rng)
 
 
 def groups(
@@ -366,7 +395,7 @@ def groups(
         labels = rng.permutation(np.repeat(np.arange(classes), rest))[
             : rest.sum() // clients * clients
         ]
-        want += label_counts(labels, np.arange(len(labels)).reshape(clients, -1), classes)
+        want += label_counts(labels, [*np.arange(len(labels)).reshape(clients, -1)], classes)
     return divide(deal(members, want, rng), shares, rng)
 
 
@@ -492,7 +521,7 @@ def dirichlet_columns(
     parts, streams = official_parts(pool, val, rng), rng.spawn(2)
     new, redraw = np.arange(clients) >= clients - novel, np.ones(clients, bool)
     p = np.zeros((clients, pool.classes))
-    for _ in range(TRIES):
+    for draw in range(1, TRIES + 1):
         for who, a, stream in zip(
             (redraw & ~new, redraw & new), (alpha, novel_alpha), streams, strict=True
         ):
@@ -502,8 +531,10 @@ def dirichlet_columns(
         redraw = (each.sum(0) < least) | (each.min(0) == 0)
         if not redraw.any():
             return deal_parts(parts, wants, rng)
+        if clients >= MANY and draw == HOPELESS[0] and redraw.sum() > 0.99 * clients:
+            break
     why = (
-        f"after {TRIES} draws {redraw.sum()} clients have fewer than least={least} samples or an "
+        f"after {draw} draws {redraw.sum()} clients have fewer than least={least} samples or an "
         "empty part"
     )
     raise ValueError(

@@ -21,6 +21,8 @@ from pfl_core.explore import sources
 from tools import gates
 from tools.notebooks import NOTEBOOKS, ROOT
 
+pytestmark = pytest.mark.slow
+
 CHROME = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
     None,

@@ -415,6 +415,7 @@ def test_a_run_that_diverged_ends_with_its_message_and_another_status(home, caps
     assert "\x1b" not in (out := capsys.readouterr().out) and "\\x1b[2Jgone" in out
 
 
+@pytest.mark.slow
 def test_runs_of_plugins_can_be_shown(home, tmp_path, monkeypatch, capsys):
     source = "from pfl_core import Method\n\n\nclass Own(Method):\n    name = 'own_of_cli'\n"
     (tmp_path / "own_methods.py").write_text(source)

@@ -135,6 +135,7 @@ def test_only_like_cells_stand_beside_published_ones(changes, other, monkeypatch
     assert len(got[got.reported.notna()]) == 128  # what is published stays
 
 
+@pytest.mark.slow
 def test_columns_of_ours_say_what_was_used(monkeypatch):
     changed = paper_run(dataset="digits", clients=10)
     monkeypatch.setattr(committed, "experiment", lambda run: changed)
@@ -218,6 +219,7 @@ def test_a_reading_names_the_leader_and_what_is_level_with_it():
     assert "one seed does not say" in one
 
 
+@pytest.mark.slow
 def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkeypatch):
     monkeypatch.setattr(committed, "experiment", lambda run: paper_run())
     near = SAID["fedaghn"]
@@ -343,6 +345,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_every_row_has_an_equal_grid_of_legal_values():
     assert set(presets.GRIDS) == set(comparison.chosen())
     assert set(presets.SERVED) <= set(presets.GRIDS) and set(presets.AFTER) <= set(presets.GRIDS)
@@ -383,6 +386,7 @@ def test_a_rate_is_that_of_what_a_row_starts_from_too():
     assert {c["init_from"].head_depth for c in changes} == {1}  # FedAvg has no head
 
 
+@pytest.mark.slow
 def test_from_tuning_to_tables(home, capsys):
     how = dict(
         methods=["fedavg", "fedavg_ft", "lgfedavg", "perfedavg"],

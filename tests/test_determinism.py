@@ -23,6 +23,7 @@ TINY |= dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OURS)
 def test_threads_and_interruptions_change_nothing(method, tmp_path, monkeypatch):
     monkeypatch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)

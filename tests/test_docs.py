@@ -64,6 +64,7 @@ def test_the_readme_is_short_and_has_the_two_commands():
     assert "\n./run_all.sh  " in text and "\n./run_all.sh test  " in text
 
 
+@pytest.mark.slow
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     first, method = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)

@@ -359,6 +359,7 @@ def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch):
     same(load_result(store / WIDE.id), whole)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed(store, tmp_path, monkeypatch):
     (tmp_path / "dies_in_workers.py").write_text(
         "import multiprocessing, os, signal\n"
@@ -371,6 +372,7 @@ def test_a_worker_that_is_killed(store, tmp_path, monkeypatch):
     assert sweep(cells).run.nunique() == 2  # the next sweep finds no lock and no half run
 
 
+@pytest.mark.slow
 def test_a_notebook_interrupted_and_run_again(store, tmp_path):
     cell = """
     import os, signal

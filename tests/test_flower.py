@@ -21,6 +21,8 @@ from pfl_core.experiments.run import run
 from pfl_core.extras.flower import Client, serve, write_app
 from tools import notebooks
 
+pytestmark = pytest.mark.slow
+
 TINY = dict(
     partition_args={"alpha": 1.0},
     clients=4,

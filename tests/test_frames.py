@@ -75,6 +75,7 @@ def test_of_papers(name):
     assert frames.seen >= {"committed.rows", "report.claims"} and not frames.hidden
 
 
+@pytest.mark.slow
 def test_of_tables_plans_and_views(store, monkeypatch):
     monkeypatch.setattr(plan, "measured", lambda *args: (0.001, 1000))
     with Frames() as frames:

@@ -55,6 +55,7 @@ def numbers(method):
     return {"id": r.id, "revision": r.meta["revision"], **out}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OURS)
 def test_numbers_of_two_rounds(store, method):
     found, kept = numbers(method), GOLDEN[method]

@@ -86,6 +86,7 @@ def root(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_table_has_its_verdicts_in_colour(root):
     text = html_report.build(root).read_text()
     page = Page(text)
@@ -161,6 +162,7 @@ def test_a_figure_is_in_the_page(root):
     assert images[-1]["src"].startswith("data:image/png;base64,iVBOR")
 
 
+@pytest.mark.slow
 def test_the_committed_results_make_one_page_that_needs_nothing_else(reported):
     text = (reported / "figures" / "report.html").read_text()
     page = Page(text)

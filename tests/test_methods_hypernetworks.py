@@ -82,6 +82,7 @@ def scalars(params):
 # -- pFedHN: sizes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, classes, size",
     [("pfedhn", 10, 12_271_732), ("pfedhn", 100, 13_044_382), ("pfedhn_pc", 10, 12_185_882)],
@@ -535,6 +536,7 @@ def test_novel_clients_of_fixed_descriptors():
     assert_same({"phi": state.extra["phi"]}, {"phi": new.extra["phi"]})
 
 
+@pytest.mark.slow
 def test_proposition_1():
     # theta_i = W v_i, L_i = |X_i theta - y_i|^2 with X_i^T X_i = I: gradient descent ends in the top-k subspace of the ERM
     # solutions, uncentred. W is the product of the trunk's and the head's matrix; their biases are held at zero.

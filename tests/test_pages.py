@@ -20,12 +20,14 @@ def test_every_method_of_the_papers_is_compared():
     assert ours == set(presets.COMPARED)
 
 
+@pytest.mark.slow
 def test_the_methods_page_is_current():
     assert (pages.ROOT / "docs" / "methods.md").read_text() == pages.methods_page(), (
         "run: python -m tools.pages"
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name", "section"),
     [
@@ -44,6 +46,7 @@ def test_the_methods_page_says_how_long_methods_are():
     assert f"take 2 to {longest} lines" in (pages.ROOT / "docs" / "methods.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_results_page_is_current_and_its_links_lead_somewhere():
     page = pages.ROOT / "docs" / "results.md"
     assert page.read_text() == pages.results_page(), "run: python -m tools.pages"

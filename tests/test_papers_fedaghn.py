@@ -526,6 +526,7 @@ def test_nothing_is_tuned_for_other_methods_alone():
     assert [list(s.rows) for s in sweeps if s.rows] == [["local"]] and not tried
 
 
+@pytest.mark.slow
 def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_path):
     small = dict(
         model="lenet",

@@ -7,6 +7,8 @@ from test_methods import OURS, assert_same, leaves
 from benchmarks.pretend import DEVICE, Accelerator, Pretend
 from benchmarks.waits import SMALL, counted, trained
 
+pytestmark = pytest.mark.slow
+
 MOST = 3  # waits of a round
 # What a method's next step is hangs on values that only the device knows.
 DECIDES = {

@@ -18,6 +18,8 @@ from pfl_core.experiments import sweep as sweeps
 from pfl_core.extras.ray import _task, start
 from tools import notebooks, runner
 
+pytestmark = pytest.mark.slow
+
 TINY = dict(
     partition_args={"alpha": 1.0},
     clients=3,

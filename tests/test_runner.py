@@ -147,6 +147,7 @@ def test_good_parameters_pass(tmp_path):
 # ---------------------------------------------------------------- running
 
 
+@pytest.mark.slow
 def test_run_all_notebooks_with_one_that_fails(tmp_path):
     here = project(tmp_path / "a folder")
     make(here / "notebooks", "fedper", FIGURE)
@@ -187,6 +188,7 @@ def test_run_all_notebooks_with_one_that_fails(tmp_path):
     assert nbformat.read(here / kept, as_version=4).cells[3].outputs[0].text == "before\n"
 
 
+@pytest.mark.slow
 def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
     make(tmp_path, "fedper", "print(1)")
     old = tmp_path / "runs" / "notebooks" / "fedper.smoke.failed.ipynb"
@@ -202,6 +204,7 @@ def test_a_repaired_notebook_replaces_its_failed_output(tmp_path):
     assert [p.name for p in old.parent.iterdir()] == ["fedper.smoke.ipynb"]
 
 
+@pytest.mark.slow
 def test_an_unknown_parameter_fails_that_notebook_before_it_starts(tmp_path):
     make(tmp_path, "fedper")
     (row,) = notebooks.run(
@@ -210,6 +213,7 @@ def test_an_unknown_parameter_fails_that_notebook_before_it_starts(tmp_path):
     assert row.status == "failed" and "ValueError: fedper.ipynb has no parameter bogus" in row.where
 
 
+@pytest.mark.slow
 def test_the_limit_ends_notebook_and_kernel(tmp_path):
     pid = tmp_path / "pid"
     make(
@@ -248,6 +252,7 @@ def test_nbval_waits_for_silent_cells_and_compares_no_progress():
     assert item.output_timeout > 100 and item.parent.skip_compare == ("name", "stderr")
 
 
+@pytest.mark.slow
 def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_path):
     here = project(tmp_path / "my project")
     shutil.copytree(
@@ -315,6 +320,7 @@ def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
     assert path.read_bytes() == once and [p.name for p in tmp_path.iterdir()] == ["fedper.ipynb"]
 
 
+@pytest.mark.slow
 def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
     path = make(
         tmp_path,
@@ -331,6 +337,7 @@ def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
     assert nb.cells[1].outputs[0].text == "quick False 1\n"
 
 
+@pytest.mark.slow
 def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
     path = make(tmp_path, "fedper", "1 / 0")
     before = path.read_bytes()
@@ -378,6 +385,7 @@ def shell(tmp_path):
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_current_folder_is_executed_while_an_environment_is_made(shell, tmp_path):
     for name in ("python3.13", "python3.12", "python3.11", "python3"):
         shutil.copy(tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / name)
@@ -429,6 +437,7 @@ def test_help_installs_nothing(shell):
         assert word in done.out
 
 
+@pytest.mark.slow
 def test_installs_when_something_changed_only(shell):
     done = shell()
     assert (
@@ -450,6 +459,7 @@ def test_installs_when_something_changed_only(shell):
     assert len(shell().asked) == 2
 
 
+@pytest.mark.slow
 def test_ray_is_installed_where_it_is_asked_for(shell):
     assert shell().asked[-1].endswith(" -e .[notebooks]")
     assert shell("--on", "ray").asked[-1].endswith(" -e .[notebooks,ray]")

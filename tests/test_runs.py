@@ -183,6 +183,7 @@ def script(body):
     )
 
 
+@pytest.mark.slow
 def test_killed_by_the_system_it_resumes(store, tmp_path):
     e = Experiment(**TINY | {"rounds": 5})
     whole = run(e, store=tmp_path / "other")
@@ -231,6 +232,7 @@ def test_damaged_result_is_set_aside_and_computed_again(store, name, capsys):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_never_compute_the_same_run(store):
     body = f"""
     import time

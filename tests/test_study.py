@@ -283,6 +283,7 @@ def test_pick_follows_profile_and_data():
 # ---------------------------------------------------------------- sweeps, figures, rows
 
 
+@pytest.mark.slow
 def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypatch):
     s = study(small(), seeds=[0, 1])
     rows = s.run("fig3")
@@ -600,6 +601,7 @@ def test_what_a_probe_recorded_comes_from_store_and_from_committed_files_alike(
     )
 
 
+@pytest.mark.slow
 def test_derived_numbers_are_rows_of_their_run(case):
     s, rows = case
     one = s.probed(rows, "weights")[0]
@@ -619,6 +621,7 @@ def test_derived_numbers_are_rows_of_their_run(case):
     )
 
 
+@pytest.mark.slow
 def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsys):
     def numbers(rows, recorded):
         assert set(rows.row) == set(CASE_ROWS) and [p.seed for p in recorded("weights")] == [0, 1]

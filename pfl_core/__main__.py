@@ -37,7 +37,9 @@ def _methods() -> dict[str, str]:
     found = {}
     for file in (paths.PACKAGE / "methods").glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            for line in node.body if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for line in node.body:
                 if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
                     doc = ast.get_docstring(node) or ""
                     found[ast.literal_eval(line.value)] = doc.partition("\n")[0]

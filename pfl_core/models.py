@@ -34,6 +34,8 @@ class Net(nn.Module):
     clients under torch.func.vmap. Raises ValueError if the last module is not `fc`, an nn.Linear.
     """
 
+    fc: nn.Linear
+
     def __init__(self, units: Units):
         super().__init__()
         for parts in units.values():
@@ -323,7 +325,7 @@ _OURS = {
     for fn in (lenet, lenet4, mlp, cnn, cnn_bn, resnet18, resnet34, mobilenet, fasttext, linear)
 }
 _MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    name: (fn, inspect.getdoc(fn).partition("\n")[0]) for name, fn in _OURS.items()
+    name: (fn, (inspect.getdoc(fn) or "").partition("\n")[0]) for name, fn in _OURS.items()
 }
 _COUNT = (lambda v: v >= 1, "an integer >= 1")
 _RANGES = {  # option of our networks: (test, what is allowed)

@@ -7,12 +7,15 @@ function that writes in place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
+V = TypeVar("V")
 # Numbers that products over all entries turn into float64 at once: what a cache holds; whole models
 # cost page faults.
 BLOCK = 2**20
@@ -52,7 +55,7 @@ def clone(p: Params) -> Params:
     return {n: v.clone(memory_format=torch.contiguous_format) for n, v in p.items()}
 
 
-def select(p: Params, names: Iterable[str] | Callable[[str], bool]) -> Params:
+def select(p: dict[str, V], names: Iterable[str] | Callable[[str], bool]) -> dict[str, V]:
     """The entries of p whose name is in `names`, or for which `names(name)` holds, in the order of
     p.
     """
@@ -124,14 +127,19 @@ def blocks(*stacks: Params) -> Iterator[list[Tensor]]:
             yield [r[:, at : at + size].double() for r in rows]
 
 
+def total(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors, one at least."""
+    return functools.reduce(torch.add, parts)
+
+
 def gram(p: Params, q: Params | None = None) -> Tensor:
     """Inner products over all entries, in float64: (K, K), or (K, S) with q."""
-    return sum(b[0] @ b[-1].T for b in (blocks(p) if q is None else blocks(p, q)))
+    return total(b[0] @ b[-1].T for b in (blocks(p) if q is None else blocks(p, q)))
 
 
 def inner(p: Params, q: Params) -> Tensor:
     """Inner product of each client's entries in p with its own in q, in float64: (K,)."""
-    return sum((a * b).sum(1) for a, b in blocks(p, q))
+    return total((a * b).sum(1) for a, b in blocks(p, q))
 
 
 def cosine(p: Params) -> Tensor:
@@ -149,7 +157,7 @@ def distances(p: Params) -> Tensor:
     """Squared Euclidean distances between clients, (K, K) float64, to within 1e-12 of the largest
     squared distance from their mean.
     """
-    g = sum((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
+    g = total((x := b - b.mean(0)) @ x.T for (b,) in blocks(p))
     d = g.diagonal()
     return (d + d[:, None] - (g + g.T)).clamp_min(
         0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr, wilcoxon
 from sklearn.manifold import TSNE
@@ -25,7 +26,7 @@ def ranks(table: pd.DataFrame) -> pd.DataFrame:
     return out.assign(**{"mean rank": mean}).sort_values("mean rank", kind="stable")
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
+def paired(a: ArrayLike, b: ArrayLike) -> dict[str, float]:
     """Compare two methods on the same clients, or on the same seeds.
 
     Parameters
@@ -50,7 +51,8 @@ def paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
             f"pairs of {a.shape} and {b.shape} values; give both for the same clients (or seeds), "
             "in one order"
         )
-    p = wilcoxon(a - b, zero_method="zsplit").pvalue if len(a) >= 6 else np.nan
+    tested: Any = wilcoxon(a - b, zero_method="zsplit") if len(a) >= 6 else None
+    p = tested.pvalue if tested is not None else np.nan
     difference, better = float((a - b).mean()), float((a > b).mean())
     return dict(n=len(a), difference=difference, better=better, p=float(p))
 
@@ -91,7 +93,7 @@ def smooth(rows: pd.DataFrame, window: int) -> pd.DataFrame:
     return rows.assign(value=means).sort_index()
 
 
-def fairness(acc: Sequence[float]) -> dict[str, float]:
+def fairness(acc: ArrayLike) -> dict[str, float]:
     """How the accuracies of clients spread (FedPer Figs. 3, 13).
 
     Parameters
@@ -116,7 +118,7 @@ def fairness(acc: Sequence[float]) -> dict[str, float]:
 # -- weights among clients -------------------------------------------------------------------------
 
 
-def shares(weights: np.ndarray, group: Sequence) -> dict[str, float]:
+def shares(weights: ArrayLike, group: ArrayLike) -> dict[str, float]:
     """Mean weight of a client on itself, on others of its group, and on the rest.
 
     If rows sum to 1 and every group has m clients, then
@@ -144,7 +146,7 @@ def shares(weights: np.ndarray, group: Sequence) -> dict[str, float]:
 
 
 def stages(
-    weights: dict[str, np.ndarray], rounds: Sequence[int], group: Sequence, best: int
+    weights: dict[str, np.ndarray], rounds: ArrayLike, group: ArrayLike, best: int
 ) -> pd.DataFrame:
     """`shares` of weights at four stages of training, in three parts of the model.
 
@@ -200,7 +202,7 @@ def _stage_indices(rounds: np.ndarray, recorded: int, best: int) -> dict[str, in
             "record a round >= 1"
         )
     aims = {"First": 1, "Prior": best / 4, "Middle": best / 2, "Final": best}
-    return {stage: after[np.abs(rounds[after] - aim).argmin()] for stage, aim in aims.items()}
+    return {stage: int(after[abs(rounds[after] - aim).argmin()]) for stage, aim in aims.items()}
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
@@ -219,7 +221,8 @@ def agreement(weights: np.ndarray, overlap: np.ndarray) -> dict[str, float]:
     pairs = ~np.eye(len(weights), dtype=bool)
     weight, shared = np.asarray(weights)[pairs], np.asarray(overlap)[pairs]
     varied = np.ptp(weight) and np.ptp(shared)
-    rho, p = spearmanr(weight, shared) if varied else (np.nan, np.nan)
+    found: Any = spearmanr(weight, shared) if varied else (np.nan, np.nan)
+    rho, p = found
     return dict(rho=float(rho), p=float(p))
 
 
@@ -241,7 +244,7 @@ def tsne(x: np.ndarray, perplexity: float = 5.0, seed: int = 0) -> np.ndarray:
 
 
 def clustering(
-    x: np.ndarray, label: Sequence, neighbours: int = 4, permutations: int = 1000, seed: int = 0
+    x: ArrayLike, label: ArrayLike, neighbours: int = 4, permutations: int = 1000, seed: int = 0
 ) -> dict[str, float]:
     """How well points cluster by their labels, measured in all d dimensions (pFedHN Fig. 4).
 
@@ -317,9 +320,7 @@ def total_variation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return cdist(p, q, "cityblock") / 2
 
 
-def slope(
-    x: Sequence[float], y: Sequence[float], seed: int = 0, resamples: int = 1000
-) -> dict[str, float]:
+def slope(x: ArrayLike, y: ArrayLike, seed: int = 0, resamples: int = 1000) -> dict[str, float]:
     """Least-squares slope of y over x, with a 95 % bootstrap interval (pFedHN Sec. 5.3).
 
     The interval is that of percentiles over resampled pairs. A resample in which all x are the same
@@ -347,7 +348,7 @@ def slope(
             "and at least two different x"
         )
 
-    def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def fit(x: np.ndarray, y: np.ndarray) -> Any:
         dx = x - x.mean(-1, keepdims=True)
         return (dx * y).sum(-1) / (dx**2).sum(-1)
 

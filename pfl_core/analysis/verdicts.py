@@ -83,8 +83,8 @@ def _interval(estimate: float, parts: Sequence[_Part], seeds: int) -> Interval:
     spread = sum(part.variance**2 / part.freedom for part in parts)
     freedom = total**2 / spread if spread > 0 else min(part.freedom for part in parts)
     upper = (1 + LEVEL) / 2
-    half = sum(student.ppf(upper, p.freedom) ** 2 * p.variance for p in parts) ** 0.5
-    error = half / student.ppf(upper, freedom)
+    half = sum(float(student.ppf(upper, p.freedom)) ** 2 * p.variance for p in parts) ** 0.5
+    error = half / float(student.ppf(upper, freedom))
     return Interval(estimate, estimate - half, estimate + half, error, freedom, seeds)
 
 

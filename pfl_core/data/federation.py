@@ -97,7 +97,8 @@ class Federation:
                     f"{s} is a dict; give a list of one index array a client, such as "
                     f"list({s}.values())"
                 )
-        lists = {s: [[]] * k if v is None or not len(v) else v for s, v in lists.items()}
+        none = [np.empty(0, dtype=np.int64)] * k
+        lists = {s: none if v is None or not len(v) else v for s, v in lists.items()}
         self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
         self.K, self.classes = k, int(classes or _count_classes(self.y))
         self._check()
@@ -205,7 +206,7 @@ class Federation:
 
     def save(self, path: str | Path) -> None:
         """Write the partition (index lists and the hash of the data it belongs to) as npz."""
-        flat = {f"{s}_{k}": i for s in SPLITS for k, i in enumerate(self.index[s])}
+        flat: dict[str, Any] = {f"{s}_{k}": i for s in SPLITS for k, i in enumerate(self.index[s])}
         with open(path, "wb") as f:  # by name, numpy would add .npz where it is missing
             np.savez_compressed(f, clients=self.K, name=self.name, hash=self.hash, **flat)
 
@@ -220,8 +221,8 @@ class Federation:
         """
         with np.load(path, allow_pickle=False) as z:
             k, digest, name = int(z["clients"]), str(z["hash"]), str(z["name"])
-            lists = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
-        fed = cls(x, y, **lists, **{"name": name} | kw)
+            lists: dict[str, Any] = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
+        fed = cls(x, y, **lists | {"name": name} | kw)
         if fed.hash != digest:
             raise ValueError(
                 f"{path} was made for other data (hash {digest[:12]}..., these have "
@@ -279,7 +280,7 @@ class Federation:
         classes = int(classes or _count_classes(y))
         pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
         split = deal(partition, pool, clients, seed, **args)
-        about = dict(classes=classes, mean=mean, std=std, name=name)
+        about: dict[str, Any] = dict(classes=classes, mean=mean, std=std, name=name)
         return cls(x, y, split.train, split.val, split.test, **about)
 
     def __repr__(self) -> str:
@@ -328,7 +329,8 @@ class Federation:
                 ys.append(y)
                 lists[s].append(np.arange(at, at + len(y)))
                 at += len(y)
-        return cls(np.concatenate(xs), np.concatenate(ys), **lists, **{"name": folder.name} | kw)
+        about: dict[str, Any] = {"name": folder.name} | kw
+        return cls(np.concatenate(xs), np.concatenate(ys), lists["train"], test=lists["test"], **about)
 
 
 def check_finite(x: Tensor) -> None:

@@ -275,7 +275,7 @@ def _write_cache(pool: Pool, root: Path) -> None:
     """Write ROOT/NAME.npz, whole or not at all: no other process ever sees half of it."""
     mine = root / f".{pool.name}.{os.getpid()}.npz"
     try:
-        x = {"tokens" if pool.kind == "text" else "x": pool.x}
+        x: dict[str, Any] = {"tokens" if pool.kind == "text" else "x": pool.x}
         np.savez(mine, **x, y=pool.y, is_test=pool.is_test, **pool.extra)
         os.replace(mine, root / f"{pool.name}.npz")
     finally:
@@ -303,8 +303,10 @@ def _read(name: str, root: Path, complete: bool = False) -> Pool:
 
 def _download(name: str, root: Path) -> None:
     checks.make_folder(root, "PFL_DATA")
+    download = SOURCES[name].download
+    assert download is not None  # callers ask for it
     try:
-        arrays = SOURCES[name].download(root)
+        arrays = download(root)
     except (OSError, RuntimeError, ImportError) as e:
         found = f"nothing: the download failed ({type(e).__name__}: {e})"
         raise DatasetMissing(_explain(name, root, "is not available.", found)) from e
@@ -324,7 +326,7 @@ def _digits() -> Pool:
     """
     from sklearn.datasets import load_digits
 
-    small = load_digits()
+    small: Any = load_digits()
     y = small.target.astype(np.int64)
     x = np.rint(small.images * (255 / 16)).astype(np.uint8)
     x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))

@@ -146,10 +146,10 @@ def pixels(
 
     if not images:
         raise ValueError("there is no image in it")
-    out = None
+    out = np.empty(0, dtype=np.uint8)
     with ThreadPoolExecutor() as workers:  # Pillow decodes outside the interpreter lock
         for i, a in enumerate(workers.map(one, images)):
-            if out is None:
+            if i == 0:
                 out = np.empty((len(images), *a.shape), dtype=np.uint8)
             if a.shape != out.shape[1:]:
                 raise ValueError(f"image {i} is {a.shape}, the others are {out.shape[1:]}")
@@ -309,7 +309,7 @@ def ag_news(folder: Path) -> Arrays:
     if (folder / "dev.csv").exists():
         known = set(train)
         train += [row for row in part("dev.csv") if row not in known]
-    return texts(*(tuple(map(list, zip(*rows, strict=True))) for rows in (train, test)))
+    return texts(*(([text for text, _ in rows], [c for _, c in rows]) for rows in (train, test)))
 
 
 def flickr_aes(folder: Path) -> Arrays:

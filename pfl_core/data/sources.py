@@ -50,9 +50,8 @@ class Source:
     read: Callable[[Path], readers.Arrays]
     folders: tuple[str, ...]  # below ROOT, in order of preference
     files: tuple[str, ...]  # all in one of these folders
-    official: tuple[
-        int, int
-    ]  # train and test samples of the complete set, of equal classes if `balanced`
+    # train and test samples of the complete set, of equal classes if `balanced`
+    official: tuple[int, ...]
     licence: str
     by_hand: str
     # brings the raw files below ROOT, or returns the arrays
@@ -105,7 +104,7 @@ def _hf_images(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
     )
 
 
-def _hf_texts(*parts: tuple[list[int], Sequence]) -> readers.Arrays:
+def _hf_texts(*parts: tuple[list[int], Any]) -> readers.Arrays:
     return readers.texts(*((list(p["text"]), list(y)) for y, p in parts))
 
 

@@ -71,9 +71,9 @@ class History:
 
     def until(self, count: int, probes: Params) -> History:
         """The first `count` entries, with the probes of that time."""
-        lists = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
+        lists: dict[str, Any] = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
-        same = dict(executor=self.executor, faster=self.faster, n=self.n)
+        same: dict[str, Any] = dict(executor=self.executor, faster=self.faster, n=self.n)
         return History(**lists, **same, evals=evals, probes=probes)
 
 

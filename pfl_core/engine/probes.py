@@ -43,12 +43,14 @@ def weights(view: View) -> dict[str, Tensor]:
 
     Row: the client that receives; column: the client that gives.
     """
-    return view.method.weights(view.state)
+    method: Any = view.method  # one that has them
+    return method.weights(view.state)
 
 
 def embeddings(view: View) -> dict[str, Tensor]:
     """What the server knows a client by: {"v": (K, d)} (pFedHN, Fig. 4)."""
-    return {"v": view.method.embeddings(view.state)}
+    method: Any = view.method  # one that has them
+    return {"v": method.embeddings(view.state)}
 
 
 def cka(view: View) -> dict[str, Tensor]:
@@ -68,14 +70,13 @@ def cka_cores(view: View) -> dict[str, Tensor]:
 
 
 def _cka(view: View, models: Params) -> dict[str, Tensor]:
-    x, grams = common_samples(view.engine.data, CKA_SAMPLES), None
+    x = common_samples(view.engine.data, CKA_SAMPLES)
+    grams: dict[str, list[Tensor]] = {}
     for k in range(view.engine.data.K):
         with view.method.task.mode(False):
             found = activations(view.method.task, {n: t[k] for n, t in models.items()}, x)
-        unit = {layer: _unit_gram(a) for layer, a in found.items()}
-        grams = grams or {layer: [] for layer in unit}
-        for layer, g in unit.items():
-            grams[layer].append(g)
+        for layer, a in found.items():
+            grams.setdefault(layer, []).append(_unit_gram(a))
     stacked = {layer: torch.stack(g).flatten(1) for layer, g in grams.items()}
     return {layer: g @ g.T for layer, g in stacked.items()}
 

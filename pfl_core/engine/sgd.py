@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfl_core.methods.base import Method
 from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params
+from pfl_core.stacked import Params, total
 
 PRECISIONS = ("full", "tf32", "bf16")
 Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
@@ -64,7 +64,7 @@ def precision(kind: str) -> Iterator[None]:
 
     Torch by itself would let convolutions use TF32.
     """
-    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    flags: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [f.allow_tf32 for f in flags]
     try:
         for f in flags:
@@ -91,7 +91,7 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
 
     stacked: the tensors are (S, *shape), and each client has a norm of its own.
     """
-    square = sum(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
+    square = total(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
     scale = (limit / (square.sqrt() + 1e-6)).clamp(max=1)
     if stacked:
         torch._foreach_mul_(grads, [scale.view(-1, *[1] * (g.dim() - 1)) for g in grads])
@@ -113,7 +113,7 @@ def sgd(method: Method, job: Job, stacked: bool) -> Update:
         if clipped:
             clip_([grads[i] for i in clipped], config.clip, stacked)
         if config.weight_decay:
-            grads = torch._foreach_add(grads, params, alpha=config.weight_decay)
+            grads = [*torch._foreach_add(grads, params, alpha=config.weight_decay)]
         if config.momentum:
             torch._foreach_mul_(velocity, config.momentum)
             torch._foreach_add_(velocity, grads)

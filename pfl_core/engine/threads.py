@@ -6,7 +6,7 @@ Clients with the most steps come first. Numbers do not depend on how many worker
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 
@@ -74,10 +74,10 @@ class Threads:
             return out
         return {n: torch.stack([r[n] for r in results]) for n in results[0]}
 
-    def _batches(self, job: Job, i: int) -> Iterable[list[Batch]]:
+    def _batches(self, job: Job, i: int) -> Iterator[list[Batch]]:
         # The batches of each step of client i, gathered many steps at a time.
         _, batches, size = job.indices[i].shape
-        draw = job.noise[i]() if job.noise[i] else None
+        draw = noise() if (noise := job.noise[i]) else None
         stride = max(1, GATHER // (batches * size))
         for chunk in job.indices[i].split(stride):
             x, y = self.data.batch(chunk)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -76,7 +76,9 @@ def federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federa
 def _whole_federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federation:
     pool = pool or pools.load(experiment.dataset)
     s = split(experiment, pool)
-    about = dict(classes=pool.classes, mean=pool.mean, std=pool.std, name=experiment.dataset)
+    about: dict[str, Any] = dict(
+        classes=pool.classes, mean=pool.mean, std=pool.std, name=experiment.dataset
+    )
     return Federation(pool.inputs, pool.y, s.train, s.val, s.test, **about)
 
 
@@ -165,6 +167,7 @@ class Shapes(Protocol):
 
         Of tokens, one has the smallest and the other the largest of all.
         """
+        ...
 
 
 def build_method(experiment: Experiment, data: Shapes) -> Method:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -243,7 +243,7 @@ def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> R
         scalar_bytes = torch.finfo(trained.data.dtype).bits // 8
         frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
         frame.to_csv(work / "history.csv", index=False)
-        np.savez_compressed(work / "arrays.npz", **arrays)
+        np.savez_compressed(work / "arrays.npz", **cast(dict[str, Any], arrays))
         plain = json.loads(json.dumps(experiment.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
         whole["sha256"] = digests(plain, meta, work)
@@ -255,7 +255,9 @@ def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> R
             shutil.rmtree(work)
             return found
         os.replace(work, job.folder)
-    return load_result(job.folder, experiment)
+    if (found := load_result(job.folder, experiment)) is None:
+        raise OSError(f"{job.folder} cannot be read again; is something else writing there?")
+    return found
 
 
 def _arrays(trained: _Training) -> dict[str, np.ndarray]:
@@ -278,6 +280,7 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
         check_adopts(method)
         return
     source = experiment.init_from
+    assert source is not None  # callers ask for it
     like = data if source.dataset == experiment.dataset else federation(source)
     options = vocabulary(source) | source.model_args
     drawn = models.build(source.model, like.input_shape, like.classes, **options)
@@ -307,6 +310,7 @@ def _initial_state(
     try:
         kept = found.kept("models.pt", job.device)
     except ValueError as error:
+        assert found.folder is not None  # it lies in the store
         set_aside(found.folder, error)
         return _initial_state(job, method, source)
     if experiment.adopt:
@@ -322,6 +326,7 @@ def _initial_state(
 
 def _save_models(path: Path, trained: _Training, meta: dict[str, Any]) -> None:
     final, served = trained.final, final_models(trained.before, trained.method.task.names)
+    assert final is not None  # callers ask for it
     kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 

@@ -49,7 +49,8 @@ def line(name: str, checksum: str) -> dict[str, object]:
     if pool is None or pool.checksum != checksum:
         known = tables.results().pools
         known = known[(known.name == name) & (known.checksum == checksum)]
-        return known.iloc[0].to_dict() if len(known) else {"name": name, "checksum": checksum}
+        found = {str(k): v for k, v in known.iloc[0].items()} if len(known) else {}
+        return found or {"name": name, "checksum": checksum}
     return dict(
         name=name,
         checksum=checksum,

@@ -65,14 +65,18 @@ RANGES = {  # field: (test, what is allowed)
 }
 
 
+def _refused(self: Any, *args: Any, **kw: Any) -> Any:
+    raise TypeError(
+        "an Experiment's values do not change; "
+        "make another one with experiment.but(partition_args={...})"
+    )
+
+
+_refuse: Any = _refused  # takes the place of methods of any signature
+
+
 class _Frozen(dict):
     """A dict whose entries stay as they are: an Experiment's id stands for them."""
-
-    def _refuse(self, *args: Any, **kw: Any) -> None:
-        raise TypeError(
-            "an Experiment's values do not change; "
-            "make another one with experiment.but(partition_args={...})"
-        )
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -83,8 +87,8 @@ class _Frozen(dict):
 class _FrozenList(list):
     """A list that stays as it is."""
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _Frozen._refuse
-    append = extend = insert = remove = pop = clear = sort = reverse = _Frozen._refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
 
     def __reduce__(self) -> tuple:
         return _FrozenList, (list(self),)
@@ -97,7 +101,7 @@ def _freeze(v: Any) -> Any:
 
 
 def _is(default: Any, doc: str) -> Any:
-    made = {"default_factory": default} if default is dict else {"default": default}
+    made: dict[str, Any] = {"default_factory" if default is dict else "default": default}
     return field(**made, metadata={"doc": doc})
 
 

@@ -33,6 +33,7 @@ def date(result: Result) -> str:
     if told := result.meta.get("date"):
         at = datetime.fromisoformat(told)
     else:
+        assert result.folder is not None  # it lies in the store
         at = datetime.fromtimestamp((result.folder / "experiment.json").stat().st_mtime)
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 

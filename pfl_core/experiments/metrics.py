@@ -147,7 +147,7 @@ def long(frame: pd.DataFrame) -> pd.DataFrame:
 
     Each run's rows are in the order that they had.
     """
-    names = [c for c in frame if "." in c]
+    names = [c for c in frame.columns.astype(str) if "." in c]
     keys = ["run", *KEYS]
     blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()
     out = frame[keys + names].melt(keys, names, "name")

@@ -231,13 +231,12 @@ def _rename(source: Path, target: Path) -> None:
 
 def _new_day(trash: Path) -> Path:
     _refuse_link(trash)
-    for i in count():
-        day = trash / (f"{datetime.now():%Y-%m-%d}" + (f".{i}" if i else ""))
-        try:
+    days = (trash / (f"{datetime.now():%Y-%m-%d}" + (f".{i}" if i else "")) for i in count())
+    for day in days:
+        with contextlib.suppress(FileExistsError):
             day.mkdir(parents=True)
             return day
-        except FileExistsError:
-            continue
+    raise AssertionError("count() ends")
 
 
 def _refuse_link(trash: Path) -> None:

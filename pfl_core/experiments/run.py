@@ -124,8 +124,8 @@ def _found_or_computed(job: Job) -> Result:
 
 def _run_source(job: Job, source: Experiment) -> Result:
     fed = job.fed if source.dataset == "own" else None
-    how = dict(device=job.device, executor=job.executor, workers=job.workers, store=job.store)
-    return run(source, fed=fed, **how)
+    how: dict[str, Any] = dict(device=job.device, executor=job.executor, workers=job.workers)
+    return run(source, fed=fed, store=job.store, **how)
 
 
 def _keep_aside(folder: Path) -> None:

@@ -113,6 +113,7 @@ class Result:
 
         ValueError if the file is another run's, or damaged.
         """
+        assert self.folder is not None  # it lies in the store
         path = self.folder / name
         whole = json.loads((self.folder / "experiment.json").read_text())
         if whole["sha256"].get(name) != file_digest(path):

@@ -230,7 +230,7 @@ def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:
     seen = rows[rightly & (rows["average"] == "client") & (rows.metric == "acc_pct")]
     if seen.empty:
         raise _no_validation_data(cells[0])
-    return seen.groupby("row", sort=False).value.max().idxmax()
+    return str(seen.groupby("row", sort=False).value.max().idxmax())
 
 
 def _check_tunable(cells: list[Experiment], when: str) -> None:
@@ -326,9 +326,12 @@ def _begin(begun: Any, gpus: list[str]) -> None:
 def end_with_parent() -> None:
     """End this process when its parent ends, and ignore interrupts, which a kernel sends to all."""
 
+    parent = multiprocessing.parent_process()
+
     def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()

@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -119,7 +119,7 @@ class Results:
             frame = frame.rename(columns=metrics.OLD)
             if missing := [c for c in columns if c not in frame]:
                 raise ValueError(f"it has no column {', '.join(missing)}")
-            numbers = [c for c in frame if c in NUMBERS or "." in c]
+            numbers = [c for c in frame.columns.astype(str) if c in NUMBERS or "." in c]
             return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
         except (ValueError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise damaged(path, error) from error  # pandas' own are ValueErrors
@@ -207,12 +207,14 @@ class Results:
     def _with_facts(self, frame: pd.DataFrame) -> pd.DataFrame:
         facts = self.facts.loc[frame.run].reset_index(drop=True)
         named = frame.dataset.where(frame.dataset != "", facts.dataset)
-        return facts.assign(**frame.drop(columns="dataset"), dataset=named)[ROW_COLUMNS]
+        own = {str(name): column for name, column in frame.items() if name != "dataset"}
+        return facts.assign(**own, dataset=named)[ROW_COLUMNS]
 
     def of(self, run: str) -> Measured:
         """What there is of one run; KeyError if it is not here."""
         home = self.home[run]
-        line, probes = self.runs.loc[run].to_dict(), self.probes(home).get(run, {})
+        line = {str(name): value for name, value in self.runs.loc[run].items()}
+        probes = self.probes(home).get(run, {})
         history, clients = (
             t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home))
         )
@@ -337,7 +339,7 @@ def write(folder: Path, content: Content) -> list[Path]:
         probes = {run: content.probes.get(run, {}) for run in order if home[run] == paper}
         arrays = {f"{run}/{key}": v for run, kept in probes.items() for key, v in kept.items()}
         if arrays:
-            np.savez_compressed(file := io.BytesIO(), **arrays)
+            np.savez_compressed(file := io.BytesIO(), **cast(dict[str, Any], arrays))
             raw[f"{paper}.npz"] = file.getvalue()
     return _put(folder, raw)
 

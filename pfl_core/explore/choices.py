@@ -46,7 +46,7 @@ class Choices(dict):
         options: Iterable,
         default: Any = None,
         kind: str = "one",
-        words: Callable[[Any], str] = str,
+        words: Callable[[Any], Any] = str,
     ) -> Any:
         """Add a control and return what is chosen.
 

@@ -159,7 +159,8 @@ def _stored(stamps: tuple[tuple[int, Path], ...]) -> tuple[pd.DataFrame, pd.Data
 
 def _split(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Means over clients, and totals, with titles in their columns."""
-    prefix = frame.artefact.map(lambda key: f"{papers.title(key)}: " if key else "")
+    titles = {key: f"{papers.title(key)}: " if key else "" for key in frame.artefact.unique()}
+    prefix = frame.artefact.map(titles)
     frame = frame.assign(column=prefix + frame.column)
     means = (frame["average"] == "client") & frame.metric.isin(METRICS)
     return frame[means], frame[frame["average"] == "total"]
@@ -183,9 +184,12 @@ def _arrays_named(run: str) -> frozenset[str]:
 def _labelled(folder: Path) -> pd.DataFrame:
     """Rows of a run in the store, which has no labels of a table: they are made of its fields."""
     found = committed.experiment(folder.name)
+    assert found is not None  # its folder was listed
     tags = {"row": _said(found, lambda name: name not in _PROBLEM, "method")}
     tags["column"] = _said(found, _PROBLEM.__contains__, "dataset", "partition", "clients", "model")
-    return store.load_result(folder, found.but(tags=tags)).rows
+    result = store.load_result(folder, found.but(tags=tags))
+    assert result is not None  # as above
+    return result.rows
 
 
 def _said(found: Experiment, wanted: Callable[[str], bool], *always: str) -> str:
@@ -218,7 +222,7 @@ def short(frame: pd.DataFrame) -> dict[str, str]:
     heads = frame.drop_duplicates("row")
     if heads.artefact.any():
         return {row: row for row in heads.row}
-    found = [committed.experiment(run) for run in heads.run]
+    found = [e for run in heads.run if (e := committed.experiment(run))]
     several = len({e.lr for e in found}) > 1
     out = {}
     for row, e, more in zip(heads.row, found, listing.differing(found), strict=True):

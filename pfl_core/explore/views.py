@@ -95,7 +95,7 @@ def partition(dataset: str, scheme: str, clients: int, seed: int = 0, **args: An
     DatasetMissing
         If the data are not on this computer.
     """
-    fields = dict(
+    fields: dict[str, Any] = dict(
         dataset=dataset, partition=scheme, partition_args=args, clients=clients, seed=seed
     )
     counts = committed.label_counts(Experiment(**fields))
@@ -155,7 +155,7 @@ def _offer_column(choices: Choices, array: str = "") -> pd.DataFrame:
     frame = sources.keeping(sources.rows(source), array) if array else sources.rows(source)
     rows = frame.groupby("column", sort=False).row.unique()
     # The table with most methods is the default, of runs of this computer the newest setting.
-    many = rows.map(lambda names: sum(plots.label(name) != name for name in names))
+    many = pd.Series([sum(plots.label(n) != n for n in names) for names in rows], rows.index)
     first = None if source == sources.OWN else many.idxmax()
     return frame[frame.column == choices.offer("column", rows.index, first, words=plots.in_words)]
 
@@ -300,8 +300,8 @@ def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
     last = frame[frame["rounds"] == frame.groupby("run")["rounds"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [
-        committed.accuracies(head.run, when, head.rounds).assign(row=head.row)
-        for head in heads.itertuples()
+        committed.accuracies(run, when, rounds).assign(row=row)
+        for run, rounds, row in zip(heads.run, heads["rounds"], heads.row, strict=True)
     ]
     wide = last.pivot_table(index="row", columns="metric", values="value")
     wide = wide.reindex(heads.row.unique())
@@ -375,28 +375,28 @@ def clients(
     KeyError
         If a run has not kept its arrays.
     """
-    if second is None:
+    if second is None or source is None or column is None:
         return _missing("the accuracy of every client under two methods", _TWO_RUNS)
     whole = _rows_of(source, column)
     frame = whole.query("seed == @seed and row in (@first, @second)")
-    found = {run.row: run for run in pick(frame, select, when).itertuples()}
+    found: dict[str, Any] = {run["row"]: run for _, run in pick(frame, select, when).iterrows()}
     if absent := [row for row in (first, second) if row not in found]:
         raise ValueError(
             f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}"
         )
     pair = [found[first], found[second]]
-    x, y = (committed.accuracies(run.run, when, run.rounds) for run in pair)
+    x, y = (committed.accuracies(run["run"], when, run["rounds"]) for run in pair)
     both = x.merge(y, on="client")
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     short = sources.short(whole)
     names = [plots.label(short[row]) for row in (first, second)]
     fig, (left, right) = plots.panels(2, sharey=False)
     axes = [f"{name}: accuracy (%)" for name in names]
-    plots.points(both, left, "acc_pct_x", "acc_pct_y", None, *axes)
+    plots.points(both, left, "acc_pct_x", "acc_pct_y", None, axes[0], axes[1])
     left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
     plots.leads(a, b, right, (short[first], short[second]))
     table = pd.DataFrame([analysis.fairness(acc) for acc in (a, b)], names).round(2)
-    table.insert(0, "rounds", [run.rounds for run in pair])
+    table.insert(0, "rounds", [run["rounds"] for run in pair])
     code = _call(
         "clients", source, column, first=first, second=second, when=when, select=select, seed=seed
     )
@@ -426,7 +426,8 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     row = choices.offer("row", lines, next(iter(preferred), None), words=lines.get)
     frame = frame[frame.row == row]
     seed = choices.offer("seed", sorted(frame.seed.unique().tolist()))
-    rounds, values = (), {}
+    rounds: Sequence[int] = ()
+    values = {}
     if found := frame.run[frame.seed == seed].unique().tolist():
         rounds, values = probes.read(committed.arrays_of(found[0]), probe)
     if probe == "weights":

@@ -184,7 +184,7 @@ class Panel:
         self.busy = False
         self.page.value = self.draw(offered.values)
 
-    def control(self, name: str, choice: Choice) -> ipywidgets.Widget:
+    def control(self, name: str, choice: Choice) -> Any:
         """The control of this name with these options; it is made when first asked for."""
         if name not in self.controls:
             self.controls[name] = _widget(name, choice)
@@ -252,7 +252,7 @@ class Trainer:
             description="Stop", tooltip="after this round; a checkpoint is kept", disabled=True
         )
         self.run.on_click(lambda _: self.begin())
-        self.stop.on_click(lambda _: self.job.stop())
+        self.stop.on_click(lambda _: self.job and self.job.stop())
         buttons = ipywidgets.HBox([self.run, self.stop])
         self.panel = Panel(training.choices, start, self.draw, [buttons])
 
@@ -264,6 +264,7 @@ class Trainer:
 
     def shown(self) -> str:
         """The page of the run that was begun last."""
+        assert self.job is not None and self.experiment is not None  # begun before
         state, curve = self.job.state, self.job.curve
         done = "no round yet"
         if curve is not None:
@@ -287,7 +288,7 @@ class Trainer:
 
     def watch(self) -> None:
         """Draw what is new, at most twice a second, until the run ends."""
-        while self.job.state == "running":
+        while self.job is not None and self.job.state == "running":
             time.sleep(0.5)
             if self.job.poll():
                 self.panel.page.value = self.shown()
@@ -345,7 +346,8 @@ class Explore:
     ):
         self.began = time.monotonic()
         known = [*views.VIEWS, "train"]
-        some = dict(datasets=datasets, methods=methods, seeds=seeds, artefacts=artefacts)
+        some: dict[str, Any] = dict(datasets=datasets, methods=methods, seeds=seeds)
+        some |= dict(artefacts=artefacts)
         parameters.check(known, profile=profile, recompute=recompute, **some)
         self.artefacts, self.recompute = artefacts or known, recompute
         self.live = live(interactive)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pfl_core.analysis import plots
 from pfl_core.data import pools
 from pfl_core.experiments import committed
@@ -58,6 +60,6 @@ def labels(name: str) -> str:
     return plots.in_words(name) if name in counted else data(name)
 
 
-def here_first(names: list[str]) -> list[str]:
+def here_first(names: Iterable[str]) -> list[str]:
     """Names of data sets, those first whose files are on this computer."""
     return sorted(names, key=lambda name: not pools.is_here(name))

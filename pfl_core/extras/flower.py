@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -348,7 +348,7 @@ def _contradiction(said: dict[str, Any], first: dict[str, Any]) -> str:
     """What is wrong with what a client says of itself; "" if nothing is. `first`: client 0's."""
     n, counts, shape = said.get("n"), said.get("counts"), said.get("shape")
     whole = _sizes(counts) and _sizes(shape) and _whole(n, 1) and _whole(said.get("test"))
-    if not whole or sum(counts) != n:
+    if not whole or counts is None or sum(counts) != n:
         return "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
     if len(counts) != len(first["counts"]) or shape != first["shape"]:
         return (
@@ -363,7 +363,7 @@ def _wrong(numbers: dict[str, Any], test: int) -> str:
     correct, loss, n = (numbers.get(name) for name in SUMS)
     if not (_whole(correct) and _whole(n) and _number(loss)):
         why = "allowed are finite numbers, correct and n whole and >= 0"
-    elif n != test or correct > n:
+    elif n != test or correct is None or correct > n:
         why = f"n must be its {test} test samples, correct at most that"
     else:
         return ""
@@ -478,7 +478,8 @@ def client_app() -> Any:
         sent = dict(message.content["sent"].to_torch_state_dict())
         upload, sums = client.answer(asked["kind"], asked["round"], sent)
         context.state["kept"] = ArrayRecord(client.kept)
-        records = {"up": ArrayRecord(upload), "numbers": ConfigRecord(sums)}
+        numbers: dict[str, Any] = {**sums}
+        records = {"up": ArrayRecord(upload), "numbers": ConfigRecord(numbers)}
         return Message(RecordDict(records), reply_to=message)
 
     app.train()(answer)
@@ -511,7 +512,7 @@ def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
         experiment = _experiment(context)
         nodes = _Nodes(grid, experiment.clients, wait_s)
         _, seen = serve(experiment, nodes.about, nodes.ask, enough)
-        np.savez(context.run_config["output"], **seen)
+        np.savez(context.run_config["output"], **cast(dict[str, Any], seen))
 
     return app
 

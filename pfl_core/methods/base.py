@@ -114,6 +114,7 @@ class Context(Protocol):
         stream : trainings with equal streams see equal batches
         bn : "train" (batch statistics; running ones advance) or "eval" (running statistics)
         """
+        ...
 
     def measure(self, fn: Callable[[Params, Batch], Any], p: Params, split: str = "train") -> Any:
         """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.

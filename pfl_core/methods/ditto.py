@@ -19,6 +19,8 @@ Differs from the authors' code
    {0.1, 1, 2} on validation data; here it is fixed (tune it).
 """
 
+from typing import Any
+
 from pfl_core.methods.base import Method
 from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
@@ -64,7 +66,7 @@ class Ditto(Method):
 
     def local(self, ctx, start):
         w, v = select(start, self.task.names), unprefixed("v.", start)
-        how = dict(epochs=self.personal_epochs, lr=self.personal_lr)
+        how: dict[str, Any] = dict(epochs=self.personal_epochs, lr=self.personal_lr)
         received = select(w, self.task.parameters)
         v = ctx.train(self.personal_loss, v, anchor=received, **how)
         return ctx.train(self.loss, w) | prefixed("v.", v)

@@ -98,7 +98,8 @@ class FedAGHN(Method):
         return (others + p[..., None] * me) / (1 + p[..., None])
 
     def _rows(self, state: State, sel: Tensor) -> Tensor:
-        return self.attention(*(state.extra[n][sel] for n in "pqs"), sel)
+        p, q, s = (state.extra[n][sel] for n in "pqs")
+        return self.attention(p, q, s, sel)
 
     def weights(self, state: State) -> dict[str, Tensor]:
         """{layer: (K, K)}, the weights that mix next: row = receiving client, column = source."""
@@ -140,7 +141,8 @@ class FedAGHN(Method):
         layers = self.layers.values()
         pull = [gram(select(delta, names), select(theta, names)) for names in layers]
         pull = torch.stack(pull, 1)
-        moved = torch.func.grad(lambda pq: (self.attention(*pq, x["s"][sel], sel) * pull).sum())
+        s = x["s"][sel]
+        moved = torch.func.grad(lambda pq: (self.attention(pq[0], pq[1], s, sel) * pull).sum())
         rate = self.h if self.hn_sign == "descent" else -self.h
         for n, g in zip("pq", moved((x["p"][sel], x["q"][sel])), strict=True):
             if n in ABLATIONS[self.ablation]:

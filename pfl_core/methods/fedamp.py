@@ -31,11 +31,22 @@ Differs from PFLlib's code
 """
 
 import torch
+from torch import Tensor
 
 from pfl_core.methods.base import Method
 from pfl_core.methods.fields import choice, number
 from pfl_core.methods.terms import half_square
-from pfl_core.stacked import clone, cosine, distances, mix, prefixed, put, select, unprefixed
+from pfl_core.stacked import (
+    Params,
+    clone,
+    cosine,
+    distances,
+    mix,
+    prefixed,
+    put,
+    select,
+    unprefixed,
+)
 
 
 class Attention(Method):
@@ -51,6 +62,10 @@ class Attention(Method):
     start: str = choice(
         "own", "cloud", doc="local training starts from w_i (own, the paper) or u_i (cloud)"
     )
+
+    def attention(self, models: Params, others: Tensor) -> Tensor:
+        """xi_ij for j != i, (K, K): see above."""
+        raise NotImplementedError
 
     def check(self):
         if self.rho * self.task.config.lr >= 2:

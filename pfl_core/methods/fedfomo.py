@@ -36,7 +36,7 @@ import torch.nn.functional as F
 
 from pfl_core.methods.base import Method
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, prefixed, put, scalars, select, unprefixed
+from pfl_core.stacked import clone, prefixed, put, scalars, select, total, unprefixed
 from pfl_core.util.draws import rng
 
 
@@ -138,7 +138,7 @@ class FedFomo(Method):
         got = ctx.measure(self.losses, candidates | reset, "holdout")
         loss = got["loss"] / got["n"].clamp_min(1)[:, None]
         apart = [candidates[n] - candidates[n][:, :1] for n in self.task.parameters]
-        distance = sum(v.square().flatten(2).sum(2) for v in apart).sqrt()
+        distance = total(v.square().flatten(2).sum(2) for v in apart).sqrt()
         omega = torch.where(distance > 0, (loss[:, :1] - loss) / (distance + 1e-5), 0)
         omega[:, 2:] *= known
         return omega

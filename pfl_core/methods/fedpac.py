@@ -28,6 +28,8 @@ Differs from the authors' code
    takes the place of cvxpy.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -91,7 +93,7 @@ class FedPAC(Method):
         h = s["z"] / n[:, None, None]
         v = ((s["square"] / n - h.square().sum((1, 2))) / n).clamp_min(0)
         target = torch.where(start["seen"][..., None], start["proto"], class_means(s))
-        how = dict(lr=self.head_lr, epochs=self.head_epochs, stream="head")
+        how: dict[str, Any] = dict(lr=self.head_lr, epochs=self.head_epochs, stream="head")
         model = ctx.train(self.loss, model, only=fc, **how)
         loss = self.aligned if ctx.round and self.lam else self.loss
         end = ctx.train(loss, model, only=base, anchor={"target": target})

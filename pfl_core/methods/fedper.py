@@ -16,6 +16,8 @@ Differs from the paper
    over narrow networks diverged.)
 """
 
+from typing import Any
+
 from pfl_core.methods.base import Method
 from pfl_core.methods.fields import number
 
@@ -34,7 +36,7 @@ class FedPer(Method):
     def local(self, ctx, start):
         if self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
-            how = dict(epochs=self.finetune_epochs, stream="finetune")
+            how: dict[str, Any] = dict(epochs=self.finetune_epochs, stream="finetune")
             tuned = ctx.train(self.loss, start, only=head, **how)
             start = start | {n: tuned[n] for n in self.task.head}
         return ctx.train(self.loss, start)

@@ -34,6 +34,8 @@ adapted, which nobody has adapted, and near chance once training is under way. "
 method's own number; the comparison of all methods leaves the other blank.
 """
 
+from typing import Any
+
 import torch
 
 from pfl_core.methods.base import Method
@@ -91,11 +93,14 @@ class PerFedAvg(Method):
         return p | {n: torch.add(p[n], d[n], alpha=-at.lr) for n in d}, {}
 
     def local(self, ctx, start):
-        how = dict(lr=self.beta, step=self.step, batches=2 if self.version == "fo" else 3)
+        how: dict[str, Any] = dict(
+            lr=self.beta, step=self.step, batches=2 if self.version == "fo" else 3
+        )
         for i in range(self.passes):
             start = ctx.train(self.loss, start, stream=f"local/{i}" if i else "local", **how)
         return start
 
     def personal(self, state, ctx):
-        how = dict(lr=self._alpha, epochs=self.adapt_epochs, steps=self.adapt_steps, stream="adapt")
+        epochs, steps = self.adapt_epochs, self.adapt_steps
+        how: dict[str, Any] = dict(lr=self._alpha, epochs=epochs, steps=steps, stream="adapt")
         return ctx.train(self.loss, self.begin(state, ctx.sel), **how)

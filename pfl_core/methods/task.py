@@ -165,7 +165,7 @@ class Task:
         # A module of this thread's own into which p is hung: as functional_call does, without its
         # cost per call.
         if training is None:
-            training = getattr(self._local, "training", False)
+            training = bool(getattr(self._local, "training", False))
         both = self._local.__dict__.setdefault("modules", {})
         if training not in both:
             module = copy.deepcopy(self.model).train(training)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pfl_core.stacked import Params
+from pfl_core.stacked import Params, total
 
 
 def half_square(p: Params, q: Params, names: Iterable[str]) -> Tensor:
@@ -13,7 +13,7 @@ def half_square(p: Params, q: Params, names: Iterable[str]) -> Tensor:
 
     Its gradient at p is p - q, also where both are equal.
     """
-    return sum((p[n] - q[n]).square().sum() for n in names) / 2
+    return total((p[n] - q[n]).square().sum() for n in names) / 2
 
 
 def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10.0, 15.0, 20.0, 50.0)) -> Tensor:
@@ -25,7 +25,7 @@ def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10.0, 15.0, 20.0, 50.0)
     square = both.square().sum(1)
     distance = (square[:, None] + square - 2 * both @ both.T).clamp_min(0)
     sign = torch.cat([x.new_ones(len(x)), -y.new_ones(len(y))]) / len(x)
-    return sign @ sum(torch.exp(-distance / (2 * w)) for w in widths) @ sign
+    return sign @ total(torch.exp(-distance / (2 * w)) for w in widths) @ sign
 
 
 def simplex_qp(q: Tensor) -> Tensor:

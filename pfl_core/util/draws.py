@@ -62,7 +62,7 @@ class Draws(TorchDispatchMode):
             )
             own = self.generator(torch.device(device or "cpu"))
             if func is torch.ops.aten.native_dropout.default:  # a GPU's, which takes no generator
-                return _dropout(*args, own)
+                return _dropout(args[0], args[1], args[2], own)
             if not any(a.name == "generator" for a in func._schema.arguments):
                 if not hasattr(func.overloadpacket, "generator"):
                     raise ValueError(

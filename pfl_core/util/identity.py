@@ -96,6 +96,8 @@ def _add_module(name: str, root: Path, seen: dict[str, str]) -> None:
     if name in seen:
         return
     path = _file(name)
+    if path is None:
+        return
     text = _source(name, path)
     seen[name] = _tree(text)
     for other in _imports(name, path, text):

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 LOG_EVERY_S = 10.0
-LIVE = dict(
+LIVE: dict[str, Any] = dict(
     mininterval=0.2,
     delay=0.5,
     bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
@@ -64,7 +64,7 @@ class Lines(tqdm):
 def _bar(how: str, total: int) -> tqdm:
     # miniters=0: at each step it is asked whether it is time to draw.
     # smoothing=0: the time left is by the mean speed so far.
-    common = dict(total=total, miniters=0, smoothing=0)
+    common: dict[str, Any] = dict(total=total, miniters=0, smoothing=0)
     if how == "widget":
         from tqdm.notebook import tqdm as widget  # here alone: it looks for a kernel's widgets
 
@@ -108,7 +108,7 @@ class Progress:
             self.outer._show(
                 whole + steps / max(self.total, 1), ", ".join(filter(None, (count, note)))
             )
-        else:
+        elif self.bar is not None:
             self.bar.set_description_str(count, refresh=False)
             self.bar.set_postfix_str(note, refresh=False)
             self.bar.n = min(steps, self.total)

@@ -53,7 +53,7 @@ def read(path: Path) -> bytes:
     """
     listed = known(path.parent)
     raw = path.read_bytes() if path.exists() or path.name not in listed else None
-    if listed and (raw is None or listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
+    if raw is None or (listed and listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
         what = "is not as it was published" if path.name in listed else "was not published"
         lists = "differs" if path.name in listed else "does not list it"
         if raw is None:

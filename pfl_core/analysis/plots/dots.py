@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,7 @@ def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
     ax.scatter([], [], s=22, color="k", lw=0, label="Here")
     ax.grid(axis="x", lw=0.4, color="0.9")
     ax.set_axisbelow(True)
-    return finish(_name_rows(ax, shown.index), "Test accuracy (%)", "")
+    return finish(_name_rows(ax, list(shown.index)), "Test accuracy (%)", "")
 
 
 def ranges(frame: pd.DataFrame, ax: Axes, clients: pd.DataFrame | None = None) -> Axes:
@@ -63,14 +64,14 @@ def ranges(frame: pd.DataFrame, ax: Axes, clients: pd.DataFrame | None = None) -
         if {"acc_min", "acc_max"} <= set(frame):
             ax.plot([numbers.acc_min, numbers.acc_max], [i, i], color=colour, lw=1, zorder=1)
         if clients is not None and len(own := clients[clients.row == name]):
-            ticks = dict(s=30, marker="|", color=colour, lw=0.8, alpha=0.7)
-            ax.scatter(own.acc_pct, [i] * len(own), **ticks)
+            at = [i] * len(own)
+            ax.scatter(own.acc_pct, at, s=30, marker="|", color=colour, lw=0.8, alpha=0.7)
         for metric, shape, text in (("acc_pct", "o", "Mean"), ("acc_worst10", "v", "Worst tenth")):
             if metric in frame:
-                mark = dict(s=24, marker=shape)
+                mark: dict[str, Any] = dict(s=24, marker=shape)
                 ax.scatter(numbers[metric], i, color=colour, ec="k", lw=0.5, zorder=2, **mark)
                 ax.scatter([], [], color="k", lw=0, label="_" if i else text, **mark)
-    return finish(_name_rows(ax, frame.index), "Test accuracy of a client (%)", "")
+    return finish(_name_rows(ax, list(frame.index)), "Test accuracy of a client (%)", "")
 
 
 def leads(a: np.ndarray, b: np.ndarray, ax: Axes, names: tuple[str, str] = ("a", "b")) -> Axes:
@@ -106,7 +107,8 @@ def points(
         part = frame[frame[hue] == name] if hue else frame
         if part.empty:
             continue
-        dot = dict(s=18, color=look.colour, marker=look.mark, alpha=0.7, lw=0, clip_on=False)
+        dot: dict[str, Any] = dict(s=18, color=look.colour, marker=look.mark, alpha=0.7, lw=0)
+        dot["clip_on"] = False
         ax.scatter(part[x], part[y], label=in_words(name) if hue else None, **dot)
         if {"low", "high"} <= set(part):
             ax.vlines(part[x], part.low, part.high, color=look.colour, lw=1, alpha=0.8)
@@ -135,15 +137,15 @@ def embedding(frame: pd.DataFrame, ax: Axes) -> Axes:
     few = len(names) <= 10
     shades = sns.husl_palette(len(names), l=0.55) if not few else sns.color_palette("colorblind")
     centre, reach = _seen(frame[["x", "y"]].to_numpy(dtype=float))
-    at = np.clip(frame[["x", "y"]], centre - reach, centre + reach)
+    at = frame[["x", "y"]].clip(centre - reach, centre + reach, axis=1)
     outside = (at != frame[["x", "y"]]).any(axis=1)
     for name, colour, shape in zip(names, shades, itertools.cycle("os^D"), strict=False):
         part = at[frame.group == name]
-        dot = dict(s=20, color=colour, marker=shape, edgecolor="0.2", lw=0.4, clip_on=False)
-        ax.scatter(part.x, part.y, label=str(name), **dot)
+        dot: dict[str, Any] = dict(s=20, color=colour, marker=shape, edgecolor="0.2", lw=0.4)
+        ax.scatter(part.x, part.y, label=str(name), clip_on=False, **dot)
     if outside.any():
-        ring = dict(s=90, fc="none", ec="0.2", lw=0.7, clip_on=False)
-        ax.scatter(at.x[outside], at.y[outside], **ring)
+        ring = at[outside]
+        ax.scatter(ring.x, ring.y, s=90, fc="none", ec="0.2", lw=0.7, clip_on=False)
     ax.set(xticks=[], yticks=[])
     for limits, middle in zip((ax.set_xlim, ax.set_ylim), centre, strict=True):
         limits(middle - 1.03 * reach, middle + 1.03 * reach)
@@ -188,10 +190,10 @@ def agreement(cells: pd.DataFrame, ax: Axes) -> Axes:
     for (name, look), mark in zip(looks(names).items(), "osD^v", strict=False):
         part, colour = cells[cells.paper == name], look.colour
         reach = np.abs(part[["low", "high"]].to_numpy().T - part.reproduced.to_numpy())
-        bars = dict(fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
+        bars: dict[str, Any] = dict(fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
         ax.errorbar(part.reported, part.reproduced, yerr=np.nan_to_num(reach), **bars)
         fill = [colour if v != "undecided" else "white" for v in part.verdict]
-        dots = dict(s=16, marker=mark, edgecolors=colour, lw=0.8, clip_on=False)
+        dots: dict[str, Any] = dict(s=16, marker=mark, edgecolors=colour, lw=0.8, clip_on=False)
         ax.scatter(part.reported, part.reproduced, c=fill, **dots)
         ax.scatter([], [], s=16, marker=mark, color=colour, label=label(name))
     ax.set(xlim=span, ylim=span)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from PIL import Image
 
 from pfl_core.analysis.plots.style import in_words
 
-_CROPPED = dict(bbox_inches="tight", pad_inches=0.04)
+_CROPPED: dict[str, Any] = dict(bbox_inches="tight", pad_inches=0.04)
 
 
 def note(fig: Figure, text: str) -> Figure:

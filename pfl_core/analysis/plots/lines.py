@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -159,7 +160,7 @@ def _name_layers(ax: Axes, order: Sequence[str]) -> None:
 
 def _line(ax: Axes, own: pd.DataFrame, x: str, look: Look, text: str) -> None:
     every = max(1, len(own) // 8)
-    how = dict(color=look.colour, ls=line_style(look.dash), lw=1.3, label=text)
+    how: dict[str, Any] = dict(color=look.colour, ls=line_style(look.dash), lw=1.3, label=text)
     ax.plot(own[x], own.value, marker=look.mark, ms=3.2, mew=0, markevery=every, **how)
 
 
@@ -183,7 +184,7 @@ def _bar(
         moved = moved + ScaledTranslation(aside / 72, 0, ax.figure.dpi_scale_trans)
     if text is not None:
         style = line_style(look.dash) if joined else "none"
-        mark = dict(marker=look.mark, ms=4, mew=0, label=text, transform=moved)
+        mark: dict[str, Any] = dict(marker=look.mark, ms=4, mew=0, label=text, transform=moved)
         ax.plot(own[x], own.value, color=look.colour, ls=style, lw=1.2, **mark)
     if own.low.notna().any():
         ax.vlines(own[x], own.low, own.high, color=look.colour, lw=1, alpha=0.8, transform=moved)
@@ -195,7 +196,7 @@ def _print(ax: Axes, shown: pd.DataFrame) -> None:
     for at, part in shown.groupby("at"):
         ends = part.value.nlargest(1), part.value.nsmallest(1)
         for values, up in zip(ends[: len(part)], (1, -1), strict=False):
-            where = dict(xytext=(0, 6 * up), va="bottom" if up > 0 else "top")
+            where: dict[str, Any] = dict(xytext=(0, 6 * up), va="bottom" if up > 0 else "top")
             ax.annotate(
                 f"{values.iloc[0]:.2f}",
                 (at, values.iloc[0]),
@@ -227,6 +228,7 @@ def _published(
     end, text = rows["rounds"].max(), "Published"
     for name in names:
         if name in said:
-            how = dict(mfc="white", mec=found[name].colour, mew=1.2, ms=6, clip_on=False)
+            how: dict[str, Any] = dict(mfc="white", mec=found[name].colour, mew=1.2, ms=6)
+            how["clip_on"] = False
             ax.plot([end], [said[name]], found[name].mark, label=text, zorder=5, **how)
             text = None

@@ -47,7 +47,7 @@ def label_distribution(
     most = most or int(counts.max(initial=0)) or 1
     side = min(72 * 0.75 * PANEL[0] / clients, 72 * 0.75 * PANEL[1] / kinds, 11)  # points
     client, held = np.nonzero(counts)
-    how = dict(color=COLOURS["blue"], alpha=0.8, lw=0)
+    how: dict[str, Any] = dict(color=COLOURS["blue"], alpha=0.8, lw=0)
     ax.scatter(client, held, s=side**2 * counts[client, held] / most, **how)
     ax.set_xlim(-0.7, clients - 0.3)
     ax.set_ylim(-0.7, kinds - 0.3)
@@ -63,7 +63,8 @@ def label_distribution(
     width = beside(ax, key, "Samples")
     place = ax.get_subplotspec()
     if place is None or place.rowspan.start == 0:
-        ax.figure.set_figwidth(ax.figure.get_figwidth() + width)
+        figure: Any = ax.figure
+        figure.set_figwidth(figure.get_figwidth() + width)
     return ax
 
 
@@ -77,7 +78,7 @@ def _round(count: float) -> int:
 
 
 def heat(
-    matrix: np.ndarray,
+    matrix: np.ndarray | pd.DataFrame,
     ax: Axes,
     x: str = "Source client",
     y: str = "Receiving client",

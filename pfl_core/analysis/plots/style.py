@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 import seaborn as sns
@@ -178,7 +178,7 @@ def line_style(dash: str | tuple[float, ...]) -> Any:
 
 
 def _key(name: str) -> str:
-    return re.match(r"\w*", str(name))[0]
+    return re.split(r"\W", str(name), maxsplit=1)[0]
 
 
 def label(name: str) -> str:
@@ -253,7 +253,8 @@ def panels(
     # Not through pyplot: it is not for threads (widgets are drawn in one), and keeps every figure.
     figsize = (size[0] * columns, size[1] * rows)
     fig = Picture(figsize=figsize, layout="constrained")
-    grid = fig.subplots(rows, columns, squeeze=False, **{"sharey": True} | options)
+    shared: dict[str, Any] = {"sharey": True} | options
+    grid = fig.subplots(rows, columns, squeeze=False, **shared)
     axes = list(grid.ravel())
     for ax in axes[n:]:
         ax.remove()
@@ -263,7 +264,7 @@ def panels(
 def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
     """Name an axis once: a common x only where no panel is below, a shared y at the left only."""
     common = len({ax.get_xlabel() for ax in axes}) == 1
-    places = [ax.get_subplotspec() for ax in axes]
+    places: list[Any] = [ax.get_subplotspec() for ax in axes]
     filled = {(p.rowspan.start, p.colspan.start) for p in places}
     for ax, place in zip(axes, places, strict=True):
         if common and (place.rowspan.start + 1, place.colspan.start) in filled:
@@ -274,8 +275,9 @@ def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
 
 def entitle(ax: Axes, text: str) -> Axes:
     """Write a panel's title in words, in lines that fit its width."""
-    grid = ax.get_subplotspec().get_gridspec()
-    letters = int(11 * min(PANEL[0], ax.figure.get_figwidth() / grid.ncols)) - 1
+    place, figure = ax.get_subplotspec(), cast(Figure, ax.figure)
+    columns = place.get_gridspec().ncols if place else 1
+    letters = int(11 * min(PANEL[0], figure.get_figwidth() / columns)) - 1
     lines = [textwrap.fill(line, max(letters, 12)) for line in in_words(text).split("\n")]
     ax.set_title("\n".join(lines))
     return ax
@@ -296,7 +298,7 @@ def finish(ax: Axes, x: str, y: str, legend: bool = True) -> Axes:
     sns.despine(ax=ax)
     entries = {text: handle for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
     if legend and entries:
-        _widen(ax.figure, beside(ax, entries), ax)
+        _widen(cast(Figure, ax.figure), beside(ax, entries), ax)
     return ax
 
 
@@ -334,13 +336,12 @@ def _widen(fig: Figure, by: float, ax: Axes) -> None:
 
 def share_legend(fig: Figure) -> None:
     """One legend beside all panels, in place of one beside each; its entries are theirs."""
-    own = [ax for ax in fig.axes if ax.get_legend()]
+    own = [(ax, legend) for ax in fig.axes if (legend := ax.get_legend())]
     if len(own) < 2:
         return
     entries: dict[str, Any] = {}
     title = None
-    for ax in own:
-        legend = ax.get_legend()
+    for ax, legend in own:
         texts = [text.get_text() for text in legend.get_texts()]
         entries |= dict(zip(texts, legend.legend_handles, strict=True))
         _widen(fig, -_width(texts), ax)

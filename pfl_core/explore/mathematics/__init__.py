@@ -80,6 +80,7 @@ def show(name: str, *, interactive: str = "auto", **start: Any) -> None:
             widgets.static(view(**offered(start).values))
         return
     panel = widgets.Panel(offered, start, lambda values: widgets.tried(view, values))
+    slider: Any
     for parameter, slider in panel.controls.items():
         slider.description, slider.continuous_update = sliders[parameter][0], True
     widgets.display(panel.box)

@@ -101,7 +101,7 @@ CORNERS = towards(90, 210, 330)
 def arrow(ax: Axes, start: np.ndarray, end: np.ndarray, **style: Any) -> None:
     """Draw an arrow that counts in the limits of the axes."""
     how = dict(arrowstyle="-|>", lw=1.3, shrinkA=0, shrinkB=0, mutation_scale=8) | style
-    ax.annotate("", xy=end, xytext=start, arrowprops=how)
+    ax.annotate("", xy=tuple(end), xytext=tuple(start), arrowprops=how)
     ax.update_datalim([start, end])
 
 
@@ -112,7 +112,7 @@ def finish_plane(ax: Axes, title: str) -> None:
     ax.set(xticks=[], yticks=[], title=title)
     ax.set_aspect("equal", adjustable="datalim")
     ax.spines[:].set_color("0.8")
-    place = dict(loc="upper left", bbox_to_anchor=(0, -0.01), ncols=2)
+    place: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(0, -0.01), ncols=2)
     ax.legend(frameon=False, fontsize=7, handletextpad=0.3, **place)
 
 

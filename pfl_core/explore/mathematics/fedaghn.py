@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -43,7 +45,7 @@ def attention(p: float = 0.3, q: float = 2.0, second: int = 30, third: int = 120
     second, third : int
         Degrees between the last update of client 1 and those of clients 2 and 3.
     """
-    method = method_for("fedaghn", points_model("layer"), dict(p0=p, q0=q, h=0.0))
+    method: Any = method_for("fedaghn", points_model("layer"), dict(p0=p, q0=q, h=0.0))
     updates = 0.6 * towards(0, second, third)
     start, end = stacked(layer=CORNERS - updates), stacked(layer=CORNERS)
     state = method.upload(method.init(), ALL, start, end, torch.ones(3))

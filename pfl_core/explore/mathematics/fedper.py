@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -35,7 +37,8 @@ SIDE = 60  # of the grid on which regions are asked for
 def _network() -> models.Net:
     """Two hidden layers of 16 on points of the plane: three blocks, of which K_P are personal."""
     with draws.seeded(0):
-        units, inputs = {}, 2
+        units: dict[str, dict[str, nn.Module]] = {}
+        inputs = 2
         for name in ("fc1", "fc2"):
             units[name] = {name: nn.Linear(inputs, 16), "relu": nn.ReLU()}
             inputs = 16
@@ -45,9 +48,11 @@ def _network() -> models.Net:
 def _trained(personal: int, points: np.ndarray, labels: np.ndarray) -> tuple[Method, Params]:
     """FedPer after 20 rounds of 5 full batches: the method, and the clients' models as served."""
     count = len(points[0])
-    indices = np.arange(3 * count).reshape(3, -1)
+    indices = [*np.arange(3 * count).reshape(3, -1)]
     fed = Federation(points.reshape(-1, 2), labels.ravel(), indices, classes=3)
-    how = dict(rounds=20, epochs=5, lr=1.0, batch=count, eval_every=20, eval_after=False)
+    how: dict[str, Any] = dict(
+        rounds=20, epochs=5, lr=1.0, batch=count, eval_every=20, eval_after=False
+    )
     settings = train_config(Experiment(dataset="own", clients=3, head_depth=personal, **how))
     data = ClientData(fed, seed=0, holdout=0, dtype=torch.float64)
     method = make_method("fedper").bind(Task(_network(), data.n, data.label_counts, settings))
@@ -108,7 +113,7 @@ def _blocks(method: Method) -> pd.DataFrame:
         "parameters": [sum(size[n].numel() for n in names) for names in blocks.values()],
         "place": ["averaged" if here else "personal" for here in shared],
     }
-    return pd.DataFrame(columns, blocks)
+    return pd.DataFrame(columns, list(blocks))
 
 
 def _draw_blocks(ax: Axes, table: pd.DataFrame) -> None:

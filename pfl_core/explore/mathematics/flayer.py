@@ -44,7 +44,8 @@ class _Round:
         method = method_for("flayer", model, dict(mixing=False), lr=lr)
         state = method.init()
         start = method.begin(state, ALL)
-        context = SimpleNamespace(sel=ALL, round=0, state=state, measure=None, train=self.train)
+        seen = dict(sel=ALL, round=0, state=state, measure=None, train=self.train)
+        context: Any = SimpleNamespace(**seen)
         end = method.local(context, start)
         server = method.upload(state, ALL, start, end, torch.ones(3)).server
         self.end = np.stack([points(end, layer) for layer in FOUR])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -67,7 +69,7 @@ def pulled(
     wanted = length * towards(direction)[0]
     before, after = _pulled(wanted, apart, hidden, alpha)
     angles = np.arange(0, 181, 15)
-    turned = np.array([_pulled(wanted, angle, hidden, alpha) for angle in angles])
+    turned = np.array([_pulled(wanted, float(angle), hidden, alpha) for angle in angles])
     follow = (turned[:, 1] - turned[:, 0]) @ wanted / length**2  # (angles, clients)
     fig, (left, right) = plots.panels(2, sharey=False)
     arrow(left, before[0], before[0] + wanted, color="0.6", ls=":")
@@ -112,7 +114,7 @@ def subspace(third: int = 20, rounds: int = 100) -> Worked:
     aims = stacked(layer=solutions)
     hyper = dict(dim=1, hidden=4, n_hidden=0, lr=0.2)
     method = method_for("pfedhn", points_model("layer"), hyper | PLAIN)
-    pca = PCA(1).fit(solutions)
+    pca: Any = PCA(1).fit(solutions)
     state, degrees = method.init(), []
     for _ in range(rounds + 1):
         phi, start = state.extra["phi"], method.download(state, ALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,7 @@ def layer_weights(
     """
     names = ("layer1", "layer2")
     hyper = dict(lr=rate, hn_sign=sign, dim=4, hidden=8)
-    method = method_for("pfedla", points_model(*names), hyper)
+    method: Any = method_for("pfedla", points_model(*names), hyper)
     optima, at = {name: 0.3 * CORNERS for name in names}, names[layer - 1]
     optima[at] = optima[at] + [[0, 0], [0, 0], drift * CORNERS[2]]
     aims, state, course = stacked(**optima), method.init(), []

@@ -1,19 +1,30 @@
 """Very many small clients: evaluation in parts, what is said before training, kill and resume."""
 
+import multiprocessing
+import os
+import signal
 import time
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from pfl_core import models
 from pfl_core.data import schemes
 from pfl_core.data.dealing import assign, label_counts
+from pfl_core.data.federation import Federation
 from pfl_core.data.partition import partition
-from pfl_core.engine import small
-from pfl_core.engine.engine import Engine
-from pfl_core.experiments.build import build_method, client_data
+from pfl_core.engine import pairs, small
+from pfl_core.engine import simulate as rounds
+from pfl_core.engine.engine import Engine, automatic
+from pfl_core.engine.simulate import simulate
+from pfl_core.experiments.build import build_method, client_data, train_config
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import run
+from pfl_core.methods.base import make_method
+from pfl_core.methods.task import Task
 
 SMALL = Experiment(
     clients=120,
@@ -103,3 +114,152 @@ def test_swaps_of_repeated_classes_draw_as_they_always_did(clients, classes, k):
     one, other = np.random.default_rng(3), np.random.default_rng(3)
     np.testing.assert_array_equal(plain(owners, one), assign(owners, clients, other))
     assert one.random() == other.random()
+
+
+def history_of(**changes):
+    method, data = bound(**changes)
+    return simulate(method, data, workers=2)[1]
+
+
+@pytest.mark.parametrize("name", ["fedper", "ditto", "pfedhn"])
+def test_models_made_in_parts_are_evaluated_alike(name, monkeypatch):
+    changes = dict(method=name, eval_after=True, rounds=1)
+    whole = history_of(**changes)
+    monkeypatch.setattr(rounds, "EVALUATED_AT_ONCE", 50)
+    parts = history_of(**changes)
+    assert list(parts.evals) == list(whole.evals) and len(parts.evals) == 8
+    for key, series in whole.evals.items():
+        for a, b in zip(series, parts.evals[key], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_parts_are_made_only_where_nobody_keeps_the_models(monkeypatch):
+    monkeypatch.setattr(rounds, "EVALUATED_AT_ONCE", 50)
+    for keep in (False, True):
+        method, data = bound(keep_models=keep, method="fedper")
+        before = simulate(method, data, workers=1).before
+        assert (len(before["fc.weight"]) == 120) if keep else before == {}
+
+
+@pytest.mark.parametrize("clients", [60, 120])
+def test_an_evaluation_of_some_costs_the_same_however_many_there_are(clients, monkeypatch):
+    made, evaluated = [], []
+    method, data = bound(clients=clients, method="fedper", eval_clients=20, eval_after=True)
+    whole = Engine.evaluate
+
+    def evaluate(self, p, split, ids=None):
+        evaluated.append((len(ids), len(p["fc.weight"])))
+        return whole(self, p, split, ids)
+
+    def personal(self, state, ctx):
+        made.append(len(ctx.sel))
+        return type(method).__mro__[1].personal(self, state, ctx)
+
+    monkeypatch.setattr(Engine, "evaluate", evaluate)
+    monkeypatch.setattr(type(method), "personal", personal, raising=False)
+    simulate(method, data, workers=1)
+    assert set(made) == {20} and set(evaluated) == {(20, 20)} and len(evaluated) == 3 * 2 * 2
+
+
+def test_what_auto_means_follows_participants_and_layers():
+    for changes, expected in (
+        (dict(participation=1.0), "batched"),
+        (dict(participation=0.5), "threads"),
+        (dict(participation=1.0, model="lenet"), "threads"),
+    ):
+        method, data = bound(**changes, rounds=1, eval_after=False)
+        assert automatic(method, "cpu") == expected and automatic(method, "cuda") != expected
+        assert simulate(method, data, workers=1).history.executor == expected
+
+
+def of_clients(name, k, **hyper):
+    model = models.build("mlp", (1, 28, 28), 10, hidden=16, seed=0)
+    counts = torch.full((k, 10), 2)
+    task = Task(model, counts.sum(1), counts, train_config(Experiment(holdout=0.2)))
+    return make_method(name, **hyper).bind(task)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("fedamp", r"about [\d,]+ s a round and 6.4 GB"),
+        ("heurfedamp", "s a round and 6.4 GB"),
+        ("fedaghn", "s a round and 6.4 GB"),
+        ("pfedla", "320.0 GB"),
+        ("heurpfedla", "320.0 GB"),
+        ("fedfomo", "1.6 GB"),
+        ("apple", "1.6 GB"),
+        ("pfedhn", "1.2 GB"),
+    ],
+)
+def test_pairs_of_twenty_thousand_clients_are_said(name, said):
+    with pytest.warns(UserWarning, match=f"{name}: .*20,000 of them, 200 a round, .*{said}"):
+        pairs.warn(of_clients(name, 20_000), 200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pairs.warn(of_clients(name, 100), 100)
+
+
+def test_pairs_of_participants_are_said():
+    with pytest.warns(UserWarning, match=r"fedpac: .*2,000 a round, .* GB"):
+        pairs.warn(of_clients("fedpac", 20_000), 2_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("fedavg", "fedper", "ditto", "fedpac", "cfl"):
+            pairs.warn(of_clients(name, 20_000), 200)
+        pairs.warn(of_clients("pfedhn", 20_000, dim=100), 200)
+
+
+def test_pairs_are_said_before_the_server_makes_room(monkeypatch):
+    method, data = bound(method="pfedla", clients=40)
+
+    def init(self):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(type(method), "init", init)
+    monkeypatch.setattr(pairs, "MANY", 40)
+    monkeypatch.setattr(pairs, "GB", 1e-3)
+    with pytest.warns(UserWarning, match="pfedla: .* GB of memory"):
+        with pytest.raises(MemoryError, match="no room"):
+            simulate(method, data)
+
+
+def eight_by_eight(k):
+    # k clients of 20 images of 8 x 8 pixels: 16 to train on, 4 to test.
+    draw, ids = np.random.default_rng(0), np.arange(20 * k).reshape(k, 20)
+    x = draw.integers(0, 256, (20 * k, 8, 8), dtype=np.uint8)
+    return Federation(x, draw.integers(0, 10, 20 * k), [*ids[:, :16]], test=[*ids[:, 16:]])
+
+
+def test_a_run_of_twenty_thousand_clients_is_killed_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "CHECKPOINT_EVERY", 0.0)
+    e = Experiment(
+        dataset="own",
+        clients=20_000,
+        model="mlp",
+        model_args={"hidden": 169},
+        method="fedper",
+        participation=0.01,
+        rounds=4,
+        eval_every=2,
+        batch=10,
+    )
+    how = dict(fed=eight_by_eight(e.clients), device="cpu", workers=2)
+    whole, store = run(e, store=tmp_path / "whole", **how), tmp_path / "killed"
+
+    def die(r, history):
+        if r == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fork, began = multiprocessing.get_context("fork"), []
+    child = fork.Process(target=lambda: run(e, store=store, on_round=die, **how))
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
+    kept = torch.load(next(store.glob("*.part")) / "checkpoint.pt", weights_only=True)
+    assert kept["round"] == 3
+    resumed = run(e, store=store, on_round=lambda r, history: began.append(r), **how)
+    assert began == [3, 4] and resumed.meta["parameters"] == 12_685
+    assert resumed.arrays.keys() == whole.arrays.keys()
+    for name, v in whole.arrays.items():
+        np.testing.assert_array_equal(v, resumed.arrays[name])

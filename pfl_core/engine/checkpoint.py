@@ -160,7 +160,10 @@ def restore(path: Path, device: torch.device) -> tuple[State, History, list[floa
     ValueError, KeyError
         If the file is damaged.
     """
-    whole = load_whole(path, device)
+    return _parts(load_whole(path, device))
+
+
+def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
     kept = whole["history"]
     series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
     if "steps" in series:  # its name in files of older runs
@@ -173,22 +176,24 @@ def restore(path: Path, device: torch.device) -> tuple[State, History, list[floa
     return state, history, whole["moved"], whole["spent"]
 
 
-def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> None:
-    """Whether the checkpoint at `path` belongs to this run.
+def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str:
+    """The executor of the checkpoint at `path`, which must belong to this run.
 
-    Its stamp must be the same, its round one of `rounds`, and it must hold what the method's `init`
-    has, in the same shapes. A longer run goes on from the end of a shorter one, whose id differs:
+    Its stamp must be the same but for version and executor, its round one of `rounds`, and it must
+    hold what the method's `init` has, in the same shapes. A longer run goes on from the end of a shorter one, whose id differs:
     ids must be the same only if the method is `scheduled`.
 
     Raises
     ------
-    ValueError
-        If it does not belong to this run.
+    ValueError, KeyError
+        If it does not belong to this run, or is damaged.
     """
-    state, history, *_ = restore(path, torch.device("cpu"))
-    found = load_whole(path).get("stamp", {})
+    whole = load_whole(path)
+    state, history, *_ = _parts(whole)
+    found = whole.get("stamp", {})
+    free = {"version", "executor", *([] if method.scheduled else ["id"])}
     for key, mine in stamp.items():
-        if key not in ("version", *([] if method.scheduled else ["id"])) and found.get(key) != mine:
+        if key not in free and found.get(key) != mine:
             raise ValueError(f"it is of {key} {found.get(key)!r}, this run has {mine!r}")
     if not 0 <= state.round <= rounds:
         raise ValueError(f"it is of round {state.round}, this run has {rounds} rounds")
@@ -200,3 +205,4 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> Non
                     raise ValueError(f"it lacks {n} of shape {tuple(v.shape)} in {kind}")
     if any(len(v) != len(history.rounds) for v in history.evals.values()):
         raise ValueError("its evaluations do not belong to its rounds")
+    return found["executor"]

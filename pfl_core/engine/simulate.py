@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
+from pfl_core.engine import pairs
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
@@ -99,6 +100,7 @@ def simulate(
     with one_thread(), torch.no_grad(), precision(method.task.config.precision):
         engine = Engine(method, data, executor, workers)
         try:
+            pairs.warn(method, participants(engine.config, data.K))
             if state is None:
                 with engine.drawing("init"):
                     state = initial_state(method)

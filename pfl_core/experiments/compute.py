@@ -21,7 +21,7 @@ from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import probes
-from pfl_core.engine.checkpoint import History, check, load_whole, writing
+from pfl_core.engine.checkpoint import History, check, writing
 from pfl_core.engine.engine import automatic
 from pfl_core.engine.simulate import FINISH, Diverged, final_models, simulate
 from pfl_core.experiments import metrics
@@ -180,9 +180,8 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
             os.replace(part, checkpoint)
     if checkpoint.exists():
         try:
-            ran = load_whole(checkpoint)["stamp"]["executor"]
-            check(checkpoint, stamp | {"executor": ran}, method, job.experiment.rounds)
-            stamp["executor"] = ran  # a resumed run's numbers are of one kind
+            # A resumed run's numbers are of one kind.
+            stamp["executor"] = check(checkpoint, stamp, method, job.experiment.rounds)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             set_aside(checkpoint, error)  # damaged, another run's, or of another form
     return stamp

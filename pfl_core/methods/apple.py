@@ -33,11 +33,12 @@ Differs from PFLlib's code
 import math
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, prefixed, put, scalars, select, unprefixed
+from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, unprefixed
 
 
 class APPLE(Method):
@@ -53,10 +54,13 @@ class APPLE(Method):
         "exp", "cos", doc="lambda(r): 0.001^(r / LR) (authors' code), or (1 + cos(pi r / LR)) / 2"
     )
 
-    def is_shared(self, name):
+    def pairs(self, s: int) -> tuple[int, int]:
+        return s * self.task.K, self.task.K**2
+
+    def is_shared(self, name: str) -> bool:
         return False
 
-    def init(self):
+    def init(self) -> State:
         state, t = super().init(), self.task
         cores = select(state.clients, t.parameters)
         state.extra = {"cores": clone(cores)}
@@ -64,7 +68,7 @@ class APPLE(Method):
         state.clients |= prefixed("core.", clone(cores)) | {"dr": p0.repeat(t.K, 1)}
         return state
 
-    def decay(self, round):
+    def decay(self, round: int) -> float:
         """lambda(r) of a round, from 1 to 0."""
         rounds = math.floor(self.span * self.task.config.rounds)
         if round >= rounds:
@@ -73,7 +77,7 @@ class APPLE(Method):
             return 0.001 ** (round / rounds)
         return (1 + math.cos(math.pi * round / rounds)) / 2
 
-    def combine(self, p, near):
+    def combine(self, p: Params, near: Params) -> Params:
         """w_i {name: (*shape)} of ONE client.
 
         p has its "core.*" and "dr" (K,), `near` all cores and "id" (K,), which is one-hot.
@@ -85,31 +89,31 @@ class APPLE(Method):
             for n, v in cores.items()
         }
 
-    def models(self, p, near):
+    def models(self, p: Params, near: Params) -> Params:
         """w_i of S clients, {name: (S, *shape)}."""
         # Cores are the same for all clients: passed once, not S times.
         dims = {n: 0 if n == "id" else None for n in near}
         once = {n: v if n == "id" else v[0] for n, v in near.items()}
         return vmap(self.combine, (0, dims))(p, once)
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         t = self.task
         cores = {"all." + n: v.expand(len(sel), *v.shape) for n, v in state.extra["cores"].items()}
         return cores | {"id": torch.eye(t.K, dtype=t.dtype, device=t.device)[sel]}
 
-    def near(self, p):
+    def near(self, p: Params) -> Params:
         """What p has of the download."""
         return select(p, lambda n: n == "id" or n.startswith("all."))
 
-    def begin(self, state, sel, sent=None):
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = super().begin(state, sel, sent)
         return p | self.models(p, self.near(p))
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         fit = super().loss(p | self.combine(p, anchor), anchor, batch)
         return fit + anchor["pull"] / 2 * (p["dr"] - anchor["p0"]).square().sum()
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         near = self.near(start)
         mine = {n: v for n, v in start.items() if n not in near}
         p0 = self.task.n / self.task.n.sum()
@@ -120,13 +124,15 @@ class APPLE(Method):
         end = ctx.train(self.loss, mine, anchor=near | pull, only=rates, lr=rates)
         return end | self.models(end, near) | prefixed("sent.", unprefixed("core.", end))
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         put(state.extra["cores"], sel, unprefixed("sent.", end))
         return state
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return select(p, self.task.names)
 
-    def traffic(self, state, sel, down, up):
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         _, uploaded = super().traffic(state, sel, down, up)
         return len(sel) * (self.task.K - 1) * scalars(state.extra["cores"]), uploaded

@@ -266,7 +266,15 @@ class Method:
         return self.serve(self.begin(state, ctx.sel))
 
     # -- no hooks ----------------------------------------------------------------------------------
-    def __init_subclass__(cls, **kw: Any):
+    def pairs(self, s: int) -> tuple[int, int]:
+        """What grows with pairs of clients where `s` take part in a round; (0, 0): nothing does.
+
+        Of how many pairs a round compares or mixes the models, and how many numbers the server
+        holds of pairs. Where many clients make that expensive, it is said before training.
+        """
+        return 0, 0
+
+    def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         doc = cls.__doc__
         dataclass(frozen=True, eq=False)(cls)

@@ -29,14 +29,17 @@ Differs from the authors' code
    they are the experiment's.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Method, State
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, expand, gram, mix, put, select, take
+from pfl_core.stacked import Params, clone, expand, gram, mix, put, select, take
 
 
-def bipartition(s, method):
+def bipartition(s: Tensor, method: str) -> Tensor:
     """The second of two parts (n,) bool of n >= 2 clients with similarities s (n, n).
 
     `method` is how parts are compared: "complete" or "single" linkage.
@@ -49,7 +52,7 @@ def bipartition(s, method):
     return torch.as_tensor(cut_tree(tree, 2)[:, 0] == 1, device=s.device)
 
 
-def _norm(square):
+def _norm(square: Tensor) -> Tensor:
     return square.clamp_min(0).sqrt()  # of inner products, which rounding may leave below 0
 
 
@@ -81,7 +84,10 @@ class CFL(Method):
     linkage: str = choice("complete", "single", doc="how parts are compared; the paper: single")
     weighting: str = choice("uniform", "samples", doc="of a cluster's members; the paper: samples")
 
-    def init(self):
+    def pairs(self, s: int) -> tuple[int, int]:
+        return s**2, 2 * s**2
+
+    def init(self) -> State:
         state, k = super().init(), self.task.K
         cluster = torch.zeros(k, dtype=torch.int64, device=self.task.device)
         zero = torch.zeros((), dtype=torch.float64, device=self.task.device)
@@ -91,10 +97,10 @@ class CFL(Method):
         state.server = {}
         return state
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         return take(state.extra["models"], sel)
 
-    def share(self, cluster, sel, count):
+    def share(self, cluster: Tensor, sel: Tensor, count: int) -> Tensor:
         """What each of sel weighs in the mean of each of `count` clusters: (clusters, S).
 
         Rows sum to 1 or, for a cluster without participants, to 0.
@@ -104,7 +110,9 @@ class CFL(Method):
         a = (cluster[sel] == ids[:, None]) * n[sel].double()
         return a / a.sum(1, keepdim=True).clamp_min(1)
 
-    def halved(self, extra, sel, g, a, mean):
+    def halved(
+        self, extra: dict[str, Any], sel: Tensor, g: Tensor, a: Tensor, mean: Tensor
+    ) -> tuple[Tensor, int]:
         """Clusters (K,) after splitting, and how many they are.
 
         g (S, S): inner products of the updates of sel. a (clusters, S): `share`. mean (clusters,):
@@ -124,7 +132,7 @@ class CFL(Method):
                 count += 1
         return cluster, count
 
-    def splits(self, extra, mean, largest):
+    def splits(self, extra: dict[str, Any], mean: Tensor, largest: Tensor) -> Tensor:
         """Which clusters are split, whose mean updates and largest ones have these norms (each)."""
         eps1, eps2 = self.eps1, self.eps2
         if eps1 is None:
@@ -134,7 +142,9 @@ class CFL(Method):
             eps2 = extra["first"] / 10
         return (mean < eps1) & (largest > eps2)
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         extra = state.extra
         g = gram({n: end[n] - start[n] for n in self.task.parameters})
         largest = _norm(g.diagonal()).max()
@@ -152,7 +162,7 @@ class CFL(Method):
         put(extra["models"], seen, take(means, extra["cluster"][seen]))
         return state
 
-    def weights(self, state):
+    def weights(self, state: State) -> dict[str, Tensor]:
         """{"all": (K, K)}: what client k (row) takes of client j, 0 outside its cluster."""
         cluster = state.extra["cluster"]
         everyone = torch.arange(self.task.K, device=cluster.device)

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, cosine, gram, mix, put, select
+from pfl_core.stacked import Params, clone, cosine, gram, mix, put, select
 
 ABLATIONS = {  # App. Table 1: which of p, q are trained
     "": "pq",
@@ -84,6 +84,9 @@ class FedAGHN(Method):
         """{layer: names of its parameters} in forward order; with by="model" the layer "model"."""
         return self.task.layers if self.by == "module" else {"model": list(self.task.parameters)}
 
+    def pairs(self, s: int) -> tuple[int, int]:
+        return self.task.K**2, 2 * len(self.layers) * self.task.K**2  # s, and what replaces it
+
     def attention(self, p: Tensor, q: Tensor, s: Tensor, sel: Tensor) -> Tensor:
         """Weights (S, L, K) of clients sel (S,) from p, q (S, L) and s (S, L, K).
 
@@ -106,7 +109,7 @@ class FedAGHN(Method):
         everyone = torch.arange(len(state.extra["p"]), device=self.task.device)
         return dict(zip(self.layers, self._rows(state, everyone).unbind(1), strict=True))
 
-    def init(self):
+    def init(self) -> State:
         state, t = super().init(), self.task
         state.server = select(state.server, t.buffers)
         theta = clone(select(t.start(), t.parameters))
@@ -116,13 +119,15 @@ class FedAGHN(Method):
         state.extra |= {"p": self.p0 * ones, "q": q0 * ones, "s": ones[..., None].repeat(1, 1, t.K)}
         return state
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         sent = super().download(state, sel)  # averaged buffers, if any
         for w, names in zip(self._rows(state, sel).unbind(1), self.layers.values(), strict=True):
             sent |= mix(w, select(state.extra["theta"], names))
         return sent
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         state = super().upload(state, sel, start, end, weight)
         x, layers = state.extra, self.layers.values()
         delta = {n: end[n] - start[n] for n in x["theta"]}

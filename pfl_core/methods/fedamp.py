@@ -33,7 +33,7 @@ Differs from PFLlib's code
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import choice, number
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import (
@@ -67,47 +67,52 @@ class Attention(Method):
         """xi_ij for j != i, (K, K): see above."""
         raise NotImplementedError
 
-    def check(self):
+    def check(self) -> None:
         if self.rho * self.task.config.lr >= 2:
             raise ValueError(
                 f"rho = {self.rho} at lr = {self.task.config.lr}; allowed: rho * lr < 2 (beyond, "
                 "the pull alone diverges)"
             )
 
-    def is_shared(self, name):
+    def pairs(self, s: int) -> tuple[int, int]:
+        return self.task.K**2, 4 * self.task.K**2  # xi, and what it is made of
+
+    def is_shared(self, name: str) -> bool:
         return False
 
-    def init(self):
+    def init(self) -> State:
         state, k, device = super().init(), self.task.K, self.task.device
         models = clone(select(state.clients, self.task.parameters))
         state.extra = {"models": models, "known": torch.zeros(k, dtype=torch.bool, device=device)}
         return state
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         return prefixed("cloud.", mix(self.weights(state)["all"][sel], state.extra["models"]))
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         pull = half_square(p, anchor, self.task.parameters)
         return super().loss(p, anchor, batch) + self.rho * pull
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         mine, cloud = select(start, self.task.names), unprefixed("cloud.", start)
         loss = self.loss if ctx.round else super().loss
         end = ctx.train(loss, mine | cloud if self.start == "cloud" else mine, anchor=cloud)
         return end | prefixed("sent.", select(end, cloud))
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         put(state.extra["models"], sel, unprefixed("sent.", end))
         state.extra["known"][sel] = True
         return state
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return select(p, self.task.names)
 
-    def personal(self, state, ctx):
+    def personal(self, state: State, ctx: Context) -> Params:
         return self.serve(self.begin(state, ctx.sel, {}))
 
-    def weights(self, state):
+    def weights(self, state: State) -> dict[str, Tensor]:
         """{"all": (K, K)}: what client i's cloud model (row) takes of client j; rows sum to 1."""
         known = state.extra["known"]
         others = known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
@@ -131,7 +136,7 @@ class FedAMP(Attention):
     sigma: float | None = number(None, above=0, doc="a fixed sigma instead (PFLlib: 1)")
     alpha: float | None = number(None, above=0, doc="a fixed alpha instead (PFLlib: 1)")
 
-    def attention(self, models, others):
+    def attention(self, models: Params, others: Tensor) -> Tensor:
         d = distances(models)
         if self.sigma is None:
             sigma = self.scale * d.masked_fill(~others, torch.nan).nanmedian()
@@ -160,7 +165,7 @@ class HeurFedAMP(Attention):
         doc="cosines of w_i - w_0 (delta, pFedGraph's code) or of w_i (the paper)",
     )
 
-    def attention(self, models, others):
+    def attention(self, models: Params, others: Tensor) -> Tensor:
         zeta = 1 / len(others) if self.zeta is None else self.zeta
         if self.similarity == "delta":
             models = {n: v - self.task.initial[n] for n, v in models.items()}

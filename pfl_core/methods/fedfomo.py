@@ -33,10 +33,11 @@ Differs from the authors' code
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, prefixed, put, scalars, select, total, unprefixed
+from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, total, unprefixed
 from pfl_core.util.draws import rng
 
 
@@ -61,17 +62,20 @@ class FedFomo(Method):
         "raw", "shares", doc="added to P: omega (raw, the paper), or its shares (authors' code)"
     )
 
-    def check(self):
+    def check(self) -> None:
         if not self.task.config.holdout > 0:
             raise ValueError(
                 "models are compared on held-out samples, of which there are none: "
                 f"holdout={self.task.config.holdout}; set it to 0.2"
             )
 
-    def is_shared(self, name):
+    def pairs(self, s: int) -> tuple[int, int]:
+        return 0, self.task.K**2
+
+    def is_shared(self, name: str) -> bool:
         return False
 
-    def init(self):
+    def init(self) -> State:
         state, k, device = super().init(), self.task.K, self.task.device
         affinity = torch.eye(k, dtype=self.task.dtype, device=device)
         known = torch.zeros(k, dtype=torch.bool, device=device)
@@ -79,7 +83,7 @@ class FedFomo(Method):
         state.clients |= prefixed("base.", clone(state.clients))
         return state
 
-    def candidates(self, state, sel):
+    def candidates(self, state: State, sel: Tensor) -> tuple[Tensor, Tensor]:
         """Whom clients sel (S,) ask: ids (S, M), and whether the server has them, (S, M) bool."""
         known = state.extra["known"].repeat(len(sel), 1).scatter_(1, sel[:, None], False)
         explores, draw = self._draws(state.round, sel)
@@ -91,18 +95,18 @@ class FedFomo(Method):
         ids = order[:, : min(self.neighbours, int(known.sum(1).max()))]
         return ids, known.gather(1, ids)
 
-    def _draws(self, round, sel):
+    def _draws(self, round: int, sel: Tensor) -> tuple[Tensor, ...]:
         # Uniform numbers of each client's own: (S, 1), whether it explores, and (S, K).
         generators = [rng(self.task.config.seed, "fedfomo", round, k) for k in sel.tolist()]
         drawn = np.stack([g.random(self.task.K + 1) for g in generators])
         return torch.as_tensor(drawn, device=sel.device).split([1, self.task.K], 1)
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         ids, known = self.candidates(state, sel)
         near = {n: v[ids] for n, v in state.extra["models"].items()}
         return prefixed("near.", near) | {"near.id": ids, "near.known": known}
 
-    def losses(self, p, batch):
+    def losses(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """Of ONE client: summed losses (M + 2,) of its candidates, and the number of samples.
 
         p is {name: (M + 2, *shape)}.
@@ -113,7 +117,7 @@ class FedFomo(Method):
         loss = torch.stack([F.cross_entropy(s, batch.y, reduction="sum") for s in scores])
         return {"loss": loss, "n": loss.new_full((), len(batch.y))}
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         mine = select(start, self.task.names)
         kept = [n for n in mine if "base." + n in start]  # all but statistics that are reset
         # Candidates (S, M + 2, *shape): b_i, the own model, M others.
@@ -127,7 +131,7 @@ class FedFomo(Method):
         base, sent = prefixed("base.", select(model, kept)), prefixed("sent.", select(end, kept))
         return end | base | sent | {"omega": self.told(ctx, omega, start["near.id"])}
 
-    def omega(self, ctx, candidates, mine, known):
+    def omega(self, ctx: Context, candidates: Params, mine: Params, known: Tensor) -> Tensor:
         """What each candidate lowers the held-out loss by, over its distance to b_i: (S, M + 2)."""
         several = candidates[self.task.parameters[0]].shape[1]
         reset = {
@@ -143,7 +147,7 @@ class FedFomo(Method):
         omega[:, 2:] *= known
         return omega
 
-    def mixed(self, candidates, omega):
+    def mixed(self, candidates: Params, omega: Tensor) -> Params:
         """The mix W_i of candidates: {name: (S, *shape)} of parameters, and of averaged buffers."""
         w = omega.clamp_min(0)
         w[:, int(self.fallback == "trained")] += w.sum(1) == 0
@@ -155,26 +159,28 @@ class FedFomo(Method):
             if n in self.task.parameters or averages and v.is_floating_point()
         }
 
-    def told(self, ctx, omega, ids):
+    def told(self, ctx: Context, omega: Tensor, ids: Tensor) -> Tensor:
         """omega by clients, (S, K): what the server adds to P; `ids` (S, M) are the candidates'."""
         if self.affinity == "shares":
             omega = omega / omega[:, 1:].sum(1, keepdim=True).abs().clamp_min(1e-9)
         whose = torch.cat([ctx.sel[:, None], ids], 1)
         return omega.new_zeros(len(ids), self.task.K).scatter_(1, whose, omega[:, 1:])
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         put(state.extra["models"], sel, unprefixed("sent.", end))
         state.extra["affinity"][sel] += end["omega"]
         state.extra["known"][sel] = True
         return state
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return select(p, self.task.names)
 
-    def personal(self, state, ctx):
+    def personal(self, state: State, ctx: Context) -> Params:
         return self.serve(self.begin(state, ctx.sel, {}))
 
-    def traffic(self, state, sel, down, up):
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         models = state.extra["models"]
         one = scalars(select(models, lambda n: models[n].is_floating_point()))
         return int(down["near.known"].sum()) * one, super().traffic(state, sel, down, up)[1]

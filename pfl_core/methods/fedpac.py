@@ -32,14 +32,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import number, value
 from pfl_core.methods.terms import simplex_qp
-from pfl_core.stacked import expand, gram, mix, put, select, take
+from pfl_core.stacked import Params, expand, gram, mix, put, select, take
 
 
-def class_means(sums):
+def class_means(sums: dict[str, Tensor]) -> Tensor:
     """Mean features (S, C, F) of each class, 0 where there is none, from `FedPAC.sums`."""
     return sums["z"] / sums["n"].clamp_min(1)[..., None]
 
@@ -58,34 +59,37 @@ class FedPAC(Method):
     combine: bool = value(True, doc="False: clients keep their own heads; with lam=0 it is FedRep")
     cut: float = number(1e-3, low=0, below=1, doc="smaller head weights become 0 (authors' code)")
 
-    def check(self):
+    def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
 
-    def is_shared(self, name):
+    def pairs(self, s: int) -> tuple[int, int]:
+        return s**2, 2 * s**3  # each client's quadratic programme is over all others
+
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.last_linear
 
-    def init(self):
+    def init(self) -> State:
         state, fc = super().init(), self.task.last_linear
         proto = torch.zeros_like(self.task.initial[fc[0]])
         state.extra = {n: state.clients.pop(n) for n in fc}
         state.server |= {"proto": proto, "seen": torch.zeros_like(proto[:, 0], dtype=torch.bool)}
         return state
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         return expand(state.server, len(sel)) | take(state.extra, sel)
 
-    def sums(self, p, batch):
+    def sums(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """Of ONE client's features z (B, F): sums per class (C, F), counts (C,), sum of ||z||^2."""
         z, y = self.task.features(p, batch.x), F.one_hot(batch.y, self.task.C)
         return {"z": y.to(z.dtype).T @ z, "n": y.sum(0).to(z.dtype), "square": z.square().sum()}
 
-    def aligned(self, p, anchor, batch):
+    def aligned(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         """Of ONE client: cross-entropy, and the features' squared distance to "target" (C, F)."""
         z = self.task.features(p, batch.x)
         fit = F.cross_entropy(self.task.classify(p, z), batch.y)
         return fit + self.lam * F.mse_loss(z, anchor["target"][batch.y])
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         model, fc = select(start, self.task.names), self.task.last_linear
         base = [n for n in self.task.parameters if n not in fc]
         s = ctx.measure(self.sums, model)
@@ -100,7 +104,7 @@ class FedPAC(Method):
         s = ctx.measure(self.sums, end)
         return end | {"mean": class_means(s), "count": s["n"], "h": h, "v": v}
 
-    def collaboration(self, h, v):
+    def collaboration(self, h: Tensor, v: Tensor) -> Tensor:
         """alpha (S, S): what client i (row) takes of others' heads, from h (S, C, F) and v (S,)."""
         g = gram({"h": h - h.mean(0)})
         d = g.diagonal()
@@ -109,7 +113,9 @@ class FedPAC(Method):
         a = a * (a >= a.amax(1, keepdim=True).clamp_max(self.cut))
         return a / a.sum(1, keepdim=True)
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         heads, count = select(end, self.task.last_linear), end["count"].sum(0)
         mean = torch.einsum("sc,scf->cf", end["count"], end["mean"]) / count.clamp_min(1)[:, None]
         proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
@@ -119,5 +125,5 @@ class FedPAC(Method):
         put(state.extra, sel, mixed)
         return state
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return select(p, self.task.names)

@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core.methods.base import Method, State
+from pfl_core.methods.base import Context, Method, State
 from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, prefixed, select
@@ -216,8 +216,12 @@ class PFedHN(Method):
         "the trained ones themselves (the same clients once more)",
     )
 
-    def check(self):
+    def check(self) -> None:
         _ = self.hn  # which refuses widths
+
+    def pairs(self, s: int) -> tuple[int, int]:
+        # Embeddings grow with the clients, by the paper's rule; their momentum and gradient, too.
+        return 0, 0 if self.dim or self.embed != "trainable" else 3 * self.task.K**2 // 4
 
     @property
     def hn(self) -> Hypernetwork:
@@ -232,7 +236,7 @@ class PFedHN(Method):
         return state.extra["phi"]["v"]
 
     # -- what the server keeps ---------------------------------------------------------------------
-    def init(self):
+    def init(self) -> State:
         t, state = self.task, super().init()
         state.server = select(state.server, t.buffers)
         phi, trained = self._drawn() if t.joins is None else self._joined(t.joins)
@@ -278,11 +282,13 @@ class PFedHN(Method):
         return v.to(t.device, t.dtype)
 
     # -- a round -----------------------------------------------------------------------------------
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         written = self.hn.write(state.extra["phi"], sel, state.extra["size"][sel])
         return super().download(state, sel) | written
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
         phi, momentum, hn = state.extra["phi"], state.extra["momentum"], self.hn
         if not momentum:
@@ -312,7 +318,7 @@ class PFedHN(Method):
             velocity = momentum[n].mul_(self.momentum).addcmul_(g, scale)
             phi[n].sub_(velocity.add_(phi[n], alpha=self.weight_decay), alpha=self.lr)
 
-    def traffic(self, state, sel, down, up):
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         if len(self.hn.sizes) == 1:
             return super().traffic(state, sel, down, up)
         shapes = (self.hn.full, *self.hn.sizes)
@@ -336,19 +342,19 @@ class PFedHNPC(PFedHN):
         doc="where embeddings of new clients start; their heads begin as in `init`",
     )
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.head
 
-    def init(self):
+    def init(self) -> State:
         state = super().init()
         # The classifier's optimiser is the client's and lives on between its visits.
         omega = select(state.clients, self.task.parameters)
         state.clients |= prefixed("opt.", {n: torch.zeros_like(v) for n, v in omega.items()})
         return state
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         extractor = [n for n in self.task.parameters if self.is_shared(n)]
         return ctx.train(self.loss, start, clipped=extractor)  # as in the code
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return select(p, self.task.names)

@@ -80,7 +80,7 @@ class PFedLA(Method):
     hn_sign: str = choice("descent", "literal", doc="the step that lowers the loss, or the other")
     hn_out: str = choice("softmax", "relu_norm", doc="how outputs are made weights")
 
-    def check(self):
+    def check(self) -> None:
         if self.retain_k > len(self.layers):
             raise ValueError(
                 f"retain_k = {self.retain_k}; allowed: 0 to {len(self.layers)}, the model's layers"
@@ -90,6 +90,9 @@ class PFedLA(Method):
     def layers(self) -> dict[str, list[str]]:
         """{layer: names of its parameters} in forward order."""
         return self.task.layers_by(self.by)
+
+    def pairs(self, s: int) -> tuple[int, int]:
+        return s * self.task.K, len(self.layers) * self.hidden * self.task.K**2
 
     # -- the hypernetworks -------------------------------------------------------------------------
     def _hypernetworks(self) -> Params:
@@ -135,14 +138,14 @@ class PFedLA(Method):
         return state.extra["hn"]["v"]
 
     # -- hooks -------------------------------------------------------------------------------------
-    def init(self):
+    def init(self) -> State:
         state = super().init()
         state.server = select(state.server, self.task.buffers)
         theta = clone(select(self.task.start(), self.task.parameters))
         state.extra = {"theta": theta, "hn": self._hypernetworks()}
         return state
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         # Rows of retained layers hold the client's own copy, which is not sent: see `traffic`.
         a, _ = self._used(state, sel)
         mixed = super().download(state, sel)
@@ -150,7 +153,9 @@ class PFedLA(Method):
             mixed |= mix(a[:, i], select(state.extra["theta"], names))
         return mixed
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
         theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
         with torch.enable_grad():
@@ -169,7 +174,7 @@ class PFedLA(Method):
         put(theta, sel, select(end, theta))
         return state
 
-    def traffic(self, state, sel, down, up):
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         down_n, up_n = super().traffic(state, sel, down, up)
         _, keep = self._used(state, sel)
         layers = self.layers.values()

@@ -249,6 +249,7 @@ def test_traffic_counts_whole_scalars(name):
         assert (series[-1] == 0) == (name == "local")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_learns(name):
     if not applies(name, "learns"):
@@ -261,7 +262,7 @@ def test_learns(name):
         rounds=12,
         epochs=2,
         lr=0.1,
-        eval_every=6,
+        eval_every=12,
     )
     *_, history, before, after = simulate(method, data, workers=2)
     n = sum(len(i) for i in data.index["test"])

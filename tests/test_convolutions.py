@@ -13,6 +13,7 @@ from test_methods import assert_same, leaves
 from torch.func import grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.agree import MOST, compared
 from benchmarks.waits import SMALL, accelerated, trained, waits
 from pfl_core import Experiment, models
 from pfl_core.engine import convolutions, graphs
@@ -130,6 +131,19 @@ def test_on_a_pretend_accelerator(name):
     assert there.history.executor == "batched:unfold" and not waits(steps)
     here = dict(leaves(trained(small, "cpu", executor="batched").state))
     assert_same({p: v.held for p, v in leaves(there.state)}, here, exact=False)
+
+
+def test_a_wrong_product_would_be_seen(monkeypatch):
+    found = compared("fedavg", "cpu")
+    assert [name.partition(" ")[0] for name in found] == [
+        "batched",
+        "batched:unfold",
+        "batched:fastest",
+    ]
+    assert max(found.values()) < MOST
+    right = convolutions.unfolded
+    monkeypatch.setattr(convolutions, "unfolded", lambda *a, **k: right(*a, **k) * (1 + 1e-6))
+    assert compared("fedavg", "cpu")["batched:unfold"] > MOST
 
 
 # -- the choice ----------------------------------------------------------------------------------------------------------

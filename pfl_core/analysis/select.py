@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pandas as pd
 
 from pfl_core.util import checks
@@ -71,3 +74,21 @@ def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") ->
     index, header = (list(dict.fromkeys(picked[side])) for side in (rows, columns))
     table = picked.groupby([rows, columns], sort=False).value.agg(cell).unstack(columns)
     return table.reindex(index=index, columns=header).fillna("not run")
+
+
+# -- frames, line by line: their values are of any kind --------------------------------------------
+
+
+def tuples(frame: pd.DataFrame) -> Iterator[Any]:
+    """The lines of a frame as named tuples."""
+    return iter(frame.itertuples())
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The lines of a frame as {column: value}."""
+    return [{str(name): v for name, v in line.items()} for line in frame.to_dict("records")]
+
+
+def grouped(frame: pd.DataFrame, by: Any) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """The parts of a frame with equal values in columns `by`, in the order in which they come."""
+    return iter(frame.groupby(by, sort=False))

@@ -229,7 +229,7 @@ def assign(owners: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
     Each client has sum(owners) / N different classes.
     """
     slots = rng.permutation(np.repeat(np.arange(len(owners)), owners)).reshape(clients, -1)
-    held = label_counts(np.arange(len(owners)), slots, len(owners))
+    held = label_counts(np.arange(len(owners)), [*slots], len(owners))
     # Swap repeats away. A swap adds none, and the client with the fewest different classes always
     # finds a partner: some client lacks its repeated class; that one has at least as many classes,
     # so one that the first client lacks.

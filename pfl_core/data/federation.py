@@ -222,7 +222,8 @@ class Federation:
         with np.load(path, allow_pickle=False) as z:
             k, digest, name = int(z["clients"]), str(z["hash"]), str(z["name"])
             lists: dict[str, Any] = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
-        fed = cls(x, y, **lists | {"name": name} | kw)
+        about: dict[str, Any] = lists | {"name": name} | kw
+        fed = cls(x, y, **about)
         if fed.hash != digest:
             raise ValueError(
                 f"{path} was made for other data (hash {digest[:12]}..., these have "
@@ -329,8 +330,8 @@ class Federation:
                 ys.append(y)
                 lists[s].append(np.arange(at, at + len(y)))
                 at += len(y)
-        about: dict[str, Any] = {"name": folder.name} | kw
-        return cls(np.concatenate(xs), np.concatenate(ys), lists["train"], test=lists["test"], **about)
+        about: dict[str, Any] = lists | {"name": folder.name} | kw
+        return cls(np.concatenate(xs), np.concatenate(ys), **about)
 
 
 def check_finite(x: Tensor) -> None:

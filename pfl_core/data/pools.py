@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Pool:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if problem := self._problem():
             raise ValueError(f"pool {self.name!r}: {problem}")
         if self.kind == "image" and self.mean is None:
@@ -276,7 +277,8 @@ def _write_cache(pool: Pool, root: Path) -> None:
     mine = root / f".{pool.name}.{os.getpid()}.npz"
     try:
         x: dict[str, Any] = {"tokens" if pool.kind == "text" else "x": pool.x}
-        np.savez(mine, **x, y=pool.y, is_test=pool.is_test, **pool.extra)
+        x |= {"y": pool.y, "is_test": pool.is_test} | pool.extra
+        np.savez(mine, **x)
         os.replace(mine, root / f"{pool.name}.npz")
     finally:
         mine.unlink(missing_ok=True)

@@ -250,7 +250,7 @@ def shards(
         held = assign(level(np.full(classes, pieces), clients * k, rng), clients, rng)
     else:
         drawn = rng.permutation(np.repeat(np.arange(classes), pieces))[: clients * k]
-        held = label_counts(np.arange(classes), drawn.reshape(clients, k), classes)
+        held = label_counts(np.arange(classes), [*drawn.reshape(clients, k)], classes)
     return divide(deal(members, held * (small // pieces), rng), shares, rng)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def _hugging_face(
 ) -> Callable[[Path], readers.Arrays]:
     def download(root: Path) -> readers.Arrays:
         with checks.extra("datasets", "it"):
-            import datasets
+            import datasets  # pyright: ignore[reportMissingImports]  # tests do not install it
         parts = datasets.load_dataset(repository, cache_dir=str(root / "huggingface"))
         return convert(*((p["label"], p) for p in (parts["train"], parts[test])))
 

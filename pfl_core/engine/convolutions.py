@@ -64,5 +64,5 @@ def unfolded(
     return out if bias is None else out + bias.view(-1, 1, 1)
 
 
-def _pair(v: int | tuple[int, ...]) -> tuple[int, ...]:
+def _pair(v: Any) -> tuple[int, ...]:
     return (v, v) if isinstance(v, int) else tuple(v) * (2 // len(v))

@@ -151,6 +151,7 @@ class Stack:
         # Capture a size that is warm. What cannot be captured runs without graphs from now on.
         if size in self.graphs or self.warm[size] < WARM:
             return
+        assert self.graph is not None  # else nothing is captured
         graph = self.graph()
         try:
             graph.capture(lambda: self._body(size, None))
@@ -221,8 +222,18 @@ class Stack:
         args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
         return over_clients(func_grad(value, has_aux=True), args)
 
-    def _custom_step(self, t, p, anchor, x, y, noise, memory) -> tuple[Params, Params]:
-        stats = {n: p[n] for n in self.stats}
+    def _custom_step(
+        self,
+        t: int | Tensor,
+        p: Params,
+        anchor: Params,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor | None,
+        memory: Params,
+    ) -> tuple[Params, Params]:
+        custom, stats = self.custom, {n: p[n] for n in self.stats}
+        assert custom is not None  # it is asked for before
         p = {n: v for n, v in p.items() if n not in stats}
 
         def step(
@@ -233,7 +244,7 @@ class Stack:
             y: Tensor,
             noise: Tensor | None,
             memory: Params,
-        ):
+        ) -> tuple[Params, Params]:
             live = [stats]
 
             def gradient(q: Params, j: int = 0) -> Params:
@@ -248,7 +259,7 @@ class Stack:
                     live[0] = s
                 return g
 
-            q, kept = self.custom(p, anchor, gradient, Step(t, self.lr, memory))
+            q, kept = custom(p, anchor, gradient, Step(t, self.lr, memory))
             return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
 
         return over_clients(step, (p, stats, anchor, x, y, noise, memory))

@@ -113,13 +113,15 @@ class Threads:
         return {}
 
     def _one_custom(self, job: Job, i: int) -> Params:
-        p = {n: channels_last(v[i]) if n in job.names else v[i] for n, v in job.start.items()}
+        p = {n: v[i] for n, v in job.start.items()}
+        p |= {n: channels_last(p[n]) for n in job.names}
         anchor = {n: v[i] for n, v in job.anchor.items()}
         stats = {}
         if job.training:
             stats = {n: p.pop(n).clone() for n in self.method.task.buffers if n in p}
         memory: Params = {}
-        before = dict(p)
+        before, custom = dict(p), job.step
+        assert custom is not None  # it is asked for before
         for t, batches in enumerate(self._batches(job, i)):
 
             def gradient(p: Params, j: int = 0, batches: list[Batch] = batches) -> Params:
@@ -135,14 +137,17 @@ class Threads:
                 return dict(zip(leaves, grads, strict=True))
 
             with torch.no_grad():
-                p, memory = job.step(p, anchor, gradient, Step(t, job.lr, memory))
-        return {n: v for n, v in p.items() if v is not before.get(n)} | stats
+                p, memory = custom(p, anchor, gradient, Step(t, job.lr, memory))
+        changed = {n: v for n, v in p.items() if n in job.names or v is not before.get(n)}
+        return changed | stats
 
 
 def channels_last(v: Tensor) -> Tensor:
-    """A copy of images or kernels (4 dimensions) in channels-last order; other tensors as they are.
+    """A copy, of images and kernels (4 dimensions) in channels-last order.
 
     Convolutions on a CPU are a fifth to a third faster in this order (measured).
     """
     # With one channel, `contiguous` would keep strides that convolutions take for the other order.
-    return torch.empty_like(v, memory_format=torch.channels_last).copy_(v) if v.dim() == 4 else v
+    if v.dim() != 4:
+        return v.clone()
+    return torch.empty_like(v, memory_format=torch.channels_last).copy_(v)

@@ -336,7 +336,8 @@ class Experiment:
     def from_plain(cls, plain: dict[str, Any]) -> Experiment:
         """The Experiment whose `plain()` this is."""
         source = plain.get("init_from")
-        return cls(**plain | {"init_from": source and cls.from_plain(source)})
+        fields: dict[str, Any] = plain | {"init_from": source and cls.from_plain(source)}
+        return cls(**fields)
 
     @property
     def id(self) -> str:

@@ -134,7 +134,7 @@ def _spread(counts: np.ndarray, distance: np.ndarray) -> pd.DataFrame:
     return found.set_axis(["least", "average", "most"], axis=1)
 
 
-def _sparse_ticks(clients: int) -> dict[str, int]:
+def _sparse_ticks(clients: int) -> dict[str, Any]:
     """Options of a heat map of clients by which about ten of them are numbered on each axis."""
     return dict.fromkeys(("xticklabels", "yticklabels"), max(1, clients // 10))
 
@@ -426,8 +426,7 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
     row = choices.offer("row", lines, next(iter(preferred), None), words=lines.get)
     frame = frame[frame.row == row]
     seed = choices.offer("seed", sorted(frame.seed.unique().tolist()))
-    rounds: Sequence[int] = ()
-    values = {}
+    rounds, values = np.empty(0, dtype=int), {}
     if found := frame.run[frame.seed == seed].unique().tolist():
         rounds, values = probes.read(committed.arrays_of(found[0]), probe)
     if probe == "weights":
@@ -528,7 +527,7 @@ def collaboration(
     ValueError
         If there is no such run or layer, or the run did not record weights.
     """
-    if row is None:
+    if row is None or source is None or column is None:
         return _missing("collaboration weights", "./run_all.sh --paper fedaghn pfedla")
     name, group, by, rounds, at, weights = _recorded("weights", source, column, row, seed, round)
     if layer not in ("all", *weights):
@@ -581,7 +580,7 @@ def embedding(
     ValueError
         If there is no such run, or it did not record embeddings.
     """
-    if row is None:
+    if row is None or source is None or column is None:
         return _missing("embeddings of clients", "./run_all.sh --paper pfedhn")
     name, group, by, rounds, at, values = _recorded("embeddings", source, column, row, seed, round)
     vectors = values["v"]  # (E, K, d)

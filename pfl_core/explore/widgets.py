@@ -64,7 +64,8 @@ _drawing = threading.RLock()
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Draw figures in `STYLE`, one thread at a time: matplotlib's settings are the process's."""
-    with _drawing, matplotlib.rc_context(STYLE):
+    style: dict[Any, Any] = {**STYLE}
+    with _drawing, matplotlib.rc_context(style):
         yield
 
 
@@ -189,7 +190,8 @@ class Panel:
         if name not in self.controls:
             self.controls[name] = _widget(name, choice)
             self.controls[name].observe(lambda change: self.chosen(name, change.new), "value")
-        widget, options = self.controls[name], _options(choice)
+        widget: Any = self.controls[name]
+        options = _options(choice)
         if widget.options != options:
             widget.options = options
             if choice.kind == "several":

@@ -53,7 +53,7 @@ class Step(NamedTuple):
     """Where local training is, for a method with an update rule of its own (`ctx.train(step=)`)."""
 
     t: int  # local step, from 0
-    lr: float  # or {name: rate}, as it was given to `ctx.train`
+    lr: Any  # a number, or {name: rate}, as it was given to `ctx.train`
     memory: Params  # what the step returned beside the parameters at t - 1; {} at t = 0
 
 

@@ -21,10 +21,12 @@ Differs from the authors' code
 
 from typing import Any
 
-from pfl_core.methods.base import Method
+from torch import Tensor
+
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
-from pfl_core.stacked import clone, expand, prefixed, select, unprefixed
+from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed
 
 
 class Ditto(Method):
@@ -41,7 +43,7 @@ class Ditto(Method):
         None, above=0, doc="rate of v_k; None: the experiment's lr, as in all codes"
     )
 
-    def check(self):
+    def check(self) -> None:
         rate = self.task.config.lr if self.personal_lr is None else self.personal_lr
         if self.lam * rate >= 2:
             raise ValueError(
@@ -49,27 +51,27 @@ class Ditto(Method):
                 "diverges)"
             )
 
-    def init(self):
+    def init(self) -> State:
         state = super().init()
         state.clients |= prefixed("v.", clone(self.task.start()))
         return state
 
-    def begin(self, state, sel, sent=None):
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = super().begin(state, sel, sent)
         if self.task.config.buffers == "reset":  # v's statistics too
             p |= prefixed("v.", expand(select(self.task.initial, self.task.buffers), len(sel)))
         return p
 
-    def personal_loss(self, p, anchor, batch):
+    def personal_loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         """Of ONE client: the loss of v_k (p) with its pull to w (anchor)."""
         return self.loss(p, anchor, batch) + self.lam * half_square(p, anchor, self.task.parameters)
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         w, v = select(start, self.task.names), unprefixed("v.", start)
         how: dict[str, Any] = dict(epochs=self.personal_epochs, lr=self.personal_lr)
         received = select(w, self.task.parameters)
         v = ctx.train(self.personal_loss, v, anchor=received, **how)
         return ctx.train(self.loss, w) | prefixed("v.", v)
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return unprefixed("v.", p)

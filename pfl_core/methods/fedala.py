@@ -25,11 +25,14 @@ Differs from the authors' code
    at participation 1.
 """
 
-import torch
+from typing import Any
 
-from pfl_core.methods.base import Method
+import torch
+from torch import Tensor
+
+from pfl_core.methods.base import Batch, Context, Method, State, Step
 from pfl_core.methods.fields import number
-from pfl_core.stacked import clone, prefixed, select
+from pfl_core.stacked import Params, clone, prefixed, select
 
 
 class FedALA(Method):
@@ -53,7 +56,7 @@ class FedALA(Method):
         """Names of the adaptive tensors."""
         return [n for n in self.task.parameters if n in self.task.head]
 
-    def init(self):
+    def init(self) -> State:
         state, t = super().init(), self.task
         head = clone(select(t.drawn(), self.top))
         ones = {n: torch.ones_like(v) for n, v in head.items()}
@@ -61,26 +64,26 @@ class FedALA(Method):
         state.clients["started"] = torch.zeros(t.K, dtype=torch.bool, device=t.device)
         return state
 
-    def blend(self, weights, anchor):
+    def blend(self, weights: Params, anchor: Params) -> Params:
         """The head Thetahat {name: (*shape)}, also stacked.
 
         `weights` has W ("ala."), `anchor` has Theta ("own.") and w (plain).
         """
         return {n: torch.lerp(anchor[f"own.{n}"], anchor[n], weights[f"ala.{n}"]) for n in self.top}
 
-    def scored(self, p, anchor, batch):
+    def scored(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         """Of ONE client: the loss; the gradient of the entry `score`, of value 0, is it again."""
         value = self.loss(p, anchor, batch)
         return value + p["score"] * value.detach()
 
-    def learn(self, p, anchor, grad, at):
+    def learn(self, p: Params, anchor: Params, grad: Any, at: Step) -> tuple[Params, Params]:
         """One step of ONE client on W; `score` records the loss."""
         g = grad(p)
         slope = {n: g[n] * (anchor[n] - anchor[f"own.{n}"]) for n in self.top}
         weights = {f"ala.{n}": (p[f"ala.{n}"] - self.eta * v).clamp(0, 1) for n, v in slope.items()}
         return p | weights | self.blend(weights, anchor) | {"score": g["score"]}, {}
 
-    def adapt(self, ctx, start):
+    def adapt(self, ctx: Context, start: Params) -> Params:
         """`start` {name: (S, *shape)} with the blended head and the weights learned for it."""
         p, losses = start | self.blend(start, start), []
         differs = torch.zeros_like(start["started"])
@@ -96,22 +99,23 @@ class FedALA(Method):
             learning = learning & first & ~self.settled(losses)
         return p | {"started": start["started"] | differs}
 
-    def epoch(self, ctx, p, start):
+    def epoch(self, ctx: Context, p: Params, start: Params) -> Params:
         """p after an epoch on W, with each client's last loss as its `score` (S,)."""
         score = torch.zeros(len(ctx.sel), dtype=self.task.dtype, device=self.task.device)
-        how = dict(only=[*self.top, "score"], epochs=1, fraction=self.share, stream="ala")
-        return ctx.train(self.scored, p | {"score": score}, anchor=start, step=self.learn, **how)
+        how: dict[str, Any] = dict(only=[*self.top, "score"], epochs=1, fraction=self.share)
+        how |= dict(step=self.learn, stream="ala")
+        return ctx.train(self.scored, p | {"score": score}, anchor=start, **how)
 
-    def settled(self, losses):
+    def settled(self, losses: list[Tensor]) -> Tensor:
         """Whose start phase is over, (S,) bool, by the losses (S,) of its epochs."""
         done = torch.full_like(losses[0], len(losses) >= self.max_epochs, dtype=torch.bool)
         if len(losses) > self.window:
             done |= torch.stack(losses[-self.window :]).std(0, correction=0) < self.threshold
         return done
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         end = ctx.train(self.loss, self.adapt(ctx, start))
         return end | prefixed("own.", select(end, self.top))
 
-    def personal(self, state, ctx):
+    def personal(self, state: State, ctx: Context) -> Params:
         return self.serve(self.adapt(ctx, self.begin(state, ctx.sel)))

@@ -28,5 +28,5 @@ class Local(Method):
 
     name = "local"
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return False

@@ -19,7 +19,7 @@ Differs from the authors' code
    type of the module.
 """
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Method, State
 from pfl_core.stacked import clone, select
 
 
@@ -28,10 +28,10 @@ class FedBN(Method):
 
     name = "fedbn"
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.bn
 
-    def init(self):
+    def init(self) -> State:
         state = super().init()
         # Also where the experiment resets statistics.
         state.clients |= clone(select(self.task.start(), self.task.bn))

@@ -28,12 +28,12 @@ Differs from the authors' code
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import number
 from pfl_core.methods.terms import mmd
-from pfl_core.stacked import clone, expand, prefixed, select, unprefixed, weighted_mean
+from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed, weighted_mean
 
 
 class FedCP(Method):
@@ -48,16 +48,16 @@ class FedCP(Method):
     )
 
     @property
-    def noise(self):
+    def noise(self) -> tuple[int, ...]:
         return (self.task.initial[self.task.last_linear[0]].shape[1],)
 
-    def check(self):
+    def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.last_linear
 
-    def init(self):
+    def init(self) -> State:
         state, t, (size,) = super().init(), self.task, self.noise
         with t.seeded("fedcp"):
             cpn = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size))
@@ -68,11 +68,11 @@ class FedCP(Method):
         state.clients |= clone(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
         return state
 
-    def begin(self, state, sel, sent=None):
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = super().begin(state, sel, sent)
         return p | ({"context": p[self.task.last_linear[0]].sum(1)} if state.round else {})
 
-    def gate(self, p, z, noise=None):
+    def gate(self, p: Params, z: Tensor, noise: Tensor | None = None) -> Tensor:
         """r (B, F) in (0, 1) of ONE client: the part of features z (B, F) for its personal head.
 
         `noise` is uniform, (B, F).
@@ -83,15 +83,15 @@ class FedCP(Method):
         drawn = 0 if noise is None else torch.logit(noise, eps=1e-7)
         return torch.sigmoid(personal - common + drawn)
 
-    def heads(self, p, z, noise=None):
+    def heads(self, p: Params, z: Tensor, noise: Tensor | None = None) -> Tensor:
         """Class scores (B, C) of ONE client on features z (B, F)."""
         r, common = self.gate(p, z, noise), unprefixed("global.", p)
         return self.task.classify(p, r * z) + self.task.classify(common, (1 - r) * z)
 
-    def logits(self, p, x):
+    def logits(self, p: Params, x: Tensor) -> Tensor:
         return self.heads(p, self.task.features(p, x))
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         z = self.task.features(p, batch.x)
         fit = F.cross_entropy(self.heads(p, z, batch.noise), batch.y)
         if not self.lam:
@@ -100,12 +100,14 @@ class FedCP(Method):
         frozen = anchor | {n: p[n].clone() for n in self.task.buffers}
         return fit + self.lam * mmd(z, self.task.features(frozen, batch.x))
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]
         end = ctx.train(self.loss, start, only=trained)
         return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in self.task.last_linear}
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         heads = prefixed("global.", unprefixed("sent.", end))
         state.server |= weighted_mean(select(end, state.server) | heads, weight)
         return state

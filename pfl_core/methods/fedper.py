@@ -18,8 +18,9 @@ Differs from the paper
 
 from typing import Any
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Context, Method
 from pfl_core.methods.fields import number
+from pfl_core.stacked import Params
 
 
 class FedPer(Method):
@@ -30,10 +31,10 @@ class FedPer(Method):
         0, low=0, doc="head-only epochs before the joint ones (App. A.3: 1); 0 is FedPer"
     )
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.head
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         if self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
             how: dict[str, Any] = dict(epochs=self.finetune_epochs, stream="finetune")

@@ -19,9 +19,12 @@ FedProx-FT is no method of its own: it is FedProx read at when="after"; the term
 training.
 """
 
-from pfl_core.methods.base import Method
+from torch import Tensor
+
+from pfl_core.methods.base import Batch, Method
 from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
+from pfl_core.stacked import Params
 
 
 class FedProx(Method):
@@ -32,13 +35,13 @@ class FedProx(Method):
         0.01, low=0, doc="weight of the proximal term (pFedGraph, FL-bench); 0 is FedAvg"
     )
 
-    def check(self):
+    def check(self) -> None:
         if self.mu * self.task.config.lr >= 2:
             raise ValueError(
                 f"mu = {self.mu} at lr = {self.task.config.lr}; allowed: mu * lr < 2 (beyond, the "
                 "proximal term alone diverges); lower one of them"
             )
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         pull = half_square(p, anchor, self.task.parameters)
         return super().loss(p, anchor, batch) + self.mu * pull

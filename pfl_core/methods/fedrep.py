@@ -23,8 +23,9 @@ Differs from the authors' code
    under them.
 """
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Context, Method
 from pfl_core.methods.fields import number
+from pfl_core.stacked import Params
 
 
 class FedRep(Method):
@@ -40,14 +41,14 @@ class FedRep(Method):
         doc="tau_b (authors: 1 or 5); None: the experiment's epochs or steps; 0 keeps phi as drawn",
     )
 
-    def check(self):
+    def check(self) -> None:
         if self.head_epochs == self.body_epochs == 0:
             raise ValueError("head_epochs = body_epochs = 0; allowed: one of them > 0")
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.head
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         head = [n for n in self.task.parameters if n in self.task.head]
         body = [n for n in self.task.parameters if n not in self.task.head]
         start = ctx.train(self.loss, start, only=head, epochs=self.head_epochs, stream="head")

@@ -53,7 +53,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_core.methods.base import METHODS, Batch, Context, Method, Step, make_method
+from pfl_core.methods.base import METHODS, Batch, Context, Method, State, Step, make_method
 from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, flat, prefixed, select, take, unflat, unprefixed
@@ -212,7 +212,7 @@ class Flayer(Method):
     inner: str = choice(*INNER, doc="the method inside (Tab. 5c)")
     inner_args: dict[str, Any] = value({}, doc="its hyper-parameters")
 
-    def check(self):
+    def check(self) -> None:
         if self.mode == "official" and self.inner != "fedavg":
             raise ValueError(
                 f"mode = 'official' has inner = 'fedavg', got {self.inner!r}; use mode = 'paper'"
@@ -244,22 +244,22 @@ class Flayer(Method):
 
     # -- what is inner's alone ---------------------------------------------------------------------
     @property
-    def noise(self):
+    def noise(self) -> tuple[int, ...] | None:
         return self.inner_method.noise
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return self.inner_method.is_shared(name)
 
-    def download(self, state, sel):
+    def download(self, state: State, sel: Tensor) -> Params:
         return self.inner_method.download(state, sel)
 
-    def logits(self, p, x):
+    def logits(self, p: Params, x: Tensor) -> Tensor:
         return self.inner_method.logits(p, x)
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         return self.inner_method.loss(p, anchor, batch)
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         return self.inner_method.serve(p)
 
     # -- (2): where clients begin ------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Flayer(Method):
         plain = name if name in self.task.parameters else name.partition(".")[2]
         return plain if plain in self.task.parameters else ""
 
-    def init(self):
+    def init(self) -> State:
         state, t = self.inner_method.init(), self.task
         if not self.mixing or self.inner == "fedala":
             return state
@@ -281,7 +281,7 @@ class Flayer(Method):
             state.clients |= prefixed("flayer.", clone(select(t.start(), heads)) | {"acc": zero})
         return state
 
-    def begin(self, state, sel, sent=None):
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         sent = self.download(state, sel) if sent is None else sent
         mine, mixed = unprefixed("flayer.", take(state.clients, sel)), {}
         for n, v in sent.items():
@@ -297,7 +297,7 @@ class Flayer(Method):
         step = self.step if self.rates else None
         return ctx.train(self.loss, start, only=only, epochs=1, stream="flayer", step=step)
 
-    def personal(self, state, ctx):
+    def personal(self, state: State, ctx: Context) -> Params:
         start = self.begin(state, ctx.sel)
         if self.mode == "official" or "flayer.acc" in start:
             return self.serve(self.tune_head(ctx, start))
@@ -309,11 +309,11 @@ class Flayer(Method):
         g = grad(p)
         f: Params = at.memory or FORMS[self.mode][0](g, self.task, self.middle)
         eta: dict[str, float] = at.lr if isinstance(at.lr, dict) else dict.fromkeys(g, at.lr)
-        rate = {n: eta[n] * f.get(n, v.new_ones(())) for n, v in g.items()}
+        rate = {n: eta[n] * (f[n] if n in f else v.new_ones(())) for n, v in g.items()}
         # addcmul: one pass over the model, where p - rate * v takes two.
-        return p | {n: p[n].addcmul(v, rate[n], value=-1) for n, v in g.items()}, f
+        return p | {n: p[n].addcmul_(v, rate[n], value=-1) for n, v in g.items()}, f
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         start = self.tune_head(ctx, start)
         # The round as inner sees it: plain SGD is our step, a step of inner's own stays.
         train = partial(ctx.train, step=self.step) if self.rates else ctx.train
@@ -338,14 +338,16 @@ class Flayer(Method):
         return {f"mask.{n}": torch.cat([m[plain] for m in masks]) for n, plain in sent.items()}
 
     # -- (9): the server ---------------------------------------------------------------------------
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         masks, full = parted(end)
         for n, m in masks.items():
             old = state.server.get(n, start[self.carried(n)])
             full[n] = filled(full[n], m, weight, old if self.agg == "contributors" else None)
         return self.inner_method.upload(state, sel, start, full, weight)
 
-    def traffic(self, state, sel, down, up):
+    def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         masks, full = parted(up)
         down_n, up_n = self.inner_method.traffic(state, sel, down, full)
         return down_n, up_n - int(sum((~m).sum() for m in masks.values()))

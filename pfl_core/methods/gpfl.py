@@ -27,14 +27,14 @@ Differs from the authors' code
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import prefixed, unprefixed
+from pfl_core.stacked import Params, prefixed, unprefixed
 
 
-def branch(size):
+def branch(size: int) -> nn.Sequential:
     """gamma or beta: (..., size) -> (..., size)."""
     return nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))
 
@@ -58,13 +58,13 @@ class GPFL(Method):
         "own", "global", doc="g, p_i from the own embeddings trained last, or from those received"
     )
 
-    def check(self):
+    def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name not in self.task.last_linear
 
-    def init(self):
+    def init(self) -> State:
         state, t = super().init(), self.task
         classes, size = t.initial[t.last_linear[0]].shape
         with t.seeded("gpfl"):
@@ -76,31 +76,31 @@ class GPFL(Method):
         state.clients |= {n: torch.zeros(t.K, size, dtype=t.dtype, device=t.device) for n in names}
         return state
 
-    def conditions(self, gce, sel):
+    def conditions(self, gce: Tensor, sel: Tensor) -> dict[str, Tensor]:
         """g and p_i (S, F) of clients sel from embeddings (S, C, F)."""
         share = (self.task.label_counts[sel] / self.task.n[sel][:, None]).to(gce.dtype)
         return {"generic": gce.mean(1), "personal": torch.einsum("sc,scf->sf", share, gce)}
 
-    def begin(self, state, sel, sent=None):
+    def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = super().begin(state, sel, sent)
         if self.condition == "own" or not state.round:
             return p | unprefixed("next.", p)
         return p | self.conditions(p["gce"], sel)
 
-    def valve(self, p, z, condition):
+    def valve(self, p: Params, z: Tensor, condition: Tensor) -> Tensor:
         """CoV(z, u) of ONE client: features z (B, F), condition u (F,) -> (B, F)."""
 
-        def applied(name):
+        def applied(name: str) -> Tensor:
             q = unprefixed(f"cov.{name}.", p)
             h = F.relu(F.linear(condition, q["0.weight"], q["0.bias"]))
             return F.layer_norm(h, h.shape, q["2.weight"], q["2.bias"])
 
         return F.relu(z * (applied("gamma") + 1) + applied("beta"))
 
-    def logits(self, p, x):
+    def logits(self, p: Params, x: Tensor) -> Tensor:
         return self.task.classify(p, self.valve(p, self.task.features(p, x), p["personal"]))
 
-    def loss(self, p, anchor, batch):
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         z = self.task.features(p, batch.x)
         scores = self.task.classify(p, self.valve(p, z, p["personal"]))
         generic = self.valve(p, z, p["generic"])
@@ -110,7 +110,7 @@ class GPFL(Method):
         fit = F.cross_entropy(scores, batch.y) + F.cross_entropy(cosines, batch.y)
         return fit + self.lam * apart + self.mu / 2 * decay
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         extra = [n for n in start if n == "gce" or n.startswith("cov.")]
         end = ctx.train(self.loss, start, only=[*self.task.parameters, *extra])
         return end | prefixed("next.", self.conditions(end["gce"], ctx.sel))

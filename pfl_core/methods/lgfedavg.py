@@ -29,5 +29,5 @@ class LGFedAvg(Method):
 
     name = "lgfedavg"
 
-    def is_shared(self, name):
+    def is_shared(self, name: str) -> bool:
         return name in self.task.head

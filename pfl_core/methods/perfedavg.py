@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Context, Method, State, Step
 from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, axpy, select
 
@@ -79,11 +79,11 @@ class PerFedAvg(Method):
     def _alpha(self) -> float:
         return self.task.config.lr if self.alpha is None else self.alpha
 
-    def check(self):
+    def check(self) -> None:
         if not (self.adapt_epochs or self.adapt_steps):
             raise ValueError("adapt_epochs = adapt_steps = 0; allowed: one of them >= 1")
 
-    def step(self, p, anchor, grad, at):
+    def step(self, p: Params, anchor: Params, grad: Any, at: Step) -> tuple[Params, Params]:
         """One meta-step of ONE client; `at.lr` is beta."""
         v = d = grad(p | axpy(-self._alpha, grad(p), p), 1)
         if self.version == "hf":
@@ -92,7 +92,7 @@ class PerFedAvg(Method):
             d = {n: v[n] - self._alpha * (ahead[n] - behind[n]) / (2 * h) for n in v}
         return p | {n: torch.add(p[n], d[n], alpha=-at.lr) for n in d}, {}
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         how: dict[str, Any] = dict(
             lr=self.beta, step=self.step, batches=2 if self.version == "fo" else 3
         )
@@ -100,7 +100,7 @@ class PerFedAvg(Method):
             start = ctx.train(self.loss, start, stream=f"local/{i}" if i else "local", **how)
         return start
 
-    def personal(self, state, ctx):
+    def personal(self, state: State, ctx: Context) -> Params:
         epochs, steps = self.adapt_epochs, self.adapt_steps
         how: dict[str, Any] = dict(lr=self._alpha, epochs=epochs, steps=steps, stream="adapt")
         return ctx.train(self.loss, self.begin(state, ctx.sel), **how)

@@ -324,7 +324,8 @@ class PFedHN(Method):
         shapes = (self.hn.full, *self.hn.sizes)
         full, *sizes = (sum(map(prod, s.values())) for s in shapes)
         padding = sum(full - sizes[g] for g in state.extra["size"][sel].tolist())
-        return tuple(moved - padding for moved in super().traffic(state, sel, down, up))
+        sent, returned = super().traffic(state, sel, down, up)
+        return sent - padding, returned - padding
 
 
 class PFedHNPC(PFedHN):

@@ -28,11 +28,14 @@ Differs from the authors' code
    published code scores w_i or w. score="local" does so: w before local training, w_i after.
 """
 
-import torch
+from typing import Any
 
-from pfl_core.methods.base import Method
+import torch
+from torch import Tensor
+
+from pfl_core.methods.base import Context, Method, State, Step
 from pfl_core.methods.fields import choice, number
-from pfl_core.stacked import clone, prefixed, select, unprefixed
+from pfl_core.stacked import Params, clone, prefixed, select, unprefixed
 
 
 class PFedMe(Method):
@@ -58,7 +61,7 @@ class PFedMe(Method):
         "personal", "local", doc="the served model: theta, or w_i, as published code does"
     )
 
-    def check(self):
+    def check(self) -> None:
         lr, pull = self.task.config.lr, self.lam + self.decay
         if not 0 < self.lam * lr < 2:
             raise ValueError(
@@ -70,13 +73,13 @@ class PFedMe(Method):
                 f"sum: {pull})"
             )
 
-    def init(self):
+    def init(self) -> State:
         state = super().init()
         theta = clone(select(self.task.start(), self.task.parameters))
         state.clients |= prefixed("theta.", theta)
         return state
 
-    def step(self, p, anchor, grad, at):
+    def step(self, p: Params, anchor: Params, grad: Any, at: Step) -> tuple[Params, Params]:
         """K steps of ONE client's theta (plain names) on one batch, then the step of its w_i.
 
         w_i is in p, too ("w."); `at.lr` is eta.
@@ -88,19 +91,21 @@ class PFedMe(Method):
             p = p | {n: p[n] - self.personal_lr * pull[n] for n in w}
         return p | {f"w.{n}": w[n] - at.lr * self.lam * (w[n] - p[n]) for n in w}, {}
 
-    def local(self, ctx, start):
+    def local(self, ctx: Context, start: Params) -> Params:
         names = self.task.parameters
         both = select(start, self.task.names) | prefixed("w.", select(start, names))
         end = ctx.train(self.loss, both, step=self.step)
         theta, buffers = prefixed("theta.", select(end, names)), select(end, self.task.buffers)
         return theta | unprefixed("w.", end) | buffers
 
-    def upload(self, state, sel, start, end, weight):
+    def upload(
+        self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
+    ) -> State:
         old = select(state.server, self.task.parameters)
         state = super().upload(state, sel, start, end, weight)
         state.server |= {n: torch.lerp(v, state.server[n], self.beta) for n, v in old.items()}
         return state
 
-    def serve(self, p):
+    def serve(self, p: Params) -> Params:
         theta = unprefixed("theta.", p) if self.score == "personal" else {}
         return select(p, self.task.names) | theta

@@ -51,7 +51,7 @@ class Probed(NamedTuple):
     rounds: np.ndarray
     values: dict[str, np.ndarray]
 
-    def at(self, round: int | None = None) -> dict[str, np.ndarray]:
+    def at(self, round: float | None = None) -> dict[str, np.ndarray]:
         """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
         i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
         return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}

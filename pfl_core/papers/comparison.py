@@ -52,7 +52,8 @@ def common(dataset: str, profile: str = "medium", **changes: Any) -> Experiment:
     ValueError for an unknown profile.
     """
     checks.known("profile of the comparison", profile, presets.SCALES)
-    usual = Experiment(**presets.COMPARISON | {"dataset": dataset})
+    fields: dict[str, Any] = presets.COMPARISON | {"dataset": dataset}
+    usual = Experiment(**fields)
     return usual.but(**presets.SCALES[profile]).but(**changes)
 
 
@@ -355,7 +356,7 @@ def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
 
 
 def _cell(picked: pd.DataFrame) -> str:
-    return report.summary(picked.assign(row="", column="")).iloc[0, 0]
+    return str(report.summary(picked.assign(row="", column="")).iloc[0, 0])
 
 
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -393,7 +394,7 @@ def _values(name: str, values: Iterable[float]) -> str:
 
 
 def _said(row: str, tried: pd.DataFrame) -> str:
-    g, got = grid_of(row), choices_table(tried).loc[row]
+    g, got = grid_of(row), choices_table(tried).T.to_dict()[row]
     edge = f", {got['at the edge']} at the edge" if got["at the edge"] else ""
     grid = f"{_values(g.rate, g.rates)} x {_values(g.own, g.values)}"
     found = f"validation {got.validation} %, worst {got['worst of nine']}{edge}"

@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
+from pfl_core.analysis.select import tuples
 from pfl_core.papers import report
 from pfl_core.papers.base import Paper
 from pfl_core.papers.evidence import majority
@@ -23,16 +24,17 @@ def with_published(rows: pd.DataFrame, paper: Paper, artefact: str) -> pd.DataFr
     It is taken from the artefact itself or from a table with the same row and column, and only for
     runs that are like the paper's there (`report.unlike`).
     """
-    printed = {}
+    printed: dict[tuple[str, str], float] = {}
     if paper.tables:
         said = report.reported(paper)
         said = said[said.metric == "acc_pct"]
         said = pd.concat([said[said.table == artefact], said])  # the artefact's own come first
-        said = said.drop_duplicates(["row", "column"]).set_index(["row", "column"]).value
-        for v in rows.drop_duplicates(["row", "column"]).itertuples():
-            named = (v.row, v.column) in said.index
+        said = said.drop_duplicates(["row", "column"])
+        known = dict(zip(zip(said.row, said.column, strict=True), said.value, strict=True))
+        for v in tuples(rows.drop_duplicates(["row", "column"])):
+            named = (v.row, v.column) in known
             if named and not report.unlike(paper, artefact, v.row, v.column, v.run):
-                printed[v.row, v.column] = said[v.row, v.column]
+                printed[v.row, v.column] = known[v.row, v.column]
     cells = zip(rows.row, rows.column, strict=True)
     return rows.assign(published=[printed.get(cell, float("nan")) for cell in cells])
 

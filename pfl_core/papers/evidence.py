@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,15 @@ LEARNED = 1.0  # points above its clients' majority label, or above round 0, at 
 class Rules(Protocol):
     """Which number of a run is reported, as a `Paper` says it: keywords of `select.pick`."""
 
-    report: dict[str, str]
-    when: dict[str, str]  # of rows that are read at another time
+    @property
+    def report(self) -> dict[str, str]:
+        """Keywords for all rows."""
+        ...
+
+    @property
+    def when(self) -> dict[str, str]:
+        """The time at which rows are read that are read at another one."""
+        ...
 
 
 def reproduced(
@@ -173,7 +180,7 @@ class Evidence:
         for (row, column), weight in weights.items():
             past = self._table("earlier", metric, column)
             known = row in past.index and set(seeds) <= set(past)
-            earlier += weight * float(past.loc[row, seeds].mean()) if known else np.nan
+            earlier += weight * cast(pd.Series, past.loc[row, seeds]).mean() if known else np.nan
         moved = found.estimate - earlier
         return Contrast(
             says,
@@ -227,7 +234,7 @@ class Evidence:
         """A row's accuracies, a seed each, and the level of its clients' most common labels."""
         picked = self._all("now", "acc_pct")
         cells = picked[(picked.row == row) & (picked.column == column)]
-        levels = [majority(v.run, self.paper.report["average"]) for v in cells.itertuples()]
+        levels = [majority(run, self.paper.report["average"]) for run in cells.run]
         return cells.value.to_numpy(dtype=float), np.array(levels)
 
     def _at_majority(self, row: str, column: str) -> str:
@@ -247,7 +254,7 @@ class Evidence:
             return ""
         own, levels = self._lead(row, column)
         began_trained = (own - levels > LEARNED).all()  # such as LG-FedAvg, from FedAvg's end
-        stayed = ((now.loc[row] - start.loc[row]).abs() <= LEARNED).all()
+        stayed = bool(((now.loc[row] - start.loc[row]).abs() <= LEARNED).to_numpy().all())
         return f"{label(row)} has not left round 0" if stayed and not began_trained else ""
 
     # -- derived numbers ---------------------------------------------------------------------------
@@ -281,5 +288,6 @@ class Evidence:
         if not len(values):
             raise LookupError(says)
         found = verdicts.interval([values[None]], [np.ones(1)])
-        how = dict(unit=unit, small=small, digits=digits, censored=censored, group=group)
+        how: dict[str, Any] = dict(unit=unit, small=small, digits=digits)
+        how |= dict(censored=censored, group=group)
         return Contrast(says, found, threshold, **how)

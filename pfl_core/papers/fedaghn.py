@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.plots import label
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import pick, tuples
 from pfl_core.analysis.stats import shares, stages
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment
@@ -386,7 +386,7 @@ def stage_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     Those of the whole model under the other sign, which is our row, stand beside them.
     """
     numbers = []
-    for line in staged(rows, recorded("weights")).itertuples():
+    for line in tuples(staged(rows, recorded("weights"))):
         if line.row == OWN or line.part == "whole":
             sign = " (descent)" if line.row == DESCENT else ""
             numbers.append(_weight_number(line, f"{line.part}, {line.kind}{sign}", line.stage))
@@ -397,14 +397,14 @@ def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     """Appendix Table 2's weights at the reported round, by method and kind of client."""
     every = staged(rows, recorded("weights"))
     final = every[(every.stage == "Final") & (every.part == "whole")]
-    return [_weight_number(line, line.row, line.kind.capitalize()) for line in final.itertuples()]
+    return [_weight_number(line, line.row, line.kind.capitalize()) for line in tuples(final)]
 
 
 def course_of_methods(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     """Appendix Figure 2 in numbers: weights in the whole model, rows "method, kind", by stage."""
     every = staged(rows, recorded("weights"))
     whole = every[every.part == "whole"]
-    return [_weight_number(v, f"{v.row}, {v.kind}", v.stage) for v in whole.itertuples()]
+    return [_weight_number(v, f"{v.row}, {v.kind}", v.stage) for v in tuples(whole)]
 
 
 def layer_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
@@ -511,7 +511,7 @@ def _outer_layers(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 AHEAD = {("fedpac", "Pathological, CIFAR-10")}
 COMPETITIVE = 2.0  # points
 EQUAL = 0.001  # weights that differ by less are equal
-WEIGHTS = dict(small=EQUAL, digits=4)
+WEIGHTS: dict[str, Any] = dict(small=EQUAL, digits=4)
 
 
 def _columns(evidence: Evidence, *needed: str) -> list[str]:

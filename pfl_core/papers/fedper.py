@@ -46,9 +46,10 @@ def nets(profile: str) -> dict[str, dict[str, Any]]:
 
     The label says where a network is narrower than the paper's.
     """
-    args = _NETS[profile]
+    args: dict[str, Any] = _NETS[profile]
     width = args["width"]
-    narrow = {1.0: "", 0.5: " of half width"}.get(width, f" of width 1/{1 / width:.0f}")
+    narrower = {1.0: "", 0.5: " of half width"}
+    narrow = narrower.get(width, f" of width 1/{1 / width:.0f}")
     both = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
     return {name + narrow: {"model": net, "model_args": args} for name, net in both.items()}
 

@@ -6,6 +6,7 @@ from; see `papers.base`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.plots import label
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import grouped, pick, records, tuples
 from pfl_core.analysis.stats import spent
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.papers.base import Artefact, Claim, Number, Paper, Probed, Recorded, Scope, Sweep, use
@@ -126,7 +127,8 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     The network is that of the artefact's first column.
     """
     model = _first_model(artefact, profile, dataset)
-    fields = _COMMON | {"dataset": dataset} | _PROFILES[profile] | network(model, profile)
+    fields: dict[str, Any] = _COMMON | {"dataset": dataset} | _PROFILES[profile]
+    fields |= network(model, profile)
     if model == "fasttext":
         fields |= _TEXT[profile]
     elif profile == "quick" and not dataset.startswith("digits"):
@@ -292,7 +294,8 @@ def columns(scope: Scope, artefact: str) -> dict[str, Column]:
             for alpha in (0.1, 0.01 if full else 1)
         }
     if artefact == "table5b":
-        sizes = {clients: {"clients": clients} for clients in ((20, 50, 100) if full else (20, 50))}
+        sizes: dict[int, dict[str, Any]] = {20: {"clients": 20}, 50: {"clients": 50}}
+        sizes |= {100: {"clients": 100}} if full else {}
         if not full and scope.label == "digits":  # too few digits for the usual least number
             sizes[50] |= {"partition_args": {"fallback_least": 4}}
         return {f"N={n}": first._replace(changes=changes) for n, changes in sizes.items()}
@@ -377,7 +380,7 @@ def costs(rows: pd.DataFrame) -> list[Number]:
     """
     best = pick(rows, **PAPER.report).drop_duplicates(KEYS)
     numbers = []
-    for run in best.merge(spent(rows, KEYS), on=[*KEYS, "rounds"]).itertuples():
+    for run in tuples(best.merge(spent(rows, KEYS), on=[*KEYS, "rounds"])):
         taken = dict(
             iterations=run.rounds,
             client_visits=run.client_visits,
@@ -405,7 +408,7 @@ def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[Number]:
     plain = pick(alone, **PAPER.report).drop_duplicates(same)
     both = pick(around, **PAPER.report).merge(plain, on=same, suffixes=("", "_alone"))
     gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
-    return gains[[*KEYS, "metric", "value"]].to_dict("records")
+    return records(gains[[*KEYS, "metric", "value"]])
 
 
 def trained(recorded: Iterable[Probed]) -> list[Number]:
@@ -418,7 +421,7 @@ def trained(recorded: Iterable[Probed]) -> list[Number]:
     for probed in recorded:
         acc = accuracy(probed.values["hits"].sum(1), probed.values["n"].sum(1))
         best = int(acc.argmax())
-        where = dict(run=probed.run, row=probed.row, column=probed.column)
+        where: Number = dict(run=probed.run, row=probed.row, column=probed.column)
         where["rounds"] = int(probed.rounds[best])
         numbers.append(where | dict(metric="train_acc_pct", value=float(acc[best])))
     return numbers
@@ -461,7 +464,8 @@ def layers(rows: pd.DataFrame) -> pd.DataFrame:
 
 # Seconds decide no claim: those of another computer compare with nothing.
 
-ALIKE = dict(small=0.02, digits=3)  # a smaller difference of similarities counts as a tie
+# A smaller difference of similarities counts as a tie.
+ALIKE: dict[str, Any] = dict(small=0.02, digits=3)
 
 
 def _columns(evidence: Evidence, *needed: str) -> list[str]:
@@ -539,7 +543,7 @@ def _sooner(evidence: Evidence, first: str, others: Sequence[str]) -> list[Contr
         for row in others:
             says = f"best round of {label(row)} - {label(first)}, {column}"
             later = evidence.derived("iterations", row, column) - own
-            how = dict(unit="rounds", small=2, digits=1, censored=censored)
+            how: dict[str, Any] = dict(unit="rounds", small=2, digits=1, censored=censored)
             unlearned = evidence.ahead(first, row, column).unlearned
             contrasts.append(replace(evidence.above(says, later, **how), unlearned=unlearned))
     return contrasts
@@ -597,8 +601,8 @@ def _around(evidence: Evidence) -> list[Contrast]:
     for column in evidence.columns:
         for row in _methods(evidence, column):
             gain = evidence.derived("improvement_points", row, column)
-            says, how = f"FLAYER around {label(row)}, {column}", dict(unit="points", small=SMALL)
-            contrasts.append(evidence.above(says, gain, digits=1, **how))
+            says = f"FLAYER around {label(row)}, {column}"
+            contrasts.append(evidence.above(says, gain, unit="points", small=SMALL, digits=1))
     return contrasts
 
 
@@ -620,7 +624,7 @@ class _Similarity(NamedTuple):
         each = [
             self.evidence.derived(f"cka {stage} {layer}", self.row, self.column) for layer in layers
         ]
-        return sum(each) / len(each)
+        return functools.reduce(pd.Series.add, each) / len(each)
 
 
 def _similarities(evidence: Evidence) -> list[_Similarity]:
@@ -628,7 +632,7 @@ def _similarities(evidence: Evidence) -> list[_Similarity]:
     if not len(found):
         raise LookupError("CKA of any row")
     there, out = set(zip(found.row, found.column, strict=True)), []
-    for (column, row), part in found.groupby(["column", "row"], sort=False):
+    for (column, row), part in grouped(found, ["column", "row"]):
         if row == "apple" and (CORES, column) in there:
             continue  # mixtures of the same cores are alike from the first round, by what they are
         out.append(_Similarity(evidence, row, column, list(dict.fromkeys(part.layer))))

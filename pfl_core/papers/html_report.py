@@ -16,6 +16,7 @@ from PIL import Image
 
 from pfl_core.analysis import plots
 from pfl_core.analysis.plots import LABELS, label
+from pfl_core.analysis.select import records
 from pfl_core.experiments import committed
 from pfl_core.experiments.committed import Part
 from pfl_core.papers import comparison as compare
@@ -102,7 +103,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
 
 
 def _claims(part: Part, rows: pd.DataFrame) -> list[dict[str, str]]:
-    judged = report.claims(part.paper, rows).to_dict("records")
+    judged = records(report.claims(part.paper, rows))
     return [c | dict(verdict=readable.worded(c["verdict"], c["reason"])) for c in judged]
 
 
@@ -115,7 +116,7 @@ def _table(cells: pd.DataFrame, digits: int) -> dict[str, Any]:
     # cells: as `report.compare` gives them.
     ran = cells[cells.reproduced.notna()]
     columns = list(dict.fromkeys(ran.column))
-    by = {(c["row"], c["column"]): _cell(c, digits) for c in ran.to_dict("records")}
+    by = {(c["row"], c["column"]): _cell(c, digits) for c in records(ran)}
     none = dict(ours="", reported="", verdict="")
     rows = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
     return dict(columns=columns, rows=rows)

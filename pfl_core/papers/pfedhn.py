@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.plots import intervals, label
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import grouped, pick, tuples
 from pfl_core.analysis.stats import (
     clustering,
     diagonal_rank,
@@ -412,7 +412,7 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     kept = rows[rows.column.str.endswith(ALL) & (rows["average"] == "client")]
     kept = kept[(kept.metric == "acc_pct") & (kept.when == "before")]
     out = []
-    for run, of_run in kept.groupby("run", sort=False):
+    for run, of_run in grouped(kept, "run"):
         arrays = committed.arrays_of(run)
         acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
         rounds, tested = arrays["rounds"].tolist(), of_run.split == "test"
@@ -433,7 +433,7 @@ def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
     """
     each = []
     for _, of_cell in rows.groupby(["column", "row"], sort=False):
-        for v in pick(of_cell, **PAPER.report).itertuples():
+        for v in tuples(pick(of_cell, **PAPER.report)):
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
             each.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
     if not each:
@@ -469,12 +469,12 @@ def numbers_of_newcomers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]
         return []
     keys = ["row", "column", "seed"]
     fresh = rows[~rows.column.str.startswith(TRAINING)].drop_duplicates("run")
-    runs = fresh.set_index(keys).run
-    for (row, column, seed), group in lines.groupby(keys, sort=False):
+    runs: dict[Any, str] = fresh.set_index(keys).run.to_dict()
+    for (row, column, seed), group in grouped(lines, keys):
         where = dict(run=runs[row, column, seed], row=row, column=column)
         means = {"gap_points": group.gap.mean(), "distance": group.distance.mean()}
         numbers += [where | dict(metric=m, value=v) for m, v in means.items()]
-    for (row, seed), group in lines.groupby(["row", "seed"], sort=False):
+    for (row, seed), group in grouped(lines, ["row", "seed"]):
         column = group.column.iloc[0]
         where = dict(run=runs[row, column, seed], row=row, column=column)
         fit = slope(group.distance, group.acc_pct)["slope"]

@@ -14,6 +14,7 @@ import pandas as pd
 
 from pfl_core import models
 from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import records, tuples
 from pfl_core.analysis.stats import agreement, overlap
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.experiments import committed
@@ -330,8 +331,9 @@ def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
         return out
     whole = course[course.panel == ALL_LAYERS]
     weights = whole.pivot(index="row", columns="rounds", values="value").reindex(out.index)
-    end = weights.columns.max()
-    half = weights.columns[np.abs(weights.columns - end / 2).argmin()]
+    rounds = weights.columns.to_numpy()
+    end = rounds.max()
+    half = rounds[np.abs(rounds - end / 2).argmin()]
     out = out.assign(**{"weight on itself, middle": weights[half], "at the end": weights[end]})
     ours = out[out.index.str.startswith("rate ")]["validation accuracy"]
     return out.assign(chosen=["best" * (row == ours.idxmax()) for row in out.index])
@@ -345,7 +347,7 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     """
     names = ["run", "row", "column", "seed", "rounds", "panel", "value", "level"]
     out = [pd.DataFrame(columns=names)]
-    for run in rows.drop_duplicates(["run", "row", "column"]).itertuples():
+    for run in tuples(rows.drop_duplicates(["run", "row", "column"])):
         arrays = committed.arrays_of(run.run)
         acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
         lines = {f"Client {k + 1}": acc[:, k], "Mean of all clients": acc.mean(1)}
@@ -376,7 +378,7 @@ def layer_weights(found: list[Probed], k: int = 0) -> tuple[dict[str, np.ndarray
     last = {p.row: p.at() for p in _first_seed(found)}
     names = list(max(last.values(), key=len, default={}))
     maps = {
-        row: np.stack([weights.get(name, weights.get("model"))[k] for name in names])
+        row: np.stack([weights[name if name in weights else "model"][k] for name in names])
         for row, weights in last.items()
     }
     return maps, names
@@ -434,7 +436,7 @@ def periods(frame: pd.DataFrame) -> list[Number]:
     """`evolution` over all layers as metrics "weight, prior" and so on."""
     whole = frame[frame.panel.str.endswith(ALL_LAYERS)]
     named = whole.assign(metric="weight, " + whole.layer)
-    return named.drop(columns=["layer", "panel"]).to_dict("records")
+    return records(named.drop(columns=["layer", "panel"]))
 
 
 def ring_maps(found: list[Probed]) -> dict[str, np.ndarray]:
@@ -492,7 +494,7 @@ def by_layer(found: list[Probed]) -> pd.DataFrame:
 def self_weights(frame: pd.DataFrame) -> list[Number]:
     """`by_layer`'s means as rows by layer, metrics as its rows are called."""
     means = frame.groupby(["run", "column", "layer", "row"], sort=False).value.mean().reset_index()
-    return means.rename(columns={"row": "metric", "layer": "row"}).to_dict("records")
+    return records(means.rename(columns={"row": "metric", "layer": "row"}))
 
 
 def megabytes(rows: pd.DataFrame) -> list[Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ MOST = 5  # ranks: a change by more has the strongest colour
 
 def fit(fig: Figure, axes: Sequence[Axes], methods: Sequence[int]) -> list[int]:
     """Make each row of panels as high as its longest list of methods; returns that, by panel."""
-    places = [ax.get_subplotspec() for ax in axes]
+    places: list[Any] = [ax.get_subplotspec() for ax in axes]
     most: dict[int, int] = {}
     for place, n in zip(places, methods, strict=True):
         most[place.rowspan.start] = max(n, most.get(place.rowspan.start, 0))
@@ -61,11 +62,9 @@ def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     ax.imshow(change, cmap="RdBu", vmin=-ends, vmax=ends, aspect="auto", interpolation="nearest")
     for (i, j), rank in np.ndenumerate(shown.to_numpy()):
         if np.isnan(rank):
-            box = dict(fc="0.85", lw=0)
-            ax.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **box))
+            ax.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fc="0.85", lw=0))
         else:
-            text = dict(ha="center", va="center", fontsize=6.5)
-            ax.text(j, i, f"{rank:g}", **text)
+            ax.text(j, i, f"{rank:g}", ha="center", va="center", fontsize=6.5)
     for rule in ENDS:
         if rule != rules[-1]:
             ax.axvline(rules.index(rule) + 0.5, color="w", lw=4)
@@ -86,7 +85,8 @@ def agreement(tau: pd.DataFrame, count: pd.DataFrame, ax: Axes) -> Axes:
     text = np.array([f"{t:.2f}\n{n}" for t, n in pairs]).reshape(tau.shape)
     hidden = np.triu(np.ones(tau.shape, bool)) | tau.isna().to_numpy()
     shown = tau.set_axis(names, axis=0).set_axis(names, axis=1)
-    options = dict(vmin=0, vmax=1, cmap="viridis", square=True, annot_kws={"fontsize": 6.5})
+    options: dict[str, Any] = dict(vmin=0, vmax=1, cmap="viridis", square=True)
+    options["annot_kws"] = {"fontsize": 6.5}
     sns.heatmap(shown, mask=hidden, annot=text, fmt="", ax=ax, cbar=False, **options)
     ax.set_xlim(0, len(names) - 1)
     ax.set_ylim(len(names), 1)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS, label
+from pfl_core.analysis.select import grouped
 from pfl_core.analysis.verdicts import Interval
 from pfl_core.experiments import committed
 from pfl_core.experiments.committed import Part
@@ -83,16 +85,21 @@ def evidence(
     datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
     """
     parts, out = committed.parts(own=True), []
-    some = dict(datasets=tuple(datasets), methods=tuple(methods), seeds=tuple(seeds))
+    some: dict[str, tuple] = dict(datasets=tuple(datasets), methods=tuple(methods))
+    some["seeds"] = tuple(seeds)
     for paper in map(papers.paper, papers.PAPERS):
         for artefact in paper.artefacts:
             if artefacts and artefact not in artefacts:
                 continue
-            fuller = best(paper, Scope("quick", **some), artefact)
+            fuller = best(paper, _scope("quick", some), artefact)
             rows = fuller[1] if fuller else _smaller(paper, artefact, profile, parts, some)
             if len(rows) and _rank(rows.profile.iloc[0]) >= _rank(profile):
                 out.append(Runs(paper, artefact, rows))
     return out
+
+
+def _scope(profile: str, some: dict[str, tuple]) -> Scope:
+    return Scope(profile, some["datasets"], methods=some["methods"], seeds=some["seeds"])
 
 
 def _rank(profile: str) -> int:
@@ -105,7 +112,7 @@ def _smaller(
     # Of the largest profile that is kept over the data asked for, from `profile` on.
     rows = pd.DataFrame(columns=ROW_COLUMNS)
     for level in reversed(PROFILES[_rank(profile) :]):
-        part = parts.get(f"{paper.key}.{paths.label(level, Scope(level, **some).label)}")
+        part = parts.get(f"{paper.key}.{paths.label(level, _scope(level, some).label)}")
         if part is None or (level in FULL and not some["datasets"]):
             continue
         rows = part.rows()
@@ -147,7 +154,8 @@ def without(rule: str, runs: Runs) -> dict[str, str]:
     if rule == AVERAGED:
         there = set(runs.rows.column[runs.rows.row.str.endswith(ROW_AVERAGED)])
         return dict.fromkeys(set(runs.rows.column) - there, "no such runs")
-    for column, row, run in seen.index.droplevel(["when", "split"]).unique():
+    keys: list[Any] = [*seen.reset_index()[["column", "row", "run"]].drop_duplicates().to_numpy()]
+    for column, row, run in keys:
         when = paper.when.get(row, paper.report["when"])
         tested = seen.get((column, row, run, when, "test"), 0)
         validated = seen.get((column, row, run, when, "val"), 0)
@@ -231,7 +239,7 @@ def columns(
     usual = usual[~usual.column.str.fullmatch(RATE)]  # `tuned` has them
     runs = {key: frozenset(of.run) for key, of in usual.groupby(COLUMN, sort=False)}
     out: dict[tuple[str, str, str], pd.DataFrame] = {}
-    for key, of in usual.groupby(COLUMN, sort=False):
+    for key, of in grouped(usual, COLUMN):
         within = any(
             runs[key] < other or (runs[key] == other and k in out) for k, other in runs.items()
         )
@@ -365,7 +373,7 @@ def tuned(runs: Runs) -> pd.DataFrame:
         )
         judge = tops.pivot_table(index="row", columns="column", values="value")
     picks = judge.loc[means.index, means.columns].idxmax(axis=1)
-    own = [means.loc[row, column] for row, column in picks.items()]
+    own: list[Any] = [means.at[row, column] for row, column in picks.items()]
     return means.assign(own=own, chosen=chosen).rename_axis(columns=None)
 
 
@@ -375,7 +383,7 @@ def averaged(runs: Runs) -> pd.DataFrame:
     Columns: column, row, gain (an `Interval`, in points).
     """
     found, lines = Evidence(runs.rows, runs.paper), []
-    for (column, row), _ in runs.rows.groupby(["column", "row"], sort=False):
+    for (column, row), _ in grouped(runs.rows, ["column", "row"]):
         if row.endswith(ROW_AVERAGED):
             method = row.removesuffix(ROW_AVERAGED)
             lines.append(
@@ -415,5 +423,5 @@ def claims(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(known | dict(profile=runs.profile) | out)
 
 
-def _worded(line) -> str:
+def _worded(line: Any) -> str:
     return f"{line.verdict}: {line.reason}" if line.reason else line.verdict

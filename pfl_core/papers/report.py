@@ -16,7 +16,7 @@ import pandas as pd
 
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS, label
-from pfl_core.analysis.select import SELECT, pick, summary
+from pfl_core.analysis.select import SELECT, grouped, pick, summary, tuples
 from pfl_core.analysis.stats import paired
 from pfl_core.data import partition as partitions
 from pfl_core.experiments import committed
@@ -125,7 +125,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     """
     paper, said, shares = papers.paper(paper), [], set()
     heads = rows[rows["average"] != "derived"].drop_duplicates(["row", "column"])
-    for v in heads.itertuples():
+    for v in tuples(heads):
         said += unlike(paper, artefact, v.row, v.column, v.run)
         theirs = _counterpart(paper.key, artefact, v.row, v.column)
         ours = committed.experiment(v.run)
@@ -175,11 +175,12 @@ def compare(
         if len(rows)
         else rows
     )
-    lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in said.itertuples()}
-    cells = _Cells(rows, ours, paper, metric, how) if len(ours) else None
-    for (column, row), of_cell in ours.groupby(["column", "row"], sort=False):
-        line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
-        line |= cells.line(row, column, of_cell, line)
+    lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
+    if len(ours):
+        cells = _Cells(rows, ours, paper, metric, how)
+        for (column, row), of_cell in grouped(ours, ["column", "row"]):
+            line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
+            line |= cells.line(row, column, of_cell, line)
     frame = pd.DataFrame(
         [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
     )
@@ -210,9 +211,9 @@ def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: st
     # Cells that are not like the paper's get a column of their own. What a cell has of another
     # one's run is like the paper's if that run is.
     planned, heads = _of_the_paper(paper.key, table), rows.drop_duplicates(["run", "row", "column"])
-    home = {v.run: (v.row, v.column) for v in heads.itertuples() if (v.row, v.column) in planned}
+    home = {v.run: (v.row, v.column) for v in tuples(heads) if (v.row, v.column) in planned}
     named = {}
-    for v in ours.drop_duplicates(["row", "column"]).itertuples():
+    for v in tuples(ours.drop_duplicates(["row", "column"])):
         ran = committed.experiment(v.run)
         if v.average == "derived" and ran is not None and v.dataset != ran.dataset:
             # It says what data it is of, as Table 3's megabytes of pFedLA do.
@@ -232,8 +233,9 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
     other = unlike(paper, artefact, row, column, run)
     if not other:
         return column
-    if "data" in other:  # the caption has the rest
-        return f"{column}: on {committed.experiment(run).dataset}"
+    ran = committed.experiment(run)
+    if "data" in other and ran is not None:  # the caption has the rest
+        return f"{column}: on {ran.dataset}"
     return f"{column}: with other {', '.join(other)}"
 
 
@@ -258,7 +260,7 @@ class _Cells:
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
         seeds = sorted(table.loc[row].dropna().index)
         table = table[seeds].dropna()
-        place, values = table.index.get_loc(row), table.to_numpy()
+        place, values = list(table.index).index(row), table.to_numpy()
         own, best = verdicts.cell_interval(values, place, 0.0), int(values.mean(1).argmax())
         behind = verdicts.interval(
             [values], [np.eye(len(values))[best] - np.eye(len(values))[place]]
@@ -314,7 +316,7 @@ def data_sets(rows: pd.DataFrame) -> str:
     "cifar10 (58,865 of 60,000 samples, ...)" where it is not what its makers published.
     """
     out, heads = [], rows.drop_duplicates("run")  # what is derived may name another data set
-    for name, own in heads.groupby("dataset"):
+    for name, own in grouped(heads.sort_values("dataset", kind="stable"), "dataset"):
         copies = sorted({committed.copy_of(run) for run in own.run.unique()} - {""})
         out.append(name + (f" ({'; '.join(copies)})" if copies else ""))
     return ", ".join(out)
@@ -427,7 +429,7 @@ def contradictions(share: float = 0.75) -> pd.DataFrame:
         said = reported(name)
         said = said[(said.metric == "acc_pct") & said.row.isin(LABELS)]
         table = said.pivot_table(index=["table", "column"], columns="row", values="value")
-        for a, b in itertools.combinations(sorted(table), 2):
+        for a, b in itertools.combinations(sorted(map(str, table)), 2):
             both = table[[a, b]].dropna()
             if len(both):
                 wins.setdefault((a, b), {})[name] = int((both[a] > both[b]).sum()), len(both)
@@ -472,9 +474,9 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
 
 def _leader(evidence: Evidence, column: str, names: list[str]) -> str:
     mean = evidence.means(column)
-    best = mean.idxmax()
+    best = str(mean.idxmax())
     leads = {r: evidence.ahead(best, r, column) for r in names if r != best}
-    second = mean.drop(best).idxmax()
+    second = str(mean.drop(best).idxmax())
     first, found = f"{label(best)} has most, {mean[best]:.1f} %", leads[second].found
     if np.isnan(found.error):
         gap = f"{found.estimate:.1f} points before {label(second)}"
@@ -494,7 +496,7 @@ def _listed(names: list[str], most: int = 6) -> str:
 def _beside(lines: pd.DataFrame) -> list[str]:
     # lines: cells of a column, indexed by row, some with a published number.
     both = lines[lines.reported.notna()]
-    there, here = both.reported.idxmax(), both.reproduced.idxmax()
+    there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
     same = "as here" if there == here else f"here {label(here)} among the same rows"
     said = [f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}."]
     if len(both) > 2:
@@ -507,7 +509,7 @@ def _beside(lines: pd.DataFrame) -> list[str]:
     said.append(f"Of its cells: {', '.join(words)}{f' ({reasons})' if reasons else ''}.")
     worst = both[both.verdict == "differs"]
     if len(worst):
-        row = worst.difference.abs().idxmax()
+        row = str(worst.difference.abs().idxmax())
         said.append(f"The largest difference is {label(row)}'s, {worst.why[row]}.")
     return said
 

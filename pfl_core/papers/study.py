@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
+from pfl_core.analysis.select import tuples
 from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.engine import probes
 from pfl_core.experiments import committed, metrics
@@ -78,7 +79,8 @@ class Study:
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
-        self._style.enter_context(plt.rc_context(plots.STYLE))
+        style: dict[Any, Any] = {**plots.STYLE}
+        self._style.enter_context(plt.rc_context(style))
         # Claims are sentences.
         self._style.enter_context(pd.option_context("display.max_colwidth", None))
 
@@ -91,7 +93,7 @@ class Study:
     def scope_of(self, name: str) -> Scope:
         """What the runs of an artefact are asked for; also by a name that begins with it."""
         known = [a for a in (*self.paper.artefacts, TUNING) if name.startswith(a)]
-        found = self.best and known and self._fuller(max(known, key=len))
+        found = self._fuller(max(known, key=len)) if self.best and known else None
         return found[0] if found else self.scope
 
     def folder(self, scope: Scope | None = None) -> Path:
@@ -274,7 +276,8 @@ class Study:
         fig, axes = plots.panels(len(names), columns, size, sharey=sharey)
         shown = frame
         if hue in frame:  # as categories, of which each panel knows all: one look for each name
-            shown = frame.assign(**{hue: pd.Categorical(frame[hue], dict.fromkeys(frame[hue]))})
+            order = list(dict.fromkeys(frame[hue]))
+            shown = frame.assign(**{hue: pd.Categorical(frame[hue], order)})
         for ax, value in zip(axes, names, strict=True):
             plot(shown[shown[by] == value], ax, **kw).set_title(value)
         plots.outer_labels(axes, sharey)
@@ -291,9 +294,9 @@ class Study:
     def _name_data(self, fig: Figure, rows: pd.DataFrame) -> None:
         """Below a panel's title that begins with a column's name, what was used instead of it."""
         heads = rows[rows["average"] != "derived"].drop_duplicates("column")
-        named = {
+        named: dict[str, str] = {
             v.column: report.column_of_ours(self.paper, v.artefact, v.row, v.column, v.run)
-            for v in heads.itertuples()
+            for v in tuples(heads)
         }
         for ax in fig.axes:
             title = ax.get_title()
@@ -413,7 +416,7 @@ class Study:
         Columns row, column, seed, client, acc_pct, n (test samples).
         """
         out = [pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])]
-        for v in report.reproduced(rows, self.paper, **how).itertuples():
+        for v in tuples(report.reproduced(rows, self.paper, **how)):
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
             out.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
         return pd.concat(out[1:] or out, ignore_index=True)
@@ -440,7 +443,7 @@ class Study:
         """What a probe recorded in each run of `rows` that has it, in the order of rows."""
         measured = rows[rows["average"] != "derived"]  # derived rows have labels of their own
         out = []
-        for v in measured.drop_duplicates(["run", "row", "column"]).itertuples():
+        for v in tuples(measured.drop_duplicates(["run", "row", "column"])):
             arrays = committed.arrays_of(v.run)
             if f"probe/{probe}" in arrays:
                 out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))

@@ -7,7 +7,8 @@ import itertools
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -16,6 +17,8 @@ from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
 from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import grouped, tuples
+from pfl_core.analysis.verdicts import Interval
 from pfl_core.papers import base as papers
 from pfl_core.papers import parameters, rank_figures, readable, recount, report
 from pfl_core.papers.rank_figures import WORDS
@@ -79,7 +82,8 @@ class WhatHolds:
                 column = self.columns[key]
                 rank_figures.ranks(order, set(column.rule[column.same]), ax, most)
                 ax.set_title(f"{_named(*key)}\n{_where(column)}")
-            long = [o.stack().rename("rank").reset_index() for o in orders.values()]
+            ranks = [cast(pd.Series, order.stack()) for order in orders.values()]
+            long = [r.rename("rank").reset_index() for r in ranks]
             said = "1 is the best, methods stand in the order of the paper's own way to count. "
             said += "* as the paper counts; blue: better than so, red: worse; grey: no such runs."
             frames = zip(orders, long, strict=True)
@@ -116,7 +120,8 @@ class WhatHolds:
         with self._style():
             fig, axes = plots.panels(len(found), 2, (4.2, 3.6), sharey=False)
             for ax, (profile, pair) in zip(axes, found.items(), strict=True):
-                rank_figures.agreement(*pair, ax).set_title(_read(self.columns.values(), profile))
+                panel = rank_figures.agreement(pair[0], pair[1], ax)
+                panel.set_title(_read(self.columns.values(), profile))
             long = [_pairs(*pair).assign(profile=p) for p, pair in found.items()]
             said = "Kendall's tau of the orders of methods under two rules, mean over columns; "
             said += "below it, over how many. Columns where both rules are one are left out."
@@ -155,9 +160,8 @@ class WhatHolds:
         if not rules:
             return pd.DataFrame()
         verdicts = every[rules].astype(object).where(every[rules].notna(), "")
-        kinds = verdicts.apply(
-            lambda line: {v.partition(":")[0] for v in line} - {"", "not run"}, 1
-        )
+        sets = [{v.partition(":")[0] for v in line} for line in verdicts.to_numpy()]
+        kinds = pd.Series([kind - {"", "not run"} for kind in sets], verdicts.index, dtype=object)
         flips = kinds[kinds.map(len) > 1]
         turned = sum({"holds", "contradicted"} <= kind for kind in flips)
         judged = int((kinds.map(len) > 0).sum())
@@ -199,9 +203,9 @@ class WhatHolds:
             said += "".join(f" {_read(two.values(), p)}." for p in _profiles(two))
             self._figure("gains", fig, _flat_gains(every), said)
         self._say(_tail(self.runs))
-        for rule, of in every.groupby("against", sort=False):
+        for rule, of in grouped(every, "against"):
             means = np.array([g.estimate for g in of.gain])
-            top = of.loc[of.largest.idxmax()]
+            top = of.iloc[int(of.largest.argmax())]
             self._say(
                 f"- Above *{WORDS[rule]}*: {np.median(means):.1f} points in the median of "
                 f"{len(of)} columns, {means.min():.1f} to {means.max():.1f}; of a single method at "
@@ -213,15 +217,15 @@ class WhatHolds:
         """Averaged BatchNorm statistics, and a learning rate of each method's own, where run."""
         lines = []
         for runs in self.runs:
-            for v in recount.averaged(runs).itertuples():
+            for v in tuples(recount.averaged(runs)):
                 where = f"{runs.name}: {v.column}"
-                text = readable.with_interval(*v.gain[:3], 1, "+")
+                text = _points(v.gain)
                 lines.append((where, label(v.row), "BatchNorm averaged, not local", text))
             tried = recount.tuned(runs)
-            rates = [c for c in tried if c not in ("own", "chosen")]
+            rates = [str(c) for c in tried if c not in ("own", "chosen")]
             for row, line in tried.iterrows():
                 for rate in rates[1:]:
-                    text = f"{line[rate] - line[rates[0]]:+.1f}"
+                    text = f"{float(line[rate]) - float(line[rates[0]]):+.1f}"
                     lines.append((runs.name, label(row), f"{rate} in place of {rates[0]}", text))
             if len(tried):
                 self._say(_tuned(runs, tried, rates))
@@ -239,7 +243,8 @@ class WhatHolds:
 
     @contextlib.contextmanager
     def _style(self) -> Iterator[None]:
-        with matplotlib.rc_context(STYLE):
+        style: dict[Any, Any] = {**STYLE}
+        with matplotlib.rc_context(style):
             yield
 
     def _figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str) -> None:
@@ -255,7 +260,7 @@ class WhatHolds:
         report.save_table(frame, self._folder() / name)
         return frame
 
-    def _folder(self):
+    def _folder(self) -> Path:
         return paths.figures_folder() / "what_holds" / self.profile
 
     def _say(self, text: str) -> None:
@@ -337,7 +342,7 @@ def _pairs(tau: pd.DataFrame, count: pd.DataFrame) -> pd.DataFrame:
 
 
 def _least(profile: str, pairs: pd.DataFrame) -> str:
-    low, high = pairs.loc[pairs.tau.idxmin()], pairs.loc[pairs.tau.idxmax()]
+    low, high = (pairs.iloc[int(i)] for i in (pairs.tau.argmin(), pairs.tau.argmax()))
     texts = [
         f"*{WORDS[p.rule]}* and *{WORDS[p.other]}* ({p.tau:.2f}, {p['columns']} columns)"
         for p in (low, high)
@@ -345,16 +350,20 @@ def _least(profile: str, pairs: pd.DataFrame) -> str:
     return f"Profile {profile}: least alike are {texts[0]}, most alike {texts[1]}."
 
 
+def _points(found: Interval) -> str:
+    return readable.with_interval(found.estimate, found.low, found.high, 1, "+")
+
+
 def _worded_reversals(sure: pd.DataFrame) -> pd.DataFrame:
     texts = [
         {
             "column": f"{v.column} ({v.on})",
             "as the paper counts": f"{label(v.ahead)} before {label(v.behind)}",
-            "by": readable.with_interval(*v.reported[:3], 1, "+"),
+            "by": _points(v.reported),
             "rule": WORDS[v.rule],
-            "then": readable.with_interval(*v.recounted[:3], 1, "+"),
+            "then": _points(v.recounted),
         }
-        for v in sure.itertuples()
+        for v in tuples(sure)
     ]
     return pd.DataFrame(texts)
 
@@ -366,8 +375,8 @@ def _flat_gains(every: pd.DataFrame) -> pd.DataFrame:
 
 def _wide_gains(every: pd.DataFrame) -> pd.DataFrame:
     lines: dict[tuple[str, str, str], dict[str, str]] = {}
-    for v in every.itertuples():
-        text = readable.with_interval(*v.gain[:3], 1, "+")
+    for v in tuples(every):
+        text = _points(v.gain)
         line = lines.setdefault((label(v.paper), v.column, v.on), {})
         line[f"above {WORDS[v.against]}"] = text
     heads = [dict(zip(("paper", "column", "read on"), key, strict=True)) for key in lines]

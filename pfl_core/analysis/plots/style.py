@@ -181,7 +181,7 @@ def _key(name: str) -> str:
     return re.split(r"\W", str(name), maxsplit=1)[0]
 
 
-def label(name: str) -> str:
+def label(name: Any) -> str:
     """Display name of a method key, also where words follow it ("fedavg, lr 0.1").
 
     Names of anything else are returned as they are.

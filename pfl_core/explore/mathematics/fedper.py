@@ -42,7 +42,8 @@ def _network() -> models.Net:
         for name in ("fc1", "fc2"):
             units[name] = {name: nn.Linear(inputs, 16), "relu": nn.ReLU()}
             inputs = 16
-        return models.Net(units | {"fc": {"fc": nn.Linear(inputs, 3)}}).double()
+        units["fc"] = {"fc": nn.Linear(inputs, 3)}
+        return models.Net(units).double()
 
 
 def _trained(personal: int, points: np.ndarray, labels: np.ndarray) -> tuple[Method, Params]:

@@ -2,7 +2,8 @@
 
 Every cell runs in a process of its own, so that its peak of memory is its own. Cost should be
 linear in client-steps: the last column, microseconds a client-step, should stay level. `--most N`
-leaves out larger cells (a trial run: `--most 0` takes each series' first).
+leaves out larger cells (a trial run: `--most 0` takes each series' first). The series `many` is
+that of many.py, with files of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import matplotlib
 import pandas as pd
 import torch
 
+from benchmarks import many
 from benchmarks.cases import served
 from benchmarks.common import RESULTS, about, said, save, timed
 from benchmarks.rounds import Ours
@@ -111,11 +113,22 @@ def plot(frame: pd.DataFrame, path: str) -> None:
     fig.savefig(path, dpi=120)
 
 
+def grow(device: str, repeats: int, most: int) -> None:
+    """Measure the series `many`; write results/many-<device>.json and .png."""
+    where = about(device)
+    for key, row in many.measured(device, repeats, most):
+        print(*said(row), sep="  ", flush=True)
+        path = save(f"many-{device}", {key: row}, device, where)
+    rows = pd.DataFrame(json.loads(path.read_text())["cases"].values()).drop(columns="about")
+    many.plot(rows, path.with_suffix(".png"))
+
+
 def main() -> None:
     """Measure the series asked for; write results/scaling-<device>.json, .csv and .png."""
+    names = (*SERIES, "many")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument(
-        "series", nargs="*", choices=[[], *SERIES], metavar=f"SERIES of {', '.join(SERIES)}"
+        "series", nargs="*", choices=[[], *names], metavar=f"SERIES of {', '.join(names)}"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most", type=int, default=99, help="cells of a line after the first")
@@ -125,7 +138,10 @@ def main() -> None:
     device, where = pick_device(args.device), None
     base = Experiment(**BASE | {"dataset": served(args.dataset)})
     fresh = multiprocessing.get_context("spawn")
-    for name in args.series or SERIES:
+    chosen = args.series or names
+    if "many" in chosen:
+        grow(device, args.repeats, args.most)
+    for name in SERIES.keys() & chosen:
         for method, cells in SERIES[name].items():
             for changes in cells[: args.most + 1]:
                 e, value = base.but(**changes), changes[name]
@@ -137,6 +153,8 @@ def main() -> None:
                 print(*said(row), sep="  ", flush=True)
                 where = where or about(device)
                 path = save(f"scaling-{device}", {f"{name}/{method}/{value}": row}, device, where)
+    if not SERIES.keys() & chosen:
+        return
     rows = pd.DataFrame(json.loads(path.read_text())["cases"].values()).drop(columns="about")
     rows.to_csv(RESULTS / f"scaling-{device}.csv", index=False)
     plot(rows, RESULTS / f"scaling-{device}.png")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS
+from benchmarks.many import TARGETS
 from tools.marked import between
 
 README = Path(__file__).with_name("README.md")
@@ -94,6 +95,23 @@ def scaling(cases: dict) -> str:
         row += [f"{case[name]:.0f}" for name in ("client_steps", "us_per_client_step", "memory_mb")]
         rows.append(row)
     return table(head, rows)
+
+
+def many(cases: dict) -> str:
+    """Very many small clients: seconds of a round, memory, and a checkpoint's cost."""
+    head = ["method", "clients", "data (s)", "a round (s)", "with 200 clients evaluated (s)"]
+    head += ["with all evaluated (s)", "all over none", "memory (MB)", "with all evaluated (MB)"]
+    head += ["checkpoint (MB)", "written (s)", "read (s)"]
+    columns = "data_s round_s some_s evaluated_s ratio round_mb evaluated_mb".split()
+    columns += "checkpoint_mb save_s resume_s".split()
+    rows = [
+        [case["method"], f"{case['clients']:,}"]
+        + [f"{case[c]:.0f}" if c.endswith("mb") else f"{case[c]:.3g}" for c in columns]
+        for case in cases.values()
+    ]
+    targets = [f"{v:g}" for v in TARGETS.values()]
+    target = ["target", "20,000", "", targets[0], "", "", targets[1], targets[2], *[""] * 4]
+    return table(head, [*rows, target])
 
 
 def profile(cases: dict) -> str:
@@ -209,6 +227,7 @@ KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
     ),
     "server": ("The server's layer-wise aggregation beside a loop", server),
     "scaling": ("Growth", scaling),
+    "many": ("Very many small clients, a hundredth of them a round", many),
     "peers": ("FedAvg in public simulators (quick start case, training only)", peers),
     "profile": ("Where the time goes", profile),
     "precision": ("Accuracy at lower precision", precision),

@@ -180,8 +180,8 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     """The executor of the checkpoint at `path`, which must belong to this run.
 
     Its stamp must be the same but for version and executor, its round one of `rounds`, and it must
-    hold what the method's `init` has, in the same shapes. A longer run goes on from the end of a shorter one, whose id differs:
-    ids must be the same only if the method is `scheduled`.
+    hold what the method's `init` has, in the same shapes. A longer run goes on from the end of a
+    shorter one, whose id differs: ids must be the same only if the method is `scheduled`.
 
     Raises
     ------

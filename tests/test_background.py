@@ -2,8 +2,12 @@
 
 import time
 
+import pytest
+
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.explore.background import Background
+
+pytestmark = pytest.mark.slow
 
 LONG = Experiment(
     clients=2,

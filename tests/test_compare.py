@@ -2,6 +2,7 @@
 comparison of all methods: equal grids, seeds of all sources, the whole path from tuning to tables."""
 
 import dataclasses
+import functools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -105,12 +106,16 @@ def test_a_row_of_ours_stands_at_the_end_of_its_column():
 # ---------------------------------------------------------------- like with like
 
 
-def paper_run(row="fedaghn", **changes):
-    """The Experiment of profile paper, with changes."""
+@functools.cache
+def planned(row):
     found = papers.paper("fedaghn").planned(papers.Scope("paper"), "table1")
     tags = dict(row=row, column=COLUMN)
-    e = next(e for s in found for e in s.experiments() if tags.items() <= e.tags.items())
-    return e.but(**changes)
+    return next(e for s in found for e in s.experiments() if tags.items() <= e.tags.items())
+
+
+def paper_run(row="fedaghn", **changes):
+    """The Experiment of profile paper, with changes."""
+    return planned(row).but(**changes)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +140,6 @@ def test_only_like_cells_stand_beside_published_ones(changes, other, monkeypatch
     assert len(got[got.reported.notna()]) == 128  # what is published stays
 
 
-@pytest.mark.slow
 def test_columns_of_ours_say_what_was_used(monkeypatch):
     changed = paper_run(dataset="digits", clients=10)
     monkeypatch.setattr(committed, "experiment", lambda run: changed)

@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 class Step(NamedTuple):
     """Where local training is, for a method with an update rule of its own (`ctx.train(step=)`)."""
 
-    t: int  # local step, from 0
+    t: Any  # local step, from 0: a number, or a tensor of it
     lr: Any  # a number, or {name: rate}, as it was given to `ctx.train`
     memory: Params  # what the step returned beside the parameters at t - 1; {} at t = 0
 

@@ -278,6 +278,7 @@ def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_
     assert checks == {
         "ruff check": "ok",
         "ruff format": "ok",
+        "pyright": "ok",
         "pytest": "failed",
         "gate 1: committed notebooks": "ok",
         "gate 2: fedper": "ok",

@@ -1,4 +1,4 @@
-"""What `./run_all.sh test` does: ruff, pytest (the site among it), and two gates for the notebooks.
+"""What `./run_all.sh test` does: ruff, pyright, pytest (the site among it), two notebook gates.
 
 Gate 1 executes the committed notebooks and compares their outputs with those that are committed.
 Gate 2 executes them at profile smoke, which trains; one is trained again, and the two are compared.
@@ -38,6 +38,7 @@ def run() -> int:
     rows = [
         _check("ruff check", "ruff", "check", "."),
         _check("ruff format", "ruff", "format", "--check", "."),
+        _check("pyright", "pyright"),
         _check("pytest", "pytest", "-n", str(SIDE_BY_SIDE)),
         _gate_1(folder / "committed"),
         *_gate_2(folder / "first", folder / "again"),

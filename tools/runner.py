@@ -30,7 +30,7 @@ emnist-digits emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar1
 tiny_imagenet ag_news flickr_aes
 """.split()
 WORDS = {
-    "test": "ruff, pytest, the site, and the notebooks against what is committed",
+    "test": "ruff, pyright, pytest, the site, and the notebooks against what is committed",
     "lab": "JupyterLab on the loopback",
     "report": "figures/report.html, all results on one page",
     "docs": "runs/docs/html/index.html, the documentation as a site",

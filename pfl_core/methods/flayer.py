@@ -308,7 +308,7 @@ class Flayer(Method):
         """One step of ONE client; the first batch's factors are kept for the whole training."""
         g = grad(p)
         f: Params = at.memory or FORMS[self.mode][0](g, self.task, self.middle)
-        eta: dict[str, float] = at.lr if isinstance(at.lr, dict) else dict.fromkeys(g, at.lr)
+        eta: Any = at.lr if isinstance(at.lr, dict) else dict.fromkeys(g, at.lr)
         rate = {n: eta[n] * (f[n] if n in f else v.new_ones(())) for n, v in g.items()}
         # addcmul: one pass over the model, where p - rate * v takes two.
         return p | {n: p[n].addcmul_(v, rate[n], value=-1) for n, v in g.items()}, f

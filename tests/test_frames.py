@@ -60,6 +60,7 @@ def test_of_runs(store):
     assert frames.seen >= set(wanted.split()) and not frames.hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", papers.PAPERS)
 def test_of_papers(name):
     paper = papers.paper(name)

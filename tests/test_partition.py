@@ -321,6 +321,7 @@ def test_noniid2_keeps_its_ratio_in_a_small_pool():
     assert abs(major / minor - 144 / 39) < 0.3
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_similarity_set_ups(seed):

@@ -28,6 +28,7 @@ def tables(seeds, client_sd, rows=8, clients=20, seed_sd=3.0):
 FIRST_TWO = np.array([1.0, -1.0, 0, 0, 0, 0, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_sd", [1, 3])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_the_interval_of_a_difference_covers_what_it_says(seeds, client_sd):
@@ -67,6 +68,7 @@ def test_a_difference_over_two_columns():
     assert both.error > one.error and both.freedom > one.freedom
 
 
+@pytest.mark.slow
 def test_a_method_far_ahead_holds_at_three_seeds():
     found = [interval([t], [FIRST_TWO]) for t in shifted(4.0)]
     assert np.mean([of_claim([Contrast("", i)]).verdict == "holds" for i in found]) > 0.95

@@ -79,6 +79,7 @@ def by_its_code(shown: choices.Shown):
 # -- views -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runs", "clients", "collaboration", "embedding"])
 def test_a_view_over_results_and_its_code_are_the_same(name, results):
     shown = default(name)
@@ -360,6 +361,7 @@ def test_matplotlib_keeps_its_settings(results, monkeypatch):
     assert dict(plt.rcParams) == before
 
 
+@pytest.mark.slow
 def test_live_views_are_widgets(results, monkeypatch):
     shown = []
     monkeypatch.setattr(widgets, "display", shown.append)

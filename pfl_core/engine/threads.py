@@ -114,7 +114,7 @@ class Threads:
 
     def _one_custom(self, job: Job, i: int) -> Params:
         p = {n: v[i] for n, v in job.start.items()}
-        p |= {n: channels_last(p[n]) for n in job.names}
+        p |= {n: channels_last(p[n].clone()) for n in job.names}
         anchor = {n: v[i] for n, v in job.anchor.items()}
         stats = {}
         if job.training:
@@ -143,11 +143,9 @@ class Threads:
 
 
 def channels_last(v: Tensor) -> Tensor:
-    """A copy, of images and kernels (4 dimensions) in channels-last order.
+    """A copy of images or kernels (4 dimensions) in channels-last order; other tensors as they are.
 
     Convolutions on a CPU are a fifth to a third faster in this order (measured).
     """
     # With one channel, `contiguous` would keep strides that convolutions take for the other order.
-    if v.dim() != 4:
-        return v.clone()
-    return torch.empty_like(v, memory_format=torch.channels_last).copy_(v)
+    return torch.empty_like(v, memory_format=torch.channels_last).copy_(v) if v.dim() == 4 else v

@@ -110,6 +110,7 @@ class Context(Protocol):
         epochs, steps : how long; steps > 0 replace epochs
         step : `step(p, anchor, grad, at) -> (p, memory)` of ONE client, in place of SGD
             grad(p, j=0) is the gradient at p on the j-th of the step's `batches`; `at` is a Step.
+            It may write into the trained tensors of p, which are the client's own.
         split, fraction : the samples: "train", "holdout" or "fit"; a random share of them
         stream : trainings with equal streams see equal batches
         bn : "train" (batch statistics; running ones advance) or "eval" (running statistics)

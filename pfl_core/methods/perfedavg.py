@@ -90,7 +90,7 @@ class PerFedAvg(Method):
             h = self.delta * _norm(select(p, v)) / _norm(v)
             ahead, behind = (grad(p | axpy(s, v, p), 2) for s in (h, -h))
             d = {n: v[n] - self._alpha * (ahead[n] - behind[n]) / (2 * h) for n in v}
-        return p | {n: torch.add(p[n], d[n], alpha=-at.lr) for n in d}, {}
+        return p | {n: p[n].add_(d[n], alpha=-at.lr) for n in d}, {}
 
     def local(self, ctx: Context, start: Params) -> Params:
         how: dict[str, Any] = dict(

@@ -95,9 +95,7 @@ class Hypernetwork(NamedTuple):
         h = self._linear(phi, "trunk.0", phi["v"][sel])
         for i in range(self.n_hidden):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
-        if self.sizes == [
-            self.full
-        ]:  # nothing to sort or to pad: models of 20,000 clients are large
+        if self.sizes == [self.full]:  # nothing to sort or to pad: no copies
             return {
                 n: self._linear(phi, f"head.0.{n}", h).view(len(sel), *shape)
                 for n, shape in self.full.items()

@@ -286,14 +286,13 @@ def test_a_personal_head_serves_clients_with_other_names_for_classes():
 def test_a_view_its_code_and_its_sliders_agree(name, monkeypatch, capsys):
     shown = []
     monkeypatch.setattr(widgets, "display", shown.append)
-    monkeypatch.setattr(mathematics, "display", shown.append)
     mathematics.show(name)
     out = capsys.readouterr().out
     assert [type(s).__name__ for s in shown] == ["Image", "DataFrame"]
     imports, _, call = out.strip().splitlines()[-1].rpartition("; ")
     scope = {}
     exec(imports, scope)
-    with widgets._style():
+    with widgets.styled():
         assert plots.compact(eval(call, scope)) == shown[0].data
 
     monkeypatch.setattr(plots, "compact", lambda figure, dpi: b"")  # the code says what is drawn

@@ -379,7 +379,7 @@ def test_live_views_are_widgets(results, monkeypatch):
 
 
 def test_a_control_changes_the_page_and_what_others_offer(results):
-    panel = widgets.Panel(views.partition_choices, {}, lambda v: widgets._tried(views.partition, v))
+    panel = widgets.Panel(views.partition_choices, {}, lambda v: widgets.tried(views.partition, v))
     page = panel.page.value
     panel.controls["alpha"].value = 100.0
     assert panel.page.value != page and "&#x27;alpha&#x27;: 100.0" in panel.page.value

@@ -56,7 +56,7 @@ class _Round:
         """A step of each client, in place of the engine's training on data."""
         ends = []
         for k in range(3):
-            p, g = ({n: v[k] for n, v in stack.items()} for stack in (start, self.gradients))
+            p, g = ({n: v[k].clone() for n, v in x.items()} for x in (start, self.gradients))
             ends.append(step(p, p, lambda _, g=g: g, Step(0, self.lr, {}))[0])
         return {n: torch.stack([end[n] for end in ends]) for n in start}
 

@@ -24,7 +24,7 @@ from pfl_core.methods.fedprox import FedProx
 from pfl_core.methods.perfedavg import PerFedAvg
 from pfl_core.methods.task import Task, TrainConfig
 from pfl_core.methods.terms import half_square
-from pfl_core.stacked import axpy, expand, scalars, select, unprefixed
+from pfl_core.stacked import axpy, clone, expand, scalars, select, unprefixed
 
 NETS = {"mlp": dict(hidden=5), "lenet": dict(kernels=2, bn=True)}
 SETTINGS = {f.name for f in fields(TrainConfig)}
@@ -460,7 +460,7 @@ def point():
 
 
 def direction(method, p, grad, rate=1.0):
-    q, memory = method.step(p, {}, grad, Step(0, rate, {}))
+    q, memory = method.step(clone(p), {}, grad, Step(0, rate, {}))
     assert memory == {}
     return {n: (p[n] - q[n]) / rate for n in p}
 

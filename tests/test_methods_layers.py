@@ -17,7 +17,7 @@ from pfl_core.methods.base import Batch, State, Step, check_adopts, make_method
 from pfl_core.methods.fedaghn import ABLATIONS
 from pfl_core.methods.flayer import FORMS, INNER, accuracy, largest
 from pfl_core.methods.task import Task
-from pfl_core.stacked import flat, prefixed, select, unprefixed
+from pfl_core.stacked import clone, flat, prefixed, select, unprefixed
 
 ALL = torch.arange(4)
 
@@ -499,13 +499,17 @@ def test_flayer_step_keeps_the_rates_of_the_first_batch():
     }
     g = {n: torch.full_like(v, 0.3) for n, v in p.items()}
     f = factors(method, g)
-    q, memory = method.step(p, {}, lambda _: g, Step(0, 0.1, {}))
-    r, _ = method.step(q, {}, lambda _: {n: 5 * v for n, v in g.items()}, Step(1, 0.1, memory))
+
+    def step(p, factor, at):  # it writes into what it is given
+        return method.step(clone(p), {}, lambda _: {n: factor * v for n, v in g.items()}, at)
+
+    q, memory = step(p, 1, Step(0, 0.1, {}))
+    r, _ = step(q, 5, Step(1, 0.1, memory))
     for n in p:
         rate = 0.1 * float(f.get(n, 1.0))
         torch.testing.assert_close(q[n], p[n] - rate * g[n])
         torch.testing.assert_close(r[n], q[n] - 5 * rate * g[n])
-    by_name, _ = method.step(p, {}, lambda _: g, Step(0, {n: 0.2 for n in p}, {}))
+    by_name, _ = step(p, 1, Step(0, {n: 0.2 for n in p}, {}))
     torch.testing.assert_close(by_name["fc.bias"], p["fc.bias"] - 0.2 * f["fc.bias"] * g["fc.bias"])
 
 

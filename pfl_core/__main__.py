@@ -356,8 +356,8 @@ def _plugins(add: Callable) -> None:
 
 
 def _jobs(add: Callable) -> None:
-    said = "runs at a time, a process each (default: 1)"
-    add("--jobs", type=int, default=1, metavar="N", help=said)
+    said = "runs at a time, a process each (default: 1; one a core where a round trains one client)"
+    add("--jobs", type=int, metavar="N", help=said)
 
 
 def _several(add: Callable, name: str, said: str, kind: type = str, default: Any = ()) -> None:

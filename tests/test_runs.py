@@ -276,6 +276,14 @@ def test_processes_do_not_change_numbers(store, tmp_path):
     pd.testing.assert_frame_equal(a, b)
 
 
+@pytest.mark.parametrize("share, in_main, jobs", [(0.1, False, 4), (0.5, False, 1), (0.1, True, 1)])
+def test_one_client_a_round_leaves_cores_to_other_runs(share, in_main, jobs, monkeypatch):
+    monkeypatch.setattr(sweeps.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(Experiment, "in_main", property(lambda e: in_main))
+    alone = Experiment(**TINY | {"clients": 10}, participation=0.1)
+    assert sweeps._jobs([alone, alone.but(participation=share)], {"device": "cpu"}) == jobs
+
+
 def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
     e = Experiment(
         **TINY,

@@ -28,7 +28,7 @@ from pfl_core.experiments import build, committed
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.experiments.run import run
+from pfl_core.experiments.run import pick_device, run
 from pfl_core.experiments.store import Result, load_result
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
@@ -38,7 +38,7 @@ def sweep(
     experiments: Iterable[Experiment],
     *,
     recompute: bool = True,
-    jobs: int = 1,
+    jobs: int | None = None,
     on: str | None = None,
     cpus: float = 1,
     gpus: float | None = None,
@@ -55,7 +55,8 @@ def sweep(
     experiments : list of Experiment
     recompute : whether a run that only the committed results/ hold is computed here; one that the
         store holds never is: `run(experiment, recompute=True)` does that
-    jobs : number of runs at a time, each in a process; of several GPUs each process has its own
+    jobs : number of runs at a time, each in a process; of several GPUs each process has its own;
+        by default one, but one a core of a CPU where a round trains a single client (pFedHN)
     on : "local" (this machine) or "ray" (a cluster, docs/cluster.md), by default $PFL_ON or "local"
     cpus, gpus : what a run takes of a node of the cluster
     store : folder of the runs, by default store/ in $PFL_RUNS
@@ -128,7 +129,7 @@ def _computed(
     store: Path,
     *,
     on: str,
-    jobs: int,
+    jobs: int | None,
     cpus: float,
     gpus: float | None,
     how: dict[str, Any],
@@ -277,8 +278,18 @@ def _choices(given: Any) -> list[dict[str, Any]]:
     return list(given)
 
 
-def _run_all(experiments: list[Experiment], jobs: int, store: Path, how: dict) -> Iterable[Result]:
-    jobs = min(jobs, len(experiments))
+def _jobs(experiments: list[Experiment], how: dict) -> int:
+    # A single client's training occupies one core.
+    alone = all(e.participation * e.clients < 1.5 for e in experiments)
+    here = not any(e.in_main for e in experiments)
+    on_cpu = pick_device(how.get("device", "auto")) == "cpu"
+    return (os.cpu_count() or 1) if alone and here and on_cpu else 1
+
+
+def _run_all(
+    experiments: list[Experiment], jobs: int | None, store: Path, how: dict
+) -> Iterable[Result]:
+    jobs = min(_jobs(experiments, how) if jobs is None else jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
         print(
             "a method, model or partition is defined in this notebook or script, "

@@ -93,21 +93,22 @@ def compute(
     *,
     profile: str = "quick",
     device: str = "auto",
-    jobs: int = 1,
+    jobs: int | None = None,
     recompute: bool = False,
     **how: Any,
 ) -> pd.DataFrame:
-    """Train what a notebook asks for into the store, `jobs` runs at a time; a line a run.
+    """Train what a notebook asks for into the store; a line a run.
 
     What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
     all rows of the first seed before those of the next, and what others start from before them.
     Finished runs are found and interrupted ones go on, so that the same call resumes.
     recompute: also what is committed; by default that counts as computed.
+    jobs: runs at a time, as for `sweep`.
     how: the notebook's other parameters, as for `parameters.check`.
 
     Raises DatasetMissing or ValueError before anything is trained.
     """
-    if not isinstance(jobs, int) or jobs < 1:
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         allowed = "an integer >= 1, the number of runs computed at a time"
         raise ValueError(f"compute(jobs={jobs!r}): allowed is {allowed}")
     asked = functools.partial(planned, paper, recompute, profile=profile, **how)

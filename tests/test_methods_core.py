@@ -179,7 +179,7 @@ HOOKS = """check init is_shared download begin logits loss local upload traffic 
 
 def test_there_are_twelve_hooks_and_each_says_what_it_is():
     public = [n for n, v in vars(Method).items() if callable(v) and not n.startswith("_")]
-    assert sorted(public) == sorted([*HOOKS, "bind"]) and len(HOOKS) == 12
+    assert sorted(public) == sorted([*HOOKS, "bind", "pairs"]) and len(HOOKS) == 12
     assert all(getattr(Method, n).__doc__ for n in public)
 
 

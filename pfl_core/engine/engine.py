@@ -170,7 +170,7 @@ class Engine:
         n = np.array([len(i) for i in index])
         if not n.sum():
             return {"correct": np.zeros(len(ids)), "loss": np.zeros(len(ids)), "n": n}
-        if small.applies(n):
+        if small.applies(n) and not self.foreign:  # vmap may not take code that is not ours
             correct, loss = small.evaluate(self.method, self.data, self.threads, p, index)
         else:
             correct, loss = self._evaluate_batches(p, index)

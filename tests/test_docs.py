@@ -11,6 +11,7 @@ import latex2mathml.converter
 import pytest
 
 import pfl_core
+from pfl_core.papers.base import PAPERS
 from tools import equations, site
 
 ROOT = site.ROOT
@@ -195,3 +196,12 @@ def test_links_to_a_methods_file_lead_to_its_page(tmp_path, monkeypatch):
     shown = site.adapted("docs/own", text)
     assert shown == "[a](../docs/generated/methods/fedper.md) [b](../pfl_core/methods/base.py)"
     assert Path("docs/tour").name in site.adapted("README", "")
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_every_paper_is_to_be_cited(key):
+    number = re.search(r"arXiv:(\d{4}\.\d{5})", (ROOT / f"pfl_core/methods/{key}.py").read_text())[
+        1
+    ]
+    for name in ("CITATION.bib", "CITATION.cff"):
+        assert (ROOT / name).read_text().count(number) == 1

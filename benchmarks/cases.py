@@ -79,13 +79,13 @@ CASES: dict[str, Case] = {
     "quickstart": Case(
         "MNIST, 20 clients, Dir(0.1), CNN, batch 10, one epoch: PFLlib's quick start",
         _dirichlet("mnist", "cnn"),
-        1.6,
+        2.5,
         30,
     ),
     "flayer": Case(
         "FLAYER on CIFAR-10: 20 clients, CNN, batch 10, one epoch",
         _dirichlet("cifar10", "cnn", method="flayer", plan="drop"),
-        1.5,
+        2.0,
         30,
     ),
     "fedaghn": Case(
@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
             plan="drop",
             max_samples=600,
         ),
-        1.4,
+        1.75,
         8,
     ),
     "pfedhn": Case(
@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
             epochs=20,
             lr=0.01,
         ),
-        1.4,
+        2.0,
         15,
     ),
     "resnet": Case(

@@ -398,4 +398,4 @@ def _said(row: str, tried: pd.DataFrame) -> str:
     edge = f", {got['at the edge']} at the edge" if got["at the edge"] else ""
     grid = f"{_values(g.rate, g.rates)} x {_values(g.own, g.values)}"
     found = f"validation {got['validation']} %, worst {got['worst of nine']}{edge}"
-    return f"{row}: {grid} -> {got.rate}, {got.chosen} ({found})"
+    return f"{row}: {grid} -> {got['rate']}, {got['chosen']} ({found})"

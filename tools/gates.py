@@ -38,7 +38,7 @@ def run() -> int:
     rows = [
         _check("ruff check", "ruff", "check", "."),
         _check("ruff format", "ruff", "format", "--check", "."),
-        _check("pyright", "pyright"),
+        _check("pyright", "pyright", "--pythonpath", sys.executable),  # not that of the PATH
         _check("pytest", "pytest", "-n", str(SIDE_BY_SIDE)),
         _gate_1(folder / "committed"),
         *_gate_2(folder / "first", folder / "again"),

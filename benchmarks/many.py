@@ -134,8 +134,9 @@ def plot(frame: pd.DataFrame, path: Path) -> None:
         if target:
             ax.axhline(target, color="gray", ls=":", label="target at 20,000")
         ax.set(xscale="log", yscale="log", xlabel="clients", ylabel=label)
+    seconds = [end for ax in axes[:3] for end in ax.get_ylim()]
     for ax in axes[:3]:
-        ax.sharey(axes[0])
+        ax.set_ylim(min(seconds), max(seconds))
     axes[0].legend(fontsize=7)
     fig.savefig(path, dpi=120)
     plt.close(fig)

@@ -7,6 +7,7 @@ captured. Until it shrinks, a client that is done is copied out and its rows run
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -183,7 +184,9 @@ class Stack:
         else:
             memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
             count = self.t if t is None else t
-            new, memory = self._custom_step(count, here, near, x, y, noise, memory)
+            stats = {n: here.pop(n) for n in self.stats}
+            step = functools.partial(self._custom_step, count)
+            new, memory = over_clients(step, (here, stats, near, x, y, noise, memory))
             if t != 0 and memory.keys() != self.memory.keys():
                 self._changed("memory", t)
                 self.memory = select(self.memory, memory)
@@ -215,54 +218,47 @@ class Stack:
         def value(
             trained: Params, stats: Params, rest: Params, anchor: Params, *batch: Tensor
         ) -> tuple[Tensor, Params]:
-            stats = {n: v.clone() for n, v in stats.items()}  # BatchNorm writes into them
-            with cast(self.config, self.data.device), multiplied(self.form):
-                return self.loss(rest | trained | stats, anchor, Batch(*batch)), stats
+            return self._value(rest | trained, stats, anchor, Batch(*batch))
 
         args = ({n: p[n] for n in self.names}, stats, rest, anchor, x, y, noise)
         return over_clients(func_grad(value, has_aux=True), args)
+
+    def _value(
+        self, p: Params, stats: Params, anchor: Params, batch: Batch
+    ) -> tuple[Tensor, Params]:
+        # ONE client's loss, and the statistics after it: BatchNorm writes into them.
+        stats = {n: v.clone() for n, v in stats.items()}
+        with cast(self.config, self.data.device), multiplied(self.form):
+            return self.loss(p | stats, anchor, batch), stats
 
     def _custom_step(
         self,
         t: int | Tensor,
         p: Params,
+        stats: Params,
         anchor: Params,
         x: Tensor,
         y: Tensor,
         noise: Tensor | None,
         memory: Params,
     ) -> tuple[Params, Params]:
-        custom, stats = self.custom, {n: p[n] for n in self.stats}
+        # Of ONE client.
+        custom, live = self.custom, [stats]
         assert custom is not None  # it is asked for before
-        p = {n: v for n, v in p.items() if n not in stats}
 
-        def step(
-            p: Params,
-            stats: Params,
-            anchor: Params,
-            x: Tensor,
-            y: Tensor,
-            noise: Tensor | None,
-            memory: Params,
-        ) -> tuple[Params, Params]:
-            live = [stats]
+        def gradient(q: Params, j: int = 0) -> Params:
+            batch = Batch(x[j], y[j], None if noise is None else noise[j])
 
-            def gradient(q: Params, j: int = 0) -> Params:
-                def value(trained: Params) -> tuple[Tensor, Params]:
-                    s = {n: v.clone() for n, v in live[0].items()}
-                    with cast(self.config, self.data.device), multiplied(self.form):
-                        batch = Batch(x[j], y[j], None if noise is None else noise[j])
-                        return self.loss(q | trained | s, anchor, batch), s
+            def value(trained: Params) -> tuple[Tensor, Params]:
+                return self._value(q | trained, live[0], anchor, batch)
 
-                g, s = func_grad(value, has_aux=True)({n: q[n] for n in self.names})
-                if j == 0:
-                    live[0] = s
-                return g
+            g, s = func_grad(value, has_aux=True)({n: q[n] for n in self.names})
+            if j == 0:
+                live[0] = s
+            return g
 
-            q, kept = custom(p, anchor, gradient, Step(t, self.lr, memory))
-            return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
-
-        return over_clients(step, (p, stats, anchor, x, y, noise, memory))
+        q, kept = custom(p, anchor, gradient, Step(t, self.lr, memory))
+        return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
 
 
 def _room(v: Tensor, most: int) -> Tensor:

@@ -30,6 +30,9 @@ Differs from PFLlib's code
    Local.
 """
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -56,16 +59,13 @@ class Attention(Method):
     {name: (K, *shape)}; `others` (K, K) bool is whom the server knows.
     """
 
+    attention: ClassVar[Callable[..., Tensor]]
     rho: float = number(
         1.0, low=0, doc="lambda / alpha, pull to u_i (pFedGraph's code); 0 is Local"
     )
     start: str = choice(
         "own", "cloud", doc="local training starts from w_i (own, the paper) or u_i (cloud)"
     )
-
-    def attention(self, models: Params, others: Tensor) -> Tensor:
-        """xi_ij for j != i, (K, K): see above."""
-        raise NotImplementedError
 
     def check(self) -> None:
         if self.rho * self.task.config.lr >= 2:

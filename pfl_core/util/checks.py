@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +77,17 @@ def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
         ) from None
 
 
-class extra:
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
     """Imports within it that fail raise ImportError, which says how to install what is missing.
 
     name: the extra of this package, "notebooks".
     what: what needs it.
     """
-
-    def __init__(self, name: str, what: str):
-        self.name, self.what = name, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ImportError):
-            missing = (error.name or "").partition(".")[0]
-            raise ImportError(
-                f'{self.what} needs the package {missing}: pip install "pfl-core[{self.name}]"'
-            ) from error
+    try:
+        yield
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise ImportError(
+            f'{what} needs the package {missing}: pip install "pfl-core[{name}]"'
+        ) from error

@@ -29,7 +29,6 @@ CHROME = next(
 )
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
 PICTURES = ROOT / "runs" / "browser"
-OPENED = ("explore", "start")
 SETTINGS = {  # all cells in the page, no question about news, no look for updates
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -44,7 +43,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """JupyterLab's folder, with copies of the notebooks that are opened."""
+    """JupyterLab's folder, with a copy of the notebook that is opened."""
     return tmp_path_factory.mktemp("lab")
 
 
@@ -82,13 +81,9 @@ def driver():
 
 @pytest.fixture(scope="module")
 def lab(home, runs):
-    """The address of a JupyterLab of its own, with {} for a notebook's name.
-
-    Settings, run store and notebooks are the test's.
-    """
+    """The address of explore.ipynb in a JupyterLab whose settings and run store are the test's."""
     port, token = free_port(), secrets.token_hex(16)
-    for name in OPENED:
-        shutil.copy(NOTEBOOKS / f"{name}.ipynb", home)
+    shutil.copy(NOTEBOOKS / "explore.ipynb", home)
     for name, values in SETTINGS.items():
         file = home / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +131,7 @@ def lab(home, runs):
                 break
             except OSError:  # not yet
                 continue
-        yield f"http://127.0.0.1:{port}/lab/tree/{{}}.ipynb?reset&token={token}"
+        yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?reset&token={token}"
     finally:
         server.terminate()
         server.wait(30)
@@ -213,15 +208,15 @@ class Page:
         self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
 
 
-def run_all(driver, lab: str, name: str) -> Page:
-    """A notebook, opened and run from top to bottom; none of its cells failed."""
+def run_all(driver, lab: str) -> Page:
+    """The notebook, opened and run from top to bottom; none of its cells failed."""
     page = Page(driver)
-    driver.get(lab.format(name))
+    driver.get(lab)
     # The kernel is there.
     page.one("//*[contains(@class, 'jp-StatusBar-TextItem') and contains(., '| Idle')]")
     page.one("//div[@class='lm-MenuBar-itemLabel' and text()='Run']").click()
     page.one("//li[@data-command='runmenu:run-all']").click()
-    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+    cells = json.loads((NOTEBOOKS / "explore.ipynb").read_text())["cells"]
     code = sum(cell["cell_type"] == "code" and bool(cell["source"]) for cell in cells)
     prompt = "//div[contains(@class, 'jp-CodeCell')]//div[contains(@class, 'jp-InputPrompt')]"
     page.until(lambda: sum(e.text[1:-2].isdigit() for e in page.all(prompt)) == code, 600)
@@ -298,7 +293,7 @@ def run_stop_and_run_again(page, runs):
 
 
 def test_explore_in_a_browser(driver, lab, runs):
-    page = run_all(driver, lab, "explore")
+    page = run_all(driver, lab)
     all_views_are_there(page)
     the_best_evidence_is_chosen_and_missing_data_are_marked(page)
     a_slider_moved_by_keys_changes_picture_and_code(page)
@@ -306,17 +301,11 @@ def test_explore_in_a_browser(driver, lab, runs):
     run_stop_and_run_again(page, runs)
 
 
-def test_start_in_a_browser(driver, lab):
-    page = run_all(driver, lab, "start")
-    page.keep("7-start")
-    assert page.all("//div[contains(@class, 'jp-OutputArea')]//img")
-
-
 def test_the_report_in_a_browser(driver, reported):
     driver.get_log("browser")  # what other pages said
     driver.get((reported / "figures" / "report.html").as_uri())
     page = Page(driver)
-    page.keep("8-report")
+    page.keep("7-report")
     first = page.one("//table[contains(@class, 'counts')]").rect
     assert first["y"] + first["height"] < 900  # on the first screen
     assert not any(d.get_attribute("open") for d in page.all("//details"))

@@ -250,7 +250,7 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     png, csv = pages.picture()
     assert png.stat().st_size > 5000 and len(pd.read_csv(csv)) == 4
     assert (
-        "4 published accuracies beside ours in the same setting"
+        "4 published accuracies beside ours, with the paper's data, network and clients"
         in pages.picture_section().replace("\n", " ")
     )
 

@@ -118,6 +118,8 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
             low=[79.0, 82.0, np.nan],
             high=[82.0, 86.0, np.nan],
             verdict=["agrees", "close", "differs"],
+            profile=["medium", "medium", "paper"],
+            n=[2, 3, 2],
         )
     )
     monkeypatch.setattr(overview, "ran", lambda: cells)
@@ -125,8 +127,8 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     page = Page(first.replace("<!doctype html>", ""))
     (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
     assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
-    said = "3 published accuracies beside ours in the same setting: 1 agrees, 1 close, 1 differs."
-    assert said in picture["alt"] and "over 1 columns" in picture["alt"]
+    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs."
+    assert said in picture["alt"] and "in one column" in picture["alt"]
     assert "<strong>588</strong> published accuracies, <strong>582</strong> of them" in first
     counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)
     assert counted == [

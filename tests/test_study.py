@@ -371,7 +371,8 @@ def test_an_artefact_is_run_once_and_shown_as_it_says(home, trained, capsys, mon
     assert out.count("Image object") == 2 and out.count("MobileNet") == 0 and "FedAvg" in out, (
         "a figure and its table"
     )
-    assert s.run("fig2").empty and s.show("fig2") is None, "no sweep of it"
+    nothing = s.run("fig2")
+    assert nothing.empty and s.show("fig2") is None and s.curves("fig2", nothing) is None
 
 
 def test_methods_restrict_the_rows(trained):
@@ -384,9 +385,8 @@ def test_methods_restrict_the_rows(trained):
     asked = dict(methods=["fedper"], seeds=[5])
     labels = study(small("fig4", depth, method="fedper", rounds=0), **asked).run("fig4").row
     assert list(dict.fromkeys(labels)) == ["K_P = 1", "K_P = 2"]
-    s = study(small("fig4", {"global": use("fedavg")}, rounds=0), **asked)
-    nothing = s.run("fig4")
-    assert nothing.empty and s.curves("fig4", nothing) is None
+    with pytest.raises(ValueError, match=r"methods=\['fedper'\].* it has runs of fedavg$"):
+        study(small("fig4", {"global": use("fedavg")}, rounds=0), **asked)
     view = small(rows={"fedavg_ft": use("fedavg"), "fedavg": use("fedavg")}, rounds=0)
     assert set(study(view, methods=["fedavg_ft"]).run("fig3").row) == {"fedavg_ft"}, (
         "a row may be named as its view"

@@ -161,8 +161,10 @@ def test_why_names_the_contrast_that_decides():
         (3, 4, 0.0, "close", ""),
         (4, 8, 0.1, "differs", ""),
         (-9, -6, None, "differs", ""),
-        (4, 8, 2.5, "undecided", "stopped early"),
-        (4, 8, 1.9, "differs", ""),  # less than its interval
+        (4, 8, -1.5, "undecided", "stopped early"),
+        (-17, -6, 2.3, "undecided", "stopped early"),  # less than its interval, which seeds make
+        (4, 8, -0.9, "differs", ""),
+        (4, 8, 2.5, "differs", ""),  # away from the published number
         (-3, 8, 0.0, "undecided", "too wide"),
     ],
 )

@@ -116,8 +116,12 @@ def test_an_impossible_partition_says_what_is_possible():
         views.partition("digits", "groups", 7, groups=5)
 
 
-def test_runs_on_other_data_stay_apart_and_the_newest_come_first(results):
+def test_rows_are_called_by_what_differs(results):
     assert set(sources.rows(sources.OWN).query("column == @COLUMN").row) == set(map(row, RUNS))
+
+
+def test_runs_on_other_data_stay_apart_and_the_newest_come_first(nothing):
+    runs.run(SMALL.but(rounds=1))
     runs.run(SMALL.but(clients=5, method="fedprox", method_args={"mu": 0.5}, rounds=1, seed=1))
     columns = sources.rows(sources.OWN).column.unique().tolist()
     assert columns == [COLUMN.replace("10 clients", "5 clients"), COLUMN]
@@ -277,7 +281,7 @@ def test_where_nothing_is_there_a_view_says_so(name, nothing):
     assert "run_all.sh --paper" in shown.code or "sweep(" in shown.code
 
 
-def test_alike_clients(results):
+def test_alike_clients(nothing):
     class Row:
         run, n_clients, partition, dataset = "none", 20, "coarse", "digits100"
 

@@ -47,6 +47,7 @@ def call(wheel, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_package_is_in_it_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         sizes = {i.filename: i.file_size for i in archive.infolist()}
@@ -69,6 +70,7 @@ def test_what_is_imported_is_installed_without_any_extra(path):
     assert at_import(path) - set(sys.stdlib_module_names) - {"pfl_core"} <= brought | late
 
 
+@pytest.mark.slow
 def test_the_command_lists_methods_without_torch(call):
     done = call("pfl", "list", "methods")
     assert done.stderr == "" and "\nfedper               Personal head, shared base" in done.stdout
@@ -78,6 +80,7 @@ def test_the_command_lists_methods_without_torch(call):
     assert done.stdout.splitlines()[-1] == "['pandas']", done.stderr  # of shown data sets
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_is_pfl(call):
     assert call("pfl", "--help").stdout.startswith("usage: pfl [-h] WORD")
     wrong = call("pfl", "lst")
@@ -137,6 +140,7 @@ print("all done", sorted(p.name for p in Path.cwd().iterdir()))
 """
 
 
+@pytest.mark.slow
 def test_it_works_from_another_folder_without_the_repository(call, wheel):
     done = call(sys.executable, "-c", ALONE, str(wheel.parent / "site"))
     assert done.stdout == "all done ['curves.png', 'runs']\n", done.stderr

@@ -313,10 +313,11 @@ def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
 def of_cell(found: Interval, moved: float | None = None) -> Verdict:
     """The verdict of our number minus the published one of the same setting.
 
-    It agrees if the interval lies within 2 points of 0, is close within 5, and differs if the
-    interval lies beyond 1 point and the curve is flat.
+    It agrees if the interval lies within 2 points of 0, and is close within 5. It differs if the
+    interval lies beyond 1 point and the curve is flat: over the last quarter of the rounds it came
+    at most 1 point closer to the published number.
 
-    moved: how much our number gained in the last quarter of the rounds, None if not known.
+    moved: points that our number gained over that quarter, None if not known.
     """
     text = f"{found.estimate:+.1f}"
     if np.isnan(found.error):
@@ -329,7 +330,7 @@ def of_cell(found: Interval, moved: float | None = None) -> Verdict:
         return Verdict("close", "", text)
     if found.low <= DIFFERS and found.high >= -DIFFERS:
         return Verdict("undecided", "too wide", text)
-    if moved is not None and abs(moved) > max(MOVES, found.half):
+    if moved is not None and abs(moved) > MOVES and moved * found.estimate < 0:
         more = f"{text}, and {moved:+.1f} over the last quarter of the rounds"
         return Verdict("undecided", "stopped early", more)
     return Verdict("differs", "", text)

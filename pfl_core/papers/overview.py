@@ -62,10 +62,12 @@ def said(cells: pd.DataFrame) -> str:
     orders = [report.order_agreement(of).tau for _, of in cells.groupby("paper", sort=False)]
     taus = pd.concat(orders)
     found = [f"{n} {word}" for word in CELLS if (n := int((cells.verdict == word).sum()))]
-    text = f"{len(cells)} published accuracies beside ours in the same setting: {', '.join(found)}."
+    runs = f"profile {' and '.join(cells.profile.unique())}, {cells.n.min():.0f} seeds or more"
+    text = f"{len(cells)} published accuracies beside ours, with the paper's data, network and "
+    text += f"clients ({runs}): {', '.join(found)}."
     if len(taus):
-        text += f" Kendall's tau of the orders of methods: median {taus.median():.2f}"
-        text += f" over {len(taus)} columns."
+        over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
+        text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
     return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -58,10 +59,20 @@ def asked(paper: Paper, *, profile: str = "quick", recompute: bool = False, **li
 
     lists: datasets, methods, seeds, artefacts, as for `check`.
     recompute: what is only committed does not count as finished.
+
+    Raises ValueError as `check` does, and if the paper has no run of the methods.
     """
     check(paper.artefacts, profile=profile, recompute=recompute, **lists)
     some = {name: tuple(v or ()) for name, v in lists.items()}
-    return Scope(profile, **some, finished=functools.partial(finished, recompute=recompute))
+    scope = Scope(profile, **some, finished=functools.partial(finished, recompute=recompute))
+    if scope.methods and not paper.planned(scope):
+        every = paper.planned(replace(scope, methods=()))
+        has = {c.get("method", s.base.method) for s in every for c in s.rows.values()}
+        raise ValueError(
+            f"methods={list(scope.methods)}: what is asked of {paper.key} has no run of them; it "
+            f"has runs of {', '.join(sorted(has)) or 'none'}"
+        )
+    return scope
 
 
 def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:

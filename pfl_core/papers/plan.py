@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import time
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -38,17 +37,9 @@ def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Exp
     """
     paper = papers.paper(paper)
     scope = parameters.asked(paper, recompute=recompute, **how)
-    wanted = paper.planned(scope)
-    if scope.methods and not wanted:
-        every = paper.planned(replace(scope, methods=()))
-        has = {c.get("method", s.base.method) for s in every for c in s.rows.values()}
-        listed = ", ".join(sorted(has)) or "none"
-        raise ValueError(
-            f"methods={list(scope.methods)}: what is asked of {paper.key} has no run of them; it "
-            f"has runs of {listed}"
-        )
+    cells = (cell for sweep in paper.planned(scope) for cell in sweep.experiments())
     once: dict[str, Experiment] = {}
-    for e in (e for s in wanted for cell in s.experiments() for e in _with_sources(cell)):
+    for e in (e for cell in cells for e in _with_sources(cell)):
         once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
     return list(once.values())
 

@@ -81,7 +81,7 @@ class WhatHolds:
             for ax, most, (key, order) in zip(axes, lines, orders.items(), strict=True):
                 column = self.columns[key]
                 rank_figures.ranks(order, set(column.rule[column.same]), ax, most)
-                ax.set_title(f"{_named(*key)}\n{_where(column)}")
+                ax.set_title(f"{_named(*key)}\n{plots.in_words(_where(column))}")
             ranks = [cast(pd.Series, order.stack()) for order in orders.values()]
             long = [r.rename("rank").reset_index() for r in ranks]
             said = "1 is the best, methods stand in the order of the paper's own way to count. "

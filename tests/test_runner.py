@@ -349,12 +349,12 @@ def test_clean_run_leaves_a_failing_notebook_alone(tmp_path, capsys):
 # ---------------------------------------------------------------- run_all.sh
 
 
-HOSTILE = "ensurepip venv pip json argparse ast signal torch psutil papermill nbformat jupyter_client ruff pytest runner"
+HOSTILE = "ensurepip venv pip uv json argparse ast signal torch psutil papermill nbformat jupyter_client ruff pytest runner"
 
 
 @pytest.fixture
 def shell(tmp_path):
-    """run_all.sh in a folder with a space, with an active environment whose pip only writes down what it is asked; called in a folder
+    """run_all.sh in a folder with a space, with an active environment whose pip and uv only write down what they are asked; called in a folder
     of files that are named as modules are: if one of them is executed, the test fails."""
     here, bin, cwd = (
         project(tmp_path / "my project"),
@@ -369,15 +369,15 @@ def shell(tmp_path):
     note = f'case "$*" in *"pip install"*) echo "$PWD: $*" >>"{tmp_path}/asked"; exit;; esac'
     (bin / "python").write_text(f'#!/bin/sh\n{note}\nexec "{sys.executable}" "$@"\n')
     (bin / "python").chmod(0o755)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("CONDA", "PFL_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CONDA", "PFL_", "PIP_"))}
+    env["PIP_CONFIG_FILE"] = os.devnull
 
     def call(*words: str, **more: str) -> SimpleNamespace:
         command = ["bash", str(here / "run_all.sh"), *words]
         active = {"VIRTUAL_ENV": str(tmp_path / "env")} | more
         done = subprocess.run(command, env=env | active, cwd=cwd, capture_output=True, text=True)
-        asked = (
-            (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
-        )
+        asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+        asked = [line for line in asked.splitlines() if " -e " in line]  # uv itself comes by pip
         return SimpleNamespace(
             code=done.returncode, out=done.stdout, err=done.stderr, asked=asked, here=here
         )
@@ -407,7 +407,7 @@ def test_nothing_of_the_current_folder_is_executed_while_an_environment_is_made(
 def test_no_python_is_started_that_looks_into_the_current_folder():
     script = (runner.ROOT / "run_all.sh").read_text()
     first = re.findall(r'"\$(?:1|name|base|python)" (-\S+|"\$runner")', script)
-    assert len(first) == 11 and set(first) == {"-I", "-P", '--version)"'}
+    assert len(first) == 14 and set(first) == {"-I", "-P", '--version)"'}
     for module in (runner, notebooks, gates):
         assert not re.search(r'sys\.executable, "(?!-P|-I)', Path(module.__file__).read_text())
 
@@ -444,7 +444,7 @@ def test_installs_when_something_changed_only(shell):
     assert (
         done.code == 1 and "no notebook in" in done.err
     )  # an empty project: everything before went well
-    assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -I -m pip install")
+    assert len(done.asked) == 1 and done.asked[0].startswith(f"{done.here}: -I -m uv pip install")
     assert done.asked[0].endswith(" -e .[notebooks]")
     assert len(shell().asked) == 1
     make(done.here / "notebooks", "fedper", FIGURE)
@@ -467,6 +467,17 @@ def test_ray_is_installed_where_it_is_asked_for(shell):
     assert (
         len(shell("--on", "ray").asked) == len(shell().asked) == 2
     )  # what is there is enough without it
+
+
+def test_pip_installs_where_it_has_an_index_and_where_uv_fails(shell, tmp_path):
+    assert "-I -m pip install" in shell(PIP_INDEX_URL="https://example.org/simple").asked[-1]
+    python = tmp_path / "env" / "bin" / "python"
+    broken = 'case "$*" in *"uv pip install"*) exit 1;; esac'
+    python.write_text(python.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{broken}"))
+    (tmp_path / "env" / ".pfl_core-installed").unlink()
+    done = shell()
+    assert "uv did not manage that; now with pip" in done.out
+    assert len(done.asked) == 2 and "-I -m pip install" in done.asked[-1]
 
 
 def test_an_active_environment_without_python_is_named(shell, tmp_path):

@@ -250,7 +250,7 @@ if ray.is_initialized() and not hasattr(simulate, "fast"):
     def slow(cfg, k, round):
         with open(NOTE, "a") as f:
             f.write(f"{cfg.seed} {round} {ray.get_runtime_context().get_node_id()}\\n")
-        time.sleep(0.3)
+        time.sleep(0.1)
         return simulate.fast(cfg, k, round)
 
     simulate.sample = slow

@@ -28,7 +28,8 @@ def home(tmp_path, monkeypatch):
 
 
 def test_at_profile_paper_everything_is_as_printed(swept):
-    planned = [c for c in swept("pfedla", "paper") if c.tags["artefact"] != TUNING]
+    every = [c for c in swept("pfedla", "paper") if c.tags["artefact"] != TUNING]
+    planned = [c for c in every if c.tags["row"] != "centralized"]
     assert {c.seed for c in planned} == {0, 1, 2}
     assert set(PAPER.artefacts) == {c.tags["artefact"] for c in planned}
     for c in planned:
@@ -57,11 +58,14 @@ def test_at_profile_paper_everything_is_as_printed(swept):
 
 
 def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
-    cells, n = (
-        [c for c in swept("pfedla", "medium") if c.tags["artefact"] != TUNING],
-        {"fig5": 8, "fig6": 8},
-    )
-    assert {c.tags["artefact"] for c in cells} == set(MEDIUM) and {c.seed for c in cells} == {0, 1}
+    every = [c for c in swept("pfedla", "medium") if c.tags["artefact"] != TUNING]
+    cells = [c for c in every if c.tags["row"] != "centralized"]
+    n = {"fig5": 8, "fig6": 8}
+    assert {c.tags["artefact"] for c in cells} == set(MEDIUM) and {c.seed for c in cells} == {
+        0,
+        1,
+        2,
+    }
     columns = {
         a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a))
         for a in MEDIUM
@@ -125,9 +129,19 @@ def test_published_labels_are_those_of_the_notebook(table):
 
 def test_extra_rows_are_named_apart_from_published_ones():
     more = pfedla.extras("paper", "cifar10")
-    assert len(more) == 5 and not set(more) & set(SAID.row)
+    assert len(more) == 6 and not set(more) & set(SAID.row)
     assert more["pfedla (literal sign)"]["method_args"]["hn_sign"] == "literal"
-    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:3])
+    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:4])
+
+
+@pytest.mark.parametrize("profile", ["medium", "paper"])
+def test_one_client_holds_as_many_images_as_ten_have_together(swept, profile):
+    cells = [c for c in swept("pfedla", profile) if c.tags["column"] == "CIFAR-10, N=10"]
+    one, *_ = [c for c in cells if c.tags["row"] == "centralized"]
+    fedavg, *_ = [c for c in cells if c.tags["row"] == "fedavg"]
+    args = fedavg.partition_args | {"k": 10, "images": 6000}
+    alike = fedavg.but(clients=1, partition_args=args)
+    assert one.plain() == alike.plain()
 
 
 # ---------------------------------------------------------------- numbers

@@ -330,6 +330,14 @@ def test_floats_are_taken_as_they_are(dtype):
     assert torch.equal(data.batch(torch.arange(5))[0], torch.from_numpy(x).to(dtype))
 
 
+def test_floats_that_look_like_pixels_are_taken_with_a_warning():
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 1, 4, 4))
+    with pytest.warns(UserWarning, match=r"whole numbers up to 2\d\d, .* or x / 255"):
+        Federation(pixels.astype(np.float32), np.arange(6) % 2, [np.arange(6)])
+    for fine in (pixels / 255, pixels % 2 * 1.0, pixels.reshape(6, 16) * 1.0, pixels - 128.0):
+        Federation(fine, np.arange(6) % 2, [np.arange(6)])
+
+
 def test_a_batch_leaves_the_samples_alone():
     data = bound(Federation(images((3, 2, 2)), [0, 1, 0], [[0]], mean=[0.5], std=[0.5]))
     before = data.x.clone()

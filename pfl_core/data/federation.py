@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +105,7 @@ class Federation:
         self._check()
         if self.kind == "float":
             check_finite(tensor(self.x))
+            _warn_of_pixels(self.x)
         if self.kind == "image":
             for values, default in ((mean, 0.0), (std, 1.0)):
                 per_channel(values, default, self.input_shape[0])
@@ -420,6 +422,17 @@ def _samples(x: np.ndarray | Tensor) -> np.ndarray:
             "give images of other channels as floats (n, c, h, w)"
         )
     return x
+
+
+def _warn_of_pixels(x: np.ndarray) -> None:
+    # Floats are used as they are, but torch's and numpy's conversions keep pixels at 0 to 255.
+    some = x[:256]
+    if x.ndim == 4 and some.size and 2 <= some.max() <= 255 and (some == some.round()).all():
+        warnings.warn(
+            f"x is {x.dtype} {x.shape} of whole numbers up to {some.max():g}, used as they are: if "
+            "these are pixels of 0 to 255, give x.astype('uint8'), which is scaled, or x / 255",
+            stacklevel=3,
+        )
 
 
 def _labels(y: np.ndarray | Tensor) -> np.ndarray:

@@ -427,7 +427,8 @@ def _samples(x: np.ndarray | Tensor) -> np.ndarray:
 def _warn_of_pixels(x: np.ndarray) -> None:
     # Floats are used as they are, but torch's and numpy's conversions keep pixels at 0 to 255.
     some = x[:256]
-    if x.ndim == 4 and some.size and 2 <= some.max() <= 255 and (some == some.round()).all():
+    whole = x.ndim == 4 and some.size and (some == some.round()).all()
+    if whole and some.min() >= 0 and 2 <= some.max() <= 255:
         warnings.warn(
             f"x is {x.dtype} {x.shape} of whole numbers up to {some.max():g}, used as they are: if "
             "these are pixels of 0 to 255, give x.astype('uint8'), which is scaled, or x / 255",

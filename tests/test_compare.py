@@ -73,6 +73,14 @@ def test_every_published_cell_is_there_and_only_what_was_run_has_a_number():
     assert cell(got, "ditto").reported == SAID["ditto"]
 
 
+def test_a_row_of_ours_changes_no_interval_of_the_papers():
+    printed = join(*(seeds(r, (SAID[r], SAID[r] + 1)) for r in ("ditto", "fedrep", "local")))
+    both = join(printed, seeds("ours", (SAID["local"], SAID["local"] - 30)))
+    alone, beside = (compare(rows, "fedaghn", "table1") for rows in (printed, both))
+    for row in ("ditto", "fedrep", "local"):
+        pd.testing.assert_series_equal(cell(alone, row), cell(beside, row))
+
+
 def test_mean_and_sd_over_seeds_at_the_round_that_validation_chooses():
     rows = join(*(run("fedaghn", [10, 70 + 2 * s, 90], val=[1, 9, 5], seed=s) for s in range(3)))
     got = cell(compare(rows, "fedaghn", "table1"), "fedaghn")
@@ -296,6 +304,9 @@ def test_standing_ranks_and_tests_client_by_client():
         ditto["FedAGHN ahead by"] > 1 and ditto["p"] < 0.01 and ditto["share of clients ahead"] == 1
     )
     assert local["FedAGHN ahead by"] == -5 and np.isnan(got.loc["FedAGHN", "p"])
+    rows, clients = join(rows, run("fedavg", [70.0])), join(clients, clients_of("fedavg", base[:1]))
+    one = standing(rows, "fedaghn", "table1", clients).loc["FedAvg"]  # of one client alone
+    assert one["rank"] == 4 and np.isnan(one["FedAGHN ahead by"])
 
 
 # ---------------------------------------------------------------- errors

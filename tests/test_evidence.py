@@ -43,6 +43,15 @@ def test_rows_are_compared_seed_by_seed():
     assert got.found.half < 1 < np.std([80, 70, 60])
 
 
+def test_rows_that_the_paper_does_not_print_do_not_widen_its_intervals():
+    printed = rows(a=(80, 70, 60), b=(77, 67.5, 56.5), c=(50, 40, 30.5))
+    alone = of(printed).ahead("a", "b", "A").found
+    both = pd.concat([printed, rows(ours=(30, 44, 35))])
+    assert Evidence(both, RULES, "abc").ahead("a", "b", "A").found == alone
+    assert of(both).ahead("a", "b", "A").found.half > 2 * alone.half
+    assert Evidence(both, RULES, "abc").ahead("a", "ours", "A").found.estimate > 0
+
+
 def test_only_seeds_that_both_have_count():
     got = of(rows(a=(80, 70, 60), b=(79, 69))).ahead("a", "b", "A")
     assert got.found.seeds == 2 and got.found.estimate == pytest.approx(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -78,6 +78,15 @@ def reproduced(
     )
 
 
+def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str]) -> pd.DataFrame:
+    """The rows (index) of a column over which noise is pooled: those that the paper prints.
+
+    Rows of ours are other readings, some made to fail: what they scatter says nothing of the
+    paper's. printed: all if it is empty. wanted: rows that are there in any case.
+    """
+    return table[table.index.isin([*wanted, *(printed or table.index)])]
+
+
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
     """What runs had measured at three quarters of their rounds; nothing that is derived."""
     ends = rows[rows["average"] != "derived"].groupby("run")["rounds"].max()
@@ -114,12 +123,13 @@ class Evidence:
 
     rows: in the long form, with derived numbers.
     paper: says which number of a run is reported.
+    printed: the rows that it prints, see `pooled`.
 
     A row, column or metric that was not run is a LookupError, which makes the claim "not run".
     """
 
-    def __init__(self, rows: pd.DataFrame, paper: Rules):
-        self.rows, self.paper = rows, paper
+    def __init__(self, rows: pd.DataFrame, paper: Rules, printed: Collection[str] = ()):
+        self.rows, self.paper, self.printed = rows, paper, printed
         self._all = functools.cache(self._picked)
         self._table = functools.cache(self._pivoted)
 
@@ -187,6 +197,7 @@ class Evidence:
         seeds = self._common_seeds(weights, metric)
         for column in columns:
             table = self._table("now", metric, column)[seeds].dropna()
+            table = pooled(table, self.printed, [row for row, at in weights if at == column])
             tables.append(table)
             sums.append(np.array([weights.get((row, column), 0.0) for row in table.index]))
         found = verdicts.interval([t.to_numpy() for t in tables], sums)

@@ -24,7 +24,13 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper, Scope
-from pfl_core.papers.evidence import READ_AFTER, Evidence, before_the_last_quarter, reproduced
+from pfl_core.papers.evidence import (
+    READ_AFTER,
+    Evidence,
+    before_the_last_quarter,
+    pooled,
+    reproduced,
+)
 from pfl_core.papers.readable import Table, flat, markdown
 
 __all__ = [
@@ -55,6 +61,11 @@ def reported(paper: str | Paper) -> pd.DataFrame:
     with file.open(encoding="utf-8") as f:
         found = pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
     return found.rename(columns={"std": "sd"})
+
+
+def _printed(paper: Paper) -> set[str]:
+    # The rows of its tables; FedPer has none.
+    return set(reported(paper).row) if paper.tables else set()
 
 
 # What has to be the paper's for a number of ours to stand beside a published one.
@@ -249,6 +260,7 @@ class _Cells:
         self, rows: pd.DataFrame, ours: pd.DataFrame, paper: Paper, metric: str, how: dict[str, str]
     ):
         self.ours, self.paper, self.metric = ours, paper, metric
+        self.printed = _printed(paper)
         self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
 
@@ -260,18 +272,20 @@ class _Cells:
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
         seeds = sorted(table.loc[row].dropna().index)
         table = table[seeds].dropna()
+        best = str(table.mean(axis=1).idxmax())
+        both = pooled(table, self.printed, (row, best))
+        weights = (both.index == best) * 1.0 - (both.index == row)
+        behind = verdicts.interval([both.to_numpy()], [weights])
+        table = pooled(table, self.printed, (row,))
         place, values = list(table.index).index(row), table.to_numpy()
-        own, best = verdicts.cell_interval(values, place, 0.0), int(values.mean(1).argmax())
-        behind = verdicts.interval(
-            [values], [np.eye(len(values))[best] - np.eye(len(values))[place]]
-        )
+        own = verdicts.cell_interval(values, place, 0.0)
         line = dict(
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
             n=len(cells),
             low=max(own.low, 0.0) if self.metric in PERCENT else own.low,
             high=min(own.high, 100.0) if self.metric in PERCENT else own.high,
-            best=place == best or behind.low <= 0,
+            best=row == best or behind.low <= 0,
             last=self.last.reindex([(run, row) for run in cells.run]).mean(),
             setting=cells.setting.iloc[0],
             profile=cells.profile.iloc[0],
@@ -347,7 +361,8 @@ def standing(
     own = paper.own
     of_column = clients[clients.column == column]
     by = of_column.pivot_table(index=["seed", "client"], columns="row", values="acc_pct")
-    others = [r for r in cells.index if r != own and r in by and own in by]
+    many = of_column.groupby("row").client.nunique().to_dict()  # a row of ours may have others
+    others = [r for r in cells.index if r != own and many.get(r) == many.get(own, 0)]
     tests = pd.DataFrame(
         {r: paired(*by[[own, r]].dropna().to_numpy().T) for r in others},
         index=["difference", "better", "p"],
@@ -454,7 +469,8 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     paper = papers.paper(paper)
     if not len(rows) or set(rows.profile) == {"smoke"}:
         return []
-    evidence, compared = Evidence(rows, paper), compare(rows, paper, table)
+    evidence = Evidence(rows, paper, _printed(paper))
+    compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
         names = evidence.methods(column)
@@ -535,7 +551,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         return pd.concat(out or [none], ignore_index=True)
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        evidence[needed] = Evidence(rows[rows.artefact == needed], paper)
+        evidence[needed] = Evidence(rows[rows.artefact == needed], paper, _printed(paper))
         scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
         profile = next(iter(evidence[claim.needs].rows.profile), "")

@@ -304,8 +304,8 @@ def test_standing_ranks_and_tests_client_by_client():
         ditto["FedAGHN ahead by"] > 1 and ditto["p"] < 0.01 and ditto["share of clients ahead"] == 1
     )
     assert local["FedAGHN ahead by"] == -5 and np.isnan(got.loc["FedAGHN", "p"])
-    rows, clients = join(rows, run("fedavg", [70.0])), join(clients, clients_of("fedavg", base[:1]))
-    one = standing(rows, "fedaghn", "table1", clients).loc["FedAvg"]  # of one client alone
+    rows, clients = join(rows, run("fedamp", [70.0])), join(clients, clients_of("fedamp", base[:1]))
+    one = standing(rows, "fedaghn", "table1", clients).loc["FedAMP"]  # of one client alone
     assert one["rank"] == 4 and np.isnan(one["FedAGHN ahead by"])
 
 

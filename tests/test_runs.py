@@ -332,7 +332,7 @@ def test_models_are_kept_on_request(store, tmp_path):
     with pytest.raises(
         ValueError, match=r"kind float and shape \(1, 28, 28\); this model takes image"
     ):
-        again.predict(raw[:, None].astype(np.float32))
+        again.predict(raw[:, None] / np.float32(255))
     torch.save({"state": 1}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="holds no personal model"):
         load_model(tmp_path / "other.pt")

@@ -63,14 +63,17 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(
     assert f"{table.run.nunique()} runs are there, 0 of them diverged" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("each", [True, False])
 def test_what_is_finished_is_kept_published_and_not_computed_again(
-    home, tmp_path, monkeypatch, capsys
+    home, tmp_path, monkeypatch, capsys, each
 ):
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
     some = HOW | dict(profile="quick", methods=["fedavg"], seeds=[0])
     small = dict(rounds=1, max_samples=20, eval_every=1)
     monkeypatch.setattr(pfedhn, "setting", functools.partial(_smaller, pfedhn.setting, small))
-    about = dataclasses.replace(pfedhn.PAPER, setting=pfedhn.setting)
+    made = dataclasses.replace(pfedhn.PAPER.artefacts["table1"], numbers=_ones, each=each)
+    artefacts = pfedhn.PAPER.artefacts | {"table1": made}
+    about = dataclasses.replace(pfedhn.PAPER, setting=pfedhn.setting, artefacts=artefacts)
     monkeypatch.setattr(pfedhn, "PAPER", about)
     table = plan.compute("pfedhn", **some)
     words = "keep pfedhn --profile quick --artefacts table1 --methods fedavg local --seeds 0 1"
@@ -80,6 +83,8 @@ def test_what_is_finished_is_kept_published_and_not_computed_again(
     assert main(["publish", "pfedhn"]) == 0
     (part,) = committed.parts("pfedhn").values()
     assert set(part.rows().run) == set(table.run), "what is not finished is not trained"
+    one = part.rows()["average"] == "derived"
+    assert one.any() == each, "numbers of all runs wait for all runs"
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "another"))
     monkeypatch.setattr(compute, "simulate", None)
     assert plan.compute("pfedhn", **some).equals(table)
@@ -87,6 +92,10 @@ def test_what_is_finished_is_kept_published_and_not_computed_again(
         plan.compute("pfedhn", **some, recompute=True)
     assert main("keep fedaghn --profile smoke".split()) == 0
     assert "nothing of it is finished" in capsys.readouterr().out
+
+
+def _ones(rows, recorded):
+    return [dict(run=run, metric="one", value=1.0) for run in rows.run.unique()]
 
 
 def _smaller(setting, changes, *args):

@@ -72,6 +72,7 @@ class Artefact:
     medium, quick: seeds at these profiles. medium 0: not run there; quick 0: as many as usual.
     metrics: published numbers to compare, with so many digits.
     numbers: (its rows, what probes recorded) -> what is derived from them.
+    each: whether these are numbers of one run each; else they wait for all runs.
     said: a sentence for the figure's caption.
     tuned: whether runs of the artefact "tuning" choose its parameters.
     """
@@ -83,6 +84,7 @@ class Artefact:
     metrics: tuple[str, ...] = ("acc_pct",)
     digits: int = 2
     numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
+    each: bool = False
     said: str = ""
     tuned: bool = False
 

@@ -841,6 +841,7 @@ PAPER = Paper(
             quick=2,
             metrics=("acc_pct", "train_acc_pct"),
             numbers=lambda rows, recorded: trained(recorded("train")),  # AG News alone
+            each=True,
         ),
         "table3": Artefact(
             IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)

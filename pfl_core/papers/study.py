@@ -127,11 +127,15 @@ class Study:
             self._sweep(tuning)  # what it chose is known now
             planned = self.paper.planned(self.scope, artefact, part)
         wanted = [s for s in planned if s.artefact != TUNING]
-        rows, numbers = self._sweep(wanted), self.paper.artefacts[artefact].numbers
-        whole = self.train or all(self._is_there(e) for s in wanted for e in s.experiments())
-        if numbers is None or rows.empty or not whole:
+        about, rows = self.paper.artefacts[artefact], self._sweep(wanted)
+        whole = (
+            self.train
+            or about.each
+            or all(self._is_there(e) for s in wanted for e in s.experiments())
+        )
+        if about.numbers is None or rows.empty or not whole:
             return rows
-        made = self.derive(rows, numbers(rows, functools.partial(self.probed, rows)))
+        made = self.derive(rows, about.numbers(rows, functools.partial(self.probed, rows)))
         return pd.concat([rows, made], ignore_index=True) if len(made) else rows
 
     def _sweep(self, planned: list[Sweep]) -> pd.DataFrame:

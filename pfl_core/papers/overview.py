@@ -61,7 +61,9 @@ def said(cells: pd.DataFrame) -> str:
     """What the picture shows, in two sentences: how many cells agree, and how well orders do."""
     orders = [report.order_agreement(of).tau for _, of in cells.groupby("paper", sort=False)]
     taus = pd.concat(orders)
-    found = [f"{n} {word}" for word in CELLS if (n := int((cells.verdict == word).sum()))]
+    counts = {word: int((cells.verdict == word).sum()) for word in CELLS}
+    verb = {"agrees": "agree", "differs": "differ"}
+    found = [f"{n} {word if n == 1 else verb.get(word, word)}" for word, n in counts.items() if n]
     runs = f"profile {' and '.join(cells.profile.unique())}, {cells.n.min():.0f} seeds or more"
     text = f"{len(cells)} published accuracies beside ours, with the paper's data, network and "
     text += f"clients ({runs}): {', '.join(found)}."

@@ -20,7 +20,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
-from pfl_core.papers import comparison, presets, report
+from pfl_core.papers import comparison, evidence, presets, report
 from pfl_core.papers.report import Table, compare, reported, reproduced, standing
 from pfl_core.util import paths
 from tools import pages
@@ -185,6 +185,41 @@ def test_verdicts_of_cells_come_from_seeds():
     assert smoke.verdict == "not judged"
 
 
+def test_advantages_are_differences_of_rows_of_a_column():
+    # Seed 1 draws easy clients: all rows gain 6 points, and no single accuracy can be judged.
+    gap = SAID["fedaghn"] - SAID["ditto"]
+    rows = join(
+        seeds("fedaghn", (70.0, 76.1, 70.1)),
+        seeds("ditto", (70.0 - gap, 76.0 - gap, 70.0 - gap)),
+        seeds("local", (50.0, 56.0, 50.1)),
+        seeds("a row of ours", (1.0, 2.0, 3.0)),
+    )
+    single = compare(rows, "fedaghn", "table1")
+    assert {cell(single, r).reason for r in ("fedaghn", "ditto")} == {"too wide"}
+    got = report.advantages(rows, "fedaghn", "table1").set_index("row")
+    assert got.verdict.to_dict() == {"ditto": "agrees", "local": "differs"}
+    assert got.reported.ditto == pytest.approx(gap)
+    assert got.reproduced.local == pytest.approx(20 + 0.1 / 3)
+    assert (got.n == 3).all() and (got.low < got.reproduced).all()
+    assert "FedAGHN has" not in Table(got.reset_index(), "A caption.").markdown()
+
+
+def test_there_are_no_advantages_where_nothing_is_the_papers(monkeypatch):
+    rows = join(seeds("fedaghn", (70.0, 70.4)), seeds("ditto", (75.0, 75.2)))
+    assert len(report.advantages(rows, "fedaghn", "table1")) == 1
+    assert report.advantages(rows[rows.row == "ditto"], "fedaghn", "table1").empty
+    assert report.advantages(rows.assign(profile="smoke"), "fedaghn", "table1").empty
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(dataset="digits"))
+    assert report.advantages(rows, "fedaghn", "table1").empty
+
+
+def test_an_advantage_of_a_row_that_has_not_learned_is_undecided(monkeypatch):
+    monkeypatch.setattr(evidence, "majority", lambda run, mean: 60.0)
+    rows = join(seeds("fedaghn", (60.0, 60.4)), seeds("ditto", (75.0, 75.1)))
+    (line,) = report.advantages(rows, "fedaghn", "table1").to_dict("records")
+    assert (line["verdict"], line["reason"]) == ("undecided", "not learned")
+
+
 # ---------------------------------------------------------------- to read
 
 
@@ -256,11 +291,11 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     assert orders.to_dict("records") == [dict(table="table1", column=COLUMN, rows=4, tau=1.0)]
     monkeypatch.setattr(pages, "PICTURE", home.parent / "picture.png")
     png, csv = pages.picture()
-    assert png.stat().st_size > 5000 and len(pd.read_csv(csv)) == 4
-    assert (
-        "4 published accuracies beside ours, with the paper's data, network and clients"
-        in pages.picture_section().replace("\n", " ")
-    )
+    counts = pd.read_csv(csv).number.value_counts()
+    assert png.stat().st_size > 5000 and counts.to_dict() == {"accuracy": 4, "advantage": 3}
+    said = pages.picture_section().replace("\n", " ")
+    assert "4 published accuracies beside ours, with the paper's data, network" in said
+    assert "ahead of others, 3 differences" in said
 
 
 def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():

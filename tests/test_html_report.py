@@ -99,7 +99,9 @@ def test_a_table_has_its_verdicts_in_colour(root):
     got = {(tone, verdict) for tone, *_, verdict in cells}
     assert got == {("good", "agrees"), ("bad", "differs")}
     assert all(abs(float(a) - float(b) - float(d)) < 0.02 for _, a, b, d, _ in cells)
-    assert len(cells) == 8  # FedAvg-FT is FedAvg, read after local training
+    # Four accuracies (FedAvg-FT is FedAvg, read after local training) and two advantages, twice.
+    assert len(cells) == 2 * (4 + 2)
+    assert "Table 1, points by which FedAGHN is ahead" in text
     assert re.search('class="pill (good|bad|open)">', text) and readable.LEGEND[:40] in text
     assert "Table 1: ours" in text and "<td>1.5 s</td>" in text
     assert text.count("Not run yet") == len(
@@ -110,16 +112,17 @@ def test_a_table_has_its_verdicts_in_colour(root):
 def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     cells = pd.DataFrame(
         dict(
+            number=["accuracy"] * 3 + ["advantage"],
             paper="fedaghn",
             table="table1",
             column="a",
-            reported=[80.0, 85.0, 90.0],
-            reproduced=[80.5, 84.0, 70.0],
-            low=[79.0, 82.0, np.nan],
-            high=[82.0, 86.0, np.nan],
-            verdict=["agrees", "close", "differs"],
-            profile=["medium", "medium", "paper"],
-            n=[2, 3, 2],
+            reported=[80.0, 85.0, 90.0, -5.0],
+            reproduced=[80.5, 84.0, 70.0, -3.5],
+            low=[79.0, 82.0, np.nan, -4.0],
+            high=[82.0, 86.0, np.nan, -3.0],
+            verdict=["agrees", "close", "differs", "undecided"],
+            profile=["medium", "medium", "paper", "medium"],
+            n=[2, 3, 2, 2],
         )
     )
     monkeypatch.setattr(overview, "ran", lambda: cells)
@@ -127,8 +130,9 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     page = Page(first.replace("<!doctype html>", ""))
     (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
     assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
-    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs."
-    assert said in picture["alt"] and "in one column" in picture["alt"]
+    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs. By how much the paper's own method is ahead of others, 1 difference"
+    for text in (said, "matters less: 1 undecided.", "in one column"):
+        assert text in picture["alt"]
     assert "<strong>588</strong> published accuracies, <strong>582</strong> of them" in first
     counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)
     assert counted == [

@@ -204,7 +204,7 @@ def test_curves(ax):
     ]
     assert [line.get_linestyle() for line in lines] == ["--", "-"]
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
-    found = verdicts.cell_interval(np.array([[8.0, 10], [18, 20]]), 0, 0.0)
+    found = verdicts.cell_interval(np.array([[8.0, 10], [18, 20]]), 0)
     assert low == 0 > 1 - (found.high - 9), "never below 0 %"
     assert high == pytest.approx(found.high), "the tables' interval"
 

@@ -7,6 +7,7 @@ from pfl_core.analysis import verdicts
 from pfl_core.analysis.verdicts import (
     Contrast,
     Interval,
+    beside,
     cell_interval,
     interval,
     of_cell,
@@ -46,7 +47,7 @@ def mirrored(i):
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("seed_sd", [0.5, 3.0])
 def test_the_interval_of_a_cell_covers_at_least_what_it_says(seeds, seed_sd):
-    found = [cell_interval(t, 0, 0.0) for t in tables(seeds, 1, seed_sd=seed_sd)]
+    found = [cell_interval(t, 0) for t in tables(seeds, 1, seed_sd=seed_sd)]
     assert np.mean([i.low <= 0 <= i.high for i in found]) >= 0.93
 
 
@@ -175,14 +176,26 @@ def test_a_cell(low, high, moved, verdict, reason):
 
 def test_a_cell_of_one_seed_is_undecided():
     table = np.array([[90.0], [80.0]])
-    assert of_cell(cell_interval(table, 0, 90.0))[:2] == ("undecided", "one seed")
+    assert of_cell(beside(cell_interval(table, 0), 90.0))[:2] == ("undecided", "one seed")
 
 
-def test_the_papers_own_spread_counts():
-    table = np.random.default_rng(0).normal(90, 0.5, (6, 3))
-    bare, spread, known = (cell_interval(table, 0, 90.0, *sd) for sd in ((), (1.0,), (1.0, 3)))
-    assert bare.half < known.half < spread.half or bare.half < spread.half < known.half
-    assert bare.estimate == spread.estimate == known.estimate
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_published_number_is_of_one_draw_of_clients(seeds):
+    rng, alone, both = np.random.default_rng(0), [], []
+    for t in tables(seeds + 1, 1):  # the paper's draw is the last one, ours are the others
+        found = cell_interval(t[:, :-1], 0)
+        alone.append(abs(found.estimate - t[0, -1]) <= found.half)
+        difference = beside(found, t[0, -1], abs(rng.normal(0, 0.1)))
+        both.append(difference.low <= 0 <= difference.high)
+    assert np.mean(both) >= 0.93
+    assert seeds == 2 or np.mean(alone) < 0.9  # more so, the more seeds of ours
+
+
+def test_the_papers_own_spread_counts_where_it_is_larger():
+    found = cell_interval(np.random.default_rng(0).normal(90, 0.5, (6, 3)), 0)
+    bare, small, large, known = (beside(found, 90.0, *sd) for sd in ((), (0.1,), (3.0,), (3.0, 3)))
+    assert found.half < bare.half == small.half < large.half < known.half  # t of two degrees
+    assert {found.estimate - 90} == {i.estimate for i in (bare, small, large, known)}
 
 
 def test_reasons_say_what_they_mean():

@@ -27,7 +27,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import comparison, overview, presets, report
 from pfl_core.papers.base import FULL, PAPERS, paper, title
-from pfl_core.papers.readable import LEGEND
+from pfl_core.papers.readable import LEGEND, flat
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from tools.marked import between
@@ -228,7 +228,7 @@ def results_page() -> str:
     """docs/results.md: counts, where tables and figures are, and every claim with its verdict."""
     out = [RESULTS, report.markdown(overview.counts())]
     for name in PAPERS:
-        out += ["", f"## {LABELS[name]}", "", report.markdown(_artefacts(name))]
+        out += ["", f"## {LABELS[name]}", "", report.markdown(_artefacts(name)), *_beside(name)]
         out += ["", "Claims:", "", _claims(overview.best_claims(name))]
         for part in committed.parts(name).values():
             if part.profile not in FULL:
@@ -243,6 +243,18 @@ def results_page() -> str:
 CONTRADICT = """Two methods of which one paper's own tables have the first ahead in at least three
 quarters of the columns that hold both, and another's the second. Data, clients and tuning differ
 between the papers, so both may be right where they measured."""
+
+
+def _beside(name: str) -> list[str]:
+    # Every number of ours that stands beside a published one: accuracies, and what they differ by.
+    out = []
+    ahead = f"points by which {LABELS[paper(name).own]} is ahead of other rows"
+    for number, what in {"accuracy": "accuracy (%)", "advantage": ahead}.items():
+        ran = overview.every(name, number).dropna(subset=["reproduced"])
+        for table, cells in ran.groupby("table", sort=False):
+            text = report.Table(cells).text(lambda text: f"**{text}**")
+            out += ["", f"{title(str(table))}, {what}:", "", report.markdown(flat(text))]
+    return out
 
 
 def _artefacts(name: str) -> pd.DataFrame:

@@ -141,24 +141,15 @@ def interval(tables: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Int
     return _interval(estimate, parts, seeds)
 
 
-def cell_interval(
-    table: np.ndarray, row: int, reported: float, reported_sd: float = np.nan, runs: int = 0
-) -> Interval:
-    """A row's mean minus a published number, with its interval.
-
-    Ours were drawn with other clients than the paper's, so what a seed does to all rows counts in.
+def cell_interval(table: np.ndarray, row: int) -> Interval:
+    """A row's mean with its interval, in which what a seed does to all rows counts.
 
     Parameters
     ----------
     table : (m, S) float
         Our numbers of the column, a row a method and a column a seed.
     row : int
-        The row that is compared.
-    reported, reported_sd : float
-        The published mean and standard deviation, NaN if there is none.
-    runs : int
-        Over how many runs the paper took them, 0 if it does not say: then its standard deviation
-        counts as that of its mean.
+        The row that is meant.
     """
     table = np.asarray(table, dtype=float)
     (m, seeds), parts = table.shape, []
@@ -170,9 +161,32 @@ def cell_interval(
             moved = float(table.mean(0).var(ddof=1))
             rest = noise._replace(variance=noise.variance * (m - 1) / m / seeds)
             parts = [_Part(moved / seeds, seeds - 1), rest]
-        if not np.isnan(reported_sd):
-            parts.append(_Part(reported_sd**2 / max(runs, 1), runs - 1 if runs > 1 else np.inf))
-    return _interval(float(table[row].mean() - reported), parts, seeds)
+    return _interval(float(table[row].mean()), parts, seeds)
+
+
+def beside(found: Interval, reported: float, reported_sd: float = np.nan, runs: int = 0) -> Interval:
+    """An estimate of ours minus the published number, with the interval of this difference.
+
+    The published number varies as one more seed of ours would, or as its printed spread says if
+    that is larger: it is of one draw of clients, which released code makes once for all runs.
+
+    Parameters
+    ----------
+    found : Interval
+        Our estimate, of a cell or of a difference of two.
+    reported, reported_sd : float
+        The published number and its standard deviation, NaN if there is none.
+    runs : int
+        Over how many runs the paper took it, 0 if it does not say: then its standard deviation
+        counts as that of its mean.
+    """
+    estimate = found.estimate - reported
+    if np.isnan(found.error):
+        return _interval(estimate, [], found.seeds)
+    ours = _Part(found.error**2, found.freedom)
+    one = _Part(found.seeds * ours.variance, ours.freedom)
+    said = _Part(reported_sd**2 / max(runs, 1), runs - 1 if runs > 1 else np.inf)
+    return _interval(estimate, [ours, said if said.variance > one.variance else one], found.seeds)
 
 
 # -- verdicts --------------------------------------------------------------------------------------

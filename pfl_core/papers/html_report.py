@@ -86,9 +86,15 @@ def _paper(name: str, parts: list[tuple[Part, pd.DataFrame]], folder: Path) -> d
 def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
     tables = []
     for artefact, about in paper(part.paper).artefacts.items():
-        for metric, cells in report.tables(rows, part.paper, artefact).items():
+        found = report.tables(rows, part.paper, artefact)
+        named = {title(artefact) + (f" ({m})" if m != "acc_pct" else ""): c for m, c in found.items()}
+        if "acc_pct" in found:
+            own = label(paper(part.paper).own)
+            of = rows[rows.artefact == artefact]
+            ahead = report.advantages(of, part.paper, artefact)
+            named[f"{title(artefact)}, points by which {own} is ahead"] = ahead
+        for name, cells in named.items():
             if cells.reproduced.notna().any():
-                name = title(artefact) + (f" ({metric})" if metric != "acc_pct" else "")
                 tables.append(dict(title=name) | _table(cells, about.digits))
     figures = sorted((folder / part.label).glob("*.png"), key=_order)
     return dict(

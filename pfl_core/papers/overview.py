@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Callable
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,48 +30,74 @@ def address(name: str) -> str:
     return f"https://arxiv.org/abs/{number[1]}"
 
 
-def every_cell(name: str) -> pd.DataFrame:
-    """`report.every_cell` of a paper, made once for what results/ holds at present."""
-    return _every_cell(name, committed.results()).copy()
+def every(name: str, number: str = "accuracy") -> pd.DataFrame:
+    """What stands beside a paper's published numbers, made once for what results/ holds now.
+
+    number: "accuracy" (`report.every_cell`) or "advantage" (`report.every_advantage`).
+    """
+    return _every(name, number, committed.results()).copy()
 
 
-@functools.lru_cache(maxsize=2 * len(PAPERS))
-def _every_cell(name: str, known: committed.Results) -> pd.DataFrame:
-    return report.every_cell(name)
+@functools.lru_cache(maxsize=4 * len(PAPERS))
+def _every(name: str, number: str, known: committed.Results) -> pd.DataFrame:
+    return NUMBERS[number](name)
+
+
+NUMBERS = {"accuracy": report.every_cell, "advantage": report.every_advantage}
+SHOWN = {"accuracy": "Accuracy (%)", "advantage": "Paper's method ahead by (points)"}
 
 
 def ran() -> pd.DataFrame:
     """All published accuracies that two seeds or more were run of in their paper's setting.
 
-    Columns: paper, and those of `report.every_cell` that say what came out.
+    And by how much each paper's own method is ahead of the other rows there.
+
+    Columns: number ("accuracy" or "advantage"), paper, and those of `report.every_cell` that say
+    what came out.
     """
-    every = [every_cell(name).assign(paper=name) for name in PAPERS]
-    cells = pd.concat(every, ignore_index=True)
+    found = [every(p, number).assign(number=number, paper=p) for number in NUMBERS for p in PAPERS]
+    cells = pd.concat([of for of in found if len(of)], ignore_index=True)
     cells = cells[cells.n > 1]  # one seed has no interval
-    return cells[["paper", *[c for c in cells if c not in ("paper", "comparable", "why")]]]
+    first = ["number", "paper"]
+    return cells[first + [c for c in cells if c not in (*first, "comparable", "why")]]
 
 
 def drawn(cells: pd.DataFrame) -> Figure:
-    """The picture of `ran`: published against reproduced accuracies."""
-    fig, (ax,) = plots.panels(1, size=(5, 4.2))
-    plots.agreement(cells, ax)
+    """The picture of `ran`: published against reproduced, accuracies and advantages."""
+    numbers = list(dict.fromkeys(cells.number))
+    fig, axes = plots.panels(len(numbers), size=(3.6, 3.6), sharey=False)
+    for ax, number in zip(axes, numbers, strict=True):
+        plots.agreement(cells[cells.number == number], ax, SHOWN[number])
+    plots.share_legend(fig)
     return fig
 
 
 def said(cells: pd.DataFrame) -> str:
-    """What the picture shows, in two sentences: how many cells agree, and how well orders do."""
-    orders = [report.order_agreement(of).tau for _, of in cells.groupby("paper", sort=False)]
-    taus = pd.concat(orders)
-    counts = {word: int((cells.verdict == word).sum()) for word in CELLS}
-    verb = {"agrees": "agree", "differs": "differ"}
-    found = [f"{n} {word if n == 1 else verb.get(word, word)}" for word, n in counts.items() if n]
-    runs = f"profile {' and '.join(cells.profile.unique())}, {cells.n.min():.0f} seeds or more"
-    text = f"{len(cells)} published accuracies beside ours, with the paper's data, network and "
-    text += f"clients ({runs}): {', '.join(found)}."
+    """What the picture shows, in three sentences.
+
+    How many accuracies agree, how many advantages do, and how well orders do.
+    """
+    parts = dict(iter(cells.groupby("number", sort=False)))
+    acc, ahead = parts["accuracy"], parts.get("advantage", cells.iloc[:0])
+    runs = f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"
+    text = f"{len(acc)} published accuracies beside ours, with the paper's data, network and "
+    text += f"clients ({runs}): {_counted(acc)}."
+    if len(ahead):
+        many = f"{len(ahead)} difference{'s' * (len(ahead) > 1)}"
+        text += f" By how much the paper's own method is ahead of others, {many} in which a draw "
+        text += f"of clients matters less: {_counted(ahead)}."
+    taus = pd.concat([report.order_agreement(of).tau for _, of in acc.groupby("paper", sort=False)])
     if len(taus):
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
         text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
     return text
+
+
+def _counted(cells: pd.DataFrame) -> str:
+    # "3 differ, 6 undecided"
+    counts = {word: int((cells.verdict == word).sum()) for word in CELLS}
+    verb = {"agrees": "agree", "differs": "differ"}
+    return ", ".join(f"{n} {w if n == 1 else verb.get(w, w)}" for w, n in counts.items() if n)
 
 
 def counts() -> pd.DataFrame:
@@ -81,7 +108,7 @@ def counts() -> pd.DataFrame:
     """
     lines = []
     for name in PAPERS:
-        cells, claimed = every_cell(name), best_claims(name)
+        cells, claimed = every(name), best_claims(name)
         ran = cells[cells.reproduced.notna()].verdict.value_counts()
         line = {"paper": plots.LABELS[name], "accuracies published": len(cells)}
         line |= {"comparable": int(cells.comparable.sum()), "run": int(ran.sum())}

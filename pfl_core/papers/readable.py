@@ -13,9 +13,10 @@ from pfl_core.analysis.plots import label
 LEGEND = (
     "In brackets: 95 % t intervals, from seeds, whose noise is pooled over the paper's rows of a "
     "column; none for one seed. Bold: the best of ours in a column, and all that are not told "
-    "apart from it. Verdicts on our number minus the paper's: agrees, its interval lies within "
-    f"{verdicts.AGREES:g} points; close, within {verdicts.CLOSE:g}; differs, it lies beyond "
-    f"{verdicts.DIFFERS:g} and the curve is flat; else undecided, with the reason."
+    "apart from it. Verdicts on our number minus the paper's, which counts as one more seed: "
+    f"agrees, its interval lies within {verdicts.AGREES:g} points; close, within "
+    f"{verdicts.CLOSE:g}; differs, it lies beyond {verdicts.DIFFERS:g} and the curve is flat; else "
+    "undecided, with the reason."
 )
 TONES = {"agrees": "good", "holds": "good", "close": "fair", "differs": "bad"}
 TONES |= {"contradicted": "bad", "undecided": "open"}

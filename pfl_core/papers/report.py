@@ -212,6 +212,52 @@ _COMPARED = (
 ).split()
 
 
+def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFrame:
+    """By how many points the paper's own method is ahead of each other row: published beside ours.
+
+    What a draw of clients does to all rows of a column falls out of such a difference, in the
+    paper's numbers as in ours. So two seeds can say more of it than of a single accuracy.
+
+    rows: as for `compare`; only columns that are like the paper's count.
+
+    Columns as `compare` has them, a line a column and row that is compared with; n counts the seeds
+    that both rows have.
+    """
+    paper = papers.paper(paper)
+    evidence, out = Evidence(rows, paper, _printed(paper)), []
+    compared = compare(rows, paper, table)
+    there = compared[compared.reported.notna() & compared.reproduced.notna()]
+    for column, cells in grouped(there[there.profile != "smoke"], "column"):
+        lines = cells.set_index("row", drop=False)
+        for row in lines.index.drop(paper.own) if paper.own in lines.index else ():
+            out.append(_advantage(evidence, paper, lines.loc[paper.own], lines.loc[row]))
+    return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
+
+
+def _advantage(evidence: Evidence, paper: Paper, own: pd.Series, other: pd.Series) -> dict:
+    # Of the paper's row over another one, which are lines of `compare`.
+    ours = evidence.ahead(own["row"], other["row"], other.setting)
+    reported = own.reported - other.reported
+    spread = float(np.hypot(own.reported_sd, other.reported_sd))
+    found = verdicts.beside(ours.found, reported, spread, paper.runs)
+    verdict = verdicts.of_cell(found, ours.moved)
+    if ours.unlearned:
+        verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
+    same = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
+    return same | verdict._asdict() | dict(
+        reported=reported,
+        reported_sd=spread,
+        reproduced=ours.found.estimate,
+        n=ours.found.seeds,
+        low=ours.found.low,
+        high=ours.found.high,
+        best=False,
+        difference=found.estimate,
+        difference_low=found.low,
+        difference_high=found.high,
+    )
+
+
 def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
     # Columns in the order in which they are met, rows in the order of the paper, ours behind.
     place = {name: i for i, name in enumerate(dict.fromkeys(frame.column))}
@@ -278,7 +324,7 @@ class _Cells:
         behind = verdicts.interval([both.to_numpy()], [weights])
         table = pooled(table, self.printed, (row,))
         place, values = list(table.index).index(row), table.to_numpy()
-        own = verdicts.cell_interval(values, place, 0.0)
+        own = verdicts.cell_interval(values, place)
         line = dict(
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
@@ -293,9 +339,7 @@ class _Cells:
         )
         if np.isnan(said["reported"]):
             return line | dict(verdict="no published number")
-        found = verdicts.cell_interval(
-            values, place, said["reported"], said["reported_sd"], self.paper.runs
-        )
+        found = verdicts.beside(own, said["reported"], said["reported_sd"], self.paper.runs)
         line |= dict(
             difference=found.estimate, difference_low=found.low, difference_high=found.high
         )
@@ -385,32 +429,35 @@ def every_cell(name: str) -> pd.DataFrame:
     Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
     `compare` has them, table, and comparable: whether profile paper has a run for it.
     """
-    about, out = papers.paper(name), []
-    if not about.tables:
-        return pd.DataFrame(columns=["table", "comparable", *_COMPARED])
-    full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
-    rows = {p.profile: p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))}
-    said = reported(name)
+    cells = _of_every_table(name, compare)
+    if len(cells):
+        planned = {t: _of_the_paper(name, t) for t in cells.table.unique()}
+        where = cells[["table", "row", "column"]].to_numpy()
+        cells["comparable"] = [(READ_AFTER.get(r, r), c) in planned[t] for t, r, c in where]
+    return cells
+
+
+def every_advantage(name: str) -> pd.DataFrame:
+    """What `advantages` says of all tables of a paper, from the same rows as `every_cell`."""
+    return _of_every_table(name, advantages)
+
+
+def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+    # What `make` says of the published cells of a table, from the fullest profile that has one.
+    about, out = papers.paper(name), [pd.DataFrame(columns=[*_COMPARED, "table", "comparable"])]
+    full = [p for p in committed.parts(name).values() if about.tables and p.profile in papers.FULL]
+    parts = [p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))]
+    said = reported(name) if about.tables else pd.DataFrame(columns=["metric", "table"])
     for table in said[said.metric == "acc_pct"].table.unique():
         if table not in about.artefacts:
             continue
-        none = pd.DataFrame(columns=ROW_COLUMNS)
-        each = [compare(none, about, table)]
-        for part in rows.values():  # of a cell that both profiles have, paper's stays
-            of_table = part[part.artefact == table]
-            if len(of_table):
-                each.append(compare(of_table, about, table))
+        each = [make(pd.DataFrame(columns=ROW_COLUMNS), about, table)]
+        each += [make(of, about, table) for p in parts if len(of := p[p.artefact == table])]
         cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
-        cells["ran"] = cells.reproduced.notna()
-        cells = cells.sort_values("ran", kind="stable").drop_duplicates(
-            ["row", "column"], keep="last"
-        )
-        planned = _of_the_paper(name, table)
-        cells["comparable"] = [
-            (READ_AFTER.get(r, r), c) in planned for r, c in cells[["row", "column"]].to_numpy()
-        ]
-        out.append(cells.drop(columns="ran").assign(table=table))
-    return pd.concat(out, ignore_index=True)
+        order = cells.reproduced.notna().sort_values(kind="stable").index
+        cells = cells.loc[order].drop_duplicates(["row", "column"], keep="last")
+        out.append(cells.assign(table=table))
+    return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
 
 def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:

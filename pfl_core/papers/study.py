@@ -175,6 +175,8 @@ class Study:
                     display(table)
             if kind == "compare" and "acc_pct" in about.metrics and len(rows):
                 self.beside_published(artefact, rows, **how)
+                if not how and (ahead := self.advantages(artefact, rows)) is not None:
+                    display(ahead)
 
     # -- figures -----------------------------------------------------------------------------------
 
@@ -376,10 +378,28 @@ class Study:
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
         caption = self._caption(title, table, rows, got, rule)
-        shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
+        return self._saved(table, name, report.Table(got, caption, self._digits(table, digits)))
+
+    def advantages(self, table: str, rows: pd.DataFrame, digits: int = 0) -> report.Table | None:
+        """By how much the paper's own method is ahead of each other row, by `report.advantages`.
+
+        None without a row to compare, as where data or networks are not the paper's.
+        """
+        got = report.advantages(rows, self.paper, table)
+        if got.empty:
+            return None
+        title = f"{papers.title(table)}, points by which {plots.label(self.paper.own)} is ahead"
+        caption = self._caption(title, table, rows, got, self.paper.report)
+        name = f"{table}.advantages"
+        return self._saved(table, name, report.Table(got, caption, self._digits(table, digits)))
+
+    def _digits(self, table: str, digits: int) -> int:
+        return digits or self.paper.artefacts[table].digits
+
+    def _saved(self, table: str, name: str, shown: report.Table) -> report.Table:
         folder = self.folder(self.scope_of(table))
         folder.mkdir(parents=True, exist_ok=True)
-        got.to_csv(folder / f"{name}.csv", index=False)
+        shown.compared.to_csv(folder / f"{name}.csv", index=False)
         (folder / f"{name}.md").write_text(shown.markdown() + "\n")
         return shown
 

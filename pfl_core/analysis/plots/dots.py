@@ -170,8 +170,8 @@ def _seen(at: np.ndarray) -> tuple[np.ndarray, float]:
     return centre, float((kept.max(0) - kept.min(0)).max()) / 2 or 1.0
 
 
-def agreement(cells: pd.DataFrame, ax: Axes) -> Axes:
-    """Published accuracies against ours, a colour a paper, with 95 % intervals and the diagonal.
+def agreement(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes:
+    """Published numbers against ours, a colour a paper, with 95 % intervals and the diagonal.
 
     Cells that are undecided are hollow.
 
@@ -180,11 +180,14 @@ def agreement(cells: pd.DataFrame, ax: Axes) -> Axes:
     cells : DataFrame
         Columns paper (a method key), reported, reproduced, low, high (NaN for one seed) and
         verdict; a line a cell.
+    what : str
+        What the numbers are, with their unit; in percent they end at 0 and 100.
     """
     names = list(dict.fromkeys(cells.paper))
     ends = cells[["reported", "reproduced"]]
     low, high = np.floor(ends.min().min()) - 2, np.ceil(ends.max().max()) + 2
-    span = max(float(low), 0.0), min(float(high), 100.0)
+    least, most = (0.0, 100.0) if what.endswith("(%)") else (-np.inf, np.inf)
+    span = max(float(low), least), min(float(high), most)
     ax.plot(span, span, color="0.6", lw=0.8, ls="--", zorder=0)
     # Solid styles are the papers' own, so their marks are alike: here each has one of its own.
     for (name, look), mark in zip(looks(names).items(), "osD^v", strict=False):
@@ -198,7 +201,8 @@ def agreement(cells: pd.DataFrame, ax: Axes) -> Axes:
         ax.scatter([], [], s=16, marker=mark, color=colour, label=label(name))
     ax.set(xlim=span, ylim=span)
     ax.set_aspect("equal")
-    return finish(ax, "Published accuracy (%)", "Reproduced accuracy (%)")
+    ax.set_title(what)
+    return finish(ax, "Published", "Reproduced")
 
 
 def _name_rows(ax: Axes, names: Sequence[str]) -> Axes:

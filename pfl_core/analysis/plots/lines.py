@@ -56,7 +56,7 @@ def intervals(
             whole = table[seeds].dropna()
             if not len(seeds):
                 continue
-            found = verdicts.cell_interval(whole.to_numpy(), whole.index.get_loc(name), 0.0)
+            found = verdicts.cell_interval(whole.to_numpy(), whole.index.get_loc(name))
             ends = np.array([found.low, found.high])
             low, high = ends if within is None else np.clip(ends, *within)
             out.append({hue: name, x: at, "value": found.estimate, "low": low, "high": high})

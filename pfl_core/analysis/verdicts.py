@@ -164,7 +164,9 @@ def cell_interval(table: np.ndarray, row: int) -> Interval:
     return _interval(float(table[row].mean()), parts, seeds)
 
 
-def beside(found: Interval, reported: float, reported_sd: float = np.nan, runs: int = 0) -> Interval:
+def beside(
+    found: Interval, reported: float, reported_sd: float = np.nan, runs: int = 0
+) -> Interval:
     """An estimate of ours minus the published number, with the interval of this difference.
 
     The published number varies as one more seed of ours would, or as its printed spread says if

@@ -87,14 +87,12 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
     tables = []
     for artefact, about in paper(part.paper).artefacts.items():
         found = report.tables(rows, part.paper, artefact)
-        named = {title(artefact) + (f" ({m})" if m != "acc_pct" else ""): c for m, c in found.items()}
         if "acc_pct" in found:
-            own = label(paper(part.paper).own)
-            of = rows[rows.artefact == artefact]
-            ahead = report.advantages(of, part.paper, artefact)
-            named[f"{title(artefact)}, points by which {own} is ahead"] = ahead
-        for name, cells in named.items():
+            own, of = label(paper(part.paper).own), rows[rows.artefact == artefact]
+            found[f"points by which {own} is ahead"] = report.advantages(of, part.paper, artefact)
+        for what, cells in found.items():
             if cells.reproduced.notna().any():
+                name = title(artefact) + (f", {what}" if what != "acc_pct" else "")
                 tables.append(dict(title=name) | _table(cells, about.digits))
     figures = sorted((folder / part.label).glob("*.png"), key=_order)
     return dict(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
 
 import pandas as pd
 from matplotlib.figure import Figure

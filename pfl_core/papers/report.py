@@ -227,7 +227,7 @@ def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFra
     evidence, out = Evidence(rows, paper, _printed(paper)), []
     compared = compare(rows, paper, table)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
-    for column, cells in grouped(there[there.profile != "smoke"], "column"):
+    for _, cells in grouped(there[there.profile != "smoke"], "column"):
         lines = cells.set_index("row", drop=False)
         for row in lines.index.drop(paper.own) if paper.own in lines.index else ():
             out.append(_advantage(evidence, paper, lines.loc[paper.own], lines.loc[row]))
@@ -243,19 +243,11 @@ def _advantage(evidence: Evidence, paper: Paper, own: pd.Series, other: pd.Serie
     verdict = verdicts.of_cell(found, ours.moved)
     if ours.unlearned:
         verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
-    same = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
-    return same | verdict._asdict() | dict(
-        reported=reported,
-        reported_sd=spread,
-        reproduced=ours.found.estimate,
-        n=ours.found.seeds,
-        low=ours.found.low,
-        high=ours.found.high,
-        best=False,
-        difference=found.estimate,
-        difference_low=found.low,
-        difference_high=found.high,
-    )
+    line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
+    line |= dict(reported=reported, reported_sd=spread, best=False, n=ours.found.seeds)
+    line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
+    line |= dict(difference=found.estimate, difference_low=found.low, difference_high=found.high)
+    return line | verdict._asdict()
 
 
 def _by_column(frame: pd.DataFrame) -> pd.DataFrame:

@@ -228,9 +228,9 @@ def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFra
     compared = compare(rows, paper, table)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     for _, cells in grouped(there[there.profile != "smoke"], "column"):
-        lines = cells.set_index("row", drop=False)
-        for row in lines.index.drop(paper.own) if paper.own in lines.index else ():
-            out.append(_advantage(evidence, paper, lines.loc[paper.own], lines.loc[row]))
+        own = cells[cells.row == paper.own]
+        for _, other in cells.drop(own.index).iterrows() if len(own) else ():
+            out.append(_advantage(evidence, paper, own.iloc[0], other))
     return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
 
 

@@ -10,14 +10,18 @@ import pandas as pd
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import label
 
-LEGEND = (
+_INTERVALS = (
     "In brackets: 95 % t intervals, from seeds, whose noise is pooled over the paper's rows of a "
-    "column; none for one seed. Bold: the best of ours in a column, and all that are not told "
-    "apart from it. Verdicts on our number minus the paper's, which counts as one more seed: "
+    "column; none for one seed."
+)
+_BEST = "Bold: the best of ours in a column, and all that are not told apart from it."
+_VERDICTS = (
+    "Verdicts on our number minus the paper's, which counts as one more seed: "
     f"agrees, its interval lies within {verdicts.AGREES:g} points; close, within "
     f"{verdicts.CLOSE:g}; differs, it lies beyond {verdicts.DIFFERS:g} and the curve is flat; else "
     "undecided, with the reason."
 )
+LEGEND = f"{_INTERVALS} {_BEST} {_VERDICTS}"
 TONES = {"agrees": "good", "holds": "good", "close": "fair", "differs": "bad"}
 TONES |= {"contradicted": "bad", "undecided": "open"}
 _COLOURS = {"good": "#1b7837", "fair": "#5aae61", "bad": "#b2182b", "open": "#6e6e6e"}
@@ -100,12 +104,15 @@ class Table:
         ends = cell.difference_low, cell.difference_high
         return with_interval(cell.difference, *ends, self.digits, sign="+")
 
+    def _legend(self) -> str:
+        return LEGEND if self.compared.best.any() else f"{_INTERVALS} {_VERDICTS}"
+
     def markdown(self) -> str:
         """The caption, the table, its legend, and below it what was not run."""
         ran, rest = self.text(lambda text: f"**{text}**"), self.not_run()
         parts = [f"{self.caption}\n"] * bool(self.caption)
         if self.ran:
-            parts += [markdown(flat(ran)), f"\n{LEGEND}\n"]
+            parts += [markdown(flat(ran)), f"\n{self._legend()}\n"]
         if len(rest):
             parts += ["Published, not run here:\n", markdown(rest)]
         return "\n".join(parts)
@@ -114,7 +121,8 @@ class Table:
         parts = [f"<p>{html.escape(self.caption)}</p>"] * bool(self.caption)
         if self.ran:
             ran = _escaped(self.text(lambda text: f"{_BOLD}{text}")).map(_coloured)
-            parts += [ran.to_html(escape=False, border=0), f"<p><small>{LEGEND}</small></p>"]
+            legend = f"<p><small>{self._legend()}</small></p>"
+            parts += [ran.to_html(escape=False, border=0), legend]
         if len(rest := self.not_run()):
             summary = f"Published, not run here: {', '.join(rest.columns)}"
             table = rest.to_html(border=0)

@@ -81,6 +81,15 @@ def test_a_row_of_ours_changes_no_interval_of_the_papers():
         pd.testing.assert_series_equal(cell(alone, row), cell(beside, row))
 
 
+def test_a_global_model_changes_no_interval_of_personal_ones():
+    own = join(*(seeds(r, (SAID[r], SAID[r] + 1, SAID[r] + 0.2)) for r in ("ditto", "fedrep")))
+    both = join(own, seeds("fedavg", (50.0, 40.0, 60.0), when="before"))
+    alone, beside = (compare(rows, "fedaghn", "table1") for rows in (own, both))
+    for row in ("ditto", "fedrep"):
+        pd.testing.assert_series_equal(cell(alone, row), cell(beside, row))
+    assert cell(beside, "fedavg").high - cell(beside, "fedavg").low > 20  # its own spread
+
+
 def test_mean_and_sd_over_seeds_at_the_round_that_validation_chooses():
     rows = join(*(run("fedaghn", [10, 70 + 2 * s, 90], val=[1, 9, 5], seed=s) for s in range(3)))
     got = cell(compare(rows, "fedaghn", "table1"), "fedaghn")

@@ -12,7 +12,7 @@ from pfl_core.analysis.plots import label
 
 _INTERVALS = (
     "In brackets: 95 % t intervals, from seeds, whose noise is pooled over the paper's rows of a "
-    "column; none for one seed."
+    "column that give clients models of their own; none for one seed."
 )
 _BEST = "Bold: the best of ours in a column, and all that are not told apart from it."
 _VERDICTS = (

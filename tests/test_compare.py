@@ -261,6 +261,11 @@ def test_texts_of_others_are_shown_as_text():
     assert "<script>" not in table._repr_html_() and "<b>x" not in table._repr_html_()
 
 
+def test_verdicts_are_counted_in_words():
+    words = pd.Series(["differs", "agrees", "undecided", "agrees", "not run"])
+    assert report.counted(words) == "2 agree, 1 differs, 1 undecided"
+
+
 def test_a_reading_names_the_leader_and_what_is_level_with_it():
     rows = join(
         seeds("fedaghn", (70.0, 70.4, 70.1)),

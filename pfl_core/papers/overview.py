@@ -16,7 +16,6 @@ from pfl_core.methods.base import METHODS
 from pfl_core.papers import report
 from pfl_core.papers.base import FULL, PAPERS, paper
 
-CELLS = ("agrees", "close", "differs", "undecided")
 CLAIMS = ("holds", "contradicted", "undecided", "not run")
 
 
@@ -80,23 +79,16 @@ def said(cells: pd.DataFrame) -> str:
     acc, ahead = parts["accuracy"], parts.get("advantage", cells.iloc[:0])
     runs = f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"
     text = f"{len(acc)} published accuracies beside ours, with the paper's data, network and "
-    text += f"clients ({runs}): {_counted(acc)}."
+    text += f"clients ({runs}): {report.counted(acc.verdict)}."
     if len(ahead):
         many = f"{len(ahead)} difference{'s' * (len(ahead) > 1)}"
         text += f" By how much the paper's own method is ahead of others, {many} in which a draw "
-        text += f"of clients matters less: {_counted(ahead)}."
+        text += f"of clients matters less: {report.counted(ahead.verdict)}."
     taus = pd.concat([report.order_agreement(of).tau for _, of in acc.groupby("paper", sort=False)])
     if len(taus):
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
         text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
     return text
-
-
-def _counted(cells: pd.DataFrame) -> str:
-    # "3 differ, 6 undecided"
-    counts = {word: int((cells.verdict == word).sum()) for word in CELLS}
-    verb = {"agrees": "agree", "differs": "differ"}
-    return ", ".join(f"{n} {w if n == 1 else verb.get(w, w)}" for w, n in counts.items() if n)
 
 
 def counts() -> pd.DataFrame:
@@ -111,7 +103,7 @@ def counts() -> pd.DataFrame:
         ran = cells[cells.reproduced.notna()].verdict.value_counts()
         line = {"paper": plots.LABELS[name], "accuracies published": len(cells)}
         line |= {"comparable": int(cells.comparable.sum()), "run": int(ran.sum())}
-        line |= {word: int(ran.get(word, 0)) for word in CELLS}
+        line |= {word: int(ran.get(word, 0)) for word in report.CELLS}
         of_claims = claimed.verdict.value_counts()
         line |= {f"claims: {word}": int(of_claims.get(word, 0)) for word in CLAIMS}
         lines.append(line)

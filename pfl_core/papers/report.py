@@ -557,16 +557,24 @@ def _beside(lines: pd.DataFrame) -> list[str]:
     if len(both) > 2:
         tau = both.reported.corr(both.reproduced, method="kendall")
         said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")
-    counts = both.verdict.value_counts()
-    words = [f"{counts[v]} {v}" for v in ("agrees", "close", "differs", "undecided") if v in counts]
     why = both[both.verdict == "undecided"].reason.value_counts()
     reasons = "; ".join(f"{n} {reason}" for reason, n in why.items())
-    said.append(f"Of its cells: {', '.join(words)}{f' ({reasons})' if reasons else ''}.")
+    said.append(f"Of its cells: {counted(both.verdict)}{f' ({reasons})' if reasons else ''}.")
     worst = both[both.verdict == "differs"]
     if len(worst):
         row = str(worst.difference.abs().idxmax())
         said.append(f"The largest difference is {label(row)}'s, {worst.why[row]}.")
     return said
+
+
+CELLS = ("agrees", "close", "differs", "undecided")
+
+
+def counted(words: pd.Series) -> str:
+    """Verdicts on cells, counted: "1 agrees, 2 differ, 3 undecided"."""
+    many = {"agrees": "agree", "differs": "differ"}
+    counts = {word: int((words == word).sum()) for word in CELLS}
+    return ", ".join(f"{n} {w if n == 1 else many.get(w, w)}" for w, n in counts.items() if n)
 
 
 # -- claims ----------------------------------------------------------------------------------------

@@ -240,6 +240,8 @@ def test_worker_processes_share_out_the_gpus(monkeypatch):
 
 SLOW = """
 import time
+from pathlib import Path
+
 import ray
 from pfl_core.engine import simulate
 
@@ -247,10 +249,15 @@ simulate.CHECKPOINT_EVERY = 0.0
 if ray.is_initialized() and not hasattr(simulate, "fast"):
     simulate.fast = simulate.sample
 
+    def lost():
+        said = Path(f"{NOTE}.lost")
+        return said.read_text() if said.exists() else ""
+
     def slow(cfg, k, round):
         with open(NOTE, "a") as f:
             f.write(f"{cfg.seed} {round} {ray.get_runtime_context().get_node_id()}\\n")
-        time.sleep(0.1)
+        while round > 3 and lost() in ("", ray.get_runtime_context().get_node_id()):
+            time.sleep(0.05)  # so that a slow computer loses the node in the middle of a run
         return simulate.fast(cfg, k, round)
 
     simulate.sample = slow
@@ -258,6 +265,7 @@ if ray.is_initialized() and not hasattr(simulate, "fast"):
 
 CLUSTER = """
 import sys, threading, time
+from pathlib import Path
 import pandas as pd
 import ray
 from ray.cluster_utils import Cluster
@@ -275,7 +283,8 @@ def lose():
         time.sleep(0.05)
         lines = [line.split() for line in open(note)]
         if [r for _, r, node in lines if node == second.node_id and int(r) >= 3]:
-            return cluster.remove_node(second, allow_graceful=False)
+            cluster.remove_node(second, allow_graceful=False)
+            return Path(f"{note}.lost").write_text(second.node_id)
 
 threading.Thread(target=lose, daemon=True).start()
 cells = [Experiment(**TINY, rounds=8, seed=s, plugins=("slow",)) for s in range(4)]

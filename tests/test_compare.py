@@ -310,7 +310,7 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     assert png.stat().st_size > 5000 and counts.to_dict() == {"accuracy": 4, "advantage": 3}
     said = pages.picture_section().replace("\n", " ")
     assert "4 published accuracies beside ours, with the paper's data, network" in said
-    assert "ahead of others, 3 differences" in said
+    assert "Of 3 differences between a paper's own method and another row" in said
 
 
 def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():

@@ -130,8 +130,8 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     page = Page(first.replace("<!doctype html>", ""))
     (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
     assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
-    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs. By how much the paper's own method is ahead of others, 1 difference"
-    for text in (said, "matters less: 1 undecided.", "in one column"):
+    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs. Of 1 difference between a paper's own method and another row"
+    for text in (said, "draw of clients, 1 undecided.", "in one column"):
         assert text in picture["alt"]
     assert "<strong>588</strong> published accuracies, <strong>582</strong> of them" in first
     counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)

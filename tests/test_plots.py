@@ -206,7 +206,7 @@ def test_curves(ax):
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
     found = verdicts.cell_interval(np.array([[8.0, 10], [18, 20]]), 0)
     assert low == 0 > 1 - (found.high - 9), "never below 0 %"
-    assert high == pytest.approx(found.high), "the tables' interval"
+    assert high == pytest.approx(found.high), "the interval of a cell"
 
 
 def test_five_curves_have_bars_at_their_ends(ax):

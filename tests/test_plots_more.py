@@ -166,7 +166,9 @@ def test_layers_go_in_the_model_s_order(ax):
     (low, high) = ax.collections[0].get_segments()[1][:, 1]
     seeds = np.array([[0.899, 0.901], [0.889, 0.891]])
     found = verdicts.cell_interval(seeds, 0)
-    np.testing.assert_allclose((low, high), (found.low, found.high), err_msg="the tables' interval")
+    np.testing.assert_allclose(
+        (low, high), (found.low, found.high), err_msg="the interval of a cell"
+    )
 
 
 def test_layers_may_be_numbers(ax):

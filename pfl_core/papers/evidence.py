@@ -22,6 +22,7 @@ from pfl_core.experiments import committed
 
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
+ONE_MODEL = frozenset(READ_AFTER.values())  # rows that serve all clients the same model
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
 
@@ -86,7 +87,7 @@ def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str
     have a common one that is hard. printed: all if it is empty. wanted: rows that are there in any
     case.
     """
-    like = [row for row in printed or table.index if row not in READ_AFTER.values()]
+    like = [row for row in printed or table.index if row not in ONE_MODEL]
     return table[table.index.isin([*wanted, *like])]
 
 

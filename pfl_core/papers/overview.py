@@ -82,8 +82,8 @@ def said(cells: pd.DataFrame) -> str:
     text += f"clients ({runs}): {report.counted(acc.verdict)}."
     if len(ahead):
         many = f"{len(ahead)} difference{'s' * (len(ahead) > 1)}"
-        text += f" By how much the paper's own method is ahead of others, {many} in which a draw "
-        text += f"of clients matters less: {report.counted(ahead.verdict)}."
+        text += f" Of {many} between a paper's own method and another row, which depend less on "
+        text += f"the draw of clients, {report.counted(ahead.verdict)}."
     taus = pd.concat([report.order_agreement(of).tau for _, of in acc.groupby("paper", sort=False)])
     if len(taus):
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"

@@ -436,10 +436,12 @@ def every_advantage(name: str) -> pd.DataFrame:
 
 def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFrame:
     # What `make` says of the published cells of a table, from the fullest profile that has one.
-    about, out = papers.paper(name), [pd.DataFrame(columns=[*_COMPARED, "table", "comparable"])]
-    full = [p for p in committed.parts(name).values() if about.tables and p.profile in papers.FULL]
+    about, out = papers.paper(name), []
+    if not about.tables:
+        return pd.DataFrame(columns=["table", "comparable", *_COMPARED])
+    full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
     parts = [p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))]
-    said = reported(name) if about.tables else pd.DataFrame(columns=["metric", "table"])
+    said = reported(name)
     for table in said[said.metric == "acc_pct"].table.unique():
         if table not in about.artefacts:
             continue
@@ -449,7 +451,7 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
         order = cells.reproduced.notna().sort_values(kind="stable").index
         cells = cells.loc[order].drop_duplicates(["row", "column"], keep="last")
         out.append(cells.assign(table=table))
-    return pd.concat(out[len(out) > 1 :], ignore_index=True)
+    return pd.concat(out, ignore_index=True)
 
 
 def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:

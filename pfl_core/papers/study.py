@@ -288,7 +288,7 @@ class Study:
             plot(shown[shown[by] == value], ax, **kw).set_title(value)
         plots.outer_labels(axes, sharey)
         if plot in (plots.curves, plots.layers) and rows.seed.nunique() > 1:
-            said = f"{said} Intervals: 95 %, by t over seeds, as in the tables.".strip()
+            said = f"{said} Intervals: 95 %, by t over seeds.".strip()
         self.figure(name, fig, frame, said, rows)
 
     def beside_published(self, table: str, rows: pd.DataFrame, **how: str) -> None:
@@ -378,9 +378,9 @@ class Study:
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
         caption = self._caption(title, table, rows, got, rule)
-        return self._saved(table, name, report.Table(got, caption, self._digits(table, digits)))
+        return self._saved(table, name, got, caption, digits)
 
-    def advantages(self, table: str, rows: pd.DataFrame, digits: int = 0) -> report.Table | None:
+    def advantages(self, table: str, rows: pd.DataFrame) -> report.Table | None:
         """By how much the paper's own method is ahead of each other row, by `report.advantages`.
 
         None without a row to compare, as where data or networks are not the paper's.
@@ -390,16 +390,15 @@ class Study:
             return None
         title = f"{papers.title(table)}, points by which {plots.label(self.paper.own)} is ahead"
         caption = self._caption(title, table, rows, got, self.paper.report)
-        name = f"{table}.advantages"
-        return self._saved(table, name, report.Table(got, caption, self._digits(table, digits)))
+        return self._saved(table, f"{table}.advantages", got, caption)
 
-    def _digits(self, table: str, digits: int) -> int:
-        return digits or self.paper.artefacts[table].digits
-
-    def _saved(self, table: str, name: str, shown: report.Table) -> report.Table:
+    def _saved(
+        self, table: str, name: str, got: pd.DataFrame, caption: str, digits: int = 0
+    ) -> report.Table:
+        shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
         folder = self.folder(self.scope_of(table))
         folder.mkdir(parents=True, exist_ok=True)
-        shown.compared.to_csv(folder / f"{name}.csv", index=False)
+        got.to_csv(folder / f"{name}.csv", index=False)
         (folder / f"{name}.md").write_text(shown.markdown() + "\n")
         return shown
 

@@ -16,6 +16,7 @@ from pfl_core.analysis.plots.style import (
     COLOURS,
     Look,
     beside,
+    bounds,
     finish,
     in_words,
     label,
@@ -186,7 +187,7 @@ def agreement(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes
     names = list(dict.fromkeys(cells.paper))
     ends = cells[["reported", "reproduced"]]
     low, high = np.floor(ends.min().min()) - 2, np.ceil(ends.max().max()) + 2
-    least, most = (0.0, 100.0) if what.endswith("(%)") else (-np.inf, np.inf)
+    least, most = bounds(what) or (-np.inf, np.inf)
     span = max(float(low), least), min(float(high), most)
     ax.plot(span, span, color="0.6", lw=0.8, ls="--", zorder=0)
     # Solid styles are the papers' own, so their marks are alike: here each has one of its own.

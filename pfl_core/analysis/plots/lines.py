@@ -30,8 +30,8 @@ def intervals(
 ) -> pd.DataFrame:
     """Mean over seeds of `value` for each value of `hue` and `x`, with a 95 % t interval.
 
-    The interval is that of the tables: `verdicts.cell_interval` over the rows (values of `hue`)
-    that are drawn together, seeds as replicates.
+    The interval is `verdicts.cell_interval` over all rows (values of `hue`) that are drawn
+    together, seeds as replicates; tables pool noise over fewer rows (`evidence.pooled`).
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def line(row):
     return dict.fromkeys(tables.COLUMNS["runs.csv"], "") | facts | {"run": row.run}
 
 
-def judged(paper, rows, chosen):
+def judged(paper, rows, chosen, printed=()):
     """The verdict on the one claim of a paper that `chosen` is true of; LookupError if its cells were not run."""
     (claim,) = filter(chosen, paper.claims)
-    return verdicts.of_claim(claim.judge(Evidence(rows, paper)), claim.most)
+    return verdicts.of_claim(claim.judge(Evidence(rows, paper, printed)), claim.most)

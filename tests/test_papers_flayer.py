@@ -292,9 +292,9 @@ def derived(metric, cells, column=COLUMN):
     return seeded(cells, column, metric=metric, average="derived")
 
 
-def verdict(start, *frames):
+def verdict(start, *frames, printed=()):
     rows_ = pd.concat(frames, ignore_index=True)
-    return judged(flayer.PAPER, rows_, lambda c: c.says.startswith(start))
+    return judged(flayer.PAPER, rows_, lambda c: c.says.startswith(start), printed)
 
 
 OFFICIAL_PARTS = {
@@ -331,6 +331,15 @@ def test_a_claim_without_its_rows_is_not_run(claim):
         assert not claim.judge(Evidence(rows, flayer.PAPER))
     except LookupError as missing:
         assert missing.args[0]
+
+
+def test_to_be_the_best_of_all_all_have_to_be_there():
+    start, printed = "FLAYER is more accurate than FedAvg", (*flayer.BASELINES, "flayer")
+    whole = dict.fromkeys(flayer.BASELINES, 50) | dict(flayer=65)
+    assert verdict(start, seeded(whole), printed=printed).verdict == "holds"
+    assert verdict(start, seeded(STEPS), printed=printed).reason == "rows missing"
+    behind = seeded(STEPS | dict(fedala=80))
+    assert verdict(start, behind, printed=printed).verdict == "contradicted"
 
 
 def test_rows_of_ours_and_columns_of_the_control_decide_nothing():

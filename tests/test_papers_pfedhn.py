@@ -305,6 +305,12 @@ def column(name: str, **numbers: float) -> dict[tuple[str, str], float]:
     return {(row, name): value for row, value in numbers.items()}
 
 
+def competing(name: str, **numbers: float) -> dict[tuple[str, str], float]:
+    """A whole column of Table 1: all competing approaches at 60, but those that are given."""
+    names = "local fedavg perfedavg pfedme lgfedavg fedper".split()
+    return column(name, **dict.fromkeys(names, 60) | numbers)
+
+
 def of_one(names: str, *numbers: float) -> dict[tuple[str, str], float]:
     """Accuracies of rows "K = 1", "K = 10", ... in a column "a"."""
     return dict(zip([(name, "a") for name in names.split(", ")], numbers, strict=True))
@@ -346,16 +352,16 @@ DECIDED = [
     (
         "pFedHN achieves improvements",
         "table1",
-        column("a", fedper=80, pfedhn=70, pfedhn_pc=83) | OF_OURS,
+        competing("a", fedper=80, pfedhn=70, pfedhn_pc=83) | OF_OURS,
         column("a", fedper=80, pfedhn=90, pfedhn_pc=81),
         column("a", fedper=80, pfedhn=90),
     ),
     (
         "pFedHN without personal classifiers",
         "table1",
-        column(OMNIGLOT, fedper=70, perfedavg=76, lgfedavg=73, pfedhn=72, pfedhn_pc=80)
+        competing(OMNIGLOT, fedper=70, perfedavg=76, lgfedavg=73, pfedhn=72, pfedhn_pc=80)
         | OF_OURS
-        | column("a", fedper=80, pfedhn=81),
+        | competing("a", fedper=80, pfedhn=81),
         column("a", perfedavg=76, pfedhn=72),
         column("a", fedper=80, pfedhn_pc=90),
     ),
@@ -376,7 +382,7 @@ DECIDED = [
     (
         "One pFedHN",
         "table2",
-        column("a, S", pfedme=80, pfedhn=83) | column("a, all sizes", pfedhn=70),
+        competing("a, S", pfedme=80, pfedhn=83) | column("a, all sizes", pfedhn=70),
         column("a, S", pfedme=80, pfedhn=82) | column("a, M", pfedme=80, pfedhn=84),
         column("a, S", pfedme=80) | column("a, all sizes", pfedhn=70),
     ),
@@ -466,6 +472,15 @@ def test_a_claim_is_decided(says, artefact, upheld, contradicted, few):
     assert verdict(says, made(artefact, contradicted)) == ("contradicted", "")
     assert verdict(says, made(artefact, upheld, seeds=1)) == ("undecided", "one seed")
     assert verdict(says, made(artefact, few)) == ("not run", "")
+
+
+def test_to_be_ahead_of_all_all_have_to_be_there():
+    whole = competing("a", fedper=80, pfedhn=70, pfedhn_pc=83)
+    del whole["pfedme", "a"]
+    claim = "pFedHN achieves improvements"
+    assert verdict(claim, made("table1", whole)) == ("undecided", "rows missing")
+    behind = whole | {("pfedhn_pc", "a"): 75}
+    assert verdict(claim, made("table1", behind)) == ("contradicted", "")
 
 
 def test_every_artefact_has_a_claim_and_every_claim_is_tried_above():

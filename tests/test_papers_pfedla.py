@@ -470,10 +470,11 @@ def seeds(rows, noise=SURE, n=4):
     return pd.concat(made, ignore_index=True)
 
 
-def verdict(artefact, word, rows):
+def verdict(artefact, word, rows, printed=()):
     """The verdict of the one claim on an artefact that has a word in it."""
     try:
-        return judged(PAPER, rows, lambda c: c.needs == artefact and word in c.says).verdict
+        found = judged(PAPER, rows, lambda c: c.needs == artefact and word in c.says, printed)
+        return found.verdict
     except LookupError:
         return "not run"
 
@@ -595,6 +596,17 @@ def test_claims_hold_are_contradicted_and_stay_undecided(artefact, word, good, b
     assert verdict(artefact, word, seeds(good, UNSURE)) == "undecided"
     assert verdict(artefact, word, seeds(good, n=1)) == "undecided", "one seed has no interval"
     assert verdict(artefact, word, table({("nobody", "nowhere"): 50.0})) == "not run"
+
+
+@pytest.mark.parametrize("word, own", [("superior", "pfedla"), ("outperforms", "heurpfedla")])
+def test_to_be_ahead_of_all_those_have_to_be_there_that_are_printed(word, own):
+    printed = list(dict.fromkeys(SAID[SAID.table == "table1"].row))
+    whole = dict.fromkeys(pfedla.BASELINES, 80.0) | {own: 90.0}
+    without = {row: value for row, value in whole.items() if row != "fedbn"}
+    for column, found in (("FMNIST, N=10", "holds"), ("CIFAR-10, N=10", "undecided")):
+        rows = seeds(accuracies(without, name=column))
+        assert verdict("table1", word, rows, printed) == found, "FedBN needs BatchNorm"
+        assert verdict("table1", word, seeds(accuracies(whole, name=column)), printed) == "holds"
 
 
 def judges(claims):

@@ -22,6 +22,7 @@ MOVES = 1.0  # points that a curve may still move by at its end
 OWN_SEEDS = 5  # with so many seeds a contrast's own spread is known well enough
 OUTLIER = 3.0  # times the median row's spread
 REASONS = {
+    "rows missing": "not all rows were run",
     "one seed": "one seed has no interval",
     "not learned": "a row has not learned",
     "stopped early": "it still moves",
@@ -31,6 +32,7 @@ REASONS = {
 }
 # What a verdict says of the paper.
 MEANS = {
+    "rows missing": "open",
     "one seed": "open",
     "not learned": "under-trained here",
     "stopped early": "under-trained here",
@@ -60,6 +62,11 @@ class Interval(NamedTuple):
     def half(self) -> float:
         """Half its width."""
         return (self.high - self.low) / 2
+
+    @classmethod
+    def none(cls) -> Interval:
+        """That of what was not run."""
+        return cls(np.nan, np.nan, np.nan, np.nan, 0.0, 0)
 
     def below(self, threshold: float) -> float:
         """p of the test that the true value is at least `threshold`, one-sided."""
@@ -254,6 +261,8 @@ class Contrast:
     @property
     def unsure(self) -> str:
         """Why nothing can be concluded from it, whatever its interval; "" if that is not so."""
+        if not self.found.seeds:
+            return "rows missing"
         if np.isnan(self.found.error):
             return "one seed"
         if self.unlearned:
@@ -269,6 +278,8 @@ class Contrast:
 
     def __str__(self) -> str:
         d, f = self.digits, self.found
+        if not f.seeds:
+            return self.says
         ends = "" if np.isnan(f.error) else f" [{f.low:+.{d}f}, {f.high:+.{d}f}]"
         unit = f" {self.unit}" if self.unit else ""
         bar = f", to be above {self.above:g}" if self.above else ""

@@ -16,7 +16,7 @@ import pandas as pd
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import pick
-from pfl_core.analysis.verdicts import Contrast
+from pfl_core.analysis.verdicts import Contrast, Interval
 from pfl_core.data.pools import DatasetMissing
 from pfl_core.experiments import committed
 
@@ -127,7 +127,7 @@ class Evidence:
 
     rows: in the long form, with derived numbers.
     paper: says which number of a run is reported.
-    printed: the rows that it prints, see `pooled`.
+    printed: the rows that the paper prints beside each other; noise is pooled over them.
 
     A row, column or metric that was not run is a LookupError, which makes the claim "not run".
     """
@@ -166,6 +166,20 @@ class Evidence:
         says = f"{label(first)} - {label(second)}, {column}"
         weights = {(first, column): 1.0, (second, column): -1.0}
         return self.contrast(says, weights, by, metric=metric, group=group)
+
+    def missing(self, first: str, column: str, but: Collection[str] = ()) -> list[Contrast]:
+        """What leaves open that a row is ahead of all others: those printed that were not run.
+
+        A column that has no other one compares nothing, and leaves nothing open.
+
+        but: rows that need not be there.
+        """
+        others = [row for row in self.printed if row not in (first, *but)]
+        lost = [row for row in others if row not in self.methods(column)]
+        if len(lost) == len(others):
+            return []
+        says = [f"{label(first)} - {label(row)}, {column}" for row in lost]
+        return [Contrast(text, Interval.none(), group=column) for text in says]
 
     def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
         """No row is more than `within` below another one: a contrast for each ordered pair."""

@@ -531,8 +531,9 @@ def _best(evidence: Evidence) -> list[Contrast]:
         others = [row for row in evidence.methods(column) if row not in ours]
         if not others:
             raise LookupError(f"another method in {column}")
-        others = [row for row in others if (row, column) not in AHEAD]
-        contrasts += [evidence.ahead(OWN, row, column) for row in others]
+        ahead = [row for row, where in AHEAD if where == column]
+        contrasts += [evidence.ahead(OWN, row, column) for row in others if row not in ahead]
+        contrasts += evidence.missing(OWN, column, but=(*ahead, *PAPER.when))
     return contrasts
 
 

@@ -516,6 +516,7 @@ def _best(evidence: Evidence, best: str = "flayer") -> list[Contrast]:
         if not others:
             raise LookupError(f"another method in {column}")
         contrasts += [_ahead(evidence, best, row, column) for row in others]
+        contrasts += evidence.missing(best, column)
     return contrasts
 
 

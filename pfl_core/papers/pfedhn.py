@@ -647,12 +647,13 @@ def _rows_but(evidence: Evidence, column: str, *others: str) -> list[str]:
 
 def _above_all(evidence: Evidence, row: str, by: float = 0.0) -> list[Contrast]:
     # pFedHN, with personal classifiers or without, against every competing approach.
-    return [
-        evidence.ahead(row, other, column, by=by)
-        for column in evidence.columns
-        for other in _rows_but(evidence, column, *OURS)
-        if row != "pfedhn" or (other, column) not in AHEAD_IN_PRINT
-    ]
+    out = []
+    for column in evidence.columns:
+        ahead = [name for name, where in AHEAD_IN_PRINT if row == "pfedhn" and where == column]
+        others = _rows_but(evidence, column, *OURS, *ahead)
+        out += [evidence.ahead(row, other, column, by=by) for other in others]
+        out += evidence.missing(row, column, but=(*OURS, *ahead))
+    return out
 
 
 def _without_personalization(evidence: Evidence) -> list[Contrast]:

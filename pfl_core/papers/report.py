@@ -63,9 +63,17 @@ def reported(paper: str | Paper) -> pd.DataFrame:
     return found.rename(columns={"std": "sd"})
 
 
-def _printed(paper: Paper) -> set[str]:
-    # The rows of its tables; FedPer has none.
-    return set(reported(paper).row) if paper.tables else set()
+def _printed(paper: Paper, artefact: str) -> list[str]:
+    """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
+
+    FedPer has none.
+    """
+    if not paper.tables:
+        return []
+    found = reported(paper)
+    found = found[found.metric == "acc_pct"]
+    own = found[found.table == artefact]
+    return list(dict.fromkeys((own if len(own) else found).row))
 
 
 # What has to be the paper's for a number of ours to stand beside a published one.
@@ -188,7 +196,7 @@ def compare(
     )
     lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
     if len(ours):
-        cells = _Cells(rows, ours, paper, metric, how)
+        cells = _Cells(rows, ours, paper, metric, how, set(said.row))
         for (column, row), of_cell in grouped(ours, ["column", "row"]):
             line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
             line |= cells.line(row, column, of_cell, line)
@@ -224,7 +232,7 @@ def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFra
     that both rows have.
     """
     paper = papers.paper(paper)
-    evidence, out = Evidence(rows, paper, _printed(paper)), []
+    evidence, out = Evidence(rows, paper, _printed(paper, table)), []
     compared = compare(rows, paper, table)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     for _, cells in grouped(there[there.profile != "smoke"], "column"):
@@ -291,14 +299,19 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
 class _Cells:
     """Our side of a table: intervals, the last round, and how far curves still move.
 
-    ours: one number a run, its columns named by `_own_columns`.
+    ours: one number a run, its columns named by `_own_columns`. printed: the table's rows.
     """
 
     def __init__(
-        self, rows: pd.DataFrame, ours: pd.DataFrame, paper: Paper, metric: str, how: dict[str, str]
+        self,
+        rows: pd.DataFrame,
+        ours: pd.DataFrame,
+        paper: Paper,
+        metric: str,
+        how: dict[str, str],
+        printed: set[str],
     ):
-        self.ours, self.paper, self.metric = ours, paper, metric
-        self.printed = _printed(paper)
+        self.ours, self.paper, self.metric, self.printed = ours, paper, metric, printed
         self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
 
@@ -510,7 +523,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     paper = papers.paper(paper)
     if not len(rows) or set(rows.profile) == {"smoke"}:
         return []
-    evidence = Evidence(rows, paper, _printed(paper))
+    evidence = Evidence(rows, paper, _printed(paper, table))
     compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
@@ -600,7 +613,8 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         return pd.concat(out or [none], ignore_index=True)
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        evidence[needed] = Evidence(rows[rows.artefact == needed], paper, _printed(paper))
+        printed = _printed(paper, needed)
+        evidence[needed] = Evidence(rows[rows.artefact == needed], paper, printed)
         scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
         profile = next(iter(evidence[claim.needs].rows.profile), "")

@@ -286,9 +286,11 @@ def found(cases: dict[str, dict[str, Any]]) -> str:
     for case in cases.values():
         files[case["split"]] = case["images"]
     for file, images in files.items():
-        parts = [f"{lost} of {total} {s} images" for s, (total, lost) in images.items()]
-        said.append(f"`{file}`: {', '.join(parts)}")
-    return f"Not found in our copy of CIFAR-10, and left out: {'; '.join(said) or 'nothing yet'}."
+        parts = [f"{lost} of {total} {s} images" for s, (total, lost) in images.items() if lost]
+        said += [f"`{file}`: {', '.join(parts)}"] if parts else []
+    if not said:
+        return "Our copy of CIFAR-10 has all images of the splits."
+    return f"Not found in our copy of CIFAR-10, and left out: {'; '.join(said)}."
 
 
 def measured(cases: dict[str, dict[str, Any]]) -> str:

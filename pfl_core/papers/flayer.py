@@ -274,7 +274,7 @@ def _only(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
 
 
 def image(scope: Scope) -> str:
-    """The image column that stands for all below profile paper.
+    """The image column that stands for all below profile paper, and in the control.
 
     It is CIFAR-10's, or the next whose data are at hand.
     """
@@ -343,13 +343,8 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
 
 
 def _control(scope: Scope) -> list[Sweep]:
-    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones.
-
-    There are none at medium.
-    """
-    if scope.profile == "medium":
-        return []
-    column = COLUMNS["CIFAR-100, CNN" if scope.profile == "paper" else image(scope)]
+    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones."""
+    column = COLUMNS[image(scope)]
     base = scope.base(PAPER, "table2", column.dataset)
     every = rows("table2", scope.profile, scope.data(column.dataset) or "")
     every = _only(every, ("fedavg", "fedala", "flayer"))

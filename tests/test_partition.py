@@ -425,6 +425,58 @@ def test_dirichlet_of_fedaghn_and_of_the_training_part():
     assert len(drawn) == 50_000 and not CIFAR10.is_test[drawn].any()
 
 
+# How PFLlib dealt CIFAR-10, {class: images} a client, as its author has it in a repository of his:
+# github.com/TsingZ0/FedKTL, dataset/Cifar10/config.json at 130081035e.
+PFLLIB = [
+    {1: 9, 3: 668, 4: 476, 5: 287, 6: 5, 7: 167, 9: 9},
+    {0: 7, 1: 1, 2: 62, 4: 43, 7: 177, 8: 1524},
+    {2: 16, 3: 158, 4: 1034, 5: 3},
+    {1: 402, 2: 12, 3: 7, 6: 1, 8: 1, 9: 1657},
+    {0: 24, 2: 5104},
+    {0: 2832, 3: 1432},
+    {0: 36, 2: 578, 3: 708, 4: 114, 8: 4},
+    {1: 210, 2: 2, 3: 30, 4: 962, 5: 1, 7: 2, 9: 1415},
+    {1: 18, 3: 137, 4: 11, 7: 2568, 8: 8, 9: 232},
+    {0: 2, 3: 2511, 4: 723},
+    {0: 454, 2: 2, 7: 53, 8: 655},
+    {0: 9, 1: 744, 3: 7, 4: 187, 5: 5, 7: 93, 8: 226, 9: 693},
+    {0: 248, 2: 2, 4: 360, 5: 1802, 6: 1, 8: 3581},
+    {1: 21, 2: 3, 3: 237, 4: 96, 5: 1161, 7: 9},
+    {1: 16, 4: 153, 5: 1, 7: 2930},
+    {1: 1394, 2: 157, 3: 28, 4: 18, 6: 735, 9: 1993},
+    {0: 2358, 1: 9, 2: 61, 3: 2, 4: 1822},
+    {1: 3175},
+    {0: 29, 3: 74, 5: 89, 6: 5257},
+    {c: 1 for c in range(10)} | {5: 2651},
+]
+
+
+def test_numpy_seed_gives_the_clients_of_released_code():
+    table = total(CIFAR10, partition("dirichlet", CIFAR10, 20, 5, numpy_seed=1))
+    assert [{c: n for c, n in enumerate(row) if n} for row in table.tolist()] == PFLLIB
+    one, other = (partition("dirichlet", CIFAR10, 20, s, numpy_seed=1) for s in (0, 1))
+    assert any((a != b).any() for a, b in zip(one.test, other.test, strict=True)), "other images"
+
+
+def test_a_part_of_a_data_set_is_dealt_in_the_shares_of_the_whole():
+    few = make_pool([5800] * 4 + [3000] * 6)
+    table = total(few, partition("dirichlet", few, 20, 0, numpy_seed=1, class_size=6000))
+    for row, whole in zip(table, PFLLIB, strict=True):
+        for c, n in enumerate(row):
+            assert abs(n - whole.get(c, 0) * (5800 if c < 4 else 3000) / 6000) < 1
+    assert (table.sum(0) == np.bincount(few.y)).all()
+
+
+@pytest.mark.parametrize("scheme", ["shards", "groups"])
+def test_numpy_seed_fixes_who_holds_which_classes(scheme):
+    tables = [total(CIFAR10, partition(scheme, CIFAR10, 20, s, numpy_seed=66666)) for s in (0, 1)]
+    other = total(CIFAR10, partition(scheme, CIFAR10, 20, 0, numpy_seed=666))
+    assert (tables[0] == tables[1]).all() and (tables[0] != other).any()
+    few = make_pool([5800] * 10)
+    part = total(few, partition(scheme, few, 20, 0, numpy_seed=66666, class_size=6000))
+    assert ((part > 100) == (tables[0] > 100)).all()
+
+
 def test_dirichlet_heterogeneity_falls_with_alpha():
     def spread(alpha):
         return total_variation(
@@ -601,7 +653,7 @@ def test_label_counts_by_hand():
 
 ERRORS = [
     ("dirichelet", {}, "partition 'dirichelet' is unknown; did you mean 'dirichlet'? known are alphabets, "),
-    ("dirichlet", {"alhpa": 1}, "'alhpa' is unknown; did you mean 'alpha'? known are alpha, fallback_least, least, "),
+    ("dirichlet", {"alhpa": 1}, "'alhpa' is unknown; did you mean 'alpha'? known are alpha, class_size, fallback_least, "),
     ("iid", {"clients": 0}, "clients=0 must be an integer >= 1"),
     ("iid", {"clients": 2.0}, "clients=2.0 must be an integer >= 1"),
     ("iid", {"seed": -1}, "seed=-1 must be an integer >= 0"),
@@ -611,6 +663,9 @@ ERRORS = [
     ("iid", {"split": "a/b"}, "split='a/b' must be percent"),
     ("dirichlet", {"alpha": 0}, "alpha=0 must be a finite number in (0, inf)"),
     ("dirichlet", {"alpha": float("nan")}, "alpha=nan must be a finite number in (0, inf)"),
+    ("dirichlet", {"numpy_seed": -1}, "numpy_seed=-1 must be an integer from 0 to 4294967295"),
+    ("dirichlet", {"class_size": 6000}, "class_size is of a draw with numpy_seed"),
+    ("shards", {"numpy_seed": 1, "distinct": True}, "distinct=True is not what released code draws"),
     ("dirichlet", {"train_ratio": 1}, "train_ratio=1 must be a finite number in (0, 1)"),
     ("dirichlet", {"source": "test"}, "source='test' must be 'all' or 'train'"),
     ("dirichlet", {"clients": 1000}, "the largest legal value is clients=449"),

@@ -12,6 +12,10 @@ was decided here, where the paper says nothing. Arguments that many schemes have
   rounded up, or to the nearest integer where every class is divided by itself.
 - `k=None`: as the paper has it, for CIFAR-10 below 100 classes, else for CIFAR-100.
 - `val`: the share of the official training part that becomes val.
+- `numpy_seed`: how many samples of each class a client gets is drawn as released code draws it,
+  with numpy's older generator and this seed, from classes of `class_size` samples (None: the
+  pool's). Which samples these are is drawn from `rng`. FLAYER, FedALA (PFLlib): 1; FedAGHN: 66666
+  on CIFAR-10, else 666.
 """
 
 from __future__ import annotations
@@ -225,6 +229,26 @@ def pfedla_ring(
     return _holders(pool, sets, images, split, rng)
 
 
+def _of_released_code(
+    seed: int | None, class_size: int | None, members: list[np.ndarray]
+) -> tuple[np.random.RandomState | None, np.ndarray]:
+    """The generator of released code (None without a seed), and the sizes of classes it deals."""
+    sizes = sizes_of(members)
+    need(class_size is None or seed is not None, "class_size is of a draw with numpy_seed")
+    if seed is None:
+        return None, sizes
+    state = np.random.RandomState(integer("numpy_seed", seed, 0, 2**32 - 1))
+    if class_size is not None:
+        sizes = np.full_like(sizes, integer("class_size", class_size, 1))
+    return state, sizes
+
+
+def _like(table: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """A table (N, C) in the same shares of classes of other sizes (C,)."""
+    ends = table.cumsum(0)
+    return np.diff(ends * sizes // np.maximum(ends[-1], 1), axis=0, prepend=0)
+
+
 def shards(
     pool: Any,
     clients: int,
@@ -232,6 +256,8 @@ def shards(
     k: int | None = None,
     distinct: bool = False,
     split: str = "70/10/20",
+    numpy_seed: int | None = None,
+    class_size: int | None = None,
 ) -> Split:
     """FedAGHN pathological: classes cut into equal shards, k random shards a client (5; 20 of 100).
 
@@ -246,18 +272,26 @@ def shards(
     why = f"{k} shards hold fewer than {few} samples, as the smallest class has {small}"
     check_room(clients, lambda n: small // ceil(n * k / classes) * k >= few, why)
     pieces = ceil(clients * k / classes)
+    state, whole = _of_released_code(numpy_seed, class_size, members)
     if distinct:
+        need(state is None, "distinct=True is not what released code draws: leave out numpy_seed")
         held = assign(level(np.full(classes, pieces), clients * k, rng), clients, rng)
     else:
-        drawn = rng.permutation(np.repeat(np.arange(classes), pieces))[: clients * k]
+        for size in whole if state else ():  # it shuffles all classes first
+            state.shuffle(np.arange(size))
+        drawn = (state or rng).permutation(np.repeat(np.arange(classes), pieces))[: clients * k]
         held = label_counts(np.arange(classes), [*drawn.reshape(clients, k)], classes)
     return divide(deal(members, held * (small // pieces), rng), shares, rng)
 
 
-def _dirichlet_table(sizes: np.ndarray, clients: int, alpha: float, rng: Rng) -> np.ndarray:
+def _dirichlet_table(
+    sizes: np.ndarray, clients: int, alpha: float, rng: Rng | np.random.RandomState
+) -> np.ndarray:
     """One draw of the table (N, C): class by class, and none to clients that hold n / N already."""
     want = np.zeros((clients, len(sizes)), int)
     for c, size in enumerate(sizes):
+        if isinstance(rng, np.random.RandomState):
+            rng.shuffle(np.arange(size))  # as released code does, before it draws shares
         room = want.sum(1) < sizes.sum() / clients
         for _ in range(TRIES):
             edge = np.cumsum(rng.dirichlet(np.full(clients, alpha)) * room)
@@ -304,6 +338,8 @@ def dirichlet(
     train_ratio: float = 0.75,
     split: str | None = None,
     source: str = "all",
+    numpy_seed: int | None = None,
+    class_size: int | None = None,
 ) -> Split:
     """FLAYER, FedAGHN, PFLlib: each class shared out by Dir(alpha), until all have `least` samples.
 
@@ -319,7 +355,8 @@ def dirichlet(
     shares = (ratio, 0.0, 1 - ratio) if split is None else read_shares(split)
     need(source in ("all", "train"), f"source={source!r} must be 'all' or 'train'")
     members = indices_by_class(pool, source == "all" or ~np.asarray(pool.is_test, bool), empty=True)
-    sizes, few = sizes_of(members), fewest(shares)
+    own, few = sizes_of(members), fewest(shares)
+    state, sizes = _of_released_code(numpy_seed, class_size, members)
     n = sizes.sum()
     check_room(
         clients,
@@ -335,7 +372,7 @@ def dirichlet(
         wanted = _possible(sizes, clients, alpha, wanted, spare)
     want, low, draw = None, 0, 0
     for draw in range(1, TRIES + 1):
-        want = _dirichlet_table(sizes, clients, alpha, rng)
+        want = _dirichlet_table(sizes, clients, alpha, state or rng)
         low, short = want.sum(1).min(), min(short, (want.sum(1) < enough).sum())
         found, best = want if found is None and low >= spare else found, max(best, low)
         if low >= wanted or (draw == HOPELESS[0] and short >= HOPELESS[1]):
@@ -348,11 +385,22 @@ def dirichlet(
     dealt = want if low >= wanted else found
     if dealt is None:
         raise ValueError(f"alpha={alpha}, clients={clients}: {why}; {cure}")
+    if state:
+        dealt = _like(dealt, own)
+        poorest = dealt.sum(1).min()
+        need(poorest >= few, f"the pool leaves a client {poorest} samples, the parts need {few}")
     return divide(deal(members, dealt, rng), shares, rng)
 
 
 def groups(
-    pool: Any, clients: int, rng: Rng, groups: int = 5, share: float = 0.8, split: str = "70/10/20"
+    pool: Any,
+    clients: int,
+    rng: Rng,
+    groups: int = 5,
+    share: float = 0.8,
+    split: str = "70/10/20",
+    numpy_seed: int | None = None,
+    class_size: int | None = None,
 ) -> Split:
     """FedAGHN case study: groups of clients, each with dominant classes; the rest is IID.
 
@@ -385,7 +433,11 @@ def groups(
         f"each group deals {dominant.min()} samples of its smallest class, all clients "
         f"{rest.sum()}",
     )
-    order, want = rng.permutation(classes).reshape(groups, own), np.zeros((clients, classes), int)
+    state, whole = _of_released_code(numpy_seed, class_size, members)
+    for size in whole if state else ():  # it shuffles all classes first
+        state.shuffle(np.arange(size))
+    order = (state or rng).permutation(classes).reshape(groups, own)
+    want = np.zeros((clients, classes), int)
     for g, mine in enumerate(order):
         want[g * each : (g + 1) * each, mine] = dominant[mine] // each
         want[(g + 1) * each - 1, mine] += dominant[mine] % each

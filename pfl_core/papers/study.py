@@ -406,7 +406,8 @@ class Study:
         self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
     ) -> str:
         ran = got[got.reproduced.notna()]
-        parts = [title, f"profile {self.scope_of(table).profile}"]
+        profile = next(iter(rows.profile), self.scope_of(table).profile)
+        parts = [title, f"profile {profile}"]
         if len(ran):
             seeds = int(ran.n.max())
             parts += [f"data {report.data_sets(rows)}", f"{seeds} seed{'s' * (seeds > 1)}"]

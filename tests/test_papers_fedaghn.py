@@ -53,7 +53,12 @@ def test_cells_of_the_main_table(paper_cells):
     assert {e.tags["row"] for e in main} | {f"{r}_ft" for r in PAPER.when} == rows
     assert {e.tags["column"] for e in main} == columns and len(main) == 8 * 14 * 3
     assert {e.partition for e in main if "Pathological" in e.tags["column"]} == {"shards"}
-    assert {e.partition_seed for e in main if e.dataset == "cifar10"} == {66666}
+    anew = [e for e in paper_cells if e.tags["column"] in fedaghn.ANEW]
+    assert anew and not any("numpy_seed" in e.partition_args for e in anew)
+    draws = {
+        (e.dataset, *(e.partition_args[a] for a in ("numpy_seed", "class_size"))) for e in main
+    }
+    assert draws == {("cifar10", 66666, 6000), ("cifar100", 666, 600), ("tiny_imagenet", 666, 550)}
 
 
 def test_columns_of_the_other_tables(paper_cells):

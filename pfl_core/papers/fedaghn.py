@@ -89,12 +89,16 @@ DATA = {  # columns; CIFAR-100* is ResNet-18 on CIFAR-100
     "CIFAR-100*": Column("cifar100", RESNET),
     "TINY": Column("tiny_imagenet"),
 }
-# Our column of Table 1: the paper's seeds share one partition.
-ANEW = {"Dir(0.1), CIFAR-10, a partition a seed": Column("cifar10", {"partition_seed": None})}
+# Our column of Table 1: clients are drawn anew for each seed, the paper's are one draw.
+ANEW = {
+    "Dir(0.1), CIFAR-10, a partition a seed": Column(
+        "cifar10", {"partition_args": {"alpha": 0.1, "least": 1, "split": "70/10/20"}}
+    )
+}
 PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}  # where the paper does not show all four
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
-# 5, 20 or 40 classes a client [P]: the default of "shards".
-PATHOLOGICAL = dict(partition="shards", partition_args={"split": "70/10/20"})
+# Samples of a class in the whole data set.
+WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 550}
 ALPHAS = (0.1, 0.2, 0.5)
 # The panels of App. Figure 1, as changes to `setting`.
 PARTITIONS = {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in ALPHAS}
@@ -109,8 +113,8 @@ EXAMPLE = {"q0": 0.5}
 
 # Sec. 4, App. C.3 [P]: 20 clients, all of which take part; 5 local epochs, batch 64, lr .01; 200
 # rounds for the CNN with BatchNorm, 80 (CIFAR-100*) and 40 (TINY) for ResNet-18.
-# [O]: incomplete batches are left out, pixels are in [-1, 1], all seeds share one partition (66666
-# on CIFAR-10, else 666), and a client holds one sample at least.
+# [O]: incomplete batches are left out, pixels are in [-1, 1], clients are one draw for all seeds,
+# that of numpy's generator with the script's seed, and hold one sample at least.
 # medium [C]: 20 rounds, and at most 800 training images a client.
 # quick and smoke [C]: a narrow LeNet with BatchNorm, few samples and rounds, a rate that suits
 # them, and 20 (10) samples a client at least, so that a test part is not a single image.
@@ -129,8 +133,7 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     Other columns of Tables 1 and 2 are changes to it: see `columns`.
     """
-    seed = 66666 if dataset == "cifar10" else 666
-    fields = dict(dataset=dataset, plan="drop", normalize="half", partition_seed=seed)
+    fields: dict[str, Any] = dict(dataset=dataset, plan="drop", normalize="half")
     fields |= _PROFILES[profile]
     if profile in FULL:
         fields |= _full_size(profile, dataset)
@@ -141,7 +144,21 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     else:
         dealt = {"alpha": 0.1, "least": _LEAST[profile], "split": "70/10/20"}
         fields |= dict(partition="dirichlet", partition_args=dealt)
+    if profile in FULL:
+        fields["partition_args"] |= _released_draw(dataset)
+    else:
+        fields["partition_seed"] = _script_seed(dataset)
     return fields | ({"clients": clients} if clients else {})
+
+
+def _script_seed(dataset: str) -> int:
+    return 66666 if dataset == "cifar10" else 666
+
+
+def _released_draw(dataset: str) -> dict[str, int]:
+    """Arguments of a partition with which clients hold what the released script deals them."""
+    of_class = {"class_size": WHOLE[dataset]} if dataset in WHOLE else {}
+    return {"numpy_seed": _script_seed(dataset)} | of_class
 
 
 def _full_size(profile: str, dataset: str) -> dict[str, Any]:
@@ -254,10 +271,13 @@ def _data_columns(scope: Scope, artefact: str) -> dict[str, Column]:
 
 
 def _pathological(data: dict[str, Column]) -> dict[str, Column]:
-    return {
-        f"Pathological, {name}": column._replace(changes=PATHOLOGICAL | column.changes)
-        for name, column in data.items()
-    }
+    # 5, 20 or 40 classes a client [P]: the default of "shards".
+    found = {}
+    for name, column in data.items():
+        dealt = {"split": "70/10/20"} | _released_draw(column.dataset)
+        changes = dict(partition="shards", partition_args=dealt) | column.changes
+        found[f"Pathological, {name}"] = column._replace(changes=changes)
+    return found
 
 
 def sweeps(scope: Scope) -> list[Sweep]:

@@ -24,11 +24,10 @@ def paper_cells(swept):
 
 
 def of(cells, artefact):
-    """Without the control of Table 2, whose columns are rates."""
+    """Without columns of ours: the control of Table 2, whose columns are rates, and its own draws."""
+    ours = ("lr ", flayer.ANEW)
     return [
-        e
-        for e in cells
-        if e.tags["artefact"] == artefact and not e.tags["column"].startswith("lr ")
+        e for e in cells if e.tags["artefact"] == artefact and not e.tags["column"].startswith(ours)
     ]
 
 
@@ -163,6 +162,19 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     }
 
 
+@pytest.mark.parametrize("profile", ["medium", "paper"])
+def test_clients_are_those_of_released_code_and_in_our_column_drawn_anew(swept, profile):
+    cells = [e for e in swept("flayer", profile) if e.model == "cnn"]
+    anew = [e for e in cells if e.tags["column"] == flayer.ANEW]
+    draws = {e.dataset: e.partition_args["class_size"] for e in cells if e not in anew}
+    assert draws == {d: n for d, n in flayer.IMAGES.items() if d in draws}
+    assert {e.partition_args["numpy_seed"] for e in cells if e not in anew} == {1}
+    assert {e.tags["row"] for e in anew} == {
+        *flayer.BASELINES, "flayer", flayer.OFFICIAL
+    } - set(flayer.SLOW)  # fmt: skip
+    assert not any("numpy_seed" in e.partition_args for e in anew)
+
+
 def test_the_control_is_a_part_of_table_2(swept):
     for profile, rates in (
         ("quick", (0.02, 0.1)),
@@ -180,7 +192,7 @@ def test_the_control_is_a_part_of_table_2(swept):
         assert len(main) + len(control) == len(
             [e for e in swept("flayer", profile) if e.tags["artefact"] == "table2"]
         )
-        assert {e.tags["column"] for e in main} <= set(flayer.COLUMNS)
+        assert {e.tags["column"] for e in main} <= {*flayer.COLUMNS, flayer.ANEW}
         assert {(e.tags["column"], e.lr) for e in control} == {(f"lr {r:g}", r) for r in rates}
         ran = [e.plain() for e in main]
         assert all(

@@ -174,6 +174,20 @@ def test_a_cell(low, high, moved, verdict, reason):
     assert (got.verdict, got.reason) == (verdict, reason)
 
 
+@pytest.mark.parametrize(
+    ("moved", "missing", "reason"),
+    [
+        (0.9, 8.0, "stopped early"),  # 3 doublings more, of which a quarter is 0.4: +6.5
+        (0.3, 8.0, ""),  # +2.2
+        (0.9, 1.0, ""),  # there are no more rounds
+        (-0.9, 8.0, ""),  # away from the published number
+        (1.1, 1.0, "stopped early"),
+    ],
+)
+def test_a_cell_differs_if_the_papers_rounds_would_not_close_the_gap(moved, missing, reason):
+    assert of_cell(Interval(-5.5, -7, -4, 1.0, 2, 2), moved, missing).reason == reason
+
+
 def test_a_cell_of_one_seed_is_undecided():
     table = np.array([[90.0], [80.0]])
     assert of_cell(beside(cell_interval(table, 0), 90.0))[:2] == ("undecided", "one seed")

@@ -337,14 +337,22 @@ def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
     return Verdict("undecided", min(reasons, key=list(REASONS).index), why)
 
 
-def of_cell(found: Interval, moved: float | None = None) -> Verdict:
+def of_cell(found: Interval, moved: float | None = None, missing: float = 1.0) -> Verdict:
     """The verdict of our number minus the published one of the same setting.
 
     It agrees if the interval lies within 2 points of 0, and is close within 5. It differs if the
-    interval lies beyond 1 point and the curve is flat: over the last quarter of the rounds it came
-    at most 1 point closer to the published number.
+    interval lies beyond 1 point, and no more rounds would change that: over the last quarter of the
+    rounds it came at most 1 point closer to the published number, and it stays beyond if it goes on
+    so, by the logarithm of the rounds, to as many as the paper has.
 
-    moved: points that our number gained over that quarter, None if not known.
+    Parameters
+    ----------
+    found : Interval
+        Of the difference.
+    moved : float or None
+        Points that our number gained over the last quarter, None if not known.
+    missing : float
+        The paper's rounds over ours.
     """
     text = f"{found.estimate:+.1f}"
     if np.isnan(found.error):
@@ -357,7 +365,10 @@ def of_cell(found: Interval, moved: float | None = None) -> Verdict:
         return Verdict("close", "", text)
     if found.low <= DIFFERS and found.high >= -DIFFERS:
         return Verdict("undecided", "too wide", text)
-    if moved is not None and abs(moved) > MOVES and moved * found.estimate < 0:
-        more = f"{text}, and {moved:+.1f} over the last quarter of the rounds"
-        return Verdict("undecided", "stopped early", more)
+    if moved is not None and moved * found.estimate < 0:
+        gained = moved * max(np.log(missing), 0.0) / np.log(4 / 3)
+        near = found.high if found.estimate < 0 else found.low
+        if abs(moved) > MOVES or abs(gained) >= abs(near) - DIFFERS:
+            more = f"{text}, and {moved:+.1f} over the last quarter of the rounds"
+            return Verdict("undecided", "stopped early", more)
     return Verdict("differs", "", text)

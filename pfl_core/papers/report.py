@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -125,6 +125,15 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
     return named or next((e for (_, c), e in found.items() if c == column), None)
 
 
+def _missing_rounds(
+    paper: Paper, artefact: str, row: str, column: str, runs: Iterable[str]
+) -> float:
+    """The rounds of the paper over those of our runs, the shortest of them."""
+    theirs = _counterpart(paper.key, artefact, row, column)
+    ours = [ran.rounds for run in runs if (ran := committed.experiment(run)) is not None]
+    return theirs.rounds / min(ours) if theirs is not None and ours else 1.0
+
+
 def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
     """In what a run differs from the cell of the paper that it is named by.
 
@@ -196,7 +205,7 @@ def compare(
     )
     lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
     if len(ours):
-        cells = _Cells(rows, ours, paper, metric, how, set(said.row))
+        cells = _Cells(rows, ours, paper, table, metric, how)
         for (column, row), of_cell in grouped(ours, ["column", "row"]):
             line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
             line |= cells.line(row, column, of_cell, line)
@@ -238,17 +247,30 @@ def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFra
     for _, cells in grouped(there[there.profile != "smoke"], "column"):
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
-            out.append(_advantage(evidence, paper, own.iloc[0], other))
+            out.append(_advantage(evidence, paper, table, own.iloc[0], other))
     return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
 
 
-def _advantage(evidence: Evidence, paper: Paper, own: pd.Series, other: pd.Series) -> dict:
+def _advantage(
+    evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series
+) -> dict:
     # Of the paper's row over another one, which are lines of `compare`.
     ours = evidence.ahead(own["row"], other["row"], other.setting)
     reported = own.reported - other.reported
     spread = float(np.hypot(own.reported_sd, other.reported_sd))
     found = verdicts.beside(ours.found, reported, spread, paper.runs)
-    verdict = verdicts.of_cell(found, ours.moved)
+    of_column = evidence.rows[evidence.rows.column == other.setting]
+    missing = max(
+        _missing_rounds(
+            paper,
+            table,
+            row,
+            other.setting,
+            of_column.run[of_column.row == READ_AFTER.get(row, row)],
+        )
+        for row in (own["row"], other["row"])
+    )
+    verdict = verdicts.of_cell(found, ours.moved, missing)
     if ours.unlearned:
         verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
@@ -299,7 +321,7 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
 class _Cells:
     """Our side of a table: intervals, the last round, and how far curves still move.
 
-    ours: one number a run, its columns named by `_own_columns`. printed: the table's rows.
+    ours: one number a run, its columns named by `_own_columns`.
     """
 
     def __init__(
@@ -307,11 +329,12 @@ class _Cells:
         rows: pd.DataFrame,
         ours: pd.DataFrame,
         paper: Paper,
+        table: str,
         metric: str,
         how: dict[str, str],
-        printed: set[str],
     ):
-        self.ours, self.paper, self.metric, self.printed = ours, paper, metric, printed
+        self.ours, self.paper, self.table, self.metric = ours, paper, table, metric
+        self.printed = _printed(paper, table)
         self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
 
@@ -352,7 +375,8 @@ class _Cells:
             return line | dict(verdict="not judged")
         past = self.earlier.reindex([(run, row) for run in cells.run])
         moved = line["reproduced"] - past.mean() if past.notna().all() else None
-        return line | verdicts.of_cell(found, moved)._asdict()
+        missing = _missing_rounds(self.paper, self.table, row, cells.setting.iloc[0], cells.run)
+        return line | verdicts.of_cell(found, moved, missing)._asdict()
 
 
 def _by_run(picked: pd.DataFrame) -> pd.Series:

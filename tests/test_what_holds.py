@@ -225,6 +225,12 @@ def test_each_method_at_its_best_rate(validated):
     want = {"fedper": 60, "fedrep": 65} if validated else {"fedper": 70, "fedrep": 80}
     assert got.own.to_dict() == want and set(got.chosen) == {"val" if validated else "test"}
     assert recount.columns(recount.recounted(runs(*rows)), 2) == {}
+    for rate in (0.02, 0.1):  # FedAvg after local training, which has no rate of its own to choose
+        for when in ("before", "after"):
+            val = [0, 50] if validated else ()
+            rows.append(run("fedavg", [0, 50], column=f"lr {rate:g}", when=when, val=val))
+    more = recount.tuned(runs(*rows))
+    assert more.own.loc[["fedper", "fedrep"]].to_dict() == want
 
 
 def test_nothing_is_said_of_settings_that_were_not_run():

@@ -372,6 +372,7 @@ def tuned(runs: Runs) -> pd.DataFrame:
             seen[seen.split == "val"].groupby(["row", "column", "run"], as_index=False).value.max()
         )
         judge = tops.pivot_table(index="row", columns="column", values="value")
+        means = means[means.index.isin(judge.index)]  # not those read after another's training
     picks = judge.loc[means.index, means.columns].idxmax(axis=1)
     own: list[Any] = [means.at[row, column] for row, column in picks.items()]
     return means.assign(own=own, chosen=chosen).rename_axis(columns=None)

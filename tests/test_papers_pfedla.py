@@ -609,6 +609,11 @@ def test_to_be_ahead_of_all_those_have_to_be_there_that_are_printed(word, own):
         assert verdict("table1", word, seeds(accuracies(whole, name=column)), printed) == "holds"
 
 
+def test_a_column_without_the_papers_row_leaves_claims_to_the_others():
+    begun = accuracies({"local": 80.0}, name="CIFAR-10, N=10")
+    assert verdict("table1", "superior", seeds(pd.concat([main(90.0), begun]))) == "holds"
+
+
 def judges(claims):
     return {getattr(claim.judge, "func", claim.judge) for claim in claims}
 

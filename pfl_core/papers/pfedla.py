@@ -543,9 +543,13 @@ LOSS = 2.2  # points: the largest loss of HeurpFedLA against pFedLA in Table 1
 _LIMIT = f"at most {LOSS} points, its largest loss in Table 1: ours"
 
 
-def _measured(evidence: Evidence) -> list[str]:
-    # Columns with accuracies; what is derived may have others.
-    return [column for column in evidence.columns if evidence.methods(column)]
+def _measured(evidence: Evidence, *needed: str) -> list[str]:
+    # Columns with accuracies of these rows; what is derived may have others.
+    ran = {column: set(evidence.methods(column)) for column in evidence.columns}
+    found = [column for column, rows in ran.items() if rows and rows >= set(needed)]
+    if needed and not found:
+        raise LookupError(", ".join(map(label, needed)))
+    return found
 
 
 def _baselines(evidence: Evidence, column: str) -> list[str]:
@@ -593,7 +597,7 @@ def _over(evidence: Evidence, own: str, column: str, asked: list[str]) -> list[C
 
 def _superior(table: str, evidence: Evidence) -> list[Contrast]:
     out = []
-    for column in _measured(evidence):
+    for column in _measured(evidence, PAPER.own):
         # FedBN is printed where the network has BatchNorm.
         printed = _printed(table, column)
         out += _over(evidence, PAPER.own, column, [row for row in BASELINES if row in printed])
@@ -603,7 +607,7 @@ def _superior(table: str, evidence: Evidence) -> list[Contrast]:
 def _outperforms(table: str, evidence: Evidence) -> list[Contrast]:
     # Where the paper's own table has a baseline ahead of HeurpFedLA, it is not asked for.
     out = []
-    for column in _measured(evidence):
+    for column in _measured(evidence, HEUR):
         printed = _printed(table, column)
         behind = list(printed.index[printed < printed[HEUR]])
         out += _over(evidence, HEUR, column, [row for row in BASELINES if row in behind])
@@ -616,7 +620,8 @@ def _printed(table: str, column: str) -> pd.Series:
 
 
 def _negligible(evidence: Evidence) -> list[Contrast]:
-    return [evidence.ahead(HEUR, PAPER.own, column, by=-LOSS) for column in _measured(evidence)]
+    both = (HEUR, PAPER.own)
+    return [evidence.ahead(*both, column, by=-LOSS) for column in _measured(evidence, *both)]
 
 
 def _more_clients(evidence: Evidence) -> list[Contrast]:

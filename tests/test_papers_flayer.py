@@ -167,7 +167,7 @@ def test_clients_are_those_of_released_code_and_in_our_column_drawn_anew(swept, 
     cells = [e for e in swept("flayer", profile) if e.model == "cnn"]
     anew = [e for e in cells if e.tags["column"] == flayer.ANEW]
     draws = {e.dataset: e.partition_args["class_size"] for e in cells if e not in anew}
-    assert draws == {d: n for d, n in flayer.IMAGES.items() if d in draws}
+    assert draws == {d: n for d, n in flayer.WHOLE.items() if d in draws}
     assert {e.partition_args["numpy_seed"] for e in cells if e not in anew} == {1}
     assert {e.tags["row"] for e in anew} == {
         *flayer.BASELINES, "flayer", flayer.OFFICIAL

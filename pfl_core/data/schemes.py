@@ -243,6 +243,17 @@ def _of_released_code(
     return state, sizes
 
 
+def _permuted(
+    things: np.ndarray, rng: Rng, state: np.random.RandomState | None, whole: np.ndarray
+) -> np.ndarray:
+    """A random order; released code shuffles its classes, of sizes `whole`, before it."""
+    if state is None:
+        return rng.permutation(things)
+    for size in whole:
+        state.shuffle(np.arange(size))
+    return state.permutation(things)
+
+
 def _like(table: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """A table (N, C) in the same shares of classes of other sizes (C,)."""
     ends = table.cumsum(0)
@@ -277,9 +288,8 @@ def shards(
         need(state is None, "distinct=True is not what released code draws: leave out numpy_seed")
         held = assign(level(np.full(classes, pieces), clients * k, rng), clients, rng)
     else:
-        for size in whole if state else ():  # it shuffles all classes first
-            state.shuffle(np.arange(size))
-        drawn = (state or rng).permutation(np.repeat(np.arange(classes), pieces))[: clients * k]
+        cut = np.repeat(np.arange(classes), pieces)
+        drawn = _permuted(cut, rng, state, whole)[: clients * k]
         held = label_counts(np.arange(classes), [*drawn.reshape(clients, k)], classes)
     return divide(deal(members, held * (small // pieces), rng), shares, rng)
 
@@ -434,9 +444,7 @@ def groups(
         f"{rest.sum()}",
     )
     state, whole = _of_released_code(numpy_seed, class_size, members)
-    for size in whole if state else ():  # it shuffles all classes first
-        state.shuffle(np.arange(size))
-    order = (state or rng).permutation(classes).reshape(groups, own)
+    order = _permuted(np.arange(classes), rng, state, whole).reshape(groups, own)
     want = np.zeros((clients, classes), int)
     for g, mine in enumerate(order):
         want[g * each : (g + 1) * each, mine] = dominant[mine] // each

@@ -97,8 +97,7 @@ ANEW = {
 }
 PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}  # where the paper does not show all four
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
-# Samples of a class in the whole data set.
-WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 550}
+WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 550}  # samples of a class
 ALPHAS = (0.1, 0.2, 0.5)
 # The panels of App. Figure 1, as changes to `setting`.
 PARTITIONS = {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in ALPHAS}

@@ -84,8 +84,8 @@ PARTS = {  # Figure 3's rows: one part of FLAYER each
     "learning rates only": _NO_PART | {"rates": True},
     "masking only": _NO_PART | {"masking": True},
 }
-# Samples of a class in the whole data set. Below profile paper one of them stands for all.
-IMAGES = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 500}
+IMAGES = ("cifar10", "cifar100", "tiny_imagenet")  # below profile paper one of them stands for all
+WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 500}  # samples of a class
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -153,8 +153,8 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     elif profile == "quick" and not dataset.startswith("digits"):
         fields |= _REAL
     fields["partition_args"] = {"alpha": 0.1}
-    if profile in FULL and dataset in IMAGES:
-        fields["partition_args"] |= {"numpy_seed": 1, "class_size": IMAGES[dataset]}
+    if profile in FULL and dataset in WHOLE:
+        fields["partition_args"] |= {"numpy_seed": 1, "class_size": WHOLE[dataset]}
     if dataset == "tiny_imagenet":
         fields["partition_args"] |= {"source": "train"}
     if profile == "medium":

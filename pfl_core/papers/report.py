@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -126,11 +126,13 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
 
 
 def _missing_rounds(
-    paper: Paper, artefact: str, row: str, column: str, runs: Iterable[str]
+    paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> float:
-    """The rounds of the paper over those of our runs, the shortest of them."""
+    """The rounds of the paper over those of our shortest run of a cell; column as in `rows`."""
     theirs = _counterpart(paper.key, artefact, row, column)
-    ours = [ran.rounds for run in runs if (ran := committed.experiment(run)) is not None]
+    of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
+    found = [committed.experiment(run) for run in rows.run[of_cell].unique()]
+    ours = [ran.rounds for ran in found if ran is not None]
     return theirs.rounds / min(ours) if theirs is not None and ours else 1.0
 
 
@@ -259,15 +261,8 @@ def _advantage(
     reported = own.reported - other.reported
     spread = float(np.hypot(own.reported_sd, other.reported_sd))
     found = verdicts.beside(ours.found, reported, spread, paper.runs)
-    of_column = evidence.rows[evidence.rows.column == other.setting]
     missing = max(
-        _missing_rounds(
-            paper,
-            table,
-            row,
-            other.setting,
-            of_column.run[of_column.row == READ_AFTER.get(row, row)],
-        )
+        _missing_rounds(paper, table, row, other.setting, evidence.rows)
         for row in (own["row"], other["row"])
     )
     verdict = verdicts.of_cell(found, ours.moved, missing)
@@ -333,7 +328,8 @@ class _Cells:
         metric: str,
         how: dict[str, str],
     ):
-        self.ours, self.paper, self.table, self.metric = ours, paper, table, metric
+        self.rows, self.ours = rows, ours
+        self.paper, self.table, self.metric = paper, table, metric
         self.printed = _printed(paper, table)
         self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
@@ -375,7 +371,8 @@ class _Cells:
             return line | dict(verdict="not judged")
         past = self.earlier.reindex([(run, row) for run in cells.run])
         moved = line["reproduced"] - past.mean() if past.notna().all() else None
-        missing = _missing_rounds(self.paper, self.table, row, cells.setting.iloc[0], cells.run)
+        setting = cells.setting.iloc[0]
+        missing = _missing_rounds(self.paper, self.table, row, setting, self.rows)
         return line | verdicts.of_cell(found, moved, missing)._asdict()
 
 

@@ -194,6 +194,20 @@ def test_verdicts_of_cells_come_from_seeds():
     assert smoke.verdict == "not judged"
 
 
+def test_a_gap_that_more_images_could_close_stays_open(monkeypatch):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(max_samples=800))
+    below, above = SAID["fedaghn"] - 20, SAID["ditto"] + 20
+    rows = join(
+        seeds("fedaghn", (below, below + 0.1, below - 0.1)),
+        seeds("ditto", (above, above + 0.1, above - 0.1)),
+    )
+    got = compare(rows, "fedaghn", "table1")
+    assert cell(got, "fedaghn").reason == "fewer images"
+    assert cell(got, "ditto").verdict == "differs"  # more images lower no accuracy
+    (ahead,) = report.advantages(rows, "fedaghn", "table1").reason
+    assert ahead == "fewer images"
+
+
 def test_advantages_are_differences_of_rows_of_a_column():
     # Seed 1 draws easy clients: all rows gain 6 points, and no single accuracy can be judged.
     gap = SAID["fedaghn"] - SAID["ditto"]

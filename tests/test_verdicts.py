@@ -188,6 +188,15 @@ def test_a_cell_differs_if_the_papers_rounds_would_not_close_the_gap(moved, miss
     assert of_cell(Interval(-5.5, -7, -4, 1.0, 2, 2), moved, missing).reason == reason
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict", "reason"),
+    [(4, 8, "undecided", "fewer images"), (-3, 8, "undecided", "too wide"), (3, 4, "close", "")],
+)
+def test_images_that_are_cut_leave_a_gap_open(low, high, verdict, reason):
+    found = Interval((low + high) / 2, low, high, 1.0, 2, 2)
+    assert of_cell(found, 0.0, fewer=True)[:2] == (verdict, reason)
+
+
 def test_a_cell_of_one_seed_is_undecided():
     table = np.array([[90.0], [80.0]])
     assert of_cell(beside(cell_interval(table, 0), 90.0))[:2] == ("undecided", "one seed")

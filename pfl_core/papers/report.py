@@ -125,15 +125,25 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
     return named or next((e for (_, c), e in found.items() if c == column), None)
 
 
-def _missing_rounds(
+def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
-) -> float:
-    """The rounds of the paper over those of our shortest run of a cell; column as in `rows`."""
+) -> tuple[float, bool]:
+    """The paper's rounds over those of our shortest run of a cell, and whether images are cut, too.
+
+    column: as in `rows`.
+    """
     theirs = _counterpart(paper.key, artefact, row, column)
     of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
     found = [committed.experiment(run) for run in rows.run[of_cell].unique()]
-    ours = [ran.rounds for ran in found if ran is not None]
-    return theirs.rounds / min(ours) if theirs is not None and ours else 1.0
+    ours = [ran for ran in found if ran is not None]
+    if theirs is None or not ours:
+        return 1.0, False
+    rounds = theirs.rounds / min(ran.rounds for ran in ours)
+    return rounds, any(_fewer_images(ran, theirs) for ran in ours)
+
+
+def _fewer_images(ours: Experiment, theirs: Experiment) -> bool:
+    return bool(ours.max_samples) and ours.max_samples != theirs.max_samples
 
 
 def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
@@ -162,7 +172,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         if ours is None or theirs is None:
             continue
         shares.add(round(100 * ours.rounds / theirs.rounds))
-        if ours.max_samples and ours.max_samples != theirs.max_samples:
+        if _fewer_images(ours, theirs):
             said.append(f"at most {ours.max_samples} images a client")
         if _dealt(ours).validation > _dealt(theirs).validation:
             said.append("a part of the training data is validation")
@@ -261,11 +271,11 @@ def _advantage(
     reported = own.reported - other.reported
     spread = float(np.hypot(own.reported_sd, other.reported_sd))
     found = verdicts.beside(ours.found, reported, spread, paper.runs)
-    missing = max(
-        _missing_rounds(paper, table, row, other.setting, evidence.rows)
-        for row in (own["row"], other["row"])
-    )
-    verdict = verdicts.of_cell(found, ours.moved, missing)
+    cuts = [
+        _cuts(paper, table, r, other.setting, evidence.rows) for r in (own["row"], other["row"])
+    ]
+    missing, fewer = (max(cut) for cut in zip(*cuts, strict=True))
+    verdict = verdicts.of_cell(found, ours.moved, missing, fewer)
     if ours.unlearned:
         verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
@@ -372,8 +382,10 @@ class _Cells:
         past = self.earlier.reindex([(run, row) for run in cells.run])
         moved = line["reproduced"] - past.mean() if past.notna().all() else None
         setting = cells.setting.iloc[0]
-        missing = _missing_rounds(self.paper, self.table, row, setting, self.rows)
-        return line | verdicts.of_cell(found, moved, missing)._asdict()
+        missing, fewer = _cuts(self.paper, self.table, row, setting, self.rows)
+        # More images make no row less accurate.
+        fewer &= found.estimate < 0
+        return line | verdicts.of_cell(found, moved, missing, fewer)._asdict()
 
 
 def _by_run(picked: pd.DataFrame) -> pd.Series:

@@ -20,7 +20,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
-from pfl_core.papers import comparison, evidence, presets, report
+from pfl_core.papers import comparison, evidence, overview, presets, report
 from pfl_core.papers.report import Table, compare, reported, reproduced, standing
 from pfl_core.util import paths
 from tools import pages
@@ -194,18 +194,31 @@ def test_verdicts_of_cells_come_from_seeds():
     assert smoke.verdict == "not judged"
 
 
-def test_a_gap_that_more_images_could_close_stays_open(monkeypatch):
-    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(max_samples=800))
+@pytest.mark.parametrize(("most", "share"), [(800, 1.0), (0, 0.12)])
+def test_a_gap_that_more_samples_could_close_stays_open(most, share, monkeypatch):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run(max_samples=most))
+    monkeypatch.setattr(committed, "share_of", lambda run: share)
     below, above = SAID["fedaghn"] - 20, SAID["ditto"] + 20
     rows = join(
         seeds("fedaghn", (below, below + 0.1, below - 0.1)),
         seeds("ditto", (above, above + 0.1, above - 0.1)),
     )
     got = compare(rows, "fedaghn", "table1")
-    assert cell(got, "fedaghn").reason == "fewer images"
-    assert cell(got, "ditto").verdict == "differs"  # more images lower no accuracy
+    assert cell(got, "fedaghn").reason == "fewer samples"
+    assert cell(got, "ditto").verdict == "differs"  # more samples lower no accuracy
     (ahead,) = report.advantages(rows, "fedaghn", "table1").reason
-    assert ahead == "fewer images"
+    assert ahead == "fewer samples"
+
+
+def test_where_a_paper_prints_training_accuracy_ours_is_judged_beside_it():
+    cells = overview.every("flayer")
+    text = cells[cells.metric == "train_acc_pct"].dropna(subset=["reproduced"])
+    assert set(text.column) == {"AG News, fastText"} and set(text.verdict) <= set(report.CELLS)
+    ahead = overview.every("flayer", "advantage").set_index("metric").loc["train_acc_pct"]
+    assert len(ahead) == len(text) - 1 and set(ahead.verdict) <= set(report.CELLS)
+    runs = committed.parts("flayer")["flayer.medium-paper"].rows().groupby("dataset").run.first()
+    share = runs.map(committed.share_of)
+    assert share["ag_news"] < 0.2 and 0.95 < share["cifar10"] < 1.0
 
 
 def test_advantages_are_differences_of_rows_of_a_column():

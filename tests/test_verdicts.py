@@ -190,7 +190,7 @@ def test_a_cell_differs_if_the_papers_rounds_would_not_close_the_gap(moved, miss
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict", "reason"),
-    [(4, 8, "undecided", "fewer images"), (-3, 8, "undecided", "too wide"), (3, 4, "close", "")],
+    [(4, 8, "undecided", "fewer samples"), (-3, 8, "undecided", "too wide"), (3, 4, "close", "")],
 )
 def test_images_that_are_cut_leave_a_gap_open(low, high, verdict, reason):
     found = Interval((low + high) / 2, low, high, 1.0, 2, 2)

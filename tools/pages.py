@@ -251,7 +251,8 @@ def _beside(name: str) -> list[str]:
     ahead = f"points by which {LABELS[paper(name).own]} is ahead of other rows"
     for number, what in {"accuracy": "accuracy (%)", "advantage": ahead}.items():
         ran = overview.every(name, number).dropna(subset=["reproduced"])
-        for table, cells in ran.groupby("table", sort=False):
+        for (table, metric), cells in ran.groupby(["table", "metric"], sort=False):
+            what += ", on training data" * (metric == "train_acc_pct")
             text = report.Table(cells).text(lambda text: f"**{text}**")
             out += ["", f"{title(str(table))}, {what}:", "", report.markdown(flat(text))]
     return out

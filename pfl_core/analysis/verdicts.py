@@ -26,7 +26,7 @@ REASONS = {
     "one seed": "one seed has no interval",
     "not learned": "a row has not learned",
     "stopped early": "it still moves",
-    "fewer images": "the paper trains on more images",
+    "fewer samples": "the paper trains on more samples",
     "censored": "the best round is the last one",
     "tie": "the interval says that it is small",
     "too wide": "the interval is too wide to say",
@@ -37,7 +37,7 @@ MEANS = {
     "one seed": "open",
     "not learned": "under-trained here",
     "stopped early": "under-trained here",
-    "fewer images": "under-trained here",
+    "fewer samples": "under-trained here",
     "censored": "under-trained here",
     "tie": "open",
     "too wide": "open",
@@ -345,7 +345,7 @@ def of_cell(
     """The verdict of our number minus the published one of the same setting.
 
     It agrees if the interval lies within 2 points of 0, and is close within 5. It differs if the
-    interval lies beyond 1 point, and neither more images nor more rounds could change that: over
+    interval lies beyond 1 point, and neither more samples nor more rounds could change that: over
     the last quarter of the rounds it came at most 1 point closer to the published number, and it
     stays beyond if it goes on so, by the logarithm of the rounds, to as many as the paper has.
 
@@ -358,7 +358,7 @@ def of_cell(
     missing : float
         The paper's rounds over ours.
     fewer : bool
-        Whether the paper trains on more images, and these could close the gap.
+        Whether the paper trains on more samples, and these could close the gap.
     """
     text = f"{found.estimate:+.1f}"
     if np.isnan(found.error):
@@ -372,7 +372,7 @@ def of_cell(
     if found.low <= DIFFERS and found.high >= -DIFFERS:
         return Verdict("undecided", "too wide", text)
     if fewer:
-        return Verdict("undecided", "fewer images", f"{text}, on a part of the paper's images")
+        return Verdict("undecided", "fewer samples", f"{text}, on a part of the paper's samples")
     if moved is not None and moved * found.estimate < 0:
         gained = moved * max(np.log(missing), 0.0) / np.log(4 / 3)
         near = found.high if found.estimate < 0 else found.low

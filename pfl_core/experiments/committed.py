@@ -308,9 +308,24 @@ def copy_of(run: str) -> str:
 
     Such as "58,865 of 60,000 samples, ...".
     """
-    known = results()
-    found = known.pools[known.pools.checksum == known.runs.pool.get(run, "-")]
+    found = _pool_of(run)
     return found["copy"].iloc[0] if len(found) else ""
+
+
+def share_of(run: str) -> float:
+    """The share of a data set's published samples in the copy of a committed run.
+
+    1 where either number is not known.
+    """
+    found = _pool_of(run)
+    published = sum(copies.official(found["name"].iloc[0])) if len(found) else 0
+    return float(found.samples.iloc[0]) / published if published else 1.0
+
+
+def _pool_of(run: str) -> pd.DataFrame:
+    # The line of pools.csv about the data of a run; none if it is not known.
+    known = results()
+    return known.pools[known.pools.checksum == known.runs.pool.get(run, "-")]
 
 
 def label_counts(experiment: Experiment) -> np.ndarray:

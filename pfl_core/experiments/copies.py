@@ -65,14 +65,18 @@ def line(name: str, checksum: str) -> dict[str, object]:
 
 def _differs(pool: pools.Pool) -> str:
     # How a copy of a public set differs from what its makers published, "" if it does not.
-    source = sources.SOURCES.get(pool.name)
-    official = source.official if source else (0, 0)
-    test = int(pool.is_test.sum())
-    if sum(official) == 0 or (pool.n - test, test) == official:
+    published, test = official(pool.name), int(pool.is_test.sum())
+    if sum(published) == 0 or (pool.n - test, test) == published:
         return ""
-    if pool.n == sum(official):
+    if pool.n == sum(published):
         return f"all {pool.n:,} samples, {test:,} of them drawn for test"
-    return f"{pool.n:,} of {sum(official):,} samples, {test:,} of them for test"
+    return f"{pool.n:,} of {sum(published):,} samples, {test:,} of them for test"
+
+
+def official(name: str) -> tuple[int, int]:
+    """How many training and test samples a data set's makers published; (0, 0) if not known."""
+    source = sources.SOURCES.get(name)
+    return source.official if source else (0, 0)
 
 
 def _labels(pool: pools.Pool) -> dict[str, list]:

@@ -23,6 +23,7 @@ from pfl_core.experiments import committed
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
 ONE_MODEL = frozenset(READ_AFTER.values())  # rows that serve all clients the same model
+ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are verdicts
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
 
@@ -206,7 +207,8 @@ class Evidence:
         above : float
             The threshold, in points.
         metric : str
-            Accuracy in percent, or another one in points ("acc_sd").
+            Accuracy in percent, or another one in points ("acc_sd"). Of accuracy on training data
+            it is known from the test data alone whether rows have learned, and still move.
         group : str
             What claims on most cases count.
         """
@@ -219,18 +221,18 @@ class Evidence:
             tables.append(table)
             sums.append(np.array([weights.get((row, column), 0.0) for row in table.index]))
         found = verdicts.interval([t.to_numpy() for t in tables], sums)
-        earlier = 0.0
+        curve, moved = "acc_pct" if metric in ACCURACIES else metric, 0.0
         for (row, column), weight in weights.items():
-            past = self._table("earlier", metric, column)
-            known = row in past.index and set(seeds) <= set(past)
-            earlier += weight * cast(pd.Series, past.loc[row, seeds]).mean() if known else np.nan
-        moved = found.estimate - earlier
+            now, past = (self._table(at, curve, column) for at in ("now", "earlier"))
+            known = all(row in at.index and set(seeds) <= set(at) for at in (now, past))
+            gone = now.loc[row, seeds] - past.loc[row, seeds] if known else pd.Series([np.nan])
+            moved += weight * cast(pd.Series, gone).mean()
         return Contrast(
             says,
             found,
             above,
             moved=None if np.isnan(moved) else moved,
-            unlearned=self._unlearned(weights, above < 0) if metric == "acc_pct" else "",
+            unlearned=self._unlearned(weights, above < 0) if metric in ACCURACIES else "",
             group=group,
         )
 

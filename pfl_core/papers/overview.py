@@ -89,7 +89,7 @@ def said(cells: pd.DataFrame) -> str:
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
         text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
     if "medium" in set(acc.profile):
-        text += " Profile medium has fewer rounds than the papers, and in part fewer images."
+        text += " Profile medium has fewer rounds than the papers, and in part fewer samples."
     return text
 
 

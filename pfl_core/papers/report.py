@@ -25,6 +25,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import base as papers
 from pfl_core.papers.base import Paper, Scope
 from pfl_core.papers.evidence import (
+    ACCURACIES,
     READ_AFTER,
     Evidence,
     before_the_last_quarter,
@@ -128,21 +129,27 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
 def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> tuple[float, bool]:
-    """The paper's rounds over those of our shortest run of a cell, and whether images are cut, too.
+    """The paper's rounds over those of our shortest run of a cell, and whether samples are cut, too.
 
     column: as in `rows`.
     """
     theirs = _counterpart(paper.key, artefact, row, column)
     of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
-    found = [committed.experiment(run) for run in rows.run[of_cell].unique()]
-    ours = [ran for ran in found if ran is not None]
+    found = {run: committed.experiment(run) for run in rows.run[of_cell].unique()}
+    ours = {run: ran for run, ran in found.items() if ran is not None}
     if theirs is None or not ours:
         return 1.0, False
-    rounds = theirs.rounds / min(ran.rounds for ran in ours)
-    return rounds, any(_fewer_images(ran, theirs) for ran in ours)
+    rounds = theirs.rounds / min(ran.rounds for ran in ours.values())
+    return rounds, any(
+        _cut(ran, theirs) or committed.share_of(run) < MOST for run, ran in ours.items()
+    )
 
 
-def _fewer_images(ours: Experiment, theirs: Experiment) -> bool:
+MOST = 0.9  # of a data set's samples; a copy with fewer is a part of it
+
+
+def _cut(ours: Experiment, theirs: Experiment) -> bool:
+    # Whether a client has fewer samples here than the paper gives it.
     return bool(ours.max_samples) and ours.max_samples != theirs.max_samples
 
 
@@ -172,8 +179,10 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         if ours is None or theirs is None:
             continue
         shares.add(round(100 * ours.rounds / theirs.rounds))
-        if _fewer_images(ours, theirs):
+        if _cut(ours, theirs):
             said.append(f"at most {ours.max_samples} images a client")
+        if (part := committed.share_of(v.run)) < MOST:
+            said.append(f"{part:.0%} of the samples of {ours.dataset}")
         if _dealt(ours).validation > _dealt(theirs).validation:
             said.append("a part of the training data is validation")
     out = []
@@ -234,14 +243,15 @@ def compare(
     return _by_column(frame)
 
 
-PERCENT = ("acc_pct", "train_acc_pct")
 _COMPARED = (
     "row column reported reported_sd reproduced sd n low high best last difference "
     "difference_low difference_high verdict reason why profile dataset setting"
 ).split()
 
 
-def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFrame:
+def advantages(
+    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct"
+) -> pd.DataFrame:
     """By how many points the paper's own method is ahead of each other row: published beside ours.
 
     What a draw of clients does to all rows of a column falls out of such a difference, in the
@@ -254,20 +264,20 @@ def advantages(rows: pd.DataFrame, paper: str | Paper, table: str) -> pd.DataFra
     """
     paper = papers.paper(paper)
     evidence, out = Evidence(rows, paper, _printed(paper, table)), []
-    compared = compare(rows, paper, table)
+    compared = compare(rows, paper, table, metric=metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     for _, cells in grouped(there[there.profile != "smoke"], "column"):
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
-            out.append(_advantage(evidence, paper, table, own.iloc[0], other))
+            out.append(_advantage(evidence, paper, table, own.iloc[0], other, metric))
     return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
 
 
 def _advantage(
-    evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series
+    evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series, metric: str
 ) -> dict:
     # Of the paper's row over another one, which are lines of `compare`.
-    ours = evidence.ahead(own["row"], other["row"], other.setting)
+    ours = evidence.ahead(own["row"], other["row"], other.setting, metric=metric)
     reported = own.reported - other.reported
     spread = float(np.hypot(own.reported_sd, other.reported_sd))
     found = verdicts.beside(ours.found, reported, spread, paper.runs)
@@ -341,7 +351,10 @@ class _Cells:
         self.rows, self.ours = rows, ours
         self.paper, self.table, self.metric = paper, table, metric
         self.printed = _printed(paper, table)
-        self.earlier = _by_run(reproduced(before_the_last_quarter(rows), paper, metric, **how))
+        # Of accuracy on training data only the test data say whether it still moves.
+        self.moved = _by_run(reproduced(rows, paper, **how)) - _by_run(
+            reproduced(before_the_last_quarter(rows), paper, **how)
+        )
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
 
     def line(
@@ -363,8 +376,8 @@ class _Cells:
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
             n=len(cells),
-            low=max(own.low, 0.0) if self.metric in PERCENT else own.low,
-            high=min(own.high, 100.0) if self.metric in PERCENT else own.high,
+            low=max(own.low, 0.0) if self.metric in ACCURACIES else own.low,
+            high=min(own.high, 100.0) if self.metric in ACCURACIES else own.high,
             best=row == best or behind.low <= 0,
             last=self.last.reindex([(run, row) for run in cells.run]).mean(),
             setting=cells.setting.iloc[0],
@@ -377,10 +390,10 @@ class _Cells:
         line |= dict(
             difference=found.estimate, difference_low=found.low, difference_high=found.high
         )
-        if line["profile"] == "smoke" or self.metric != "acc_pct":
+        if line["profile"] == "smoke" or self.metric not in ACCURACIES:
             return line | dict(verdict="not judged")
-        past = self.earlier.reindex([(run, row) for run in cells.run])
-        moved = line["reproduced"] - past.mean() if past.notna().all() else None
+        each = self.moved.reindex([(run, row) for run in cells.run])
+        moved = each.mean() if each.notna().all() else None
         setting = cells.setting.iloc[0]
         missing, fewer = _cuts(self.paper, self.table, row, setting, self.rows)
         # More images make no row less accurate.
@@ -465,7 +478,8 @@ def every_cell(name: str) -> pd.DataFrame:
     """Every published accuracy of a paper's tables with the committed one of ours in its setting.
 
     Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
-    `compare` has them, table, and comparable: whether profile paper has a run for it.
+    `compare` has them, table, metric (accuracy on test data, or on training data where the paper
+    prints that), and comparable: whether profile paper has a run for it.
     """
     cells = _of_every_table(name, compare)
     if len(cells):
@@ -484,19 +498,22 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
     # What `make` says of the published cells of a table, from the fullest profile that has one.
     about, out = papers.paper(name), []
     if not about.tables:
-        return pd.DataFrame(columns=["table", "comparable", *_COMPARED])
+        return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
     full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
     parts = [p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))]
     said = reported(name)
-    for table in said[said.metric == "acc_pct"].table.unique():
-        if table not in about.artefacts:
-            continue
-        each = [make(pd.DataFrame(columns=ROW_COLUMNS), about, table)]
-        each += [make(of, about, table) for p in parts if len(of := p[p.artefact == table])]
+    said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
+    for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
+        each = [make(pd.DataFrame(columns=ROW_COLUMNS), about, table, metric=metric)]
+        each += [
+            make(of, about, table, metric=metric)
+            for p in parts
+            if len(of := p[p.artefact == table])
+        ]
         cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
         order = cells.reproduced.notna().sort_values(kind="stable").index
         cells = cells.loc[order].drop_duplicates(["row", "column"], keep="last")
-        out.append(cells.assign(table=table))
+        out.append(cells.assign(table=table, metric=metric))
     return pd.concat(out, ignore_index=True)
 
 

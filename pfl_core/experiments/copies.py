@@ -73,7 +73,7 @@ def _differs(pool: pools.Pool) -> str:
     return f"{pool.n:,} of {sum(published):,} samples, {test:,} of them for test"
 
 
-def official(name: str) -> tuple[int, int]:
+def official(name: str) -> tuple[int, ...]:
     """How many training and test samples a data set's makers published; (0, 0) if not known."""
     source = sources.SOURCES.get(name)
     return source.official if source else (0, 0)

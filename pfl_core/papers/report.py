@@ -129,7 +129,7 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
 def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> tuple[float, bool]:
-    """The paper's rounds over those of our shortest run of a cell, and whether samples are cut, too.
+    """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too.
 
     column: as in `rows`.
     """

@@ -141,6 +141,15 @@ def test_most_cases_are_more_than_half(groups, verdict):
     assert of_claim(contrasts, most=True).verdict == verdict
 
 
+def test_a_small_number_is_not_written_as_zero():
+    tiny = Contrast("a - b", CLEAR._replace(estimate=3e-5, low=2e-5, high=4e-5), unit="", digits=4)
+    assert str(tiny).startswith("a - b: +3.0e-05 [+2.0e-05")
+    assert (
+        str(Contrast("a - b", CLEAR._replace(estimate=0.0, low=0.0, high=0.0)))
+        == "a - b: +0.0 [+0.0, +0.0] points"
+    )
+
+
 def test_why_names_the_contrast_that_decides():
     first = Contrast("FedPer - FedAvg, k=4", CLEAR, above=1)
     assert of_claim([first]).why == "FedPer - FedAvg, k=4: +3.0 [+2.0, +4.0] points, to be above 1"

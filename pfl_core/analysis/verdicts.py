@@ -282,10 +282,13 @@ class Contrast:
         d, f = self.digits, self.found
         if not f.seeds:
             return self.says
-        ends = "" if np.isnan(f.error) else f" [{f.low:+.{d}f}, {f.high:+.{d}f}]"
+        largest = np.nanmax(np.abs([f.estimate, f.low, f.high]))
+        tiny = 0 < largest < 0.5 * 10**-d and self.unit != "points"
+        how = "+.1e" if tiny else f"+.{d}f"
+        ends = "" if np.isnan(f.error) else f" [{f.low:{how}}, {f.high:{how}}]"
         unit = f" {self.unit}" if self.unit else ""
         bar = f", to be above {self.above:g}" if self.above else ""
-        return f"{self.says}: {f.estimate:+.{d}f}{ends}{unit}{bar}"
+        return f"{self.says}: {f.estimate:{how}}{ends}{unit}{bar}"
 
 
 def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:

@@ -366,8 +366,10 @@ def write(folder: Path, content: Content) -> list[Path]:
     )
     cells, derived = (t.sort_values(PART, kind="stable") for t in (content.cells, content.derived))
     pools = content.pools.sort_values(["name", "checksum"])
-    tables = {"runs.csv": runs, "cells.csv": cells, "pools.csv": pools, "derived.csv": derived}
+    tables = {"runs.csv": runs, "cells.csv": cells, "pools.csv": pools}
     raw = {name: _csv(table, COLUMNS[name]) for name, table in tables.items()}
+    # Weights of clients can differ by less than the fourth decimal.
+    raw["derived.csv"] = _csv(derived, COLUMNS["derived.csv"], decimals=8)
     for paper in sorted(set(home.values())):
         for kind, table in (("history.csv.gz", history), ("clients.csv.gz", clients)):
             mine = _csv(table[table.run.map(home) == paper], COLUMNS[kind])
@@ -385,10 +387,10 @@ def _homes(named: pd.DataFrame) -> dict[str, str]:
     return dict(zip(named.run[::-1], named.paper[::-1], strict=True))
 
 
-def _csv(table: pd.DataFrame, first: list[str]) -> bytes:
-    # Numbers to 4 decimals; columns of metrics that none of these runs has are left out.
+def _csv(table: pd.DataFrame, first: list[str], decimals: int = 4) -> bytes:
+    # Columns of metrics that none of these runs has are left out.
     more = [c for c in table if c not in first and table[c].notna().any()]
-    table = table[[*first, *more]].round(4)
+    table = table[[*first, *more]].round(decimals)
     # Some lines have no such number, which must not make 3.0 of the 3 of others.
     whole = {c: pd.to_numeric(table[c]).astype("Int64") for c in table if c in WHOLE}
     return table.assign(**whole).to_csv(index=False).encode()

@@ -78,8 +78,10 @@ def said(cells: pd.DataFrame) -> str:
     parts = dict(iter(cells.groupby("number", sort=False)))
     acc, ahead = parts["accuracy"], parts.get("advantage", cells.iloc[:0])
     runs = f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"
+    trained = (acc.metric == "train_acc_pct").sum()
     text = f"{len(acc)} published accuracies beside ours, with the paper's data, network and "
-    text += f"clients ({runs}): {report.counted(acc.verdict)}."
+    text += f"clients ({runs}{f', {trained} on training data as printed' * bool(trained)}): "
+    text += f"{report.counted(acc.verdict)}."
     if len(ahead):
         many = f"{len(ahead)} difference{'s' * (len(ahead) > 1)}"
         text += f" Of {many} between a paper's own method and another row, which depend less on "

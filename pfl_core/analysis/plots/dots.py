@@ -182,7 +182,8 @@ def agreement(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes
         Columns paper (a method key), reported, reproduced, low, high (NaN for one seed) and
         verdict; a line a cell.
     what : str
-        What the numbers are, with their unit; in percent they end at 0 and 100.
+        What the numbers are, with their unit; in percent they end at 0 and 100. Others have a
+        logarithmic scale beyond 5 either way: most differences are small, some large.
     """
     names = list(dict.fromkeys(cells.paper))
     ends = cells[["reported", "reproduced"]]
@@ -200,8 +201,15 @@ def agreement(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes
         dots: dict[str, Any] = dict(s=16, marker=mark, edgecolors=colour, lw=0.8, clip_on=False)
         ax.scatter(part.reported, part.reproduced, c=fill, **dots)
         ax.scatter([], [], s=16, marker=mark, color=colour, label=label(name))
+    if not bounds(what):
+        ax.set_xscale("symlog", linthresh=5)
+        ax.set_yscale("symlog", linthresh=5)
+        ax.minorticks_off()
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_ticks([-20, -10, -5, 0, 5, 10, 20, 50])
+            axis.set_major_formatter("{x:g}")
     ax.set(xlim=span, ylim=span)
-    ax.set_aspect("equal")
+    ax.set_box_aspect(1)
     ax.set_title(what)
     return finish(ax, "Published", "Reproduced")
 

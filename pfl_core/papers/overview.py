@@ -77,21 +77,20 @@ def said(cells: pd.DataFrame) -> str:
     """
     parts = dict(iter(cells.groupby("number", sort=False)))
     acc, ahead = parts["accuracy"], parts.get("advantage", cells.iloc[:0])
-    runs = f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"
     trained = (acc.metric == "train_acc_pct").sum()
+    how = [f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"]
+    how += ["medium has fewer rounds, and in part fewer samples"] * ("medium" in set(acc.profile))
+    how += [f"{trained} on training data as printed"] * bool(trained)
     text = f"{len(acc)} published accuracies beside ours, with the paper's data, network and "
-    text += f"clients ({runs}{f', {trained} on training data as printed' * bool(trained)}): "
-    text += f"{report.counted(acc.verdict)}."
+    text += f"clients ({'; '.join(how)}): {report.counted(acc.verdict)}."
     if len(ahead):
         many = f"{len(ahead)} difference{'s' * (len(ahead) > 1)}"
-        text += f" Of {many} between a paper's own method and another row, which depend less on "
-        text += f"the draw of clients, {report.counted(ahead.verdict)}."
+        text += f" Of {many} between a paper's own method and another row, "
+        text += f"{report.counted(ahead.verdict)}."
     taus = pd.concat([report.order_agreement(of).tau for _, of in acc.groupby("paper", sort=False)])
     if len(taus):
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
         text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
-    if "medium" in set(acc.profile):
-        text += " Profile medium has fewer rounds than the papers, and in part fewer samples."
     return text
 
 

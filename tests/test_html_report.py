@@ -116,6 +116,7 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
             paper="fedaghn",
             table="table1",
             column="a",
+            metric="acc_pct",
             reported=[80.0, 85.0, 90.0, -5.0],
             reproduced=[80.5, 84.0, 70.0, -3.5],
             low=[79.0, 82.0, np.nan, -4.0],
@@ -130,16 +131,21 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     page = Page(first.replace("<!doctype html>", ""))
     (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
     assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
-    said = "3 published accuracies beside ours, with the paper's data, network and clients (profile medium and paper, 2 seeds or more): 1 agrees, 1 close, 1 differs. Of 1 difference between a paper's own method and another row"
-    for text in (said, "draw of clients, 1 undecided.", "in one column"):
+    said = (
+        "3 published accuracies beside ours, with the paper's data, network and clients "
+        "(profile medium and paper, 2 seeds or more; medium has fewer rounds, and in part fewer "
+        "samples): 1 agrees, 1 close, 1 differs. Of 1 difference between a paper's own method and "
+        "another row, 1 undecided."
+    )
+    for text in (said, "in one column"):
         assert text in picture["alt"]
-    assert "<strong>588</strong> published accuracies, <strong>582</strong> of them" in first
+    assert "<strong>596</strong> published accuracies, <strong>590</strong> of them" in first
     counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)
     assert counted == [
         ("FedPer", ""),
         ("pFedHN", "99"),
         ("pFedLA", "153"),
-        ("FLAYER", "114"),
+        ("FLAYER", "122"),
         ("FedAGHN", "216"),
     ]
 

@@ -143,7 +143,7 @@ def test_most_cases_are_more_than_half(groups, verdict):
 
 def test_a_small_number_is_not_written_as_zero():
     tiny = Contrast("a - b", CLEAR._replace(estimate=3e-5, low=2e-5, high=4e-5), unit="", digits=4)
-    assert str(tiny).startswith("a - b: +3.0e-05 [+2.0e-05")
+    assert str(tiny).startswith("a - b: +0.000030 [+0.000020, +0.000040]")
     assert (
         str(Contrast("a - b", CLEAR._replace(estimate=0.0, low=0.0, high=0.0)))
         == "a - b: +0.0 [+0.0, +0.0] points"

@@ -283,8 +283,9 @@ class Contrast:
         if not f.seeds:
             return self.says
         largest = np.nanmax(np.abs([f.estimate, f.low, f.high]))
-        tiny = 0 < largest < 0.5 * 10**-d and self.unit != "points"
-        how = "+.1e" if tiny else f"+.{d}f"
+        if 0 < largest < 0.5 * 10**-d and self.unit != "points":
+            d = 1 - int(np.floor(np.log10(largest)))  # two digits of the largest are left
+        how = f"+.{d}f"
         ends = "" if np.isnan(f.error) else f" [{f.low:{how}}, {f.high:{how}}]"
         unit = f" {self.unit}" if self.unit else ""
         bar = f", to be above {self.above:g}" if self.above else ""

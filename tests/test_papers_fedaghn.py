@@ -582,15 +582,15 @@ def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_
             e.method_args for e in plan.planned("fedaghn", **how) if e.tags["artefact"] == "table1"
         ]
 
-    assert main() == [{"q0": 0.5}] * 2
+    assert main() == [{"q0": 0.5}] * 3
     table = plan.compute("fedaghn", **how, device="cpu")
     assert set(table.status) == {"done"} and table.artefact.value_counts().to_dict() == {
         "tuning": 9,
-        "table1": 2,
+        "table1": 3,
     }
-    assert main() == [{"q0": 3.0, "p0": 0.01}] * 2 and list(
+    assert main() == [{"q0": 3.0, "p0": 0.01}] * 3 and list(
         table[table.artefact == "table1"].seed
-    ) == [0, 1]
+    ) == [0, 1, 2]
 
 
 def test_the_table_of_what_was_tried():

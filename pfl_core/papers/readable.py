@@ -19,8 +19,8 @@ _VERDICTS = (
     "Verdicts on our number minus the paper's, which counts as one more seed: "
     f"agrees, its interval lies within {verdicts.AGREES:g} points; close, within "
     f"{verdicts.CLOSE:g}; differs, it lies beyond {verdicts.DIFFERS:g}, and neither as many "
-    "samples nor as many rounds as the paper's would change that, if what the last quarter brought goes on "
-    "by the logarithm of rounds; else undecided, with the reason."
+    "samples nor as many rounds as the paper's would change that, if what the last quarter "
+    "brought goes on by the logarithm of rounds; else undecided, with the reason."
 )
 LEGEND = f"{_INTERVALS} {_BEST} {_VERDICTS}"
 TONES = {"agrees": "good", "holds": "good", "close": "fair", "differs": "bad"}

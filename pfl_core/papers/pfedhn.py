@@ -49,13 +49,12 @@ from pfl_core.util.percent import accuracy
 # steps; 5000 communication steps, of one client each for pFedHN, of 5 clients a round for the
 # baselines [C]. Baselines' rates are tuned on validation data [P]; here they are one of the paper's
 # grid [C]. What pFedHN's clients and server have of their own are the trainer's defaults [O].
-# medium: Table 1 and Figure 3 are the paper's own runs over CIFAR-10 with 10 clients; the rest has
-# 1000 of the 5000 steps.
+# medium: 1000 of the 5000 steps, the beginning of the paper's own runs; Local has all of its 2000.
 # quick and smoke [C]: 300 communication steps of K = 10, small batches and networks, few samples a
 # client. Rates of the paper's grid by validation data with seed 7, which no artefact shows.
 _SCALE: dict[str, dict[str, Any]] = {
-    "paper": dict(batch=64, steps=50, lr=0.01, rounds=1000, eval_every=20),
-    "medium": dict(batch=64, steps=50, lr=0.01, rounds=200, eval_every=4),
+    "paper": dict(batch=64, steps=50, lr=0.01, rounds=1000, eval_every=10),
+    "medium": dict(batch=64, steps=50, lr=0.01, rounds=200, eval_every=10),
     "quick": dict(batch=16, steps=10, lr=0.05, rounds=60, eval_every=6, max_samples=50),
     "smoke": dict(batch=4, steps=1, lr=0.05, rounds=2, eval_every=2, max_samples=8),
 }
@@ -109,17 +108,11 @@ def columns(artefact: str, profile: str) -> dict[str, tuple[str, int]]:
     return {f"{LABELS[dataset]}, N={clients}": (dataset, clients) for dataset, clients in kept}
 
 
-def _scale(artefact: str, profile: str) -> str:
-    # What medium has of Table 1 are the paper's own runs, id for id.
-    return "paper" if profile == "medium" and artefact in ("table1", "fig3") else profile
-
-
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that an artefact's runs vary.
 
     They are those of the baselines; what pFedHN has of its own is with its rows (`own`).
     """
-    profile = _scale(artefact, profile)
     kernels, _, _ = _NET[profile]
     clients = clients or clients_of(artefact, profile)
     fields = dict(
@@ -230,7 +223,6 @@ def baselines(base: Experiment, profile: str) -> dict[str, dict]:
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`."""
-    profile = _scale(artefact, profile)
     base = Experiment(**setting(artefact, profile, dataset, clients))
     hn, others = own(base, profile), baselines(base, profile)
     if artefact == "table1":
@@ -258,7 +250,7 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
 def _rows_of_table1(base: Experiment, profile: str) -> dict[str, dict]:
     others = baselines(base, profile)
     # 2000 steps on each client [P].
-    alone = 40 if profile == "paper" else 5 * base.rounds // base.clients
+    alone = 40 if profile in FULL else 5 * base.rounds // base.clients
     start = {
         "local": use("local") | dict(rounds=alone, participation=1.0, eval_every=2),
         "fedavg": others.pop("fedavg"),

@@ -34,6 +34,7 @@ from pfl_core.papers.base import (
     use,
 )
 from pfl_core.papers.evidence import READ_AFTER, Evidence
+from pfl_core.papers.pfedla import RATE
 
 
 class Column(NamedTuple):
@@ -230,6 +231,9 @@ def _compared(profile: str, base: Experiment) -> dict[str, dict]:
     if profile in FULL:
         # Its paper's local optimiser. At quick, six steps a visit at so small a rate move nothing.
         every["pfedhn"] |= dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+        # Ours: at the default rate pFedLA's weights hardly leave 1/N, so that it is FedAvg-FT; this
+        # is the rate that validation chose in pFedLA's own table.
+        every[f"pfedla (rate {RATE:g})"] = use("pfedla", lr=RATE)
     every["pfedhn"] |= dict(eval_every=base.eval_every * base.clients, eval_after=True)
     return every
 
@@ -561,10 +565,11 @@ def _columns(evidence: Evidence, *needed: str) -> list[str]:
 
 def _best(evidence: Evidence) -> list[Contrast]:
     """FedAGHN is more accurate than every other method, all after local training."""
-    ours = (OWN, DESCENT, *PAPER.when)  # FedAvg and FedProx count with their rows "-FT"
+    own = (OWN, *PAPER.when)  # FedAvg and FedProx count with their rows "-FT"
     contrasts = []
     for column in _columns(evidence, OWN):
-        others = [row for row in evidence.methods(column) if row not in ours]
+        every = evidence.methods(column)
+        others = [row for row in every if row not in own and "(" not in row]  # not those of ours
         if not others:
             raise LookupError(f"another method in {column}")
         ahead = [row for row, where in AHEAD if where == column]

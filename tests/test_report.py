@@ -279,3 +279,8 @@ def test_every_claim_says_where_the_paper_makes_it():
         for c in found:
             assert c.says.strip() and not c.says.endswith(".") and "(Sec." not in c.says
             assert c.where and len(c.where) < 60 and len(c.limit) < 100
+
+
+def test_seeds_are_said_from_the_fewest_to_the_most():
+    said = [report.seeds_in_words(counts) for counts in ([1], [2, 2], [5, 2, 3])]
+    assert said == ["1 seed", "2 seeds", "2 to 5 seeds"]

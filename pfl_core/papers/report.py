@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -417,6 +417,15 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
     printed = set(said[said.table == table].metric)
     found = [m for m in paper.artefacts[table].metrics if m in printed]
     return {m: compare(of_table, paper, table, metric=m) for m in found}
+
+
+def seeds_in_words(counts: Iterable[int]) -> str:
+    """How many seeds some cells have, as "2 seeds" or, where they differ, "2 to 5 seeds".
+
+    counts: seeds of each cell, at least one.
+    """
+    low, high = min(counts), max(counts)
+    return f"{low} to {high} seeds" if low < high else f"{high} seed{'s' * (high > 1)}"
 
 
 def data_sets(rows: pd.DataFrame) -> str:

@@ -201,9 +201,10 @@ class Study:
         profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).profile
         named = rows.get("dataset", [self.scope.label])
         used = report.data_sets(rows) if "run" in rows else ", ".join(sorted(set(named)))
-        seeds = rows.seed.nunique() if "seed" in rows else 1
+        cells = [name for name in ("column", "row") if name in rows]
+        counts = rows.groupby(cells).seed.nunique() if cells and "seed" in rows else [1]
         caption = [papers.title(name.partition("-")[0]), f"profile {profile}", f"data {used}"]
-        caption += [f"{seeds} seed{'s' * (seeds > 1)}. {said}".strip()]
+        caption += [f"{report.seeds_in_words(counts)}. {said}".strip()]
         if "run" in rows:
             self._name_data(fig, rows)
         for ax in fig.axes:
@@ -409,8 +410,7 @@ class Study:
         profile = next(iter(rows.profile), self.scope_of(table).profile)
         parts = [title, f"profile {profile}"]
         if len(ran):
-            seeds = int(ran.n.max())
-            parts += [f"data {report.data_sets(rows)}", f"{seeds} seed{'s' * (seeds > 1)}"]
+            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
         if rule:
             odd = "".join(
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)

@@ -50,6 +50,9 @@ class WhatHolds:
         parts = [recount.recounted(runs) for runs in self.runs]
         self.numbers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
         self.columns = recount.columns(self.numbers) if parts else {}
+        self._open = contextlib.ExitStack()  # until `finish`
+        # Claims are sentences.
+        self._open.enter_context(pd.option_context("display.max_colwidth", None))
 
     # -- what there is -----------------------------------------------------------------------------
 
@@ -229,11 +232,14 @@ class WhatHolds:
                     lines.append((runs.name, label(row), f"{rate} in place of {rates[0]}", text))
             if len(tried):
                 self._say(_tuned(runs, tried, rates))
+        if not lines:
+            self._say("No table that is read here has runs which differ in one of the two alone.")
         out = pd.DataFrame(lines, columns=["column", "method", "what changes", "points"])
         return self._table("settings", out)
 
     def finish(self) -> str:
         """A line on rows, versions and time."""
+        self._open.close()
         runs = self.numbers.run.nunique() if len(self.numbers) else 0
         took = time.monotonic() - self.began
         versions = f"pfl_core {__version__}, Python {platform.python_version()}"
@@ -279,9 +285,8 @@ def _named(paper: str, artefact: str, column: str) -> str:
 
 
 def _where(column: pd.DataFrame) -> str:
-    seeds = column.seed.nunique()
-    data = ", ".join(sorted(set(column.dataset)))
-    return f"{column.profile.iloc[0]}, {data}, {seeds} seed{'s' * (seeds > 1)}"
+    seeds = report.seeds_in_words(column.groupby("row").seed.nunique())
+    return f"{column.profile.iloc[0]}, {', '.join(sorted(set(column.dataset)))}, {seeds}"
 
 
 def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:

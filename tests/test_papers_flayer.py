@@ -359,6 +359,15 @@ def test_rows_of_ours_and_columns_of_the_control_decide_nothing():
     assert verdict("FLAYER is more accurate than FedAvg", *own).verdict == "holds"
 
 
+def test_of_an_artefact_the_rows_of_the_fullest_profile_are_judged():
+    full = seeded(STEPS).assign(artefact="table2", profile="medium")
+    small = seeded(STEPS | dict(fedala=80)).assign(artefact="table2", profile="quick")
+    small = small.assign(run="quick " + small.run)
+    said = [report.claims("flayer", rows) for rows in (full, pd.concat([small, full]))]
+    pd.testing.assert_frame_equal(*said)
+    assert set(said[0].profile[said[0].artefact == "table2"]) == {"medium"}
+
+
 def test_the_head_of_resnet_18_is_two_deep():
     cells = {"s=1": 60, "s=2": 70, "s=3": 50}
     assert verdict("One personal", seeded(cells, NET2)).verdict == "holds"

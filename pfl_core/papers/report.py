@@ -657,8 +657,8 @@ def counted(words: pd.Series) -> str:
 def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """The paper's claims with a verdict, and the numbers that decide it.
 
-    rows: of a notebook, with its derived numbers; an artefact's are of one profile. Without them
-    every committed result of the paper is judged, and a column names its data.
+    rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile count.
+    Without them every committed result of the paper is judged, and a column names its data.
 
     Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
     paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
@@ -673,7 +673,9 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
         printed = _printed(paper, needed)
-        evidence[needed] = Evidence(rows[rows.artefact == needed], paper, printed)
+        some = rows[rows.artefact == needed]
+        place = some.profile.map(papers.PROFILES.index)
+        evidence[needed] = Evidence(some[place == place.max()], paper, printed)
         scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
         profile = next(iter(evidence[claim.needs].rows.profile), "")

@@ -657,8 +657,8 @@ def counted(words: pd.Series) -> str:
 def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """The paper's claims with a verdict, and the numbers that decide it.
 
-    rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile count.
-    Without them every committed result of the paper is judged, and a column names its data.
+    rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile
+    count. Without them every committed result of the paper is judged, and a column names its data.
 
     Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
     paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),

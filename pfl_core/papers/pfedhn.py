@@ -873,7 +873,7 @@ PAPER = Paper(
         "table1": Artefact(("cifar10", "cifar100", "omniglot"), quick=2, medium=2),
         "table2": Artefact(("cifar10", "cifar100"), quick=1, numbers=by_size),
         "fig2": Artefact(_CIFAR10, show=(), quick=1, numbers=numbers_of_newcomers),
-        "fig3": Artefact(_CIFAR10, show=(), quick=2, medium=2, numbers=numbers_of_crossing),
+        "fig3": Artefact(_CIFAR10, show=(), quick=2, medium=3, numbers=numbers_of_crossing),
         "fig4": Artefact(("cifar100",), show=(), quick=1, numbers=numbers_of_clusters),
         "table3": Artefact(("mnist",), quick=1),
         "fig5": Artefact(_CIFAR10, ("curves",), quick=1, medium=2),

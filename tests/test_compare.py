@@ -306,6 +306,10 @@ def test_a_reading_names_the_leader_and_what_is_level_with_it():
     assert report.reading(rows.assign(profile="smoke"), "fedaghn", "table1") == []
     (one,) = report.reading(rows[rows.seed == 0], "fedaghn", "table1")
     assert "one seed does not say" in one
+    # Beside a row of ours alone, a printed one has nothing to lead.
+    beside = join(seeds("fedaghn", (70.0, 70.4)), seeds("fedaghn (ours)", (75.0, 75.3)))
+    (alone,) = report.reading(beside, "fedaghn", "table1")
+    assert "In the paper" not in alone and "Of its cells" in alone
 
 
 @pytest.mark.slow

@@ -624,10 +624,11 @@ def _listed(names: list[str], most: int = 6) -> str:
 
 def _beside(lines: pd.DataFrame) -> list[str]:
     # lines: cells of a column, indexed by row, some with a published number.
-    both = lines[lines.reported.notna()]
-    there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
-    same = "as here" if there == here else f"here {label(here)} among the same rows"
-    said = [f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}."]
+    both, said = lines[lines.reported.notna()], []
+    if len(both) > 1:
+        there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
+        same = "as here" if there == here else f"here {label(here)} among the same rows"
+        said.append(f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}.")
     if len(both) > 2:
         tau = both.reported.corr(both.reproduced, method="kendall")
         said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")

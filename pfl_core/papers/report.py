@@ -424,7 +424,8 @@ def seeds_in_words(counts: Iterable[int]) -> str:
 
     counts: seeds of each cell, at least one.
     """
-    low, high = min(counts), max(counts)
+    found = sorted(counts)
+    low, high = found[0], found[-1]
     return f"{low} to {high} seeds" if low < high else f"{high} seed{'s' * (high > 1)}"
 
 

@@ -202,7 +202,8 @@ class Study:
         named = rows.get("dataset", [self.scope.label])
         used = report.data_sets(rows) if "run" in rows else ", ".join(sorted(set(named)))
         cells = [name for name in ("column", "row") if name in rows]
-        counts = rows.groupby(cells).seed.nunique() if cells and "seed" in rows else [1]
+        seeded = bool(cells) and "seed" in rows and len(rows) > 0
+        counts = rows.groupby(cells, dropna=False).seed.nunique() if seeded else [1]
         caption = [papers.title(name.partition("-")[0]), f"profile {profile}", f"data {used}"]
         caption += [f"{report.seeds_in_words(counts)}. {said}".strip()]
         if "run" in rows:

@@ -52,6 +52,7 @@ KINDS = {0: "target itself", 1: "same 4 labels", 2: "3 labels shared"}
 RANDOM = "random labels"
 HEUR = "heurpfedla"
 BASELINES = ("local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo")
+OWN_STATISTICS = ("local", "fedbn")  # methods that by definition share no BatchNorm statistics
 # Weights in Figure 7; the target is client 0.
 WHOSE = ("target, on itself", "target, on each other", "all, on themselves")
 ALL_LAYERS = "mean of all layers"
@@ -178,7 +179,7 @@ def extras(profile: str, dataset: str, clients: int = 10) -> dict[str, dict]:
     rate alone, Per-FedAvg as its Algorithm 1 adapts (one step) at FL-bench's beta, pFedMe with w
     scored, as its authors' code does, and one client with as many images as ten have together, of
     all classes, which a global model is not expected to beat; and averaged BatchNorm statistics
-    where there are any.
+    where there are any, with the paper's networks and ten clients of every method that can.
     """
     out = {"pfedla (literal sign)": own(profile, hn_sign="literal")}
     out["pfedla (relu_norm, rate 0.005)"] = own(profile, lr=0.005, hn_out="relu_norm")
@@ -191,9 +192,10 @@ def extras(profile: str, dataset: str, clients: int = 10) -> dict[str, dict]:
         args = setting("table1", profile, dataset, clients).get("partition_args", {})
         out["centralized"] = use("fedavg") | dict(clients=1, partition_args=args | held)
     if dataset.startswith("cifar"):
-        averaged = {"fedavg": use("fedavg"), "pfedla": own(profile)}
-        for method, row in averaged.items():
-            out[f"{method} (BatchNorm averaged)"] = row | dict(buffers="average")
+        every = profile in FULL and clients <= 10
+        for method, row in _methods("table1", profile, dataset, clients).items():
+            if method in ("fedavg", "pfedla") or every and method not in OWN_STATISTICS:
+                out[f"{method} (BatchNorm averaged)"] = row | dict(buffers="average")
     return out
 
 

@@ -34,6 +34,13 @@ def test_pick_and_summary_work_on_rows_of_the_long_form():
     }
 
 
+def test_a_tie_in_the_digits_that_are_committed_is_one_in_the_store_too():
+    test = series([10, 20, 30], spent=False)
+    for values in ([50, 200 / 3, 66.66671], [50, 66.6667, 66.6667]):  # a run's floats; committed
+        rows = pd.concat([test, series(values, split="val", spent=False)])
+        assert select.pick(rows, "best_val").value.tolist() == [20], "the first of several"
+
+
 def test_ranks_share_ties_and_leave_gaps():
     table = pd.DataFrame({"a": [70, 90, 70, 80], "b": [5.0, 1.0, np.nan, 9.0]}, index=[*"wxyz"])
     got = analysis.ranks(table)

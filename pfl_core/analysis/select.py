@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from pfl_core.util import checks
+from pfl_core.util.percent import DECIMALS
 
 SELECT = ("last", "last10", "best_val", "best_test")
 
@@ -57,6 +58,7 @@ def pick(
             "select='best_val' needs validation data, and these rows have none: "
             f"{names}; use 'last'"
         )
+    chooser = chooser.assign(value=chooser.value.round(DECIMALS))
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
     return test.merge(best[[*keys, "rounds"]], on=[*keys, "rounds"])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.engine.checkpoint import History
-from pfl_core.util.percent import accuracy
+from pfl_core.util.percent import DECIMALS, accuracy
 
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
@@ -119,7 +119,7 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
     for when in dict.fromkeys(acc.when):
         these = acc[acc.when == when]
         table = these.pivot(index="rounds", columns=["split", "metric"], values="value")
-        chosen = table["val" if "val" in table else "test"].acc_pct.idxmax()
+        chosen = table["val" if "val" in table else "test"].acc_pct.round(DECIMALS).idxmax()
         if "test" in table:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
             values = last.acc_pct, best.acc_pct, chosen, last.acc_worst10, last.acc_sd

@@ -34,6 +34,7 @@ import pandas as pd
 from pfl_core.experiments import metrics
 from pfl_core.experiments.metrics import KEYS, ROW_COLUMNS
 from pfl_core.util import checks, paths, sums
+from pfl_core.util.percent import DECIMALS
 
 PART = ["paper", "profile", "data"]  # what is published together
 CELL = ["artefact", "row", "column", "run"]
@@ -387,7 +388,7 @@ def _homes(named: pd.DataFrame) -> dict[str, str]:
     return dict(zip(named.run[::-1], named.paper[::-1], strict=True))
 
 
-def _csv(table: pd.DataFrame, first: list[str], decimals: int = 4) -> bytes:
+def _csv(table: pd.DataFrame, first: list[str], decimals: int = DECIMALS) -> bytes:
     # Columns of metrics that none of these runs has are left out.
     more = [c for c in table if c not in first and table[c].notna().any()]
     table = table[[*first, *more]].round(decimals)

@@ -9,7 +9,7 @@ import pytest
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.papers import base as papers
-from pfl_core.papers import rank_figures, recount
+from pfl_core.papers import rank_figures, recount, report
 from pfl_core.papers.base import Claim
 from pfl_core.papers.recount import REPORTED, Runs
 from pfl_core.papers.what_holds import WhatHolds
@@ -191,6 +191,28 @@ def test_one_seed_claims_nothing():
     assert recount.claims(replace(some, paper=replace(some.paper, claims=(CLAIM,)))).empty
 
 
+# -- beside the printed numbers --------------------------------------------------------------------
+
+
+def test_as_the_paper_counts_leads_are_as_far_from_print_as_every_advantage_says():
+    (some,) = [r for r in recount.evidence("medium", artefacts=["table3"]) if len(r.rows)]
+    assert (some.paper.key, some.profile) == ("fedaghn", "medium")
+    found = recount.distances(some)
+    said = report.every_advantage("fedaghn")
+    said = said[(said.table == "table3") & said.difference.notna()]
+    for column, of in said.groupby("column"):
+        here = found[found.column == column].set_index("rule")
+        assert here.points[REPORTED] == pytest.approx(of.difference.abs().mean())
+        assert (here.leads == len(of)).all() and (here.noise > 0).all()
+        assert here.points["before"] > here.points["after"] == here.points[REPORTED]
+    assert set(found.column) == set(said.column) == {"CIFAR-10", "CIFAR-100"}
+
+
+def test_runs_on_other_data_have_no_distance_from_print():
+    assert recount.distances(late_and_early(0, 1)).empty
+    assert recount.distances(runs(run("fedper", [1, 2]), artefact="fig4")).empty
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 
@@ -287,7 +309,14 @@ def test_the_page_says_what_its_rows_stand_for(results, page):
     whole, said = page()
     assert whole.evidence().loc["FLAYER", "seeds"] == "2"
     assert "stand for digits and small networks" in said[-1]
-    for show in (whole.ranks, whole.leaders, whole.agreement, whole.claims, whole.settings):
+    for show in (
+        whole.ranks,
+        whole.leaders,
+        whole.agreement,
+        whole.claims,
+        whole.nearest,
+        whole.settings,
+    ):
         show()
     assert not whole.reversals().size and "0 reversals are more than noise" in said[-1]
     assert list(whole.gains()["above last round"]) == ["+1.0 [+1.0, +1.0]"]
@@ -299,7 +328,7 @@ def test_the_page_says_what_its_rows_stand_for(results, page):
 
 def test_a_page_without_rows_claims_nothing(page):
     empty, said = page("paper")
-    for show in "evidence ranks leaders agreement reversals claims gains settings".split():
+    for show in "evidence ranks leaders agreement reversals claims nearest gains settings".split():
         shown = getattr(empty, show)()
         assert shown is None or not len(shown)
     assert "nothing claimed" in said[0] and not any("reversals" in str(text) for text in said)

@@ -393,6 +393,47 @@ def averaged(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["column", "row", "gain"])
 
 
+# -- beside the printed numbers --------------------------------------------------------------------
+
+
+def distances(runs: Runs) -> pd.DataFrame:
+    """How far our leads of a paper's own method lie from the printed ones, by rule.
+
+    A lead is its accuracy minus another row's, as in `report.advantages`; only columns with the
+    paper's own data and network count. The distance is the mean of the absolute differences, over
+    the rows that all rules of a column have.
+
+    Columns: column, rule, leads (how many), points, noise (points: half the interval of one of the
+    differences, their median; NaN with one seed).
+    """
+    found = []
+    for rule in (REPORTED, *RULES) if _prints_accuracy(runs) else ():
+        missing = {} if rule == REPORTED else without(rule, runs)
+        rows = runs.rows[~runs.rows.column.isin(list(missing))]
+        if len(rows):
+            rows = _swapped(rows) if rule == AVERAGED else rows
+            lines = report.advantages(rows, under(rule, runs.paper), runs.artefact)
+            found.append(lines.assign(rule=rule))
+    every = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["column"])
+    out = []
+    for column, of in grouped(every, "column"):
+        off = of.pivot_table(index="row", columns="rule", values="difference").abs().dropna()
+        for rule in [r for r in (REPORTED, *RULES) if r in off]:
+            own = of[(of.rule == rule) & of.row.isin(off.index)]
+            noise = ((own.difference_high - own.difference_low) / 2).median()
+            points = off[rule].mean()
+            line = dict(column=column, rule=rule, leads=len(off), points=points, noise=noise)
+            out.append(line)
+    return pd.DataFrame(out, columns=["column", "rule", "leads", "points", "noise"])
+
+
+def _prints_accuracy(runs: Runs) -> bool:
+    if runs.artefact not in runs.paper.tables:
+        return False
+    said = report.reported(runs.paper)
+    return "acc_pct" in set(said.metric[said.table == runs.artefact])
+
+
 # -- claims ----------------------------------------------------------------------------------------
 
 

@@ -242,6 +242,7 @@ def test_what_a_contradiction_says_depends_on_how_much_was_run():
     assert judged(against, "medium", ours).status == "a definition of ours"
     known = dataclasses.replace(BETTER, status="a finding about the paper: seen in two forms")
     assert judged(against, "medium", known).status == known.status
+    assert judged(fig2(20.0, 20.4, 19.7), "medium", known).status == "as the paper says"
     assert judged(against, "quick", known).status.startswith("says nothing of the paper")
     assert judged(against, "quick").verdict == "contradicted"
 

@@ -100,7 +100,7 @@ class Claim:
         LookupError for what was not run.
     limit: a threshold that is ours and not the paper's, in words.
     most: whether it speaks of most cases: of more than half of the contrasts' groups.
-    status: what was found out about a verdict, by a person; "" leaves it to `report.claims`.
+    status: what a person found out about its contradiction; "" leaves it to `report.claims`.
     """
 
     says: str

@@ -713,10 +713,10 @@ def _status(claim: papers.Claim, verdict: verdicts.Verdict, profile: str) -> str
         return "says nothing of the paper: other data and networks"
     if verdict.verdict == "undecided":
         return verdicts.MEANS[verdict.reason]
-    if claim.status:
-        return claim.status
     if verdict.verdict == "holds":
         return "as the paper says"
+    if claim.status:
+        return claim.status
     if claim.limit:
         return "a definition of ours"
     return "a finding about the paper" if profile == "paper" else "open"

@@ -178,7 +178,7 @@ def test_clients_are_those_of_released_code_and_in_our_column_drawn_anew(swept, 
 def test_the_control_is_a_part_of_table_2(swept):
     for profile, rates in (
         ("quick", (0.02, 0.1)),
-        ("medium", ()),
+        ("medium", (0.005, 0.1)),
         ("paper", (0.005, 0.05, 0.1, 0.2)),
     ):
         main, control = (

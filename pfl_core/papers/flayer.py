@@ -369,12 +369,7 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
 
 
 def _control(scope: Scope) -> list[Sweep]:
-    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones.
-
-    There are none at medium.
-    """
-    if scope.profile == "medium":
-        return []
+    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones."""
     column = COLUMNS[image(scope)]
     base = scope.base(PAPER, "table2", column.dataset)
     every = rows("table2", scope.profile, scope.data(column.dataset) or "")

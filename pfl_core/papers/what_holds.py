@@ -191,9 +191,10 @@ class WhatHolds:
                 points, name = of.set_index("rule").points, f"{runs.name}: {column}"
                 line = {"column": name, "leads": of.leads.iloc[0]}
                 line |= {"noise of one": f"{of.noise.iloc[0]:.1f}"}
-                lines.append(line | {WORDS[rule]: f"{v:.1f}" for rule, v in points.items()})
-                if points.idxmin() != REPORTED and points.min() < points[REPORTED] - 0.05:
-                    best = f"{WORDS[points.idxmin()]} ({points.min():.1f}"
+                lines.append(line | {WORDS[str(rule)]: f"{v:.1f}" for rule, v in points.items()})
+                first = str(points.idxmin())
+                if first != REPORTED and points.min() < points[REPORTED] - 0.05:
+                    best = f"{WORDS[first]} ({points.min():.1f}"
                     nearer.append(f"- {name}: {best} in place of {points[REPORTED]:.1f} points).")
         if not lines:
             return pd.DataFrame()

@@ -751,8 +751,8 @@ CLAIMS = (
         "table2",
         _best,
         status="open: APPLE learns its weights here, as its authors' code does; PFLlib's default "
-        "keeps them fixed. With an eighth of the texts, what it mixes of all clients helps on test "
-        "texts, too. Five or twenty times the rate brings FedPer no nearer (60 rounds, one seed)",
+        "keeps them fixed. With an eighth of the paper's texts it leads on test texts, too. Why is "
+        "open: at five and twenty times the rate FedPer comes no nearer (60 rounds, one seed)",
     ),
     Claim(
         "APPLE is the most accurate of the model-wise methods, before Ditto and FedAMP",

@@ -71,10 +71,7 @@ def drawn(cells: pd.DataFrame) -> Figure:
 
 
 def said(cells: pd.DataFrame) -> str:
-    """What the picture shows, in three sentences.
-
-    How many accuracies agree, how many advantages do, and how well orders do.
-    """
+    """What the picture shows: how many accuracies and advantages agree, and how well orders do."""
     parts = dict(iter(cells.groupby("number", sort=False)))
     acc, ahead = parts["accuracy"], parts.get("advantage", cells.iloc[:0])
     trained = (acc.metric == "train_acc_pct").sum()
@@ -90,8 +87,9 @@ def said(cells: pd.DataFrame) -> str:
     taus = pd.concat([report.order_agreement(of).tau for _, of in acc.groupby("paper", sort=False)])
     if len(taus):
         over = f", median over {len(taus)} columns" if len(taus) > 1 else ", in one column"
-        text += f" Kendall's tau of the orders of methods: {taus.median():.2f}{over}."
-    return text
+        text += f" Kendall's tau of methods' orders: {taus.median():.2f}{over}."
+    hollow = " Hollow: undecided."
+    return text + hollow * bool((cells.verdict == "undecided").any())
 
 
 def counts() -> pd.DataFrame:

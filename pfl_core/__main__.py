@@ -186,7 +186,7 @@ def _tables(part: Any, table: str = "") -> list[Any]:
     # What a part of results/ has to show: data frames.
     report, rows = late("papers.report"), part.rows()
     if part.paper == "methods":
-        return [late("papers.comparison").table(rows)]
+        return list(late("papers.comparison").tables(rows).values())
     if not table:
         judged = report.claims(part.paper, rows)
         return [judged[["verdict", "reason", "says", "why", "status"]]]

@@ -512,7 +512,11 @@ def test_from_tuning_to_tables(home, capsys):
     }
     assert [(shown.loc[r, f"rank {t}"] == "") for r, ts in blank.items() for t in ts] == [True] * 3
     assert sorted(shown["rank before"])[-1] <= "3" and shown.read.fedavg_ft == "after"
-    assert shown.gradients.to_dict() == {
+    # What is kept gives the same tables again.
+    kept = committed.parts("methods", own=True)["methods.smoke-digits"].rows()
+    tables = comparison.tables(kept)
+    assert tables["comparison"].before.tolist() == shown.before.tolist()
+    assert tables["costs"].gradients.to_dict() == {
         "fedavg": "1",
         "fedavg_ft": "1",
         "perfedavg": "2",
@@ -524,20 +528,17 @@ def test_from_tuning_to_tables(home, capsys):
     assert done == {f: f.stat().st_mtime_ns for f in (home / "store").glob("*/history.csv")}
     plan = comparison.hours("digits", how["methods"], profile="smoke", changes=TINY)
     assert plan.loc["fedavg", "there"] >= 9 and plan.loc["fedavg", "hours of tuning"] == 0
-    # What is kept gives the same tables again.
-    kept = committed.parts("methods", own=True)["methods.smoke-digits"].rows()
-    assert comparison.table(kept).before.tolist() == shown.before.tolist()
-    assert comparison.table(kept)["up, kB"].tolist() == shown["up, kB"].tolist()
     tuned = kept[(kept.artefact == "tune") & (kept.split == "val") & (kept["average"] == "client")]
     assert set(tuned.seed) == {0} and tuned.groupby("row").column.nunique().eq(9).all()
-    choices = comparison.choices_table(kept)
+    choices = tables["choices"]
     at_its_time = (tuned.row == "perfedavg") & (tuned.when == comparison.when("perfedavg"))
     tuned = tuned[at_its_time & (tuned.metric == "acc_pct")]
     best = tuned.groupby("column", sort=False).value.max()
     assert (
         choices.chosen.perfedavg == f"alpha {json.loads(best.idxmax())['method_args']['alpha']:g}"
     )
-    for name in ("comparison.csv", "comparison.md", "choices.md"):
+    files = "comparison.csv comparison.md costs.csv costs.md choices.md clients.png clients.csv"
+    for name in files.split():
         assert (home / "figures" / "methods" / "smoke-digits" / name).exists()
 
 
@@ -569,7 +570,7 @@ def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
         total[e.tags["row"]] = own[own["rounds"] == own["rounds"].max()].set_index("metric").value
     first, second = total["lgfedavg" + comparison.START], total["lgfedavg"]
     assert first.upload_bytes > second.upload_bytes > 0  # a whole model against a head
-    shown = comparison.table(rows)
+    shown = comparison.costs(rows)
     mean = (
         (first.upload_bytes + second.upload_bytes)
         / (first.client_visits + second.client_visits)
@@ -577,6 +578,38 @@ def test_what_a_row_starts_from_counts_in_its_traffic_and_time(home):
     )
     assert shown.index.tolist() == ["lgfedavg"] and shown["up, kB"].lgfedavg == f"{mean:.0f}"
     assert float(shown.seconds.lgfedavg) == round(rows.drop_duplicates("run").wall_s.sum())
+
+
+def test_a_row_is_behind_the_first_by_the_difference_seed_by_seed():
+    # Local: read before training. FedAvg-FT: after it, where it is first.
+    values = {
+        ("local", "before"): (80.0, 70.0),
+        ("fedper", "before"): (78.0, 69.0),
+        ("fedavg_ft", "before"): (99.0, 99.0),
+        ("fedavg_ft", "after"): (85.0, 74.0),
+    }
+    fixed = dict(paper="methods", artefact="comparison", column="x", rounds=2, average="client")
+    rows = pd.DataFrame(
+        fixed | dict(run=f"{row}{s}", row=row, seed=s, when=when, value=v, split=split, metric=m)
+        for (row, when), seeds in values.items()
+        for s, v in enumerate(seeds)
+        for split in ("val", "test")
+        for m in ("acc_pct", "acc_min", "acc_max", "acc_worst10")
+    )
+    gaps = comparison.behind(rows)
+    # Seed by seed the residuals are (0, .5, -.5) and (0, -.5, .5): variance 1 / 2, t(2) = 4.303.
+    half = 4.3027 * (0.5 * 2 / 2) ** 0.5
+    assert gaps.to_dict() == {
+        "local": f"-4.5 [{-4.5 - half:.1f}, {-4.5 + half:.1f}]",
+        "fedper": f"-6.0 [{-6 - half:.1f}, {-6 + half:.1f}]",
+        "fedavg_ft": "",
+    }
+    assert comparison.behind(rows[rows.seed == 0])["local"] == "-5.0"
+    uncommon = rows[(rows.seed == 0) == (rows.row == "local")]
+    assert comparison.behind(uncommon).tolist() == ["", "", ""]
+    _, numbers = comparison.drawn(rows)
+    assert numbers.row.tolist() == ["fedavg_ft", "local", "fedper"]
+    assert numbers.acc_pct.tolist() == [79.5, 75.0, 73.5]
 
 
 @pytest.mark.parametrize(

@@ -201,16 +201,25 @@ def picture_section() -> str:
 
 def _comparison(part: committed.Part) -> list[str]:
     rows, setting = part.rows(), presets.COMPARISON
-    table = comparison.table(rows)
+    tables = comparison.tables(rows)
+    lost = ", ".join(row for row in comparison.chosen() if row not in tables["comparison"].index)
+    folder = f"../figures/methods/{part.label}"
+    picture = f"![Clients of all methods, from the worst to the best]({folder}/clients.png)"
     says = (
         f"**{part.data}, profile {part.profile}** ({setting['clients']} clients, "
         f"Dir({setting['partition_args']['alpha']}), {rows.seed.nunique()} seeds; equal tuning; "
         "best validation round, client mean of test accuracy in %; "
         "read as the rules below say):"
     )
-    lost = ", ".join(row for row in comparison.chosen() if row not in table.index)
-    said = [f"Not run yet: {lost}.\n"] if lost else []
-    return [says + "\n", report.markdown(table) + "\n", *said]
+    heads = {
+        "comparison": says,
+        "costs": "What it costs (a run's seconds beside another run on the other core):",
+        "choices": "What tuning chose, with its validation accuracy in %:",
+    }
+    out = [picture, *[f"Not run yet: {lost}."] * bool(lost)]
+    for name, head in heads.items():
+        out += [head, report.markdown(tables[name])]
+    return [text + "\n" for text in out]
 
 
 RESULTS = f"""# Every table, figure and claim

@@ -13,7 +13,9 @@ from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
+from pfl_core.analysis import plots, verdicts
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.experiments import committed
@@ -21,7 +23,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
 from pfl_core.experiments.experiment import Experiment, grid
-from pfl_core.papers import plan, presets, report
+from pfl_core.papers import evidence, plan, presets, report
 from pfl_core.stacked import Params
 from pfl_core.util import checks, paths
 
@@ -170,7 +172,7 @@ def run(
     """Tune and run all rows, or find in the store what is done; returns the table.
 
     Prints each grid and what was chosen. Keeps rows and runs in
-    runs/results/methods.<profile>-<dataset>/, and both tables in runs/figures/methods/.
+    runs/results/methods.<profile>-<dataset>/, tables and picture in runs/figures/methods/.
     how: for `sweep`: device, jobs, ...
     """
     shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
@@ -187,8 +189,9 @@ def run(
     every = pd.concat([*parts, rows, counted], ignore_index=True)
     committed.save(every, "methods", profile, dataset)
     folder = paths.figures_folder() / "methods" / paths.label(profile, dataset)
-    report.save_table(table(every), folder / "comparison")
-    report.save_table(choices_table(every), folder / "choices")
+    for name, frame in tables(every).items():
+        report.save_table(frame, folder / name)
+    plots.save(*drawn(every), folder / "clients")
     return table(every)
 
 
@@ -312,27 +315,32 @@ def _hours(experiment: Experiment, device: str) -> float:
 # -- tables ----------------------------------------------------------------------------------------
 
 
+def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """All tables of the comparison by the names of their files."""
+    return {"comparison": table(rows), "costs": costs(rows), "choices": choices_table(rows)}
+
+
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a row of the comparison, accuracies in %, mean ± sd over seeds.
+    """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
     before, after: local training, at the best validation round, with the rank among all rows.
-    last, worst tenth: at the last round, and of the worst tenth of clients, at the row's own time
-    (`read`); served: what its model has just gone through then.
-    gradients: of a client and round; down, up: traffic of a client and visit; seconds: of a run;
-    each with what the run starts from.
+    Others at the row's own time (`read`). served: what its model has just gone through then.
+    behind: `behind`. last: at the last round. spread: standard deviation over clients. worst tenth:
+    of clients.
     """
-    rows = rows[rows.artefact == "comparison"]
-    out, ranked = {}, {}
-    for row in dict.fromkeys(r for r in rows.row if not r.endswith(START)):
+    rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
+    gaps = behind(rows)
+    for row in _listed(rows):
         own, main = rows[rows.row == row], when(row)
         times = [t for t in ("before", "after") if t == main or t not in _blank(row)]
         picked = {t: report.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
         cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
         cells |= {t: _cell(picked[t]) if t in picked else "" for t in ("before", "after")}
-        cells |= {"last": _cell(report.pick(own, "last", main))}
-        cells |= {"worst tenth": _cell(report.pick(own, "best_val", main, metric="acc_worst10"))}
-        out[row] = cells | _spent(rows[rows.row.isin([row, row + START])], row)
+        cells |= {"behind": gaps[row], "last": _cell(report.pick(own, "last", main))}
+        for name, metric in (("spread", "acc_sd"), ("worst tenth", "acc_worst10")):
+            cells[name] = _cell(report.pick(own, "best_val", main, metric=metric))
+        out[row] = cells
     frame = pd.DataFrame(out).T.rename_axis("method")
     means = pd.DataFrame(ranked).T.reindex(columns=["before", "after"])
     ranks = means.rank(ascending=False, method="min")
@@ -340,6 +348,69 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         shown = ranks[t].map(lambda v: "" if pd.isna(v) else f"{v:.0f}")
         frame.insert(list(frame).index(t) + 1, f"rank {t}", shown)
     return frame
+
+
+def _listed(rows: pd.DataFrame) -> list[str]:
+    # Rows of the table, without what they start from.
+    return [row for row in dict.fromkeys(rows.row) if not row.endswith(START)]
+
+
+def read(rows: pd.DataFrame, metric: str = "acc_pct") -> pd.DataFrame:
+    """One number a run: at the best validation round, at the row's own time, of test samples.
+
+    rows: of the comparison, as `run` keeps them. Returns them as `select.pick` does.
+    """
+    rows = rows[rows.artefact == "comparison"]
+    parts = [
+        report.pick(rows[rows.row == row], "best_val", when(row), metric=metric)
+        for row in _listed(rows)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def behind(rows: pd.DataFrame) -> pd.Series:
+    """How many points each row is behind the first one, each at its own time, as text.
+
+    With the 95 % interval of the difference, seed by seed; noise is pooled over rows, without those
+    that serve all clients one model (`verdicts.interval`). "" where no seed is in all rows.
+    """
+    found = read(rows).pivot(index="row", columns="seed", values="value")
+    names, out = _listed(rows), {}
+    found = found.reindex(names).dropna(axis=1)
+    if found.empty:
+        return pd.Series("", index=names)
+    first = names[found.mean(axis=1).argmax()]
+    for row in names:
+        like = evidence.pooled(found, (), (row, first))
+        weights = 1.0 * (like.index == row) - (like.index == first)
+        gap = verdicts.interval([like.to_numpy()], [weights])
+        ends = "" if pd.isna(gap.low) else f" [{gap.low:.1f}, {gap.high:.1f}]"
+        out[row] = "" if row == first else f"{gap.estimate:.1f}{ends}"
+    return pd.Series(out, dtype=object)
+
+
+def costs(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each row spends, a line a row of the comparison, with what its run starts from.
+
+    gradients: over one batch, of a client and round. down, up: traffic of a client and visit.
+    seconds: of a run.
+    """
+    rows = rows[rows.artefact == "comparison"]
+    out = {row: _spent(rows[rows.row.isin([row, row + START])], row) for row in _listed(rows)}
+    return pd.DataFrame(out).T.rename_axis("method")
+
+
+def drawn(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """Accuracies of clients, from the worst to the best, at each row's own time, best row first.
+
+    Returns the picture, and its numbers: mean over seeds.
+    """
+    metrics = ("acc_pct", "acc_worst10", "acc_min", "acc_max")
+    means = {m: read(rows, m).groupby("row", sort=False).value.mean() for m in metrics}
+    frame = pd.DataFrame(means).sort_values("acc_pct", ascending=False, kind="stable")
+    fig, (ax,) = plots.panels(1, size=(5.2, 0.6 + 0.19 * len(frame)))
+    plots.ranges(frame, ax)
+    return fig, frame.rename_axis("row").reset_index()
 
 
 def _blank(row: str) -> tuple[str, ...]:

@@ -156,8 +156,9 @@ def _embedded(png: bytes) -> dict[str, Any]:
 def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
     from markupsafe import Markup
 
-    table = Markup(compare.table(rows).rename(index=label).rename_axis(None).to_html(border=0))
-    return dict(title=f"Profile {part.profile}, data {part.data}", table=table)
+    shown = [frame.rename(index=label).rename_axis(None) for frame in compare.tables(rows).values()]
+    found = [Markup(frame.to_html(border=0)) for frame in shown]
+    return dict(title=f"Profile {part.profile}, data {part.data}", tables=found)
 
 
 def _speed(readme: Path) -> str:

@@ -63,6 +63,13 @@ def test_four_rules(select, value, round):
         assert set(got.columns) == set(ROW_COLUMNS)
 
 
+def test_accuracy_chooses_the_round_of_every_metric():
+    spread = [series([5, 2, 3, 9, 1], split=s, metric="acc_sd") for s in ("test", "val")]
+    rows = join(series(TEST), series(VAL, split="val"), *spread)
+    got = {s: pick(rows, s, metric="acc_sd").value.tolist() for s in report.SELECT}
+    assert got == {"last": [1], "last10": [4], "best_val": [2], "best_test": [3]}
+
+
 def test_last10_is_the_mean_of_ten_evaluations():
     assert pick(series(range(25)), "last10").value.tolist() == [19.5]
     assert pick(series(range(25), rounds=range(0, 100, 4)), "last10")["rounds"].tolist() == [96]
@@ -115,11 +122,14 @@ def test_pick_reads_only_what_it_is_asked_for():
 
 def test_best_val_needs_validation_data_of_every_run():
     with pytest.raises(
-        ValueError, match="needs validation data, and these rows have none: fedper; use 'last'"
+        ValueError,
+        match="needs accuracies on validation data, and these rows have none: fedper; use 'last'",
     ):
         pick(series(TEST), "best_val")
     with pytest.raises(ValueError, match="have none: fedavg;"):
         pick(join(series(TEST), series(VAL, split="val"), series(TEST, "fedavg")), "best_val")
+    with pytest.raises(ValueError, match="select='best_test' needs accuracies on test data"):
+        pick(series(TEST, metric="acc_sd"), "best_test", metric="acc_sd")
 
 
 def test_an_unknown_rule_is_named():

@@ -28,8 +28,9 @@ def pick(
         Rows in the long form, of any metrics, splits and rounds.
     select : {"last", "last10", "best_val", "best_test"}
         "last": the last round. "last10": the mean of the last ten evaluations. "best_val": the
-        round that is best on validation data, the first one of several. "best_test": the round
-        that is best on test data; that is optimistic, since test data choose what they judge.
+        round of the best accuracy on validation data, the first one of several. "best_test": that
+        on test data; it is optimistic, since test data choose what they judge. Accuracy chooses
+        whatever the metric is.
     when : {"before", "after"}
         Whether models were evaluated before or after the round's local training.
     average : {"client", "pooled"}
@@ -38,12 +39,14 @@ def pick(
     Raises
     ------
     ValueError
-        For another rule, and for "best_val" where a run has no validation data.
+        For another rule, and for "best_val" and "best_test" where a run has no accuracies on these
+        data.
     """
     checks.known("select", select, SELECT)
-    series = rows[(rows.when == when) & (rows["average"] == average) & (rows.metric == metric)]
-    series = series.sort_values("rounds", kind="stable", ignore_index=True)
-    test, validation = series[series.split == "test"], series[series.split == "val"]
+    seen = (rows.when == when) & (rows["average"] == average)
+    rows = rows[seen & rows.metric.isin([metric, "acc_pct"])]
+    rows = rows.sort_values("rounds", kind="stable", ignore_index=True)
+    test = rows[(rows.split == "test") & (rows.metric == metric)]
     keys = ["run", "paper", "artefact", "row", "column"]
     if select == "last10":
         tail = test.groupby(keys, sort=False).tail(10)
@@ -51,11 +54,13 @@ def pick(
         return tail.assign(value=means).groupby(keys, sort=False).tail(1)
     if select == "last":
         return test.groupby(keys, sort=False).tail(1)
-    chooser = validation if select == "best_val" else test
+    split, data = ("val", "validation") if select == "best_val" else ("test", "test")
+    chooser = rows[rows.split == split]
+    chooser = chooser[chooser.metric == "acc_pct"]
     if len(blind := test[~test.run.isin(chooser.run)]):
         names = ", ".join(dict.fromkeys(blind.row))
         raise ValueError(
-            "select='best_val' needs validation data, and these rows have none: "
+            f"select={select!r} needs accuracies on {data} data, and these rows have none: "
             f"{names}; use 'last'"
         )
     chooser = chooser.assign(value=chooser.value.round(DECIMALS))

@@ -461,7 +461,7 @@ def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
             "chosen": _values(g.own, [got[g.own]]),
             "validation": f"{best.max():.2f}",
             "worst of nine": f"{best.min():.2f}" if len(best) == 9 else "diverged",
-            "at the edge": ", ".join(n.removeprefix("method_args.") for n in at),
+            "at the edge": ", ".join(map(_short, at)),
         }
     return pd.DataFrame(out).T.rename_axis("method")
 
@@ -472,7 +472,13 @@ def _of(choice: dict[str, Any], name: str) -> float:
 
 
 def _values(name: str, values: Iterable[float]) -> str:
-    return f"{name.removeprefix('method_args.')} " + ", ".join(f"{v:g}" for v in values)
+    return f"{_short(name)} " + ", ".join(f"{v:g}" for v in values)
+
+
+def _short(name: str) -> str:
+    # A method's own rate is that of its hypernetworks; the other one is of the clients.
+    field, _, key = name.rpartition(".")
+    return "hypernetwork lr" if field and key == "lr" else key
 
 
 def _said(row: str, tried: pd.DataFrame) -> str:

@@ -157,7 +157,7 @@ _ALIKE = "no parameter of its own; momentum as in PFLlib, FedRep's and pFedGraph
 _MOMENTUM = Grid("momentum", (0.0, 0.5, 0.9), _ALIKE)
 _MU = _arg("mu", (0.001, 0.01, 0.1), "the authors' grid, without 0.5 and 1")
 _DEPTH = (1, 2, 3)
-_HN = "of the hypernetwork; the paper's grid, code "
+_HN = "the paper's grid, code "
 _HN_RATES: dict[str, Any] = dict(rates=(0.005, 0.01, 0.05))  # pFedHN's grid [P]
 _PERSONAL: dict[str, Any] = dict(rate="method_args.personal_lr", rates=(0.01, 0.03, 0.05))
 _CORE: dict[str, Any] = dict(rate="method_args.core_lr", rates=(0.01, 0.1, 1.0))
@@ -201,11 +201,7 @@ GRIDS: dict[str, Grid] = {
     "feddbe": _arg("kappa", (0.0, 1.0, 50.0), "PFLlib 0, authors' script for a CNN 50"),
     "pfedhn": _arg("lr", (0.005, 0.01, 0.05), f"{_HN}0.01", **_HN_RATES),
     "pfedhn_pc": _arg("lr", (0.01, 0.05, 0.1), f"{_HN}0.05", **_HN_RATES),
-    "pfedla": _arg(
-        "lr",
-        (0.005, 0.1, 1.0),
-        "of the hypernetworks; third-party code 0.005, where weights hardly move",
-    ),
+    "pfedla": _arg("lr", (0.005, 0.1, 1.0), "third-party code 0.005, where weights hardly move"),
     "heurpfedla": _arg("retain_k", (1, 2, 3), "k; the paper's tables 1"),
     "flayer": Grid("head_depth", _DEPTH, "s; the paper's CNN 1"),
     "fedaghn": _arg("q0", (0.1, 0.5, 3.0), "authors' example 0.5; the case study is fitted by 3"),

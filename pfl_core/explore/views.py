@@ -311,7 +311,7 @@ def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
 def _last_and_best(
     frame: pd.DataFrame, when: str, metric: str, spent: pd.DataFrame
 ) -> pd.DataFrame:
-    """A line for each row: how many seeds, their means of the last and best value, and the cost."""
+    """A line for each row: seeds, their means at the last round and the most accurate, the cost."""
     last = pick(frame, "last", when, metric=metric).merge(spent, on=["run", "rounds"], how="left")
     last = last.groupby("row", sort=False)
     best = pick(frame, "best_test", when, metric=metric).groupby("row", sort=False)

@@ -605,6 +605,14 @@ def test_a_row_is_behind_the_first_by_the_difference_seed_by_seed():
         "fedavg_ft": "",
     }
     assert comparison.behind(rows[rows.seed == 0])["local"] == "-5.0"
+    # A row without one of the seeds is compared on the other, and takes part in no other's noise.
+    some = rows[(rows.seed == 0) | (rows.row != "fedper")]
+    half = 12.7062 * (0.5**2 * 2 / 2) ** 0.5
+    assert comparison.behind(some).to_dict() == {
+        "local": f"-4.5 [{-4.5 - half:.1f}, {-4.5 + half:.1f}]",
+        "fedper": "-7.0",
+        "fedavg_ft": "",
+    }
     uncommon = rows[(rows.seed == 0) == (rows.row == "local")]
     assert comparison.behind(uncommon).tolist() == ["", "", ""]
     _, numbers = comparison.drawn(rows)

@@ -323,20 +323,23 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
-    before, after: local training, at the best validation round, with the rank among all rows.
-    Others at the row's own time (`read`). served: what its model has just gone through then.
-    behind: `behind`. last: at the last round. spread: standard deviation over clients. worst tenth:
-    of clients.
+    before, after: local training, at the best validation round, with the rank among all rows, and
+        the seeds of a row that lacks some. Others at the row's own time (`read`). served: what its
+    model has just gone through then. behind: `behind`. last: at the last round. spread: standard
+    deviation over clients. worst tenth: of clients.
     """
     rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
     gaps = behind(rows)
     for row in _listed(rows):
         own, main = rows[rows.row == row], when(row)
+        seeds = dict.fromkeys(own.seed)
+        some = "" if len(seeds) == rows.seed.nunique() else f" (seed {', '.join(map(str, seeds))})"
         times = [t for t in ("before", "after") if t == main or t not in _blank(row)]
         picked = {t: report.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
         cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
-        cells |= {t: _cell(picked[t]) if t in picked else "" for t in ("before", "after")}
+        both = ("before", "after")
+        cells |= {t: _cell(picked[t]) + some if t in picked else "" for t in both}
         cells |= {"behind": gaps[row], "last": _cell(report.pick(own, "last", main))}
         for name, metric in (("spread", "acc_sd"), ("worst tenth", "acc_worst10")):
             cells[name] = _cell(report.pick(own, "best_val", main, metric=metric))
@@ -372,16 +375,20 @@ def behind(rows: pd.DataFrame) -> pd.Series:
     """How many points each row is behind the first one, each at its own time, as text.
 
     With the 95 % interval of the difference, seed by seed; noise is pooled over rows, without those
-    that serve all clients one model (`verdicts.interval`). "" where no seed is in all rows.
+    that serve all clients one model (`verdicts.interval`). The first one is of those with most
+    seeds; "" for a row that shares no seed with it.
     """
     found = read(rows).pivot(index="row", columns="seed", values="value")
     names, out = _listed(rows), {}
-    found = found.reindex(names).dropna(axis=1)
-    if found.empty:
-        return pd.Series("", index=names)
-    first = names[found.mean(axis=1).argmax()]
+    found = found.reindex(names)
+    most = found.count(axis=1)
+    first = names[found.mean(axis=1).where(most == most.max()).argmax()]
     for row in names:
-        like = evidence.pooled(found, (), (row, first))
+        shared = found.loc[:, found.loc[[row, first]].notna().all()].dropna()
+        if not shared.shape[1]:
+            out[row] = ""
+            continue
+        like = evidence.pooled(shared, (), (row, first))
         weights = 1.0 * (like.index == row) - (like.index == first)
         gap = verdicts.interval([like.to_numpy()], [weights])
         ends = "" if pd.isna(gap.low) else f" [{gap.low:.1f}, {gap.high:.1f}]"

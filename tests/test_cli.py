@@ -193,9 +193,12 @@ def test_runs_are_shown_side_by_side(home, capsys):
     )
 
 
-def test_compare_a_papers_claims_and_all_methods(home, capsys):
-    assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
+def test_compare_a_papers_claims_and_all_methods(home, capsys, monkeypatch):
     assert "FedPer is significantly better than FedAvg" in said(capsys, "compare fedper")
+    shown = said(capsys, "compare methods")
+    assert all(column in shown for column in ("worst tenth", "seconds", "validation"))
+    monkeypatch.setattr(paths, "results_folder", lambda: home / "none")
+    assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
 
 
 def test_compare_a_table(home, capsys):

@@ -294,6 +294,16 @@ def test_alike_clients(nothing):
     assert views.kin(Row)[0].tolist() == federation(shared).counts().argmax(1).tolist()
 
 
+def test_the_comparison_of_all_methods_is_shown_without_its_tuning(tmp_path, monkeypatch, results):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    rows = results["fedper"].rows.assign(row="fedper", column="cifar10")
+    both = pd.concat([rows.assign(artefact=a) for a in ("tune", "comparison")])
+    made.publish(tmp_path / "results", both, "methods")
+    assert sources.title("methods.quick-digits") == "All methods: quick, digits"
+    assert set(sources.rows("methods.quick-digits").column) == {"Comparison: cifar10"}
+
+
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
     tmp_path, monkeypatch, results
 ):

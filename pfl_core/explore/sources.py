@@ -89,7 +89,8 @@ def title(source: str) -> str:
     if part is None:
         return source.capitalize()
     data = "the paper's data" if part.data == "paper" else part.data
-    return f"{plots.label(part.paper)}: {part.profile}, {data}"
+    name = "All methods" if part.paper == "methods" else plots.label(part.paper)
+    return f"{name}: {part.profile}, {data}"
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -128,7 +129,8 @@ def _of(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 @functools.lru_cache(maxsize=32)
 def _published(part: Part, stamp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A part's rows and totals; the time at which its folder changed is for the cache only."""
-    return _split(part.rows())
+    rows = part.rows()
+    return _split(rows[rows.artefact != "tune"])  # of the comparison: nine short runs a row
 
 
 def _stored_now() -> tuple[pd.DataFrame, pd.DataFrame]:

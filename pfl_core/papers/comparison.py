@@ -324,9 +324,9 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
     before, after: local training, at the best validation round, with the rank among all rows, and
-        the seeds of a row that lacks some. Others at the row's own time (`read`). served: what its
-    model has just gone through then. behind: `behind`. last: at the last round. spread: standard
-    deviation over clients. worst tenth: of clients.
+    the seeds of a row that lacks some. Others at the row's own time (`read`): behind the first row,
+    last round, spread (standard deviation) over clients, worst tenth of clients. served: what a
+    row's model has just gone through then.
     """
     rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
     gaps = behind(rows)

@@ -323,26 +323,25 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
-    before, after: local training, at the best validation round, with the rank among all rows, and
-    the seeds of a row that lacks some. Others at the row's own time (`read`): behind the first row,
-    last round, spread (standard deviation) over clients, worst tenth of clients. served: what a
-    row's model has just gone through then.
+    before, after: local training, at the best validation round, with the rank among all rows. A row
+    that lacks a seed names those that it has. served: what a model has just gone through when it is
+    read. behind: the first row, by how many points (`behind`). last: at the last round. spread:
+    standard deviation over clients. worst tenth: mean of these clients.
     """
     rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
-    gaps = behind(rows)
+    gaps, both = behind(rows), ("before", "after")
     for row in _listed(rows):
         own, main = rows[rows.row == row], when(row)
         seeds = dict.fromkeys(own.seed)
         some = "" if len(seeds) == rows.seed.nunique() else f" (seed {', '.join(map(str, seeds))})"
-        times = [t for t in ("before", "after") if t == main or t not in _blank(row)]
+        times = [t for t in both if t == main or t not in _blank(row)]
         picked = {t: report.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
         cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
-        both = ("before", "after")
         cells |= {t: _cell(picked[t]) + some if t in picked else "" for t in both}
         cells |= {"behind": gaps[row], "last": _cell(report.pick(own, "last", main))}
         for name, metric in (("spread", "acc_sd"), ("worst tenth", "acc_worst10")):
-            cells[name] = _cell(report.pick(own, "best_val", main, metric=metric))
+            cells[name] = _cell(read(own, metric))
         out[row] = cells
     frame = pd.DataFrame(out).T.rename_axis("method")
     means = pd.DataFrame(ranked).T.reindex(columns=["before", "after"])
@@ -375,24 +374,23 @@ def behind(rows: pd.DataFrame) -> pd.Series:
     """How many points each row is behind the first one, each at its own time, as text.
 
     With the 95 % interval of the difference, seed by seed; noise is pooled over rows, without those
-    that serve all clients one model (`verdicts.interval`). The first one is of those with most
-    seeds; "" for a row that shares no seed with it.
+    that serve all clients one model (`verdicts.interval`). A row that lacks a seed cannot be the
+    first; "" for the first, and for a row that shares no seed with it.
     """
-    found = read(rows).pivot(index="row", columns="seed", values="value")
     names, out = _listed(rows), {}
-    found = found.reindex(names)
+    found = read(rows).pivot(index="row", columns="seed", values="value").loc[names]
     most = found.count(axis=1)
     first = names[found.mean(axis=1).where(most == most.max()).argmax()]
     for row in names:
         shared = found.loc[:, found.loc[[row, first]].notna().all()].dropna()
-        if not shared.shape[1]:
+        if row == first or not shared.shape[1]:
             out[row] = ""
             continue
         like = evidence.pooled(shared, (), (row, first))
         weights = 1.0 * (like.index == row) - (like.index == first)
         gap = verdicts.interval([like.to_numpy()], [weights])
         ends = "" if pd.isna(gap.low) else f" [{gap.low:.1f}, {gap.high:.1f}]"
-        out[row] = "" if row == first else f"{gap.estimate:.1f}{ends}"
+        out[row] = f"{gap.estimate:.1f}{ends}"
     return pd.Series(out, dtype=object)
 
 
@@ -484,8 +482,9 @@ def _values(name: str, values: Iterable[float]) -> str:
 
 def _short(name: str) -> str:
     # A method's own rate is that of its hypernetworks; the other one is of the clients.
-    field, _, key = name.rpartition(".")
-    return "hypernetwork lr" if field and key == "lr" else key
+    if name == "method_args.lr":
+        return "hypernetwork lr"
+    return name.removeprefix("method_args.")
 
 
 def _said(row: str, tried: pd.DataFrame) -> str:

@@ -21,6 +21,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
 from pfl_core.papers import base as papers
 from pfl_core.papers import comparison, evidence, overview, presets, report
+from pfl_core.papers.evidence import READ_AFTER
 from pfl_core.papers.report import Table, compare, reported, reproduced, standing
 from pfl_core.util import paths
 from tools import pages
@@ -342,6 +343,31 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     said = pages.picture_section().replace("\n", " ")
     assert "4 published accuracies beside ours, with the paper's data, network" in said
     assert "Of 3 differences between a paper's own method and another row" in said
+
+
+@pytest.mark.parametrize(("full", "shown"), [((90.0,), "medium"), ((90.0, 91.0), "paper")])
+def test_a_seed_of_profile_paper_waits_for_the_next_one(monkeypatch, full, shown):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run())
+    both, others = (90.0, 91.0), [r for r in SAID.index if r not in (*READ_AFTER, "fedaghn")]
+
+    def rows(profile, values):
+        # Local may have more seeds than the others.
+        had = {r: [v - 20 for v in (both if r == "local" else values)] for r in others}
+        each = [seeds(r, v, profile=profile) for r, v in had.items()]
+        return join(seeds("fedaghn", values, profile=profile), *each)
+
+    of = {"medium": rows("medium", both), "paper": rows("paper", full)}
+    monkeypatch.setattr(
+        committed,
+        "parts",
+        lambda name="", **kw: {
+            p: SimpleNamespace(profile=p, data="paper", rows=lambda r=r: r) for p, r in of.items()
+        },
+    )
+    ran = report.every_cell("fedaghn").dropna(subset=["reproduced"])
+    assert {"fedaghn", "local"} <= set(ran.row) and set(ran.profile) == {shown}
+    claimed = overview.best_claims("fedaghn").query("reason != 'rows missing'")
+    assert set(claimed[claimed.verdict != "not run"].profile) == {shown}
 
 
 def test_contradictions_are_pairs_of_which_two_papers_print_opposite_orders():

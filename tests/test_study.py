@@ -688,6 +688,17 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     assert Study("pfedla", profile="best", device="cpu").scope_of("table1").profile == "paper"
 
 
+def test_one_seed_of_a_fuller_profile_does_not_displace_two_of_a_smaller(home, trained):
+    of = {n: {(row, CIFAR, n): 60.0 for row in ("local", "pfedla")} for n in (0, 1)}
+    committed_at(home, "medium", of[0] | of[1])
+    # Local has all its rounds at medium already, so that its seeds count at paper, too.
+    committed_at(home, "paper", of[0] | {("local", CIFAR, 1): 60.0})
+    shown = lambda: Study("pfedla", profile="best", device="cpu").scope_of("table1").profile  # noqa: E731
+    assert shown() == "medium" and not trained
+    committed_at(home, "paper", of[0] | of[1])
+    assert shown() == "paper"
+
+
 @pytest.mark.parametrize(
     ("cells", "how"),
     [

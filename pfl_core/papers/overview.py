@@ -112,7 +112,10 @@ def counts() -> pd.DataFrame:
 
 
 def best_claims(name: str) -> pd.DataFrame:
-    """A paper's claims, each from the fullest profile at which it was judged; quick counts not."""
+    """A paper's claims, each from the fullest profile at which it was judged; quick counts not.
+
+    A verdict that rests on too few runs gives way to any other.
+    """
     none = report.claims(name, pd.DataFrame(columns=ROW_COLUMNS))
     out = [none.assign(data="")]
     parts = [p for p in committed.parts(name).values() if p.profile in FULL]
@@ -120,5 +123,7 @@ def best_claims(name: str) -> pd.DataFrame:
         judged = report.claims(name, part.rows())
         out.append(judged[judged.verdict != "not run"].assign(data=part.data))
     both = pd.concat(out).rename_axis("place").reset_index()
+    weight = (both.verdict != "not run") * (1 + ~both.reason.isin(["one seed", "rows missing"]))
+    both = both.loc[weight.sort_values(kind="stable").index]
     last = both.drop_duplicates("place", keep="last").sort_values("place")
     return last.drop(columns="place").reset_index(drop=True)

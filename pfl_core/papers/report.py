@@ -64,7 +64,7 @@ def reported(paper: str | Paper) -> pd.DataFrame:
     return found.rename(columns={"std": "sd"})
 
 
-def _printed(paper: Paper, artefact: str) -> list[str]:
+def printed_rows(paper: Paper, artefact: str) -> list[str]:
     """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
 
     FedPer has none.
@@ -263,7 +263,7 @@ def advantages(
     that both rows have.
     """
     paper = papers.paper(paper)
-    evidence, out = Evidence(rows, paper, _printed(paper, table)), []
+    evidence, out = Evidence(rows, paper, printed_rows(paper, table)), []
     compared = compare(rows, paper, table, metric=metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     for _, cells in grouped(there[there.profile != "smoke"], "column"):
@@ -350,7 +350,7 @@ class _Cells:
     ):
         self.rows, self.ours = rows, ours
         self.paper, self.table, self.metric = paper, table, metric
-        self.printed = _printed(paper, table)
+        self.printed = printed_rows(paper, table)
         # Of accuracy on training data only the test data say whether it still moves.
         self.moved = _by_run(reproduced(rows, paper, **how)) - _by_run(
             reproduced(before_the_last_quarter(rows), paper, **how)
@@ -487,9 +487,11 @@ def standing(
 def every_cell(name: str) -> pd.DataFrame:
     """Every published accuracy of a paper's tables with the committed one of ours in its setting.
 
-    Of profile paper where it was run, else medium; smaller profiles count nowhere. Columns as
-    `compare` has them, table, metric (accuracy on test data, or on training data where the paper
-    prints that), and comparable: whether profile paper has a run for it.
+    Of profile paper where it was run, else medium; while a row of a column has one seed there, the
+    column's cells of medium come first. Smaller profiles count nowhere.
+
+    Columns as `compare` has them, table, metric (accuracy on test data, or on training data where
+    the paper prints that), and comparable: whether profile paper has a run for it.
     """
     cells = _of_every_table(name, compare)
     if len(cells):
@@ -521,8 +523,10 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
             if len(of := p[p.artefact == table])
         ]
         cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
-        order = cells.reproduced.notna().sort_values(kind="stable").index
-        cells = cells.loc[order].drop_duplicates(["row", "column"], keep="last")
+        least = cells[cells.n > 0].groupby(["profile", "column"]).n.transform("min")
+        # One seed has no interval; 0: not run.
+        order = least.clip(upper=2).reindex(cells.index, fill_value=0).sort_values(kind="stable")
+        cells = cells.loc[order.index].drop_duplicates(["row", "column"], keep="last")
         out.append(cells.assign(table=table, metric=metric))
     return pd.concat(out, ignore_index=True)
 
@@ -583,7 +587,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     paper = papers.paper(paper)
     if not len(rows) or set(rows.profile) == {"smoke"}:
         return []
-    evidence = Evidence(rows, paper, _printed(paper, table))
+    evidence = Evidence(rows, paper, printed_rows(paper, table))
     compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
@@ -674,7 +678,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         return pd.concat(out or [none], ignore_index=True)
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        printed = _printed(paper, needed)
+        printed = printed_rows(paper, needed)
         some = rows[rows.artefact == needed]
         place = some.profile.map(papers.PROFILES.index)
         evidence[needed] = Evidence(some[place == place.max()], paper, printed)

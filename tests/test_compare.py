@@ -211,6 +211,15 @@ def test_a_gap_that_more_samples_could_close_stays_open(most, share, monkeypatch
     assert ahead == "fewer samples"
 
 
+def test_a_run_that_serves_two_columns_has_its_own_last_round_in_each():
+    other = "Dir(0.5), CIFAR-10"
+    here = run("fedaghn", [70.0, 60.0], val=[2.0, 1.0])
+    there = run("fedaghn", [90.0, 80.0], val=[2.0, 1.0], column=other)
+    got = compare(join(here, there.assign(run=here.run.iloc[0])), "fedaghn", "table1")
+    assert cell(got, "fedaghn").reproduced == 70 and cell(got, "fedaghn", other).reproduced == 90
+    assert cell(got, "fedaghn")["last"] == 60 and cell(got, "fedaghn", other)["last"] == 80
+
+
 def test_where_a_paper_prints_training_accuracy_ours_is_judged_beside_it():
     cells = overview.every("flayer")
     text = cells[cells.metric == "train_acc_pct"].dropna(subset=["reproduced"])

@@ -372,6 +372,8 @@ class _Cells:
         table = pooled(table, self.printed, (row,))
         place, values = list(table.index).index(row), table.to_numpy()
         own = verdicts.cell_interval(values, place)
+        setting = cells.setting.iloc[0]
+        runs = [(run, row, setting) for run in cells.run]
         line = dict(
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
@@ -379,8 +381,8 @@ class _Cells:
             low=max(own.low, 0.0) if self.metric in ACCURACIES else own.low,
             high=min(own.high, 100.0) if self.metric in ACCURACIES else own.high,
             best=row == best or behind.low <= 0,
-            last=self.last.reindex([(run, row) for run in cells.run]).mean(),
-            setting=cells.setting.iloc[0],
+            last=self.last.reindex(runs).mean(),
+            setting=setting,
             profile=cells.profile.iloc[0],
             dataset=cells.dataset.iloc[0],
         )
@@ -392,9 +394,8 @@ class _Cells:
         )
         if line["profile"] == "smoke" or self.metric not in ACCURACIES:
             return line | dict(verdict="not judged")
-        each = self.moved.reindex([(run, row) for run in cells.run])
+        each = self.moved.reindex(runs)
         moved = each.mean() if each.notna().all() else None
-        setting = cells.setting.iloc[0]
         missing, fewer = _cuts(self.paper, self.table, row, setting, self.rows)
         # More images make no row less accurate.
         fewer &= found.estimate < 0
@@ -402,7 +403,7 @@ class _Cells:
 
 
 def _by_run(picked: pd.DataFrame) -> pd.Series:
-    return picked.groupby(["run", "row"]).value.mean()
+    return picked.groupby(["run", "row", "column"]).value.mean()
 
 
 def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:

@@ -235,6 +235,15 @@ def test_averaged_statistics_take_the_place_of_local_ones():
     assert judged[REPORTED] == "contradicted" and judged["averaged"] == "holds"
 
 
+def test_averaged_statistics_of_one_seed_are_ranked_on_that_seed_alone():
+    # FedRep is behind on seed 0, where averaged FedPer was run, and ahead over both seeds.
+    made_up = {("fedrep", 0): 70, ("fedrep", 1): 90, ("local", 0): 10, ("local", 1): 20}
+    rows = [run(r, [10, v], s) for (r, s), v in made_up.items()]
+    rows += [run("fedper", [10, 50], s) for s in (0, 1)]
+    order = recount.ranks(column_of(runs(*rows, run("fedper (BatchNorm averaged)", [10, 75]))))
+    assert order.averaged.to_dict() == {"fedrep": 2, "fedper": 1, "local": 3}
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_each_method_at_its_best_rate(validated):
     made_up = {("fedper", 0.02): 70, ("fedper", 0.1): 60, ("fedrep", 0.02): 65, ("fedrep", 0.1): 80}

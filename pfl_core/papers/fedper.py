@@ -190,7 +190,7 @@ def _ends(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def _if_learned(found: Contrast, evidence: Evidence, column: str) -> Contrast:
-    # A network at chance has no spread and reaches any level at once.
+    # A network at chance has the spread of its labels alone and reaches any level at once.
     return replace(found, unlearned=evidence.ahead("fedper", "fedavg", column).unlearned)
 
 

@@ -252,14 +252,16 @@ def columns(
 
 
 def _table(column: pd.DataFrame, rule: str) -> pd.DataFrame:
-    # One number a method (index) and seed (columns).
-    return column[column.rule == rule].pivot_table(index="row", columns="seed", values="value")
+    # One number a method (index) and seed (columns), on the seeds that all methods have: of those
+    # with averaged statistics some may have fewer than the others.
+    found = column[column.rule == rule]
+    return found.pivot_table(index="row", columns="seed", values="value").dropna(axis=1)
 
 
 def ranks(column: pd.DataFrame) -> pd.DataFrame:
     """Ranks of methods (index, the paper's best first) under each rule (columns); 1 is the best."""
-    rules = [r for r in (REPORTED, *RULES) if (column.rule == r).any()]
-    means = {rule: _table(column, rule).mean(axis=1) for rule in rules}
+    tables = {rule: _table(column, rule) for rule in (REPORTED, *RULES)}
+    means = {rule: table.mean(axis=1) for rule, table in tables.items() if table.size}
     out = pd.DataFrame(means).rank(ascending=False)
     return out.sort_values(REPORTED, kind="stable")
 

@@ -683,6 +683,10 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
     assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
     assert set(s.claims().query("artefact == 'table1'").verdict) <= {"undecided", "not run"}
+    kept = {p.parent.name: pd.read_csv(p) for p in paths.figures_folder().rglob("claims.csv")}
+    assert set(kept) == {"medium-paper", "quick-digits"}
+    assert "table1" in set(kept["medium-paper"].artefact) and len(kept["quick-digits"])
+    assert not set(kept["medium-paper"].says) & set(kept["quick-digits"].says)
     assert "rows in" not in s.finish() and not paths.kept_folder().exists()
     committed_at(home, "paper", TWO)
     assert Study("pfedla", profile="best", device="cpu").scope_of("table1").profile == "paper"

@@ -498,9 +498,17 @@ class Study:
         return pd.concat(kept or [none], ignore_index=True).drop_duplicates()
 
     def claims(self) -> pd.DataFrame:
-        """What the paper says, with a verdict and the numbers that decide it; a table `claims`."""
+        """What the paper says, with a verdict and the numbers that decide it.
+
+        Saved as `claims` beside what decided them: at profile "best" that may be several folders.
+        """
         got = report.claims(self.paper, self.rows())
-        return self.table("claims", got.drop(columns=["profile"]))
+        decided = got.profile.where(got.profile != "", self.scope.profile)
+        got = got.drop(columns=["profile"])
+        for profile, some in got.groupby(decided):
+            folder = self.folder(replace(self.scope, profile=str(profile)))
+            report.save_table(some.reset_index(drop=True), folder / "claims")
+        return got
 
     def finish(self) -> str:
         """Keep all rows and their runs in runs/results/; a line on versions, device and time.

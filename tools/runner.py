@@ -78,7 +78,7 @@ def _parser(here: Sequence[str]) -> Parser:
         description="Sets the environment up (the active one, else .venv), then runs every\n"
         "notebook, or only the word given.",
         epilog="What is written lies below runs/ (or $PFL_RUNS): notebooks/, figures/, store/.\n"
-        "Finished runs are found there again, unfinished ones go on.\n"
+        "Finished runs are found there again, unfinished ones go on; start.ipynb trains anew.\n"
         "Exit code: 0; 1 if a notebook or check failed; 2 for wrong words.",
     )
     add = parser.add_argument

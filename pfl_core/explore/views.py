@@ -277,7 +277,7 @@ def runs(
     _draw_last_round(frame, when, right)
     said = (
         f"{sources.METRICS[metric]}, {MOMENTS[when]}, of {plots.in_words(column)}. A line is the "
-        "mean over seeds, a band their range; what spends nothing has no curve."
+        "mean over seeds, a band or bar its 95 % interval; what spends nothing has no curve."
     )
     return Shown(fig, said, _last_and_best(frame, when, metric, spent), code)
 

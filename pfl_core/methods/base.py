@@ -143,7 +143,7 @@ class Method:
 
     Examples
     --------
-    Clients that keep the biases to themselves, and are pulled to the model that they received:
+    Clients that keep the biases to themselves, and are pulled to where the round began:
 
     >>> class OwnBiases(Method):
     ...     name = "own_biases"

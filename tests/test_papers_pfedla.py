@@ -465,10 +465,13 @@ SURE, UNSURE = 0.002, 2.0  # noise of seeds, as a share of the value
 
 
 def seeds(rows, noise=SURE, n=4):
-    """The same rows for n seeds, each number with noise of its own."""
+    """The same rows for n seeds, each number as often above as below its own by the noise."""
     random = np.random.default_rng(1)
-    each = [random.normal(1, noise, len(rows)) for _ in range(n)]
-    made = [rows.assign(seed=i, run=f"r{i}", value=rows.value * f) for i, f in enumerate(each)]
+    each = np.array([random.permutation(np.resize([1, -1], n)) for _ in range(len(rows))])
+    made = [
+        rows.assign(seed=i, run=f"r{i}", value=rows.value * (1 + noise * each[:, i]))
+        for i in range(n)
+    ]
     return pd.concat(made, ignore_index=True)
 
 

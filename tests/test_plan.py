@@ -10,10 +10,11 @@ import pytest
 from pfl_core import Experiment
 from pfl_core.__main__ import main
 from pfl_core.data import pools as data
-from pfl_core.engine.simulate import Interrupted
+from pfl_core.engine.simulate import Interrupted, evaluates_after
 from pfl_core.experiments import committed, compute, store
 from pfl_core.experiments import sweep as sweeps
-from pfl_core.papers import fedper, pfedhn, plan
+from pfl_core.experiments.build import train_config
+from pfl_core.papers import base, fedper, pfedhn, plan
 from pfl_core.papers.base import TUNING
 from pfl_core.util import paths
 
@@ -203,3 +204,12 @@ def test_what_tuning_chooses_is_computed_and_planned(home):
     assert [e.lr for e in chosen] == [1e-6, 0.3, 0.3] and [
         e.id for e in chosen
     ] == table.run.tolist()
+
+
+@pytest.mark.parametrize("name", base.PAPERS)
+def test_at_profile_paper_every_row_is_evaluated_when_it_is_read(name):
+    about = base.paper(name)
+    for sweep in about.planned(base.Scope("paper")):
+        for e in dataclasses.replace(sweep, seeds=sweep.seeds[:1]).experiments():
+            when = about.when.get(e.tags["row"], about.report["when"])
+            assert when == "before" or evaluates_after(train_config(e), e.clients), e.tags

@@ -22,9 +22,10 @@ where all take part.
 
 Differs from the paper (whose formulas are missing in the text we had: equations are those of the
 authors' code)
-1. The step on p and q as printed raises the loss. hn_sign="literal" does so and is the default: a
-   small simulation of ours shows the published fall of the self weight with this sign only
-   (inferred). "descent" is the corrected sign.
+1. The step on p and q in the authors' code raises the loss (the text says gradient descent; its
+   formula is missing). hn_sign="literal" does as the code and is the default: a small simulation
+   of ours shows the published fall of the self weight with this sign only (inferred). "descent" is
+   the corrected sign.
 2. The paper begins with random updates; code and we with ones, so that round 0 weighs all others
    alike.
 3. The ablations are named there, not defined; the definitions in `ABLATIONS` are ours.

@@ -99,7 +99,8 @@ ANEW = {
         "cifar10", {"partition_args": {"alpha": 0.1, "least": 1, "split": "70/10/20"}}
     )
 }
-PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}  # where the paper does not show all four
+# Where the paper does not show all four; it names the data of Figure 5, the others are [C].
+PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
 WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 550}  # samples of a class
 ALPHAS = (0.1, 0.2, 0.5)

@@ -838,7 +838,6 @@ PAPER = Paper(
     sweeps=sweeps,
     own="pfedla",
     report=dict(select="last", when="before", average="client"),
-    when={"local": "after"},
     tables=("table1", "table2", "table3"),
     setting=setting,
     rows=rows,

@@ -421,6 +421,10 @@ def test_results_open_on_the_fullest_profile_that_compares_methods(tmp_path, mon
     assert opened["source"].words[0] == "pFedLA: medium, the paper's data"
     made.publish(tmp_path, several, "pfedhn", "medium", "paper")
     assert views.runs_choices({})["source"].value == "pfedhn.medium-paper"
+    made.publish(tmp_path, several[several.row != "local"], "flayer", "paper", "paper")
+    assert views.runs_choices({})["source"].value == "pfedhn.medium-paper"
+    made.publish(tmp_path, several, "flayer", "paper", "paper")
+    assert views.runs_choices({})["source"].value == "flayer.paper-paper"
 
 
 def test_runs_of_many_short_rounds_do_not_squash_the_others(results):

@@ -65,13 +65,16 @@ def _rank(part: Part) -> int:
 def best(of: list[str]) -> str | None:
     """The best evidence among these sources, None if there are none.
 
-    The fullest profile that has several methods in one table, and of it the part with most of them.
+    Of the fullest profile with several methods in one table, where medium and paper count alike,
+    the part with most of them: few rows of many rounds hide no table of all.
     """
     every = committed.parts(own=True)
     parts = [every[name] for name in of if name in every]
     many = {part.name: _methods(part) for part in parts}
     several = [part for part in parts if many[part.name] > 1]
-    chosen = min(several or parts, key=lambda p: (_rank(p), -many[p.name]), default=None)
+    full = -papers.PROFILES.index(papers.FULL[0])
+    place = {p.name: (max(_rank(p), full), -many[p.name], _rank(p)) for p in parts}
+    chosen = min(several or parts, key=lambda p: place[p.name], default=None)
     return chosen.name if chosen else next(iter(of), None)
 
 

@@ -108,6 +108,7 @@ FIGURES = {
 }
 BOTH = {"fedavg": use("fedavg"), "fedper": use("fedper")}
 TUNED = {"fedper": use("fedper"), "fedper + fine-tuning": use("fedper", finetune_epochs=1)}
+ALONE = {"local": use("local")}  # Sec. 4.4
 
 
 def holding(k: int) -> dict[str, Any]:
@@ -133,8 +134,8 @@ def sweeps(scope: Scope) -> list[Sweep]:
         "fig2": ({}, BOTH, fig2),
         "fig3": (mobilenet | holding(4), BOTH, {f"{mobile}, k=4": {}}),
         "fig4": (own | holding(4), fig4, deep),
-        "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet), {mobile: {}}),
-        "fig6": (own | holding(40) | resnet, linear_rows(resnet), {res: {}}),
+        "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet) | ALONE, {mobile: {}}),
+        "fig6": (own | holding(40) | resnet, linear_rows(resnet) | ALONE, {res: {}}),
         "fig7": (mobilenet, BOTH, {mobile + raters: {}}),
         "fig8": (resnet, BOTH, {res + raters: {}}),
         "fig9": (own | mobilenet, linear_rows(mobilenet), {mobile + raters: {}}),
@@ -311,6 +312,8 @@ def _of_heterogeneity(n: int, where: str, what: str) -> list[Claim]:
 
 _BASE = "Base layers are not redundant: a linear base in their place drops the accuracy"
 _linear = partial(_ahead, "original", "linear base")
+_ALONE = "Purely local training stays behind: clients have too few samples"
+_alone = partial(_ahead, "original", "local")
 
 
 def _of_raters() -> list[Claim]:
@@ -365,7 +368,8 @@ CLAIMS = (
         partial(_best_depth, 2),
     ),
     *(
-        Claim(f"{_BASE}, {net} on CIFAR-100", f"Sec. 4.4, Fig. {n}", f"fig{n}", _linear)
+        Claim(f"{what}, {net} on CIFAR-100", f"Sec. 4.4, Fig. {n}", f"fig{n}", judge)
+        for what, judge in ((_BASE, _linear), (_ALONE, _alone))
         for n, net in zip((5, 6), NETS, strict=True)
     ),
     *_of_raters(),

@@ -65,8 +65,7 @@ class WhatHolds:
         self._say(_standing(self.runs))
         out = []
         for (paper, profile, data), some in lines.items():
-            seeds = sorted({r.rows.seed.nunique() for r in some})
-            read = dict(seeds=" to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))))
+            read = dict(seeds=_seeds(r.rows for r in some))
             read["artefacts"] = ", ".join(papers.title(r.artefact) for r in some)
             out.append(dict(paper=paper, profile=profile, data=data) | read)
         return pd.DataFrame(out).set_index("paper") if out else pd.DataFrame()
@@ -320,9 +319,13 @@ def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:
 def _read(columns: Iterable[pd.DataFrame], profile: str) -> str:
     some = [column for column in columns if column.profile.iloc[0] == profile]
     data = sorted({name for column in some for name in column.dataset})
-    seeds = sorted({column.seed.nunique() for column in some})
-    ends = " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))
-    return f"Profile {profile}, data {', '.join(data)}, seeds: {ends}"
+    return f"Profile {profile}, data {', '.join(data)}, seeds: {_seeds(some)}"
+
+
+def _seeds(parts: Iterable[pd.DataFrame]) -> str:
+    # "2 to 3": the least and the most that a row has in a column.
+    cells = pd.concat([p.groupby(["row", "column"]).seed.nunique() for p in parts])
+    return " to ".join(str(n) for n in dict.fromkeys((cells.min(), cells.max())))
 
 
 def _lacking(runs: list[Runs], shown: set[tuple[str, str, str]]) -> str:

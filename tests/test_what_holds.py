@@ -313,10 +313,19 @@ def page(results, monkeypatch):
     return lambda profile="quick": (WhatHolds(profile), said)
 
 
+def test_seeds_are_counted_by_row(results, page):
+    rows = flayer("quick", "digits", 60)
+    more = rows[(rows.row == "fedavg") & (rows.seed == 1)]
+    more = more.assign(seed=2, run=more.run + " more")
+    made.publish(results, pd.concat([rows, more]), "flayer")
+    whole, _ = page()
+    assert whole.evidence().loc["FLAYER", "seeds"] == "2 to 3 seeds", "not 3, which one row has"
+
+
 def test_the_page_says_what_its_rows_stand_for(results, page):
     made.publish(results, flayer("quick", "digits", 60), "flayer")
     whole, said = page()
-    assert whole.evidence().loc["FLAYER", "seeds"] == "2"
+    assert whole.evidence().loc["FLAYER", "seeds"] == "2 seeds"
     assert "stand for digits and small networks" in said[-1]
     for show in (
         whole.ranks,

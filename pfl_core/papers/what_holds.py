@@ -65,8 +65,8 @@ class WhatHolds:
         self._say(_standing(self.runs))
         out = []
         for (paper, profile, data), some in lines.items():
-            read = dict(seeds=_seeds(r.rows for r in some))
-            read["artefacts"] = ", ".join(papers.title(r.artefact) for r in some)
+            titles = ", ".join(papers.title(r.artefact) for r in some)
+            read = dict(seeds=_seeds(r.rows for r in some), artefacts=titles)
             out.append(dict(paper=paper, profile=profile, data=data) | read)
         return pd.DataFrame(out).set_index("paper") if out else pd.DataFrame()
 
@@ -308,8 +308,7 @@ def _named(paper: str, artefact: str, column: str) -> str:
 
 
 def _where(column: pd.DataFrame) -> str:
-    seeds = report.seeds_in_words(column.groupby("row").seed.nunique())
-    return f"{column.profile.iloc[0]}, {', '.join(sorted(set(column.dataset)))}, {seeds}"
+    return f"{column.profile.iloc[0]}, {', '.join(sorted(set(column.dataset)))}, {_seeds([column])}"
 
 
 def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:
@@ -319,13 +318,13 @@ def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:
 def _read(columns: Iterable[pd.DataFrame], profile: str) -> str:
     some = [column for column in columns if column.profile.iloc[0] == profile]
     data = sorted({name for column in some for name in column.dataset})
-    return f"Profile {profile}, data {', '.join(data)}, seeds: {_seeds(some)}"
+    return f"Profile {profile}, data {', '.join(data)}, {_seeds(some)}"
 
 
 def _seeds(parts: Iterable[pd.DataFrame]) -> str:
-    # "2 to 3": the least and the most that a row has in a column.
-    cells = pd.concat([p.groupby(["row", "column"]).seed.nunique() for p in parts])
-    return " to ".join(str(n) for n in dict.fromkeys((cells.min(), cells.max())))
+    # Of each row in each column, since rows may have more than their neighbours.
+    counts = [p.groupby(["row", "column"]).seed.nunique() for p in parts]
+    return report.seeds_in_words(pd.concat(counts))
 
 
 def _lacking(runs: list[Runs], shown: set[tuple[str, str, str]]) -> str:

@@ -322,6 +322,18 @@ def test_seeds_are_counted_by_row(results, page):
     assert whole.evidence().loc["FLAYER", "seeds"] == "2 to 3 seeds", "not 3, which one row has"
 
 
+def test_a_rule_is_nearer_to_print_by_more_than_the_noise_or_not(results, page, monkeypatch):
+    made.publish(results, flayer("quick", "digits", 60), "flayer")
+    far = [("A", REPORTED, 5.0), ("A", "after", 1.0), ("B", REPORTED, 2.0), ("B", "after", 1.0)]
+    found = pd.DataFrame(far, columns=["column", "rule", "points"]).assign(leads=3, noise=1.5)
+    monkeypatch.setattr(recount, "distances", lambda runs: found)
+    whole, said = page()
+    assert len(whole.nearest()) == 2
+    assert any(
+        "In 2 of 2 columns" in t and "in 1 of these by more than" in t for t in map(str, said)
+    )
+
+
 def test_the_page_says_what_its_rows_stand_for(results, page):
     made.publish(results, flayer("quick", "digits", 60), "flayer")
     whole, said = page()

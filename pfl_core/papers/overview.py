@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
-from pfl_core.experiments import committed
+from pfl_core.experiments import committed, copies
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import report
@@ -78,6 +79,8 @@ def said(cells: pd.DataFrame) -> str:
     how = [f"profile {' and '.join(acc.profile.unique())}, {acc.n.min():.0f} seeds or more"]
     how += ["medium has fewer rounds, and in part fewer samples"] * ("medium" in set(acc.profile))
     how += [f"{trained} on training data as printed"] * bool(trained)
+    if lacking := _lacking(acc.dataset.unique()):
+        how.append(f"samples missing here: {lacking}")
     text = f"{len(acc)} published accuracies beside ours, with the paper's data, network and "
     text += f"clients ({'; '.join(how)}): {report.counted(acc.verdict)}."
     if len(ahead):
@@ -90,6 +93,16 @@ def said(cells: pd.DataFrame) -> str:
         text += f" Kendall's tau of methods' orders: {taus.median():.2f}{over}."
     hollow = " Hollow: undecided."
     return text + hollow * bool((cells.verdict == "undecided").any())
+
+
+def _lacking(names: Iterable[str]) -> str:
+    # "CIFAR-10 2 %": what the copies that committed runs used lack of the published sets.
+    pools, found = committed.results().pools, []
+    for pool in pools[pools.name.isin(list(names))].itertuples():
+        whole = sum(copies.official(str(pool.name))) or pool.samples
+        if pool.samples < whole:
+            found.append(f"{plots.in_words(pool.name)} {100 * (1 - pool.samples / whole):.0f} %")
+    return ", ".join(found)
 
 
 def counts() -> pd.DataFrame:

@@ -184,7 +184,7 @@ class WhatHolds:
 
     def nearest(self) -> pd.DataFrame:
         """How far our leads of a paper's method lie from the printed ones under each rule."""
-        lines, nearer = [], []
+        lines, nearer, beyond = [], [], 0
         for runs in self.runs:
             for column, of in grouped(recount.distances(runs), "column"):
                 points, name = of.set_index("rule").points, f"{runs.name}: {column}"
@@ -195,11 +195,12 @@ class WhatHolds:
                 if first != REPORTED and points.min() < points[REPORTED] - 0.05:
                     best = f"{WORDS[first]} ({points.min():.1f}"
                     nearer.append(f"- {name}: {best} in place of {points[REPORTED]:.1f} points).")
+                    beyond += bool(points[REPORTED] - points.min() > of.noise.iloc[0])
         if not lines:
             return pd.DataFrame()
         self._say(
             f"In {len(nearer)} of {len(lines)} columns another rule lies nearer to print than the "
-            "paper's own:"
+            f"paper's own, in {beyond} of these by more than the noise:"
         )
         self._say("\n".join(nearer))
         return self._table("nearest", pd.DataFrame(lines).fillna(""))

@@ -100,7 +100,7 @@ def test_medium_is_the_first_fifth_of_the_papers_own_runs(medium_cells, paper_ce
     assert {e.tags["artefact"] for e in medium_cells} == {
         a for a, about in pfedhn.PAPER.artefacts.items() if about.medium
     }
-    for artefact, many in {"table1": 33, "fig3": 3, "table4": 6, "fig5": 8}.items():
+    for artefact, many in {"table1": 36, "fig3": 3, "table4": 6, "fig5": 8}.items():
         ours, theirs = (runs(cells, artefact) for cells in (medium_cells, paper_cells))
         assert many == len(ours) == len(named(medium_cells, artefact))
         for (row, column, seed), e in ours.items():
@@ -214,7 +214,7 @@ def test_how_many_runs(paper_cells, quick_cells):
     assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
 
 
-PAPER_RUNS = 492
+PAPER_RUNS = 495
 
 
 def with_starts(found: list[Experiment]) -> list[Experiment]:
@@ -492,6 +492,18 @@ def test_the_papers_own_tables_uphold_what_its_text_says():
     found = report.claims("pfedhn", rows.assign(profile="quick"))
     assert set(found[found.artefact.isin(tables)].verdict) == {"holds"}
     assert set(found[~found.artefact.isin(tables)].verdict) == {"not run"}
+
+
+def test_per_fedavg_adapted_by_one_step_is_a_row_of_ours(paper_cells, quick_cells):
+    beside = {
+        (e.tags["row"], e.seed): e
+        for e in named(paper_cells, "table1")
+        if e.tags["column"] == "CIFAR-10, N=10"
+    }
+    for seed in (0, 1, 2):
+        ours, printed = beside["perfedavg (one step)", seed], beside["perfedavg", seed]
+        assert ours.plain() == printed.but(method_args={"adapt_steps": 1}).plain()
+    assert not [e for e in quick_cells if e.tags["row"] == "perfedavg (one step)"]
 
 
 def test_the_literal_sign_is_a_row_of_ours():

@@ -205,6 +205,16 @@ def all_data(base: Experiment | None, profile: str) -> dict[str, dict]:
     return {f"{name} (all data)": of_table[name] | every for name in ("local", "pfedhn")}
 
 
+def one_step(base: Experiment | None, profile: str) -> dict[str, dict]:
+    """Our row of Table 1 for Per-FedAvg as its own Algorithm 1 adapts a model: by one step.
+
+    The row "perfedavg" adapts for an epoch. {} without a base, and below profile medium.
+    """
+    if base is None or profile not in FULL:
+        return {}
+    return {"perfedavg (one step)": use("perfedavg", adapt_steps=1)}
+
+
 def baselines(base: Experiment, profile: str) -> dict[str, dict]:
     """Rows of Table 2's baselines for the clients of `base`."""
     fedavg = use("fedavg") | dict(keep_models=True)
@@ -344,7 +354,9 @@ def _grid(scope: Scope, artefact: str) -> list[Sweep]:
 
 def _table1(scope: Scope, artefact: str) -> list[Sweep]:
     base = scope.base(PAPER, artefact, "cifar10", clients=10)
-    ours = literal(base, scope.profile) | all_data(base, scope.profile)
+    ours = {}
+    for rows_of in (literal, all_data, one_step):
+        ours |= rows_of(base, scope.profile)
     column = {"CIFAR-10, N=10": {}}
     return _grid(scope, artefact) + scope.sweep(PAPER, base, ours, column, quick=1, part="ours")
 

@@ -158,6 +158,16 @@ def test_only_like_cells_stand_beside_published_ones(changes, other, monkeypatch
     assert len(got[got.reported.notna()]) == 128  # what is published stays
 
 
+def test_a_column_that_only_we_have_says_what_no_run_of_the_paper_has(monkeypatch):
+    (sweep,) = papers.paper("pfedhn").planned(papers.Scope("quick"), "fig6")
+    ours = next(iter(sweep.experiments()))
+    monkeypatch.setattr(committed, "experiment", lambda run: ours)
+    rows = run(ours.tags["row"], [70.0], column="CIFAR-10, N=10")
+    said = report.scale("pfedhn", rows, "fig6")
+    assert said.startswith("6 % of the paper's rounds; other data, network, clients than the")
+    assert said.endswith("at most 50 images a client")
+
+
 def test_columns_of_ours_say_what_was_used(monkeypatch):
     changed = paper_run(dataset="digits", clients=10)
     monkeypatch.setattr(committed, "experiment", lambda run: changed)

@@ -304,6 +304,21 @@ def test_the_comparison_of_all_methods_is_shown_without_its_tuning(tmp_path, mon
     assert set(sources.rows("methods.quick-digits").column) == {"Comparison: cifar10"}
 
 
+def test_fine_tuned_rows_are_shown_after_local_training_alone(tmp_path, monkeypatch, results):
+    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    rows = results["fedper"].rows.assign(column="cifar10", artefact="comparison")
+    after = rows[rows.when == "before"].assign(when="after")
+    both = pd.concat([rows[rows.when != "after"], after])
+    named = [both.assign(row=name) for name in ("fedavg", "fedavg_ft")]
+    made.publish(tmp_path / "results", pd.concat(named), "methods")
+    shown = sources.rows("methods.quick-digits")
+    read = {tuple(pair) for pair in shown[["row", "when"]].to_numpy().tolist()}
+    assert read == {("fedavg", "before"), ("fedavg", "after"), ("fedavg_ft", "after")}
+    values = views.runs_choices({"source": "methods.quick-digits"}).values
+    assert list(values["rows"]) == ["fedavg"] and values["when"] == "before"
+
+
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
     tmp_path, monkeypatch, results
 ):

@@ -20,6 +20,7 @@ from pfl_core.experiments.committed import Part
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
+from pfl_core.papers.evidence import READ_AFTER
 from pfl_core.util import paths
 
 OWN = "runs of this computer"  # the source that is the run store; the others are published parts
@@ -133,7 +134,9 @@ def _of(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 def _published(part: Part, stamp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A part's rows and totals; the time at which its folder changed is for the cache only."""
     rows = part.rows()
-    return _split(rows[rows.artefact != "tune"])  # of the comparison: nine short runs a row
+    rows = rows[rows.artefact != "tune"]  # of the comparison: nine short runs a row
+    # Before local training FedAvg-FT's model is one of FedAvg's.
+    return _split(rows[(rows.when != "before") | ~rows.row.isin(READ_AFTER)])
 
 
 def _stored_now() -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -197,7 +197,7 @@ def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     choices = Choices(wanted)
     frame = _offer_column(choices)
     lines = sources.listed(frame)
-    first = _preferred(frame)[:SHOWN_FIRST]
+    first = _preferred(frame[frame.when == _when(frame)])[:SHOWN_FIRST]
     rows = choices.offer(
         "rows", lines, [row for row in lines if row in first], "several", lines.get
     )

@@ -126,6 +126,12 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
     return named or next((e for (_, c), e in found.items() if c == column), None)
 
 
+def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experiment]:
+    # The counterpart of a cell; of a column that only we have, all runs of the artefact.
+    one = _counterpart(key, artefact, row, column)
+    return [one] if one else list(_of_the_paper(key, artefact).values())
+
+
 def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> tuple[float, bool]:
@@ -156,13 +162,13 @@ def _cut(ours: Experiment, theirs: Experiment) -> bool:
 def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
     """In what a run differs from the cell of the paper that it is named by.
 
-    Of "data", "network", "partition" and "clients".
+    Of "data", "network", "partition" and "clients"; of a cell that only we have, what no run of
+    the artefact at profile paper has.
     """
-    ours, theirs = committed.experiment(run), _counterpart(paper.key, artefact, row, column)
-    if ours is None or theirs is None:  # a cell that only we have
-        other = ours is not None and ours.dataset not in paper.artefacts[artefact].data
-        return ["data"] * other
-    return [what for what, value in _ALIKE.items() if value(ours) != value(theirs)]
+    ours, theirs = committed.experiment(run), _counterparts(paper.key, artefact, row, column)
+    if ours is None or not theirs:
+        return []
+    return [what for what, of in _ALIKE.items() if of(ours) not in [of(e) for e in theirs]]
 
 
 def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
@@ -174,16 +180,17 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     heads = rows[rows["average"] != "derived"].drop_duplicates(["row", "column"])
     for v in tuples(heads):
         said += unlike(paper, artefact, v.row, v.column, v.run)
-        theirs = _counterpart(paper.key, artefact, v.row, v.column)
+        theirs = _counterparts(paper.key, artefact, v.row, v.column)
         ours = committed.experiment(v.run)
-        if ours is None or theirs is None:
+        if ours is None or not theirs:
             continue
-        shares.add(round(100 * ours.rounds / theirs.rounds))
-        if _cut(ours, theirs):
+        alike = [e for e in theirs if e.method == ours.method] or theirs
+        shares |= {round(100 * ours.rounds / e.rounds) for e in alike}
+        if all(_cut(ours, e) for e in theirs):
             said.append(f"at most {ours.max_samples} images a client")
         if (part := committed.share_of(v.run)) < MOST:
             said.append(f"{part:.0%} of the samples of {ours.dataset}")
-        if _dealt(ours).validation > _dealt(theirs).validation:
+        if all(_dealt(ours).validation > _dealt(e).validation for e in theirs):
             said.append("a part of the training data is validation")
     out = []
     if shares and shares != {100}:

@@ -755,7 +755,7 @@ def _fixed_is_as_good(evidence: Evidence) -> list[Contrast]:
 
 WITHIN = f"within {SIMILAR:g} points: ours"
 
-_ALIKE = "open: with all of the paper's steps (two seeds) as with a fifth of them (three) "
+_ALIKE = "open: with all of the paper's steps as with a fifth of them "
 CLAIMS = (
     Claim(
         "Local and FedAvg, which do not use personalized federated learning, perform quite poorly "

@@ -123,6 +123,7 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
             high=[82.0, 86.0, np.nan, -3.0],
             verdict=["agrees", "close", "differs", "undecided"],
             profile=["medium", "medium", "paper", "medium"],
+            dataset="digits",
             n=[2, 3, 2, 2],
         )
     )

@@ -322,6 +322,16 @@ def share_of(run: str) -> float:
     return float(found.samples.iloc[0]) / published if published else 1.0
 
 
+def lacks(dataset: str) -> float:
+    """The share of a data set's published samples that a copy of committed runs lacks, at most.
+
+    0 where the numbers are not known.
+    """
+    pools, published = results().pools, sum(copies.official(dataset))
+    held = pools.samples[pools.name == dataset]
+    return 1 - float(held.min()) / published if published and len(held) else 0.0
+
+
 def _pool_of(run: str) -> pd.DataFrame:
     # The line of pools.csv about the data of a run; none if it is not known.
     known = results()

@@ -20,7 +20,7 @@ from pfl_core.experiments.committed import Part
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
-from pfl_core.papers.evidence import READ_AFTER
+from pfl_core.papers.report import READ_AFTER
 from pfl_core.util import paths
 
 OWN = "runs of this computer"  # the source that is the run store; the others are published parts

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
-from pfl_core.experiments import committed, copies
+from pfl_core.experiments import committed
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import report
@@ -97,12 +97,8 @@ def said(cells: pd.DataFrame) -> str:
 
 def _lacking(names: Iterable[str]) -> str:
     # "CIFAR-10 2 %": what the copies that committed runs used lack of the published sets.
-    pools, found = committed.results().pools, []
-    for pool in pools[pools.name.isin(list(names))].itertuples():
-        whole = sum(copies.official(str(pool.name))) or pool.samples
-        if pool.samples < whole:
-            found.append(f"{plots.in_words(pool.name)} {100 * (1 - pool.samples / whole):.0f} %")
-    return ", ".join(found)
+    shares = {name: committed.lacks(name) for name in sorted(names)}
+    return ", ".join(f"{plots.in_words(n)} {100 * v:.0f} %" for n, v in shares.items() if v)
 
 
 def counts() -> pd.DataFrame:

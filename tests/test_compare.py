@@ -190,6 +190,16 @@ def test_columns_of_ours_say_what_was_used(monkeypatch):
     assert said == "10 % of the paper's rounds; at most 800 images a client"
 
 
+def test_captions_do_not_give_a_paper_rounds_that_it_does_not_state(monkeypatch):
+    (sweep,) = papers.paper("pfedla").planned(papers.Scope("quick"), "fig1")
+    ours = next(iter(sweep.experiments()))
+    monkeypatch.setattr(committed, "experiment", lambda run: ours)
+    rows = run(ours.tags["row"], [70.0], column=ours.tags["column"])
+    said = report.scale("pfedla", rows, "fig1")
+    assert said.startswith("20 % of profile paper's rounds (the paper gives no number); other data")
+    assert "the paper's rounds" not in said
+
+
 def seeds(row, values, **kw):
     return join(*(run(row, [v], seed=s, **kw) for s, v in enumerate(values)))
 

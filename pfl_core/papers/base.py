@@ -142,6 +142,7 @@ class Paper:
     when: rows that are read at another time.
     seeds: {profile: how many} where the paper says so.
     runs: over how many runs its published numbers are, 0 if it does not say.
+    unstated: artefacts of which it does not say the number of rounds: profile `paper` has ours.
     tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
         fields of an Experiment) and `rows` (the same -> {row: changes}).
     """
@@ -155,6 +156,7 @@ class Paper:
     when: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     runs: int = 0
+    unstated: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     setting: Callable[..., dict[str, Any]] = dict
     rows: Callable[..., dict[str, dict[str, Any]]] = dict

@@ -838,6 +838,7 @@ PAPER = Paper(
     sweeps=sweeps,
     own="pfedla",
     report=dict(select="last", when="before", average="client"),
+    unstated=("fig1",),
     tables=("table1", "table2", "table3"),
     setting=setting,
     rows=rows,

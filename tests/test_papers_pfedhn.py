@@ -34,7 +34,7 @@ def named(found: list[Experiment], artefact: str) -> list[Experiment]:
 def test_the_papers_own_numbers(paper_cells):
     table1 = named(paper_cells, "table1")
     own = [e for e in table1 if e.tags["row"] in ("pfedhn", "pfedhn_pc")]
-    assert {e.clients for e in own} == {10, 50, 100} and {e.seed for e in own} == {0, 1, 2}
+    assert {e.clients for e in own} == {10, 50, 100} and {e.seed for e in own} >= {0, 1, 2}
     assert all(
         (e.rounds, e.participation * e.clients, e.steps, e.batch) == (5000, 1, 50, 64) for e in own
     )
@@ -115,6 +115,21 @@ def test_medium_is_the_first_fifth_of_the_papers_own_runs(medium_cells, paper_ce
     steps = [e.rounds * e.participation * e.clients for e in runs(medium_cells, "fig5").values()]
     assert set(steps) == {1000}
     assert {e.steps for e in named(medium_cells, "fig5")} == {1, 25, 50, 100}
+
+
+def test_rows_at_the_head_of_table_1_have_a_seed_more(paper_cells):
+    column = [e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"]
+    seeds = {}
+    for e in column:
+        seeds.setdefault(e.tags["row"], []).append(e.seed)
+    assert {row for row, of in seeds.items() if sorted(of) == list(range(4))} == set(pfedhn.HEAD)
+    assert all(sorted(of) == [0, 1, 2] for row, of in seeds.items() if row not in pfedhn.HEAD)
+    starts = {e.id for e in column if e.tags["row"] == "fedavg"}
+    assert starts == {e.init_from.but(keep_models=True).id for e in column if e.init_from}
+    crossed = {e.id for e in named(paper_cells, "fig3")}
+    assert crossed == {e.id for e in column if e.tags["row"] == "pfedhn_pc"}
+    asked = papers.paper("pfedhn").planned(papers.Scope("paper", seeds=(1,)), "table1")
+    assert {seed for sweep in asked for seed in sweep.seeds} == {1}
 
 
 def test_heads_of_pfedhn_pc_are_drawn_one_by_one(paper_cells, medium_cells, quick_cells):
@@ -214,7 +229,7 @@ def test_how_many_runs(paper_cells, quick_cells):
     assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
 
 
-PAPER_RUNS = 495
+PAPER_RUNS = 498
 
 
 def with_starts(found: list[Experiment]) -> list[Experiment]:

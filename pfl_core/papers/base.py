@@ -69,7 +69,8 @@ class Artefact:
 
     data: the paper's data sets in it.
     show: of "compare", "standing" (tables), "curves", "spread" (figures).
-    medium, quick: seeds at these profiles. medium 0: not run there; quick 0: as many as usual.
+    medium, quick, paper: seeds at these profiles. medium 0: not run there; the others 0: as many
+        as usual.
     metrics: published numbers to compare, with so many digits.
     numbers: (its rows, what probes recorded) -> what is derived from them.
     each: whether these are numbers of one run each; else they wait for all runs.
@@ -81,6 +82,7 @@ class Artefact:
     show: tuple[str, ...] = ("compare",)
     medium: int = 0
     quick: int = 0
+    paper: int = 0
     metrics: tuple[str, ...] = ("acc_pct",)
     digits: int = 2
     numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
@@ -280,10 +282,9 @@ class Scope:
         if self.seeds:
             return self.seeds
         usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}
-        own = paper.artefacts.get(artefact)
-        few = {"quick": quick or (own.quick if own else 0), "medium": own.medium if own else 0}
-        common = paper.seeds.get(self.profile, usual[self.profile])
-        return tuple(range(few.get(self.profile, 0) or common))
+        own = getattr(paper.artefacts.get(artefact), self.profile, 0)
+        own = quick or own if self.profile == "quick" else own
+        return tuple(range(own or paper.seeds.get(self.profile, usual[self.profile])))
 
 
 def paper(name: str | Paper) -> Paper:

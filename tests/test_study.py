@@ -562,6 +562,14 @@ def test_a_copy_of_the_data_is_named_in_captions(case, monkeypatch):
     assert report.data_sets(rows[rows.row == "fedaghn"]) == "digits"
 
 
+def test_captions_say_where_rows_of_a_column_have_other_seeds(case):
+    s, rows = case
+    said = "means of some rows are over other seeds"
+    assert said not in s.compare("table3", rows).caption
+    fewer = rows[(rows.row != "local") | (rows.seed == 0)]
+    assert f"1 to 2 seeds ({said}" in s.compare("table3", fewer).caption
+
+
 def test_clients_are_read_at_the_round_that_is_reported(case):
     s, rows = case
     clients = s.clients(rows)

@@ -379,7 +379,9 @@ class Study:
         title, name, rule = papers.title(table), table, self.paper.report | how
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
-        caption = self._caption(title, table, rows, got, rule)
+        some = got[got.reproduced.notna()].groupby("column").n.nunique()
+        unlike = " (means of some rows are over other seeds; verdicts compare shared ones)"
+        caption = self._caption(title, table, rows, got, rule, unlike * bool((some > 1).any()))
         return self._saved(table, name, got, caption, digits)
 
     def advantages(self, table: str, rows: pd.DataFrame) -> report.Table | None:
@@ -405,13 +407,19 @@ class Study:
         return shown
 
     def _caption(
-        self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
+        self,
+        title: str,
+        table: str,
+        rows: pd.DataFrame,
+        got: pd.DataFrame,
+        rule: dict[str, str],
+        unlike: str = "",
     ) -> str:
         ran = got[got.reproduced.notna()]
         profile = next(iter(rows.profile), self.scope_of(table).profile)
         parts = [title, f"profile {profile}"]
         if len(ran):
-            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
+            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n) + unlike]
         if rule:
             odd = "".join(
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)

@@ -34,7 +34,8 @@ def named(found: list[Experiment], artefact: str) -> list[Experiment]:
 def test_the_papers_own_numbers(paper_cells):
     table1 = named(paper_cells, "table1")
     own = [e for e in table1 if e.tags["row"] in ("pfedhn", "pfedhn_pc")]
-    assert {e.clients for e in own} == {10, 50, 100} and {e.seed for e in own} >= {0, 1, 2}
+    assert {e.clients for e in own} == {10, 50, 100}
+    assert {e.seed for e in own if e.tags["column"] != "CIFAR-10, N=10"} == {0, 1, 2}
     assert all(
         (e.rounds, e.participation * e.clients, e.steps, e.batch) == (5000, 1, 50, 64) for e in own
     )
@@ -117,13 +118,13 @@ def test_medium_is_the_first_fifth_of_the_papers_own_runs(medium_cells, paper_ce
     assert {e.steps for e in named(medium_cells, "fig5")} == {1, 25, 50, 100}
 
 
-def test_rows_at_the_head_of_table_1_have_a_seed_more(paper_cells):
+def test_the_best_rows_of_table_1_have_a_fourth_seed(paper_cells):
     column = [e for e in named(paper_cells, "table1") if e.tags["column"] == "CIFAR-10, N=10"]
     seeds = {}
     for e in column:
         seeds.setdefault(e.tags["row"], []).append(e.seed)
-    assert {row for row, of in seeds.items() if sorted(of) == list(range(4))} == set(pfedhn.HEAD)
-    assert all(sorted(of) == [0, 1, 2] for row, of in seeds.items() if row not in pfedhn.HEAD)
+    assert {row for row, of in seeds.items() if sorted(of) == list(range(4))} == set(pfedhn.FOURTH)
+    assert all(sorted(of) == [0, 1, 2] for row, of in seeds.items() if row not in pfedhn.FOURTH)
     starts = {e.id for e in column if e.tags["row"] == "fedavg"}
     assert starts == {e.init_from.but(keep_models=True).id for e in column if e.init_from}
     crossed = {e.id for e in named(paper_cells, "fig3")}

@@ -283,7 +283,8 @@ class Scope:
             return self.seeds
         usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}
         own = getattr(paper.artefacts.get(artefact), self.profile, 0)
-        own = quick or own if self.profile == "quick" else own
+        if self.profile == "quick":
+            own = quick or own
         return tuple(range(own or paper.seeds.get(self.profile, usual[self.profile])))
 
 

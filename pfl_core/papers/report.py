@@ -151,7 +151,6 @@ def _cuts(
     )
 
 
-_OURS = "profile paper's rounds (the paper gives no number)"
 MOST = 0.9  # of a data set's samples; a copy with fewer is a part of it
 
 
@@ -196,7 +195,10 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     out = []
     if shares and shares != {100}:
         ends = sorted({min(shares), max(shares)})
-        whose = _OURS if artefact in paper.unstated else "the paper's rounds"
+        none = artefact in paper.unstated
+        whose = (
+            "profile paper's rounds (the paper gives no number)" if none else "the paper's rounds"
+        )
         out.append(f"{' to '.join(map(str, ends))} % of {whose}")
     words = list(dict.fromkeys(said))
     other = [w for w in _ALIKE if w in words]

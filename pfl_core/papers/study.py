@@ -41,6 +41,10 @@ SELECTED = {
     "best_test": "best test round (optimistic: test data choose it)",
 }
 WHEN = {"before": "before local training", "after": "after local training"}
+_SEEDS = (
+    "Some rows have more seeds: their means are over other draws of clients. Bold compares rows "
+    "over the seeds that they share."
+)
 
 
 class Study:
@@ -379,9 +383,9 @@ class Study:
         title, name, rule = papers.title(table), table, self.paper.report | how
         if metric != "acc_pct":
             title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
-        some = got[got.reproduced.notna()].groupby("column").n.nunique()
-        unlike = " (means of some rows are over other seeds; verdicts compare shared ones)"
-        caption = self._caption(title, table, rows, got, rule, unlike * bool((some > 1).any()))
+        caption = self._caption(title, table, rows, got, rule)
+        if (got[got.n > 0].groupby("column").n.nunique() > 1).any():
+            caption += f" {_SEEDS}"
         return self._saved(table, name, got, caption, digits)
 
     def advantages(self, table: str, rows: pd.DataFrame) -> report.Table | None:
@@ -407,19 +411,13 @@ class Study:
         return shown
 
     def _caption(
-        self,
-        title: str,
-        table: str,
-        rows: pd.DataFrame,
-        got: pd.DataFrame,
-        rule: dict[str, str],
-        unlike: str = "",
+        self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
     ) -> str:
         ran = got[got.reproduced.notna()]
         profile = next(iter(rows.profile), self.scope_of(table).profile)
         parts = [title, f"profile {profile}"]
         if len(ran):
-            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n) + unlike]
+            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
         if rule:
             odd = "".join(
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)

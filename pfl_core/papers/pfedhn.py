@@ -7,6 +7,7 @@ a value is from; see `papers.base`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from pfl_core.experiments import committed
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
     FULL,
+    TUNING,
     Artefact,
     Claim,
     Number,
@@ -47,8 +49,9 @@ from pfl_core.util.percent import accuracy
 
 # Sec. 5, App. B [P], released trainer [O]: batches of 64, drawn anew for each of K = 50 local
 # steps; 5000 communication steps, of one client each for pFedHN, of 5 clients a round for the
-# baselines [C]. Baselines' rates are tuned on validation data [P]; here they are one of the paper's
-# grid [C]. What pFedHN's clients and server have of their own are the trainer's defaults [O].
+# baselines [C]. Rates are tuned on validation data [P]; here Table 3's are, all others are one of
+# the paper's grid [C]. What pFedHN's clients and server have of their own are the trainer's
+# defaults [O].
 # medium: 1000 of the 5000 steps, the beginning of the paper's own runs; Local has all of its 2000.
 # quick and smoke [C]: 300 communication steps of K = 10, small batches and networks, few samples a
 # client. Rates of the paper's grid by validation data with seed 7, which no artefact shows.
@@ -78,6 +81,8 @@ _VARIED = {
     "quick": ((1, 10, 20), (3, 15), (1, 3)),
     "smoke": ((1, 2), (3, 15), (1, 3)),
 }
+# Table 3: the grids of App. B [P], searched with 50 clients [P] and a seed that no artefact shows.
+RATES, PERSONAL, TUNING_SEED = (0.1, 0.05, 0.01, 0.005), (0.05, 0.01, 0.005, 0.001), 7
 NOVEL = 10  # held-out clients (Sec. 5.3)
 SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
 ALL = "all sizes"  # the column of Table 2's one pFedHN
@@ -336,6 +341,7 @@ def sweeps(scope: Scope) -> list[Sweep]:
     Below profile paper some tables and figures have fewer columns and rows.
     """
     special = {"table1": _table1, "table2": _table2, "fig2": _novel, "fig7": _novel}
+    special["table3"] = _table3
     return [
         sweep
         for artefact in PAPER.artefacts
@@ -365,6 +371,43 @@ def _table1(scope: Scope, artefact: str) -> list[Sweep]:
     # Three seeds leave the two best rows too close to tell apart.
     some = {r: c for r, c in rows(artefact, "paper", base.dataset, 10).items() if r in FOURTH}
     return found + scope.sweep(PAPER, base, some, column, seeds=(3,), part="fourth seed")
+
+
+def _table3(scope: Scope, artefact: str) -> list[Sweep]:
+    tried = tuning(scope)
+    cells = [e for sweep in tried for e in sweep.experiments()]
+    finished = scope.finished(cells) if cells else None
+    chosen = {} if finished is None else rates(finished).chosen.to_dict()
+    return tried + [
+        replace(s, rows={r: _at(chosen[r], r, c) if chosen else c for r, c in s.rows.items()})
+        for s in _grid(scope, artefact)
+    ]
+
+
+def tuning(scope: Scope) -> list[Sweep]:
+    """Runs that choose the rates of Table 3's rows, at profile paper alone: four values of each.
+
+    Of pFedMe the clients' own rate varies, of pFedHN the hypernetwork's.
+    """
+    if scope.profile != "paper" or scope.data("mnist") != "mnist":
+        return []
+    tags = {"paper": "pfedhn", "artefact": TUNING, "profile": scope.profile}
+    base = Experiment(**setting("table3", scope.profile, "mnist", 50)).but(tags=tags)
+    tried = {
+        f"{row}, rate {rate:g}": _at(rate, row, changes)
+        for row, changes in rows("table3", scope.profile, "mnist", 50).items()
+        for rate in (PERSONAL if row == "pfedme" else RATES)
+    }
+    column = {"MNIST, N=50": {}}
+    return scope.sweep(PAPER, base, tried, column, seeds=(TUNING_SEED,), part="table3")
+
+
+def _at(rate: float, row: str, changes: dict[str, Any]) -> dict[str, Any]:
+    # A row of Table 3 with another value of the rate that is tuned.
+    name = {"pfedme": "personal_lr", "pfedhn": "lr"}.get(row)
+    if name is None:
+        return changes | {"lr": rate}
+    return changes | {"method_args": changes["method_args"] | {name: rate}}
 
 
 def _table2(scope: Scope, artefact: str) -> list[Sweep]:
@@ -432,6 +475,21 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
             column = of_run.column.str.removesuffix(ALL) + size
             out += of_run.assign(column=column, value=values).to_dict("records")
     return out
+
+
+def rates(rows: pd.DataFrame) -> pd.DataFrame:
+    """Validation accuracy (%) at the best round, at each rate that was tried for Table 3.
+
+    A line for each of its rows, a column for each rate, NaN where it was not tried, and the best
+    one in the last column, "chosen"; empty where nothing was tried.
+    """
+    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
+    seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
+    tried = seen.row.str.rpartition(", rate ")
+    seen = seen.assign(row=tried[0], rate=pd.to_numeric(tried[2]))
+    best = seen.groupby(["row", "rate"], sort=False).value.max().unstack("rate")
+    best = best.sort_index(axis=1, ascending=False)
+    return best.assign(chosen=best.idxmax(axis=1))
 
 
 def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -898,7 +956,7 @@ PAPER = Paper(
             _CIFAR10, show=(), quick=2, medium=3, paper=4, numbers=numbers_of_crossing
         ),
         "fig4": Artefact(("cifar100",), show=(), quick=1, numbers=numbers_of_clusters),
-        "table3": Artefact(("mnist",), quick=1),
+        "table3": Artefact(("mnist",), quick=1, tuned=True),
         "fig5": Artefact(_CIFAR10, ("curves",), quick=1, medium=3),
         "fig6": Artefact(_CIFAR10, quick=1),
         "table4": Artefact(_CIFAR10, quick=1, medium=3),

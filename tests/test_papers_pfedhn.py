@@ -230,7 +230,7 @@ def test_how_many_runs(paper_cells, quick_cells):
     assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
 
 
-PAPER_RUNS = 498
+PAPER_RUNS = 514
 
 
 def with_starts(found: list[Experiment]) -> list[Experiment]:
@@ -658,3 +658,63 @@ def test_profiles_below_the_papers_say_their_number_of_clients():
     assert list(pfedhn.columns("table1", "medium")) == ["CIFAR-10, N=10"]
     assert list(pfedhn.columns("table1", "paper"))[-2:] == ["CIFAR-100, N=100", "Omniglot, N=50"]
     assert len(pfedhn.columns("table1", "paper")) == 7 and papers.title("appc5") == "Appendix C.5"
+
+
+# -- rates of Table 3 ------------------------------------------------------------------------------
+
+
+def tried(best):
+    """Rows of runs that choose Table 3's rates: validation accuracy by label, test the opposite."""
+    keys = dict(artefact=papers.TUNING, column="MNIST, N=50", when="before", average="client")
+    made = [
+        keys
+        | dict(row=row, run=row, seed=7, metric="acc_pct", rounds=n, split=split, value=score - n)
+        for row, v in best.items()
+        for split, score in (("val", v), ("test", 100 - v))
+        for n in (0, 1)
+    ]
+    return pd.DataFrame(made)
+
+
+def test_rates_are_tried_on_a_seed_and_clients_of_their_own(paper_cells, medium_cells):
+    runs = named(paper_cells, papers.TUNING)
+    assert {(e.clients, e.dataset, e.seed) for e in runs} == {(50, "mnist", 7)}
+    assert not {e.seed for e in named(paper_cells, "table3")} & {7}
+    assert {e.lr for e in runs if e.method in ("fedavg", "perfedavg")} == {0.1, 0.05, 0.01, 0.005}
+    of = {m: [e.method_args for e in runs if e.method == m] for m in ("pfedhn", "pfedme")}
+    assert [a["lr"] for a in of["pfedhn"]] == [0.1, 0.05, 0.01, 0.005]
+    assert [a["personal_lr"] for a in of["pfedme"]] == [0.05, 0.01, 0.005, 0.001]
+    assert all(e.tags["artefact"] != papers.TUNING for e in medium_cells)
+
+
+def test_table_3_has_the_rates_of_the_best_validation_accuracy():
+    best = {"fedavg, rate 0.1": 97, "perfedavg, rate 0.005": 98, "pfedme, rate 0.001": 99}
+    best["pfedhn, rate 0.05"] = 99.5
+    asked = []
+
+    def finished(cells):
+        asked.extend(cells)
+        return tried({e.tags["row"]: best.get(e.tags["row"], 50) for e in cells})
+
+    found = pfedhn.PAPER.planned(papers.Scope("paper", finished=finished), "table3")
+    assert len(asked) == 16 and [s.artefact for s in found] == [papers.TUNING] + ["table3"] * 3
+    plain = {s.base.clients: s.rows for s in pfedhn.PAPER.planned(papers.Scope("paper"), "table3")}
+    for s in found[1:]:
+        rows, usual = s.rows, plain[s.base.clients]
+        assert [*rows] == [*usual]
+        assert rows["fedavg"] == usual["fedavg"] | {"lr": 0.1}
+        assert rows["perfedavg"] == usual["perfedavg"] | {"lr": 0.005}
+        assert rows["pfedme"]["method_args"] == {"inner_steps": 3, "personal_lr": 0.001}
+        assert rows["pfedhn"]["method_args"] == {"n_hidden": 1, "lr": 0.05}
+        # What depends on the number of clients is not taken from the fifty of the tuning.
+        assert rows["pfedhn"]["participation"] == 1 / s.base.clients
+    (alone,) = pfedhn.tuning(papers.Scope("paper", methods=("fedavg",)))
+    assert {c["method"] for c in alone.rows.values()} == {"fedavg"}
+    assert pfedhn.tuning(papers.Scope("paper", datasets=("cifar10",))) == []
+
+
+def test_rates_say_what_was_tried_and_chosen():
+    table = pfedhn.rates(tried({"fedavg, rate 0.01": 90, "fedavg, rate 0.1": 97}))
+    assert table.columns.tolist() == [0.1, 0.01, "chosen"]
+    assert table.loc["fedavg"].tolist() == [97, 90, 0.1]
+    assert pfedhn.rates(tried({"fedavg, rate 0.1": 9}).iloc[:0]).empty

@@ -485,8 +485,8 @@ def rates(rows: pd.DataFrame) -> pd.DataFrame:
     """
     seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
     seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
-    tried = seen.row.str.rpartition(", rate ")
-    seen = seen.assign(row=tried[0], rate=pd.to_numeric(tried[2]))
+    tried = seen.row.astype(str).str.extract("(?P<row>.*), rate (?P<rate>.*)")
+    seen = seen.assign(row=tried.row, rate=tried.rate.astype(float))
     best = seen.groupby(["row", "rate"], sort=False).value.max().unstack("rate")
     best = best.sort_index(axis=1, ascending=False)
     return best.assign(chosen=best.idxmax(axis=1))

@@ -481,11 +481,13 @@ def rates(rows: pd.DataFrame) -> pd.DataFrame:
     """Validation accuracy (%) at the best round, at each rate that was tried for Table 3.
 
     A line for each of its rows, a column for each rate, NaN where it was not tried, and the best
-    one in the last column, "chosen"; empty where nothing was tried.
+    one in the last column, "chosen". Where nothing was tried one line says so.
     """
     seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
     seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
-    tried = seen.row.astype(str).str.extract("(?P<row>.*), rate (?P<rate>.*)")
+    if seen.empty:
+        return pd.DataFrame({"chosen": ["the rates of the profile"]}, index=["not tuned"])
+    tried = seen.row.str.extract("(?P<row>.*), rate (?P<rate>.*)")
     seen = seen.assign(row=tried.row, rate=tried.rate.astype(float))
     best = seen.groupby(["row", "rate"], sort=False).value.max().unstack("rate")
     best = best.sort_index(axis=1, ascending=False)

@@ -73,6 +73,13 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
         ["CIFAR-10"],
         ["CIFAR-10", "FMNIST"],
     )
+    kept = [c for c in cells if c.tags["artefact"] == "table3"]
+    assert {(c.tags["column"], c.tags["row"], c.seed) for c in kept} == {
+        ("CIFAR-10", f"k={k}", seed) for k in range(4) for seed in range(4)
+    }
+    assert {c.id_for("") for c in kept if c.tags["row"] in ("k=0", "k=1")} <= {
+        c.id_for("") for c in cells if c.tags["artefact"] == "table1"
+    }
     for c in cells:
         visits, cifar = (10, False) if c.method == "pfedhn" else (1, c.dataset == "cifar10")
         assert (

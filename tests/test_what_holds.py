@@ -195,8 +195,9 @@ def test_one_seed_claims_nothing():
 
 
 def test_as_the_paper_counts_leads_are_as_far_from_print_as_every_advantage_says():
-    (some,) = [r for r in recount.evidence("medium", artefacts=["table3"]) if len(r.rows)]
-    assert (some.paper.key, some.profile) == ("fedaghn", "medium")
+    read = {r.paper.key: r for r in recount.evidence("medium", artefacts=["table3"])}
+    some = read["fedaghn"]
+    assert some.profile == "medium"
     found = recount.distances(some)
     said = report.every_advantage("fedaghn")
     said = said[(said.table == "table3") & said.difference.notna()]
@@ -262,6 +263,23 @@ def test_each_method_at_its_best_rate(validated):
             rows.append(run("fedavg", [0, 50], column=f"lr {rate:g}", when=when, val=val))
     more = recount.tuned(runs(*rows))
     assert more.own.loc[["fedper", "fedrep"]].to_dict() == want
+
+
+def test_runs_that_choose_rates_are_read_as_columns_of_rates(monkeypatch):
+    rates = {"fedavg": (0.1, 0.05), "pfedhn": (0.05,), "relu_norm": (0.05,)}
+    rows = pd.concat(
+        run(f"{row}, rate {rate:g}", [0, 100 * rate], val=[0, 50])
+        for row, each in rates.items()
+        for rate in each
+    )
+    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: (scope, rows))
+    of_paper = [Runs(papers.paper("pfedhn"), a, rows) for a in ("table1", "table3", "fig5")]
+    (got,) = recount.tunings(of_paper)
+    assert got.name == "pFedHN, Table 3" and set(got.rows.row) == {"fedavg", "pfedhn"}
+    assert set(got.rows.column) == {"lr 0.05"}, "0.1 was not tried for all"
+    assert recount.tuned(got)["lr 0.05"].to_dict() == {"fedavg": 5, "pfedhn": 5}
+    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: None)
+    assert recount.tunings(of_paper) == []
 
 
 def test_nothing_is_said_of_settings_that_were_not_run():

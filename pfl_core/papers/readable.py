@@ -163,8 +163,9 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table; a plain 0..n-1 index is left out."""
+    """A frame as a Markdown table, blank where it is NaN; a plain 0..n-1 index is left out."""
     body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *body.to_numpy())]
+    cells = body.astype(object).where(body.notna(), "").to_numpy()
+    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *cells)]
     lines = [text[0], ["---"] * body.shape[1], *text[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -380,6 +380,26 @@ def tuned(runs: Runs) -> pd.DataFrame:
     return means.assign(own=own, chosen=chosen).rename_axis(columns=None)
 
 
+def tunings(found: Sequence[Runs]) -> list[Runs]:
+    """The runs that chose rates for printed rows of these tables, a column a rate ("lr 0.1").
+
+    Only the rates that were tried for all of a table's rows.
+    """
+    out = []
+    for runs in found:
+        printed = report.printed_rows(runs.paper, runs.artefact)
+        tuned = runs.paper.artefacts[runs.artefact].tuned
+        fuller = best(runs.paper, Scope("quick"), papers.TUNING) if tuned and printed else None
+        if fuller is None:
+            continue
+        rows = fuller[1]
+        tried = rows.row.str.extract("(?P<row>.*), rate (?P<rate>.*)")
+        rows = rows.assign(row=tried.row, column="lr " + tried.rate)[tried.row.isin(printed)]
+        of_all = rows.groupby("column").row.transform("nunique") == rows.row.nunique()
+        out += [Runs(runs.paper, runs.artefact, rows[of_all])] * bool(of_all.any())
+    return out
+
+
 def averaged(runs: Runs) -> pd.DataFrame:
     """What averaged BatchNorm statistics change: a line a column and method that ran with them.
 

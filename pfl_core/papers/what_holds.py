@@ -243,7 +243,7 @@ class WhatHolds:
     def settings(self) -> pd.DataFrame:
         """Averaged BatchNorm statistics, and a learning rate of each method's own, where run."""
         lines = []
-        for runs in self.runs:
+        for runs in [*self.runs, *recount.tunings(self.runs)]:
             for v in tuples(recount.averaged(runs)):
                 where = f"{runs.name}: {v.column}"
                 text = _points(v.gain)

@@ -249,7 +249,8 @@ def do_publish(args: Namespace) -> None:
     for paper in args.paper:
         _check_paper(paper)
     for paper in args.paper:
-        print(f"{paper}: {len(late('experiments.committed').publish(paper))} files")
+        done = late("experiments.committed").publish(paper, args.replace)
+        print(f"{paper}: {len(done)} files")
 
 
 def _check_paper(name: str) -> None:
@@ -359,7 +360,9 @@ def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
     add("--recompute", action="store_true", help="train what is committed, too")
     _options_of_paper(word(do_keep))
     _options_of_methods_table(word(do_methods_table))
-    word(do_publish)("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
+    add = word(do_publish)
+    add("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
+    add("--replace", action="store_true", help="published runs that are not kept here may go")
     word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
     word(do_report)
     _options_of_prune(word(do_prune))

@@ -206,6 +206,24 @@ def test_publishing_again_replaces_that_part_and_nothing_else(home):
     assert untouched and not changed & untouched and files(home).keys() == before.keys()
 
 
+def test_published_runs_that_were_not_kept_go_only_if_it_is_said(home):
+    rows = pd.concat([keep(seed=seed) for seed in (0, 1)])
+    fig5 = keep(artefact="fig5", seed=2)
+    committed.save(pd.concat([rows, fig5]), "fedper", "quick", "digits")
+    committed.publish("fedper")
+    before = files(home)
+    for part, lost in ((rows, "1 cells, the first 'fig5, "), (fig5, "1 cells, the first 'fig2, ")):
+        committed.save(part, "fedper", "quick", "digits")
+        with pytest.raises(ValueError, match=rf"fewer runs than results/ of {lost}.*--replace"):
+            committed.publish("fedper")
+    committed.save(pd.concat([rows[rows.seed == 1], fig5]), "fedper", "quick", "digits")
+    with pytest.raises(ValueError, match="1 cells, the first 'fig2, "):  # a seed less
+        committed.publish("fedper")
+    assert files(home) == before
+    committed.publish("fedper", replace=True)
+    assert set(read("fedper.quick-digits").seed) == {1, 2}
+
+
 def test_a_number_that_one_run_lacks_leaves_those_of_others_as_they_are(home):
     keep(seed=0)
     folder = paths.runs_root() / "results" / "fedper.quick-digits"
@@ -446,7 +464,7 @@ def test_published_rows_need_no_data_and_computing_does(home, made_up, capsys):
     committed.save(
         again, "fedper", "quick", "digits"
     )  # what was read may be kept and published again
-    committed.publish("fedper")
+    committed.publish("fedper", replace=True)
     assert tables.results().pools.samples.tolist() == [400] and set(
         read("fedper.quick-digits").artefact
     ) == {"fig9"}

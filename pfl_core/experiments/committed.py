@@ -120,11 +120,18 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
     return folder
 
 
-def publish(paper: str) -> list[Path]:
+def publish(paper: str, replace: bool = False) -> list[Path]:
     """Copy what is kept of a paper, except at profile smoke, into results/ and figures/.
 
     It takes the place of what was published at the same profile over the same data. Figures are
     those of all published parts that were drawn here.
+
+    Parameters
+    ----------
+    paper : str
+        Name of a paper, or "methods".
+    replace : bool
+        Whether published cells may go, or lose runs.
 
     Returns
     -------
@@ -134,18 +141,25 @@ def publish(paper: str) -> list[Path]:
     Raises
     ------
     ValueError
-        If nothing is kept or drawn.
+        If nothing is kept or drawn, or if a cell has fewer runs than the published one (unless
+        `replace`); nothing is written then.
     OSError
         If the package is installed without its repository.
     """
     paths.checkout("publish")
     home, done = paths.results_folder(), []
     every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
-    for kept in every:
-        if kept.profile == "smoke":
-            continue
-        both = tables.merged(results(home).content(), results(kept.folder).content())
-        done += tables.write(home, both)
+    contents = {p.name: results(p.folder).content() for p in every if p.profile != "smoke"}
+    for name, content in contents.items():
+        fewer = tables.fewer_runs(results(home).content(), content)
+        if fewer and not replace:
+            raise ValueError(
+                f"{name} in {paths.runs_root()} has fewer runs than results/ of {len(fewer)} "
+                f"cells, the first {fewer[0]!r}; keep all of it (`pfl_core keep {paper}` without "
+                "artefacts, data sets, methods or seeds), or let them go with `publish --replace`"
+            )
+    for content in contents.values():
+        done += tables.write(home, tables.merged(results(home).content(), content))
     for part in parts(paper).values():
         done += _publish_figures(part, home.parent)
     if not done:

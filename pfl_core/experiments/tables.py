@@ -342,6 +342,17 @@ def merged(old: Content, new: Content) -> Content:
     return Content(**out)
 
 
+def fewer_runs(old: Content, new: Content) -> list[str]:
+    """Cells of `old` with fewer runs in `new`, if their part is there: "artefact, row, column"."""
+    cell, parts = [*PART, *CELL[:-1]], {*_parts(new.cells), *_parts(new.derived)}
+    was, now = (
+        pd.concat([c.cells, c.derived]).groupby(cell, dropna=False, sort=False).run.nunique()
+        for c in (old, new)
+    )
+    fewer = was[was > now.reindex(was.index, fill_value=0)].index
+    return [", ".join(map(str, names[3:])) for names in fewer if names[:3] in parts]
+
+
 def joined(file: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Parts of one table as one; a table without lines has the columns of its file."""
     kept = [f for f in frames if len(f)]

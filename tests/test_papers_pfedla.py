@@ -52,7 +52,7 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     assert {c.tags["column"] for c in main} == set(SAID[SAID.table == "table1"].column)
     assert {c.method_args.get("retain_k", 1) for c in main if c.method == "heurpfedla"} == {1}
     once = {repr(replace(c, tags={})) for c in planned}
-    assert (len(planned), len(once)) == (708, 690), (
+    assert (len(planned), len(once)) == (732, 714), (
         "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's"
     )
 
@@ -135,9 +135,12 @@ def test_extra_rows_are_named_apart_from_published_ones():
     more = pfedla.extras("paper", "cifar10")
     averaged = {n.removesuffix(" (BatchNorm averaged)") for n in more if n.endswith("averaged)")}
     assert averaged == set(pfedla.rows("table1", "paper", "cifar10")) - set(pfedla.OWN_STATISTICS)
-    assert len(more) == 14 and not set(more) & set(SAID.row)
+    assert len(more) == 15 and not set(more) & set(SAID.row)
     assert more["pfedla (literal sign)"]["method_args"]["hn_sign"] == "literal"
-    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:6])
+    assert more["perfedavg (one step)"]["method_args"] == {"adapt_steps": 1}
+    both = {"adapt_steps": 1, "beta": 0.001}
+    assert more["perfedavg (one step, beta 0.001)"]["method_args"] == both
+    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:7])
 
 
 @pytest.mark.parametrize("profile", ["medium", "paper"])

@@ -176,16 +176,18 @@ def extras(profile: str, dataset: str, clients: int = 10) -> dict[str, dict]:
     """Rows of ours for Table 1: other readings of what the paper leaves open.
 
     The other sign; the third-party code's outputs with its rate; with the paper's networks that
-    rate alone, Per-FedAvg as its Algorithm 1 adapts (one step) at FL-bench's beta, pFedMe with w
-    scored, as its authors' code does, and one client with as many images as ten have together, of
-    all classes, which a global model is not expected to beat; and averaged BatchNorm statistics
-    where there are any, with the paper's networks and ten clients of every method that can.
+    rate alone, Per-FedAvg as its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe
+    with w scored, as its authors' code does, and one client with as many images as ten have
+    together, of all classes, which a global model is not expected to beat; and averaged BatchNorm
+    statistics where there are any, with the paper's networks and ten clients of every method that
+    can.
     """
     out = {"pfedla (literal sign)": own(profile, hn_sign="literal")}
     out["pfedla (relu_norm, rate 0.005)"] = own(profile, lr=0.005, hn_out="relu_norm")
     if profile in FULL:
         out["pfedla (rate 0.005)"] = own(profile, lr=0.005)
-        out["perfedavg (one step)"] = use("perfedavg", beta=0.001, adapt_steps=1)
+        out["perfedavg (one step)"] = use("perfedavg", adapt_steps=1)
+        out["perfedavg (one step, beta 0.001)"] = use("perfedavg", beta=0.001, adapt_steps=1)
         out["pfedme (w scored)"] = use("pfedme", score="local")
     if profile in FULL and clients <= 10:
         held = dict(k=100 if dataset == "cifar100" else 10, images=600 * clients)

@@ -228,12 +228,21 @@ def test_averaged_statistics_take_the_place_of_local_ones():
     order = recount.ranks(column_of(some))
     assert order.averaged.to_dict() == {"fedrep": 2, "fedper": 1, "local": 3}
     assert order.last["fedper"] == 2
-    (line,) = recount.averaged(some).itertuples()
+    (line,) = recount.other_settings(some).itertuples()
     assert line.row == "fedper" and line.gain.estimate == pytest.approx(20)
     # And in verdicts: rows that were not run so stay.
     ahead = replace(some, paper=replace(some.paper, claims=(CLAIM,)))
     (judged,) = recount.claims(ahead).to_dict("records")
     assert judged[REPORTED] == "contradicted" and judged["averaged"] == "holds"
+
+
+def test_settings_that_papers_leave_open_stand_beside_the_row_that_they_change():
+    made_up = {"perfedavg": 70, "perfedavg (one step)": 50, "pfedme": 70, "pfedme (w scored)": 45}
+    rows = [run(row, [10, v + 3 * s], s) for row, v in made_up.items() for s in (0, 1)]
+    got = recount.other_settings(runs(*rows, run("fedavg (at 0.1)", [10, 20]))).set_index("row")
+    assert {row: g.estimate for row, g in got.gain.items()} == {"perfedavg": -20, "pfedme": -25}
+    assert got.what["perfedavg"] == "adapted for one step, not an epoch"
+    assert got.what["pfedme"] == "w tested, not the personal model"
 
 
 def test_averaged_statistics_of_one_seed_are_ranked_on_that_seed_alone():
@@ -284,7 +293,7 @@ def test_runs_that_choose_rates_are_read_as_columns_of_rates(monkeypatch):
 
 def test_nothing_is_said_of_settings_that_were_not_run():
     some = late_and_early(0, 1)
-    assert recount.tuned(some).empty and recount.averaged(some).empty
+    assert recount.tuned(some).empty and recount.other_settings(some).empty
     assert "averaged" not in set(recount.recounted(some).rule)
 
 

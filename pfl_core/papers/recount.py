@@ -32,6 +32,11 @@ from pfl_core.util import paths
 REPORTED = "as the paper"  # counts
 AVERAGED = "averaged"  # BatchNorm's statistics, where a row " (BatchNorm averaged)" was run, too
 ROW_AVERAGED = " (BatchNorm averaged)"
+SETTINGS = {  # how rows of ours are named that differ from a printed row in one setting
+    ROW_AVERAGED: "BatchNorm averaged, not local",
+    " (one step)": "adapted for one step, not an epoch",
+    " (w scored)": "w tested, not the personal model",
+}
 RULES: dict[str, dict[str, str]] = {  # what each changes: keywords of `select.pick`
     "last": {"select": "last"},
     "last10": {"select": "last10"},
@@ -400,19 +405,19 @@ def tunings(found: Sequence[Runs]) -> list[Runs]:
     return out
 
 
-def averaged(runs: Runs) -> pd.DataFrame:
-    """What averaged BatchNorm statistics change: a line a column and method that ran with them.
+def other_settings(runs: Runs) -> pd.DataFrame:
+    """What a setting that papers leave open changes: a line a column and method that ran with it.
 
-    Columns: column, row, gain (an `Interval`, in points).
+    Columns: column, row, what (changes), gain (an `Interval`, in points).
     """
     found, lines = Evidence(runs.rows, runs.paper), []
     for (column, row), _ in grouped(runs.rows, ["column", "row"]):
-        if row.endswith(ROW_AVERAGED):
-            method = row.removesuffix(ROW_AVERAGED)
-            lines.append(
-                dict(column=column, row=method, gain=found.ahead(row, method, column).found)
-            )
-    return pd.DataFrame(lines, columns=["column", "row", "gain"])
+        for named, what in SETTINGS.items():
+            if row.endswith(named):
+                method = row.removesuffix(named)
+                gain = found.ahead(row, method, column).found
+                lines.append(dict(column=column, row=method, what=what, gain=gain))
+    return pd.DataFrame(lines, columns=["column", "row", "what", "gain"])
 
 
 # -- beside the printed numbers --------------------------------------------------------------------

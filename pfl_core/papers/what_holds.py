@@ -241,13 +241,12 @@ class WhatHolds:
         return self._table("gains", _wide_gains(every))
 
     def settings(self) -> pd.DataFrame:
-        """Averaged BatchNorm statistics, and a learning rate of each method's own, where run."""
+        """Averaged BatchNorm statistics, another model tested, each method's own rate, where run."""
         lines = []
         for runs in [*self.runs, *recount.tunings(self.runs)]:
-            for v in tuples(recount.averaged(runs)):
+            for v in tuples(recount.other_settings(runs)):
                 where = f"{runs.name}: {v.column}"
-                text = _points(v.gain)
-                lines.append((where, label(v.row), "BatchNorm averaged, not local", text))
+                lines.append((where, label(v.row), v.what, _points(v.gain)))
             tried = recount.tuned(runs)
             rates = [str(c) for c in tried if c not in ("own", "chosen")]
             for row, line in tried.iterrows():
@@ -257,7 +256,7 @@ class WhatHolds:
             if len(tried):
                 self._say(_tuned(runs, tried, rates))
         if not lines:
-            self._say("No table that is read here has runs which differ in one of the two alone.")
+            self._say("No table that is read here has runs which differ in one of the three alone.")
         out = pd.DataFrame(lines, columns=["column", "method", "what changes", "points"])
         return self._table("settings", out)
 

@@ -241,7 +241,7 @@ class WhatHolds:
         return self._table("gains", _wide_gains(every))
 
     def settings(self) -> pd.DataFrame:
-        """Averaged BatchNorm statistics, another model tested, each method's own rate, where run."""
+        """What averaged BatchNorm statistics, another tested model and a rate of its own change."""
         lines = []
         for runs in [*self.runs, *recount.tunings(self.runs)]:
             for v in tuples(recount.other_settings(runs)):

@@ -353,7 +353,7 @@ def test_what_is_committed_is_whole_and_small():
     folder = paths.CHECKOUT / "results"
     there = {p.name: p.stat().st_size for p in folder.iterdir()}
     assert set(sums.known(folder)) == there.keys() - {sums.NAME}
-    assert len(there) < 25 and sum(there.values()) <= 6e6
+    assert len(there) < 25 and sum(there.values()) <= 7e6
     whole = tables.results(folder).content()
     assert everything(folder) and whole.runs.run.is_unique and not whole.cells.duplicated().any()
     assert not whole.history.duplicated(["run", "rounds", "when", "split"]).any()

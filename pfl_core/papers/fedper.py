@@ -87,9 +87,9 @@ CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
 CURVES, SPREAD = ("curves",), ("spread",)
 FIGURES = {
     "fig2": Artefact(
-        CIFAR10, CURVES, medium=2, said="K_P = 2."
+        CIFAR10, CURVES, medium=3, said="K_P = 2."
     ),  # at medium MobileNet, k = 4 and 10
-    "fig3": Artefact(CIFAR10, SPREAD, medium=2, said="K_P = 2."),
+    "fig3": Artefact(CIFAR10, SPREAD, medium=3, said="K_P = 2."),
     "fig4": Artefact(CIFAR10, CURVES),
     "fig5": Artefact(CIFAR100, CURVES),
     "fig6": Artefact(CIFAR100, CURVES),

@@ -71,7 +71,7 @@ def test_medium_is_figures_2_and_3_of_a_network_that_is_said_to_be_narrow(swept)
         ("mobilenet", 0.5, "cifar")
     }
     assert {(e.dataset, e.max_samples, e.rounds, e.seed) for e in cells} == {
-        ("cifar10", 1000, 40, s) for s in (0, 1)
+        ("cifar10", 1000, 40, s) for s in (0, 1, 2)
     }
     assert {(e.epochs, e.batch, e.lr, e.clients, e.head_depth) for e in cells} == {
         (4, 128, 0.01, 10, 2)

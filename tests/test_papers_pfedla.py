@@ -67,7 +67,8 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept):
         a: list(dict.fromkeys(c.tags["column"] for c in cells if c.tags["artefact"] == a))
         for a in MEDIUM
     }
-    assert sorted(columns["table1"]) == ["CIFAR-10, N=10", "FMNIST, N=10"]
+    assert sorted(columns["table1"]) == ["CIFAR-10, N=10", "EMNIST, N=10", "FMNIST, N=10"]
+    assert columns["table2"] == ["EMNIST, N=10"]
     assert (columns["fig5"], columns["fig7"], sorted(columns["fig6"])) == (
         ["CIFAR-10"],
         ["CIFAR-10"],

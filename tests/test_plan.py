@@ -141,7 +141,8 @@ def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
     )
     plan.compute("pfedhn", profile="medium", datasets=["digits"], device="cpu", jobs=2)
     order = [(e.tags["artefact"], e.seed) for e in cells]
-    seeds = {"table1": 3, "fig3": 3, "fig5": 3, "table4": 3}
+    seeds = {"table1": 3, "table2": 2, "fig2": 2, "fig3": 3, "fig5": 3, "fig6": 3, "table4": 3}
+    seeds |= {"fig7": 2}
     assert list(dict.fromkeys(order)) == [(a, s) for a, n in seeds.items() for s in range(n)]
     assert {a for a, about in pfedhn.PAPER.artefacts.items() if about.medium} == {
         a for a, _ in order

@@ -245,7 +245,7 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
         return _rows_of_table1(base, profile)
     # Its baselines have groups of clients of their own: `_table2`.
     if artefact == "table2":
-        each = dict(rounds=5000 if profile == "paper" else base.rounds * base.clients)
+        each = {} if profile in FULL else dict(rounds=base.rounds * base.clients)
         return {"pfedhn": own(base, profile, widths=[0.25, 0.5, 1.0]) | each}
     if artefact == "table3":
         some = {name: others[name] for name in ("fedavg", "perfedavg", "pfedme")}
@@ -315,7 +315,7 @@ def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -
         Whether the clients are the held-out ones, else the federation's own.
     """
     # How many visits the paper does not say [C].
-    visits = {"quick": 20, "smoke": 2}.get(profile, 200)
+    visits = {"medium": 10, "quick": 20, "smoke": 2}.get(profile, 200)
     fields = dict(participation=1.0, rounds=visits, eval_every=max(1, visits // 10))
     fields |= dict(keep_models=False)
     if new:
@@ -412,9 +412,9 @@ def _at(rate: float, row: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 def _table2(scope: Scope, artefact: str) -> list[Sweep]:
     # A run of each baseline for each size's clients, one of pFedHN for all.
-    whole = scope.profile == "paper"
+    whole = scope.full
     found = []
-    for dataset in PAPER.artefacts[artefact].data[: None if whole else 1]:
+    for dataset in PAPER.artefacts[artefact].data[: None if scope.profile == "paper" else 1]:
         base = scope.base(PAPER, artefact, dataset)
         if base is None:
             continue
@@ -439,7 +439,7 @@ def _group(base: Experiment, place: int) -> Experiment:
 
 
 def _novel(scope: Scope, artefact: str) -> list[Sweep]:
-    whole = scope.profile == "paper"
+    whole = scope.full
     found = []
     for alpha in (0.1, 0.25, 0.5, 1.0) if whole else (1.0,):
         base = scope.base(PAPER, artefact, "cifar10", partition_args={"novel_alpha": alpha})
@@ -952,17 +952,17 @@ PAPER = Paper(
     key="pfedhn",
     artefacts={
         "table1": Artefact(("cifar10", "cifar100", "omniglot"), quick=2, medium=3),
-        "table2": Artefact(("cifar10", "cifar100"), quick=1, numbers=by_size),
-        "fig2": Artefact(_CIFAR10, show=(), quick=1, numbers=numbers_of_newcomers),
+        "table2": Artefact(("cifar10", "cifar100"), quick=1, medium=2, numbers=by_size),
+        "fig2": Artefact(_CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers),
         "fig3": Artefact(
             _CIFAR10, show=(), quick=2, medium=3, paper=4, numbers=numbers_of_crossing
         ),
         "fig4": Artefact(("cifar100",), show=(), quick=1, numbers=numbers_of_clusters),
         "table3": Artefact(("mnist",), quick=1, tuned=True),
         "fig5": Artefact(_CIFAR10, ("curves",), quick=1, medium=3),
-        "fig6": Artefact(_CIFAR10, quick=1),
+        "fig6": Artefact(_CIFAR10, quick=1, medium=3),
         "table4": Artefact(_CIFAR10, quick=1, medium=3),
-        "fig7": Artefact(_CIFAR10, show=(), quick=1, numbers=numbers_of_newcomers),
+        "fig7": Artefact(_CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers),
         "appc5": Artefact(_CIFAR10, quick=1),
     },
     claims=CLAIMS,

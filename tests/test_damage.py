@@ -1582,7 +1582,7 @@ def empty_computer(folder: Path) -> Iterator[World]:
         env = {"PFL_RUNS": folder, "PFL_DATA": folder / "data", "PFL_OFFLINE": 1}
         for name, value in (env | {"PYTHONDONTWRITEBYTECODE": 1}).items():
             patch.setenv(name, str(value))
-        patch.delenv("PFL_DEVICE", raising=False)
+        patch.setenv("PFL_DEVICE", "cpu")
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
         patch.setattr(paths, "results_folder", lambda: folder / "home" / "results")

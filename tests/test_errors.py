@@ -51,7 +51,7 @@ from pfl_core.papers import plan, report
 from pfl_core.papers.base import paper
 from pfl_core.papers.presets import presets
 from pfl_core.papers.study import Study
-from pfl_core.util import paths, sums
+from pfl_core.util import gpu, paths, sums
 from tools import notebooks, runner
 from tools.clean import KERNELSPEC
 
@@ -207,6 +207,16 @@ def changed_results() -> None:
 def without_gpu(use: Callable[[], object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(gpu, "misfit", lambda: "")
+        use()
+
+
+def old_driver(use: Callable[[], object]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(torch, "__version__", "2.15.0+cu130")
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setattr(gpu, "misfit", lambda: gpu._unfit("550.54.15"))
         use()
 
 
@@ -693,6 +703,11 @@ CASES = [
         lambda: without_gpu(lambda: run(tiny(), device="cuda")),
         "torch sees no GPU",
     ),
+    Case(
+        'run(experiment, device="cuda"), a driver older than the torch wheel',
+        lambda: old_driver(lambda: run(tiny(), device="cuda")),
+        "needs driver 580 or newer, and driver 550.54.15 is here; update",
+    ),
     Case("out of memory", out_of_memory, "batch.*participation.*resumes", torch.OutOfMemoryError),
     # own parts
     Case("a method that trains on test data", reads_test, "only one with leaks_test = True may"),
@@ -1118,7 +1133,7 @@ def said(case: Case, folder: Path) -> str:
             "PFL_OFFLINE": "1",
         }.items():
             patch.setenv(name, str(value))
-        patch.delenv("PFL_DEVICE", raising=False)
+        patch.setenv("PFL_DEVICE", "cpu")
         patch.chdir(folder)
         try:
             case.does()

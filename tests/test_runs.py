@@ -22,7 +22,7 @@ from pfl_core.experiments.build import client_data, train_config
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import run
 from pfl_core.experiments.store import load_result
-from pfl_core.util import paths
+from pfl_core.util import gpu, paths
 
 TINY = dict(
     dataset="digits",
@@ -415,6 +415,7 @@ def test_own_method_by_name_from_a_file_outside(store, tmp_path, monkeypatch):
 
 def test_gpu_asked_for_and_absent(store, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "misfit", lambda: "")
     with pytest.raises(ValueError, match="no GPU"):
         run(Experiment(**TINY), device="cuda")
     with pytest.raises(ValueError, match="unknown"):

@@ -19,7 +19,7 @@ from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, us
 from pfl_core.papers.best import best
 from pfl_core.papers.evidence import READ_AFTER
 from pfl_core.papers.study import Study
-from pfl_core.util import paths
+from pfl_core.util import gpu, paths
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
@@ -124,6 +124,7 @@ def test_an_unknown_paper_is_refused():
 
 def test_a_gpu_that_is_absent_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "misfit", lambda: "")
     with pytest.raises(
         ValueError,
         match="device cuda was asked for, but torch sees no GPU here; use device='cpu' or",

@@ -24,11 +24,12 @@ SIDE_BY_SIDE = min(os.cpu_count() or 1, 8)
 
 
 def environment(runs: Path) -> dict[str, str]:
-    """The environment of a kernel with a run store of its own, embedded data only, no network.
+    """A kernel's environment: a run store of its own, embedded data only, no network, no GPU.
 
     It shows no progress: what is committed, or compared with what is, must be the same every time.
     """
-    return notebooks.environment(runs, runs / "no-data", PFL_OFFLINE="1", TQDM_DISABLE="1")
+    ours = {"PFL_OFFLINE": "1", "TQDM_DISABLE": "1", "PFL_DEVICE": "cpu"}
+    return notebooks.environment(runs, runs / "no-data", **ours)
 
 
 def run() -> int:

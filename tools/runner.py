@@ -123,20 +123,30 @@ def _stop(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
+def _device(device: str) -> bool:
+    # Whether it can be had; says so where torch cannot use the GPU that is here.
+    from pfl_core.util import driver
+
+    chosen = os.environ.get("PFL_DEVICE") or device if device == "auto" else device
+    if chosen == "cpu" or (chosen == "auto" and not driver.version()):
+        return True  # torch need not be imported
+    from pfl_core.util import gpu
+
+    if chosen == "cuda" and (why := gpu.refused()):
+        print(f"run_all.sh: argument --device: {why}; use cpu or auto", file=sys.stderr)
+        return False
+    if why := gpu.misfit():
+        print(f"run_all.sh: training on the CPU: {why}", file=sys.stderr)
+    return True
+
+
 def main_run(args: argparse.Namespace) -> int:
     """Run the notebooks asked for; 1 if one failed, 2 without the GPU that was asked for."""
     if not args.paper:
         print(f"run_all.sh: no notebook in {NOTEBOOKS}", file=sys.stderr)
         return 1
-    if args.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            print(
-                "run_all.sh: argument --device: torch sees no GPU here; use cpu or auto",
-                file=sys.stderr,
-            )
-            return 2
+    if not _device(args.device):
+        return 2
     parameters = {
         "profile": args.profile,
         "recompute": True,

@@ -45,7 +45,7 @@ from pfl_core.experiments.store import (
 from pfl_core.methods.base import Method, State, check_adopts
 from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params
-from pfl_core.util import checks
+from pfl_core.util import checks, gpu
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import commit, processor
 from pfl_core.util.version import __version__
@@ -91,6 +91,8 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
 
     `source` runs the Experiment that this one starts from (`init_from`).
     """
+    if job.device == "cuda":
+        gpu.tried()
     data = client_data(job.experiment, job.device, job.fed)
     _check_evaluated(data, train_config(job.experiment))
     method = build_method(job.experiment, data)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pfl_core.experiments.build import fitted
 from pfl_core.experiments.compute import Job, compute
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, load_result, locked
-from pfl_core.util import checks, paths
+from pfl_core.util import checks, gpu, paths
 
 
 def run(
@@ -152,15 +153,25 @@ def _keep_aside(folder: Path) -> None:
 def pick_device(device: str) -> str:
     """The device that is meant: "cpu" or "cuda". "auto" is $PFL_DEVICE, else a GPU if there is one.
 
-    ValueError for a GPU that is not there.
+    ValueError for a GPU that is not there, or that torch cannot use; of the latter "auto" warns.
     """
     if device == "auto":
-        device = os.environ.get("PFL_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = os.environ.get("PFL_DEVICE") or _automatic()
     if device not in ("cpu", "cuda"):
         several = "of several GPUs choose one by CUDA_VISIBLE_DEVICES=1, for example"
         checks.known("device", device, ("auto", "cpu", "cuda"), several)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device cuda was asked for, but torch sees no GPU here; use device='cpu' or 'auto'"
-        )
+    if device == "cuda" and (why := gpu.refused()):
+        raise ValueError(f"device cuda was asked for, but {why}; use device='cpu' or 'auto'")
     return device
+
+
+def _automatic() -> str:
+    if why := gpu.misfit():
+        _warn(why)
+    return "cpu" if gpu.refused() else "cuda"
+
+
+@functools.cache  # once a process
+def _warn(why: str) -> None:
+    said = f"training on the CPU: {why}; device='cpu' or PFL_DEVICE=cpu says that this is meant"
+    warnings.warn(said, stacklevel=4)

@@ -5,6 +5,8 @@ __all__ = [
     "cards",
     "checks",
     "draws",
+    "driver",
+    "gpu",
     "identity",
     "paths",
     "percent",

@@ -143,7 +143,7 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     cells = [e for e in swept("flayer", "medium") if not e.tags["column"].startswith("lr ")]
     there = {a for a, v in flayer.PAPER.artefacts.items() if v.medium}
     columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in there}
-    assert columns == {a: set(c) for a, c in flayer.AT_MEDIUM.items()}
+    assert columns == {a: set(flayer.SHOWN[a].medium) for a in there}
     assert {e.tags["artefact"] for e in cells} == there and {e.seed for e in cells} == {0, 1}
     full = {(e.tags["artefact"], e.tags["column"], e.tags["row"]): e for e in paper_cells}
     for e in cells:
@@ -167,7 +167,8 @@ def test_clients_are_those_of_released_code_and_in_our_column_drawn_anew(swept, 
     cells = [e for e in swept("flayer", profile) if e.model == "cnn"]
     anew = [e for e in cells if e.tags["column"] == flayer.ANEW]
     draws = {e.dataset: e.partition_args["class_size"] for e in cells if e not in anew}
-    assert draws == {d: n for d, n in flayer.WHOLE.items() if d in draws}
+    sizes = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 500}
+    assert draws == {d: sizes[d] for d in draws}
     assert {e.partition_args["numpy_seed"] for e in cells if e not in anew} == {1}
     assert {e.tags["row"] for e in anew} == {
         *flayer.BASELINES, "flayer", flayer.OFFICIAL

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -55,6 +55,43 @@ class Probed(NamedTuple):
         """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
         i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
         return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
+
+
+class At(NamedTuple):
+    """A value that hangs on the profile.
+
+    medium and quick are the paper's where they are not said, smoke is quick's. `...` is no value:
+    the field keeps its default.
+    """
+
+    paper: Any = ...
+    medium: Any = None
+    quick: Any = None
+    smoke: Any = None
+
+    def value(self, profile: str) -> Any:
+        """What it is at a profile, `...` where it has no value."""
+        quick = self.paper if self.quick is None else self.quick
+        every = {
+            "paper": self.paper,
+            "medium": self.paper if self.medium is None else self.medium,
+            "quick": quick,
+            "smoke": quick if self.smoke is None else self.smoke,
+        }
+        return every[profile]
+
+
+def fields_at(profile: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an Experiment at a profile: later parts win, and dicts in them are merged."""
+    out: dict[str, Any] = {}
+    for part in parts:
+        for name, said in part.items():
+            value = said.value(profile) if isinstance(said, At) else said
+            if isinstance(value, Mapping):
+                out[name] = fields_at(profile, out.get(name, {}), value)
+            elif value is not ...:
+                out[name] = value
+    return out
 
 
 # Name of a probe -> what it recorded in the runs at hand.

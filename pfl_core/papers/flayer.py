@@ -21,8 +21,8 @@ from pfl_core.analysis.select import grouped, pick, records, tuples
 from pfl_core.analysis.stats import spent
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.papers.base import (
-    FULL,
     Artefact,
+    At,
     Claim,
     Number,
     Paper,
@@ -30,6 +30,7 @@ from pfl_core.papers.base import (
     Recorded,
     Scope,
     Sweep,
+    fields_at,
     use,
 )
 from pfl_core.papers.evidence import Evidence
@@ -57,17 +58,23 @@ COLUMNS = {  # as printed
 }
 # Our column of Table 2: clients are drawn anew for each seed, the paper's are one draw.
 ANEW = "CIFAR-10, CNN, a partition a seed"
-PRINTED = {  # Tables 1 and 5 show CIFAR-100, ResNet-18
-    "table2": [*COLUMNS, ANEW],
-    "table3": list(COLUMNS)[:6],
-    "table4": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
-    "fig2": ["CIFAR-10, CNN", "CIFAR-10, ResNet-18"],
-    "fig3": ["CIFAR-100, CNN", "CIFAR-100, ResNet-18"],
-}
-AT_MEDIUM = {
-    "table2": ["CIFAR-10, CNN", ANEW, "CIFAR-100, CNN", "AG News, fastText"],
-    "fig2": ["CIFAR-10, CNN"],
-    "fig3": ["CIFAR-100, CNN"],
+# Below profile paper the column of one data set stands for all: CIFAR-10's CNN, or the next whose
+# data are at hand (`image`).
+IMAGE, DEEP = "CIFAR-10, CNN", "CIFAR-100, ResNet-18"
+SHOWN = {  # an artefact's columns
+    "table1": At([DEEP], quick=[IMAGE]),
+    "table2": At(
+        [*COLUMNS, ANEW],
+        medium=[IMAGE, ANEW, "CIFAR-100, CNN", "AG News, fastText"],
+        quick=[IMAGE, "CIFAR-10, ResNet-18", "AG News, fastText"],
+    ),
+    "table3": At(list(COLUMNS)[:6], quick=[IMAGE]),
+    "table4": At(["CIFAR-100, CNN", DEEP], quick=[IMAGE]),
+    "table5a": At([DEEP], quick=[IMAGE]),
+    "table5b": At([DEEP], quick=[IMAGE]),
+    "table5c": At([DEEP], quick=[IMAGE]),
+    "fig2": At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]),
+    "fig3": At(["CIFAR-100, CNN", DEEP], medium=["CIFAR-100, CNN"], quick=[IMAGE]),
 }
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 NEWER = ("gpfl", "fedcp")  # further ones of Tables 5a and 5b
@@ -85,48 +92,69 @@ PARTS = {  # Figure 3's rows: one part of FLAYER each
     "learning rates only": _NO_PART | {"rates": True},
     "masking only": _NO_PART | {"masking": True},
 }
-IMAGES = ("cifar10", "cifar100", "tiny_imagenet")  # below profile paper one of them stands for all
-WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 500}  # samples of a class
+IMAGES = ("cifar10", "cifar100", "tiny_imagenet")
 
 # -- settings --------------------------------------------------------------------------------------
 
-# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch. The CNN has the rate .005 and a
-# head of s = 1, ResNet-18 .1 and s = 2, fastText .1 and s = 1. s counts modules: for ResNet-18 the
-# last BatchNorm and the classifier, which are the four tensors of the released `-p 4`.
-# [O]: incomplete last batches are left out, pixels are in [-1, 1], fastText has 1000 rounds.
-# ? the others 200: the largest published count of rounds is 195.
-# ? clients are those that PFLlib deals, to which the authors' repository refers, with its own seed:
-# FedALA's paper, which has them, prints what this one has for FedAvg on CIFAR-10, 59.16. AG News is
-# dealt anew for each seed.
+# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch. [O]: incomplete last batches are
+# left out, pixels are in [-1, 1].
+# ? 200 rounds: the largest published count is 195.
 # medium [C]: the paper's numbers with fewer rounds, and a tenth of train as validation.
 # quick and smoke [C]: narrow networks, few rounds, and rates at which every row learns in them.
-_COMMON = dict(
+COMMON: dict[str, Any] = dict(
     clients=20,
     epochs=1,
-    batch=10,
+    batch=At(10, smoke=4),
     plan="drop",
     normalize="half",
     partition="dirichlet",
+    partition_args={"alpha": 0.1},
+    rounds=At(200, medium=25, quick=20, smoke=1),
+    eval_every=At(medium=2, quick=2, smoke=...),
+    max_samples=At(smoke=8),
     head_by="module",
 )
-_PROFILES: dict[str, dict[str, Any]] = {
-    "paper": dict(rounds=200),
-    "medium": dict(rounds=25, eval_every=2),
-    "quick": dict(rounds=20, eval_every=2),
-    "smoke": dict(rounds=1, batch=4, max_samples=8),
+# [P]: rates, and the depth s of the head, which counts modules: for ResNet-18 the last BatchNorm
+# and the classifier, which are the four tensors of the released `-p 4`.
+NETS: dict[str, dict[str, Any]] = {
+    "cnn": dict(
+        model="cnn",
+        lr=At(0.005, quick=0.02),
+        head_depth=1,
+        model_args={"width": At(quick=0.25, smoke=0.0625)},
+    ),
+    "resnet18": dict(
+        model="resnet18",
+        lr=At(0.1, quick=0.05),
+        head_depth=2,
+        model_args={"width": At(quick=0.125, smoke=0.0625)},
+        rounds=At(quick=10, smoke=...),
+    ),
+    "fasttext": dict(model="fasttext", lr=At(0.1, quick=0.5), head_depth=1),
 }
-_TEXT = {
-    "paper": dict(rounds=1000),
-    "medium": dict(rounds=200, eval_every=10),
-    "quick": dict(rounds=20, max_samples=100),
-    "smoke": {},
+# ? clients are those that PFLlib deals, to which the authors' repository refers, with its own seed:
+# FedALA's paper, which has them, prints what this one has for FedAvg on CIFAR-10, 59.16. AG News,
+# which has 1000 rounds [O], is dealt anew for each seed.
+_SPLIT = {"split": At(medium="67.5/7.5/25")}
+
+
+def _dealt(samples: int, **more: Any) -> dict[str, Any]:
+    # Clients as PFLlib deals them, from so many samples of a class.
+    draw = {"numpy_seed": At(1, quick=...), "class_size": At(samples, quick=...)}
+    return dict(partition_args=draw | _SPLIT | more, max_samples=At(quick=150, smoke=8))
+
+
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": _dealt(6000),
+    "cifar100": _dealt(600),
+    "tiny_imagenet": _dealt(500, source="train"),
+    "ag_news": dict(
+        partition_args=_SPLIT,
+        rounds=At(1000, medium=200, quick=20, smoke=1),
+        eval_every=At(medium=10, quick=2, smoke=...),
+        max_samples=At(quick=100, smoke=8),
+    ),
 }
-_REAL = dict(max_samples=150)  # quick on images that are not embedded
-_LR = {"paper": {"cnn": 0.005, "resnet18": 0.1, "fasttext": 0.1}}
-_LR["medium"] = _LR["paper"]
-_LR["quick"] = _LR["smoke"] = {"cnn": 0.02, "resnet18": 0.05, "fasttext": 0.5}
-_WIDTH = {"quick": {"cnn": 0.25, "resnet18": 0.125}, "smoke": {"cnn": 0.0625, "resnet18": 0.0625}}
-_WIDTH["medium"] = _WIDTH["paper"] = {}
 # Rounds of the released script [O]: those of "flayer (official)" where the profile has as many.
 RELEASED = {
     ("cifar10", "cnn"): 100,
@@ -146,28 +174,11 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     The network is that of the artefact's first column.
     """
-    model = _first_model(artefact, profile, dataset)
-    fields: dict[str, Any] = _COMMON | {"dataset": dataset} | _PROFILES[profile]
-    fields |= network(model, profile)
-    if model == "fasttext":
-        fields |= _TEXT[profile]
-    elif profile == "quick" and not dataset.startswith("digits"):
-        fields |= _REAL
-    fields["partition_args"] = {"alpha": 0.1}
-    if profile in FULL and dataset in WHOLE:
-        fields["partition_args"] |= {"numpy_seed": 1, "class_size": WHOLE[dataset]}
-    if dataset == "tiny_imagenet":
-        fields["partition_args"] |= {"source": "train"}
-    if profile == "medium":
-        fields["partition_args"] |= {"split": "67.5/7.5/25"}
+    first = COLUMNS[SHOWN[artefact].value(profile)[0]].model
+    model = "fasttext" if dataset == "ag_news" else first
+    known = DATA.get(dataset, {"partition_args": _SPLIT})
+    fields = fields_at(profile, COMMON, NETS[model], known, {"dataset": dataset})
     return fields | ({"clients": clients} if clients else {})
-
-
-def _first_model(artefact: str, profile: str, dataset: str) -> str:
-    if dataset == "ag_news":
-        return "fasttext"
-    deep = artefact == "table1" or artefact.startswith("table5")
-    return "resnet18" if deep and profile == "paper" else "cnn"
 
 
 def network(model: str, profile: str) -> dict[str, Any]:
@@ -175,13 +186,7 @@ def network(model: str, profile: str) -> dict[str, Any]:
 
     ResNet-18 also has fewer rounds at quick.
     """
-    deep = model == "resnet18"
-    fields: dict[str, Any] = dict(model=model, lr=_LR[profile][model], head_depth=2 if deep else 1)
-    if model in _WIDTH[profile]:
-        fields["model_args"] = {"width": _WIDTH[profile][model]}
-    if deep and profile == "quick":
-        fields["rounds"] = 10
-    return fields
+    return fields_at(profile, NETS[model])
 
 
 def rows(
@@ -191,7 +196,7 @@ def rows(
 
     `model` is the network of their column, where it is another than the setting's.
     """
-    model = model or _first_model(artefact, profile, dataset)
+    model = model or setting(artefact, profile, dataset)["model"]
     main = _main_rows(artefact, profile, dataset, model)
     if artefact == "table1":
         return _only(main, ("fedavg", "apple", "fedper", "fedala"))
@@ -303,14 +308,17 @@ def image(scope: Scope) -> str:
     for name, column in COLUMNS.items():
         if column.model == "cnn" and scope.data(column.dataset):
             return name
-    return "CIFAR-10, CNN"
+    return IMAGE
 
 
 def columns(scope: Scope, artefact: str) -> dict[str, Column]:
     """An artefact's columns by label: at profile paper all that the paper prints."""
-    every = COLUMNS | {ANEW: COLUMNS["CIFAR-10, CNN"]}
-    shown = {name: every[name] for name in _labels(scope, artefact)}
-    first, full = next(iter(shown.values())), scope.profile == "paper"
+    every = COLUMNS | {ANEW: COLUMNS[IMAGE]}
+    names = SHOWN[artefact].value(scope.profile)
+    if not scope.full:
+        names = [image(scope) if name == IMAGE else name for name in names]
+    columns = {name: every[name] for name in names}
+    first, full = columns[names[0]], scope.profile == "paper"
     if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
         return {
             f"Dir({alpha:g})": first._replace(changes={"partition_args": {"alpha": alpha}})
@@ -322,20 +330,7 @@ def columns(scope: Scope, artefact: str) -> dict[str, Column]:
         if not full and scope.label == "digits":  # too few digits for the usual least number
             sizes[50] |= {"partition_args": {"fallback_least": 4}}
         return {f"N={n}": first._replace(changes=changes) for n, changes in sizes.items()}
-    return shown
-
-
-def _labels(scope: Scope, artefact: str) -> list[str]:
-    if scope.profile == "paper":
-        return PRINTED.get(artefact, ["CIFAR-100, ResNet-18"])
-    if scope.profile == "medium" and artefact in AT_MEDIUM:
-        return AT_MEDIUM[artefact]
-    labels = [image(scope)]
-    if artefact == "table2":
-        labels.append("CIFAR-10, ResNet-18")
-        if scope.data("ag_news"):
-            labels.append("AG News, fastText")
-    return labels
+    return columns
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
@@ -462,8 +457,8 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     for probed in [*recorded("cka"), *cores]:
         where = dict(run=probed.run, row=probed.row, column=probed.column)
         stages = {"initial": 0, "best": int(best.loc[probed.run, probed.column])}
-        for stage, at in stages.items():
-            for layer, alike in probed.at(at).items():
+        for stage, when in stages.items():
+            for layer, alike in probed.at(when).items():
                 mean = float(alike[~np.eye(len(alike), dtype=bool)].mean())
                 numbers.append(where | dict(metric=f"cka {stage} {layer}", value=mean))
     return numbers

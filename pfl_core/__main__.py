@@ -69,7 +69,7 @@ def value(name: str, text: str) -> Any:
 
     Also a=1,b=2 for a dict, a,b for a tuple, a run for init_from.
     """
-    kind = str(fields()[name].type)
+    kind = late("experiments.experiment").kind(fields()[name])
     if kind == "str":
         return text
     if "Experiment" in kind:
@@ -387,7 +387,7 @@ def _several(add: Callable, name: str, said: str, kind: type = str, default: Any
 def _options_of_run(add: Callable) -> None:
     executors = ", ".join(late("engine.engine").EXECUTORS)
     for f in fields().values():
-        metavar = f.type.partition(" ")[0].upper().partition("[")[0]
+        metavar = str(f.type).partition(" ")[0].upper().partition("[")[0]
         add(f"--{f.name}", metavar=metavar, help=described(f).replace("%", "%%"))
     add("--device", default="auto", help="auto, cpu or cuda (default: auto, a GPU if there is one)")
     add("--executor", default="auto", help=f"of {executors} (default: auto, by device)")

@@ -98,7 +98,7 @@ def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
         )
     if fed is None:
         return e
-    if e.clients not in (fed.K, Experiment.clients):
+    if e.clients not in (fed.K, None):
         raise ValueError(
             f"Experiment(clients={e.clients}) over a Federation of {fed.K} clients; "
             f"give clients={fed.K}, or leave it out"

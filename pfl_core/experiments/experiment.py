@@ -32,8 +32,9 @@ TAGS = ("paper", "artefact", "row", "column", "profile")
 # The partition_args that every scheme has: which of its clients are those of an Experiment.
 WHICH = ("of", "first", "every")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
+CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
 RANGES = {  # field: (test, what is allowed)
-    "clients": (lambda v: v >= 1, "an integer >= 1"),
+    "clients": (lambda v: v is None or v >= 1, "an integer >= 1, or None"),
     "rounds": (lambda v: v >= 0, "an integer >= 0"),
     "participation": (lambda v: 0 < v <= 1, "a share in (0, 1]"),
     "epochs": (lambda v: v >= 0, "an integer >= 0"),
@@ -101,9 +102,10 @@ def _freeze(v: Any) -> Any:
     return _FrozenList(map(_freeze, v)) if isinstance(v, list | tuple) else v
 
 
-def _is(default: Any, doc: str) -> Any:
+def _is(default: Any, doc: str, given: str = "") -> Any:
+    # given: the type of what may be given, where an Experiment holds another.
     made: dict[str, Any] = {"default_factory" if default is dict else "default": default}
-    return field(**made, metadata={"doc": doc})
+    return field(**made, metadata={"doc": doc, "given": given})
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +149,11 @@ class Experiment:
         "split for 50 clients, and keep `clients` of them; first=10 (default 0) and every=2 "
         "(default 1): keep clients 10, 12, 14, ... of the 50",
     )
-    clients: int = _is(10, "Number of clients, K")
+    clients: int = _is(
+        None,
+        f"Number of clients, K. None: {CLIENTS}, or with own data as many as the Federation has",
+        given="int | None",
+    )
     model: str = _is("cnn", "Network that every client trains (see list_models)")
     model_args: dict = _is(dict, "Options of the network, such as width=0.5")
     method: str = _is("fedavg", "Method of federated learning (see list_methods)")
@@ -250,13 +256,14 @@ class Experiment:
         self._freeze_values()
         for plugin in self.plugins:
             import_plugin(plugin)
+        self._settle_clients()
         self._check_clients()
         models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))
 
     def _check_values(self) -> None:
         for f in dataclasses.fields(self):
-            checks.kind("Experiment", f.name, getattr(self, f.name), f.type)
+            checks.kind("Experiment", f.name, getattr(self, f.name), kind(f))
         for name, (legal, allowed) in RANGES.items():
             if not legal(getattr(self, name)):
                 given = getattr(self, name)
@@ -290,9 +297,15 @@ class Experiment:
                 "JSON"
             )
 
+    def _settle_clients(self) -> None:
+        # With own data None stays: `run` has the Federation, which says how many there are.
+        object.__setattr__(self, "_says_clients", self.clients is not None)
+        if self.clients is None and self.dataset != "own":
+            object.__setattr__(self, "clients", CLIENTS)
+
     def _check_clients(self) -> None:
         some = f"eval_clients={self.eval_clients}"
-        if self.eval_clients > self.clients:
+        if self.clients is not None and self.eval_clients > self.clients:
             raise ValueError(f"Experiment({some}): there are clients={self.clients}; 0 means all")
         if self.eval_clients and self.record:
             raise ValueError(f"Experiment({some}, record={self.record}): probes need all clients")
@@ -318,14 +331,34 @@ class Experiment:
     def but(self, **changes: Any) -> Experiment:
         """A copy with other values in some fields.
 
-        A dict (`model_args`, `tags`, ...) is merged into the one that is there.
+        A dict (`model_args`, `tags`, ...) is merged into the one that is there, and None clears it.
+        Another method, model or partition has the arguments that are given with it, and no others;
+        from own data to a data set with a name, or back, the partition begins anew.
+
+        Examples
+        --------
+        >>> from pfl_core import Experiment
+        >>> prox = Experiment(method="fedprox", method_args={"mu": 0.1})
+        >>> prox.but(lr=0.1).method_args, prox.but(method="fedper").method_args
+        ({'mu': 0.1}, {})
+        >>> prox.but(method_args=None)  # with the method's own mu
+        Experiment(method='fedprox')
         """
-        merged = {
-            k: getattr(self, k) | v if isinstance(v, dict) else v
-            for k, v in changes.items()
-            if k in self.__dataclass_fields__
-        }
-        return dataclasses.replace(self, **(changes | merged))
+        if (self.dataset == "own") != (changes.get("dataset", self.dataset) == "own"):
+            anew = {"partition": Experiment.partition, "partition_args": None}
+            changes = anew | {"partition_seed": None} | changes
+        if not self._says_clients:
+            changes = {"clients": None} | changes
+        changes |= {name: self._args(name, changes) for name in JSON_FIELDS}
+        return dataclasses.replace(self, **changes)
+
+    def _args(self, name: str, changes: dict[str, Any]) -> Any:
+        # What `but(**changes)` makes of a field with a dict.
+        of, given = name.removesuffix("_args"), changes.get(name, {})
+        if not isinstance(given, dict):
+            return {} if given is None else given
+        another = of != name and changes.get(of, getattr(self, of)) != getattr(self, of)
+        return given if another else getattr(self, name) | given
 
     def plain(self) -> dict[str, Any]:
         """All fields but `tags`, as values that JSON can keep; the id hashes them."""
@@ -390,7 +423,8 @@ class Experiment:
 
     def _changed(self) -> dict[str, Any]:
         values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {f.name: value for f, value in values.items() if value != _default(f)}
+        usual = {"clients": None if self.dataset == "own" else CLIENTS}
+        return {f.name: v for f, v in values.items() if v != usual.get(f.name, _default(f))}
 
     def __repr__(self) -> str:
         return f"Experiment({', '.join(f'{name}={v!r}' for name, v in self._changed().items())})"
@@ -437,6 +471,11 @@ def _default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
 
 
+def kind(f: dataclasses.Field) -> str:
+    """The type of what may be given for a field of Experiment, as text."""
+    return f.metadata["given"] or str(f.type)
+
+
 def not_default(plain: dict[str, Any]) -> dict[str, Any]:
     """Those fields of a `plain()` that are not at their defaults.
 
@@ -444,7 +483,7 @@ def not_default(plain: dict[str, Any]) -> dict[str, Any]:
     default that changes needs a new SCHEMA.
     """
     defaults = {f.name: _default(f) for f in dataclasses.fields(Experiment)}
-    defaults |= {"plugins": [], "record": []}
+    defaults |= {"plugins": [], "record": [], "clients": CLIENTS}
     told = {n: v for n, v in plain.items() if n not in defaults or v != defaults[n]}
     source = plain.get("init_from")
     return told | ({"init_from": not_default(source)} if source else {})
@@ -465,7 +504,7 @@ def _parameters() -> str:
         said = f"{f.metadata['doc']}."
         if f.name in RANGES:
             said += f" Allowed: {allowed(f.name)}."
-        lines.append(f"{f.name} : {f.type}, default {_default(f)!r}")
+        lines.append(f"{f.name} : {kind(f)}, default {_default(f)!r}")
         lines += textwrap.wrap(said, 92, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return textwrap.indent("\n".join(lines), " " * 4)
 
@@ -560,9 +599,20 @@ def grid(
         raise ValueError(f"grid(rows={rows}, seeds={seeds}): allowed is one of each at least")
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
     return [
-        _seeded(base.but(**of_column).but(**of_row), seed).but(tags={"row": row, "column": column})
+        _seeded(base.but(**_both(of_column, of_row)), seed).but(tags={"row": row, "column": column})
         for (column, of_column), (row, of_row), seed in cells
     ]
+
+
+def _both(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    # Two changes as one, so that what an argument belongs to may be named by the other one.
+    both = first | then
+    for name in JSON_FIELDS:
+        of, inner = name.removesuffix("_args"), [c.get(name, {}) for c in (first, then)]
+        another = of in first and both[of] != first[of]  # the first one's are of no use to it
+        if all(isinstance(v, dict) for v in inner) and any(inner):
+            both[name] = inner[1] if another else inner[0] | inner[1]
+    return both
 
 
 def _seeded(experiment: Experiment, seed: int) -> Experiment:

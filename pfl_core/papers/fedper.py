@@ -59,7 +59,8 @@ def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
 
     With a linear base all below the classifier (K_P = 1) is one linear layer.
     """
-    return {"original": {}, "linear base": {"model": "linear", "model_args": {"of": net["model"]}}}
+    linear = {"model": "linear", "model_args": net["model_args"] | {"of": net["model"]}}
+    return {"original": {}, "linear base": linear}
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:

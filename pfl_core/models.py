@@ -389,14 +389,22 @@ def arguments(name: str) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(_MODELS[name][0]).parameters.items())[2:])
 
 
+def options_of(name: str, given: Mapping[str, object]) -> dict[str, inspect.Parameter]:
+    """The options that a model has; `linear` has those of the network that it is `of`, too."""
+    own = arguments(name)
+    of = given.get("of", own["of"].default) if name == "linear" else None
+    more = arguments(of) if isinstance(of, str) and of in _MODELS else {}
+    return {n: p for n, p in (more | own).items() if p.kind is not p.VAR_KEYWORD}
+
+
 def check(name: str, options: Mapping[str, object]) -> None:
     """Raise ValueError for a model or option that `build` does not know, or an illegal value."""
-    own = arguments(name)
+    own, known = arguments(name), options_of(name, options)
     free = any(p.kind is p.VAR_KEYWORD for p in own.values())
     for option, value in options.items():
-        checks.known(f"option of model {name!r}:", option, [*own, *([option] if free else [])])
-        if option in own:
-            checks.kind(name, option, value, own[option].annotation)
+        checks.known(f"option of model {name!r}:", option, [*known, *([option] if free else [])])
+        if option in known and not (value is None is known[option].default):
+            checks.kind(name, option, value, known[option].annotation)
         if name in _OURS and option in _RANGES and not _RANGES[option][0](value):
             raise ValueError(f"{name}({option}={value!r}): allowed is {_RANGES[option][1]}")
 

@@ -503,7 +503,7 @@ CASES = [
     Case(
         'partition_args={"alpha": 0}',
         lambda: run(tiny(partition="dirichlet", partition_args={"alpha": 0})),
-        r"alpha=0 must be a finite number in \(0",
+        r"alpha=0.0 must be a finite number in \(0",
     ),
     Case(
         'partition_args={"k": 11} of 10 classes',

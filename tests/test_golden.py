@@ -76,7 +76,7 @@ def test_committed_ids_are_those_of_the_papers_runs(part):
     rows = part.rows().drop_duplicates("run")
     asked = plan.planned(part.paper, profile=part.profile, datasets=datasets)
     known = {i for e in asked if e.dataset in set(rows.dataset) for i in e.ids}
-    nobodys = set(rows.run) - known
+    nobodys = set(rows.key) - known
     assert not nobodys, f"{len(nobodys)} of {len(rows)} committed runs are nobody's"
 
 

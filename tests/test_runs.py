@@ -89,7 +89,7 @@ BAD = {
     "did you mean 'digits'": dict(dataset="digit"),
     "partition 'dirichlt' is unknown": dict(partition="dirichlt"),
     "model 'cnnn' is unknown; did you mean 'cnn'": dict(model="cnnn"),
-    "JSON": dict(model_args={"hidden": np.int64(3)}),
+    "JSON": dict(model_args={"hidden": np.arange(3)}),
     "tag 'colour' is unknown": dict(tags={"colour": "red"}),
 }
 

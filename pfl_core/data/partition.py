@@ -86,10 +86,13 @@ def arguments(name: str) -> dict[str, inspect.Parameter]:
 
 
 def check(name: str, args: dict[str, Any]) -> None:
-    """Raise ValueError for an unknown scheme, or an argument that it does not have."""
+    """Raise ValueError for an unknown scheme, an argument that it does not have, or its type."""
     own = arguments(name)
     for arg in [] if any(p.kind is p.VAR_KEYWORD for p in own.values()) else args:
         checks.known(f"argument of partition {name!r}:", arg, sorted(own))
+    for arg, value in args.items():
+        if arg in own and not (value is None is own[arg].default):
+            checks.kind(name, arg, checks.cast(value, own[arg].annotation), own[arg].annotation)
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:

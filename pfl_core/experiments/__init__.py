@@ -7,6 +7,7 @@ __all__ = [
     "compute",
     "experiment",
     "listing",
+    "lookup",
     "metrics",
     "personal",
     "prune",

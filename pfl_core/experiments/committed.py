@@ -7,6 +7,7 @@ data set.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.data import pools
-from pfl_core.experiments import build, copies, metrics, tables
+from pfl_core.experiments import build, copies, metrics, older, tables
 from pfl_core.experiments.experiment import TAGS, Experiment
 from pfl_core.experiments.store import Result, is_whole, load_result, read_about, said_to_be
 from pfl_core.experiments.tables import PART, Arrays, Content, Measured, Results, results
@@ -77,14 +78,15 @@ def _kept() -> list[Path]:
 
 
 def named_runs(of: Collection[str] = ()) -> set[str]:
-    """Ids of all runs that results/ or runs/results/ show; with `of`, those of these papers.
+    """Names and keys of all runs that results/ or runs/results/ show; with `of`, of these papers.
 
     ValueError for a damaged file.
     """
     ids = set()
     for found in map(results, [paths.results_folder(), *_kept()]):
         shown = tables.named(found.cells, found.derived)
-        ids |= set(shown[shown.paper.isin(list(of))].run if of else shown.run)
+        mine = set(shown[shown.paper.isin(list(of))].run if of else shown.run)
+        ids |= mine | {key for key, run in found.names.items() if run in mine}
     return ids
 
 
@@ -184,7 +186,7 @@ def _publish_figures(part: Part, checkout: Path) -> list[Path]:
 
 def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
     # Everything that the folder of a part is to hold.
-    found = {run: _measured(run) for run in rows.run.unique()}
+    rows, found = _once(rows, {run: _measured(run) for run in rows.run.unique()})
     lines = [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
     runs = tables.joined("runs.csv", lines)
     history = tables.joined("history.csv.gz", [m.history.assign(run=r) for r, m in found.items()])
@@ -203,6 +205,18 @@ def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
     )
 
 
+def _once(
+    rows: pd.DataFrame, found: dict[str, Measured]
+) -> tuple[pd.DataFrame, dict[str, Measured]]:
+    # One run of each key, under the name that results/ has it by, if it has.
+    known, first = results().names, {}
+    for run, m in found.items():
+        first.setdefault(known.get(m.line["key"], run), (run, m))
+    names = {run: name for name, (run, _) in first.items()}
+    mine = rows[rows.run.isin(list(names))]
+    return mine.assign(run=mine.run.map(names)), {name: m for name, (_, m) in first.items()}
+
+
 def _measured(run: str) -> Measured:
     if found := load_result(paths.store_folder() / run, aside=False):
         return _of_result(found)
@@ -210,12 +224,16 @@ def _measured(run: str) -> Measured:
         raise ValueError(
             f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again"
         )
-    return known.of(run)
+    m = known.of(run)
+    if not m.line["key"]:  # kept by version 0.2
+        said = said_to_be(json.loads(m.line["experiment"]))
+        m.line["key"] = older.key(said, m.line | {"id": run}) if said else run
+    return m
 
 
 def _of_result(r: Result) -> Measured:
     line = {name: r.meta.get(name, "") for name in tables.RECORDED}
-    line |= dict(pool=_checksum(r), wall_s=round(r.meta["wall_s"], 2))
+    line |= dict(key=r.key, pool=_checksum(r), wall_s=round(r.meta["wall_s"], 2))
     line["experiment"] = json.dumps(r.experiment.plain())
     clients, probes = tables.counts(r.arrays), tables.of_probes(r.arrays)
     return Measured(line, metrics.wide(r.history), clients, probes)
@@ -228,7 +246,8 @@ def _checksum(r: Result) -> str:
     if "pool" in r.meta or name == "own":
         return r.meta.get("pool", "")
     every = [copies.checksum(name), *copies.checksums(name)]
-    return next((c for c in every if r.experiment.id_for(c) == r.id), "")
+    ids = (r.experiment.id_for, functools.partial(older.legacy, r.experiment.plain()))
+    return next((c for c in every if r.id in [of(c) for of in ids]), "")
 
 
 def _cells_and_derived(
@@ -257,11 +276,12 @@ def _cells_and_derived(
 
 
 def find(experiment: Experiment) -> str | None:
-    """The id of the committed run of an Experiment, None without one.
+    """The name of the committed run of an Experiment, None without one.
 
-    The run may be over another copy of the data than the one that is here.
+    It is found by its key. It may be over another copy of the data than the one that is here.
     """
-    return next((i for i in experiment.ids if i in results().home), None)
+    names = results().names
+    return next((names[i] for i in experiment.ids if i in names), None)
 
 
 def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:

@@ -58,6 +58,7 @@ class Job:
     experiment: Experiment
     id: str
     course: str
+    code: str  # a digest of what is not ours
     checksum: str  # of its data
     store: Path
     device: str
@@ -223,6 +224,7 @@ def _beginning(job: Job) -> Path | None:
 def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]:
     data, method, history = trained.data, trained.method, trained.history
     initial, parameters = method.task.initial, set(method.task.parameters)
+    about_id = dict(key=job.id, code=job.code)
     about_data = dict(
         pool=job.checksum,
         mean=data.mean,
@@ -249,7 +251,7 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         wall_s=trained.wall,
     )
-    return stamp | about_data | about_run | ran_on
+    return stamp | about_id | about_data | about_run | ran_on
 
 
 def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> Result:

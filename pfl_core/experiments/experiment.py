@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
 import itertools
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,15 +20,14 @@ from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
 from pfl_core.engine import probes
 from pfl_core.engine.sgd import PRECISIONS
-from pfl_core.experiments import copies
-from pfl_core.methods.base import Method, make_method
+from pfl_core.experiments import copies, keys
+from pfl_core.experiments.keys import ARGS, WHICH
+from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import card
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
-# The partition_args that every scheme has: which of its clients are those of an Experiment.
-WHICH = ("of", "first", "every")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
 RANGES = {  # field: (test, what is allowed)
@@ -248,14 +245,16 @@ class Experiment:
     )
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, checks.cast(getattr(self, f.name), f.type))
         self._check_values()
         for name in ("plugins", "record"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for tag in self.tags:
             checks.known("tag", tag, TAGS)
-        self._freeze_values()
         for plugin in self.plugins:
             import_plugin(plugin)
+        self._freeze_values()
         self._settle_clients()
         self._check_clients()
         models.check(self.model, self.model_args)
@@ -281,10 +280,11 @@ class Experiment:
 
     def _freeze_values(self) -> None:
         # Dicts become copies, with values as JSON gives them back, which nobody can change.
+        values = {name: keys.cast(self, name) for name in ARGS} | {"tags": self.tags}
         try:
-            for name in JSON_FIELDS:
-                values = json.loads(json.dumps(getattr(self, name)))
-                object.__setattr__(self, name, _freeze(values))
+            for name, given in values.items():
+                kept = json.loads(json.dumps(given, default=keys.scalar))
+                object.__setattr__(self, name, _freeze(kept))
             plain = json.loads(json.dumps(self.plain()))
         except (TypeError, ValueError) as error:
             raise ValueError(
@@ -373,6 +373,11 @@ class Experiment:
         fields: dict[str, Any] = plain | {"init_from": source and cls.from_plain(source)}
         return cls(**fields)
 
+    def canonical(self) -> dict[str, Any]:
+        """The fields that decide numbers, each in one form (see keys.py), without defaults."""
+        source = self.init_from and self.init_from.but(keep_models=False).canonical()
+        return not_default(self.plain() | keys.canonical(self) | {"init_from": source})
+
     @property
     def id(self) -> str:
         """The run's name in the store: 16 hex digits, a hash of all that decides its numbers.
@@ -392,13 +397,21 @@ class Experiment:
 
     def id_for(self, checksum: str) -> str:
         """The id over data with this checksum, such as that of a user's own Federation."""
-        source = self.init_from.id_for(checksum) if self.init_from else None
+        source = self.init_from and self.init_from.but(keep_models=False).id_for(checksum)
         method = make_method(self.method, **self.method_args)
-        key = not_default(self.plain()) | {"init_from": source, "pool": checksum}
-        key |= {"schema": SCHEMA, "revision": method.revision}
-        if code := identity.digest(*self._code(method)):
+        key = self.canonical() | {"init_from": source}
+        key |= {"pool": checksum, "schema": SCHEMA, "revision": method.revision}
+        if code := self.code:
             key["code"] = code
-        return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        return keys.hashed(key)
+
+    @property
+    def code(self) -> str:
+        """A digest of the code that is not pfl_core's: 16 hex digits; "" if all is.
+
+        See util/identity.py.
+        """
+        return identity.digest(*self._code())[:16]
 
     def course_for(self, checksum: str) -> str:
         """The id of this Experiment without its number of rounds.
@@ -407,10 +420,10 @@ class Experiment:
         """
         return self.but(rounds=0).id_for(checksum)
 
-    def _code(self, method: Method) -> list[Any]:
+    def _code(self) -> list[Any]:
+        # What is registered under the names that are used: a plugin counts where one is its own.
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]
-        plugins = [sys.modules[p] for p in self.plugins]
-        return [type(method), models.function(self.model), *scheme, *plugins]
+        return [METHODS[self.method], models.function(self.model), *scheme]
 
     @property
     def in_main(self) -> bool:
@@ -418,8 +431,7 @@ class Experiment:
 
         Other processes do not find it there.
         """
-        method = make_method(self.method, **self.method_args)
-        return any(identity.in_main(code) for code in self._code(method))
+        return any(map(identity.in_main, self._code()))
 
     def _changed(self) -> dict[str, Any]:
         values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}

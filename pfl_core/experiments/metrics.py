@@ -13,7 +13,8 @@ from pfl_core.util.percent import DECIMALS, accuracy
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
     "run paper artefact row column method dataset partition model seed profile rounds when split "
-    "average metric value n_clients device executor revision version wall_s"
+    "average metric value n_clients device executor revision version wall_s "
+    "key code"
 ).split()
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
 SUMMARY = ("last round", "best round", "round of best", "worst tenth", "sd over clients")

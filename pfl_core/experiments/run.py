@@ -17,11 +17,11 @@ from pfl_core.data import pools
 from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
-from pfl_core.experiments import copies
+from pfl_core.experiments import copies, lookup
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.compute import Job, compute
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.store import Result, load_result, locked
+from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
 
 
@@ -110,6 +110,7 @@ def _job(
         experiment=experiment,
         id=experiment.id_for(checksum),
         course=experiment.course_for(checksum),
+        code=experiment.code,
         checksum=checksum,
         store=store,
         device=pick_device(device),
@@ -120,7 +121,8 @@ def _job(
 
 def _found_or_computed(job: Job) -> Result:
     experiment = job.experiment
-    if not job.anew and (found := load_result(job.folder, experiment, aside=False)):
+    where = (experiment, job.id, job.checksum, job.store)
+    if not job.anew and (found := lookup.find(*where)):
         return found
     if job.fed is None:
         # The id may be known without the data, from a run that others published; computing is not.
@@ -128,7 +130,7 @@ def _found_or_computed(job: Job) -> Result:
     with locked(job.store / f"{job.id}.lock"):
         if job.anew:
             _keep_aside(job.folder)
-        elif found := load_result(job.folder, experiment):
+        elif found := lookup.find(*where, aside=True):
             return found
         return compute(job, functools.partial(_run_source, job))
 

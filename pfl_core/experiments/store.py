@@ -22,7 +22,7 @@ from torch import nn
 
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import load_whole
-from pfl_core.experiments import metrics
+from pfl_core.experiments import metrics, older
 from pfl_core.experiments.build import vocabulary
 from pfl_core.experiments.experiment import SCHEMA, TAGS, Experiment, not_default
 from pfl_core.experiments.metrics import ROW_COLUMNS
@@ -73,6 +73,14 @@ class Result:
         return self.meta["id"]
 
     @property
+    def key(self) -> str:
+        """What the run is an answer to: the id of its Experiment, over its data.
+
+        It is its `id`, but for runs of earlier versions, which were named by another rule.
+        """
+        return self.meta.get("key") or older.key(self.experiment, self.meta)
+
+    @property
     def ok(self) -> bool:
         """Whether the run reached its last round."""
         return self.meta["status"] == "done"
@@ -85,6 +93,7 @@ class Result:
         facts |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
         facts |= {n: m[n] for n in ("device", "executor", "revision", "version")}
         facts |= dict(n_clients=m["clients"], wall_s=round(m["wall_s"], 2))
+        facts |= dict(key=self.key, code=m.get("code", ""))
         return self.history.assign(**facts)[ROW_COLUMNS]
 
     @property
@@ -277,7 +286,9 @@ def _check_whose(
     # Not all fields: a run of an earlier version lacks those that are new.
     mine = json.loads(json.dumps(not_default(experiment.plain())))
     if not_default(plain) != mine:
-        raise ValueError("it is of another Experiment")
+        written = said_to_be(plain)  # in another way, perhaps
+        if written is None or written.canonical() != experiment.canonical():
+            raise ValueError("it is of another Experiment")
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
@@ -301,7 +312,7 @@ def is_whole(path: Path) -> bool:
     return bool(about) and path.is_file() and about["sha256"].get(path.name) == file_digest(path)
 
 
-FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt")
+FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt", "code.txt")
 
 
 def digests(

@@ -24,12 +24,12 @@ import torch
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import build, committed
+from pfl_core.experiments import build, committed, lookup
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import pick_device, run
-from pfl_core.experiments.store import Result, load_result
+from pfl_core.experiments.store import Result
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
 
@@ -111,25 +111,33 @@ def _found_or_computed(
     computed: Callable[[list[Experiment], Path], Iterable[Result]],
 ) -> Iterable[Result | pd.DataFrame]:
     # In the order of `experiments` each one's Result, or its rows where only results/ have them.
-    named = [(e.id, e) for e in experiments]
+    named = _once((e.id, e) for e in experiments)
     published = {} if recompute else {i: found for i, e in named if (found := committed.find(e))}
     here: dict[str, Experiment] = {}
     for i, e in named:
-        if i not in published or (store / i).is_dir():
+        if i not in published or lookup.is_there(e, store):
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
-    done = {i: r for i, e in here.items() if (r := load_result(store / i, e, aside=False))}
+    done = {i: r for i, e in here.items() if (r := lookup.stored(e, store))}
     for result in computed([e for i, e in here.items() if i not in done], store):
-        if result.id not in here:
+        if result.key not in here:
             raise RuntimeError(
                 f"run {result.id}, which is kept, is not one of those that were asked for: it "
                 "ended early, or the code of its method or model has changed since this process "
                 "or its workers began; restart Python, and sweep again"
             )
-        done[result.id] = result
+        done[result.key] = result
     _say_failures(done[i] for i in here)
     for i, e in named:
         yield replace(done[i], experiment=e) if i in done else committed.rows_of(e, published[i])
+
+
+def _once(named: Iterable[tuple[str, Experiment]]) -> list[tuple[str, Experiment]]:
+    # Two ways to write one run, in one cell, would be counted as two seeds.
+    found = list(named)
+    return list({(i, json.dumps(e.tags, sort_keys=True)): (i, e) for i, e in found[::-1]}.values())[
+        ::-1
+    ]
 
 
 def _say_failures(results: Iterable[Result]) -> None:
@@ -382,6 +390,6 @@ def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
 
 def is_there(experiment: Experiment, recompute: bool = True) -> bool:
     """Whether `sweep`, with this `recompute`, would find the finished run of an Experiment."""
-    if (paths.store_folder() / experiment.id).is_dir():
+    if lookup.is_there(experiment):
         return True
     return not recompute and committed.find(experiment) is not None

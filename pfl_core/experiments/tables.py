@@ -1,6 +1,7 @@
 """The form of results/: nothing stands there twice, and every file has its digest in SHA256SUMS.
 
-runs.csv              a line a run: id, Experiment (JSON), and where, when and on which data it ran
+runs.csv              a line a run: its name, its key (the id of its Experiment, by which it is
+                      found), Experiment (JSON), and where, when and on which data it ran
 cells.csv             which run is shown where: paper, profile, data, artefact, row, column
 pools.csv             the data: checksum, samples, shape, and how many samples each class has
 derived.csv           numbers that were computed from finished runs
@@ -40,10 +41,10 @@ PART = ["paper", "profile", "data"]  # what is published together
 CELL = ["artefact", "row", "column", "run"]
 RECORDED = (  # what runs.csv takes from a Result's meta
     "status pool revision version device executor torch python processor commit date wall_s "
-    "clients parameters leaks_test partition_hash schema"
+    "clients parameters leaks_test partition_hash schema code"
 ).split()
 COLUMNS = {
-    "runs.csv": ["run", *RECORDED, "experiment"],
+    "runs.csv": ["run", "key", *RECORDED, "experiment"],
     "cells.csv": [*PART, *CELL],
     "pools.csv": "name checksum samples test classes shape copy labels".split(),
     # dataset: where it is another than the run's
@@ -137,6 +138,8 @@ class Results:
             raw = gzip.decompress(raw) if name.endswith(".gz") else raw
             frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
             frame = frame.rename(columns=metrics.OLD)
+            if name == "runs.csv":  # those of version 0.2 lack the key, and code, which was ours
+                frame = frame.assign(**{c: "" for c in ("key", "code") if c not in frame})
             if missing := [c for c in columns if c not in frame]:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             numbers = [c for c in frame.columns.astype(str) if c in NUMBERS or "." in c]
@@ -194,6 +197,13 @@ class Results:
             what = f"it has no run {lost.iloc[0]}, which the other tables name"
             raise damaged(self.folder / "runs.csv", ValueError(what))
         return _homes(shown)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """{key: name of the run that is an answer to it}."""
+        known = self.runs[self.runs.index.isin(self.home)]
+        keys = known.key.where(known.key != "", known.index)
+        return dict(zip(keys[::-1], known.index[::-1], strict=True))
 
     @property
     def parts(self) -> list[tuple[str, str, str]]:

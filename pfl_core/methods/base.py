@@ -132,7 +132,6 @@ class Context(Protocol):
     frozen_default=True,
     field_specifiers=(fields.number, fields.choice, fields.value),
 )
-@dataclass(frozen=True, eq=False)
 class Method:
     """Federated averaging, hook by hook.
 
@@ -281,10 +280,21 @@ class Method:
         """
         return 0, 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(
+            f"{self.name}.{name} = {value!r}: a method does not change; what a round leaves behind "
+            "belongs into its State, and hyper-parameters into method_args"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"del {self.name}.{name}: a method does not change")
+
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         doc = cls.__doc__
         dataclass(frozen=True, eq=False)(cls)
+        # Those of Method stay, and a class may have the decorator that version 0.1 asked for.
+        del cls.__setattr__, cls.__delattr__
         fields.check_names(cls.name or cls.__name__, cls, Method)
         cls.__doc__ = doc and fields.documented(doc, cls)
         known = METHODS.get(cls.name)

@@ -185,7 +185,7 @@ def run(
     spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
     blank = dict(rounds=0, when="", split="", average="derived")
-    counted = heads.assign(**blank, metric="gradients", value=heads.run.map(spent))
+    counted = heads.assign(**blank, metric="gradients", value=heads.key.map(spent))
     every = pd.concat([*parts, rows, counted], ignore_index=True)
     committed.save(every, "methods", profile, dataset)
     folder = paths.figures_folder() / "methods" / paths.label(profile, dataset)

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 
 from pfl_core.data import pools
-from pfl_core.experiments import store
+from pfl_core.experiments import lookup
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
 from pfl_core.papers import report
 from pfl_core.papers.base import Paper, Scope
-from pfl_core.util import checks, paths
+from pfl_core.util import checks
 
 
 def check(
@@ -89,5 +89,5 @@ def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
 
 def _is_finished(experiment: Experiment, recompute: bool) -> bool:
     # A damaged folder is not: `sweep` would train.
-    stored = store.load_result(paths.store_folder() / experiment.id, experiment, aside=False)
-    return stored is not None or (not recompute and sweeps.is_there(experiment, recompute=False))
+    stored = lookup.stored(experiment) is not None
+    return stored or (not recompute and sweeps.is_there(experiment, recompute=False))

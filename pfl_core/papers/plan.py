@@ -14,7 +14,7 @@ import torch
 from pfl_core import models
 from pfl_core.data import pools as data
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
-from pfl_core.experiments import committed, store
+from pfl_core.experiments import committed, lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import split, train_config, vocabulary
@@ -22,7 +22,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
 from pfl_core.papers import parameters
 from pfl_core.papers.base import Paper
-from pfl_core.util import checks, paths
+from pfl_core.util import checks
 
 # Of all clients' models at once: their state, where a round starts, its gradient, its end.
 COPIES = 4
@@ -122,9 +122,9 @@ def compute(
     sweeps.sweep(cells, keep_state=profile in papers.FULL, **common)
     lines = []
     for e in cells:
-        found = store.load_result(paths.store_folder() / e.id, e, aside=False)
+        found = lookup.stored(e)
         # Only runs that ended well are committed.
-        run, status = (e.id, found.meta["status"]) if found else (committed.find(e), "done")
+        run, status = (found.id, found.meta["status"]) if found else (committed.find(e), "done")
         where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
         lines.append(where | dict(seed=e.seed, run=run, status=status))
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])

@@ -5,6 +5,7 @@ An error says what was given, the nearest name that is known, and what is allowe
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -48,18 +49,57 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
     `declared` is an annotation, as text ("float | None") or as a type; annotations with types that
     are not in `KINDS` are not checked. The error says `where(name=value)`.
     """
-    declared = getattr(declared, "__name__", str(declared))
-    parts = declared.split(" | ")
+    parts = _parts(declared)
     types = [KINDS[p] for p in parts if p in KINDS]
     right = any(isinstance(value, k) for k in types) and (
         not isinstance(value, bool) or "bool" in parts
     )
     if len(types) == len(parts) and not right:
         raise ValueError(
-            f"{where}({name}={value!r}): got {type(value).__name__}, allowed is {declared}"
+            f"{where}({name}={value!r}): got {type(value).__name__}, allowed is {' | '.join(parts)}"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
+
+
+def cast(value: Any, declared: Any) -> Any:
+    """A number, bool or text as Python has it, of its declared type if that loses nothing.
+
+    Numpy's scalars become Python's, -0.0 is 0.0, and an int is a float where a float is declared.
+    All else is returned as it is: `kind` says what is wrong.
+    """
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enum, its value
+    if isinstance(value, float):
+        return float(value) + 0.0
+    value = int(value)
+    with contextlib.suppress(OverflowError):
+        if is_number(declared) == "float" and float(value) == value:
+            return float(value)
+    return value
+
+
+def is_number(declared: Any) -> str:
+    """ "int" or "float" where one of them is what is declared, beside None; else ""."""
+    found = {"int", "float"} & set(_parts(declared))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _parts(declared: Any) -> list[str]:
+    # The types of an annotation: of "Optional[float]" float and None.
+    text = declared if isinstance(declared, str) else getattr(declared, "__name__", str(declared))
+    if text in ("Optional", "Union"):
+        text = str(declared)
+    text = text.replace("typing.", "").replace("NoneType", "None")
+    for name in ("Optional", "Union"):
+        if text.startswith(f"{name}[") and text.endswith("]"):
+            inner = text[len(name) + 1 : -1].replace(", ", " | ")
+            text = inner + " | None" * (name == "Optional" and "None" not in inner)
+    return text.split(" | ")
 
 
 def count(where: str, name: str, value: Any, what: str) -> None:

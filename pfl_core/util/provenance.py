@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -17,16 +18,18 @@ def commit() -> str:
     A "+" says that the package's code has changed since.
     """
     home = PACKAGE
+    # Git's hooks set GIT_DIR and the like, which name another repository.
+    clean = {name: v for name, v in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=20
-        )
+        call = ["git", "-C", str(home), *words]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=20, env=clean)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    if not (home.parent / ".git").exists():
-        return ""
     try:
+        top = git("rev-parse", "--show-toplevel")
+        if not top or Path(top).resolve() != home.parent.resolve():
+            return ""
         found = git("rev-parse", "--short=12", "HEAD")
         return found + "+" * bool(found and git("status", "--porcelain", "--", str(home)))
     except (OSError, subprocess.SubprocessError):  # no git here

@@ -1,0 +1,124 @@
+"""What an id is made of: the fields of an Experiment `e`, each in one form.
+
+Equal computations have equal keys, however their values are written: `lr=1` is `1.0`, `-0.0` is
+`0`, a numpy scalar is its number, and a value that is spelled out is left out where it is the
+default of its field, hyper-parameter, option or argument. Numbers whose type is not declared, as
+those in lists, keep their type in the Experiment; in the key `1.0` is `1`. A bool is no number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from typing import Any, NamedTuple
+
+from pfl_core import models
+from pfl_core.data import partition as partitions
+from pfl_core.methods.base import METHODS
+from pfl_core.util import checks
+
+# The partition_args that every scheme has: which of its clients are those of an Experiment.
+WHICH = ("of", "first", "every")
+# Options of models whose default is not what it says: the data decide.
+BY_DATA = ("vocab",)
+NONE = inspect.Parameter.empty
+
+
+class Declared(NamedTuple):
+    """What is said of an argument where it is declared; NONE: nothing."""
+
+    kind: Any
+    default: Any
+
+
+ARGS = {"partition_args": "partition", "model_args": "model", "method_args": "method"}
+
+
+def _declared(e: Any, field: str) -> dict[str, Declared]:
+    # What the arguments in a field are declared as; ValueError for an unknown model or partition.
+    name, args = getattr(e, ARGS[field]), getattr(e, field)
+    if field == "partition_args" and e.dataset == "own":  # a Federation has none
+        return {}
+    if field == "method_args":
+        fields = dataclasses.fields(METHODS[name]) if name in METHODS else ()
+        return {f.name: Declared(f.type, _default(f)) for f in fields}
+    of_model = field == "model_args"
+    found = models.options_of(name, args) if of_model else partitions.arguments(name)
+    out = {n: Declared(p.annotation, p.default) for n, p in found.items()}
+    if of_model:
+        return out | {n: Declared(out[n].kind, NONE) for n in BY_DATA if n in out}
+    return dict.fromkeys(WHICH, Declared(int, NONE)) | out
+
+
+def _default(f: dataclasses.Field) -> Any:
+    if f.default_factory is not dataclasses.MISSING:
+        return f.default_factory()
+    return NONE if f.default is dataclasses.MISSING else f.default
+
+
+def cast(e: Any, field: str) -> dict[str, Any]:
+    """The arguments in a field of an Experiment, with numbers of their declared types."""
+    kinds, args = _declared(e, field), getattr(e, field)
+    return {n: checks.cast(v, kinds[n].kind if n in kinds else NONE) for n, v in args.items()}
+
+
+def scalar(value: Any) -> Any:
+    """What JSON keeps of a numpy scalar inside of a list; TypeError for all else."""
+    if (number := checks.cast(value, NONE)) is not value:
+        return number
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def canonical(e: Any) -> dict[str, Any]:
+    """The fields that may be written in several ways, in the form that the key has."""
+    k = e.clients or 1  # of own data None, until they are there
+    everyone = max(1, int(e.participation * k + 0.5)) == k
+    return {
+        **{field: _args(e, field) for field in ARGS},
+        "partition_seed": None if e.partition_seed == e.seed else e.partition_seed,
+        "eval_after": None if e.eval_after == everyone else e.eval_after,
+        "record": sorted(set(e.record)),
+        "plugins": [],  # what comes from them counts, see `Experiment.code`
+    }
+
+
+def _args(e: Any, field: str) -> dict[str, Any]:
+    kinds, out = _declared(e, field), {}
+    for n, v in getattr(e, field).items():
+        kind, default = kinds.get(n, Declared(NONE, NONE))
+        plain = v if _is_number(v) and checks.is_number(kind) else _plain(v)
+        if default is NONE or _text(v) != _text(checks.cast(default, kind)):
+            out[n] = plain
+    return _which(e.clients, out) if field == "partition_args" else out
+
+
+def _which(clients: int, args: dict[str, Any]) -> dict[str, Any]:
+    # Without what all clients of a split for so many are called anyhow.
+    if args.get("of") == clients:
+        args = {n: v for n, v in args.items() if n not in WHICH}
+    gone = {"first": 0, "every": args.get("every") if clients == 1 else 1}
+    return {n: v for n, v in args.items() if n not in gone or v != gone[n]}
+
+
+def _is_number(v: Any) -> bool:
+    return type(v) in (int, float)
+
+
+def _plain(v: Any) -> Any:
+    # Numbers in one form, at any depth.
+    if isinstance(v, dict):
+        return {str(n): _plain(x) for n, x in v.items()}
+    if isinstance(v, list | tuple):
+        return [_plain(x) for x in v]
+    return int(v) if isinstance(v, float) and v.is_integer() else v
+
+
+def _text(v: Any) -> str:
+    return json.dumps(_plain(v), sort_keys=True, default=repr)
+
+
+def hashed(key: dict[str, Any]) -> str:
+    """The id that a key has: 16 hex digits."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

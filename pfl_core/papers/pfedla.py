@@ -24,6 +24,7 @@ from pfl_core.papers.base import (
     FULL,
     TUNING,
     Artefact,
+    At,
     Claim,
     Number,
     Paper,
@@ -31,6 +32,7 @@ from pfl_core.papers.base import (
     Recorded,
     Scope,
     Sweep,
+    fields_at,
     use,
 )
 from pfl_core.papers.evidence import Evidence, majority
@@ -69,22 +71,44 @@ PERIODS = {"prior": (0.0, 0.1), "middle": (0.45, 0.55), "last": (0.9, 1.0)}  # o
 # quick and smoke [C]: half as many channels, larger rates, fewer rounds, epochs and images; "real"
 # is quick on data that are not embedded.
 SPLIT = "63/7/30"
-_SCALE: dict[str, dict[str, Any]] = {
-    "paper": dict(batch=32, eval_every=10),
-    "medium": dict(batch=32, eval_every=5, partition_args={"split": SPLIT}),
-    "quick": dict(
-        rounds=20, epochs=5, batch=12, lr=0.1, eval_every=4, partition_args={"split": "20/80"}
+COMMON: dict[str, Any] = dict(
+    clients=10,
+    partition="pfedla_noniid1",
+    partition_args={"split": At(medium=SPLIT)},
+    model="lenet",
+    model_args={"bn": False, "kernels": At(quick=8, smoke=2)},
+    rounds=At(600, medium=60, quick=20, smoke=2),
+    epochs=At(10, quick=5, smoke=1),
+    batch=At(32, quick=12, smoke=8),
+    lr=At(0.005, quick=0.1, smoke=0.05),
+    eval_every=At(10, medium=5, quick=4, smoke=1),
+    max_samples=At(smoke=8),
+)
+_EMBEDDED = dict(partition_args={"split": At(quick="20/80", smoke=...)})
+_CIFAR = dict(model_args={"bn": True}, lr=At(0.01, quick=...))
+# quick on data that are not embedded
+_REAL = dict(
+    rounds=At(600, medium=60, quick=16, smoke=2),
+    epochs=At(10, quick=3, smoke=1),
+    batch=At(32, smoke=8),
+    max_samples=At(quick=160, smoke=8),
+)
+MANY = dict(  # 100 clients
+    epochs=At(20, quick=...),
+    rounds=At(2500, medium=60, quick=...),
+    participation=At(0.1, quick=...),
+)
+# What an artefact has otherwise than Table 1.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "table2": dict(partition="pfedla_noniid2"),
+    "fig1": dict(
+        clients=6,
+        partition="pfedla_ring",
+        rounds=At(100, medium=60, quick=...),
+        eval_every=At(quick=1),
     ),
-    "real": dict(rounds=16, epochs=3, batch=32, lr=0.1, eval_every=4, max_samples=160),
-    "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, eval_every=1, max_samples=8),
-}
-_KERNELS = {"quick": 8, "smoke": 2}
-_CLIENTS = {"fig1": 6, "fig5": 8, "fig6": 8}
-_PARTITION = {
-    "table2": "pfedla_noniid2",
-    "fig1": "pfedla_ring",
-    "fig5": "pfedla_target",
-    "fig6": "pfedla_ring",
+    "fig5": dict(clients=8, partition="pfedla_target", eval_every=At(quick=1)),
+    "fig6": dict(clients=8, partition="pfedla_ring"),
 }
 # Rate of the hypernetworks [C]. Third-party code's 5e-3 belongs to its outputs (hn_out="relu_norm",
 # heads from U(0, 1)); with softmax and heads that begin at zero it leaves all weights at 1/N.
@@ -105,26 +129,10 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     clients: 0 for as many as the artefact has.
     """
-    cifar, clients = dataset.startswith("cifar"), clients or _CLIENTS.get(artefact, 10)
-    kernels = {} if profile in FULL else {"kernels": _KERNELS[profile]}
-    fields = dict(
-        dataset=dataset,
-        clients=clients,
-        partition=_PARTITION.get(artefact, "pfedla_noniid1"),
-        model="lenet",
-        model_args={"bn": cifar} | kernels,
-    )
-    real = profile == "quick" and not dataset.startswith("digits")
-    fields |= _SCALE["real" if real else profile]
-    if profile in FULL:
-        few, many = dict(rounds=600, epochs=10), dict(rounds=2500, epochs=20, participation=0.1)
-        fields |= dict(lr=0.01 if cifar else 0.005) | (few if clients <= 10 else many)
-        fields |= dict(rounds=100) if artefact == "fig1" else {}
-    if profile == "medium":
-        fields |= dict(rounds=60)
-    if profile == "quick" and artefact in ("fig1", "fig5"):
-        fields |= dict(eval_every=1)
-    return fields
+    parts = [COMMON, _EMBEDDED if dataset.startswith("digits") else _REAL]
+    parts += [_CIFAR] * dataset.startswith("cifar") + [MANY] * (clients > 10)
+    own: dict[str, Any] = {"dataset": dataset} | ({"clients": clients} if clients else {})
+    return fields_at(profile, *parts, OTHERWISE.get(artefact, {}), own)
 
 
 def own(profile: str, method: str = "pfedla", **args: Any) -> dict[str, Any]:

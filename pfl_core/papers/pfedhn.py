@@ -33,6 +33,7 @@ from pfl_core.papers.base import (
     FULL,
     TUNING,
     Artefact,
+    At,
     Claim,
     Number,
     Paper,
@@ -40,6 +41,7 @@ from pfl_core.papers.base import (
     Recorded,
     Scope,
     Sweep,
+    fields_at,
     use,
 )
 from pfl_core.papers.evidence import Evidence
@@ -55,32 +57,48 @@ from pfl_core.util.percent import accuracy
 # medium: 1000 of the 5000 steps, the beginning of the paper's own runs; Local has all of its 2000.
 # quick and smoke [C]: 300 communication steps of K = 10, small batches and networks, few samples a
 # client. Rates of the paper's grid by validation data with seed 7, which no artefact shows.
-_SCALE: dict[str, dict[str, Any]] = {
-    "paper": dict(batch=64, steps=50, lr=0.01, rounds=1000, eval_every=10),
-    "medium": dict(batch=64, steps=50, lr=0.01, rounds=200, eval_every=10),
-    "quick": dict(batch=16, steps=10, lr=0.05, rounds=60, eval_every=6, max_samples=50),
-    "smoke": dict(batch=4, steps=1, lr=0.05, rounds=2, eval_every=2, max_samples=8),
+COMMON: dict[str, Any] = dict(
+    partition="pfedhn_classes",
+    batch=At(64, quick=16, smoke=4),
+    plan="fresh",
+    steps=At(50, quick=10, smoke=1),
+    lr=At(0.01, quick=0.05),
+    rounds=At(1000, medium=200, quick=60, smoke=2),
+    eval_every=At(10, quick=6, smoke=2),
+    eval_after=False,
+    max_samples=At(quick=50, smoke=8),
+)
+_REAL = dict(max_samples=At(quick=300, smoke=8))  # where data are not embedded
+# LeNet's kernels, hidden units of MNIST's network, width of the hypernetwork [P; C].
+NETS: dict[str, dict[str, Any]] = {
+    "lenet": dict(model="lenet", model_args={"kernels": At(16, quick=4, smoke=2)}),
+    "lenet of twice the width": dict(
+        model="lenet", model_args={"kernels": At(32, quick=8, smoke=4)}
+    ),
+    "mlp": dict(model="mlp", model_args={"hidden": At(100, quick=32, smoke=8)}),
+    "lenet4": dict(model="lenet4"),
 }
-_REAL = dict(max_samples=300)  # of quick, where data are not embedded
-# Kernels of LeNet, hidden units of MNIST's network, width of the hypernetwork [P; C].
-_NET = {"paper": (16, 100, 100), "medium": (16, 100, 100), "quick": (4, 32, 50), "smoke": (2, 8, 8)}
-# Clients where the paper has one number: paper (and medium), quick, smoke.
-_CLIENTS = {
-    "table2": (75, 12, 6),
-    "fig2": (90, 20, 20),
-    "fig7": (90, 20, 20),
-    "fig3": (10, 10, 10),
-    "fig4": (100, 50, 20),
-    "appc5": (50, 20, 20),
+HN_WIDTH = {"hidden": At(quick=50, smoke=8)}  # the method's default is the paper's
+# Clients where the paper has one number.
+CLIENTS = {
+    "table2": At(75, quick=12, smoke=6),
+    "fig2": At(90, quick=20),
+    "fig7": At(90, quick=20),
+    "fig3": At(10),
+    "fig4": At(100, quick=50, smoke=20),
+    "appc5": At(50, quick=20),
+}
+# What an artefact has otherwise than Table 1, beside its network.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "table2": dict(rounds=At(quick=40, smoke=...)),
+    "table3": dict(dataset=At("mnist", medium=..., quick=...)),
+    "fig4": dict(partition="coarse", rounds=At(quick=120, smoke=...)),
 }
 # Figures 5 and 6: local steps K, dimensions of the embedding, hidden layers [P]; below the paper's
 # scale the defaults there are among them [C].
-_VARIED = {
-    "paper": ((1, 25, 50, 100, 200), (5, 15, 25, 35), (1, 2, 3, 4, 5)),
-    "medium": ((1, 25, 50, 100), (5, 15, 25, 35), (1, 2, 3, 4, 5)),
-    "quick": ((1, 10, 20), (3, 15), (1, 3)),
-    "smoke": ((1, 2), (3, 15), (1, 3)),
-}
+STEPS = At((1, 25, 50, 100, 200), medium=(1, 25, 50, 100), quick=(1, 10, 20), smoke=(1, 2))
+DIMS = At((5, 15, 25, 35), quick=(3, 15))
+DEPTHS = At((1, 2, 3, 4, 5), quick=(1, 3))
 # Table 3: the grids of App. B [P], searched with 50 clients [P] and a seed that no artefact shows.
 RATES, PERSONAL, TUNING_SEED = (0.1, 0.05, 0.01, 0.005), (0.05, 0.01, 0.005, 0.001), 7
 NOVEL = 10  # held-out clients (Sec. 5.3)
@@ -96,7 +114,7 @@ def clients_of(artefact: str, profile: str) -> int:
 
     Those of the paper, or fewer at profiles quick and smoke.
     """
-    return _CLIENTS.get(artefact, (50, 10, 10))[{"quick": 1, "smoke": 2}.get(profile, 0)]
+    return CLIENTS.get(artefact, At(50, quick=10)).value(profile)
 
 
 def columns(artefact: str, profile: str) -> dict[str, tuple[str, int]]:
@@ -119,44 +137,25 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     They are those of the baselines; what pFedHN has of its own is with its rows (`own`).
     """
-    kernels, _, _ = _NET[profile]
     clients = clients or clients_of(artefact, profile)
-    fields = dict(
-        dataset=dataset,
-        clients=clients,
-        participation=min(1.0, 5 / clients),
-        partition="pfedhn_classes",
-        plan="fresh",
-        eval_after=False,
-        model="lenet",
-        model_args={"kernels": kernels},
-    )
-    fields |= _SCALE[profile]
-    if profile == "quick" and not dataset.startswith("digits"):
-        fields |= _REAL
-    return fields | _differing(artefact, profile, dataset, clients)
+    net = {"table3": "mlp", "table2": "lenet of twice the width"}.get(artefact, "lenet")
+    if dataset == "omniglot":
+        net = "lenet4"
+    own = dict(dataset=dataset, clients=clients, participation=min(1.0, 5 / clients))
+    parts = [own, COMMON, {} if dataset.startswith("digits") else _REAL, NETS[net]]
+    parts += [_dealt(artefact, profile, dataset, clients), OTHERWISE.get(artefact, {})]
+    return fields_at(profile, *parts)
 
 
-def _differing(artefact: str, profile: str, dataset: str, clients: int) -> dict[str, Any]:
-    # What an artefact has otherwise than Table 1.
-    kernels, hidden, _ = _NET[profile]
-    if artefact == "table3":
-        fields = dict(model="mlp", model_args={"hidden": hidden})
-        return fields | dict(dataset="mnist" if profile == "paper" else dataset)
-    if artefact == "table2":
-        fields = dict(model_args={"kernels": 2 * kernels})
-        return fields | ({"rounds": 40} if profile == "quick" else {})
+def _dealt(artefact: str, profile: str, dataset: str, clients: int) -> dict[str, Any]:
+    # How clients get their classes where it is not as in Table 1.
     if artefact == "appc5" and profile == "paper":
         return dict(partition="dirichlet_columns", partition_args={"alpha": 0.1, "novel": 0})
     # Below the paper's scale App. C.5 has the training clients of Figure 2.
     if artefact in ("fig2", "fig7", "appc5"):
         args = dict(alpha=0.1, novel_alpha=1.0, novel=NOVEL, of=clients + NOVEL)
         return dict(partition="dirichlet_columns", partition_args=args, keep_models=True)
-    if artefact == "fig4":
-        return dict(partition="coarse") | ({"rounds": 120} if profile == "quick" else {})
-    if dataset == "omniglot":
-        return dict(partition="alphabets", model="lenet4", model_args={})
-    return {}
+    return {"partition": "alphabets"} if dataset == "omniglot" else {}
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> 
     args: hyper-parameters of the method.
     """
     paper = profile in FULL
-    width = {} if paper else {"hidden": _NET[profile][2]}
+    width = fields_at(profile, HN_WIDTH)
     fields = dict(
         participation=1 / base.clients,
         rounds=5 * base.rounds,
@@ -259,7 +258,7 @@ def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[st
     if artefact == "fig4":
         return {"pfedhn": hn | dict(record=("embeddings",))}
     if artefact == "fig5":
-        return {f"K = {steps}": hn | {"steps": steps} for steps in _VARIED[profile][0]}
+        return {f"K = {steps}": hn | {"steps": steps} for steps in STEPS.value(profile)}
     return _rows_of_capacity(base, profile) if artefact == "fig6" else _descriptors(base, profile)
 
 
@@ -281,7 +280,7 @@ def _rows_of_table1(base: Experiment, profile: str) -> dict[str, dict]:
 
 
 def _rows_of_capacity(base: Experiment, profile: str) -> dict[str, dict]:
-    _, dims, depths = _VARIED[profile]
+    dims, depths = DIMS.value(profile), DEPTHS.value(profile)
     # A default is left out, so that the run is one with those of other artefacts.
     default = 1 + base.clients // 4
     wide = {n: {} if n == default else {"dim": n} for n in dims}

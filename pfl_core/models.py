@@ -23,6 +23,11 @@ from pfl_core.util.cards import Listing
 Shape = Sequence[int]
 Units = dict[str, dict[str, nn.Module]]
 BY = ("module", "child", "tensor", "block")
+# What code that is not ours may raise in a trial run, and is said as a ValueError.
+REFUSED = (
+    *(RuntimeError, TypeError, ValueError, LookupError),
+    *(AttributeError, AssertionError, ArithmeticError),
+)
 STEMS = ("imagenet", "cifar")
 
 
@@ -435,19 +440,46 @@ def build(
     if not input_shape or min(input_shape) < 1 or classes < 1:
         got = f"{tuple(input_shape)} and {classes}"
         raise ValueError(f"{name}: input_shape and classes must be positive, got {got}")
-    with draws.seeded(seed):
+    # Without gradients: what a module keeps that was made of its weights can then be copied.
+    with draws.seeded(seed), torch.no_grad():
         model = fn(tuple(input_shape), classes, **options)
     if not isinstance(model, nn.Module):
         got = type(model).__name__
         raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {got}")
+    if type(model).__name__ == "OptimizedModule":  # torch.compile's: the network inside is trained
+        model = getattr(model, "_orig_mod", model)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := [n for n, v in tensors if nn.parameter.is_lazy(v)]:
+        raise ValueError(
+            f"model {name!r} has layers whose size is not known yet ({lazy[0]}); give them their "
+            "sizes, or call the model once on torch.zeros(2, *input_shape) before you return it"
+        )
     return model
+
+
+def in_dtype(model: nn.Module, dtype: str) -> nn.Module:
+    """The model with all its real numbers in float32 or float64; others stay as they are."""
+    return model.double() if dtype == "float64" else model.float()
+
+
+def copied(name: str, model: nn.Module) -> nn.Module:
+    """A copy of the model `name`; ValueError if it holds what cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except REFUSED as error:
+        raise ValueError(
+            f"model {name!r} cannot be copied, which each client needs: {error}; keep only "
+            "modules, parameters, buffers and plain values in it"
+        ) from error
 
 
 # What the methods ask about a model
 
 
-def layers(model: nn.Module, by: str = "module") -> dict[str, list[str]]:
-    """{layer: names of its trainable parameters} in forward order; each is in exactly one layer.
+def layers(model: nn.Module, by: str = "module", root: str = "") -> dict[str, list[str]]:
+    """{layer: names of its trainable parameters} as registered; each is in exactly one layer.
+
+    An Anatomy (anatomy.py) has them in forward order, whatever the order of registration.
 
     What counts as a layer, `by`:
 
@@ -457,12 +489,14 @@ def layers(model: nn.Module, by: str = "module") -> dict[str, list[str]]:
     - "block": stem, residual or separable blocks, fc (FedPer), as the class's
       `blocks() -> {unit: names of its modules}` has it; a model without it is counted by child.
 
+    `root` names the module whose children and blocks are meant, in place of the model.
+
     Raises
     ------
     ValueError
         For another `by`, or if blocks() leaves a parameter out.
     """
-    key = _layer_of(model, by)
+    key = layer_namer(model, by, root)
     out: dict[str, list[str]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -481,14 +515,26 @@ def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
         If the model has fewer layers.
     """
     parts = layers(model, by)
+    check_depth(depth, parts, by)
+    names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
+    return names + statistics(model, names, by)
+
+
+def check_depth(depth: int, parts: Mapping[str, object], by: str) -> None:
+    """Raise ValueError unless a model of these layers has a head of `depth` layers."""
     if not 0 <= depth <= len(parts):
         most = f"{len(parts)}, the number of layers by {by!r} of this model"
         raise ValueError(f"head depth {depth} is not in 0..{most}")
-    names = [n for layer in list(parts)[len(parts) - depth :] for n in parts[layer]]
-    # Counted by tensor, statistics follow their module, even if only its bias is in the head.
-    key = _layer_of(model, "module" if by == "tensor" else by)
+
+
+def statistics(model: nn.Module, names: Sequence[str], by: str, root: str = "") -> list[str]:
+    """Names of the BatchNorm buffers in the layers that the parameters `names` are of.
+
+    Counted by tensor, statistics follow their module, even if only its bias is among them.
+    """
+    key = layer_namer(model, "module" if by == "tensor" else by, root)
     inside, params = {key(n) for n in names}, {n for n, _ in model.named_parameters()}
-    return names + [n for n in bn(model) if n not in params and key(n) in inside]
+    return [n for n in bn(model) if n not in params and key(n) in inside]
 
 
 def bn(model: nn.Module) -> list[str]:
@@ -525,14 +571,16 @@ def last_linear(model: nn.Module) -> tuple[str, ...]:
     return found
 
 
-def features(model: nn.Module, x: Tensor) -> Tensor:
+def features(model: nn.Module, x: Tensor, path: str | None = None) -> Tensor:
     """The input of the last nn.Linear, (B, F), of a batch x (B, *input_shape).
 
-    Raises ValueError for a model whose scores are not what its `last_linear` gives.
+    path: that layer, where a trial run found it (anatomy.py); by default the one registered last.
+    Raises ValueError for a model whose scores are not what that layer gives.
     """
     if isinstance(model, Net):
         return model.features(x)
-    path = last_linear(model)[0].rpartition(".")[0]
+    found = path is not None
+    path = path if found else last_linear(model)[0].rpartition(".")[0]
     seen: list[tuple[Tensor, Tensor]] = []
     keep = lambda _, args, named, out: seen.append(((*args, *named.values())[0], out))  # noqa: E731
     hook = model.get_submodule(path).register_forward_hook(keep, with_kwargs=True)
@@ -540,6 +588,8 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         scores = model(x)
     finally:
         hook.remove()
+    if found and seen:
+        return seen[-1][0].reshape(len(x), -1)
     if not seen or seen[-1][1] is not scores:
         raise ValueError(
             "features are the input of the layer that gives the scores, and the scores of "
@@ -564,11 +614,16 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
         raise ValueError(
             f"model {name!r} {why} cannot be trained here; give each layer parameters of its own"
         )
-    trial = copy.deepcopy(model).eval()
+    if numbers := [n for n, p in names.items() if p.is_complex()]:
+        raise ValueError(
+            f"model {name!r} has complex parameters ({numbers[0]}), which are not trained here; "
+            "keep real and imaginary part as two"
+        )
+    trial = copied(name, model).eval()
     try:
         with torch.no_grad():
             scores = trial(x)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except REFUSED as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(
@@ -639,22 +694,56 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
     return Net({"base": {"base": base}, **parts}).train(model.training)
 
 
-def _layer_of(model: nn.Module, by: str) -> Callable[[str], str]:
-    """Parameter or buffer name -> layer."""
+def units(module: nn.Module) -> Callable[[nn.Module], Mapping[str, Sequence[str]]] | None:
+    """What a class calls `blocks`, if that can be called; a child of this name is none."""
+    own = getattr(type(module), "blocks", None)
+    return own if callable(own) else None
+
+
+def layer_namer(model: nn.Module, by: str, root: str = "") -> Callable[[str], str]:
+    """Parameter or buffer name -> layer; see `layers`."""
     if by not in BY:
         raise ValueError(f"layers are counted by one of {BY}, got {by!r}")
-    # On the class: a user's module may have a child called blocks.
-    own = getattr(type(model), "blocks", None) if by == "block" else None
-    if own is None:
-        cut = {"module": lambda n: n.rpartition(".")[0] or n, "tensor": lambda n: n}
-        return cut.get(by, lambda n: n.partition(".")[0])
-    unit = {path: u for u, paths in own(model).items() for path in paths}
+    if by == "tensor":
+        return lambda n: n
+    if by == "module":
+        return lambda n: _module_of(model, n)
+    top, inside = model.get_submodule(root), root + "." if root else ""
+    if by == "block" and units(top):
+        return _unit_namer(top, inside)
+
+    def child(name: str) -> str:
+        start = inside if name.startswith(inside) else ""
+        return start + name[len(start) :].partition(".")[0]
+
+    return child
+
+
+def _module_of(model: nn.Module, name: str) -> str:
+    # A list of parameters is no layer, and what makes a weight (parametrizations) is none either.
+    path = name.partition(".parametrizations.")[0] if ".parametrizations." in name else ""
+    path = path or name.rpartition(".")[0]
+    listed = isinstance(model.get_submodule(path), nn.ParameterList | nn.ParameterDict)
+    return name if listed else path or name
+
+
+def _unit_namer(top: nn.Module, inside: str) -> Callable[[str], str]:
+    blocks = units(top)
+    found = blocks(top) if blocks else {}
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"{type(top).__name__}.blocks() returned {type(found).__name__}, allowed is a dict "
+            "{unit: names of its modules}; rename the function, or use head_by='child'"
+        )
+    unit = {inside + path: inside + u for u, paths in found.items() for path in paths}
 
     def find(name: str) -> str:
+        if not name.startswith(inside):  # beside the module that has blocks
+            return name.partition(".")[0]
         path = name
         while path not in unit:
             if not path:
-                lost = f"{type(model).__name__}.blocks() leaves out {name}"
+                lost = f"{type(top).__name__}.blocks() leaves out {name}"
                 raise ValueError(f"{lost}; every parameter needs a unit")
             path = path.rpartition(".")[0]
         return unit[path]

@@ -15,6 +15,7 @@ ROOMS = [  # from the bottom up: a room takes from those above its line in this 
     "util",
     "stacked",
     "models data",
+    "anatomy",
     "methods",
     "engine",
     "experiments",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfl_core import models
+from pfl_core.anatomy import examined
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools
 from pfl_core.data.client_data import ClientData
@@ -178,17 +179,19 @@ def build_method(experiment: Experiment, data: Shapes) -> Method:
     e, dtype = experiment, getattr(torch, experiment.dtype)
     options = vocabulary(e) | e.model_args
     make = functools.partial(models.build, e.model, data.input_shape, data.classes, **options)
-    model = make(seed=e.seed).to(dtype)
-    models.check_fit(e.model, model, data.extremes(), data.classes)
+    model = models.in_dtype(make(seed=e.seed), e.dtype)
+    anatomy = examined(e.model, model, data.extremes(), data.classes, e.batch)
     model, heads = model.to(data.device), None
     if e.head_init == "own":
-        names = models.head(model, e.head_depth, e.head_by)
+        names = anatomy.head(e.head_depth, e.head_by, e.head)
         drawn = head_models(lambda k: make(seed=_seed_of_head(e.seed, k)), names, data.K)
         heads = {
             name: v.to(data.device, dtype if v.is_floating_point() else v.dtype)
             for name, v in drawn.items()
         }
-    task = Task(model, data.n, data.label_counts, train_config(e), heads)
+    task = Task(model, data.n, data.label_counts, train_config(e), heads, anatomy)
+    if heads or "mix_and_match" in e.record:
+        _ = task.head  # ValueError where it is not what gives the scores
     return make_method(e.method, **e.method_args).bind(task)
 
 

@@ -179,6 +179,11 @@ class Experiment:
         "What becomes of BatchNorm statistics between rounds: they stay with the client (local), "
         "are averaged with the parameters (average), or start anew in each round (reset)",
     )
+    head: str = _is(
+        "",
+        "Name of the module, or comma-separated names of modules, that are the head; '': found by "
+        "a trial run, as the last head_depth layers before the scores",
+    )
     head_depth: int = _is(
         1, "How many layers, counted from the end of the network, are its head (0: no head)"
     )

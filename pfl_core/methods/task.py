@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core import models
+from pfl_core.anatomy import Anatomy
 from pfl_core.stacked import Params, expand, select
 from pfl_core.util import draws
 
@@ -45,6 +46,7 @@ class TrainConfig:
     clip: float
     precision: str
     buffers: str
+    head: str
     head_depth: int
     head_by: str
     holdout: float
@@ -64,13 +66,15 @@ class Task:
     config : TrainConfig
     heads : {name: (K, *shape)}
         Initial heads of the clients' own; none: all begin with the model's.
+    anatomy : Anatomy, optional
+        What a trial run of the model found; by default layers are in the order of registration.
 
     Attributes
     ----------
     K, C : numbers of clients and classes
     parameters, buffers, names : tuples of the names of trained tensors, of BatchNorm's statistics,
         and of both
-    head, bn : sets of names: the experiment's head, and all that belongs to BatchNorm
+    bn : set of the names of all that belongs to BatchNorm
     layers : {layer: names of its parameters}, by module, in forward order
     initial : {name: (*shape)}, the initial model of ONE client
     device, dtype : of the model
@@ -84,19 +88,21 @@ class Task:
         label_counts: Tensor,
         config: TrainConfig,
         heads: Params | None = None,
+        anatomy: Anatomy | None = None,
     ):
         self.model, self.n, self.label_counts, self.config = model, n, label_counts, config
         self.K, self.C = label_counts.shape
         self.parameters = tuple(name for name, _ in model.named_parameters())
         self.buffers = tuple(models.buffers(model))
         self.names = self.parameters + self.buffers
-        self.head = frozenset(models.head(model, config.head_depth, config.head_by))
+        self.anatomy = anatomy or Anatomy(model)
+        self._head = frozenset(self.anatomy.head(config.head_depth, config.head_by, config.head))
         self.bn = frozenset(models.bn(model))
-        self.layers = models.layers(model, "module")
+        self.layers = self.layers_by("module")
         self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
         self.own_heads = heads or {}
         self.joins: Any = None
-        first = next(iter(self.initial.values()))
+        first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self._local = threading.local()
 
@@ -108,7 +114,17 @@ class Task:
 
     def layers_by(self, by: str) -> dict[str, list[str]]:
         """{layer: parameter names} by "module", "child", "tensor" or "block", in forward order."""
-        return models.layers(self.model, by)
+        return self.anatomy.layers(by)
+
+    @functools.cached_property
+    def head(self) -> frozenset[str]:
+        """Names of the experiment's head.
+
+        Raises ValueError if it was counted and is not what gives the scores.
+        """
+        if not self.config.head:
+            self.anatomy.check_head(self._head, self.config.head_depth, self.config.head_by)
+        return self._head
 
     def drawn(self) -> Params:
         """The models as they were drawn, {name: (K, *shape)}: one common model (stride 0), or with
@@ -134,7 +150,7 @@ class Task:
         Raises ValueError if that is no nn.Linear.
         """
         try:
-            return models.last_linear(self.model)
+            return self.anatomy.last_linear()
         except ValueError as error:
             raise ValueError(f"{error}, or take a method that needs no features") from None
 
@@ -143,7 +159,7 @@ class Task:
 
         `training=False` forces BatchNorm's running statistics.
         """
-        return models.features(self._module(p, training), x)
+        return models.features(self._module(p, training), x, self.anatomy.linear[0])
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
         """Class scores (B, C) of ONE client's `last_linear` on features z (B, F)."""

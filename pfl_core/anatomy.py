@@ -1,0 +1,361 @@
+"""What a trial run shows of a network: in which order its parameters are used, and which of them
+give the scores.
+
+Names say nothing of order: a head may be registered before its body, inside a wrapper, or beside a
+layer that serves training alone. So a module that is not ours is run once on two samples, and each
+of torch's operations is watched. What depends on the samples is data; a parameter is used where an
+operation takes it, or what was made of it alone, together with data.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pfl_core import models
+from pfl_core.util import checks
+from pfl_core.util.draws import Draws
+
+
+@dataclass(eq=False)
+class Anatomy:
+    """Layers and head of a network, in the order in which a trial run used them.
+
+    Without one (`Anatomy(model)`) the order is that of registration, which is that of our own
+    networks; the head is the last that was registered, and nothing is known of the scores.
+
+    Attributes
+    ----------
+    used : names of the parameters that the scores depend on, in the order of their first use
+    scoring : those of the last operations that multiply features: what gives the scores
+    after : those that scale or shift scores afterwards, such as a temperature
+    linear : the path of the nn.Linear whose output are the scores, and the names of its weight and
+        bias; of another network (None, ())
+    """
+
+    model: nn.Module
+    used: Sequence[str] = ()
+    scoring: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    linear: tuple[str | None, tuple[str, ...]] = (None, ())
+
+    @classmethod
+    def seen(cls, model: nn.Module, x: Tensor) -> Anatomy:
+        """The Anatomy of a network by a trial run on samples x (B, *input_shape).
+
+        A copy of it runs, in evaluation mode. Our own networks need none.
+        """
+        if type(model) is models.Net:
+            return cls(model)
+        trial = copy.deepcopy(model).eval()
+        calls = _Calls(trial)
+        with torch.no_grad(), calls, _Flow(trial, x) as flow:
+            scores = trial(x)
+        used, scoring, after = flow.behind(scores)
+        linear = (None, ()) if after else calls.linear(scores, scoring)
+        return cls(model, used, scoring, after, linear)
+
+    @cached_property
+    def root(self) -> str:
+        """The module whose children count as layers: single children are descended."""
+        path, used = "", self.used or [n for n, _ in self.model.named_parameters()]
+        while True:
+            here = self.model.get_submodule(path)
+            inside = path + "." if path else ""
+            below = {n[len(inside) :].partition(".")[0] for n in used if n.startswith(inside)}
+            child = here._modules.get(min(below, default=""))
+            if len(below) != 1 or child is None or not _has_parts(child) or models.units(here):
+                return path
+            path = inside + min(below)
+
+    def layers(self, by: str) -> dict[str, list[str]]:
+        """{layer: names of its trainable parameters} in forward order; see `models.layers`.
+
+        Layers that the scores do not depend on come first.
+        """
+        place = {n: at for at, n in enumerate(self.used)}
+        found = models.layers(self.model, by, self.root)
+        first = {
+            layer: min([place[n] for n in names if n in place], default=-1)
+            for layer, names in found.items()
+        }
+        return dict(sorted(found.items(), key=lambda e: first[e[0]]))
+
+    def head(self, depth: int, by: str, named: str = "") -> list[str]:
+        """Names of the parameters of the head, and then of its BatchNorm buffers.
+
+        Parameters
+        ----------
+        depth, by
+            How many layers, and what counts as one: what gives the scores is the first of them, and
+            what scales the scores afterwards belongs to it.
+        named
+            Names of modules or parameters, separated by commas, in place of these.
+
+        Raises
+        ------
+        ValueError
+            For a depth beyond the layers, or an unknown name.
+        """
+        if named:
+            return self._named([part.strip() for part in named.split(",")])
+        parts = self.layers(by)
+        models.check_depth(depth, parts, by)
+        first = list(parts)[len(parts) - depth :]
+        if self.scoring and by != "tensor":
+            giving = self.scoring | self.after
+            last = [layer for layer, names in parts.items() if not giving.isdisjoint(names)]
+            rest = [layer for layer in parts if layer not in last]
+            first = [*rest[max(0, len(rest) - depth + 1) :], *last] if depth else []
+        names = [n for layer in parts if layer in first for n in parts[layer]]
+        return names + models.statistics(self.model, names, by, self.root)
+
+    def _named(self, parts: list[str]) -> list[str]:
+        parameters = [n for n, _ in self.model.named_parameters()]
+        paths = {".".join(n.split(".")[:i]) for n in parameters for i in range(1, n.count(".") + 2)}
+        for part in parts:
+            where = "module in Experiment(head=...):"
+            checks.known(where, part, sorted(paths), "give names of modules, with commas")
+        mine = lambda n: any(n == part or n.startswith(part + ".") for part in parts)  # noqa: E731
+        params = set(parameters)
+        statistics = [n for n in models.bn(self.model) if n not in params and mine(n)]
+        return [n for n in parameters if mine(n)] + statistics
+
+    def check_head(self, head: Sequence[str] | frozenset[str], depth: int, by: str) -> None:
+        """Raise ValueError for a head of `depth` layers that is not what gives the scores."""
+        if not self.scoring or not depth:
+            return
+        why, mine = "", set(head)
+        if self.scoring.isdisjoint(mine):
+            why = f"has {', '.join(sorted(mine)[:2]) or 'no trained tensor'} instead"
+        elif depth == 1 and mine.issuperset(self._trained) and self._deep:
+            why = "is the whole network"
+        if why:
+            raise ValueError(
+                f"the scores of {type(self.model).__name__} come from {self.scorer}, and a head of "
+                f"head_depth={depth} by head_by={by!r} {why}; name the head, as in "
+                f"Experiment(head={self.scorer!r}), or use head_by='module'"
+            )
+
+    @property
+    def _trained(self) -> set[str]:
+        known = {n for n, p in self.model.named_parameters() if p.requires_grad}
+        return known.intersection(self.used)
+
+    @property
+    def _deep(self) -> bool:
+        # Whether there is more than one layer, and more than what gives the scores.
+        modules = [n for n in self.layers("module").values() if self._trained.intersection(n)]
+        return len(modules) > 1 and not self._trained <= self.scoring | self.after
+
+    @property
+    def scorer(self) -> str:
+        """The modules that give the scores, separated by commas; "" if that is not known."""
+        order = [n for n, _ in self.model.named_parameters() if n in self.scoring | self.after]
+        return ",".join(dict.fromkeys(map(models.layer_namer(self.model, "module"), order)))
+
+    def last_linear(self) -> tuple[str, ...]:
+        """Names of weight and bias (if it has one) of the nn.Linear whose output are the scores.
+
+        Raises ValueError if the scores are not the output of one.
+        """
+        if not self.scoring:
+            return models.last_linear(self.model)
+        if not self.linear[1]:
+            raise ValueError(
+                f"it needs a model whose last layer is an nn.Linear that gives the scores, and "
+                f"the scores of {type(self.model).__name__} come from {self.scorer}: they are not "
+                "the output of one nn.Linear over features (B, F); let its forward end in it, "
+                "without a softmax or a scale after it"
+            )
+        return self.linear[1]
+
+
+def examined(name: str, model: nn.Module, x: Tensor, classes: int, batch: int) -> Anatomy:
+    """The Anatomy of the model `name`, after trial runs in both modes of what it is used for.
+
+    Parameters
+    ----------
+    x : (2, *input_shape)
+        Samples to try it on.
+    classes
+        Number of scores that it must give.
+    batch
+        Samples of a batch in training.
+
+    Raises
+    ------
+    ValueError
+        If it does not make scores (B, classes), in evaluation or in training mode.
+    """
+    models.check_fit(name, model, x, classes)
+    if type(model) is not models.Net:
+        _check_training(name, model, x, classes)
+    if batch == 1 and models.bn(model):
+        cure = "BatchNorm needs several values of a channel: use batch=2 or more"
+        _check_training(name, model, x[:1], classes, f" with batch=1 ({cure})")
+    return Anatomy.seen(model, x)
+
+
+def _check_training(name: str, model: nn.Module, x: Tensor, classes: int, how: str = "") -> None:
+    trial = models.copied(name, model).train()
+    try:
+        with torch.no_grad(), Draws(0):
+            scores = trial(x)
+    except models.REFUSED as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"model {name!r} gives scores in evaluation mode, and fails in training mode{how}: "
+            f"{error}"
+        ) from error
+    got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if got != (len(x), classes):
+        raise ValueError(
+            f"model {name!r} returns {got} for {len(x)} samples in training mode{how}; it must "
+            f"give scores {(len(x), classes)} in both modes: leave auxiliary outputs out, as with "
+            "aux_logits=False, or return model(x)[0] from a module around it"
+        )
+
+
+def _has_parts(module: nn.Module) -> bool:
+    # Whether it is a container, and no layer.
+    if isinstance(module, nn.ParameterList | nn.ParameterDict):
+        return True
+    return bool(module._modules) and not hasattr(module, "parametrizations")
+
+
+@dataclass(eq=False)
+class _Value:
+    """What lies in a tensor's memory: of which data and parameters it was made.
+
+    through: it is as large as its data, which it scales or shifts at most.
+    """
+
+    data: list[_Value] = field(default_factory=list)
+    parameters: frozenset[str] = frozenset()
+    is_data: bool = False
+    through: bool = True
+
+
+class _Flow(TorchDispatchMode):
+    """Watches which operations take what: data that depend on x, and parameters."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see util/draws.py
+
+    def __init__(self, model: nn.Module, x: Tensor):
+        super().__init__()
+        self.names = {n: at for at, (n, _) in enumerate(model.named_parameters())}
+        self.known: dict[Any, _Value] = {_memory(x): _Value(is_data=True)}
+        self.held: list[Tensor] = [x]  # so that no later tensor gets its memory
+        self.first: dict[str, int] = {}  # use of each parameter, by number
+        for name, p in model.named_parameters():
+            before = self.known.get(_memory(p), _Value())
+            self.known[_memory(p)] = _Value([], before.parameters | {name})
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func`, and note of what its results are made."""
+        given = [(t, self.known.get(_memory(t))) for t in _tensors((args, kwargs))]
+        out = func(*args, **kwargs or {})
+        taken = [(t, v) for t, v in given if v is not None]
+        made = list(_tensors(out))
+        if taken and made:
+            self._note(func, taken, made)
+        return out
+
+    def _note(self, func: Any, taken: list[tuple[Tensor, _Value]], made: list[Tensor]) -> None:
+        data = [(t, v) for t, v in taken if v.is_data]
+        weights = [(t, v) for t, v in taken if not v.is_data and v.parameters]
+        names = frozenset().union(*(v.parameters for _, v in weights))
+        value = _Value([v for _, v in data], names, bool(data))
+        if data and names:
+            for n in names:
+                self.first.setdefault(n, len(self.held))
+            small = torch.Tag.pointwise in func.tags or all(t.dim() < 2 for t, _ in weights)
+            value.through = small and made[0].numel() == max(t.numel() for t, _ in data)
+        for t in made:
+            self.known[_memory(t)] = value
+            self.held.append(t)
+
+    def behind(self, scores: Tensor) -> tuple[list[str], frozenset[str], frozenset[str]]:
+        """`used`, `scoring` and `after` of an Anatomy."""
+        begin = self.known.get(_memory(scores), _Value())
+        through = lambda v: v.data if v.through else []  # noqa: E731
+        last = list(_reached(begin, through))
+        scoring = frozenset().union(*(v.parameters for v in last if not v.through))
+        after = frozenset().union(*(v.parameters for v in last if v.through)) - scoring
+        every = frozenset().union(*(v.parameters for v in _reached(begin, lambda v: v.data)))
+        order = sorted(every & self.first.keys(), key=lambda n: (self.first[n], self.names[n]))
+        return (order, scoring, after) if scoring else ([], frozenset(), frozenset())
+
+
+def _reached(begin: _Value, following: Any) -> Iterator[_Value]:
+    todo, seen = [begin], {id(begin)}
+    while todo:
+        yield (value := todo.pop())
+        new = [v for v in following(value) if id(v) not in seen]
+        seen |= set(map(id, new))
+        todo += dict.fromkeys(new)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (t for t in tree_leaves(tree) if isinstance(t, Tensor))
+
+
+def _memory(t: Tensor) -> Any:
+    # Views share it with what they are views of.
+    try:
+        return t.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # sparse tensors have none
+        return id(t)
+
+
+class _Calls:
+    """Within it, the last input and output of each nn.Linear of a model are kept."""
+
+    def __init__(self, model: nn.Module):
+        self.model, self.last = model, {}
+
+    def __enter__(self) -> None:
+        linears = [(n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear)]
+        self.hooks = [m.register_forward_hook(self._keep(n), with_kwargs=True) for n, m in linears]
+
+    def _keep(self, path: str) -> Any:
+        def keep(module: nn.Module, args: tuple, named: dict[str, Any], out: Tensor) -> None:
+            self.last[path] = (*args, *named.values())[0], out
+
+        return keep
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def linear(self, scores: Tensor, scoring: frozenset[str]) -> tuple[str | None, tuple[str, ...]]:
+        """`linear` of an Anatomy: the scores may have another shape than the layer's output."""
+        known = {id(p): n for n, p in self.model.named_parameters()}
+        for path, (z, out) in self.last.items():
+            layer = self.model.get_submodule(path)
+            both = [layer._parameters.get(n) for n in ("weight", "bias")]
+            own = [p for p in both if p is not None]
+            names = tuple(known[id(p)] for p in own)
+            if both[0] is None or set(names) != scoring:
+                continue
+            if out.numel() != scores.numel() or z.numel() != len(scores) * z.shape[-1]:
+                continue
+            again = F.linear(z.reshape(len(scores), -1), *own)
+            if torch.allclose(again, scores) and torch.equal(out.reshape(scores.shape), scores):
+                return path, names
+        return None, ()

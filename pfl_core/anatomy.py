@@ -135,15 +135,17 @@ class Anatomy:
         if not self.scoring or not depth:
             return
         why, mine = "", set(head)
-        if self.scoring.isdisjoint(mine):
-            why = f"has {', '.join(sorted(mine)[:2]) or 'no trained tensor'} instead"
+        if self.scoring.isdisjoint(self._trained):
+            why = "ends where nothing in it is trained"
+        elif self.scoring.isdisjoint(mine):
+            why = f"has {', '.join(sorted(mine)[:2])} instead"
         elif depth == 1 and mine.issuperset(self._trained) and self._deep:
             why = "is the whole network"
         if why:
             raise ValueError(
                 f"the scores of {type(self.model).__name__} come from {self.scorer}, and a head of "
-                f"head_depth={depth} by head_by={by!r} {why}; name the head, as in "
-                f"Experiment(head={self.scorer!r}), or use head_by='module'"
+                f"head_depth={depth} by head_by={by!r} {why}; name the modules that are the head, "
+                f"as in Experiment(head={self.scorer!r})"
             )
 
     @property

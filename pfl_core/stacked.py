@@ -80,9 +80,14 @@ def weighted_mean(p: Params, weight: Tensor) -> Params:
     """
     w = weight / weight.sum()
     return {
-        n: torch.tensordot(w.to(v.dtype), v, dims=1) if v.is_floating_point() else v.amax(0)
+        n: torch.tensordot(w.to(v.dtype), v, dims=1) if averages(v) else v.amax(0)
         for n, v in p.items()
     }
+
+
+def averages(v: Tensor) -> bool:
+    """Whether a mean of such numbers is one of them; integers and truth values have none."""
+    return v.is_floating_point() or v.is_complex()
 
 
 def mix(a: Tensor, p: Params) -> Params:
@@ -91,7 +96,7 @@ def mix(a: Tensor, p: Params) -> Params:
     """
     return {
         n: torch.tensordot(a.to(v.dtype), v, dims=1)
-        if v.is_floating_point()
+        if averages(v)
         else v.amax(0).expand(len(a), *v.shape[1:])
         for n, v in p.items()
     }

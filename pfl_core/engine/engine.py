@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine import small
+from pfl_core.engine import hooks, small
 from pfl_core.engine.batched import Batched
 from pfl_core.engine.convolutions import FASTEST, GROUPED, UNFOLD
 from pfl_core.engine.graphs import GRAPHS
@@ -132,13 +132,13 @@ class Engine:
         try:
             changed = self.batched.run(job)
         except RuntimeError as error:
-            if self.executor == "batched" or isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            said = str(error).strip().partition("\n")[0]
-            warnings.warn(
-                f"{self.method.name}: clients cannot be stacked ({said}); they run one by one",
-                stacklevel=2,
-            )
+            said, cure = hooks.unstackable(error)
+            why = f"{self.method.name}: clients cannot be stacked ({said})"
+            if self.executor == "batched":
+                raise RuntimeError(f"{why}; {cure}use executor='threads'") from error
+            warnings.warn(f"{why}; they run one by one", stacklevel=2)
             self._resists.add(what)
             return self.run(job)
         self.ran |= self.batched.used

@@ -5,6 +5,9 @@ What is wrong is said with the hook's name. Ours are tested, and are not looked 
 
 from __future__ import annotations
 
+import linecache
+import os
+import traceback
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
 
+OURS, TORCH = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
 RETURN = "does every path through it end in `return`?"
 
 
@@ -102,6 +106,32 @@ def check_loss(method: Method, got: Any, names: list[str]) -> None:
             f"{method.name}: its loss does not depend on what is trained ({', '.join(names[:3])}, "
             "...); keep it in torch, without .item(), .detach() or numpy"
         )
+
+
+def unstackable(error: Exception) -> tuple[str, str]:
+    """Where code met what torch.func.vmap cannot do, in one line, and how to write it instead.
+
+    The place is the last line of a user's code on the way to the error, or of a torch module.
+    """
+    frames = [(f.f_locals.get("self"), f, n) for f, n in traceback.walk_tb(error.__traceback__)]
+    name = lambda f: f.f_code.co_filename  # noqa: E731
+    user = [e for e in frames if not name(e[1]).startswith((OURS, TORCH))]
+    modules = [e for e in frames if name(e[1]).startswith(os.path.join(TORCH, "nn"))]
+    said = " ".join(str(error).split()).removeprefix("vmap: ").partition(". ")[0]
+    if not (user or modules):
+        return said, ""
+    of, frame, number = (user or modules)[-1]
+    called = f"{type(of).__name__}." * (of is not None) + frame.f_code.co_name
+    line = linecache.getline(name(frame), number).strip()
+    where = f"{called} in {os.path.basename(name(frame))}, line {number}: {line}"
+    cures = {
+        "one_hot": "write F.one_hot(y, C) as (y[:, None] == torch.arange(C)).float(), or ",
+        "item()": "keep the value a tensor, or ",
+        "control flow": "choose by torch.where, or ",
+        "random": "draw by a method's Batch.noise, or ",
+    }
+    cure = next((text for word, text in cures.items() if word in f"{line} {error}"), "")
+    return f"{where}: {said}", cure
 
 
 def _form(v: Any) -> str:

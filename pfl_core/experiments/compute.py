@@ -19,7 +19,7 @@ import torch
 from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
-from pfl_core.engine import probes
+from pfl_core.engine import probes, unvisited
 from pfl_core.engine.checkpoint import History, check, writing
 from pfl_core.engine.engine import automatic
 from pfl_core.engine.simulate import FINISH, Diverged, evaluated, final_models, simulate
@@ -101,7 +101,9 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         _check_source(job, method, data)
     work = _work_folder(job)
     stamp = _resume(job, method, work)
+    warned = unvisited.warn(method)
     trained = _train(job, method, data, work, stamp, source)
+    stamp |= {"warned": warned} if warned else {}
     if trained.final is not None and trained.final.round < job.experiment.rounds:
         # It ended early: this is the result of an Experiment of so many rounds.
         short = job.experiment.but(rounds=trained.final.round)

@@ -183,6 +183,7 @@ class Result:
     def _repr_html_(self) -> str:
         e = self.experiment
         facts = {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        facts |= {n: self.meta[n] for n in ("warned",) if n in self.meta}
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
         data = "your own data" if e.dataset == "own" else f"{e.dataset}, {e.partition}"
         what = f"{e.method} on {data}, {e.clients} clients, {e.rounds} rounds, seed {e.seed}"

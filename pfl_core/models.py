@@ -12,6 +12,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -694,9 +695,9 @@ def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int
     return Net({"base": {"base": base}, **parts}).train(model.training)
 
 
-def units(module: nn.Module) -> Callable[[nn.Module], Mapping[str, Sequence[str]]] | None:
+def units(module: nn.Module) -> Callable[[nn.Module], object] | None:
     """What a class calls `blocks`, if that can be called; a child of this name is none."""
-    own = getattr(type(module), "blocks", None)
+    own: Any = getattr(type(module), "blocks", None)
     return own if callable(own) else None
 
 

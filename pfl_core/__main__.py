@@ -99,6 +99,8 @@ def do_run(args: Namespace) -> int:
     if args.tensorboard:
         log = late("extras.logging").tensorboard(experiment, args.tensorboard)
     how = dict(device=args.device, executor=args.executor, recompute=args.recompute)
+    if late("experiments.starts").over_own(experiment):  # --init_from names its run
+        how["source"] = late("experiments.listing").stored(given["init_from"])
     result = late("experiments.run").run(experiment, on_round=log, **how)
     show(result)
     if not result.ok:

@@ -65,6 +65,8 @@ class Job:
     executor: str
     workers: int | None
     fed: Federation | None  # the user's own
+    source: Result | Federation | None  # of `init_from`, where own data are behind it
+    start: str | None  # what stands for `init_from` in the id, if the Experiment cannot say it
     on_round: Callable[[int, History], bool | str | None] | None
     keep_state: bool
     anew: bool  # not from the end of a shorter run either
@@ -108,7 +110,7 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         # It ended early: this is the result of an Experiment of so many rounds.
         short = job.experiment.but(rounds=trained.final.round)
         stamp["ended_early"] = job.id
-        job = replace(job, experiment=short, id=short.id_for(job.checksum))
+        job = replace(job, experiment=short, id=short.id_for(job.checksum, job.start))
         stamp["id"] = job.id
     return _finish(job, work, _meta(job, trained, stamp), trained)
 
@@ -236,6 +238,7 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
         input_kind=data.kind,
         partition_hash=data.federation.hash,
     )
+    about_data |= {"init_from": job.start} if job.start else {}
     about_run = dict(
         status=trained.status,
         rounds=job.experiment.rounds,
@@ -320,9 +323,8 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
         return
     source = experiment.init_from
     assert source is not None  # callers ask for it
-    like = data if source.dataset == experiment.dataset else federation(source)
     options = vocabulary(source) | source.model_args
-    drawn = models.build(source.model, like.input_shape, like.classes, **options)
+    drawn = models.build(source.model, *_shapes_of_source(job, source, data), **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     for n, v in method.task.initial.items():
         if there.get(n) != tuple(v.shape):
@@ -331,6 +333,19 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
                 "use the same model"
             )
+
+
+def _shapes_of_source(
+    job: Job, source: Experiment, data: ClientData
+) -> tuple[tuple[int, ...], int]:
+    # Of its samples, and how many classes it has.
+    if isinstance(job.source, Result):
+        return tuple(job.source.meta["input_shape"]), job.source.meta["classes"]
+    like = data if source.dataset == job.experiment.dataset else None
+    if source.dataset == "own" and job.source is not None:
+        like = job.source
+    like = like or federation(source)
+    return like.input_shape, like.classes
 
 
 def _initial_state(
@@ -348,9 +363,12 @@ def _initial_state(
         )
     try:
         kept = found.kept("models.pt", job.device)
-    except ValueError as error:
-        assert found.folder is not None  # it lies in the store
-        set_aside(found.folder, error)
+    except (ValueError, FileNotFoundError) as error:
+        if found is job.source:  # a Result that the user gave is not computed again
+            raise
+        assert found.folder is not None  # it lies in the store, unless it was pruned just now
+        if found.folder.is_dir():
+            set_aside(found.folder, error)
         return _initial_state(job, method, source)
     if experiment.adopt:
         method.task.joins = State(kept["server"], {}, kept["extra"])

@@ -400,9 +400,16 @@ class Experiment:
         every = [copies.checksum(self.dataset), *copies.checksums(self.dataset)]
         return [self.id_for(c) for c in dict.fromkeys(every)]
 
-    def id_for(self, checksum: str) -> str:
-        """The id over data with this checksum, such as that of a user's own Federation."""
-        source = self.init_from and self.init_from.but(keep_models=False).id_for(checksum)
+    def id_for(self, checksum: str, source: str | None = None) -> str:
+        """The id over data with this checksum, such as that of a user's own Federation.
+
+        `source` is the id of what it starts from, by default over the same data, or over the data
+        set that `init_from` names.
+        """
+        if self.init_from and source is None:
+            same = self.init_from.dataset == self.dataset
+            theirs = checksum if same else copies.checksum(self.init_from.dataset)
+            source = self.init_from.but(keep_models=False).id_for(theirs)
         method = make_method(self.method, **self.method_args)
         key = self.canonical() | {"init_from": source}
         key |= {"pool": checksum, "schema": SCHEMA, "revision": method.revision}
@@ -418,12 +425,12 @@ class Experiment:
         """
         return identity.digest(*self._code())[:16]
 
-    def course_for(self, checksum: str) -> str:
+    def course_for(self, checksum: str, source: str | None = None) -> str:
         """The id of this Experiment without its number of rounds.
 
         Of two runs with the same course, the shorter one is the beginning of the longer one.
         """
-        return self.but(rounds=0).id_for(checksum)
+        return self.but(rounds=0).id_for(checksum, source)
 
     def _code(self) -> list[Any]:
         # What is registered under the names that are used: a plugin counts where one is its own.

@@ -18,9 +18,9 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments import copies, lookup
-from pfl_core.experiments.build import fitted
 from pfl_core.experiments.compute import Job, compute
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.starts import Source, id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
 
@@ -33,6 +33,7 @@ def run(
     workers: int | None = None,
     store: str | Path | None = None,
     fed: Federation | None = None,
+    source: Source | None = None,
     recompute: bool = False,
     keep_state: bool = False,
     on_round: Callable[[int, History], bool | str | None] | None = None,
@@ -50,6 +51,8 @@ def run(
     workers : number of threads of executor "threads", by default one a processor core
     store : folder of the runs, by default store/ in $PFL_RUNS
     fed : a Federation, data and clients of your own, for an Experiment with dataset="own"
+    source : what `init_from` is where own data are behind it: its Result, which has kept models, or
+        the Federation that it is trained on (the same as `fed`, or another one)
     recompute : compute the run anew, not what it starts from, and keep <id>.before-<time>
     keep_state : keep the end of the run, so that a run of more rounds can go on from it
     on_round : function (round, history), called after every round; if it returns "finish", the run
@@ -73,7 +76,7 @@ def run(
     """
     _check_call(experiment, executor, workers, on_round)
     how = dict(executor=executor, workers=workers, on_round=on_round, keep_state=keep_state)
-    return _found_or_computed(_job(experiment, device, store, fed, anew=recompute, **how))
+    return _found_or_computed(_job(experiment, device, store, fed, source, anew=recompute, **how))
 
 
 def _check_call(experiment: Any, executor: str, workers: Any, on_round: Any) -> None:
@@ -99,22 +102,26 @@ def _job(
     device: str,
     store: str | Path | None,
     fed: Federation | None,
+    source: Source | None,
     **how: Any,
 ) -> Job:
     # What `run` is to do; how: the fields of Job that are taken as they were given.
-    experiment = fitted(experiment, fed)
+    experiment = settled(experiment, fed, source)
     store = Path(store or paths.store_folder())
     checks.make_folder(store)
     checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
+    start = id_of_start(experiment, source)
     return Job(
         experiment=experiment,
-        id=experiment.id_for(checksum),
-        course=experiment.course_for(checksum),
+        id=experiment.id_for(checksum, start),
+        course=experiment.course_for(checksum, start),
         code=experiment.code,
         checksum=checksum,
+        start=start,
         store=store,
         device=pick_device(device),
         fed=fed,
+        source=source,
         **how,
     )
 
@@ -135,10 +142,12 @@ def _found_or_computed(job: Job) -> Result:
         return compute(job, functools.partial(_run_source, job))
 
 
-def _run_source(job: Job, source: Experiment) -> Result:
-    fed = job.fed if source.dataset == "own" else None
+def _run_source(job: Job, start: Experiment) -> Result:
+    if isinstance(job.source, Result):
+        return job.source
     how: dict[str, Any] = dict(device=job.device, executor=job.executor, workers=job.workers)
-    return run(source, fed=fed, store=job.store, **how)
+    how["fed" if start.dataset == "own" else "source"] = job.source
+    return run(start, store=job.store, **how)
 
 
 def _keep_aside(folder: Path) -> None:

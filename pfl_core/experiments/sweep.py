@@ -29,6 +29,7 @@ from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import pick_device, run
+from pfl_core.experiments.starts import Source, settled
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
@@ -44,6 +45,7 @@ def sweep(
     gpus: float | None = None,
     store: str | Path | None = None,
     fed: Federation | None = None,
+    source: Source | None = None,
     **how: Any,
 ) -> pd.DataFrame:
     """Run many Experiments, those that the store has not got yet, and return the rows of all.
@@ -61,6 +63,7 @@ def sweep(
     cpus, gpus : what a run takes of a node of the cluster
     store : folder of the runs, by default store/ in $PFL_RUNS
     fed : a Federation, for Experiments with dataset="own"; they run one by one
+    source : as for `run`, of all Experiments that start from another one; they run one by one
     **how : what else `run` takes: device, executor, workers, keep_state
 
     Returns
@@ -78,14 +81,18 @@ def sweep(
     """
     on = on or os.environ.get("PFL_ON") or "local"
     checks.count("sweep", "jobs", jobs, "the number of runs at a time")
-    wanted, store = _fitted(experiments, fed, on), Path(store or paths.store_folder())
-    if fed is not None:  # one after another in this process, which has the data
-        return _rows(run(e, fed=fed, store=store, **how) for e in wanted)
+    wanted = _fitted(experiments, fed, on, source)
+    store = Path(store or paths.store_folder())
+    if fed is not None or source is not None:  # one after another in this process, which has them
+        given = ((e, source if e.init_from else None) for e in wanted)
+        return _rows(run(e, fed=fed, source=s, store=store, **how) for e, s in given)
     computed = functools.partial(_computed, on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
     return _rows(_found_or_computed(wanted, store, recompute, computed))
 
 
-def _fitted(experiments: Any, fed: Federation | None, on: str) -> list[Experiment]:
+def _fitted(
+    experiments: Any, fed: Federation | None, on: str, source: Source | None
+) -> list[Experiment]:
     if isinstance(experiments, Experiment):
         raise TypeError(
             "sweep takes a list of Experiments, got one; "
@@ -100,7 +107,10 @@ def _fitted(experiments: Any, fed: Federation | None, on: str) -> list[Experimen
                 "each with experiment.but(...), and join lists as [*a, *b]"
             )
         # Rows that stand there twice would be counted as two seeds.
-        once.setdefault(json.dumps([e.plain(), e.tags], sort_keys=True), fitted(e, fed))
+        ready = settled(e, fed, source if e.init_from else None)
+        once.setdefault(json.dumps([e.plain(), e.tags], sort_keys=True), ready)
+    if source is not None and not any(e.init_from for e in once.values()):
+        raise ValueError("sweep(source=...): none of these Experiments has init_from; leave it out")
     return [*once.values()]
 
 
@@ -241,12 +251,16 @@ def tune(
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
     checks.known("when", when, ("before", "after"))
     changes = _choices(choices)
-    labels = [json.dumps(c, sort_keys=True, default=lambda source: source.id) for c in changes]
+    labels = [json.dumps(c, sort_keys=True, default=_named) for c in changes]
     named = zip(changes, labels, strict=True)
     cells = [experiment.but(**changed).but(tags={"row": label}) for changed, label in named]
     _check_tunable(cells, when, how.get("fed"))
     rows = sweep(cells, **how)
     return experiment.but(**changes[labels.index(_best(rows, cells, when))]), rows
+
+
+def _named(source: Experiment) -> str:
+    return source.id_for("") if source.dataset == "own" else source.id
 
 
 def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:

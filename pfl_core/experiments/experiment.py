@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from pfl_core import models
 from pfl_core.data import partition as partitions
@@ -248,6 +248,8 @@ class Experiment:
         "What the columns paper, artefact, row, column and profile of the rows say; the only field "
         "that is not part of the id",
     )
+
+    _says_clients: ClassVar[bool] = True  # each has its own: whether `clients` was given
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tools" / "evidence.toml"
 GRACE = 60  # seconds in which a run that is stopped writes what it holds
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def tree(folder: Path, commit: str | None) -> Path:
@@ -32,15 +33,28 @@ def tree(folder: Path, commit: str | None) -> Path:
     at = folder / "tree"
     if not at.is_dir():
         _git("worktree", "prune")
-        _git("worktree", "add", "--detach", str(at), commit or "HEAD")
-    elif commit:
-        _git("checkout", "--detach", commit, cwd=at)
+        _git("worktree", "add", "--quiet", "--detach", str(at), commit or "HEAD")
+    elif commit:  # as this checkout names it: HEAD is not the worktree's own
+        _git("checkout", "--quiet", "--detach", _git("rev-parse", commit + "^{commit}"), cwd=at)
     return at
 
 
-def _git(*words: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(["git", *words], cwd=cwd, check=True, stdout=subprocess.PIPE, text=True)
+def _git(*words: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=cwd or ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
     return done.stdout.strip()
+
+
+def listed(path: Path) -> list[str]:
+    """The commands of a list, all of which can be split into words."""
+    try:
+        commands = tomllib.loads(path.read_text(encoding="utf-8"))["runs"]
+        for words in commands:
+            shlex.split(words)
+    except (OSError, KeyError, AttributeError, ValueError) as error:
+        raise SystemExit(f'{path}: {error!r}; allowed is runs = ["compute ...", ...]') from None
+    return commands
 
 
 def begin(at: Path, runs: Path, words: str, jobs: int, log: int) -> subprocess.Popen:
@@ -51,6 +65,8 @@ def begin(at: Path, runs: Path, words: str, jobs: int, log: int) -> subprocess.P
         "PFL_RUNS": str(runs),
         "TQDM_DISABLE": "1",
     }
+    if data := os.environ.get("PFL_DATA"):
+        environment["PFL_DATA"] = os.path.abspath(os.path.expanduser(data))  # it runs in `at`
     return subprocess.Popen(
         ["nice", "-n", "19", *command],
         cwd=at,
@@ -63,7 +79,9 @@ def begin(at: Path, runs: Path, words: str, jobs: int, log: int) -> subprocess.P
 
 
 def end(running: subprocess.Popen) -> None:
-    """Ask a command to stop, wait, and end what is left of it."""
+    """Ask a command to stop, wait, and end what is left of it, whatever else asks meanwhile."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -75,10 +93,15 @@ def end(running: subprocess.Popen) -> None:
 def work(folder: Path, commands: Sequence[str], commit: str | None, jobs: int) -> int:
     """Run the commands in order until they are done or this process is told to stop."""
     folder.mkdir(parents=True, exist_ok=True)
+    for number in STOPS:
+        # nohup lets SIGHUP be ignored. A shell lets background jobs ignore SIGINT, and a command
+        # that inherits this cannot be asked to stop.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
-        with FileLock(folder / "queue.lock", timeout=0), (folder / "log").open("ab", 0) as log:
+        # A look at the queue holds the lock for a moment.
+        with _alone(folder, 1), (folder / "log").open("ab", 0) as log:
             (folder / "pid").write_text(str(os.getpid()))
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
             at = tree(folder, commit)
             failed = [words for words in commands if _one(at, folder, words, jobs, log.fileno())]
     except Timeout:
@@ -112,22 +135,36 @@ def _say(folder: Path, line: str) -> None:
 
 
 def pid(folder: Path) -> int | None:
-    """The process that works through the queue in `folder`, None if none does."""
-    try:
-        found = int((folder / "pid").read_text())
-        os.kill(found, 0)
-    except (OSError, ValueError):
+    """The process that works through the queue in `folder`, None if none does.
+
+    A queue that runs holds the lock. Where it is free, the number that a killed one left may be
+    another process's by now.
+    """
+    if not folder.is_dir():
         return None
-    return found
+    with contextlib.suppress(Timeout), _alone(folder):
+        return None
+    try:
+        return int((folder / "pid").read_text())
+    except (OSError, ValueError):  # it begins or ends just now
+        return None
+
+
+def _alone(folder: Path, timeout: float = 0) -> FileLock:
+    return FileLock(folder / "queue.lock", timeout=timeout)
 
 
 def stop(folder: Path) -> str:
     """Stop the queue in `folder`, and wait until it has."""
     if (found := pid(folder)) is None:
         return f"nothing runs in {folder}"
-    os.kill(found, signal.SIGTERM)
-    with FileLock(folder / "queue.lock", timeout=GRACE + 30):
-        return f"stopped; finished runs and checkpoints are in {folder / 'runs'}"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found, signal.SIGTERM)
+    try:
+        with _alone(folder, GRACE + 30):
+            return f"stopped; finished runs and checkpoints are in {folder / 'runs'}"
+    except Timeout:
+        raise SystemExit(f"process {found} has not stopped in {GRACE + 30} s") from None
 
 
 def status(folder: Path) -> str:
@@ -138,7 +175,9 @@ def status(folder: Path) -> str:
     store = folder / "runs" / "store"
     whole = sum(1 for path in store.glob("*/experiment.json") if "." not in path.parent.name)
     begun = sum(1 for _ in store.glob("*.part"))
-    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
+    log, lines = folder / "log", []
+    if log.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
     counted = f"{whole} runs finished, {begun} begun, in {store}"
     return "\n".join([f"{running}; {commit}", counted, *lines])
 
@@ -155,8 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = args.folder.expanduser().resolve()
     if args.word == "start":
-        commands = tomllib.loads(args.list.read_text(encoding="utf-8"))["runs"]
-        return work(folder, commands, args.commit, args.jobs)
+        return work(folder, listed(args.list), args.commit, args.jobs)
     print(stop(folder) if args.word == "stop" else status(folder))
     return 0
 

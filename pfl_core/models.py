@@ -447,14 +447,31 @@ def build(
     if not isinstance(model, nn.Module):
         got = type(model).__name__
         raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {got}")
-    if type(model).__name__ == "OptimizedModule":  # torch.compile's: the network inside is trained
-        model = getattr(model, "_orig_mod", model)
+    model = _as_written(model)
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise ValueError(
+            f"model {name!r} is made by torch.jit, and each client's tensors cannot be put into "
+            "it; return the module that was scripted or traced"
+        )
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [n for n, v in tensors if nn.parameter.is_lazy(v)]:
         raise ValueError(
             f"model {name!r} has layers whose size is not known yet ({lazy[0]}); give them their "
             "sizes, or call the model once on torch.zeros(2, *input_shape) before you return it"
         )
+    return model
+
+
+def _as_written(model: nn.Module) -> nn.Module:
+    # What torch.compile was given: its code is of one module's tensors, and clients have many.
+    def inside(m: nn.Module) -> nn.Module:
+        return getattr(m, "_orig_mod", m) if type(m).__name__ == "OptimizedModule" else m
+
+    model = inside(model)
+    for module in list(model.modules()):
+        for child, part in module._modules.items():
+            if part is not None:
+                module._modules[child] = inside(part)
     return model
 
 

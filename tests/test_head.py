@@ -13,6 +13,7 @@ from pfl_core import Experiment, Federation, models, run
 from pfl_core.anatomy import Anatomy, examined
 from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import METHODS, make_method
+from pfl_core.methods.pfedhn import narrowed
 from pfl_core.methods.task import Task
 from tests.test_methods import ARGS, CONFIG, OURS, client_data
 
@@ -453,3 +454,157 @@ def test_clients_that_never_take_part_are_said_before_training(registry):
 
 def test_every_method_is_tried():
     assert set(READ_HEAD) <= METHODS.keys()
+
+
+# -- any buffer, any axes, any common module ---------------------------------------------------------------------------
+
+
+class Buffers(Plain):
+    """With buffers of other kinds, the first of which is registered before all parameters."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.register_buffer("ids", torch.arange(5))
+        self.register_buffer("wide", torch.full((5,), 2.0, dtype=torch.float64))
+        self.register_buffer("low", torch.ones(5, dtype=torch.float16))
+        self.register_buffer("keep", torch.tensor([True, True, False, True, True]))
+        self.register_buffer("none", torch.zeros(0))
+        self.register_buffer("scale", torch.tensor(0.5))
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("turn", torch.ones(5, dtype=torch.complex64) * 1j)
+        self.body, self.fc = body(), nn.Linear(5, C)
+
+    def forward(self, x):
+        z = self.body(x) * self.keep * self.scale * self.low * self.wide + self.ids
+        if self.training:
+            self.steps += 1
+        return self.fc(z * (self.turn * self.turn).real)
+
+
+@pytest.mark.parametrize("policy", ["local", "average"])
+@pytest.mark.parametrize("method", OURS)
+def test_buffers_of_any_kind(method, policy, registry):
+    how = dict(method=method, method_args=ARGS.get(method, {}), buffers=policy, holdout=0.25)
+    experiment, fed = own(Buffers, batch=3, keep_models=True, **how)
+    fixed = {n: v for n, v in Buffers().named_buffers() if n.count(".") == 0 and n != "steps"}
+    ends = []
+    for executor in ("threads", "batched"):
+        result = run(experiment.but(dtype="float64"), fed=fed, executor=executor, recompute=True)
+        assert result.ok, result.meta["status"]
+        ends.append(result.kept("models.pt")["models"])
+    for n, v in ends[0].items():
+        torch.testing.assert_close(ends[1][n], v, rtol=1e-9, atol=1e-10)
+    for n, v in fixed.items():
+        kept = ends[0][n].to(v.dtype)
+        torch.testing.assert_close(kept, v.expand_as(kept), rtol=0, atol=0)
+    assert (ends[0]["steps"] > 0).all()
+
+
+AXES = {
+    "Conv3d": (nn.Conv3d(1, 4, 2), nn.Conv3d(4, 4, 2)),
+    "ConvTranspose3d": (nn.ConvTranspose3d(1, 4, 2), nn.ConvTranspose3d(4, 8, 2)),
+    "ConvTranspose2d": (nn.ConvTranspose2d(1, 4, 2), nn.ConvTranspose2d(4, 8, 2)),
+    "Conv1d": (nn.Conv1d(1, 4, 2), nn.Conv1d(4, 8, 2)),
+}
+
+
+class Convolves(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.one, self.two = copy.deepcopy(AXES[name])
+        self.axes = {"1": (64,), "2": (8, 8), "3": (4, 4, 4)}[name[-2]]
+        self.fc = nn.Linear(self.two.out_channels, C)
+
+    def forward(self, x):
+        z = self.two(self.one(x.reshape(-1, 1, *self.axes)).relu()).relu()
+        return self.fc(z.flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("name", AXES)
+@pytest.mark.parametrize("method", ["pfedhn", "pfedhn_pc", "flayer", "pfedla", "fedaghn"])
+def test_weights_of_any_number_of_axes(method, name, registry):
+    args = {"flayer": dict(mode="official")}.get(method, ARGS.get(method, {}))
+    experiment, fed = own(lambda: Convolves(name), (8, 8), method=method, method_args=args)
+    assert run(experiment, fed=fed).ok
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_pfedhn_narrows_inputs_and_outputs(name):
+    net = Convolves(name)
+    task = Task(net, *data_sizes(), CONFIG)
+    small = narrowed(task, 0.5)
+    two = AXES[name][1]
+    axes = (2, two.out_channels // 2) if two.transposed else (two.out_channels // 2, 2)
+    assert small["two.weight"] == (*axes, *two.kernel_size)
+    assert small["one.bias"] == (2,) and small["fc.weight"] == (C, two.out_channels // 2)
+    assert narrowed(task, 1)["two.weight"] == two.weight.shape
+    net.two = nn.Conv1d(4, 4, 2, groups=2)
+    with pytest.raises(ValueError, match="two convolves in groups"):
+        narrowed(Task(net, *data_sizes(), CONFIG), 0.5)
+
+
+def with_hook():
+    model = Plain()
+    model.body.register_forward_hook(lambda module, given, out: out * 2)
+    return model
+
+
+def compiled_part():
+    model = Plain()
+    model.fc = torch.compile(model.fc, backend="eager")
+    return model
+
+
+COMMON = {
+    "hook": with_hook,
+    "compiled": lambda: torch.compile(Plain(), backend="eager"),
+    "compiled part": compiled_part,
+    "weight norm": lambda: nn.Sequential(
+        body(), nn.utils.parametrizations.weight_norm(nn.Linear(5, C))
+    ),
+    "mixed numbers": lambda: nn.Sequential(body().double(), nn.Linear(5, C).half()),
+    "no affine": lambda: nn.Sequential(nn.BatchNorm2d(1, affine=False), body(), nn.Linear(5, C)),
+    "no statistics": lambda: nn.Sequential(
+        nn.BatchNorm2d(1, track_running_stats=False), body(), nn.Linear(5, C)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of weight norm
+@pytest.mark.parametrize("name", COMMON)
+def test_common_modules_train_in_both_executors(name, registry):
+    experiment, fed = own(COMMON[name], method="fedper", dtype="float64", keep_models=True)
+    ends = []
+    for executor in ("threads", "batched"):
+        result = run(experiment, fed=fed, executor=executor, recompute=True)
+        ends.append(result.kept("models.pt")["models"])
+        assert result.ok and result.model(0)
+    for n, v in ends[0].items():
+        torch.testing.assert_close(ends[1][n], v, rtol=1e-9, atol=1e-10)
+
+
+def test_scripted_modules_are_refused(registry):
+    with pytest.warns(FutureWarning):
+        made = torch.jit.trace(Plain().eval(), torch.zeros(2, *SHAPE))
+    for model in (made, Wrapper(made)):
+        experiment, fed = own(lambda model=model: model)
+        with pytest.raises(ValueError, match="made by torch.jit, .* return the module that was"):
+            run(experiment, fed=fed)
+
+
+def test_a_name_that_model_and_method_both_have_is_refused(registry):
+    def named():
+        return Ends(lambda m, z: m.out(z) * m.seen, out=linear(), seen=nn.Parameter(torch.ones(1)))
+
+    experiment, fed = own(named, method="fedpac")
+    with pytest.raises(ValueError, match="not the output of one nn.Linear"):
+        run(experiment, fed=fed)
+
+    def unused():
+        model = Plain()
+        model.register_buffer("seen", torch.tensor(0))
+        return model
+
+    experiment, fed = own(unused, method="fedpac")
+    with pytest.raises(ValueError, match="fedpac keeps something of its own .* 'seen'.*rename"):
+        run(experiment, fed=fed)

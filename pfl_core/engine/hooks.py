@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_core.data.client_data import ClientData
 from pfl_core.methods.base import Method, State
@@ -116,7 +116,7 @@ def unstackable(error: Exception) -> tuple[str, str]:
     frames = [(f.f_locals.get("self"), f, n) for f, n in traceback.walk_tb(error.__traceback__)]
     name = lambda f: f.f_code.co_filename  # noqa: E731
     user = [e for e in frames if not name(e[1]).startswith((OURS, TORCH))]
-    modules = [e for e in frames if name(e[1]).startswith(os.path.join(TORCH, "nn"))]
+    modules = [e for e in frames if isinstance(e[0], nn.Module)]
     said = " ".join(str(error).split()).removeprefix("vmap: ").partition(". ")[0]
     if not (user or modules):
         return said, ""

@@ -333,8 +333,18 @@ def initial_state(method: Method) -> State:
 
     Clients that are new to a trained federation (`method.task.joins`) meet its server as it is, and
     each of them keeps what `init` gives the first of them.
+
+    Raises ValueError if a name in it is both the model's and the method's own.
     """
     state, joins = method.init(), method.task.joins
+    for n, v in method.task.initial.items():
+        shapes = [state.server[n].shape] if n in state.server else []
+        shapes += [state.clients[n].shape[1:]] if n in state.clients else []
+        if any(shape != v.shape for shape in shapes):
+            raise ValueError(
+                f"{method.name} keeps something of its own under the name {n!r}, which the model "
+                "has, too; rename it in the model"
+            )
     if joins is None:
         return state
     alike = {n: v[:1].repeat(len(v), *[1] * (v.dim() - 1)) for n, v in state.clients.items()}

@@ -162,11 +162,14 @@ def narrowed(task: Task, width: float) -> Shapes:
             "or widths=()"
         )
     shapes, before = {}, 1.0
-    for names in task.layers.values():
-        here = width if task.initial[names[0]].dim() > 2 else 1.0
+    for layer, names in task.layers.items():
+        convolves = task.initial[names[0]].dim() > 2
+        here = width if convolves else 1.0
         for n in names:
-            factors = zip(task.initial[n].shape, (here, before, 1, 1), strict=False)
-            exact = [size * factor for size, factor in factors]
+            size = task.initial[n].shape
+            outputs, inputs = (1, 0) if width != 1 and _turned(task, layer, n) else (0, 1)
+            factors = {outputs: here, inputs: before} if len(size) > 1 else {0: here}
+            exact = [s * factors.get(axis, 1.0) for axis, s in enumerate(size)]
             if not 0 < width <= 1 or any(abs(s - round(s)) > 1e-6 for s in exact):
                 raise ValueError(
                     f"widths: {width} makes {n} {exact}; use shares in (0, 1] that leave whole "
@@ -175,6 +178,17 @@ def narrowed(task: Task, width: float) -> Shapes:
             shapes[n] = tuple(map(round, exact))
         before = here
     return shapes
+
+
+def _turned(task: Task, layer: str, name: str) -> bool:
+    # Whether a weight is (inputs, outputs, ...), as of transposed convolutions.
+    module = task.model if name == layer else task.model.get_submodule(layer)
+    if getattr(module, "groups", 1) != 1:
+        raise ValueError(
+            f"widths: {layer} convolves in groups, of which smaller networks have others; use a "
+            "network without groups, or widths=()"
+        )
+    return bool(getattr(module, "transposed", False))
 
 
 class PFedHN(Method):

@@ -120,19 +120,29 @@ class Anatomy:
         return names + models.statistics(self.model, names, by, self.root)
 
     def _named(self, parts: list[str]) -> list[str]:
-        parameters = [n for n, _ in self.model.named_parameters()]
-        paths = {".".join(n.split(".")[:i]) for n in parameters for i in range(1, n.count(".") + 2)}
+        every = [n for n, _ in self.model.named_parameters(remove_duplicate=False)]
+        paths = {".".join(n.split(".")[:i]) for n in every for i in range(1, n.count(".") + 2)}
         for part in parts:
             where = "module in Experiment(head=...):"
             checks.known(where, part, sorted(paths), "give names of modules, with commas")
         mine = lambda n: any(n == part or n.startswith(part + ".") for part in parts)  # noqa: E731
-        params = set(parameters)
-        statistics = [n for n in models.bn(self.model) if n not in params and mine(n)]
-        return [n for n in parameters if mine(n)] + statistics
+        tied = models.tied(self.model)
+        inside = {tied.get(n, n) for n in every if mine(n)}  # by any of its names
+        names = [n for n in models.trained(self.model) if n in inside]
+        if not names:
+            raise ValueError(
+                f"Experiment(head={', '.join(parts)!r}): nothing in it is trained; train it, or "
+                "name other modules"
+            )
+        norms = set(models.bn(self.model))
+        return names + [n for n in models.buffers(self.model) if n in norms and mine(n)]
 
     def check_head(self, head: Sequence[str] | frozenset[str], depth: int, by: str) -> None:
         """Raise ValueError for a head of `depth` layers that is not what gives the scores."""
-        if not self.scoring or not depth:
+        if not depth:
+            return
+        if not self.scoring:
+            self._check_last(depth)
             return
         why, mine = "", set(head)
         if self.scoring.isdisjoint(self._trained):
@@ -146,6 +156,15 @@ class Anatomy:
                 f"the scores of {type(self.model).__name__} come from {self.scorer}, and a head of "
                 f"head_depth={depth} by head_by={by!r} {why}; name the modules that are the head, "
                 f"as in Experiment(head={self.scorer!r})"
+            )
+
+    def _check_last(self, depth: int) -> None:
+        # Of a network without a trial run: what was registered last gives the scores.
+        path, names = [*models.layers(self.model, every=True).items()][-1]
+        if set(models.trained(self.model)).isdisjoint(names):
+            raise ValueError(
+                f"the scores come from {path}, and a head of head_depth={depth} ends where nothing "
+                "in it is trained; train it, or take a method without a head, such as fedavg"
             )
 
     @property

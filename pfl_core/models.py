@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from pfl_core.util import checks, draws, identity
 from pfl_core.util.cards import Listing
@@ -494,10 +494,47 @@ def copied(name: str, model: nn.Module) -> nn.Module:
 # What the methods ask about a model
 
 
-def layers(model: nn.Module, by: str = "module", root: str = "") -> dict[str, list[str]]:
-    """{layer: names of its trainable parameters} as registered; each is in exactly one layer.
+def trained(model: nn.Module) -> list[str]:
+    """Names of the parameters that are trained; the others are frozen (requires_grad=False)."""
+    return [n for n, p in model.named_parameters() if p.requires_grad]
 
-    An Anatomy (anatomy.py) has them in forward order, whatever the order of registration.
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """{further name: first name} of each tensor that the model's state has under several names."""
+    every = [*model.named_parameters(remove_duplicate=False)]
+    every += model.named_buffers(remove_duplicate=False)
+    first: dict[int, str] = {}
+    for n, v in every:
+        first.setdefault(id(v), n)
+    kept = model.state_dict()
+    return {n: first[id(v)] for n, v in every if n in kept and first[id(v)] != n}
+
+
+def still(model: nn.Module) -> list[str]:
+    """Names of the BatchNorm modules that stay in evaluation mode while the model is trained.
+
+    Their statistics are constants. Such a module is frozen and was given in evaluation mode
+    (`norm.requires_grad_(False).eval()`), or the model's own `train` leaves it in that mode.
+    """
+    # A copy for its modes alone: it has the model's own tensors.
+    held = {id(v): v for v in (*model.parameters(), *model.buffers())}
+    modes = {n: m.training for n, m in copy.deepcopy(model, held).train().named_modules()}
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, _NormBase)}
+    return [n for n, m in norms.items() if not modes[n] or _is_frozen(m) and not m.training]
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    own = list(module.parameters())
+    return bool(own) and not any(p.requires_grad for p in own)
+
+
+def layers(
+    model: nn.Module, by: str = "module", root: str = "", every: bool = False
+) -> dict[str, list[str]]:
+    """{layer: names of its trained parameters} as registered; each is in exactly one layer.
+
+    An Anatomy (anatomy.py) has them in forward order, whatever the order of registration. A tied
+    parameter is in the layer that has it first. With `every`, frozen parameters count, too.
 
     What counts as a layer, `by`:
 
@@ -517,13 +554,13 @@ def layers(model: nn.Module, by: str = "module", root: str = "") -> dict[str, li
     key = layer_namer(model, by, root)
     out: dict[str, list[str]] = {}
     for name, p in model.named_parameters():
-        if p.requires_grad:
+        if p.requires_grad or every:
             out.setdefault(key(name), []).append(name)
     return out
 
 
 def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
-    """Names of the last `depth` layers' trainable parameters, and then of their BatchNorm buffers.
+    """Names of the last `depth` layers' trained parameters, and then of their BatchNorm buffers.
 
     depth: K_P of FedPer, Sec. 4.3. 0 is no head (FedAvg), all layers are the whole model (Local).
 
@@ -551,8 +588,8 @@ def statistics(model: nn.Module, names: Sequence[str], by: str, root: str = "") 
     Counted by tensor, statistics follow their module, even if only its bias is among them.
     """
     key = layer_namer(model, "module" if by == "tensor" else by, root)
-    inside, params = {key(n) for n in names}, {n for n, _ in model.named_parameters()}
-    return [n for n in bn(model) if n not in params and key(n) in inside]
+    inside, change = {key(n) for n in names}, set(buffers(model))
+    return [n for n in bn(model) if n in change and key(n) in inside]
 
 
 def bn(model: nn.Module) -> list[str]:
@@ -562,12 +599,12 @@ def bn(model: nn.Module) -> list[str]:
 
 
 def buffers(model: nn.Module) -> list[str]:
-    """Names of all buffers in the model's state.
+    """Names of all buffers in the model's state, but for those of modules that are `still`.
 
     Buffers that are not in it, such as positions in a text, are constants.
     """
-    kept = model.state_dict()
-    return [n for n, _ in model.named_buffers() if n in kept]
+    kept, fixed = model.state_dict(), set(still(model))
+    return [n for n, _ in model.named_buffers() if n in kept and n.rpartition(".")[0] not in fixed]
 
 
 def last_linear(model: nn.Module) -> tuple[str, ...]:
@@ -623,20 +660,7 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
 
     A copy of it is tried, in evaluation mode.
     """
-    names, every = (dict(model.named_parameters(remove_duplicate=d)) for d in (True, False))
-    if not names or len(names) < len(every):
-        why = "has no parameters:"
-        if names:
-            twice = sorted(every.keys() - names.keys())
-            why = f"uses a parameter under several names, {twice} is one that"
-        raise ValueError(
-            f"model {name!r} {why} cannot be trained here; give each layer parameters of its own"
-        )
-    if numbers := [n for n, p in names.items() if p.is_complex()]:
-        raise ValueError(
-            f"model {name!r} has complex parameters ({numbers[0]}), which are not trained here; "
-            "keep real and imaginary part as two"
-        )
+    _check_trained(name, model)
     trial = copied(name, model).eval()
     try:
         with torch.no_grad():
@@ -660,6 +684,29 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
             f"model {name!r} gives scores that are not finite before it is trained; look at what "
             "its forward divides by, and of what it takes a logarithm or a root"
         )
+
+
+def _check_trained(name: str, model: nn.Module) -> None:
+    own = dict(model.named_parameters())
+    if not any(p.requires_grad for p in own.values()):
+        frozen = "only frozen parameters" if own else "no parameters"
+        raise ValueError(
+            f"model {name!r} has {frozen}, so that nothing of it can be trained; let its last "
+            "layer at least have requires_grad=True"
+        )
+    if numbers := [n for n, p in own.items() if p.is_complex()]:
+        raise ValueError(
+            f"model {name!r} has complex parameters ({numbers[0]}), which are not trained here; "
+            "keep real and imaginary part as two"
+        )
+    first: dict[int, str] = {}
+    for n, p in own.items():
+        other = first.setdefault(p.data_ptr(), n) if p.numel() else n
+        if other != n:
+            raise ValueError(
+                f"model {name!r}: {n} and {other} are two parameters in one piece of memory; tie "
+                "them as one parameter (a.weight = b.weight), or give each its own (.clone())"
+            )
 
 
 def _why_refused(error: Exception, x: Tensor) -> str:

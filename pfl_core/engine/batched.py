@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.convolutions import FASTEST, FORMS, GROUPED, UNFOLD, multiplied
+from pfl_core.engine.convolutions import FASTEST, FORMS, GROUPED, UNFOLD
 from pfl_core.engine.graphs import GRAPHS
-from pfl_core.engine.sgd import Job, cast
-from pfl_core.engine.stack import WARM, Stack
-from pfl_core.methods.base import Batch, Method
+from pfl_core.engine.sgd import Job
+from pfl_core.engine.stack import WARM, Stack, first_loss
+from pfl_core.methods.base import Method
 from pfl_core.stacked import Params, clone, is_common
 
 CPU_ROWS = 512  # clients of a stack on a CPU: more are not faster, and take more memory
@@ -190,8 +190,8 @@ class Batched:
     def _activations(self, job: Job, form: str) -> int:
         # Bytes that a backward pass of client 0 keeps, and of its batch: one loss is computed.
         kept: dict[int, int] = {}
-        p, near = ({n: v[0] for n, v in q.items()} for q in (job.start, job.anchor))
-        mine = {t.untyped_storage().data_ptr() for q in (p, near) for t in q.values()}
+        known = (job.start, job.anchor, self.method.task.constants)
+        mine = {t.untyped_storage().data_ptr() for q in known for t in q.values()}
 
         def pack(t: Tensor) -> Tensor:
             storage = t.untyped_storage()
@@ -201,17 +201,9 @@ class Batched:
             return t
 
         held: list[Tensor] = []
-        leaves = {n: p[n].detach().requires_grad_() for n in job.names}
-        stats = {n: p[n].clone() for n in self.method.task.buffers if n in p}
-        noise = None
-        if job.noise[0]:
-            noise = job.noise[0]()(job.indices[0].shape[2:]).to(self.data.device)
-        batch = Batch(*self.data.batch(job.indices[0][0, 0]), noise)
-        mode, autocast = self.method.task.mode(job.training), cast(self.config, self.data.device)
-        saved = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-        with mode, torch.enable_grad(), autocast, multiplied(form), saved:
-            job.loss(p | leaves | stats, near, batch)
-        return sum(kept.values()) + batch.x.nbytes
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            first_loss(self.method, self.data, job, form)
+        return sum(kept.values()) + self.data.batch(job.indices[0][0, 0])[0].nbytes
 
 
 def _even(count: int, most: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pfl_core import models
 from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_core.util.percent import accuracy
@@ -143,7 +144,7 @@ def activations(task: Any, p: Params, x: Tensor) -> dict[str, Tensor]:
     That is after ReLU and pooling; of the last layer, the class scores.
     """
     module, found, hooks = task._module(p), {}, []
-    layers = task.layers_by("child")
+    layers = models.layers(task.model, "child", every=True)  # frozen ones hand on, too
     names = list(layers)
     for layer, following in zip(names, names[1:], strict=False):
         first = module.get_submodule(layers[following][0].rpartition(".")[0])

@@ -14,7 +14,7 @@ from pfl_core.methods.task import TrainConfig
 from pfl_core.stacked import Params, total
 
 PRECISIONS = ("full", "tf32", "bf16")
-Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
+Update = Callable[[list[Tensor], list[Tensor | None], list[Tensor]], None]
 # Called, it begins a client's noise anew: a function that draws the next (*shape, *noise).
 Noise = Callable[[], Callable[[tuple[int, ...]], Tensor]]
 
@@ -102,14 +102,25 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
 def sgd(method: Method, job: Job, stacked: bool) -> Update:
     """update(params, grads, velocity): one step in place, with torch.optim.SGD's formulas.
 
-    The three lists have an entry for each trained name; velocity is empty without momentum.
+    The three lists have an entry for each trained name; velocity is empty without momentum. What
+    has no gradient (None) stays as it is: neither decay nor momentum moves it.
     """
-    config, rates = method.task.config, job.rates
-    uniform = rates[0] if len(set(rates)) == 1 else None
     counts = job.names if job.clipped is None else job.clipped
-    clipped = [i for i, n in enumerate(job.names) if config.clip and n in counts]
+    return _update(method.task.config, job.rates, [n in counts for n in job.names], stacked)
 
-    def update(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor]) -> None:
+
+def _update(config: TrainConfig, rates: list[float], counts: list[bool], stacked: bool) -> Update:
+    # counts: whose gradients are clipped.
+    uniform = rates[0] if len(set(rates)) == 1 else None
+    clipped = [i for i, count in enumerate(counts) if config.clip and count]
+
+    def update(params: list[Tensor], found: list[Tensor | None], velocity: list[Tensor]) -> None:
+        grads = [g for g in found if g is not None]
+        if len(grads) < len(found):
+            there = [i for i, g in enumerate(found) if g is not None]
+            some = lambda v: [v[i] for i in there] if v else v  # noqa: E731
+            part = _update(config, some(rates), some(counts), stacked)
+            return part(some(params), [*grads], some(velocity))
         if clipped:
             clip_([grads[i] for i in clipped], config.clip, stacked)
         if config.weight_decay:

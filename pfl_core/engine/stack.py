@@ -69,6 +69,12 @@ class Stack:
         self.anchor = {n: _room(v, most) for n, v in job.anchor.items()}
         self.given = tuple(job.start)
         self.memory: Params = {}
+        self.reached = set(self.names)
+        if self.custom is None and (self.config.momentum or self.config.weight_decay):
+            # Of the others vmap gives zeros, which decay and momentum would move.
+            value, leaves = first_loss(method, data, job, form)
+            found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
+            self.reached = {n for n, g in zip(leaves, found, strict=True) if g is not None}
         self.velocity: list[Tensor] = []
         if self.config.momentum and self.custom is None:
             for n in self.names:
@@ -179,8 +185,8 @@ class Stack:
             grads, new = self._gradients(
                 here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0]
             )
-            params, trained = [here[n] for n in self.names], [grads[n] for n in self.names]
-            self.update(params, trained, [v[:size] for v in self.velocity])
+            found = [grads[n] if n in self.reached else None for n in self.names]
+            self.update([here[n] for n in self.names], found, [v[:size] for v in self.velocity])
         else:
             memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
             count = self.t if t is None else t
@@ -259,6 +265,21 @@ class Stack:
 
         q, kept = custom(p, anchor, gradient, Step(t, self.lr, memory))
         return {n: v for n, v in q.items() if v is not p.get(n)} | live[0], kept
+
+
+def first_loss(method: Method, data: ClientData, job: Job, form: str) -> tuple[Tensor, Params]:
+    """The loss of client 0's first batch, and the leaves {name: (*shape)} that are trained in it.
+
+    Nothing is changed by it.
+    """
+    p, near = ({n: v[0] for n, v in q.items()} for q in (job.start, job.anchor))
+    leaves = {n: p[n].detach().requires_grad_() for n in job.names}
+    stats = {n: p[n].clone() for n in method.task.buffers if n in p}
+    drawn = job.noise[0] and job.noise[0]()(job.indices[0].shape[2:]).to(data.device)
+    batch = Batch(*data.batch(job.indices[0][0, 0]), drawn)
+    mode, autocast = method.task.mode(job.training), cast(method.task.config, data.device)
+    with mode, torch.enable_grad(), autocast, multiplied(form):
+        return job.loss(p | leaves | stats, near, batch), leaves
 
 
 def _room(v: Tensor, most: int) -> Tensor:

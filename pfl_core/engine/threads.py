@@ -109,7 +109,7 @@ class Threads:
         for (batch,) in self._batches(job, i):
             with cast(self.method.task.config, self.data.device):
                 value = job.loss(mine, anchor, batch)
-            grads = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(value, params, allow_unused=True)
             with torch.no_grad():
                 update(params, list(grads), velocity)
         for n, v in zip(job.names, params, strict=True):

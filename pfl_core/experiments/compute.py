@@ -44,7 +44,7 @@ from pfl_core.experiments.store import (
 )
 from pfl_core.methods.base import Method, State, check_adopts
 from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params
+from pfl_core.stacked import Params, select
 from pfl_core.util import checks, gpu
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import commit, processor
@@ -326,7 +326,7 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
     options = vocabulary(source) | source.model_args
     drawn = models.build(source.model, *_shapes_of_source(job, source, data), **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
-    for n, v in method.task.initial.items():
+    for n, v in (method.task.initial | method.task.constants).items():
         if there.get(n) != tuple(v.shape):
             has = f"has {n} of shape {there[n]}" if n in there else f"has no {n}"
             raise ValueError(
@@ -370,21 +370,29 @@ def _initial_state(
         if found.folder.is_dir():
             set_aside(found.folder, error)
         return _initial_state(job, method, source)
+    ended = _ended(kept)
     if experiment.adopt:
         method.task.joins = State(kept["server"], {}, kept["extra"])
-        return None
-    for name in method.task.initial:
-        if (v := kept["server"].get(name)) is None:
-            of_clients = kept["models"][name]
-            v = of_clients.mean(0) if of_clients.is_floating_point() else of_clients[0]
-        method.task.initial[name] = v.clone()
+        ended = select(ended, method.task.constants)
+    method.task.start_from(ended)
     return None
+
+
+def _ended(kept: dict[str, Any]) -> Params:
+    # The whole model of a run's end, {name: (*shape)}, from what models.pt holds.
+    constants, tied = kept.get("constants", {}), kept.get("tied", {})  # older files have neither
+    of_clients = {
+        n: v.mean(0) if v.is_floating_point() else v[0] for n, v in kept["models"].items()
+    }
+    whole = constants | of_clients | select(kept["server"], of_clients)
+    return whole | {n: whole[first] for n, first in tied.items()}
 
 
 def _save_models(path: Path, trained: _Training, meta: dict[str, Any]) -> None:
     final, served = trained.final, final_models(trained.before, trained.method.task.names)
     assert final is not None  # callers ask for it
     kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
+    kept |= dict(constants=trained.method.task.constants, tied=trained.method.task.tied)
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 
 

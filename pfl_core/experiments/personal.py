@@ -41,7 +41,8 @@ class Personal:
         net = models.build(
             facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"]
         )
-        net.to(getattr(torch, facts["dtype"])).load_state_dict(weights)
+        tied = {n: weights[first] for n, first in models.tied(net).items() if first in weights}
+        net.to(getattr(torch, facts["dtype"])).load_state_dict(tied | weights)
         self.net: nn.Module = net.eval()
 
     def scores(self, x: np.ndarray) -> Tensor:

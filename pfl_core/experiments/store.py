@@ -154,7 +154,9 @@ class Result:
                 f"the class scores of {e.method} need more than the network, and only that is kept;"
                 " models can be taken out of runs of methods without `logits` of their own"
             )
-        weights = {n: v[client] for n, v in self.kept("models.pt")["models"].items()}
+        kept = self.kept("models.pt")
+        weights = {n: v[client] for n, v in kept["models"].items()}
+        weights = kept.get("constants", {}) | weights  # an older file has them in its models
         names = "id revision version mean std classes input_shape input_kind".split()
         facts = {name: self.meta[name] for name in names}
         facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype)

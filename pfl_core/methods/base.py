@@ -96,6 +96,8 @@ class Context(Protocol):
         """`start` after local SGD of all S clients on `loss(p, anchor, batch)`.
 
         What is not said here is the experiment's: epochs or steps, batch, rate, momentum, ...
+        A tensor that the loss does not depend on stays as it is, as in torch.optim: decay and
+        momentum do not move it. In a `step` of the method's own its gradient is 0.
 
         Parameters
         ----------
@@ -395,5 +397,5 @@ def head_models(model_fn: Callable[[int], nn.Module], head: list[str], k: int) -
 
     `head` are the names; the result is {name: (k, *shape)}.
     """
-    drawn = [dict(model_fn(i).state_dict()) for i in range(k)]
+    drawn = [select(dict(model_fn(i).state_dict()), head) for i in range(k)]
     return {n: torch.stack([d[n] for d in drawn]) for n in head}

@@ -49,20 +49,20 @@ class FedCP(Method):
 
     @property
     def noise(self) -> tuple[int, ...]:
-        return (self.task.initial[self.task.last_linear[0]].shape[1],)
+        return (self.task.value(self.task.initial, self.task.last_linear[0]).shape[1],)
 
     def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
 
     def is_shared(self, name: str) -> bool:
-        return name not in self.task.last_linear
+        return name not in self.task.classifier
 
     def init(self) -> State:
         state, t, (size,) = super().init(), self.task, self.noise
         with t.seeded("fedcp"):
             cpn = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size))
             context = torch.rand(t.K, size)
-        head = prefixed("global.", {n: t.initial[n].clone() for n in t.last_linear})
+        head = prefixed("global.", {n: t.initial[n].clone() for n in t.classifier})
         state.server |= prefixed("cpn.", dict(cpn.to(t.device, t.dtype).state_dict())) | head
         # The client's copy of h_g, so that it is at hand after training and yet not uploaded.
         state.clients |= clone(expand(head, t.K)) | {"context": context.to(t.device, t.dtype)}
@@ -70,7 +70,11 @@ class FedCP(Method):
 
     def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = super().begin(state, sel, sent)
-        return p | ({"context": p[self.task.last_linear[0]].sum(1)} if state.round else {})
+        if not state.round:
+            return p
+        first = self.task.last_linear[0]
+        weight = p[first] if first in p else expand(self.task.constants, len(sel))[first]
+        return p | {"context": weight.sum(1)}
 
     def gate(self, p: Params, z: Tensor, noise: Tensor | None = None) -> Tensor:
         """r (B, F) in (0, 1) of ONE client: the part of features z (B, F) for its personal head.
@@ -103,7 +107,7 @@ class FedCP(Method):
     def local(self, ctx: Context, start: Params) -> Params:
         trained = [n for n in start if n in self.task.parameters or n.startswith("cpn.")]
         end = ctx.train(self.loss, start, only=trained)
-        return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in self.task.last_linear}
+        return end | {"sent." + n: (end[n] + end["global." + n]) / 2 for n in self.task.classifier}
 
     def upload(
         self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor

@@ -55,7 +55,7 @@ class FedDBE(Method):
 
     def init(self) -> State:
         state, t = super().init(), self.task
-        zero = torch.zeros_like(t.initial[t.last_linear[0]][0])
+        zero = torch.zeros_like(t.value(t.initial, t.last_linear[0])[0])
         state.clients["z"] = zero.repeat(t.K, 1)
         if self.kappa:
             state.server["g"] = zero

@@ -66,11 +66,11 @@ class FedPAC(Method):
         return s**2, 2 * s**3  # each client's quadratic programme is over all others
 
     def is_shared(self, name: str) -> bool:
-        return name not in self.task.last_linear
+        return name not in self.task.classifier
 
     def init(self) -> State:
-        state, fc = super().init(), self.task.last_linear
-        proto = torch.zeros_like(self.task.initial[fc[0]])
+        state, fc = super().init(), self.task.classifier
+        proto = torch.zeros_like(self.task.value(self.task.initial, self.task.last_linear[0]))
         state.extra = {n: state.clients.pop(n) for n in fc}
         state.server |= {"proto": proto, "seen": torch.zeros_like(proto[:, 0], dtype=torch.bool)}
         return state
@@ -90,7 +90,7 @@ class FedPAC(Method):
         return fit + self.lam * F.mse_loss(z, anchor["target"][batch.y])
 
     def local(self, ctx: Context, start: Params) -> Params:
-        model, fc = select(start, self.task.names), self.task.last_linear
+        model, fc = select(start, self.task.names), self.task.classifier
         base = [n for n in self.task.parameters if n not in fc]
         s = ctx.measure(self.sums, model)
         n = s["n"].sum(1)
@@ -116,7 +116,7 @@ class FedPAC(Method):
     def upload(
         self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
     ) -> State:
-        heads, count = select(end, self.task.last_linear), end["count"].sum(0)
+        heads, count = select(end, self.task.classifier), end["count"].sum(0)
         mean = torch.einsum("sc,scf->cf", end["count"], end["mean"]) / count.clamp_min(1)[:, None]
         proto = torch.where((count > 0)[:, None], mean, state.server["proto"])
         state = super().upload(state, sel, start, end, weight)

@@ -62,11 +62,11 @@ class GPFL(Method):
         _ = self.task.last_linear  # ValueError for a model without one
 
     def is_shared(self, name: str) -> bool:
-        return name not in self.task.last_linear
+        return name not in self.task.classifier
 
     def init(self) -> State:
         state, t = super().init(), self.task
-        classes, size = t.initial[t.last_linear[0]].shape
+        classes, size = t.value(t.initial, t.last_linear[0]).shape
         with t.seeded("gpfl"):
             cov = nn.ModuleDict({"gamma": branch(size), "beta": branch(size)})
             gce = torch.randn(classes, size)

@@ -161,6 +161,12 @@ def narrowed(task: Task, width: float) -> Shapes:
             f"widths: a network with BatchNorm ({min(task.bn)}) has one size; use one without it, "
             "or widths=()"
         )
+    if (task.constants or task.tied) and width != 1:
+        odd = min([*task.constants, *task.tied])
+        raise ValueError(
+            f"widths: a network with frozen or tied tensors ({odd}) has one size; use one without "
+            "them, or widths=()"
+        )
     shapes, before = {}, 1.0
     for layer, names in task.layers.items():
         convolves = task.initial[names[0]].dim() > 2
@@ -236,7 +242,11 @@ class PFedHN(Method):
     )
 
     def check(self) -> None:
-        _ = self.hn  # which refuses widths
+        if not self.hn.full:  # which refuses widths
+            raise ValueError(
+                "all that is trained is in the head, so that the hypernetwork has nothing to "
+                "write; lower head_depth, or train more of the model"
+            )
 
     def pairs(self, s: int) -> tuple[int, int]:
         # Embeddings grow with the clients, by the paper's rule; their momentum and gradient, too.

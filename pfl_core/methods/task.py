@@ -73,10 +73,12 @@ class Task:
     ----------
     K, C : numbers of clients and classes
     parameters, buffers, names : tuples of the names of trained tensors, of BatchNorm's statistics,
-        and of both
+        and of both; a tensor that the model has under several names is there under its first
     bn : set of the names of all that belongs to BatchNorm
     layers : {layer: names of its parameters}, by module, in forward order
     initial : {name: (*shape)}, the initial model of ONE client
+    constants : {name: (*shape)}, what of the model is frozen: the same for all, and no method's
+    tied : {further name: first name} of tensors that the model has under several names
     device, dtype : of the model
     joins : the State of a trained federation that these clients are new to, or None
     """
@@ -92,17 +94,22 @@ class Task:
     ):
         self.model, self.n, self.label_counts, self.config = model, n, label_counts, config
         self.K, self.C = label_counts.shape
-        self.parameters = tuple(name for name, _ in model.named_parameters())
+        self.parameters = tuple(models.trained(model))
         self.buffers = tuple(models.buffers(model))
         self.names = self.parameters + self.buffers
+        self.tied = models.tied(model)
         self.anatomy = anatomy or Anatomy(model)
         self._head = frozenset(self.anatomy.head(config.head_depth, config.head_by, config.head))
-        self.bn = frozenset(models.bn(model))
+        self.bn = frozenset(models.bn(model)).intersection(self.names)
         self.layers = self.layers_by("module")
-        self.initial = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
+        state = model.state_dict(keep_vars=True)
+        self._fixed = {n: v for n, v in state.items() if n not in {*self.names, *self.tied}}
+        self._still = models.still(model)
+        self.constants = {n: v.detach() for n, v in self._fixed.items()}
+        self.initial = {n: v.detach().clone() for n, v in state.items() if n in self.names}
         self.own_heads = heads or {}
         self.joins: Any = None
-        first = next(model.parameters())
+        first = self.initial[self.parameters[0]]
         self.device, self.dtype = first.device, first.dtype
         self._local = threading.local()
 
@@ -120,7 +127,7 @@ class Task:
     def head(self) -> frozenset[str]:
         """Names of the experiment's head.
 
-        Raises ValueError if it was counted and is not what gives the scores.
+        Raises ValueError if it was counted and is not what gives the scores, or is frozen.
         """
         if not self.config.head:
             self.anatomy.check_head(self._head, self.config.head_depth, self.config.head_by)
@@ -131,6 +138,12 @@ class Task:
         heads of the clients' own.
         """
         return expand(self.initial, self.K) | self.own_heads
+
+    def start_from(self, values: Params) -> None:
+        """Take the initial model from `values` {name: (*shape)}, as far as it has the names."""
+        self.initial |= {n: v.clone() for n, v in values.items() if n in self.initial}
+        for n in self.constants.keys() & values.keys():
+            self.constants[n].copy_(values[n])
 
     def start(self) -> Params:
         """What clients begin with, {name: (K, *shape)}: the models as they were drawn; with
@@ -145,7 +158,7 @@ class Task:
 
     @functools.cached_property
     def last_linear(self) -> tuple[str, ...]:
-        """Names of weight and bias (if it has one) of the model's last layer.
+        """Names of weight and bias (if it has one) of the model's last layer, frozen or not.
 
         Raises ValueError if that is no nn.Linear.
         """
@@ -153,6 +166,15 @@ class Task:
             return self.anatomy.last_linear()
         except ValueError as error:
             raise ValueError(f"{error}, or take a method that needs no features") from None
+
+    @functools.cached_property
+    def classifier(self) -> tuple[str, ...]:
+        """Those names of `last_linear` that are trained."""
+        return tuple(n for n in self.last_linear if n in self.parameters)
+
+    def value(self, p: Params, name: str) -> Tensor:
+        """The tensor `name` of ONE client's model p, or the constant of that name."""
+        return p[name] if name in p else self.constants[name]
 
     def features(self, p: Params, x: Tensor, training: bool | None = None) -> Tensor:
         """Input of `last_linear`, (B, F), of ONE client.
@@ -163,7 +185,7 @@ class Task:
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
         """Class scores (B, C) of ONE client's `last_linear` on features z (B, F)."""
-        return F.linear(z, *(p[n] for n in self.last_linear))
+        return F.linear(z, *(self.value(p, n) for n in self.last_linear))
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
@@ -182,8 +204,15 @@ class Task:
             training = bool(getattr(self._local, "training", False))
         both = self._local.__dict__.setdefault("modules", {})
         if training not in both:
-            module = copy.deepcopy(self.model).train(training)
-            owners = [(name, *_slot(module, name)) for name in self.names]
+            # Constants are not copied: all threads' modules have the same ones.
+            module = copy.deepcopy(self.model, {id(v): v for v in self._fixed.values()})
+            module.train(training)
+            for path in self._still:
+                module.get_submodule(path).eval()
+            places = {n: n for n in self.names} | self.tied
+            owners = [
+                (first, *_slot(module, n)) for n, first in places.items() if first in self.initial
+            ]
             both[training] = module, owners
         module, owners = both[training]
         for name, slots, key in owners:

@@ -839,9 +839,9 @@ def partition_of_many_is_cut_off(w: World) -> Iterator[None]:
 
 def evaluated_without_test_samples(w: World) -> Iterator[None]:
     fed = images(40)
-    fed.index["test"][1:] = [i[:0] for i in fed.index["test"][1:]]
+    test = [fed.index["test"][0], *([] for _ in range(39))]
     yield
-    run(OWN.but(clients=40, eval_clients=2), fed=fed)
+    run(OWN.but(clients=40, eval_clients=2), fed=images(40, test=test))
 
 
 def one_of_many_diverges(w: World) -> Iterator[None]:

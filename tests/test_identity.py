@@ -199,7 +199,7 @@ def test_what_is_recorded_of_own_data_is_true(store):
         (
             dict(normalize="half"),
             dict(mean=[0.1]),
-            r"mean=\[0.1\]\) in Experiment\(normalize='half'\)",
+            r"mean=\(0.1,\)\) in Experiment\(normalize='half'\)",
         ),
     ],
 )

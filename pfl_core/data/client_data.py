@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_core.data.federation import Federation, check_finite, per_channel, tensor
+from pfl_core.data.arrays import check_finite, per_channel, tensor
+from pfl_core.data.federation import Federation
 from pfl_core.util.draws import rng
 
 PLANS = ("wrap", "drop", "fresh")  # what `Experiment.plan` may be
@@ -61,11 +62,11 @@ class ClientData:
         self.K, self.classes, self.kind = federation.K, federation.classes, federation.kind
         self.input_shape = federation.input_shape
         held, fit = self._hold_out(holdout)
-        self.index = federation.index | {"holdout": held, "fit": fit}
+        self.index = {**federation.index, "holdout": held, "fit": fit}
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(federation.counts(), device=self.device)
         self.x = tensor(federation.x).to(self.device)
-        self.y = torch.as_tensor(federation.y).to(self.device)
+        self.y = tensor(federation.y).to(self.device)
         if self.kind == "float":
             self.x = self.x.to(dtype)
             check_finite(self.x)
@@ -74,7 +75,7 @@ class ClientData:
             centre, spread = self._per_channel(mean, 0.0), self._per_channel(std, 1.0)
             self._scale, self._shift = 1 / (255 * spread), -centre / spread
 
-    def _hold_out(self, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _hold_out(self, share: float) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
         # At least one sample of each client stays on either side.
         train = self.federation.index["train"]
         if not share:

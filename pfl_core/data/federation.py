@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from pfl_core.data import arrays, files
+from pfl_core.data.files import SPLITS
 from pfl_core.data.partition import partition as deal
 from pfl_core.data.readers import held_out
-from pfl_core.util import cards, sums
+from pfl_core.util import cards
+from pfl_core.util.draws import rng
 
-SPLITS = ("train", "val", "test")
-FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
 WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
     "device": "run(device=...)"
 }
@@ -29,18 +29,20 @@ WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
 class Federation:
     """K clients over one pool of samples: data and clients only.
 
-    With what they are trained is an Experiment's to say: `run(experiment, fed=...)`.
+    With what they are trained is an Experiment's to say: `run(experiment, fed=...)`. It does not
+    change: arrays are copied, a file that numpy maps read-only is not, and all of it is read-only.
 
     Parameters
     ----------
     x
-        uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels, which are
-        scaled to [0, 1] and then to (x - mean) / std; integer tokens (n, length); or floats
-        (n, ...) as a model takes them, images as (n, c, h, w).
+        uint8 images (n, h, w), (n, h, w, c) or (n, c, h, w) of c = 1 or 3 channels or tables (n,
+        d), which are scaled to [0, 1] and then to (x - mean) / std; integer tokens (n, length); or
+        floats (n, ...) as a model takes them, images as (n, c, h, w).
     y : (n,) or (n, 1)
         Integer labels, 0 to classes - 1.
     train, val, test
-        One array of indices into x for each client. val and test may be left out.
+        One array of indices into x for each client. val and test may be left out. Clients may
+        share samples of one part, such as a common test set.
     classes
         C, by default max(y) + 1.
     mean, std
@@ -50,7 +52,8 @@ class Federation:
     ------
     ValueError
         For arrays of other shapes or types, NaN, labels or indices out of range, masks in place of
-        indices, a client without training samples, or a val or test sample that is also trained on.
+        indices, a client without training samples, a sample twice in a list, or a val or test
+        sample that is also trained on.
     TypeError
         For settings of an Experiment or of `run` (seed, holdout, dtype, device).
 
@@ -72,6 +75,17 @@ class Federation:
     array([100, 100, 100])
     """
 
+    x: np.ndarray
+    y: np.ndarray
+    index: Mapping[str, tuple[np.ndarray, ...]]
+    K: int
+    classes: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    name: str
+    folder: Path | None
+    _stamps: tuple[files.Stamp, ...]
+
     def __init__(
         self,
         x: np.ndarray | Tensor,
@@ -88,27 +102,28 @@ class Federation:
     ):
         for setting, value in settings.items():
             raise TypeError(f"Federation({setting}={value!r}): {_where(setting)}")
-        self.name, self.mean, self.std = name, mean, std
-        self.x, self.y = _samples(x), _labels(y)
-        k = len(train)
-        lists = {"train": train, "val": val, "test": test}
-        for s, v in lists.items():
-            if isinstance(v, dict):
-                raise ValueError(
-                    f"{s} is a dict; give a list of one index array a client, such as "
-                    f"list({s}.values())"
-                )
-        none = [np.empty(0, dtype=np.int64)] * k
-        lists = {s: none if v is None or not len(v) else v for s, v in lists.items()}
-        self.index = {s: [_indices(i, s, c) for c, i in enumerate(v)] for s, v in lists.items()}
-        self.K, self.classes = k, int(classes or _count_classes(self.y))
+        mean, std = (None if v is None else tuple(np.ravel(v).tolist()) for v in (mean, std))
+        x, y = arrays.frozen(arrays.samples(x)), arrays.frozen(arrays.labels(y))
+        lists = {"train": arrays.index_lists(train, "train", 0)}
+        for split, given in (("val", val), ("test", test)):
+            lists[split] = arrays.index_lists(given, split, len(lists["train"]))
+        about = dict(name=name, mean=mean, std=std, classes=arrays.number_of_classes(classes, y))
+        about |= dict(x=x, y=y, index=MappingProxyType(lists), K=len(lists["train"]), folder=None)
+        stamps = files.stamps(filter(None, [arrays.mapped_file(x)]))
+        self.__dict__.update(about, _stamps=stamps)
         self._check()
         if self.kind == "float":
-            check_finite(tensor(self.x))
-            _warn_of_pixels(self.x)
+            arrays.check_finite(arrays.tensor(x))
+            arrays.warn_of_pixels(x)
         if self.kind == "image":
             for values, default in ((mean, 0.0), (std, 1.0)):
-                per_channel(values, default, self.input_shape[0])
+                arrays.per_channel(values, default, self.input_shape[0])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"a Federation does not change, so that runs say truly what they were over; make "
+            f"another one with another {name}"
+        )
 
     def _check(self) -> None:
         n = len(self.y)
@@ -138,11 +153,19 @@ class Federation:
                 f"{split} has index lists for {len(lists)} clients and train for {self.K}; "
                 "give one list a client"
             )
+        last = np.empty(n, np.int64)  # where a sample stands in a client's list
         for k, idx in enumerate(lists):
             if len(idx) and not (0 <= idx.min() and idx.max() < n):
                 raise ValueError(
                     f"{split} indices of client {k} reach {idx.min()}..{idx.max()}; "
                     f"allowed: 0..{n - 1}"
+                )
+            at = np.arange(len(idx))
+            last[idx] = at
+            if len(twice := idx[last[idx] != at]):
+                raise ValueError(
+                    f"{split} of client {k} lists {len(twice)} samples more than once, the first "
+                    f"is sample {twice[0]}; list each once: np.unique(indices)"
                 )
 
     def _check_disjoint(self) -> None:
@@ -182,65 +205,152 @@ class Federation:
             return (1, *shape)
         return (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
 
-    def at_most(self, samples: int) -> Federation:
+    def at_most(self, samples: int, seed: int | None = None) -> Federation:
         """The same with at most that many samples in each client's train, val and test; 0: all.
 
-        Lists are in random order, so that their start is a random part of them.
+        Without a seed they are the first of each list, which is a random part of what a partition
+        dealt in random order. With one they are drawn from each list, its classes in proportion.
         """
         if not samples:
             return self
-        fed = copy.copy(self)
-        fed.__dict__.pop("hash", None)
-        fed.index = {s: [i[:samples] for i in lists] for s, lists in self.index.items()}
+        lists = {}
+        for split, whole in self.index.items():
+            lists[split] = tuple(
+                i[:samples] if seed is None else self._drawn(i, samples, rng(seed, split, k))
+                for k, i in enumerate(whole)
+            )
+        fed = object.__new__(type(self))
+        kept = {n: v for n, v in self.__dict__.items() if n != "hash"}
+        fed.__dict__.update(kept, index=MappingProxyType(lists), folder=None)
         return fed
+
+    def _drawn(self, index: np.ndarray, samples: int, draw: np.random.Generator) -> np.ndarray:
+        # In a random order the r-th of n samples of a class is wanted at (r + 1/2) / n, so that
+        # the first `samples` have the classes in proportion; they keep the order of the list.
+        if len(index) <= samples:
+            return index
+        order = draw.permutation(len(index))
+        wanted = np.empty(len(index))
+        for label in np.unique(y := self.y[index[order]]):
+            mine = np.flatnonzero(y == label)
+            wanted[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+        return index[np.sort(order[np.argsort(wanted, kind="stable")[:samples]])]
 
     @cached_property
     def hash(self) -> str:
         """sha256 of samples, labels and all index lists."""
-        h = hashlib.sha256()
-        for a in (self.x, self.y, *(i for s in SPLITS for i in self.index[s])):
-            h.update(str((a.shape, a.dtype)).encode() + np.ascontiguousarray(a).tobytes())
-        return h.hexdigest()
+        return arrays.digest([self.x, self.y, *(i for s in SPLITS for i in self.index[s])])
 
     @property
     def checksum(self) -> str:
-        """sha256 of all that decides numbers: samples, labels, lists, classes, mean and std."""
-        scale = [None if v is None else np.ravel(v).tolist() for v in (self.mean, self.std)]
-        rest = [self.classes, *scale]
-        return hashlib.sha256(f"{self.hash}{rest}".encode()).hexdigest()
+        """sha256 of all that decides numbers: samples, labels, lists, classes, mean and std.
+
+        Raises
+        ------
+        ValueError
+            If a file that x maps has changed since the Federation was made.
+        """
+        scale = [None if v is None else list(v) for v in (self.mean, self.std)]
+        rest, digest = [self.classes, *scale], self.hash
+        self.check_unchanged()
+        return hashlib.sha256(f"{digest}{rest}".encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """ValueError if a file that x maps has changed since the Federation was made."""
+        files.check_unchanged(self._stamps)
 
     def save(self, path: str | Path) -> None:
-        """Write the partition (index lists and the hash of the data it belongs to) as npz."""
-        flat: dict[str, Any] = {f"{s}_{k}": i for s in SPLITS for k, i in enumerate(self.index[s])}
-        with sums.replacing(Path(path)) as f:  # by name, numpy would add .npz where it is missing
-            np.savez_compressed(f, clients=self.K, name=self.name, hash=self.hash, **flat)
+        """Write data and clients to a folder, which `Federation.open` reads.
+
+        It holds x.npy, y.npy, and index.npz: the lists, classes, mean, std, name and hash. Where it
+        holds the same already, nothing is written. A path that ends in .npz becomes a file of the
+        lists and the hash alone, which `Federation.load` reads.
+
+        Raises
+        ------
+        ValueError
+            If there is something else at that path.
+        OSError
+            If it cannot be written; what was there stays.
+
+        Examples
+        --------
+        >>> pool = load("digits")
+        >>> federation = Federation.dealt(pool.x, pool.y, "iid", clients=3)
+        >>> federation.save("my_digits")
+        >>> Federation.open("my_digits").hash == federation.hash
+        True
+        """
+        path = Path(path)
+        about = dict(name=self.name, hash=self.hash)
+        if path.suffix == ".npz":
+            return files.write_partition(path, self.index, dict(clients=self.K) | about)
+        if path.is_file() or path.is_dir() and any(path.iterdir()):
+            return self._check_saved(path)
+        about |= dict(classes=self.classes, mean=self.mean, std=self.std)
+        files.write_folder(path, self.x, self.y, self.index, about)
+
+    def _check_saved(self, path: Path) -> None:
+        try:
+            there = None if path.is_file() else type(self).open(path)
+        except ValueError:
+            there = None
+        if there is None or (there.checksum, there.name) != (self.checksum, self.name):
+            raise ValueError(
+                f"{path} is there already and holds something else; save to another folder, or "
+                "take it away"
+            )
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Federation:
+        """The Federation that `save` wrote to a folder; its samples stay in the file.
+
+        x.npy is mapped read-only: it takes no memory, and processes share it. All of it is read
+        once here, to compare it with the hash in the folder. Each run looks whether size, time or
+        inode of the files changed since.
+
+        Raises
+        ------
+        ValueError
+            If the folder is another one, or damaged; from a run, if its files have changed.
+        """
+        folder = Path(folder).absolute()
+        given = files.read_folder(folder)
+        digest = given.pop("hash")
+        fed = cls(**given)
+        if fed.hash != digest:
+            raise ValueError(
+                f"{folder} is not as it was saved: its hash is {fed.hash[:12]}..., the one in "
+                f"index.npz {digest[:12]}...; save it again"
+            )
+        fed._lies_in(folder, files.stamps(folder / name for name in files.FILES))
+        return fed
+
+    def _lies_in(self, folder: Path, stamps: Sequence[files.Stamp]) -> None:
+        self.__dict__.update(folder=folder, _stamps=tuple(stamps))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the folder again; what lies in memory is sent.
+        if self.folder:
+            return _reopened, (type(self), self.folder, self._stamps, self.hash)
+        given = {n: getattr(self, n) for n in ("x", "y", "classes", "mean", "std", "name")}
+        return _remade, (type(self), given | dict(self.index))
 
     @classmethod
     def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
-        """The partition saved at `path`, over the same x and y.
+        """The partition saved at `path`, a file, over the same x and y.
 
         Raises
         ------
         ValueError
             If x and y are not the arrays that it was made for, or the file is damaged.
         """
-        try:
-            # Given a path, numpy leaves broken files open.
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as z:
-                k, digest, name = int(z["clients"]), str(z["hash"]), str(z["name"])
-                lists: dict[str, Any] = {s: [z[f"{s}_{i}"] for i in range(k)] for s in SPLITS}
-        except OSError:
-            raise
-        except Exception as error:  # zipfile and numpy meet damage with nearly any type
-            raise ValueError(
-                f"{path} is damaged, or no partition that Federation.save wrote: {error}"
-            ) from error
-        about: dict[str, Any] = lists | {"name": name} | kw
-        fed = cls(x, y, **about)
+        about, digest = files.read_partition(Path(path))
+        fed = cls(x, y, **about | kw)
         if fed.hash != digest:
             raise ValueError(
                 f"{path} was made for other data (hash {digest[:12]}..., these have "
-                f"{fed.hash[:12]}...); load the data it names: {name}"
+                f"{fed.hash[:12]}...); load the data it names: {about['name']}"
             )
         return fed
 
@@ -290,8 +400,8 @@ class Federation:
         """
         if not isinstance(test, float | np.floating) or not 0 < test < 1:
             raise ValueError(f"Federation.dealt(test={test!r}): allowed is a share in (0, 1)")
-        y = _labels(y)
-        classes = int(classes or _count_classes(y))
+        y = arrays.labels(y)
+        classes = arrays.number_of_classes(classes, y)
         pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
         split = deal(partition, pool, clients, seed, **args)
         about: dict[str, Any] = dict(classes=classes, mean=mean, std=std, name=name)
@@ -322,67 +432,16 @@ class Federation:
     def from_pfllib(cls, folder: str | Path, **kw) -> Federation:
         """A data set as PFLlib writes it: train/<k>.npz and test/<k>.npz for each client k.
 
-        A file holds arrays x and y, or `data` = {"x", "y"}, a pickled dict.
+        A file holds arrays x and y, or `data` = {"x", "y"}, a pickled dict. Texts, (tokens, length)
+        each, become tokens, padded with 0.
 
         Files that need unpickling are refused unless `trusted=True`: only say so for files that you
         made yourself.
         """
-        trusted = kw.pop("trusted", False)
-        folder = Path(folder)
-        stems = [p.stem for p in (folder / "train").glob("*.npz")]
-        ids: list[Any] = sorted(int(stem) for stem in stems if stem.isdecimal())
-        ids += [stem for stem in stems if not stem.isdecimal()]
-        if ids != list(range(len(ids))) or not ids:
-            raise ValueError(
-                f"{folder} holds train files {ids}; expected train/0.npz, 1.npz, ... and test/ "
-                "likewise, as PFLlib writes them"
-            )
-        xs, ys, lists, at = [], [], {"train": [], "test": []}, 0
-        for s in lists:
-            for i in ids:
-                x, y = _pfllib_arrays(file := folder / s / f"{i}.npz", trusted)
-                xs.append(x)
-                mine, first = (f"{a.dtype} of shape {a.shape[1:]}" for a in (x, xs[0]))
-                if mine != first:
-                    raise ValueError(f"{file} holds samples {mine}, and the first file {first}")
-                ys.append(y)
-                lists[s].append(np.arange(at, at + len(y)))
-                at += len(y)
-        about: dict[str, Any] = lists | {"name": folder.name} | kw
-        return cls(np.concatenate(xs), np.concatenate(ys), **about)
-
-
-def check_finite(x: Tensor) -> None:
-    """ValueError for samples (n, ...) that hold NaN or infinite values in their number format."""
-    bad = torch.nonzero(~torch.isfinite(x).flatten(1).all(1)).flatten().tolist()
-    if bad:
-        raise ValueError(
-            f"x is not finite as {x.dtype} in {len(bad)} of {len(x)} samples, the first is sample "
-            f"{bad[0]}; "
-            "NaN and infinite values spoil every model: leave these samples out, or replace the "
-            "values"
-        )
-
-
-def per_channel(
-    values: Sequence[float] | float | None, default: float, channels: int
-) -> list[float]:
-    """A mean (default 0) or std (default 1), as one number or one for each channel.
-
-    Raises
-    ------
-    ValueError
-        If there are more or fewer, or a number is not finite, or a std not > 0.
-    """
-    v = [default] if values is None else np.asarray(values, float).ravel().tolist()
-    if len(v) not in (1, channels):
-        raise ValueError(
-            f"mean or std has {len(v)} numbers; give one, or one for each of {channels} channels"
-        )
-    if not np.isfinite(v).all() or (default and min(v) <= 0):
-        name, allowed = ("std", "finite numbers > 0") if default else ("mean", "finite numbers")
-        raise ValueError(f"{name} is {v}; allowed are {allowed}, a number a channel or one for all")
-    return v
+        folder, trusted = Path(folder), kw.pop("trusted", False)
+        given = files.read_pfllib(folder, trusted)
+        given["x"] = arrays.owned(given["x"])
+        return cls(**given | {"name": folder.name} | kw)
 
 
 def _where(setting: str) -> str:
@@ -391,138 +450,23 @@ def _where(setting: str) -> str:
     return "unknown; a Federation takes x, y, train, val, test, classes, mean, std, name"
 
 
-def _array(v: np.ndarray | Tensor) -> np.ndarray:
-    return np.asarray(v.detach().cpu() if isinstance(v, Tensor) else v)
+@functools.lru_cache(maxsize=1)
+def _reopened(
+    cls: type[Federation], folder: Path, stamps: Sequence[files.Stamp], digest: str
+) -> Federation:
+    # A saved Federation in another process, with the digest that was taken in the first one.
+    files.check_unchanged(stamps)
+    given = files.read_folder(folder)
+    given.pop("hash")
+    with warnings.catch_warnings():  # said where it was made
+        warnings.simplefilter("ignore")
+        fed = cls(**given)
+    fed._lies_in(folder, stamps)
+    fed.__dict__["hash"] = digest
+    return fed
 
 
-def _samples(x: np.ndarray | Tensor) -> np.ndarray:
-    # Samples as an array of a kind that is allowed; ValueError for others.
-    try:
-        x = _array(x)
-    except (ValueError, RuntimeError, TypeError) as error:  # of a list: numpy's or torch's
-        shapes = dict.fromkeys(str(tuple(np.shape(sample))) for sample in x)
-        if len(shapes) == 1:
-            raise ValueError(f"x is a list that makes no array: {error}") from error
-        some = ", ".join([*shapes][:3])
-        raise ValueError(
-            f"x is a list of samples of shape {some}; cut or pad them to one shape"
-        ) from None
-    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
-    allowed = x.ndim == 2 if tokens else x.ndim >= 2 and x.dtype.newbyteorder("=").name in FORMS
-    if not allowed:
-        raise ValueError(
-            f"x is {x.dtype} {x.shape}; allowed are uint8 images (n, h, w), (n, h, w, c) or (n, "
-            "c, h, w) of 0 to 255, floats "
-            "(n, ...) as a model takes them, images as (n, c, h, w), and integer tokens (n, length)"
-        )
-    if x.dtype == np.uint8 and x.ndim == 4 and not {x.shape[1], x.shape[3]} & {1, 3}:
-        raise ValueError(
-            f"x is uint8 {x.shape}; images have 1 or 3 channels, first or last: leave an alpha "
-            "channel out with x[..., :3], and "
-            "give images of other channels as floats (n, c, h, w)"
-        )
-    return x
-
-
-def _warn_of_pixels(x: np.ndarray) -> None:
-    # Floats are used as they are, but torch's and numpy's conversions keep pixels at 0 to 255.
-    some = x[:256]
-    whole = x.ndim == 4 and some.size and (some == some.round()).all()
-    if whole and some.min() >= 0 and 2 <= some.max() <= 255:
-        warnings.warn(
-            f"x is {x.dtype} {x.shape} of whole numbers up to {some.max():g}, used as they are: if "
-            "these are pixels of 0 to 255, give x.astype('uint8'), which is scaled, or x / 255",
-            stacklevel=3,
-        )
-
-
-def _labels(y: np.ndarray | Tensor) -> np.ndarray:
-    # Labels as int64 (n,); ValueError for what is no label.
-    y = _array(y)
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1:
-        raise ValueError(
-            f"labels y have shape {y.shape}; allowed is one integer a sample, (n,) or (n, 1); of "
-            "one-hot rows take y.argmax(1)"
-        )
-    with np.errstate(invalid="ignore"):  # NaN differs from any integer, and is refused
-        whole = y.astype(np.int64) if y.dtype.kind in "biuf" else None
-    if whole is None or (y != whole).any():
-        raise ValueError(
-            f"labels y are {y.dtype}; allowed are integers 0 to classes - 1, one a sample: "
-            "number others with np.unique(y, return_inverse=True)[1]"
-        )
-    return whole
-
-
-def _count_classes(y: np.ndarray) -> int:
-    # A network has an output a class: a stray label, such as 10^9, would take all memory.
-    found, most = int(y.max(initial=0)) + 1, max(1000, len(y))
-    if found > most:
-        raise ValueError(
-            f"labels reach {found - 1}; without classes= labels up to {most - 1} are allowed for "
-            f"{len(y)} samples: number them from "
-            "0 with np.unique(y, return_inverse=True)[1], or give classes="
-        )
-    if len(y) and y.min() > 0:
-        raise ValueError(
-            f"labels reach {y.min()}..{found - 1} and not 0: of labels that start at {y.min()} "
-            f"take y - {y.min()}, or give classes={found} if others are to be there"
-        )
-    return found
-
-
-def tensor(x: np.ndarray) -> Tensor:
-    """An array as a tensor; a copy where torch takes no view.
-
-    That is of memory maps, of arrays with negative strides, and of another machine's byte order.
-    """
-    if x.dtype.kind == "u" and x.dtype != np.uint8:
-        x = x.astype(np.int64)
-    x = x.astype(x.dtype.newbyteorder("="), copy=False)
-    return torch.as_tensor(x if x.flags.writeable and min(x.strides) >= 0 else x.copy())
-
-
-def _indices(v: np.ndarray, split: str, client: int) -> np.ndarray:
-    v = _array(v)
-    if not v.ndim:
-        raise ValueError(
-            f"{split} of client {client} is {v}; give one index array a client, such as [[0, 1], "
-            "[2, 3]]"
-        )
-    v = v.reshape(-1)
-    if len(v) and v.dtype.kind not in "iu":
-        raise ValueError(
-            f"{split} of client {client} holds {v.dtype} values; give integer indices "
-            "(np.flatnonzero(mask))"
-        )
-    return v.astype(np.int64)
-
-
-def _pfllib_arrays(path: Path, trusted: bool) -> tuple[np.ndarray, np.ndarray]:
-    data, names = None, []
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=trusted) as z:
-            names = z.files
-            if {"x", "y"} <= set(names):
-                data = z["x"], z["y"]
-            elif "data" in names and trusted:
-                data = tuple(np.asarray(z["data"].item()[name]) for name in "xy")
-    except OSError:
-        raise
-    except Exception as error:  # zipfile and numpy meet damage with nearly any type
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if data is None and "data" in names:
-        raise ValueError(
-            f"{path} holds a pickled dict; pass trusted=True if you made it yourself, else "
-            "save arrays x and y in it"
-        )
-    if data is None:
-        raise ValueError(
-            f"{path} holds {', '.join(names) or 'nothing'}; expected arrays x and y, or "
-            "`data` with both"
-        )
-    x, y = data
-    if x.shape[:1] != y.shape[:1]:
-        raise ValueError(f"{path} has samples {x.shape} and labels {y.shape}; give each one label")
-    return (x.astype(np.float32) if x.dtype == np.float64 else x), y
+def _remade(cls: type[Federation], given: dict[str, Any]) -> Federation:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cls(**given | {"x": arrays.owned(given["x"])})

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pfl_core.data import readers
+from pfl_core.data import files, readers
+from pfl_core.data.arrays import frozen, owned
 from pfl_core.data.sources import SOURCES
 from pfl_core.util import checks
 from pfl_core.util.cards import Listing, card, shape, span
@@ -36,13 +38,14 @@ class DatasetDamaged(ValueError):
 class Pool:
     """All samples of a data set, its official parts together.
 
-    All who load a data set share its Pool: treat the arrays as read-only.
+    All who load a data set share its Pool. Its arrays are copies of those given, and read-only.
 
     Attributes
     ----------
     x
-        uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, or int32 tokens
-        [n, length]. uint8 images are normalised by mean and std, float32 ones used as they are.
+        uint8 or float32 images [n, h, w] or [n, h, w, channels] of 1 or 3 channels, float32 or
+        float64 tables [n, columns], or int32 tokens [n, length]. uint8 images are normalised by
+        mean and std, floats used as they are.
     y : [n] int64
         Classes, 0 to classes - 1.
     is_test : [n] bool
@@ -70,27 +73,45 @@ class Pool:
     def __post_init__(self) -> None:
         if problem := self._problem():
             raise ValueError(f"pool {self.name!r}: {problem}")
+        extra = MappingProxyType({name: frozen(column) for name, column in self.extra.items()})
+        kept: dict[str, Any] = {n: frozen(getattr(self, n)) for n in ("x", "y", "is_test")}
+        for name, value in (kept | {"extra": extra}).items():
+            object.__setattr__(self, name, value)
         if self.kind == "image" and self.mean is None:
-            for key, value in zip(("mean", "std"), statistics(self.x[~self.is_test]), strict=True):
+            found = statistics(self.x, np.flatnonzero(~self.is_test))
+            for key, value in zip(("mean", "std"), found, strict=True):
                 object.__setattr__(self, key, value)
 
     def _problem(self) -> str | None:
-        return self._problem_of_x() or self._problem_of_labels() or self._problem_of_columns()
+        return (
+            self._problem_of_types()
+            or self._problem_of_x()
+            or self._problem_of_labels()
+            or self._problem_of_columns()
+        )
+
+    def _problem_of_types(self) -> str | None:
+        for name, a in {"x": self.x, "y": self.y, "is_test": self.is_test, **self.extra}.items():
+            if not isinstance(a, np.ndarray):
+                return f"{name} is a {type(a).__name__}; give a numpy array"
+            if isinstance(a, np.ma.MaskedArray) and np.ma.getmaskarray(a).any():
+                return f"{name} is a masked array; leave these samples out, or fill the gaps"
+        return None
 
     def _problem_of_x(self) -> str | None:
         x, n = self.x, len(self.x)
-        allowed = {"uint8": (3, 4), "float32": (3, 4), "int32": (2,)}
+        allowed = {"uint8": (3, 4), "float32": (2, 3, 4), "float64": (2,), "int32": (2,)}
         if x.ndim not in allowed.get(x.dtype.name, ()) or x.size == 0:
             return (
-                f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 [n, h, w(, c)], "
-                "int32 [n, length], not empty"
+                f"x is {x.dtype} {x.shape}; allowed: uint8 or float32 images [n, h, w(, c)], "
+                "float32 or float64 tables [n, columns], int32 tokens [n, length], not empty"
             )
         if x.ndim == 4 and x.shape[3] not in (1, 3):
             return (
                 f"x is {x.dtype} {x.shape}; allowed are 1 or 3 channels, last: "
                 "leave an alpha channel out with x[..., :3]"
             )
-        if x.dtype == np.float32 and (bad := sum(not np.isfinite(a).all() for a in x)):
+        if x.dtype.kind == "f" and (bad := sum(not np.isfinite(a).all() for a in x)):
             return (
                 f"x is not finite in {bad} of {n} samples; leave them out, "
                 "or replace NaN and infinite values"
@@ -131,13 +152,15 @@ class Pool:
 
     @property
     def kind(self) -> str:
-        """ "image" or "text"."""
-        return "text" if self.x.dtype == np.int32 else "image"
+        """ "image", "text" or "table"."""
+        if self.x.ndim == 2:
+            return "text" if self.x.dtype == np.int32 else "table"
+        return "image"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) of an image, (length,) of a text."""
-        if self.kind == "text":
+        """(C, H, W) of an image, (length,) of a text, (columns,) of a table."""
+        if self.kind != "image":
             return self.x.shape[1:]
         h, w, *c = self.x.shape[1:]
         return (*(c or [1]), h, w)
@@ -145,7 +168,7 @@ class Pool:
     @property
     def inputs(self) -> np.ndarray:
         """x as a Federation takes it: float images are [n, channels, h, w], channels first."""
-        if self.x.dtype != np.float32:
+        if self.kind != "image" or self.x.dtype == np.uint8:
             return self.x
         return self.x[:, None] if self.x.ndim == 3 else self.x.transpose(0, 3, 1, 2)
 
@@ -153,7 +176,7 @@ class Pool:
         return f"Pool({self.name}: {self._said()})"
 
     def _said(self) -> str:
-        kind = "images" if self.kind == "image" else "texts"
+        kind = {"image": "images", "text": "texts", "table": "samples"}[self.kind]
         parts = f"{self.n:,} {kind} of {shape(self.input_shape)}, {self.is_test.sum():,} for test"
         return f"{parts}; {self.classes:,} classes"
 
@@ -179,15 +202,21 @@ class Pool:
         return digest.hexdigest()
 
 
-def statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel has std 1."""
-    x = x.reshape(*x.shape[:3], -1)
+def statistics(
+    x: np.ndarray, rows: np.ndarray | None = None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel has std 1.
+
+    x: images [n, h, w] or [n, h, w, channels], or a table [n, columns], all of it one channel.
+    rows: which of them count, by default all.
+    """
+    x, rows = x.reshape(*(*x.shape, 1)[:3], -1), np.arange(len(x)) if rows is None else rows
     total = np.zeros((2, x.shape[-1]))
     # In pieces: the whole in float64 would be eight times its size.
-    for i in range(0, len(x), 1024):
-        a = x[i : i + 1024] / (255.0 if x.dtype == np.uint8 else 1.0)
+    for i in range(0, len(rows), 1024):
+        a = x[rows[i : i + 1024]] / (255.0 if x.dtype == np.uint8 else 1.0)
         total += [a.sum((0, 1, 2), dtype=np.float64), np.square(a, dtype=np.float64).sum((0, 1, 2))]
-    mean, square = total / (x.size / x.shape[-1])
+    mean, square = total / (len(rows) * x.shape[1] * x.shape[2])
     std = np.sqrt(np.maximum(square - mean**2, 0)).round(4)
     return tuple(mean.round(4).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
@@ -247,7 +276,7 @@ def _pool(
         a = dict(arrays())
         if absent := {"x", "y", "is_test", *s.columns} - set(a):
             raise ValueError(f"the array {min(absent)!r} is not in it")
-        x, y, is_test = (a.pop(key) for key in ("x", "y", "is_test"))
+        x, y, is_test = (owned(a.pop(key)) for key in ("x", "y", "is_test"))
         if s.shape and x.shape[1:] != s.shape:
             raise ValueError(f"x is {x.shape}, expected (n, {', '.join(map(str, s.shape))})")
         pool = Pool(name, x, y, is_test, s.classes or int(y.max(initial=0)) + 1, a, *s.stats)
@@ -267,9 +296,7 @@ def _pool(
 
 
 def _read_cache(path: Path) -> readers.Arrays:
-    # Given a path, numpy leaves broken files open.
-    with path.open("rb") as f, np.load(f, allow_pickle=False) as z:
-        return {"x" if key == "tokens" else key: z[key] for key in z.files}
+    return {"x" if key == "tokens" else key: a for key, a in files.unpacked(path).items()}
 
 
 def _write_cache(pool: Pool, root: Path) -> None:
@@ -277,7 +304,7 @@ def _write_cache(pool: Pool, root: Path) -> None:
     mine = root / f".{pool.name}.{os.getpid()}.npz"
     try:
         x: dict[str, Any] = {"tokens" if pool.kind == "text" else "x": pool.x}
-        x |= {"y": pool.y, "is_test": pool.is_test} | pool.extra
+        x |= {"y": pool.y, "is_test": pool.is_test, **pool.extra}
         np.savez(mine, **x)
         os.replace(mine, root / f"{pool.name}.npz")
     finally:

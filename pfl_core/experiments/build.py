@@ -147,7 +147,7 @@ def _normalisation(
     if fed.kind != "image" or fed.mean is not None:
         return fed.mean, fed.std
     x = fed.x if fed.x.ndim < 4 or fed.x.shape[-1] in (1, 3) else fed.x.transpose(0, 2, 3, 1)
-    return pools.statistics(x[np.unique(np.concatenate(fed.index["train"]))])
+    return pools.statistics(x, np.unique(np.concatenate(fed.index["train"])))
 
 
 # -- the method ------------------------------------------------------------------------------------

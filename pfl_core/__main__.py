@@ -99,6 +99,8 @@ def do_run(args: Namespace) -> int:
     if args.tensorboard:
         log = late("extras.logging").tensorboard(experiment, args.tensorboard)
     how = dict(device=args.device, executor=args.executor, recompute=args.recompute)
+    if args.fed:
+        how["fed"] = late("data.federation").Federation.open(args.fed)
     if late("experiments.starts").over_own(experiment):  # --init_from names its run
         how["source"] = late("experiments.listing").stored(given["init_from"])
     result = late("experiments.run").run(experiment, on_round=log, **how)
@@ -393,6 +395,8 @@ def _options_of_run(add: Callable) -> None:
         add(f"--{f.name}", metavar=metavar, help=described(f).replace("%", "%%"))
     add("--device", default="auto", help="auto, cpu or cuda (default: auto, a GPU if there is one)")
     add("--executor", default="auto", help=f"of {executors} (default: auto, by device)")
+    own = "data of your own, with --dataset own: what Federation.save wrote (default: none)"
+    add("--fed", type=Path, metavar="FOLDER", help=own)
     log = "log each evaluated round there (default: nowhere)"
     add("--tensorboard", type=Path, metavar="FOLDER", help=log)
     anew = (

@@ -30,6 +30,7 @@ INSTEAD = {
     "builtins.dict": "an array of all samples, such as np.stack(list(x.values()))",
     "builtins.set": "an array of all samples",
     "builtins.str": "an array, read from its file",
+    "pathlib.PurePath": "an array, read from its file",
     "builtins.generator": "np.stack(list(x))",
     "builtins.NoneType": "an array of all samples",
 }
@@ -41,9 +42,14 @@ INSTEAD = {
 def owned(a: np.ndarray) -> np.ndarray:
     """The array read-only for good, not copied: of arrays just made, which nobody else has."""
     root = _root(a)
-    for mine in (root, a):
-        mine.flags.writeable = False
+    root.flags.writeable = False
     _owned[id(root)] = root
+    return fixed(a)
+
+
+def fixed(a: np.ndarray) -> np.ndarray:
+    """As `owned`, of an array that is copied where another Federation takes it."""
+    a.flags.writeable = False
     return a.view()  # a view of it cannot be made writable again
 
 
@@ -143,7 +149,9 @@ def _array(name: str, v: Any) -> np.ndarray:
 
 def _of_tensor(name: str, v: Tensor) -> np.ndarray:
     if v.layout != torch.strided or v.is_nested:
-        raise ValueError(f"{name} is a {v.layout} tensor; give {name}.to_dense()")
+        dense = "to_padded_tensor(0)" if v.is_nested else "to_dense()"
+        kind = "nested" if v.is_nested else str(v.layout).removeprefix("torch.")
+        raise ValueError(f"{name} is a {kind} tensor; give {name}.{dense}")
     try:
         return v.detach().cpu().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -162,6 +170,8 @@ def _instead(v: Any) -> str:
         return "its columns of numbers as floats: x.to_numpy('float32')"
     if isinstance(v, list | tuple) and len(v) and all(isinstance(s, Tensor) for s in v):
         return "torch.stack(x)" if v[0].ndim else ""
+    if isinstance(v, list) and v and all(isinstance(s, tuple) and len(s) == 2 for s in v):
+        return "samples and labels apart: x, y = zip(*pairs), each as one array"
     return next((INSTEAD[kind] for kind in kinds if kind in INSTEAD), "")
 
 
@@ -174,6 +184,8 @@ def _kind_instead(x: np.ndarray) -> str:
         return "; give real and imaginary parts as channels, np.stack([x.real, x.imag], 1)"
     if kind == "V":
         return "; of columns with names take numpy.lib.recfunctions.structured_to_unstructured(x)"
+    if kind == "b":
+        return "; of bits take x.astype('float32')"
     return "; of one number a sample take x[:, None]" if kind in "fiu" and x.ndim == 1 else ""
 
 
@@ -355,6 +367,4 @@ def _indices(v: Any, split: str, client: int) -> np.ndarray:
         raise ValueError(
             f"{of} holds {v.dtype} values; give integer indices (np.flatnonzero(mask))"
         )
-    v = v.astype(np.int64)  # a copy
-    v.flags.writeable = False
-    return v.view()
+    return fixed(v.astype(np.int64))

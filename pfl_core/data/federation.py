@@ -234,7 +234,7 @@ class Federation:
         for label in np.unique(y := self.y[index[order]]):
             mine = np.flatnonzero(y == label)
             wanted[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
-        return index[np.sort(order[np.argsort(wanted, kind="stable")[:samples]])]
+        return arrays.fixed(index[np.sort(order[np.argsort(wanted, kind="stable")[:samples]])])
 
     @cached_property
     def hash(self) -> str:
@@ -323,8 +323,16 @@ class Federation:
                 f"{folder} is not as it was saved: its hash is {fed.hash[:12]}..., the one in "
                 f"index.npz {digest[:12]}...; save it again"
             )
-        fed._lies_in(folder, files.stamps(folder / name for name in files.FILES))
+        fed._lies_in(folder, _stamped(folder))
         return fed
+
+    def moved(self, folder: Path) -> Federation:
+        """The same, saved to a folder that is not there yet and opened from it.
+
+        Sent to another process, it is opened there.
+        """
+        self.save(folder)
+        return _in_folder(type(self), folder, _stamped(folder), self.hash)
 
     def _lies_in(self, folder: Path, stamps: Sequence[files.Stamp]) -> None:
         self.__dict__.update(folder=folder, _stamps=tuple(stamps))
@@ -450,11 +458,14 @@ def _where(setting: str) -> str:
     return "unknown; a Federation takes x, y, train, val, test, classes, mean, std, name"
 
 
-@functools.lru_cache(maxsize=1)
-def _reopened(
+def _stamped(folder: Path) -> tuple[files.Stamp, ...]:
+    return files.stamps(folder / name for name in files.FILES)
+
+
+def _in_folder(
     cls: type[Federation], folder: Path, stamps: Sequence[files.Stamp], digest: str
 ) -> Federation:
-    # A saved Federation in another process, with the digest that was taken in the first one.
+    # A saved Federation whose digest is known.
     files.check_unchanged(stamps)
     given = files.read_folder(folder)
     given.pop("hash")
@@ -464,6 +475,13 @@ def _reopened(
     fed._lies_in(folder, stamps)
     fed.__dict__["hash"] = digest
     return fed
+
+
+@functools.lru_cache(maxsize=1)  # once for all runs of a worker process
+def _reopened(
+    cls: type[Federation], folder: Path, stamps: tuple[files.Stamp, ...], digest: str
+) -> Federation:
+    return _in_folder(cls, folder, stamps, digest)
 
 
 def _remade(cls: type[Federation], given: dict[str, Any]) -> Federation:

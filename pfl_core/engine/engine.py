@@ -207,7 +207,7 @@ class Engine:
         def evaluate_batch(batch: tuple[int, np.ndarray]) -> Tensor:
             row, at = batch
             x, y = self.data.batch(pool[at[0] : at[-1] + 1])
-            if cpu and self.data.kind == "image":
+            if cpu and self.data.kind == "image" and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
                 scores = self.method.logits(model(row), x)

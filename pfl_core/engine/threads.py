@@ -85,7 +85,7 @@ class Threads:
         stride = max(1, GATHER // (batches * size))
         for chunk in job.indices[i].split(stride):
             x, y = self.data.batch(chunk)
-            if self.data.kind == "image":
+            if self.data.kind == "image" and len(self.data.input_shape) == 3:
                 x = x.flatten(0, 2).contiguous(memory_format=torch.channels_last).view_as(x)
             for t in range(len(chunk)):
                 step = []

@@ -95,7 +95,8 @@ def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
     if (e.dataset == "own") != (fed is not None):
         raise ValueError(
             'dataset="own" and a Federation go together: '
-            'run(Experiment(dataset="own", ...), fed=Federation(...))'
+            'run(Experiment(dataset="own", ...), fed=Federation(...)), or on the command line '
+            "--dataset own --fed FOLDER"
         )
     if fed is None:
         return e
@@ -108,6 +109,11 @@ def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
         raise ValueError(
             f"Experiment(normalize={e.normalize!r}) over a Federation of {fed.kind}: only uint8 "
             "images are normalised, other samples are taken as they are; leave normalize out"
+        )
+    if fed.kind == "image" and fed.mean is None and fed.std is not None:
+        raise ValueError(
+            f"Federation(std={fed.std}) without a mean; give both, or neither, which means those "
+            "of the training images"
         )
     if e.normalize != "dataset" and fed.mean is not None:
         raise ValueError(
@@ -126,8 +132,10 @@ def client_data(
     """
     fed = _whole_federation(experiment) if fed is None else fed
     mean, std = _normalisation(experiment, fed)
+    # A partition deals in random order; lists that a user gives may be sorted.
+    drawn_by = experiment.seed if experiment.dataset == "own" else None
     return ClientData(
-        fed.at_most(experiment.max_samples),
+        fed.at_most(experiment.max_samples, drawn_by),
         seed=experiment.seed,
         holdout=experiment.holdout,
         dtype=getattr(torch, experiment.dtype),

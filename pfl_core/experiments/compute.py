@@ -106,6 +106,8 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
     warned = unvisited.warn(method)
     trained = _train(job, method, data, work, stamp, source)
     stamp |= {"warned": warned} if warned else {}
+    if job.fed is not None:
+        job.fed.check_unchanged()
     if trained.final is not None and trained.final.round < job.experiment.rounds:
         # It ended early: this is the result of an Experiment of so many rounds.
         short = job.experiment.but(rounds=trained.final.round)

@@ -205,7 +205,9 @@ class Experiment:
         "as (x - 0.5) / 0.5 (half)",
     )
     max_samples: int = _is(
-        0, "Largest number of samples in each of a client's parts train, val and test (0: all)"
+        0,
+        "Largest number of samples in each of a client's parts train, val and test (0: all); of "
+        "own data drawn by the seed, classes in proportion",
     )
     eval_every: int = _is(
         1, "Number of rounds between evaluations; the start and the last round are always evaluated"
@@ -386,6 +388,11 @@ class Experiment:
         return not_default(self.plain() | keys.canonical(self) | {"init_from": source})
 
     @property
+    def draws_samples(self) -> bool:
+        """Whether `max_samples` draws, from lists of a user's own; up to 0.2 it took the first."""
+        return self.dataset == "own" and self.max_samples > 0
+
+    @property
     def id(self) -> str:
         """The run's name in the store: 16 hex digits, a hash of all that decides its numbers.
 
@@ -415,6 +422,8 @@ class Experiment:
         method = make_method(self.method, **self.method_args)
         key = self.canonical() | {"init_from": source}
         key |= {"pool": checksum, "schema": SCHEMA, "revision": method.revision}
+        if self.draws_samples:
+            key["drawn"] = "by seed and class"
         if code := self.code:
             key["code"] = code
         return keys.hashed(key)

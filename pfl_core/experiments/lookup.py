@@ -16,12 +16,15 @@ from pfl_core.util import paths
 TOLD_APART = ("method", "dataset", "model", "partition", "rounds", "seed")  # at a glance
 
 
-def stored(experiment: Experiment, store: Path | None = None) -> Result | None:
+def stored(
+    experiment: Experiment, store: Path | None = None, checksum: str | None = None
+) -> Result | None:
     """The finished run of an Experiment in a store (default: one's own); None without one.
 
+    `checksum` is that of the data where they are the user's own.
     DatasetMissing where its id cannot be said.
     """
-    checksum, store = copies.checksum(experiment.dataset), store or paths.store_folder()
+    checksum, store = checksum or copies.checksum(experiment.dataset), store or paths.store_folder()
     return find(experiment, experiment.id_for(checksum), checksum, store)
 
 
@@ -46,8 +49,8 @@ def is_there(experiment: Experiment, store: Path | None = None) -> bool:
 
 
 def _older(experiment: Experiment, id: str, checksum: str, store: Path) -> Path | None:
-    # A run with code that is not ours has no key that can be made again.
-    if experiment.code:
+    # A run with code that is not ours has no key that can be made again; samples were not drawn.
+    if experiment.code or experiment.draws_samples:
         return None
     mine = experiment.plain()
     for folder in store.glob("*"):

@@ -25,8 +25,9 @@ def legacy(plain: dict[str, Any], checksum: str) -> str:
 def key(experiment: Experiment, meta: dict[str, Any]) -> str:
     """The key of a run of an earlier version; its name where that cannot be said.
 
-    It cannot where it had another revision, code that is not ours, or unknown data.
+    It cannot where it had another revision, code that is not ours, or unknown data or samples.
     """
     revision = make_method(experiment.method, **experiment.method_args).revision
-    known = meta.get("pool") and meta.get("revision") == revision and not experiment.code
+    ours = meta.get("revision") == revision and not experiment.code
+    known = meta.get("pool") and ours and not experiment.draws_samples
     return experiment.id_for(meta["pool"]) if known else meta["id"]

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -62,7 +63,8 @@ def sweep(
     on : "local" (this machine) or "ray" (a cluster, docs/cluster.md), by default $PFL_ON or "local"
     cpus, gpus : what a run takes of a node of the cluster
     store : folder of the runs, by default store/ in $PFL_RUNS
-    fed : a Federation, for Experiments with dataset="own"; they run one by one
+    fed : a Federation, for Experiments with dataset="own"; for other processes and nodes it is
+        written to a folder in the store, for as long as they run, unless it was opened from one
     source : as for `run`, of all Experiments that start from another one; they run one by one
     **how : what else `run` takes: device, executor, workers, keep_state
 
@@ -82,12 +84,13 @@ def sweep(
     on = on or os.environ.get("PFL_ON") or "local"
     checks.count("sweep", "jobs", jobs, "the number of runs at a time")
     wanted = _fitted(experiments, fed, on, source)
-    store = Path(store or paths.store_folder())
-    if fed is not None or source is not None:  # one after another in this process, which has them
+    store, how = Path(store or paths.store_folder()), how | {"fed": fed}
+    if source is not None:  # one after another in this process, which has it
         given = ((e, source if e.init_from else None) for e in wanted)
-        return _rows(run(e, fed=fed, source=s, store=store, **how) for e, s in given)
+        return _rows(run(e, source=s, store=store, **how) for e, s in given)
     computed = functools.partial(_computed, on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
-    return _rows(_found_or_computed(wanted, store, recompute, computed))
+    checksum = fed.checksum if fed else None
+    return _rows(_found_or_computed(wanted, store, recompute, computed, checksum))
 
 
 def _fitted(
@@ -119,16 +122,19 @@ def _found_or_computed(
     store: Path,
     recompute: bool,
     computed: Callable[[list[Experiment], Path], Iterable[Result]],
+    checksum: str | None = None,
 ) -> Iterable[Result | pd.DataFrame]:
     # In the order of `experiments` each one's Result, or its rows where only results/ have them.
-    named = _once((e.id, e) for e in experiments)
-    published = {} if recompute else {i: found for i, e in named if (found := committed.find(e))}
+    # checksum: of the user's own data.
+    named = _once((e.id_for(checksum) if checksum else e.id, e) for e in experiments)
+    shown = [] if recompute or checksum else named
+    published = {i: found for i, e in shown if (found := committed.find(e))}
     here: dict[str, Experiment] = {}
     for i, e in named:
         if i not in published or lookup.is_there(e, store):
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
-    done = {i: r for i, e in here.items() if (r := lookup.stored(e, store))}
+    done = {i: r for i, e in here.items() if (r := lookup.stored(e, store, checksum))}
     for result in computed([e for i, e in here.items() if i not in done], store):
         if result.key not in here:
             raise RuntimeError(
@@ -169,17 +175,35 @@ def _computed(
     how: dict[str, Any],
 ) -> Iterable[Result]:
     # The results of runs that have to be computed, with a progress bar.
-    for name in dict.fromkeys(e.dataset for e in todo):
+    for name in dict.fromkeys(e.dataset for e in todo if e.dataset != "own"):
         pools.load(name)  # what is missing is said before anything is trained
-    if todo and on == "ray":  # what is optional lies above this module
-        ray = importlib.import_module("pfl_core.extras.ray")
-        results = ray.run_all(run, todo, store, how, cpus, gpus)
+    if todo and on == "ray":
+        results = _run_on_ray(todo, store, how, cpus, gpus)
     else:
         results = _run_all(todo, jobs, store, how)
     with Progress(len(todo), "runs", done=0) as bar, _counted(bar):
         for count, result in enumerate(results, 1):
             yield result
             bar.at(count)
+
+
+def _run_on_ray(
+    todo: list[Experiment], store: Path, how: dict[str, Any], cpus: float, gpus: float | None
+) -> Iterable[Result]:
+    ray = importlib.import_module("pfl_core.extras.ray")  # what is optional lies above this module
+    with _in_a_folder(how.get("fed"), store) as fed:
+        yield from ray.run_all(run, todo, store, how | {"fed": fed}, cpus, gpus)
+
+
+@contextlib.contextmanager
+def _in_a_folder(fed: Federation | None, store: Path) -> Iterator[Federation | None]:
+    # The user's own data for other processes, which open the folder that they lie in.
+    if fed is None or fed.folder:
+        yield fed
+        return
+    checks.make_folder(store)
+    with tempfile.TemporaryDirectory(prefix="own-data.", dir=store) as folder:
+        yield fed.moved(Path(folder).absolute() / "data")
 
 
 @contextlib.contextmanager
@@ -346,7 +370,9 @@ def _run_all(
     how = {"workers": max(1, (os.cpu_count() or 1) // jobs)} | how
     try:
         packed = [(e.plain(), e.tags, sys.path) for e in experiments]
-        yield from _pool(jobs).map(functools.partial(_in_worker, store=store, **how), packed)
+        with _in_a_folder(how.get("fed"), store) as fed:
+            task = functools.partial(_in_worker, store=store, **how | {"fed": fed})
+            yield from _pool(jobs).map(task, packed)
     except BaseException as error:
         # Interrupted, or a worker died: nothing goes on behind the user's back.
         _pool(jobs).shutdown(wait=False, cancel_futures=True)

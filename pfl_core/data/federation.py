@@ -102,12 +102,13 @@ class Federation:
     ):
         for setting, value in settings.items():
             raise TypeError(f"Federation({setting}={value!r}): {_where(setting)}")
-        mean, std = (None if v is None else tuple(np.ravel(v).tolist()) for v in (mean, std))
+        mean, std = (None if v is None else (*np.ravel(v).tolist(),) for v in (mean, std))
         x, y = arrays.frozen(arrays.samples(x)), arrays.frozen(arrays.labels(y))
         lists = {"train": arrays.index_lists(train, "train", 0)}
         for split, given in (("val", val), ("test", test)):
             lists[split] = arrays.index_lists(given, split, len(lists["train"]))
-        about = dict(name=name, mean=mean, std=std, classes=arrays.number_of_classes(classes, y))
+        about: dict[str, Any] = dict(name=name, mean=mean, std=std)
+        about["classes"] = arrays.number_of_classes(classes, y)
         about |= dict(x=x, y=y, index=MappingProxyType(lists), K=len(lists["train"]), folder=None)
         stamps = files.stamps(filter(None, [arrays.mapped_file(x)]))
         self.__dict__.update(about, _stamps=stamps)
@@ -282,7 +283,7 @@ class Federation:
         True
         """
         path = Path(path)
-        about = dict(name=self.name, hash=self.hash)
+        about: dict[str, Any] = dict(name=self.name, hash=self.hash)
         if path.suffix == ".npz":
             return files.write_partition(path, self.index, dict(clients=self.K) | about)
         if path.is_file() or path.is_dir() and any(path.iterdir()):
@@ -448,8 +449,8 @@ class Federation:
         """
         folder, trusted = Path(folder), kw.pop("trusted", False)
         given = files.read_pfllib(folder, trusted)
-        given["x"] = arrays.owned(given["x"])
-        return cls(**given | {"name": folder.name} | kw)
+        given |= {"x": arrays.owned(given["x"]), "name": folder.name}
+        return cls(**given | kw)
 
 
 def _where(setting: str) -> str:
@@ -487,4 +488,5 @@ def _reopened(
 def _remade(cls: type[Federation], given: dict[str, Any]) -> Federation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return cls(**given | {"x": arrays.owned(given["x"])})
+        given["x"] = arrays.owned(given["x"])
+        return cls(**given)

@@ -66,8 +66,9 @@ def frozen(a: np.ndarray) -> np.ndarray:
 def mapped_file(a: np.ndarray) -> str | None:
     """The file that an array maps read-only, None for any other array."""
     root = _root(a)
-    read_only = isinstance(root, np.memmap) and root.mode == "r"
-    return str(root.filename) if read_only and root.filename else None
+    if not isinstance(root, np.memmap) or root.mode != "r" or root.filename is None:
+        return None
+    return str(root.filename)
 
 
 def _root(a: np.ndarray) -> np.ndarray:

@@ -147,7 +147,7 @@ class Federation:
             )
         self._check_disjoint()
 
-    def _check_lists(self, split: str, lists: list[np.ndarray]) -> None:
+    def _check_lists(self, split: str, lists: Sequence[np.ndarray]) -> None:
         n = len(self.y)
         if len(lists) != self.K:
             raise ValueError(

@@ -86,6 +86,29 @@ def test_an_edited_method_is_another_run(store, plugin):
     assert second.id != first.id and not equal(second, first) and (store / first.id).is_dir()
 
 
+def test_a_run_keeps_its_code(store, plugin):
+    plugin(scaled_k=scaled("k"))
+    e = Experiment(**TINY, method="scaled_k", plugins=("scaled_k",))
+    r, ours = run(e), run(Experiment(**TINY, plugins=("scaled_k",)))
+    assert r.meta["code"] == e.code != "" and set(r.rows.code) == {e.code}
+    assert "class Scaled(Method)" in (r.folder / "code.txt").read_text()
+    assert "code.txt" in json.loads((r.folder / "experiment.json").read_text())["sha256"]
+    assert (
+        set(ours.rows.code) == {""} == {ours.meta["code"]}
+        and not (ours.folder / "code.txt").exists()
+    )
+
+
+def test_a_plugin_counts_where_something_comes_from_it(plugin):
+    ids = []
+    for factor in ("0.5", "2.0"):
+        plugin(scaled_l=scaled("l", factor=factor))
+        both = dict(method="scaled_l"), dict(method="fedavg"), dict(method="fedprox")
+        ids.append([Experiment(**TINY, plugins=("scaled_l",), **how).id for how in both])
+    assert ids[0][0] != ids[1][0] and ids[0][1:] == ids[1][1:]
+    assert Experiment(**TINY).id == ids[0][1]
+
+
 def test_what_a_plugin_imports_counts_too(plugin):
     plugin(
         scaled_b=scaled("b", "FACTOR", more="from scaled_helper import FACTOR"),
@@ -143,7 +166,8 @@ def test_what_a_script_defines_is_hashed_by_definition_and_what_it_refers_to():
         "RATE = 1\ndef helper(x): return x * RATE\ndef chosen(x): return helper(x)\nchosen.__module__ = '__main__'\n"
     )
     assert one and one != of("def chosen(x): return x + 1\nchosen.__module__ = '__main__'\n")
-    assert identity.digest(Experiment, federation, nn.Linear) == identity.digest(nn.Conv2d) != ""
+    torchs = [identity.digest(*what) for what in ((Experiment, nn.Linear), (nn.Linear,), (nn.GRU,))]
+    assert "" != torchs[0] == torchs[1] != torchs[2] != ""
 
 
 def test_ours_is_not_hashed():

@@ -274,6 +274,8 @@ def _finish(job: Job, work: Path, meta: dict[str, Any], trained: _Training) -> R
         frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
         frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **cast(dict[str, Any], arrays))
+        if job.code:
+            (work / "code.txt").write_text(experiment.sources(), encoding="utf-8")
         plain = json.loads(json.dumps(experiment.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
         whole["sha256"] = digests(plain, meta, work)

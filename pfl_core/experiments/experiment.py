@@ -443,6 +443,10 @@ class Experiment:
         """
         return self.but(rounds=0).id_for(checksum, source)
 
+    def sources(self) -> str:
+        """The text of the code that `code` is a digest of."""
+        return identity.sources(*self._code())
+
     def _code(self) -> list[Any]:
         # What is registered under the names that are used: a plugin counts where one is its own.
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]

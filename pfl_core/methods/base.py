@@ -171,6 +171,7 @@ class Method:
     adopts: ClassVar[bool] = False
 
     task: ClassVar[Task]  # set by `bind`
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # every subclass is a dataclass
 
     # -- the hooks: setting up ---------------------------------------------------------------------
     def check(self) -> None:

@@ -5,13 +5,16 @@ That code is plugins, registered functions, and methods that a notebook defines.
 - of a module, the syntax tree, without comments and docstrings, of its file as it was loaded, and
   of every module below the file's folder that it imports;
 - of an installed package, its version;
-- of what a notebook or a script defines, the definition and what that refers to.
+- of what a notebook or a script defines, the definition and what that refers to;
+- what all of these read, by content: closures, defaults, class attributes, global values, and
+  files whose path they hold (see content.py).
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -19,11 +22,13 @@ import inspect
 import json
 import linecache
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from pfl_core.util import content
 from pfl_core.util.paths import PACKAGE
 
 INSTALLED = {"site-packages", "dist-packages"}
@@ -46,15 +51,63 @@ def in_main(thing: Any) -> bool:
 def note(thing: Any) -> None:
     """Keep the source of what is being registered, before its file can change."""
     if not is_ours(thing):
-        digest(thing)
+        _text_of(_inner(thing), {})
 
 
 def digest(*things: Any) -> str:
-    """sha256 (hex) of the foreign code of classes, functions and modules; "" if all is ours."""
-    seen: dict[str, str] = {}
-    for thing in things:
-        _add(thing, seen)
-    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest() if seen else ""
+    """sha256 (hex) of the foreign code of classes and functions, and of all that it reads.
+
+    "" if all is ours. ValueError for a generator of random numbers in it; a UserWarning names what
+    has no content that could be compared.
+    """
+    hashed, opaque, _ = _read(things)
+    if opaque:
+        warnings.warn(
+            f"{', '.join(dict.fromkeys(opaque))}: a run's id does not see what code reads from it; "
+            "raise the method's `revision` where that changes",
+            stacklevel=2,
+        )
+    return hashed
+
+
+def sources(*things: Any) -> str:
+    """The text of the foreign code that `digest` hashes: files and definitions, one by one."""
+    _, _, texts = _read(things)
+    parts = [f"# ---- {name}\n{text.strip()}\n" for name, text in texts.items() if text.strip()]
+    return "\n\n".join(parts)
+
+
+def _read(things: tuple[Any, ...]) -> tuple[str, list[str], dict[str, str]]:
+    foreign = [t for t in things if not is_ours(t) or isinstance(t, functools.partial)]
+    if not foreign:
+        return "", [], {}
+    seen: dict[str, str] = {}  # {module or definition: its text}
+    reader = content.Reader(_is_foreign, lambda thing: _text_of(thing, seen))
+    for thing in foreign:
+        _text_of(_inner(thing), seen)
+    values, opaque = content.digest(foreign, reader)
+    trees = {name: _tree(text) if _parses(text) else text for name, text in seen.items()}
+    whole = json.dumps([sorted(trees.items()), values])
+    return hashlib.sha256(whole.encode()).hexdigest(), opaque, seen
+
+
+def _inner(thing: Any) -> Any:
+    # The function or class of what can be called.
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    return thing if hasattr(thing, "__qualname__") else type(thing)
+
+
+def _is_foreign(thing: Any) -> bool:
+    # Whether it is a user's own: neither ours, nor Python's, nor of an installed package.
+    home = _home(thing)
+    if home.partition(".")[0] == "pfl_core" or _standard(home):
+        return False
+    if home in MAIN:
+        return True
+    files = (getattr(sys.modules.get(n), "__file__", None) for n in (home, home.partition(".")[0]))
+    file = next(filter(None, files), None)
+    return home in sys.modules and not (file and INSTALLED & set(Path(file).parts))
 
 
 def _home(thing: Any) -> str:
@@ -65,28 +118,23 @@ def _home(thing: Any) -> str:
     return getattr(thing, "__module__", None) or type(thing).__module__
 
 
-def _add(thing: Any, seen: dict[str, str]) -> None:
-    while isinstance(thing, functools.partial):
-        seen["partial"] = seen.get("partial", "") + repr((thing.args, thing.keywords))
-        thing = thing.func
-    if not isinstance(thing, ModuleType) and not hasattr(thing, "__qualname__"):
-        thing = type(thing)  # an object that can be called
+def _text_of(thing: Any, seen: dict[str, str]) -> str:
+    # A digest of which definition it is; its text, and that of its modules, are put into `seen`.
     home = _home(thing)
     top = home.partition(".")[0]
     if top == "pfl_core" or _standard(home):
-        return
-    if home not in MAIN and (path := _file(home)):
-        if INSTALLED & set(path.parts):  # a package from an index is what its version says
-            version = str(getattr(sys.modules.get(top), "__version__", ""))
-            seen[top] = version or _tree(_source(home, path))
-        else:
-            _add_module(home, _root(home, path), seen)
-    elif inspect.isclass(thing):
-        for base in thing.__mro__:
-            if base.__module__ == home:
-                _add_definition(base, seen)
-    else:
-        _add_definition(thing, seen)
+        return ""
+    path = None if home in MAIN else _file(home)
+    if path and INSTALLED & set(path.parts):  # a package from an index is what its version says
+        version = str(getattr(sys.modules.get(top), "__version__", ""))
+        seen[top] = version or _source(home, path)
+        return ""
+    if path:
+        _add_module(home, _root(home, path), seen)
+    found = _definition(thing, _source(home, path) if path else None)
+    if path is None:
+        seen[f"{home}.{thing.__qualname__}"] = found
+    return _tree(found) if _parses(found) else found
 
 
 # -- modules
@@ -98,8 +146,7 @@ def _add_module(name: str, root: Path, seen: dict[str, str]) -> None:
     path = _file(name)
     if path is None:
         return
-    text = _source(name, path)
-    seen[name] = _tree(text)
+    seen[name] = text = _source(name, path)
     for other in _imports(name, path, text):
         if other not in seen and (file := _file(other)) and _below(file, root):
             _add_module(other, root, seen)
@@ -142,16 +189,25 @@ def _source(name: str, path: Path) -> str:
 
 @functools.lru_cache(512)
 def _tree(text: str) -> str:
-    return _plain(ast.parse(text))
+    return hashlib.sha256(ast.unparse(_bare(ast.parse(text))).encode()).hexdigest()
 
 
-def _plain(tree: ast.AST) -> str:
+@functools.lru_cache(512)
+def _parses(text: str) -> bool:
+    with contextlib.suppress(SyntaxError, ValueError):
+        ast.parse(text)
+        return True
+    return False
+
+
+def _bare(tree: ast.AST) -> ast.AST:
     # Without docstrings; comments and layout are not in a tree.
+    tree = copy.deepcopy(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+    return tree
 
 
 @functools.lru_cache(512)
@@ -170,62 +226,44 @@ def _imports(name: str, path: Path, text: str) -> tuple[str, ...]:
     return tuple(n for n in out if n)
 
 
-# -- what a notebook or a script defines
+# -- definitions
 
 
-def _add_definition(thing: Any, seen: dict[str, str]) -> None:
-    key = f"__main__.{thing.__qualname__}"
-    if key in seen:
-        return
-    seen[key] = ""
-    node = _node(thing)
-    if node is None:  # no source is kept, as in `python -c`: its compiled form
-        seen[key] = hashlib.sha256(repr(sorted(_compiled(thing))).encode()).hexdigest()
-        return
-    seen[key] = _plain(node)
-    space = vars(sys.modules.get(thing.__module__, sys))
-    for name in sorted({n.id for n in ast.walk(node) if isinstance(n, ast.Name)}):
-        if name in space:
-            _add_value(name, space[name], seen)
+def _definition(thing: Any, text: str | None) -> str:
+    # The text of a class or function; of one that has none, as in `python -c`, its compiled form.
+    files = dict.fromkeys(c.co_filename for c in _codes(thing))
+    texts = [text] if text else ["".join(linecache.getlines(file)) for file in files]
+    for whole in texts:
+        found = [part for part in _definitions(whole) if _defines(part, thing)]
+        if len(found) == 1:
+            return found[0].text
+    return repr(sorted(_compiled(thing)))
 
 
-def _add_value(name: str, value: Any, seen: dict[str, str]) -> None:
-    if isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value):
-        home = _home(value)
-        file = None if home in MAIN else _file(home)
-        if home in MAIN or file and _below(file, Path(file.anchor)) and not _standard(home):
-            _add(value, seen)
-    elif isinstance(
-        value, bool | int | float | str | bytes | tuple | list | dict | set | frozenset | type(None)
-    ):
-        seen[f"__main__.{name}"] = repr(value)
-    elif hasattr(value, "tobytes") and hasattr(value, "shape"):  # an array
-        seen[f"__main__.{name}"] = hashlib.sha256(value.tobytes()).hexdigest()
+class _Part(NamedTuple):
+    kind: type  # of its node
+    name: str
+    line: int  # the first one, of its decorators if it has any
+    text: str  # without docstrings and comments
 
 
-def _standard(name: str) -> bool:
-    return name.partition(".")[0] in sys.stdlib_module_names
+@functools.lru_cache(64)
+def _definitions(text: str) -> list[_Part]:
+    # All classes, functions and lambdas of a file or cell.
+    out = []
+    for node in ast.walk(ast.parse(text) if _parses(text) else ast.Module([], [])):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            lines = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
+            name = getattr(node, "name", "<lambda>")
+            out.append(_Part(type(node), name, min(lines), ast.unparse(_bare(node))))
+    return out
 
 
-def _node(thing: Any) -> ast.AST | None:
-    # The definition's syntax tree, from where Python keeps the text of files and of cells.
-    for file in dict.fromkeys(c.co_filename for c in _codes(thing)):
-        text = "".join(linecache.getlines(file))
-        with contextlib.suppress(SyntaxError):
-            for node in ast.walk(ast.parse(text)):
-                if _defines(node, thing):
-                    return node
-    return None
-
-
-def _defines(node: ast.AST, thing: Any) -> bool:
+def _defines(part: _Part, thing: Any) -> bool:
     if inspect.isclass(thing):
-        return isinstance(node, ast.ClassDef) and node.name == thing.__name__
-    if not isinstance(node, ast.FunctionDef | ast.Lambda):
-        return False
+        return part.kind is ast.ClassDef and part.name == thing.__name__
     code = getattr(inspect.unwrap(thing), "__code__", None)
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-    return code is not None and code.co_firstlineno == first
+    return code is not None and (part.name, part.line) == (code.co_name, code.co_firstlineno)
 
 
 def _codes(thing: Any) -> Iterator[Any]:
@@ -233,23 +271,19 @@ def _codes(thing: Any) -> Iterator[Any]:
     for v in values:
         for f in (v, getattr(v, "__func__", None), getattr(v, "fget", None)):
             if code := getattr(f, "__code__", None):
-                if not code.co_filename.startswith("<string"):  # what dataclasses write
+                if not code.co_qualname.startswith("__create_fn__"):  # what dataclasses write
                     yield code
+
+
+def _standard(name: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names
 
 
 def _compiled(thing: Any) -> Iterator[str]:
     for code in _codes(thing):
-        yield repr(
-            (
-                code.co_name,
-                code.co_code,
-                code.co_names,
-                [c for c in code.co_consts if not hasattr(c, "co_code")],
-            )
-        )
-    if inspect.isclass(thing):
-        yield from (
-            f"{n}={v!r}"
-            for n, v in vars(thing).items()
-            if isinstance(v, bool | int | float | str | tuple)
-        )
+        yield _form(code)
+
+
+def _form(code: Any) -> str:
+    consts = [_form(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    return repr((code.co_name, code.co_code, code.co_names, consts))

@@ -141,6 +141,11 @@ def test_a_file_counts_by_what_it_holds(module, tmp_path):
         (tmp_path / name).write_text(held)
         seen.append(identity.digest(module(text).fn))
     assert len(set(seen)) == 4
+    within = f"def fn(a, b):\n    return torch.load({str(tmp_path / 'w.pt')!r})"
+    for held in "56":
+        (tmp_path / "w.pt").write_text(held)
+        seen.append(identity.digest(module(within).fn))
+    assert len(set(seen)) == 6
 
 
 @pytest.mark.parametrize(

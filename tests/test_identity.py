@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import random
 import shutil
 import sys
 import textwrap
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from pfl_core import Experiment, Federation, load_model, models, register_model, sweep
+from pfl_core import Experiment, Federation, Method, load_model, models, register_model, sweep
 from pfl_core.data.pools import load
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments.build import client_data, federation, split, train_config
 from pfl_core.experiments.run import run
+from pfl_core.methods.base import METHODS
 from pfl_core.util import identity
 from pfl_core.util.draws import Draws, seeded
 
@@ -544,6 +546,60 @@ def test_no_global_generator_is_read_or_written(store):
         torch.equal(before, torch.get_rng_state())
         and json.dumps(np.random.get_state()[1].tolist()) == numpy_before
     )
+
+
+def noisy(draw):
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            draw()
+            return super().forward(x.flatten(1))
+
+    return lambda input_shape, classes: Noisy(784, classes)
+
+
+@pytest.mark.parametrize("where", ["model", "loss", "init", "upload", "personal"])
+@pytest.mark.parametrize(
+    "name, draw",
+    [
+        ("numpy", np.random.rand),
+        ("Python", random.random),
+        ("torch", lambda: torch.manual_seed(3)),
+        ("torch", lambda: torch.default_generator.seed()),
+    ],
+)
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_a_global_generator_that_moves_is_an_error(store, where, name, draw, executor):
+    states = np.random.get_state(), random.getstate(), torch.get_rng_state()
+    if where == "model":
+        register_model("noisy", noisy(draw))
+        e = Experiment(**TINY | dict(model="noisy", model_args={}))
+    else:
+
+        def hook(self, *args, **kw):
+            draw()
+            return getattr(Method, where)(self, *args, **kw)
+
+        cls = type("Drawing", (Method,), {"name": "drawing", where: hook, "__module__": __name__})
+        e = Experiment(**TINY, method=cls.name)
+    try:
+        with pytest.raises(ValueError, match=f"code of yours moved {name}'s.*nothing is stored"):
+            run(e, executor=executor)
+    finally:
+        METHODS.pop("drawing", None)
+        np.random.set_state(states[0]), random.setstate(states[1]), torch.set_rng_state(states[2])
+    assert not list(store.glob("*/experiment.json")) and not list(store.rglob("checkpoint.pt"))
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, lambda: np.random.default_rng().random()])
+def test_a_model_that_is_drawn_anew_is_an_error(store, draw):
+    def net(input_shape, classes):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+        nn.init.constant_(model[1].weight, float(draw()))
+        return model
+
+    register_model("drawn_anew", net)
+    with pytest.raises(ValueError, match="1.weight differs between two models of one seed"):
+        run(Experiment(**TINY | dict(model="drawn_anew", model_args={})))
 
 
 def test_draws_are_those_of_a_seeded_generator():

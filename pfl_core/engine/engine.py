@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from pfl_core.engine.threads import Threads, channels_last
 from pfl_core.methods.base import Batch, Method
 from pfl_core.stacked import Params, is_common, total
 from pfl_core.util import checks, identity
-from pfl_core.util.draws import Draws, rng
+from pfl_core.util.draws import Draws, rng, unmoved
 
 EXECUTORS = (
     *("auto", "graphs", "batched", "threads"),
@@ -90,14 +90,22 @@ class Engine:
         """End the worker threads."""
         self.threads.close()
 
-    def drawing(self, purpose: str, *ids: int) -> AbstractContextManager:
+    @contextmanager
+    def drawing(self, purpose: str, *ids: int) -> Iterator[None]:
         """Within it, foreign code in this thread draws at random by (seed, purpose, ids) only.
 
-        Torch's global generator plays no part in them.
+        Global generators play no part in that: ValueError if one of them has moved.
         """
         if not self.foreign:
-            return nullcontext()
-        return Draws(int(rng(self.config.seed, purpose + "/draws", *ids).integers(2**62)))
+            yield
+            return
+        seed = int(rng(self.config.seed, purpose + "/draws", *ids).integers(2**62))
+        with self.watched(purpose), Draws(seed):
+            yield
+
+    def watched(self, purpose: str) -> AbstractContextManager:
+        """Within it foreign code may not move a global generator."""
+        return unmoved(f"{self.method.name}, {purpose}") if self.foreign else nullcontext()
 
     def draws(self, job: Job) -> bool:
         """Whether local training draws random numbers, as dropout does; a first step is tried."""

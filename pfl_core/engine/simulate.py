@@ -350,7 +350,8 @@ class _Run:
                 served = models(r, sel, some)
             _check_finite(served, self.method, r, self.history, sel)
             for split in ("val", "test"):
-                found = self.engine.evaluate(served, split, some)
+                with self.engine.watched(f"evaluation of round {r}"):
+                    found = self.engine.evaluate(served, split, some)
                 for metric in ("correct", "loss"):
                     sums[split, metric][some] = found[metric]
         for (split, metric), values in sums.items():

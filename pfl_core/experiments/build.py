@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_core import models
 from pfl_core.anatomy import examined
@@ -21,6 +22,8 @@ from pfl_core.data.federation import Federation
 from pfl_core.experiments.experiment import WHICH, Experiment, which_clients
 from pfl_core.methods.base import Method, head_models, make_method
 from pfl_core.methods.task import Task, TrainConfig
+from pfl_core.util import identity
+from pfl_core.util.draws import unmoved
 
 
 def train_config(experiment: Experiment) -> TrainConfig:
@@ -188,7 +191,11 @@ def build_method(experiment: Experiment, data: Shapes) -> Method:
     options = vocabulary(e) | e.model_args
     make = functools.partial(models.build, e.model, data.input_shape, data.classes, **options)
     model = models.in_dtype(make(seed=e.seed), e.dtype)
-    anatomy = examined(e.model, model, data.extremes(), data.classes, e.batch)
+    ours = identity.is_ours(models.function(e.model))
+    if not ours:
+        _check_built(e.model, model, models.in_dtype(make(seed=e.seed), e.dtype))
+    with nullcontext() if ours else unmoved(f"model {e.model!r}"):
+        anatomy = examined(e.model, model, data.extremes(), data.classes, e.batch)
     model, heads = model.to(data.device), None
     if e.head_init == "own":
         names = anatomy.head(e.head_depth, e.head_by, e.head)
@@ -201,6 +208,17 @@ def build_method(experiment: Experiment, data: Shapes) -> Method:
     if heads or "mix_and_match" in e.record:
         _ = task.head  # ValueError where it is not what gives the scores
     return make_method(e.method, **e.method_args).bind(task)
+
+
+def _check_built(name: str, one: nn.Module, two: nn.Module) -> None:
+    # ValueError where two models of one seed differ.
+    for (n, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        if not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)):
+            raise ValueError(
+                f"model {name!r}: {n} differs between two models of one seed, so it is drawn from "
+                "numpy's or Python's random numbers, or read from what changes; draw with torch, "
+                "which is seeded"
+            )
 
 
 def _seed_of_head(seed: int, k: int) -> int:

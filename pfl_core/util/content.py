@@ -113,7 +113,7 @@ class _Walk:
 
     def _text(self, label: str, v: str) -> Visit:
         # The name of a file stands for what the file holds.
-        if len(v) < 1024 and os.path.splitext(v)[1] and (held := _file(v)):
+        if held := _named_file(v):
             return ["file", held]
         return [type(v).__name__, v]
         yield
@@ -199,6 +199,7 @@ class _Walk:
         if ours:
             return out
         out.append(self.reader.code(v))
+        out += [held for text in sorted(_texts(v.__code__)) if (held := _named_file(text))]
         for name, value in self._read(v):
             out += [name, (yield f"{label and '.'}{name}", value)]
         return out
@@ -243,7 +244,7 @@ class _Walk:
         out = ["object", (yield "", kind)]
         if isinstance(made, str):
             return [*out, made]
-        _, args, state, items, pairs = (*made, None, None, None)[:5]
+        _, args, state, items, pairs = (*tuple(made), None, None, None)[:5]
         args = tuple(a for a in args if a is not kind)
         for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
             named = dict(sorted(part.items(), key=str)) if type(part) is dict else part
@@ -293,6 +294,16 @@ def _file(path: Any) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):
         return None
+
+
+def _named_file(text: str) -> str | None:
+    # What the file holds that a text names, if it names one.
+    return _file(text) if len(text) < 1024 and os.path.splitext(text)[1] else None
+
+
+def _texts(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return {c for c in code.co_consts if isinstance(c, str)}.union(*map(_texts, inner))
 
 
 def _cell(cell: types.CellType) -> Any:

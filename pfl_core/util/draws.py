@@ -1,10 +1,11 @@
 """Random numbers of our own: numpy's by purpose, torch's in one thread alone.
 
-Torch's global generator is neither read nor written.
+Torch's global generator is neither read nor written; `unmoved` looks whether other code does so.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,3 +108,34 @@ def seeded(seed: int) -> Iterator[Draws]:
 def current_seed() -> int:
     """The seed of the innermost `seeded`, 0 outside."""
     return _seed.get()
+
+
+def _states() -> dict[str, object]:
+    # Of the generators that all threads share.
+    _, keys, *place = np.random.get_state()
+    found = {
+        "numpy's (np.random)": (np.asarray(keys).tobytes(), *place),
+        "Python's (random)": random.getstate(),
+        "torch's": torch.get_rng_state().numpy().tobytes(),
+    }
+    if torch.cuda.is_initialized():
+        found["torch's of the GPU"] = torch.cuda.get_rng_state().numpy().tobytes()
+    return found
+
+
+@contextmanager
+def unmoved(where: str) -> Iterator[None]:
+    """ValueError, after it, if a global generator has moved within it; `where` begins the message.
+
+    All threads share these generators, so what is drawn from them differs from run to run.
+    """
+    before = _states()
+    yield
+    moved = [name for name, state in _states().items() if before.get(name, state) != state]
+    if moved:
+        raise ValueError(
+            f"{where}: code of yours moved {' and '.join(moved)} global generator of random "
+            "numbers, which differs from run to run; draw with torch.rand, torch.randn or dropout "
+            "in a model, loss or hook (they are seeded for each client), use Batch.noise, or in "
+            "init `with self.task.seeded(...)`, and leave torch.manual_seed out; nothing is stored"
+        )

@@ -374,7 +374,7 @@ def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
 
 
 def _plugins(add: Callable) -> None:
-    why = "import these modules first: runs whose method or model is in them can be read"
+    why = "import these modules first; runs are read without them, too"
     add("--plugins", default="", metavar="A,B", help=why)
 
 
@@ -473,6 +473,15 @@ def _check_belongs(args: Namespace, word: str) -> None:
         raise ValueError(f"run has no option {word}; give it as --{where} {name}=...")
 
 
+def _import(plugins: str, complain: Callable) -> None:
+    # Modules that a user names for reading: what is stored can be read without them.
+    for plugin in filter(None, plugins.split(",")):
+        try:
+            late("experiments.experiment").import_plugin(plugin)
+        except Exception as error:  # whatever a user's module raises
+            complain(f"{plugin} is not imported, and what is stored is read without it ({error})")
+
+
 def main(argv: Sequence[str] | None = None, prog: str = "python -m pfl_core") -> int:
     """Run one command.
 
@@ -488,8 +497,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m pfl_core") ->
                 _check_belongs(args, word)
             checks.known(f"option of {args.word}:", word.partition("=")[0], options)
         if args.word != "run":
-            for plugin in filter(None, getattr(args, "plugins", "").split(",")):
-                late("experiments.experiment").import_plugin(plugin)
+            _import(getattr(args, "plugins", ""), complain)
         code = args.do(args) or 0
         sys.stdout.flush()
         return code

@@ -40,12 +40,13 @@ from pfl_core import (
     tune,
 )
 from pfl_core.__main__ import main
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import pick, summary
 from pfl_core.data import partition, pools
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool
 from pfl_core.engine.context import Context
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import committed
+from pfl_core.experiments.store import digests
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.papers import plan, report
 from pfl_core.papers.base import paper
@@ -190,8 +191,36 @@ def changed_value() -> None:
     tiny(partition_args={"split": "70/10/20"}).partition_args["split"] = "60/20/20"
 
 
-def models_of_fedcp() -> None:
-    run(tiny(method="fedcp", keep_models=True)).model(0)
+def model_without_its_code() -> None:
+    register_model(
+        "forgotten", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    )
+    run(tiny(model="forgotten", model_args={}, keep_models=True)).save(0, "model.pt")
+    del models._MODELS["forgotten"]
+    load_model("model.pt")
+
+
+def two_alphas() -> None:
+    drawn = tiny(partition="dirichlet")
+    rows = sweep([drawn.but(partition_args={"alpha": alpha}) for alpha in (0.1, 1.0)])
+    summary(pick(rows), rows="method", columns="dataset")
+
+
+def untrained_models_only() -> None:
+    pick(sweep([tiny(rounds=0)]), "last10")
+
+
+def models_computed_anew() -> None:
+    first = run(tiny(keep_models=True))
+    run(tiny(keep_models=True), recompute=True)
+    for old in first.folder.parent.glob("*.before-*"):
+        old.rename("elsewhere")
+    path, weights = first.folder / "experiment.json", first.folder / "models.pt"
+    about = json.loads(path.read_text())
+    torch.save(torch.load(weights, weights_only=True) | {"version": "another"}, weights)
+    about["sha256"] = digests(about["experiment"], about["meta"], first.folder)
+    path.write_text(json.dumps(about))
+    first.model(0)
 
 
 def another_network_to_start_from() -> None:
@@ -833,7 +862,14 @@ CASES = [
     ),
     Case("another run's folder in its place", other_run, "it is run .*set aside", None),
     Case("another run's models", other_models, "models.pt is damaged: it is not what run"),
-    Case("a personal model of FedCP", models_of_fedcp, "need more than the network"),
+    Case("models of a Result whose run was computed anew", models_computed_anew, "written anew"),
+    Case("a saved model without its code", model_without_its_code, "'forgotten' is not registered"),
+    Case(
+        'summary(pick(rows), rows="method", columns="dataset") over two alphas',
+        two_alphas,
+        "partition_args.alpha .0.1, 1",
+    ),
+    Case('pick(rows, "last10") of untrained models', untrained_models_only, "use 'last'"),
     Case(
         "python -m pfl_core prune --status broken",
         lambda: main(["prune", "--status", "broken"]),
@@ -841,7 +877,7 @@ CASES = [
         None,
     ),
     Case(
-        "python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "needs --plugins NAME", None
+        "python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "list runs` shows all", None
     ),
     Case(
         "python -m pfl_core compare 12ab 34cd",

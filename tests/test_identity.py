@@ -680,8 +680,6 @@ def test_a_saved_model_predicts_from_samples_as_they_are(store, tmp_path):
     np.testing.assert_array_equal(again.predict(x), r.predict(1, x))
     assert again.facts["id"] == r.id and again.facts["mean"] and again.facts["classes"] == 10
     assert not np.array_equal(r.predict(1, x), r.predict(0, x))
-    with pytest.raises(ValueError, match="fedcp need more than the network"):
-        run(Experiment(**TINY, keep_models=True, method="fedcp")).model(0)
 
 
 def test_own_data_can_be_swept(store):

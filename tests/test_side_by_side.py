@@ -1,10 +1,12 @@
 """Finished runs in one figure: what is one line, what it is called, and what is refused."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pfl_core import Experiment, plot, run
 from pfl_core.experiments.listing import names
+from pfl_core.experiments.store import Result
 
 BASE = Experiment(clients=3, model="mlp", rounds=2, partition="iid", max_samples=20)
 
@@ -36,12 +38,33 @@ def test_seeds_are_one_line_with_the_mean_of_all(store):
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
+def named(*experiments, meta=None):
+    """Names of runs with these Experiments, and what is given of their meta."""
+    metas = meta or [{}] * len(experiments)
+    about = dict(id="0" * 16, status="done", revision=1, pool="a" * 64)
+    pairs = zip(experiments, metas, strict=True)
+    return names([Result(e, about | m, pd.DataFrame(), {}) for e, m in pairs])
+
+
 def test_names_say_what_differs():
     prox = BASE.but(method="fedprox", method_args={"mu": 0.1})
-    assert names([BASE, BASE.but(method="fedper")]) == ["fedavg", "fedper"]
-    assert names([BASE, BASE.but(lr=0.1, seed=1)]) == ["fedavg, lr 0.01", "fedavg, lr 0.1"]
-    assert names([BASE, prox]) == ["fedavg", "fedprox, mu 0.1"]
-    assert names([BASE, BASE.but(seed=1)]) == ["fedavg", "fedavg"]
+    assert named(BASE, BASE.but(method="fedper")) == ["fedavg", "fedper"]
+    assert named(BASE, BASE.but(lr=0.1, seed=1)) == ["fedavg, lr 0.01", "fedavg, lr 0.1"]
+    assert named(BASE, prox) == ["fedavg", "fedprox, mu 0.1"]
+    assert named(BASE, BASE.but(seed=1)) == ["fedavg", "fedavg"]
+    assert named(BASE, BASE.but(partition_seed=1, keep_models=True)) == ["fedavg", "fedavg"]
+
+
+@pytest.mark.parametrize("field", ["code", "pool", "revision"])
+def test_names_tell_apart_what_no_field_does(field):
+    found = named(BASE, BASE, BASE, meta=[{}, {field: "b" * 8}, {field: "b" * 8, "id": "1" * 16}])
+    assert found[0] != found[1] == found[2]
+    assert "bbbb" in found[1]
+
+
+def test_names_tell_apart_sources_of_one_method():
+    a, b = (BASE.but(init_from=BASE.but(lr=lr)) for lr in (0.1, 0.2))
+    assert len(set(named(a, b))) == 2
 
 
 def test_what_cannot_be_drawn_is_said(store):

@@ -7,10 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_core.experiments import settings
 from pfl_core.util import checks
 from pfl_core.util.percent import DECIMALS
 
 SELECT = ("last", "last10", "best_val", "best_test")
+RUN = ["run", "paper", "artefact", "row", "column"]  # a run, where it is shown
+KINDS = ["when", "split", "average", "metric"]  # of a number
+ONE = 1e-3  # by which one number may differ between the store and what is committed
 
 
 def pick(
@@ -27,7 +31,8 @@ def pick(
     rows : DataFrame
         Rows in the long form, of any metrics, splits and rounds.
     select : {"last", "last10", "best_val", "best_test"}
-        "last": the last round. "last10": the mean of the last ten evaluations. "best_val": the
+        "last": the last round. "last10": the mean of the last ten evaluations, without that of the
+        untrained models ("before" round 0). "best_val": the
         round of the best accuracy on validation data, the first one of several. "best_test": that
         on test data; it is optimistic, since test data choose what they judge. Accuracy chooses
         whatever the metric is.
@@ -40,44 +45,129 @@ def pick(
     ------
     ValueError
         For another rule, and for "best_val" and "best_test" where a run has no accuracies on these
-        data.
+        data; for "last10" where a run has only its untrained models'; and where one run stands in
+        the rows twice, with two numbers.
     """
     checks.known("select", select, SELECT)
     seen = (rows.when == when) & (rows["average"] == average)
     rows = rows[seen & rows.metric.isin([metric, "acc_pct"])]
-    rows = rows.sort_values("rounds", kind="stable", ignore_index=True)
-    test = rows[(rows.split == "test") & (rows.metric == metric)]
-    keys = ["run", "paper", "artefact", "row", "column"]
+    rows = _once(rows).sort_values("rounds", kind="stable", ignore_index=True)
+    test, keys = rows[(rows.split == "test") & (rows.metric == metric)], RUN
     if select == "last10":
-        tail = test.groupby(keys, sort=False).tail(10)
-        means = tail.groupby(keys, sort=False).value.transform("mean")
-        return tail.assign(value=means).groupby(keys, sort=False).tail(1)
+        return _last_ten(test, when)
     if select == "last":
         return test.groupby(keys, sort=False).tail(1)
     split, data = ("val", "validation") if select == "best_val" else ("test", "test")
     chooser = rows[rows.split == split]
     chooser = chooser[chooser.metric == "acc_pct"]
     if len(blind := test[~test.run.isin(chooser.run)]):
-        names = ", ".join(dict.fromkeys(blind.row))
         raise ValueError(
             f"select={select!r} needs accuracies on {data} data, and these rows have none: "
-            f"{names}; use 'last'"
+            f"{_whose(blind)}; use 'last'"
         )
     chooser = chooser.assign(value=chooser.value.round(DECIMALS))
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
     return test.merge(best[[*keys, "rounds"]], on=[*keys, "rounds"])
 
 
+def _last_ten(test: pd.DataFrame, when: str) -> pd.DataFrame:
+    # The untrained models of round 0 are no evaluation of what a method made.
+    trained = test[test["rounds"] > 0] if when == "before" else test
+    if len(blind := test[~test.run.isin(trained.run)]):
+        raise ValueError(
+            "select='last10' averages evaluations after round 0, and these rows have none: "
+            f"{_whose(blind)}; use 'last'"
+        )
+    tail = trained.groupby(RUN, sort=False).tail(10)
+    means = tail.groupby(RUN, sort=False).value.transform("mean")
+    return tail.assign(value=means).groupby(RUN, sort=False).tail(1)
+
+
+def _whose(rows: pd.DataFrame) -> str:
+    # Their labels; ids of runs that have none.
+    return ", ".join(dict.fromkeys(rows.row.where(rows.row != "", rows.run).astype(str)))
+
+
+def _once(rows: pd.DataFrame) -> pd.DataFrame:
+    # Rows without those that stand there twice, as in frames that were joined.
+    keys = [*RUN, "rounds", *KINDS]
+    if not (twice := rows.duplicated(keys, keep=False)).any():
+        return rows
+    values = rows[twice].groupby(keys, sort=False).value
+    apart = (values.transform("max") - values.transform("min")) > ONE
+    if apart.any():
+        raise ValueError(
+            f"run {rows[twice].run[apart].iloc[0]} stands in these rows twice, with two numbers: "
+            "keep those of one computation"
+        )
+    return rows.drop_duplicates(keys)
+
+
+def alike(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """The frame without what counts twice, after a look at what it would pool.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        One number a line, with the columns of `Result.rows` or some of them.
+    by : list of str
+        The columns whose values make a cell. A cell holds runs that differ in their seeds alone.
+
+    Returns
+    -------
+    DataFrame
+        One line a cell and computation: the same one is no second seed.
+
+    Raises
+    ------
+    ValueError
+        If runs of a cell differ in more than the seed; it names the fields. Also if numbers of a
+        cell are of different kinds: metric, split, average, before or after local training.
+    """
+    compared = [c for c in ("setting", *KINDS) if c in frame and c not in by]
+    varied = frame.groupby(by, sort=False, observed=True)[compared].nunique()
+    for name in compared:
+        if (varied[name] > 1).any():
+            cell = varied.index[varied[name] > 1][0]
+            values = cell if isinstance(cell, tuple) else (cell,)
+            own = frame[(frame[by] == list(values)).all(axis=1)]
+            raise ValueError(f"{_named(by, values)} {_pooled(own, name)}")
+    if {"setting", "seed", "partition_seed"} <= set(frame):
+        return frame.drop_duplicates([*by, "setting", "seed", "partition_seed"])
+    return frame.drop_duplicates([*by, "run"]) if "run" in frame else frame
+
+
+def _named(by: list[str], values: tuple) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in zip(by, values, strict=True))
+
+
+def _pooled(own: pd.DataFrame, name: str) -> str:
+    # What is wrong with a cell that pools several values of a column.
+    if name != "setting":
+        found = ", ".join(map(str, own[name].unique()))
+        return f"has numbers of several kinds, {name} {found}: choose one"
+    said = settings.in_words(own.setting)
+    if not said and "run" in own:
+        some = " ".join(own.drop_duplicates("setting").run[:2])
+        said = f"`python -m pfl_core show {some}` says in what"
+    return (
+        f"pools runs that differ in more than the seed: {said}; choose among them, or give them "
+        "labels of their own (tags row and column)"
+    )
+
+
 def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") -> pd.DataFrame:
     """Table of picked numbers as text: the mean over seeds, and "± sd" (ddof 1) over several.
 
     `rows` and `columns` name the columns of `picked` whose values label the table's two sides.
+    ValueError if runs of a cell differ in more than the seed.
     """
 
     def cell(values: pd.Series) -> str:
         deviation = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
         return f"{values.mean():.2f}" + deviation
 
+    picked = alike(picked, [*dict.fromkeys([rows, columns])])
     index, header = (list(dict.fromkeys(picked[side])) for side in (rows, columns))
     table = picked.groupby([rows, columns], sort=False).value.agg(cell).unstack(columns)
     return table.reindex(index=index, columns=header).fillna("not run")

@@ -67,7 +67,7 @@ def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
             got = type(given).__name__
             raise TypeError(f"plot takes Results, got {got}; of a list write plot(*results)")
     of_each = {result.key: result for result in results}  # given twice, it is no second seed
-    names = listing.names([result.experiment for result in of_each.values()])
+    names = listing.names([*of_each.values()])
     frames = [
         result.rows.assign(row=name) for name, result in zip(names, of_each.values(), strict=True)
     ]

@@ -12,6 +12,7 @@ __all__ = [
     "personal",
     "prune",
     "run",
+    "settings",
     "store",
     "sweep",
 ]

@@ -91,7 +91,7 @@ def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
 
     ValueError where the two contradict each other, or where one of them is missing.
     """
-    e = experiment
+    e = experiment.checked()
     if fed is not None and not isinstance(fed, Federation):
         got = type(fed).__name__
         raise TypeError(f"fed is a {got}; allowed is a Federation: fed=Federation(x, y, train=...)")

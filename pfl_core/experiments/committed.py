@@ -227,7 +227,7 @@ def _measured(run: str) -> Measured:
     m = known.of(run)
     if not m.line["key"]:  # kept by version 0.2
         said = said_to_be(json.loads(m.line["experiment"]))
-        m.line["key"] = older.key(said, m.line | {"id": run}) if said else run
+        m.line["key"] = older.key(said, m.line | {"id": run})
     return m
 
 
@@ -292,7 +292,7 @@ def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:
 def experiment(run: str) -> Experiment | None:
     """The Experiment of a run in the store, results/ or runs/results/.
 
-    None if none has it, or if its method or model is in a module that is not imported.
+    None if none has it. Its code need not be here (see `Experiment.read`).
     """
     about = read_about(paths.store_folder() / run)
     if about and about["meta"].get("id") == run:

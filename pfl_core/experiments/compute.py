@@ -242,6 +242,9 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
     )
     about_data |= {"init_from": job.start} if job.start else {}
     about_run = dict(
+        modules=job.experiment.modules,
+        vocabulary=vocabulary(job.experiment),
+        own_scores=method.own_scores,
         status=trained.status,
         rounds=job.experiment.rounds,
         clients=data.K,
@@ -393,10 +396,14 @@ def _ended(kept: dict[str, Any]) -> Params:
 
 
 def _save_models(path: Path, trained: _Training, meta: dict[str, Any]) -> None:
-    final, served = trained.final, final_models(trained.before, trained.method.task.names)
+    final, method = trained.final, trained.method
     assert final is not None  # callers ask for it
+    # Scores of a method's own are made of all that it serves, others of the network alone.
+    names = tuple(trained.before) if method.own_scores else method.task.names
+    served = final_models(trained.before, names)
     kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
-    kept |= dict(constants=trained.method.task.constants, tied=trained.method.task.tied)
+    kept |= dict(constants=method.task.constants, tied=method.task.tied)
+    kept |= dict(n=method.task.n.cpu(), label_counts=method.task.label_counts.cpu())
     torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
 
 

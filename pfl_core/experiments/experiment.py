@@ -9,6 +9,7 @@ import importlib
 import itertools
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -265,6 +266,8 @@ class Experiment:
             import_plugin(plugin)
         self._freeze_values()
         self._settle_clients()
+        if self.init_from is not None:
+            object.__setattr__(self, "init_from", self.init_from.checked())
         self._check_clients()
         models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))
@@ -353,6 +356,8 @@ class Experiment:
         >>> prox.but(method_args=None)  # with the method's own mu
         Experiment(method='fedprox')
         """
+        if (here := self.checked()) is not self:
+            return here.but(**changes)
         if (self.dataset == "own") != (changes.get("dataset", self.dataset) == "own"):
             anew = {"partition": Experiment.partition, "partition_args": None}
             changes = anew | {"partition_seed": None} | changes
@@ -381,6 +386,46 @@ class Experiment:
         source = plain.get("init_from")
         fields: dict[str, Any] = plain | {"init_from": source and cls.from_plain(source)}
         return cls(**fields)
+
+    @classmethod
+    def read(cls, plain: dict[str, Any]) -> Experiment:
+        """The Experiment whose `plain()` this is, without a look for the code that it names.
+
+        Its method, model, partition, data and plugins need not be here: what a stored run says of
+        itself can be read where they are gone. `checked` gives one that can be run.
+
+        Raises
+        ------
+        ValueError
+            For an unknown field, and for a value of another kind than the field's.
+        """
+        made, source = object.__new__(cls), plain.get("init_from")
+        told = plain | {"init_from": source and cls.read(source)}
+        for name in told:
+            checks.known("field of an Experiment:", name, cls.__dataclass_fields__)
+        for f in dataclasses.fields(cls):
+            value = told.get(f.name, _default(f))
+            checks.kind("Experiment", f.name, value, kind(f))
+            texts: Any = value if f.name in ("plugins", "record") else None
+            value = _freeze(value) if texts is None else tuple(map(str, texts))
+            object.__setattr__(made, f.name, value)
+        object.__setattr__(made, "_only_read", True)
+        return made
+
+    def checked(self) -> Experiment:
+        """This Experiment, checked if it was only read.
+
+        ValueError if its code is not here; no module is imported because a stored run names it.
+        """
+        if not getattr(self, "_only_read", False):
+            return self
+        for plugin in self.plugins:
+            if plugin not in sys.modules:
+                raise ValueError(
+                    f"the code of this stored Experiment is in the module {plugin!r}, which is not "
+                    f"imported: import {plugin} first, or name it in plugins"
+                )
+        return dataclasses.replace(self)
 
     def canonical(self) -> dict[str, Any]:
         """The fields that decide numbers, each in one form (see keys.py), without defaults."""
@@ -415,6 +460,8 @@ class Experiment:
         `source` is the id of what it starts from, by default over the same data, or over the data
         set that `init_from` names.
         """
+        if (here := self.checked()) is not self:
+            return here.id_for(checksum, source)
         if self.init_from and source is None:
             same = self.init_from.dataset == self.dataset
             theirs = checksum if same else copies.checksum(self.init_from.dataset)
@@ -459,6 +506,14 @@ class Experiment:
         Other processes do not find it there.
         """
         return any(map(identity.in_main, self._code()))
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the modules that its own method, model and partition are in; [] if all is ours.
+
+        "__main__" is a notebook or script.
+        """
+        return sorted({identity.module_of(c) for c in self._code() if not identity.is_ours(c)})
 
     def _changed(self) -> dict[str, Any]:
         values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -515,15 +570,20 @@ def kind(f: dataclasses.Field) -> str:
     return f.metadata["given"] or str(f.type)
 
 
+def defaults() -> dict[str, Any]:
+    """{field: its value in a `plain()` that says nothing of it}."""
+    usual = {f.name: _default(f) for f in dataclasses.fields(Experiment)}
+    return usual | {"plugins": [], "record": [], "clients": CLIENTS}
+
+
 def not_default(plain: dict[str, Any]) -> dict[str, Any]:
     """Those fields of a `plain()` that are not at their defaults.
 
     Ids are made of these alone, so a new field leaves the ids of earlier runs as they were. A
     default that changes needs a new SCHEMA.
     """
-    defaults = {f.name: _default(f) for f in dataclasses.fields(Experiment)}
-    defaults |= {"plugins": [], "record": [], "clients": CLIENTS}
-    told = {n: v for n, v in plain.items() if n not in defaults or v != defaults[n]}
+    usual = defaults()
+    told = {n: v for n, v in plain.items() if n not in usual or v != usual[n]}
     source = plain.get("init_from")
     return told | ({"init_from": not_default(source)} if source else {})
 

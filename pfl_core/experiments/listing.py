@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_core.experiments import settings
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
 from pfl_core.util import paths
@@ -35,10 +36,7 @@ def stored(start: str) -> Result:
         raise ValueError(f"{what}; {path.stem} is not finished: run it again, and it goes on")
     for path in paths.trash_folder().glob(f"*/{start}*"):
         raise ValueError(f"{what}; move {path} back to {store} to have it again")
-    raise ValueError(
-        f"{what} in {store}; `python -m pfl_core list runs` shows all; a run whose method or model "
-        "is in a file of your own needs --plugins NAME, as when it was run"
-    )
+    raise ValueError(f"{what} in {store}; `python -m pfl_core list runs` shows all")
 
 
 def date(result: Result) -> str:
@@ -57,11 +55,23 @@ def listed(found: Iterable[Result]) -> dict[str, str]:
     out = {}
     for r, more in zip(found, differing([r.experiment for r in found]), strict=True):
         e = r.experiment
+        about = beside_fields(r.meta)
+        more |= {n: about[n] for n in ("code", "data") if n == "code" or e.dataset == "own"}
         said = [f"{e.method} on {e.dataset}", f"seed {e.seed}", f"lr {e.lr:g}"]
-        said += [f"{name}={v}" for name, v in more.items() if name not in HEAD]
+        said += [f"{name}={v}" for name, v in more.items() if name not in HEAD and v != ""]
         status = "" if r.ok else f", {r.meta['status']}"
         out[r.id] = f"{date(r)}  {', '.join(said)}: {_last(r)}{status}"
     return out
+
+
+def beside_fields(meta: dict[str, Any]) -> dict[str, Any]:
+    """What decides a run's numbers beside its Experiment: revision, and digests of data and code.
+
+    "" where it is not known; the code is that which is not ours.
+    """
+    digests = {"data": meta.get("pool", ""), "code": meta.get("code", "")}
+    cut = {name: str(digest or "")[:8] for name, digest in digests.items()}
+    return {"revision": meta.get("revision", "")} | cut
 
 
 def _last(result: Result) -> str:
@@ -107,15 +117,31 @@ def _varied(flat: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in every if len({repr(f.get(name)) for f in flat}) > 1]
 
 
-def names(cells: Sequence[Experiment]) -> list[str]:
-    """A name of each Experiment by what is not the same in all: "fedper, lr 0.1".
+def names(found: Sequence[Result]) -> list[str]:
+    """A name of each run by what is not the same in all: "fedper, lr 0.1".
 
-    Those that differ in their seed alone have the same name.
+    Those that differ in their seed alone have the same name, and no others: where fields do not
+    tell runs apart, the name has their data, code, revision or setting.
     """
-    flat = [_flat(e) for e in cells]
-    more = [name for name in _varied(flat) if name not in ("method", "seed", "plugins")]
-    said = [[f"{n.rpartition('.')[2]} {f[n]}" for n in more if f.get(n) is not None] for f in flat]
-    return [", ".join([e.method, *parts]) for e, parts in zip(cells, said, strict=True)]
+    out = [r.experiment.method for r in found]
+    flat = [_flat(r.experiment) for r in found]
+    for name in _varied(flat):
+        if name not in ("method", *settings.SEEDS, *settings.SILENT):
+            out = [_with(said, name, f.get(name)) for said, f in zip(out, flat, strict=True)]
+    beside = [beside_fields(r.meta) | {"setting": r.setting[:8]} for r in found]
+    for name in ("data", "code", "revision", "setting"):
+        of_name: dict[str, set[Any]] = {}
+        for said, b in zip(out, beside, strict=True):
+            of_name.setdefault(said, set()).add(b[name])
+        out = [
+            _with(said, name, b[name]) if len(of_name[said]) > 1 else said
+            for said, b in zip(out, beside, strict=True)
+        ]
+    return out
+
+
+def _with(said: str, name: str, value: Any) -> str:
+    return f"{said}, {name.rpartition('.')[2]} {value}" if value not in (None, "") else said
 
 
 def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
@@ -123,8 +149,8 @@ def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
 
     Then its accuracies, as `Result.summary` has them.
     """
-    flat, columns = [_flat(result.experiment) for result in found], {}
-    varied = _varied(flat)
+    flat = [_flat(result.experiment) | beside_fields(result.meta) for result in found]
+    varied, columns = _varied(flat), {}
     for result, f in zip(found, flat, strict=True):
         about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *varied])} | {"date": date(result)}
         about |= {n: result.meta.get(n, "") for n in RECORDED}

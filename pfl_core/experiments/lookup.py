@@ -58,8 +58,7 @@ def _older(experiment: Experiment, id: str, checksum: str, store: Path) -> Path 
         if plain is None or any(plain.get(n) != mine[n] for n in TOLD_APART):
             continue
         with contextlib.suppress(ValueError, TypeError, LookupError):  # of other hands
-            said = said_to_be(plain)
-            same = said and said.id_for(checksum) == id
+            same = said_to_be(plain).id_for(checksum) == id
             if same and older.legacy(plain, checksum) == folder.name:
                 return folder
     return None

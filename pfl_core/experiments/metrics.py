@@ -14,7 +14,7 @@ from pfl_core.util.percent import DECIMALS, accuracy
 ROW_COLUMNS = (
     "run paper artefact row column method dataset partition model seed profile rounds when split "
     "average metric value n_clients device executor revision version wall_s "
-    "key code"
+    "key code setting partition_seed"
 ).split()
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
 SUMMARY = ("last round", "best round", "round of best", "worst tenth", "sd over clients")

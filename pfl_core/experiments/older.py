@@ -25,8 +25,13 @@ def legacy(plain: dict[str, Any], checksum: str) -> str:
 def key(experiment: Experiment, meta: dict[str, Any]) -> str:
     """The key of a run of an earlier version; its name where that cannot be said.
 
-    It cannot where it had another revision, code that is not ours, or unknown data or samples.
+    It cannot where it had another revision, code that is not ours or not here, or unknown data or
+    samples.
     """
+    try:
+        experiment = experiment.checked()
+    except ValueError:
+        return meta["id"]
     revision = make_method(experiment.method, **experiment.method_args).revision
     ours = meta.get("revision") == revision and not experiment.code
     known = meta.get("pool") and ours and not experiment.draws_samples

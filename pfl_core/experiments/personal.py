@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,43 @@ from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import load_whole
+from pfl_core.experiments.build import train_config
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.methods.base import METHODS, Method, make_method
+from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
 from pfl_core.util import sums
 
 BATCH = 256  # samples at a time
 NEEDED = {*"model model_args dtype classes input_shape input_kind mean std".split()}  # facts
+
+
+class Scores(nn.Module):
+    """A network with a method's own way to class scores: of GPFL, its valve and its condition.
+
+    Parameters
+    ----------
+    net : nn.Module
+        The network.
+    own : {name: tensor}
+        What the method serves beside it, for ONE client.
+    method : Method
+        Bound to a Task of this client.
+    """
+
+    def __init__(self, net: nn.Module, own: Params, method: Method):
+        super().__init__()
+        self.net, self.own, self.method = net, own, method
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> Scores:  # .to(device), .double(), ...
+        self.own = {name: fn(v) for name, v in self.own.items()}
+        return super()._apply(fn, recurse)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores (B, C) of samples (B, ...)."""
+        p = dict(self.net.named_parameters()) | dict(self.net.named_buffers()) | self.own
+        with self.method.task.mode(self.training):
+            return self.method.logits(p, x)
 
 
 class Personal:
@@ -27,22 +60,32 @@ class Personal:
     Attributes
     ----------
     net : nn.Module
-        The network, in evaluation mode.
+        The network, in evaluation mode; a `Scores` around it where the method has class scores of
+        its own.
     facts : dict
         model, model_args, dtype, classes, input_shape, input_kind, mean and std (of images), and
-        where it comes from: method, client, id (of the run), revision, version.
+        where it comes from: method, client, id (of the run), revision, version, and modules, which
+        register the model, or the method, if these are not ours. scores: what a method's own class
+        scores need to know of the client.
     """
 
     def __init__(self, facts: dict[str, Any], weights: Params):
-        self.facts = facts
+        self.facts, self.weights = facts, weights
         for name, v in weights.items():
             if not torch.isfinite(v).all():
                 raise ValueError(f"{name} of this model is not finite; take that of a sound run")
+        _check_here(facts, "model", models.list_models())
         net = models.build(
             facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"]
         )
+        net.to(getattr(torch, facts["dtype"]))
+        names = net.state_dict().keys()
+        whole = {n: v for n, v in weights.items() if n in names or not _scored(facts)}
         tied = {n: weights[first] for n, first in models.tied(net).items() if first in weights}
-        net.to(getattr(torch, facts["dtype"])).load_state_dict(tied | weights)
+        net.load_state_dict(tied | whole)
+        if _scored(facts):
+            own = {n: v for n, v in weights.items() if n not in names}
+            net = Scores(net, own, _bound(facts, net))
         self.net: nn.Module = net.eval()
 
     def scores(self, x: np.ndarray) -> Tensor:
@@ -69,15 +112,44 @@ class Personal:
 
     def save(self, path: str | Path) -> None:
         """Write network and facts to one file, without pickled code."""
-        torch.save({"facts": self.facts, "state_dict": self.net.state_dict()}, raw := io.BytesIO())
+        torch.save({"facts": self.facts, "state_dict": self.weights}, raw := io.BytesIO())
         with sums.replacing(Path(path)) as file:
             file.write(raw.getbuffer())
+
+
+def _scored(facts: dict[str, Any]) -> bool:
+    return "scores" in facts
+
+
+def _check_here(facts: dict[str, Any], kind: str, known: Container[str]) -> None:
+    # ValueError where a model's or method's code is not imported.
+    name, modules = facts[kind], facts.get("modules") or ()
+    if name in known:
+        return
+    where = " and ".join(m for m in modules if m != "__main__")
+    remedy = (
+        f"import {where} first, which registers it"
+        if where
+        else ("run the lines of the notebook or script that register it first")
+    )
+    raise ValueError(f"its {kind} {name!r} is not registered here: {remedy}")
+
+
+def _bound(facts: dict[str, Any], net: nn.Module) -> Method:
+    # The method, bound to a federation of this client alone.
+    _check_here(facts, "method", METHODS)
+    about = facts["scores"]
+    e = Experiment.read(about["experiment"])
+    n, counts = torch.tensor([about["n"]]), torch.tensor([about["counts"]])
+    task = Task(net, n, counts, train_config(e))
+    return make_method(e.method, **e.method_args).bind(task, check=False)
 
 
 def load_model(path: str | Path) -> Personal:
     """The personal model that `Result.save` or `Personal.save` wrote.
 
-    ValueError for another file, or a damaged one.
+    ValueError for another file, a damaged one, and where the code of a model of your own, or of a
+    method with class scores of its own, is not imported; it names the module.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is no file; one is written by result.save(client, path)")

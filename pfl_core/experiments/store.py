@@ -9,9 +9,10 @@ import io
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pfl_core.experiments.build import vocabulary
 from pfl_core.experiments.experiment import SCHEMA, TAGS, Experiment, not_default
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.personal import Personal
+from pfl_core.experiments.settings import setting
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import paths
 from pfl_core.util.cards import card
@@ -59,6 +61,9 @@ class Result:
         status, device, executor, versions, commit, date, wall_s (seconds), ...
     folder : Path
         Where it lies.
+    sha256 : dict
+        {file: digest} of what it wrote. `kept` reads no other run's file: where this one was
+        computed anew since, it takes the old file, which is kept aside.
     """
 
     experiment: Experiment
@@ -66,6 +71,7 @@ class Result:
     history: pd.DataFrame
     arrays: dict[str, np.ndarray]
     folder: Path | None = None
+    sha256: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -94,7 +100,13 @@ class Result:
         facts |= {n: m[n] for n in ("device", "executor", "revision", "version")}
         facts |= dict(n_clients=m["clients"], wall_s=round(m["wall_s"], 2))
         facts |= dict(key=self.key, code=m.get("code", ""))
+        facts |= dict(setting=self.setting, partition_seed=_partition_seed(e))
         return self.history.assign(**facts)[ROW_COLUMNS]
+
+    @property
+    def setting(self) -> str:
+        """What it is but for its seed, as a digest: runs with equal ones are replicates."""
+        return setting(self.experiment.plain(), self.meta)
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -122,18 +134,26 @@ class Result:
         return metrics.summary(self.history)
 
     def kept(self, name: str, device: str = "cpu") -> dict[str, Any]:
-        """What "models.pt" or "state.pt" in this run's folder holds.
+        """What the file "models.pt" or "state.pt" that this run wrote holds.
 
-        ValueError if the file is another run's, or damaged.
+        If the run was computed anew since, this Result's own file is read, which is kept aside.
+        ValueError if it is nowhere, or damaged.
         """
         assert self.folder is not None  # it lies in the store
-        if not is_whole(path := self.folder / name):
-            what = "damaged: it is not what" if path.exists() else "missing, which"
+        for path in (self.folder / name, *_aside(self.folder, name)):
+            if path.is_file() and file_digest(path) == self.sha256.get(name):
+                return load_whole(path, device)
+        what = f"{name} of run {self.id}"
+        if is_whole(self.folder / name):
             raise ValueError(
-                f"{name} is {what} run {self.id} wrote; run(experiment, recompute=True) computes "
-                "it anew"
+                f"{what} was written anew since this Result was read, and the old file is not kept "
+                f"beside it ({self.folder}.before-...): read it again with run(experiment)"
             )
-        return load_whole(path, device)
+        state = "damaged: it is not what" if (self.folder / name).exists() else "missing, which"
+        raise ValueError(
+            f"{name} is {state} run {self.id} wrote; run(experiment, recompute=True) computes "
+            "it anew"
+        )
 
     def personal(self, client: int) -> Personal:
         """A client's model as served at the end, with what it needs to predict.
@@ -148,23 +168,38 @@ class Result:
             raise ValueError(
                 f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}"
             )
-        e = self.experiment
-        if e.method in METHODS and make_method(e.method, **e.method_args).own_scores:
-            raise ValueError(
-                f"the class scores of {e.method} need more than the network, and only that is kept;"
-                " models can be taken out of runs of methods without `logits` of their own"
-            )
-        kept = self.kept("models.pt")
-        weights = {n: v[client] for n, v in kept["models"].items()}
-        weights = kept.get("constants", {}) | weights  # an older file has them in its models
+        kept, e = self.kept("models.pt"), self.experiment
         names = "id revision version mean std classes input_shape input_kind".split()
         facts = {name: self.meta[name] for name in names}
         facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype)
-        facts["model_args"] = vocabulary(e) | e.model_args
-        return Personal(facts, weights)
+        known = self.meta.get("vocabulary")
+        facts["model_args"] = (vocabulary(e) if known is None else known) | e.model_args
+        facts["modules"] = self.meta.get("modules", e.plugins)
+        if self._own_scores():
+            about = dict(n=int(kept["n"][client]), counts=kept["label_counts"][client].tolist())
+            facts["scores"] = about | {"experiment": e.plain()}
+        weights = {n: v[client] for n, v in kept["models"].items()}
+        weights = kept.get("constants", {}) | weights  # an older file has them in its models
+        return Personal(json.loads(json.dumps(facts)), weights)
+
+    def _own_scores(self) -> bool:
+        # Whether the class scores are the method's own, and all that they need is kept.
+        e = self.experiment
+        if "own_scores" in self.meta:
+            return self.meta["own_scores"]
+        if e.method in METHODS and make_method(e.method, **e.method_args).own_scores:
+            raise ValueError(
+                f"the class scores of {e.method} need more than the network, and version "
+                f"{self.meta['version']} kept only that; run(experiment, recompute=True) keeps all"
+            )
+        return False
 
     def model(self, client: int) -> nn.Module:
-        """A client's network as served at the end, in evaluation mode; needs keep_models=True."""
+        """What gives a client's class scores, in evaluation mode; needs keep_models=True.
+
+        That is the network as served at the end. Where the scores are the method's own (FedCP, for
+        example), it is a module around the network (`Scores`).
+        """
         return self.personal(client).net
 
     def predict(self, client: int, x: np.ndarray) -> np.ndarray:
@@ -191,6 +226,17 @@ class Result:
         what = f"{e.method} on {data}, {e.clients} clients, {e.rounds} rounds, seed {e.seed}"
         title = f"{what} (run {self.id}): test accuracy in %"
         return card(title, facts, self.summary().to_html())
+
+
+def _partition_seed(experiment: Experiment) -> int:
+    seed = experiment.partition_seed
+    return experiment.seed if seed is None else seed
+
+
+def _aside(folder: Path, name: str) -> list[Path]:
+    # Where a file of a run may be kept that was computed anew, newest first.
+    beside = sorted(folder.parent.glob(f"{folder.name}.*"), reverse=True)
+    return [path / name for path in beside if re.match(r"\.(before|damaged)", path.suffix)]
 
 
 def load_result(
@@ -232,17 +278,12 @@ def _read(folder: Path, experiment: Experiment | None) -> Result | None:
     whole = json.loads(raw["experiment.json"])
     plain, meta = whole["experiment"], whole["meta"]
     _check_whose(plain, meta, folder, experiment)
-    for part, digest in digests(plain, meta, folder, names[1:]).items():
-        if whole["sha256"].get(part) != digest:
+    written = _digests_of(whole)
+    found = digests(plain, meta, folder, names[1:])
+    for part, digest in found.items():
+        if written is not None and written.get(part) != digest:
             raise ValueError(f"{part} is not as it was written")
-    if experiment is None:
-        if foreign := _foreign(plain):
-            print(
-                f"{folder.name}: its method or model is in a module of its own; "
-                f"import {foreign[0]} first, if it is yours"
-            )
-            return None
-        experiment = Experiment.from_plain(plain)
+    experiment = experiment or Experiment.read(plain)
     history = pd.read_csv(io.BytesIO(raw["history.csv"]), keep_default_na=False)
     history = history.rename(columns=metrics.OLD)
     history["value"] = pd.to_numeric(history["value"])
@@ -250,35 +291,30 @@ def _read(folder: Path, experiment: Experiment | None) -> Result | None:
         arrays = {name: file[name] for name in file.files}
     if len(arrays["rounds"]) == 0 and meta["status"] == "done":
         raise ValueError("it holds no rounds")
-    return Result(experiment, meta, history, arrays, folder)
+    return Result(experiment, meta, history, arrays, folder, found if written is None else written)
 
 
-def said_to_be(plain: dict[str, Any]) -> Experiment | None:
-    """The Experiment that a file says a run is of.
+def _digests_of(whole: dict[str, Any]) -> dict[str, str] | None:
+    # {file: sha256} of a run; None for runs of the first versions, which wrote none.
+    return None if whole["meta"]["schema"] < 2 and "sha256" not in whole else whole["sha256"]
 
-    None if its method or model is in a module that is not imported: reading runs no code that a
-    file names.
-    """
-    return None if _foreign(plain) else _made(json.dumps(plain))
+
+def said_to_be(plain: dict[str, Any]) -> Experiment:
+    """The Experiment that a file says a run is of; reading it runs no code that the file names."""
+    return _made(json.dumps(plain))
 
 
 @functools.lru_cache(maxsize=2**14)
 def _made(plain: str) -> Experiment:
     # Tables ask for the same ones for each of their cells.
-    return Experiment.from_plain(json.loads(plain))
-
-
-def _foreign(plain: dict[str, Any] | None) -> list[str]:
-    if not plain:
-        return []
-    own = [m for m in plain.get("plugins", []) if str(m) not in sys.modules]
-    return own + _foreign(plain.get("init_from"))
+    return Experiment.read(json.loads(plain))
 
 
 def _check_whose(
     plain: dict[str, Any], meta: dict[str, Any], folder: Path, experiment: Experiment | None
 ) -> None:
-    if meta["schema"] != SCHEMA:
+    # Those of older schemas are read, and are the run of none of today's Experiments.
+    if meta["schema"] > SCHEMA or experiment is not None and meta["schema"] != SCHEMA:
         raise ValueError(
             f"written with schema {meta['schema']} of the store, this version has {SCHEMA}"
         )
@@ -289,8 +325,8 @@ def _check_whose(
     # Not all fields: a run of an earlier version lacks those that are new.
     mine = json.loads(json.dumps(not_default(experiment.plain())))
     if not_default(plain) != mine:
-        written = said_to_be(plain)  # in another way, perhaps
-        if written is None or written.canonical() != experiment.canonical():
+        written = said_to_be(plain).checked()  # in another way, perhaps
+        if written.canonical() != experiment.canonical():
             raise ValueError("it is of another Experiment")
 
 
@@ -301,8 +337,9 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     """
     try:
         whole = json.loads((folder / "experiment.json").read_bytes())
-        written = whole["sha256"]["experiment.json"]
-        same = written == _digest(whole["experiment"], whole["meta"])
+        written = _digests_of(whole)
+        digest = _digest(whole["experiment"], whole["meta"])
+        same = written is None or written["experiment.json"] == digest
         kinds = {type(whole["experiment"]), type(whole["meta"])}
         return whole if same and kinds == {dict} else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -312,7 +349,10 @@ def read_about(folder: Path) -> dict[str, Any] | None:
 def is_whole(path: Path) -> bool:
     """Whether a file is there, and is what the run in whose folder it lies wrote."""
     about = read_about(path.parent)
-    return bool(about) and path.is_file() and about["sha256"].get(path.name) == file_digest(path)
+    if not about or not path.is_file():
+        return False
+    written = _digests_of(about)
+    return written is None or written.get(path.name) == file_digest(path)
 
 
 FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt", "code.txt")

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pandas as pd
 
-from pfl_core.experiments import metrics
+from pfl_core.experiments import metrics, settings
 from pfl_core.experiments.metrics import KEYS, ROW_COLUMNS
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.percent import DECIMALS
@@ -217,6 +217,14 @@ class Results:
         try:
             plain = [json.loads(text) for text in self.runs.experiment]
             said = {n: [p[n] for p in plain] for n in of_experiment}
+            about = self.runs[[n for n in settings.ABOUT if n in self.runs]]
+            said["setting"] = [
+                settings.setting(p, dict(zip(about, line, strict=True)))
+                for p, line in zip(plain, about.to_numpy(), strict=True)
+            ]
+            said["partition_seed"] = [
+                p["seed"] if p["partition_seed"] is None else p["partition_seed"] for p in plain
+            ]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise damaged(self.folder / "runs.csv", error) from error
         said = pd.DataFrame(said, index=self.runs.index)

@@ -15,10 +15,9 @@ import pandas as pd
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
-from pfl_core.experiments import committed, listing, store
+from pfl_core.experiments import committed, listing, settings, store
 from pfl_core.experiments.committed import Part
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.methods.base import METHODS
 from pfl_core.papers import base as papers
 from pfl_core.papers.report import READ_AFTER
 from pfl_core.util import paths
@@ -145,14 +144,14 @@ def _stored_now() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _finished() -> list[Path]:
-    """Histories of the runs in the store whose code is here: a notebook's own method is not."""
+    """Histories of the runs in the store that can be read."""
     files = [p for p in paths.store_folder().glob("*/history.csv") if "." not in p.parent.name]
-    return [p for p in files if _is_known(p.parent, len(METHODS))]
+    return [p for p in files if _is_whole(p.parent, p.stat().st_mtime_ns)]
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_known(folder: Path, methods: int) -> bool:
-    """Whether a run can be read; how many methods there are is for the cache only."""
+def _is_whole(folder: Path, stamp: int) -> bool:
+    """Whether a run can be read; when it was written is for the cache only."""
     return store.load_result(folder, aside=False) is not None
 
 
@@ -188,19 +187,19 @@ def _arrays_named(run: str) -> frozenset[str]:
 @functools.lru_cache(maxsize=4096)
 def _labelled(folder: Path) -> pd.DataFrame:
     """Rows of a run in the store, which has no labels of a table: they are made of its fields."""
-    found = committed.experiment(folder.name)
-    assert found is not None  # its folder was listed
-    tags = {"row": _said(found, lambda name: name not in _PROBLEM, "method")}
-    tags["column"] = _said(found, _PROBLEM.__contains__, "dataset", "partition", "clients", "model")
-    result = store.load_result(folder, found.but(tags=tags), aside=False)
-    assert result is not None  # as above
-    return result.rows
+    result = store.load_result(folder, aside=False)
+    assert result is not None  # its folder was listed
+    found = result.experiment
+    row = _said(found, lambda name: name not in _PROBLEM, "method")
+    column = _said(found, _PROBLEM.__contains__, "dataset", "partition", "clients", "model")
+    return result.rows.assign(row=row, column=column)
 
 
 def _said(found: Experiment, wanted: Callable[[str], bool], *always: str) -> str:
     """Fields of an Experiment as text: `always`, then those wanted that are not as by default."""
     plain, defaults = found.plain(), Experiment().plain()
-    plain["init_from"] = found.init_from and found.init_from.id[:6]
+    source = found.init_from
+    plain["init_from"] = source and f"{source.method}, {settings.setting(source.plain(), {})[:6]}"
     inner = [f"{name}_args" for name in _ARGUMENTS]
     others = [
         f"{name}={value}"

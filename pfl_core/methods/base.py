@@ -24,7 +24,7 @@ Two rules keep a method right. `start` and `end` are read-only: make new tensors
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, dataclass_transform
 
@@ -313,10 +313,15 @@ class Method:
     def __post_init__(self) -> None:
         fields.check(self.name or type(self).__name__, self)
 
-    def bind(self, task: Task) -> Method:
-        """This method with its hyper-parameters, for one task; ValueError if they do not fit."""
+    def bind(self, task: Task, check: bool = True) -> Method:
+        """This method with its hyper-parameters, for one task.
+
+        ValueError if they do not fit; `check` is False where they were looked at before.
+        """
         bound = dataclasses.replace(self)  # without what another task left in it
         object.__setattr__(bound, "task", task)
+        if not check:
+            return bound
         try:
             bound.check()
         except ValueError as error:
@@ -356,11 +361,30 @@ def initial_state(method: Method) -> State:
 
 def check_adopts(method: Method) -> None:
     """ValueError unless the method can take clients into a federation that was trained without."""
-    if not method.adopts and method.init().extra:
-        raise ValueError(
-            f"{method.name} keeps state for each client it knows and cannot adopt new ones; "
-            "use pfedhn, or adopt=False"
-        )
+    extra = {} if method.adopts else method.init().extra
+    if not extra:
+        return
+    k = method.task.K
+    of_clients = [name for name, v in extra.items() if any(len(t) == k for t in _tensors(v))]
+    what = (
+        f"keeps state for each client it knows ({', '.join(of_clients)})"
+        if of_clients
+        else f"keeps state at the server ({', '.join(extra)})"
+    )
+    raise ValueError(
+        f"{method.name} {what} and cannot adopt new ones as it is: use pfedhn, or adopt=False; of "
+        "a method of your own, set `adopts = True` in its class, and let `init` make that state "
+        "for the new clients from `self.task.joins`, the trained State"
+    )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    # All tensors with an axis in a dict of tensors, at any depth.
+    for v in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(v, dict):
+            yield from _tensors(v)
+        elif isinstance(v, Tensor) and v.dim():
+            yield v
 
 
 def list_methods() -> Listing:

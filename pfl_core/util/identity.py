@@ -48,6 +48,11 @@ def in_main(thing: Any) -> bool:
     return _home(thing) in MAIN
 
 
+def module_of(thing: Any) -> str:
+    """The name of the module that defines a class or a function."""
+    return _home(thing)
+
+
 def note(thing: Any) -> None:
     """Keep the source of what is being registered, before its file can change."""
     if not is_ours(thing):

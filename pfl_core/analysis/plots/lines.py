@@ -20,6 +20,7 @@ from pfl_core.analysis.plots.style import (
     looks,
     names_of,
 )
+from pfl_core.analysis.select import alike
 
 FEW = 4  # lines of a panel with bands; more have a bar at their end
 ACCURACY = "Test accuracy (%)"
@@ -44,7 +45,13 @@ def intervals(
     -------
     DataFrame
         Columns of `hue` and `x`, and value, low and high; NaN ends for one seed, or without `seed`.
+
+    Raises
+    ------
+    ValueError
+        If what would be averaged differs in more than the seed (`select.alike`).
     """
+    alike(frame, [hue, x])
     # As text: groups of a categorical column would hold names that are not here.
     frame = frame.assign(**{hue: frame[hue].astype(str)}, seed=frame.get("seed", 0))
     each = frame.groupby([x, hue, "seed"], sort=False).value.mean().reset_index()

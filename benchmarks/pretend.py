@@ -1,7 +1,7 @@
 """A pretend accelerator: tensors that say they lie on device "meta:0" and have values on the CPU.
 
 An operation over both devices is refused, as on a GPU; what a GPU would wait for is counted. The
-engine sees a device that is not a CPU, so all its code for GPUs runs, but for captured graphs.
+engine sees a device that is not a CPU, so all its code for GPUs runs; graphs are those of tape.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ ASK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "ate
 def tensors(tree: Any) -> list[Tensor]:
     """All tensors in nested lists, tuples and dicts."""
     return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def asks(func: Any, args: tuple) -> bool:
+    """Whether an operation needs an answer of the device, such as how many entries a mask has."""
+    name = func._schema.name
+    masks = name in ("aten::index", "aten::index_put_") and tensors(args[1])
+    return name in ASK or any(t.dtype == torch.bool for t in masks or ())
+
+
+def crosses(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation copies from the accelerator to the CPU, or back."""
+    name, asked = func._schema.name, kwargs.get("device")
+    here = any(isinstance(t, Pretend) for t in tensors((args, kwargs)))
+    if name == "aten::_to_copy" and asked is not None:
+        return here != (torch.device(asked).type == DEVICE.type)
+    return name == "aten::copy_" and isinstance(args[0], Pretend) != isinstance(args[1], Pretend)
 
 
 class Pretend(Tensor):
@@ -103,23 +119,17 @@ def dispatch(func, args, kwargs, seen):
     goes = here if asked is None else torch.device(asked).type == DEVICE.type
     if not here and not goes:
         return func(*args, **kwargs)
-    if name == "aten::_to_copy" and asked is not None and bool(here) != bool(goes):
-        seen["uploads" if goes else "downloads"] += 1
-        seen["numbers"] += given[0].numel() if goes else 0
-    elif name == "aten::copy_" and len(here) == 1:
-        seen["uploads" if isinstance(args[0], Pretend) else "downloads"] += 1
+    if crosses(func, args, kwargs):
+        up = bool(goes) if name == "aten::_to_copy" else isinstance(args[0], Pretend)
+        seen["uploads" if up else "downloads"] += 1
+        seen["numbers"] += given[0].numel() if up and name == "aten::_to_copy" else 0
     else:
         # As on a GPU, a number (0-dimensional) of the CPU may take part.
         if strange := [t for t in given if not isinstance(t, Pretend) and t.dim()]:
             raise RuntimeError(
                 f"{name}: tensors on two devices, {[tuple(t.shape) for t in strange]} on the CPU"
             )
-        if name in ASK:
-            seen["asks"] += 1
-        if name in ("aten::index", "aten::index_put_") and any(
-            t.dtype == torch.bool for t in tensors(args[1])
-        ):
-            seen["asks"] += 1  # a mask: its size is asked for
+        seen["asks"] += asks(func, args)
     plain_kwargs = kwargs | ({} if asked is None else {"device": torch.device("cpu")})
     held = tree_map(lambda t: t.held if isinstance(t, Pretend) else t, (args, plain_kwargs))
     out = func(*held[0], **held[1])

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tape import Tape
 from test_batched import CONFIG, assert_close, client_data, clients_of, engine, train
 from test_methods import assert_same, leaves
 from torch.func import grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.agree import MOST, compared
+from benchmarks.tape import taped
 from benchmarks.waits import SMALL, accelerated, trained, waits
 from pfl_core import Experiment, models
-from pfl_core.engine import convolutions, graphs
+from pfl_core.engine import convolutions
 from pfl_core.engine.batched import Batched
-from pfl_core.engine.convolutions import FORMS, GROUPED, UNFOLD, multiplied
+from pfl_core.engine.convolutions import FORMS, GROUPED, UNFOLD, unfolds
 from pfl_core.engine.engine import AUTO, Engine
+from pfl_core.engine.rules import Rules
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments.run import run
 from pfl_core.methods.fedavg import FedAvg
@@ -27,8 +28,9 @@ from pfl_core.methods.task import Task
 
 
 @pytest.fixture(autouse=True)
-def _graphs_of_a_stand_in(monkeypatch):
-    monkeypatch.setitem(graphs.GRAPHS, "cpu", Tape)
+def _graphs_of_a_stand_in():
+    with taped():
+        yield
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_values_and_gradients_of_input_weight_and_bias(how):
     try:
         found = []
         for form in FORMS:
-            with multiplied(form):
+            with Rules(form):
                 found.append(vmap(grad(value, (0, 1, 2), has_aux=True))(x, w, b))
     finally:
         torch._C._functorch._set_vmap_fallback_enabled(True)
@@ -79,7 +81,7 @@ def test_values_and_gradients_of_input_weight_and_bias(how):
 
 def test_one_image_and_no_bias(calls):
     x, w = torch.randn(4, 7, 7), torch.randn(6, 4, 3, 3)
-    with multiplied(UNFOLD):
+    with Rules(UNFOLD):
         got = F.conv2d(x, w, padding=1), F.conv2d(input=x[None], weight=w, padding=1)[0]
     assert len(calls) == 3  # one image is taken as a batch of one
     torch.testing.assert_close(got, (F.conv2d(x, w, padding=1),) * 2)
@@ -116,6 +118,7 @@ def test_two_local_steps_of_every_network(name, calls):
         ends[executor] = train(e)
         assert e.ran == {executor}
         convs = [m for m in net.modules() if type(m) is torch.nn.Conv2d]
+        convs = [m for m in convs if unfolds(m.weight[None], m.weight, groups=m.groups)]
         assert len(calls) == 2 * len(convs) * (executor != "batched")
     assert not torch.equal(ends["batched"]["fc.weight"][0], net.fc.weight)
     for other in ("batched:unfold", "graphs:unfold"):
@@ -232,7 +235,7 @@ def test_what_cannot_be_stacked_still_runs_one_by_one():
 
 def test_memory_is_estimated_for_the_form():
     e, jobs = engine("batched"), []
-    e.batched.run = lambda job: jobs.append(job) or {}
+    e.batched.run = lambda job, *_: jobs.append(job) or {}
     train(e)
     likely = {form: e.batched._activations(jobs[0], form) for form in FORMS}
     # Kept for the kernels' gradient: of 4 images 9 entries at each of 6 x 6 places, in place of 8 x 8 pixels.
@@ -249,7 +252,7 @@ def test_a_step_takes_at_least_and_at_most_what_is_estimated(form):
     method = FedAvg().bind(Task(net, data.n, data.label_counts, config))
     e = Engine(method, data, "batched" + ":unfold" * (form == UNFOLD), 1)
     jobs, trains = [], e.batched.run
-    e.batched.run = lambda job: jobs.append(job) or trains(job)
+    e.batched.run = lambda job, *_: jobs.append(job) or trains(job)
     train(e)  # its stack is there
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, torch.no_grad():
         trains(jobs[0])

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tape import Counter
 from torch.testing import assert_close
 
+from benchmarks.tape import Counter
 from pfl_core import stacked
 from pfl_core.stacked import expand, flat, is_common, mix, put, select, take, unflat, weighted_mean
 

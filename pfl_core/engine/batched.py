@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.convolutions import FASTEST, FORMS, GROUPED, UNFOLD
-from pfl_core.engine.graphs import GRAPHS
+from pfl_core.engine.graphs import CaptureFailed, Graphs, opened, side_stream, synchronize
 from pfl_core.engine.sgd import Job
 from pfl_core.engine.stack import WARM, Stack, first_loss
 from pfl_core.methods.base import Method
@@ -33,83 +34,109 @@ class Batched:
 
     Stacks are kept, so that later rounds find their memory and their graphs again.
 
-    form: how convolutions are multiplied, see convolutions.py.
+    executor: "batched" or "graphs", and how convolutions are multiplied (convolutions.py), as in
+    "graphs:fastest".
     """
 
     def __init__(
         self,
         method: Method,
         data: ClientData,
-        graphs: bool,
-        form: str = GROUPED,
+        executor: str = "batched",
         free: Callable[[], int] | None = None,
     ):
         self.method, self.data, self.config = method, data, method.task.config
-        self.graph = GRAPHS[data.device.type] if graphs else None
-        self.free = free or (_free if data.device.type == "cuda" else None)
+        self.executor, self.share = executor, gpu_share()
+        self.graphs: Graphs | None = None  # opened by the first stack that captures
+        self.free = free or (self._free if data.device.type == "cuda" else None)
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
-        self.fits: dict[tuple, int] = {}
         self.used: set[str] = set()
-        convolves = any(isinstance(m, nn.Conv2d) for m in method.task.model.modules())
-        self.form = form if convolves else GROUPED
-        # {names that are trained: the form found faster}. A checkpoint keeps it: a run that goes on
-        # from there goes on with the same numbers.
-        self.faster: dict[str, str] = {}
+        self.convolves = any(isinstance(m, nn.Conv2d) for m in method.task.model.modules())
+        # A checkpoint keeps these: a run that goes on from there goes on with the same numbers.
+        self.faster: dict[str, str] = {}  # {names that are trained: the form found faster}
+        self.chunks: dict[
+            str, int
+        ] = {}  # {names and batches: clients that fit at once}; of an evaluation: samples
 
-    def run(self, job: Job) -> Params:
+    def run(self, job: Job, executor: str | None = None) -> Params:
         """What local training changed, {name: (S, *shape)}.
+
+        executor: in place of the one that this was made with.
 
         Raises
         ------
+        CaptureFailed
+            If its step is to be captured, and cannot be.
         MemoryError
             If not even one client's step fits.
         """
-        key, order = self._kind(job), job.order
-        form = self._form(job)
-        most = self.fits.get(key) or self._fitting(job, form)
+        how, _, asked = (executor or self.executor).partition(":")
+        try:
+            with side_stream(self.data.device.type):
+                form = self._form(job, how, asked or GROUPED)
+                out = self._run(job, how, form)
+        except CaptureFailed:
+            self.forget()  # the pool that it failed in
+            raise
+        if self.convolves and FASTEST in self.executor:
+            self.faster[_trained(job)] = form
+        return out
+
+    def _run(self, job: Job, how: str, form: str) -> Params:
+        what = f"{_trained(job)} {list(job.indices[0].shape[1:])}"
+        most = self.chunks.get(what) or self._fitting(job, form)
         while True:
-            self.fits[key] = most
-            each = _even(len(order), most)
-            try:
-                out = self._rows(job)
-                with self.method.task.mode(job.training):
-                    stack = self._stack(key, job, each, form)
-                    for at in range(0, len(order), each):
-                        stack.run(job, order[at : at + each], out)
-                self.used.add(stack.executor)
+            self.chunks[what] = most
+            each = _even(len(job.order), most)
+            if (out := self._attempt(job, how, form, each)) is not None:
                 return out
-            except torch.OutOfMemoryError:
-                # The estimate was too low, or other phases' stacks are in the way.
-                alone = len(self.stacks) <= 1
-                out = stack = None
-                self._forget()
-                if alone and each == 1:
-                    why = self._advice("one client's training step ran out of memory")
-                    raise MemoryError(why) from None
-                most = each // 2 if alone else most
+            # The estimate was too low, or other phases' stacks are in the way.
+            alone = len(self.stacks) <= 1
+            self.forget()
+            if alone and each == 1:
+                raise MemoryError(self.advice("one client's training step ran out of memory"))
+            most = each // 2 if alone else most
+
+    def _attempt(self, job: Job, how: str, form: str, each: int) -> Params | None:
+        # What training changed; None if it ran out of memory, which is free when this returns.
+        try:
+            out, order = self._rows(job), job.order
+            with self.method.task.mode(job.training):
+                stack = self._stack(job, how, form, each)
+                for at in range(0, len(order), each):
+                    stack.run(job, order[at : at + each], out)
+            self.used.add(stack.executor)
+            return out
+        except torch.OutOfMemoryError:
+            return None
 
     def _rows(self, job: Job) -> Params:
         # What local training writes its results into.
         return clone({n: job.start[n] for n in job.changing(self.method.task.buffers)})
 
-    def _form(self, job: Job) -> str:
+    def _form(self, job: Job, how: str, asked: str) -> str:
         # How this job's convolutions are multiplied; measured at the first that trains these names.
-        if self.form != FASTEST:
-            return self.form
-        trained = " ".join(job.names)
-        if trained not in self.faster:
-            seconds = {}
-            for form in FORMS:
-                # A form that does not fit is not taken; what else is wrong, training itself says.
-                with suppress(RuntimeError, MemoryError):
-                    seconds[form] = self.seconds(job, form)
-            self.faster[trained] = min(seconds, key=seconds.__getitem__, default=GROUPED)
-        return self.faster[trained]
+        if asked != FASTEST or not self.convolves:
+            return GROUPED if asked == FASTEST or not self.convolves else asked
+        if found := self.faster.get(_trained(job)):
+            return found
+        seconds = {}
+        for form in FORMS:
+            try:
+                seconds[form] = self.seconds(job, how, form)
+            except CaptureFailed:  # the others would be timed with an advantage
+                raise
+            except (RuntimeError, MemoryError):
+                pass  # it does not fit; what else is wrong, training itself says
+            if form not in seconds:
+                synchronize(self.data.device.type)
+                self.forget()
+        return min(seconds, key=seconds.__getitem__, default=GROUPED)
 
-    def seconds(self, job: Job, form: str) -> float:
+    def seconds(self, job: Job, how: str, form: str) -> float:
         """Seconds that a job's step takes in a form, divided by the clients that take it at once.
 
-        The step is warm, and captured if it can be. What it trains is thrown away.
+        The step is warm, and captured where how is "graphs". What it trains is thrown away.
         """
         each = _even(len(job.order), self._fitting(job, form))
 
@@ -117,29 +144,36 @@ class Batched:
             same = [i[:1].expand(count, *i.shape[1:]) for i in job.indices]
             began = time.perf_counter()
             stack.run(job._replace(indices=same), job.order[:each], self._rows(job))
-            if self.data.device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize(self.data.device.type)
             return time.perf_counter() - began
 
         with self.method.task.mode(job.training):
-            stack = Stack(self.method, self.data, job, each, self.graph, form)
+            stack = self._new_stack(job, how, form, each)
             steps(WARM + 2)  # the first one of a custom step does not count
             return min(steps(TIMED) for _ in range(3)) / (TIMED * each)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Free all stacks and graphs, and what the device keeps for them."""
         self.stacks.clear()
+        self.graphs = None
         gc.collect()
         if self.data.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _stack(self, key: tuple, job: Job, most: int, form: str) -> Stack:
-        key = (*key, most)
+    def _stack(self, job: Job, how: str, form: str, most: int) -> Stack:
+        key = (*self._kind(job), how, form, most)
         if key not in self.stacks:
             while len(self.stacks) >= KEPT:
                 self.stacks.popitem(last=False)
-            self.stacks[key] = Stack(self.method, self.data, job, most, self.graph, form)
+            self.stacks[key] = self._new_stack(job, how, form, most)
         self.stacks.move_to_end(key)
         return self.stacks[key]
+
+    def _new_stack(self, job: Job, how: str, form: str, most: int) -> Stack:
+        if how == "graphs" and self.graphs is None:
+            self.graphs = opened(self.data.device.type)
+        capturing = self.graphs if how == "graphs" else None
+        return Stack(self.method, self.data, job, most, capturing, form)
 
     def _kind(self, job: Job) -> tuple:
         # Jobs of one kind launch the same operations on memory of the same shapes.
@@ -158,18 +192,19 @@ class Batched:
             return CPU_ROWS
         least, likely, free = *self.estimate(job, form), self.free()
         if s * likely > 0.9 * free and self.stacks:
-            self._forget()
+            self.forget()
             free = self.free()
         if least > free:
             need = f"one client's training step needs at least {least / 1e9:.2f} GB"
-            raise MemoryError(self._advice(f"{need} and {free / 1e9:.2f} GB are free"))
+            raise MemoryError(self.advice(f"{need} and {free / 1e9:.2f} GB are free"))
         most = max(1, int(0.9 * free / likely))
         amount = f"about {likely / 1e9:.1g} GB each of {free / 1e9:.2g} GB"
         how = ", convolutions unfolded" * (form == UNFOLD)
         _say(f"{self.method.name}: {s} clients, {min(s, most)} at once, {amount}{how}")
         return most
 
-    def _advice(self, what: str) -> str:
+    def advice(self, what: str) -> str:
+        """A sentence on what needs more memory than there is, and what to do."""
         cure = "take smaller batches, a smaller model, fewer clients, or device='cpu'"
         return f"{self.method.name}: {what}; {cure}"
 
@@ -205,6 +240,46 @@ class Batched:
             first_loss(self.method, self.data, job, form)
         return sum(kept.values()) + self.data.batch(job.indices[0][0, 0])[0].nbytes
 
+    def _free(self) -> int:
+        # Bytes that the driver has left, and those that torch holds without using them; of a share
+        # of the GPU, what this process has not taken yet.
+        left, whole = torch.cuda.mem_get_info()
+        snapshot = torch.cuda.memory_snapshot()
+        mine = torch.cuda.memory_reserved()
+        unused = idle(snapshot, torch.cuda.current_device())
+        return min(left, max(0, int(self.share * whole) - mine)) + unused
+
+
+def idle(snapshot: list[dict[str, Any]], device: int) -> int:
+    """Bytes of torch.cuda.memory_snapshot() that are held for a device and not in use.
+
+    Those in the pool of graphs that live are none: only graphs of that pool may take them.
+    """
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in snapshot
+        if segment["device"] == device and tuple(segment["segment_pool_id"]) == (0, 0)
+    )
+
+
+def gpu_share() -> float:
+    """The part of a GPU's memory that this process may plan with: PFL_GPU_SHARE, 1 by default."""
+    said = os.environ.get("PFL_GPU_SHARE") or "1"
+    try:
+        share = float(said)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"PFL_GPU_SHARE={said!r}: give the part of a GPU's memory that each process may take, "
+            "above 0 and at most 1, such as 0.25 for four processes on one GPU"
+        )
+    return share
+
+
+def _trained(job: Job) -> str:
+    return " ".join(job.names)
+
 
 def _even(count: int, most: int) -> int:
     # Clients of a chunk, if all are of one size: one stack serves all.
@@ -214,9 +289,3 @@ def _even(count: int, most: int) -> int:
 @functools.cache  # a sweep says it once
 def _say(text: str) -> None:
     print(text)
-
-
-def _free() -> int:
-    # Bytes that the driver has left, and those that torch holds without using them.
-    left, _ = torch.cuda.mem_get_info()
-    return left + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -48,6 +48,8 @@ class History:
         What local training ran through, "graphs+threads" if it was more than one.
     faster
         {names that are trained: the faster form of their convolutions}, where both were timed.
+    chunks
+        {what was trained or evaluated: clients or samples at once}, as memory allowed.
     n
         {split: (K,) int}: samples that `evals` sums over, 0 for clients that are not evaluated.
     """
@@ -61,6 +63,7 @@ class History:
     probes: Params = field(default_factory=dict)
     executor: str = ""
     faster: dict[str, str] = field(default_factory=dict)
+    chunks: dict[str, int] = field(default_factory=dict)
     n: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, key: str, value: np.ndarray) -> None:
@@ -80,6 +83,7 @@ class History:
         lists: dict[str, Any] = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
         same: dict[str, Any] = dict(executor=self.executor, faster=self.faster, n=self.n)
+        same["chunks"] = self.chunks
         return History(**lists, **same, evals=evals, probes=probes)
 
 
@@ -179,7 +183,7 @@ def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
     series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
     if "steps" in series:  # its name in files of older runs
         series["visits"] = series.pop("steps")
-    plain = dict(executor=kept.get("executor", ""), faster=kept.get("faster", {}))
+    plain = {n: kept[n] for n in ("executor", "faster", "chunks") if n in kept}
     history = History(**series, **plain)
     history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
     history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
@@ -218,6 +222,9 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     checks.known("executor", found["executor"], EXECUTORS)
     for form in history.faster.values():
         checks.known("form of convolutions", form, FORMS)
+    for many in history.chunks.values():
+        if not isinstance(many, int) or many < 1:
+            raise ValueError(f"it trained or evaluated {many!r} at once")
     return found["executor"]
 
 

@@ -5,7 +5,9 @@
 - `graphs` (GPU): `batched`, with its steps captured and replayed.
 
 Of the last two, `batched:unfold` multiplies convolutions in another form (convolutions.py), and
-`batched:fastest` in the one that is found to be faster.
+`batched:fastest` in the one that is found to be faster. What `graphs` cannot do falls to the next
+of `BELOW`: so a step that cannot be captured runs batched, and one that cannot be stacked in
+threads.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +26,8 @@ from torch import Tensor
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine import hooks, small
 from pfl_core.engine.batched import Batched
-from pfl_core.engine.convolutions import FASTEST, GROUPED, UNFOLD
-from pfl_core.engine.graphs import GRAPHS
+from pfl_core.engine.convolutions import FASTEST, UNFOLD
+from pfl_core.engine.graphs import GRAPHS, CaptureFailed, first, synchronize
 from pfl_core.engine.sgd import Job
 from pfl_core.engine.threads import Threads, channels_last
 from pfl_core.methods.base import Batch, Method
@@ -33,6 +35,7 @@ from pfl_core.stacked import Params, is_common, total
 from pfl_core.util import checks, identity
 from pfl_core.util.draws import Draws, rng, unmoved
 
+T = TypeVar("T")
 EXECUTORS = (
     *("auto", "graphs", "batched", "threads"),
     *(f"{how}:{form}" for how in ("graphs", "batched") for form in (UNFOLD, FASTEST)),
@@ -41,6 +44,11 @@ EXECUTORS = (
 # enough faster to be worth other last digits. Seconds of a round on two cores, threads / batched:
 # MobileNet-v1 3.05 / 5.4; ResNet-34 of width 1/4 6.7 / 5.8.
 AUTO = {"cpu": "threads", "cuda": f"graphs:{FASTEST}"}
+# What a job runs through that the executor before cannot run.
+BELOW = {
+    **{"graphs:fastest": "graphs", "graphs:unfold": "graphs", "graphs": "batched:fastest"},
+    **{"batched:fastest": "batched", "batched:unfold": "batched", "batched": "threads"},
+}
 # Samples evaluated at once. On a CPU, what fits its caches: 512 take 1.5 times as long (measured).
 EVAL_BATCH = {"cpu": 128, "cuda": 2048}
 
@@ -71,15 +79,16 @@ class Engine:
         self.method, self.data = method, data
         self.task, self.config = method.task, method.task.config
         chosen = automatic(method, data.device.type) if executor == "auto" else executor
-        self.executor, _, form = chosen.partition(":")
+        self.asked, self.executor = chosen, chosen.partition(":")[0]
         if self.executor == "graphs" and data.device.type not in GRAPHS:
             raise ValueError(
                 "executor 'graphs' needs a GPU; use device='cuda', "
                 "or executor 'threads' or 'batched'"
             )
-        self.batched = Batched(method, data, self.executor == "graphs", form or GROUPED)
+        self.batched = Batched(method, data, chosen)
         self.ran: set[str] = set()  # executors that jobs went through
-        self._resists: set[Any] = set()  # losses and steps that no stack can take
+        self._fallen: dict[Any, str] = {}  # by loss and step: the executor, if it is not `asked`
+        self._told: set[str] = set()
         # A model or method that is not ours may draw random numbers (dropout): these are seeded.
         code = (type(method), type(method.task.model))
         self.foreign = not all(identity.is_ours(cls) for cls in code)
@@ -87,8 +96,9 @@ class Engine:
         self.threads = Threads(method, data, workers)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """End the worker threads; free stacks, graphs, and the memory that was kept for them."""
         self.threads.close()
+        self.batched.forget()
 
     @contextmanager
     def drawing(self, purpose: str, *ids: int) -> Iterator[None]:
@@ -134,23 +144,55 @@ class Engine:
                 )
             self.ran.add("threads")
             return job.start | self.threads.run(job, drawn=True)
-        if self.executor == "threads" or what in self._resists:
+        at, reasons = self._fallen.get(what, self.asked), []
+        while at != "threads":
+            try:
+                changed = self.batched.run(job, at)
+                break
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                below = self._below(at, error)
+                reasons.append(self._why(error))
+            # An error that the device does not recover from is raised here again.
+            synchronize(self.data.device.type)
+            at = below
+        if reasons:
+            self._fallen[what] = at
+            self._tell(reasons, at)
+        if at == "threads":
             self.ran.add("threads")
             return job.start | self.threads.run(job)
-        try:
-            changed = self.batched.run(job)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            said, cure = hooks.unstackable(error)
-            why = f"{self.method.name}: clients cannot be stacked ({said})"
-            if self.executor == "batched":
-                raise RuntimeError(f"{why}; {cure}use executor='threads'") from error
-            warnings.warn(f"{why}; they run one by one", stacklevel=2)
-            self._resists.add(what)
-            return self.run(job)
         self.ran |= self.batched.used
         return job.start | changed
+
+    def _below(self, at: str, error: RuntimeError) -> str:
+        # What runs a job that an executor failed at. Only who asked for it gets the faster form.
+        if ":" not in at and not isinstance(error, CaptureFailed):
+            return "threads"
+        return BELOW[at] if FASTEST in self.asked else BELOW[at].replace(f":{FASTEST}", "")
+
+    def _why(self, error: RuntimeError) -> str:
+        # Why clients run through another executor; an error where `batched` was asked for.
+        if isinstance(error, CaptureFailed):
+            return f"its step cannot be captured ({error})"
+        said, cure = hooks.unstackable(first(error))
+        why = f"clients cannot be stacked ({said})"
+        if self.executor == "batched":
+            synchronize(self.data.device.type)
+            cure = f"{cure}use executor='threads'"
+            raise RuntimeError(f"{self.method.name}: {why}; {cure}") from error
+        return why
+
+    def _tell(self, reasons: list[str], at: str) -> None:
+        # Say once that jobs run through another executor than was asked for, and why.
+        if at in self._told:
+            return
+        self._told.add(at)
+        how = at.partition(":")[0]
+        said = f"{reasons[-1]}; they run one by one" if at == "threads" else reasons[0]
+        runs = "" if at == "threads" else f"; it runs {how}"
+        warnings.warn(f"{self.method.name}: {said}{runs}", stacklevel=3)
 
     # -- evaluation ----------------------------------------------------------------------------
 
@@ -179,9 +221,11 @@ class Engine:
         if not n.sum():
             return {"correct": np.zeros(len(ids)), "loss": np.zeros(len(ids)), "n": n}
         if small.applies(n) and not self.foreign:  # vmap may not take code that is not ours
-            correct, loss = small.evaluate(self.method, self.data, self.threads, p, index)
+            one = functools.partial(small.evaluate, self.method, self.data, self.threads, p, index)
+            correct, loss = self._fitting(one, small.AT_ONCE)
         else:
-            correct, loss = self._evaluate_batches(p, index)
+            one = functools.partial(self._evaluate_batches, p, index)
+            correct, loss = self._fitting(one, EVAL_BATCH[self.data.device.type])
         owner = np.repeat(np.arange(len(ids)), n)
         return {
             "correct": np.bincount(owner, correct, len(ids)),
@@ -189,8 +233,24 @@ class Engine:
             "n": n,
         }
 
+    def _fitting(self, fn: Callable[[int], T], most: int) -> T:
+        # fn(samples at once), with fewer of them where it runs out of memory.
+        chunks, what = self.batched.chunks, f"evaluation {most}"
+        while True:
+            size = min(most, chunks.get(what, most))
+            try:
+                return fn(size)
+            except torch.OutOfMemoryError:
+                pass  # what it took is free from here on
+            if self.batched.stacks:  # of training
+                self.batched.forget()
+            elif size > 1:
+                chunks[what] = size // 2
+            else:
+                raise MemoryError(self.batched.advice("evaluating one sample ran out of memory"))
+
     def _evaluate_batches(
-        self, p: Params, index: list[np.ndarray]
+        self, p: Params, index: list[np.ndarray], size: int
     ) -> tuple[np.ndarray, np.ndarray]:
         # Of each sample, client after client: is the answer right (0 or 1), and its loss.
         # A batch is a row of p, and positions in the pool's indices, one after the other.
@@ -200,7 +260,6 @@ class Engine:
         where = np.arange(len(pool))
         ends = np.cumsum([len(i) for i in index])[:-1]
         parts = [where] if common else np.split(where, ends)
-        size = EVAL_BATCH[self.data.device.type]
         batches = [
             (row, part[at : at + size])
             for row, part in enumerate(parts)
@@ -236,16 +295,18 @@ class Engine:
         here = torch.as_tensor(np.concatenate(found), device=self.data.device)  # in one transfer
         samples = here.split([len(index) for index in found])
 
-        def one(i: int) -> dict[str, Tensor]:
+        def one(i: int, size: int) -> dict[str, Tensor]:
             mine = {n: v[i] for n, v in p.items()}
             with torch.no_grad(), self.task.mode(False):
                 parts = [
-                    fn(mine, Batch(*self.data.batch(chunk)))
-                    for chunk in samples[i].split(EVAL_BATCH[self.data.device.type])
+                    fn(mine, Batch(*self.data.batch(chunk))) for chunk in samples[i].split(size)
                 ]
             named = [part if isinstance(part, dict) else {"": part} for part in parts]
             return {n: total(part[n] for part in named) for n in named[0]}
 
-        sums = self.threads.map(one, range(len(ids)))
+        def every(size: int) -> list[dict[str, Tensor]]:
+            return self.threads.map(functools.partial(one, size=size), range(len(ids)))
+
+        sums = self._fitting(every, EVAL_BATCH[self.data.device.type])
         stacked = {n: torch.stack([each[n] for each in sums]) for n in sums[0]}
         return stacked[""] if stacked.keys() == {""} else stacked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Method
 from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params, total
+from pfl_core.stacked import Params
 
 PRECISIONS = ("full", "tf32", "bf16")
 Update = Callable[[list[Tensor], list[Tensor | None], list[Tensor]], None]
@@ -60,19 +61,71 @@ class Job(NamedTuple):
 
 @contextmanager
 def precision(kind: str) -> Iterator[None]:
-    """Within it, a GPU multiplies float32 matrices in TF32 if `kind` is "tf32", else in full.
+    """Within it, float32 is multiplied in TF32 on a GPU if `kind` is "tf32", else in full.
 
-    Torch by itself would let convolutions use TF32.
+    Torch by itself would let convolutions use TF32. cuDNN takes algorithms that give the same
+    numbers each time, by no measurement. What was set before is set again afterwards.
     """
-    flags: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [f.allow_tf32 for f in flags]
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    new = hasattr(torch.backends, "fp32_precision")  # torch 2.9
+    with (_multiplied if new else _multiplied_before)(kind == "tf32"):
+        try:
+            cudnn.deterministic, cudnn.benchmark = True, False
+            yield
+        finally:
+            cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _multiplied_before(tf32: bool) -> Iterator[None]:
+    # With torch's older flags, the only ones until 2.9.
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        for f in flags:
-            f.allow_tf32 = kind == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
         yield
     finally:
-        for f, v in zip(flags, before, strict=True):
-            f.allow_tf32 = v
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextmanager
+def _multiplied(tf32: bool) -> Iterator[None]:
+    # Torch refuses to read older flags that differ from the new ones, also in its own kernels: both
+    # are set. A new one that is "none" shows what stands above it: those above come first.
+    above: list[Any] = [torch.backends, torch.backends.cudnn]
+    gpu: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+    gpu.append(torch.backends.cudnn.rnn)
+    cpu: list[Any] = [getattr(torch.backends.mkldnn, n) for n in ("matmul", "conv", "rnn")]
+    before = []
+    for flag in [*above, *gpu, *cpu]:
+        before.append(flag.fp32_precision)
+        flag.fp32_precision = "none" if flag in above else "ieee"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the older flags will go
+        # Where all new ones say "ieee", the older ones of matrix products can be read.
+        matmul = torch.get_float32_matmul_precision()
+        try:
+            cudnn = torch.backends.cudnn.allow_tf32
+        except RuntimeError:  # it differs from "ieee"
+            cudnn = True
+
+        def older(matmul: str, cudnn: bool) -> None:
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = cudnn
+
+        older("high" if tf32 else "highest", tf32)
+    for flag in [*gpu, *cpu]:
+        flag.fp32_precision = "tf32" if tf32 and flag in gpu else "ieee"
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            older(matmul, cudnn)
+        for flag, value in zip([*above, *gpu, *cpu], before, strict=True):
+            flag.fp32_precision = value
 
 
 def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
@@ -91,12 +144,19 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
 
     stacked: the tensors are (S, *shape), and each client has a norm of its own.
     """
-    square = total(g.square().flatten(1).sum(1) if stacked else g.square().sum() for g in grads)
-    scale = (limit / (square.sqrt() + 1e-6)).clamp(max=1)
-    if stacked:
-        torch._foreach_mul_(grads, [scale.view(-1, *[1] * (g.dim() - 1)) for g in grads])
-    else:
-        torch._foreach_mul_(grads, scale)
+    if not stacked:
+        norm = torch.stack(torch._foreach_norm(grads)).norm()
+        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1))
+        return
+    # One tensor of all, and back: a GPU would take three launches for each of them otherwise.
+    parts = [g.reshape(len(g), -1) for g in grads]
+    every = torch.cat(parts, 1)
+    every *= (limit / (torch.linalg.vector_norm(every, dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+    sizes = [part.shape[1] for part in parts]
+    torch.split_with_sizes_copy(every, sizes, 1, out=parts)
+    for g, part in zip(grads, parts, strict=True):
+        if g.data_ptr() != part.data_ptr():  # not contiguous
+            g.copy_(part.view_as(g))
 
 
 def sgd(method: Method, job: Job, stacked: bool) -> Update:

@@ -21,6 +21,7 @@ from pfl_core.engine import hooks, pairs
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.graphs import side_stream
 from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State, initial_state
@@ -97,7 +98,12 @@ def simulate(
     Interrupted
         If `on_round` stopped the run.
     """
-    with one_thread(), torch.no_grad(), precision(method.task.config.precision):
+    with (
+        one_thread(),
+        torch.no_grad(),
+        precision(method.task.config.precision),
+        side_stream(data.device.type),
+    ):
         engine = Engine(method, data, executor, workers)
         try:
             pairs.warn(method, participants(engine.config, data.K))
@@ -159,6 +165,7 @@ class _Run:
                 checkpoint, self.data.device
             )
         self.engine.batched.faster = self.history.faster
+        self.engine.batched.chunks = self.history.chunks
         self.history.n = {split: self._sizes(split) for split in ("val", "test")}
         self.saved_at = self.started_at = time.monotonic()
         self.saved_round = self.state.round

@@ -23,7 +23,12 @@ def applies(n: np.ndarray) -> bool:
 
 
 def evaluate(
-    method: Method, data: ClientData, threads: Threads, p: Params, index: list[np.ndarray]
+    method: Method,
+    data: ClientData,
+    threads: Threads,
+    p: Params,
+    index: list[np.ndarray],
+    at_once: int = AT_ONCE,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of each sample, client after client: is the answer right (0 or 1), and its loss.
 
@@ -33,6 +38,8 @@ def evaluate(
         The clients' models.
     index
         Each client's samples in the pool.
+    at_once
+        Samples of a stack.
 
     Raises
     ------
@@ -46,8 +53,8 @@ def evaluate(
     order = np.argsort(n, kind="stable")[(n == 0).sum() :]
     stacks, at = [], 0
     while at < len(order):
-        end = at + max(1, AT_ONCE // n[order[at]])
-        end = at + max(1, AT_ONCE // n[order[min(end, len(order)) - 1]])
+        end = at + max(1, at_once // n[order[at]])
+        end = at + max(1, at_once // n[order[min(end, len(order)) - 1]])
         stacks.append(order[at:end])
         at = end
 

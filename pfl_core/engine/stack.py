@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,9 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.convolutions import GROUPED, UNFOLD, multiplied
-from pfl_core.engine.graphs import Graph
+from pfl_core.engine.convolutions import GROUPED, UNFOLD
+from pfl_core.engine.graphs import CaptureFailed, Graphs, captured
+from pfl_core.engine.rules import Rules
 from pfl_core.engine.sgd import Job, cast, sgd
 from pfl_core.methods.base import Batch, Method, Step
 from pfl_core.stacked import Params, clone, is_common, select
@@ -42,7 +42,8 @@ def sizes(most: int) -> list[int]:
 class Stack:
     """Memory for `most` clients of one kind of job, and its step over the first rows of it.
 
-    On a GPU the step is captured for each of `sizes`. form: how it multiplies convolutions.
+    capturing: what captures the step for each of `sizes`, if anything does. form: how it multiplies
+    convolutions.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Stack:
         data: ClientData,
         job: Job,
         most: int,
-        graph: Callable | None,
+        capturing: Graphs | None,
         form: str = GROUPED,
     ):
         self.method, self.data, self.config = method, data, method.task.config
-        self.most, self.graph, self.form = most, graph, form
+        self.most, self.capturing, self.form = most, capturing, form
         # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
         self.names, self.loss = job.names, job.loss
         self.custom, self.lr = job.step, job.lr
@@ -86,18 +87,19 @@ class Stack:
         self.t = torch.zeros((), dtype=torch.float64, device=data.device)
         steps = sizes(most)
         self.size_for = [min(s for s in steps if s >= active) for active in range(most + 1)]
-        self.graphs: dict[int, Graph] = {}
+        self.graphs: dict[int, Callable[[], None]] = {}  # by size, what replays the step
         self.warm = dict.fromkeys(steps, 0)
 
     @property
     def executor(self) -> str:
         """What its steps run through, as a result says it."""
-        return ("graphs" if self.graph else "batched") + f":{self.form}" * (self.form == UNFOLD)
+        return ("graphs" if self.capturing else "batched") + f":{self.form}" * (self.form == UNFOLD)
 
     def run(self, job: Job, ids: list[int], out: Params) -> None:
         """Train clients `ids` of a job, which come longest first.
 
-        What changed is written into their rows of `out` {name: (S, *shape)}.
+        What changed is written into their rows of `out` {name: (S, *shape)}. CaptureFailed if the
+        step is to be captured and cannot be.
         """
         rows = torch.tensor(ids, device=self.data.device)
         self._begin(job, rows)
@@ -144,34 +146,16 @@ class Stack:
     def _step(self, active: int, t: int) -> None:
         # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
         eager = self.custom is not None and t == 0
-        if self.graph is not None and not eager:
-            self._capture(self.size_for[active])
-        if self.graph is None:  # as many rows as there are clients
+        if self.capturing is None:  # as many rows as there are clients
             return self._body(active, t)
         size = self.size_for[active]
+        if not eager and size not in self.graphs and self.warm[size] >= WARM:
+            body = functools.partial(self._body, size, None)
+            self.graphs[size] = captured(self.capturing, body, self.data.device.type)
         if size in self.graphs and not eager:
-            return self.graphs[size].replay()
+            return self.graphs[size]()
         self.warm[size] += not eager
         self._body(size, t)
-
-    def _capture(self, size: int) -> None:
-        # Capture a size that is warm. What cannot be captured runs without graphs from now on.
-        if size in self.graphs or self.warm[size] < WARM:
-            return
-        assert self.graph is not None  # else nothing is captured
-        graph = self.graph()
-        try:
-            graph.capture(lambda: self._body(size, None))
-            self.graphs[size] = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self.graph, self.graphs = None, {}
-            said = str(error).strip().partition("\n")[0]
-            warnings.warn(
-                f"{self.method.name}: its step cannot be captured ({said}); it runs batched",
-                stacklevel=2,
-            )
 
     def _body(self, size: int, t: int | None) -> None:
         # One local step of the first `size` rows, from gathering to update. In a graph t is None:
@@ -194,7 +178,7 @@ class Stack:
             step = functools.partial(self._custom_step, count)
             new, memory = over_clients(step, (here, stats, near, x, y, noise, memory))
             if t != 0 and memory.keys() != self.memory.keys():
-                self._changed("memory", t)
+                self._changed("its memory")
                 self.memory = select(self.memory, memory)
             self._keep(self.memory, memory, size, t)
             self.t += 1
@@ -204,16 +188,15 @@ class Stack:
         for n, v in new.items():
             if n not in into:  # a step changes what stood fixed: from now on it has rows
                 if t != 0 or self.graphs:
-                    self._changed(n, t)
+                    self._changed(n)
                 old = self.fixed.get(n) if into is self.live else None
                 into[n] = _rows_of(old, v, self.most)
             into[n][:size] = v
 
-    def _changed(self, what: str, t: int | None) -> None:
+    def _changed(self, what: str) -> None:
         # Graphs are of steps that touch the same memory each time.
-        if t is None:
-            raise RuntimeError(f"{what} is not the same from step to step")
-        self.graph, self.graphs = None, {}
+        if self.capturing is not None:
+            raise CaptureFailed(f"{what} is not the same from step to step")
 
     def _gradients(
         self, p: Params, anchor: Params, x: Tensor, y: Tensor, noise: Tensor | None
@@ -234,7 +217,7 @@ class Stack:
     ) -> tuple[Tensor, Params]:
         # ONE client's loss, and the statistics after it: BatchNorm writes into them.
         stats = {n: v.clone() for n, v in stats.items()}
-        with cast(self.config, self.data.device), multiplied(self.form):
+        with cast(self.config, self.data.device), Rules(self.form, batch.y):
             return self.loss(p | stats, anchor, batch), stats
 
     def _custom_step(
@@ -278,7 +261,7 @@ def first_loss(method: Method, data: ClientData, job: Job, form: str) -> tuple[T
     drawn = job.noise[0] and job.noise[0]()(job.indices[0].shape[2:]).to(data.device)
     batch = Batch(*data.batch(job.indices[0][0, 0]), drawn)
     mode, autocast = method.task.mode(job.training), cast(method.task.config, data.device)
-    with mode, torch.enable_grad(), autocast, multiplied(form):
+    with mode, torch.enable_grad(), autocast, Rules(form, batch.y):
         return job.loss(p | leaves | stats, near, batch), leaves
 
 

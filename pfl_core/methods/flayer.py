@@ -59,6 +59,7 @@ from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, flat, prefixed, select, take, unflat, unprefixed
 
 INNER = ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")
+SORTED = 1024  # entries of a row that a GPU sorts whole; of longer ones it takes the largest
 TINY = 1e-12  # least norm of a gradient; the code divides by zero
 
 
@@ -159,9 +160,15 @@ def largest(x: Tensor, keep: int) -> Tensor:
 
 def _smallest(x: Tensor, k: int) -> Tensor:
     # The k-th smallest entry along the last axis, from 0. numpy takes a seventh of torch's time.
-    if x.device.type != "cpu":
-        return x.kthvalue(k + 1, -1, keepdim=True).values
-    return torch.from_numpy(np.partition(x.numpy(), k, -1)[..., k : k + 1])
+    if x.device.type == "cpu":
+        return torch.from_numpy(np.partition(x.numpy(), k, -1)[..., k : k + 1])
+    # torch.kthvalue takes one row after another on a GPU.
+    size = x.shape[-1]
+    if size <= SORTED:
+        return x.sort(-1).values[..., k : k + 1]
+    if k < size // 2:
+        return x.topk(k + 1, -1, largest=False, sorted=False).values.amax(-1, keepdim=True)
+    return x.topk(size - k, -1, sorted=False).values.amin(-1, keepdim=True)
 
 
 def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.tape import Counter, Tape, taped
+from benchmarks.tape import Counter, taped
 from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
@@ -395,11 +395,12 @@ def test_counts_of_a_step_of_one_client():
     assert more[0][0] - plain[0][0] == more[1][0] - plain[1][0] <= 3
 
 
-def test_a_replayed_step_launches_one_copy_and_the_graph(tape, monkeypatch):
+def test_a_replayed_step_launches_one_copy_and_the_graph(tape):
     e = engine("graphs")
     for _ in range(2):
         counted(e, 9)  # all sizes captured
-    monkeypatch.setattr(Tape, "replay", lambda self: None)
+    for stack in e.batched.stacks.values():
+        stack.graphs = dict.fromkeys(stack.graphs, lambda: None)
     assert a_step(e).tolist() == [1, 0]  # the indices of the step's samples
     assert len({graph for _, graph in tape}) == 1 == [w for w, _ in tape].count("capture")
 

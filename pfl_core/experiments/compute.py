@@ -254,6 +254,7 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
     ran_on = dict(
         device=_device_name(job.device),
         executor=history.executor or stamp["executor"],
+        executor_asked=stamp["executor"],
         torch=torch.__version__,
         python=platform.python_version(),
         processor=processor(),

@@ -58,7 +58,8 @@ class Result:
         What was measured client by client: "rounds" (E,), "before/test/correct" (E, K) counts,
         "n/test" (K,) samples, ..., and what probes recorded (read it with `probe`).
     meta : dict
-        status, device, executor, versions, commit, date, wall_s (seconds), ...
+        status, device, executor (what ran) and executor_asked, versions, commit, date, wall_s
+        (seconds), ...
     folder : Path
         Where it lies.
     sha256 : dict
@@ -215,11 +216,21 @@ class Result:
         acc = self.history.query("metric == 'acc_pct' and average == 'client' and split == 'test'")
         last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
-        return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']})"
+        fallen = f", {self._executor}" if " " in self._executor else ""
+        return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']}{fallen})"
+
+    @property
+    def _executor(self) -> str:
+        # What ran, and what it stands in for where the executor that was asked for could not.
+        ran, asked = self.meta["executor"], self.meta.get("executor_asked", "")
+        how, _, form = asked.partition(":")
+        alike = {asked} if form == "unfold" else {how, f"{how}:unfold"}
+        return f"{ran} in place of {asked}" if asked and set(ran.split("+")) - alike else ran
 
     def _repr_html_(self) -> str:
         e = self.experiment
-        facts = {k: self.meta[k] for k in ("status", "device", "executor", "version")}
+        facts = {k: self.meta[k] for k in ("status", "device")}
+        facts |= {"executor": self._executor, "version": self.meta["version"]}
         facts |= {n: self.meta[n] for n in ("warned",) if n in self.meta}
         facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
         data = "your own data" if e.dataset == "own" else f"{e.dataset}, {e.partition}"

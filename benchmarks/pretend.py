@@ -129,7 +129,8 @@ def dispatch(func, args, kwargs, seen):
             raise RuntimeError(
                 f"{name}: tensors on two devices, {[tuple(t.shape) for t in strange]} on the CPU"
             )
-        seen["asks"] += asks(func, args)
+        if asks(func, args):
+            seen["asks"] += 1
     plain_kwargs = kwargs | ({} if asked is None else {"device": torch.device("cpu")})
     held = tree_map(lambda t: t.held if isinstance(t, Pretend) else t, (args, plain_kwargs))
     out = func(*held[0], **held[1])

@@ -108,7 +108,7 @@ def check_loss(method: Method, got: Any, names: list[str]) -> None:
         )
 
 
-def unstackable(error: Exception) -> tuple[str, str]:
+def unstackable(error: BaseException) -> tuple[str, str]:
     """Where code met what torch.func.vmap cannot do, in one line, and how to write it instead.
 
     The place is the last line of a user's code on the way to the error, or of a torch module.

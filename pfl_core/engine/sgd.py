@@ -94,10 +94,10 @@ def _multiplied_before(tf32: bool) -> Iterator[None]:
 def _multiplied(tf32: bool) -> Iterator[None]:
     # Torch refuses to read older flags that differ from the new ones, also in its own kernels: both
     # are set. A new one that is "none" shows what stands above it: those above come first.
-    above: list[Any] = [torch.backends, torch.backends.cudnn]
-    gpu: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
-    gpu.append(torch.backends.cudnn.rnn)
-    cpu: list[Any] = [getattr(torch.backends.mkldnn, n) for n in ("matmul", "conv", "rnn")]
+    backends: Any = torch.backends
+    above = [backends, backends.cudnn]
+    gpu = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    cpu = [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
     before = []
     for flag in [*above, *gpu, *cpu]:
         before.append(flag.fp32_precision)

@@ -16,10 +16,11 @@ from pfl_core.engine.batched import KEPT, Batched
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.sgd import precision
-from pfl_core.engine.simulate import simulate
+from pfl_core.engine.simulate import Interrupted, simulate
 from pfl_core.engine.stack import WARM, sizes
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import run
 from pfl_core.methods.base import State, make_method
 from pfl_core.methods.fedavg import FedAvg
 from pfl_core.methods.task import Task
@@ -347,6 +348,88 @@ def test_running_out_of_memory_halves_the_chunk(monkeypatch):
     most = 0
     with pytest.raises(MemoryError, match="one client's training step ran out of memory"):
         train(e)
+
+
+def test_memory_in_the_pool_of_living_graphs_is_not_free():
+    def segment(pool, total, used, device=0):
+        sizes = dict(total_size=total, allocated_size=used)
+        return dict(segment_pool_id=pool, device=device, **sizes)
+
+    some = [segment((0, 0), 100, 30), segment((0, 7), 1000, 10), segment((0, 0), 50, 50)]
+    assert batched.idle([*some, segment((0, 0), 9, 0, device=1)], 0) == 70
+
+
+def test_processes_plan_with_their_share_of_a_gpu(monkeypatch):
+    gpu = dict(mem_get_info=(80, 100), memory_reserved=15, current_device=0)
+    for name, value in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    segment = dict(segment_pool_id=(0, 0), device=0, total_size=15, allocated_size=10)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
+    for share, free in ((None, 80 + 5), ("1", 80 + 5), ("0.25", 10 + 5), ("0.1", 5)):
+        if share:
+            monkeypatch.setenv("PFL_GPU_SHARE", share)
+        assert engine("batched").batched._free() == free
+
+
+@pytest.mark.parametrize("said", ["0", "2", "-1", "half", "nan", "inf"])
+def test_a_share_that_is_none_is_refused_before_training(said, monkeypatch):
+    monkeypatch.setenv("PFL_GPU_SHARE", said)
+    for executor in ("threads", "batched"):
+        with pytest.raises(ValueError, match="PFL_GPU_SHARE=.*above 0 and at most 1"):
+            engine(executor)
+
+
+@pytest.mark.parametrize("what", ["evaluate", "measure"])
+def test_an_evaluation_that_runs_out_of_memory_takes_fewer_samples(what, monkeypatch):
+    e = engine("batched", counts=(200, 150))
+    train(e)
+    e.data.index["test"] = e.data.index["train"]
+    p, seen, most = expand(e.task.initial, 2), [], 20
+
+    def found():
+        if what == "evaluate":
+            return e.evaluate(p, "test")["loss"]
+        return e.measure(lambda p, batch: e.method.logits(p, batch.x).sum(), p, "test", [0, 1])
+
+    want, batch = found(), e.data.batch
+    assert e.batched.stacks
+
+    def full(index):
+        seen.append(len(index))
+        if len(index) > most:
+            raise torch.OutOfMemoryError("no")
+        return batch(index)
+
+    monkeypatch.setattr(e.data, "batch", full)
+    np.testing.assert_allclose(found(), want, rtol=1e-12)
+    assert not e.batched.stacks, "what training held is free first"
+    assert max(seen) == 128 and 16 in seen and e.batched.chunks["evaluation 128"] == 16
+    del seen[:]
+    found()
+    assert max(seen) == 16, "remembered"
+    most = 0
+    with pytest.raises(MemoryError, match="evaluating one sample ran out of memory; take smaller"):
+        found()
+
+
+def test_a_resumed_run_takes_the_chunks_of_its_checkpoint(store, tmp_path, monkeypatch):
+    tiny = Experiment(clients=6, rounds=3, model="mlp", batch=6, max_samples=14)
+    how = dict(executor="batched", store=store)
+    sizes, free = [], {"clients": 3}
+    monkeypatch.setattr(Batched, "_fitting", lambda self, job, form: free["clients"])
+    attempt = Batched._attempt
+    monkeypatch.setattr(
+        Batched, "_attempt", lambda self, *a: sizes.append(a[-1]) or attempt(self, *a)
+    )
+    with pytest.raises(Interrupted):
+        run(tiny, on_round=lambda r, h: r == 0, **how)
+    free["clients"] = 6  # memory that another process has given back
+    got = run(tiny, **how)
+    assert set(sizes) == {3}
+    free["clients"] = 3
+    whole = run(tiny, executor="batched", store=tmp_path / "whole")
+    losses = "before/test/loss"
+    assert np.array_equal(whole.arrays[losses], got.arrays[losses])
 
 
 # -- counts: a regression shows as another number ------------------------------------------------------------------------

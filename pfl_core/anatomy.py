@@ -239,6 +239,13 @@ def _check_training(name: str, model: nn.Module, x: Tensor, classes: int, how: s
             f"model {name!r} gives scores in evaluation mode, and fails in training mode{how}: "
             f"{error}"
         ) from error
+    before = dict(model.named_buffers())
+    for n, v in trial.named_buffers():
+        if n in before and not (before[n].isfinite().all() or torch.equal(v, before[n])):
+            raise ValueError(
+                f"model {name!r}: buffer {n} holds infinite numbers, so it is a constant, and "
+                "training changes it; let it begin with finite ones"
+            )
     got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     if got != (len(x), classes):
         raise ValueError(

@@ -501,7 +501,7 @@ def trained(model: nn.Module) -> list[str]:
 
 def tied(model: nn.Module) -> dict[str, str]:
     """{further name: first name} of each tensor that the model's state has under several names."""
-    every = [*model.named_parameters(remove_duplicate=False)]
+    every: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     every += model.named_buffers(remove_duplicate=False)
     first: dict[int, str] = {}
     for n, v in every:
@@ -601,10 +601,12 @@ def bn(model: nn.Module) -> list[str]:
 def buffers(model: nn.Module) -> list[str]:
     """Names of all buffers in the model's state, but for those of modules that are `still`.
 
-    Buffers that are not in it, such as positions in a text, are constants.
+    Buffers that are not in it, such as positions in a text, are constants, and so are those that
+    hold infinite numbers before training, such as a mask of attention.
     """
     kept, fixed = model.state_dict(), set(still(model))
-    return [n for n, _ in model.named_buffers() if n in kept and n.rpartition(".")[0] not in fixed]
+    inside = [(n, v) for n, v in model.named_buffers() if n.rpartition(".")[0] not in fixed]
+    return [n for n, v in inside if n in kept and v.isfinite().all()]
 
 
 def last_linear(model: nn.Module) -> tuple[str, ...]:

@@ -364,13 +364,17 @@ def test_a_head_that_does_not_give_the_scores_is_refused_and_can_be_named(regist
 
 
 class InTraining(Plain):
-    """What training mode makes of the scores, before they are trained."""
+    """What training mode makes of the scores, before they are trained; and of the least input."""
 
-    def __init__(self, made):
+    def __init__(self, made, low=False):
         super().__init__()
         self.made = made
+        if low:
+            self.register_buffer("low", torch.tensor(torch.inf))
 
     def forward(self, x):
+        if self.training and "low" in self._buffers:
+            self.low = torch.minimum(self.low, x.min())
         out = super().forward(x)
         return self.made(out) if self.training else out
 
@@ -389,6 +393,11 @@ TRAINING = {
     ),
     "error": (lambda: InTraining(fails), {}, "fails in training mode: no such thing"),
     "batch of 1": (Plain, {"batch": 1}, "fails in training mode with batch=1 .*use batch=2"),
+    "infinite": (
+        lambda: InTraining(lambda o: o, low=True),
+        {},
+        "buffer low holds infinite numbers, .* training changes it",
+    ),
     "lazy": (
         lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(C)),
         {},
@@ -465,6 +474,7 @@ class Buffers(Plain):
     def __init__(self):
         nn.Module.__init__(self)
         self.register_buffer("ids", torch.arange(5))
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, 0.0, -torch.inf]))
         self.register_buffer("wide", torch.full((5,), 2.0, dtype=torch.float64))
         self.register_buffer("low", torch.ones(5, dtype=torch.float16))
         self.register_buffer("keep", torch.tensor([True, True, False, True, True]))
@@ -478,7 +488,7 @@ class Buffers(Plain):
         z = self.body(x) * self.keep * self.scale * self.low * self.wide + self.ids
         if self.training:
             self.steps += 1
-        return self.fc(z * (self.turn * self.turn).real)
+        return self.fc(z * (self.turn * self.turn).real * self.mask.softmax(0))
 
 
 @pytest.mark.parametrize("policy", ["local", "average"])
@@ -486,7 +496,11 @@ class Buffers(Plain):
 def test_buffers_of_any_kind(method, policy, registry):
     how = dict(method=method, method_args=ARGS.get(method, {}), buffers=policy, holdout=0.25)
     experiment, fed = own(Buffers, batch=3, keep_models=True, **how)
-    fixed = {n: v for n, v in Buffers().named_buffers() if n.count(".") == 0 and n != "steps"}
+    fixed = {
+        n: v
+        for n, v in Buffers().named_buffers()
+        if n.count(".") == 0 and n not in ("steps", "mask")
+    }
     ends = []
     for executor in ("threads", "batched"):
         result = run(experiment.but(dtype="float64"), fed=fed, executor=executor, recompute=True)

@@ -71,13 +71,14 @@ class Personal:
 
     def __init__(self, facts: dict[str, Any], weights: Params):
         self.facts, self.weights = facts, weights
-        for name, v in weights.items():
-            if not torch.isfinite(v).all():
-                raise ValueError(f"{name} of this model is not finite; take that of a sound run")
         _check_here(facts, "model", models.list_models())
         net = models.build(
             facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"]
         )
+        infinite = {n for n, v in net.named_buffers() if not v.isfinite().all()}  # a mask
+        for name, v in weights.items():
+            if name not in infinite and not torch.isfinite(v).all():
+                raise ValueError(f"{name} of this model is not finite; take that of a sound run")
         net.to(getattr(torch, facts["dtype"]))
         names = net.state_dict().keys()
         whole = {n: v for n, v in weights.items() if n in names or not _scored(facts)}

@@ -204,7 +204,7 @@ def _tables(part: Any, table: str = "") -> list[Any]:
 def do_plan(args: Namespace) -> None:
     """Say what the notebook of a paper would run, before anything starts: runs, those that are
     there, hours and memory here"""
-    table = late("papers.plan").plan(args.paper, args.device, args.recompute, **_asked(args))
+    table = late("papers.plan").plan(args.paper, args.device, args.train, **_asked(args))
     print(table.to_string())
     if missing := table.attrs["missing"]:
         said = f"NaN: the time cannot be told without {', '.join(missing)}."
@@ -219,7 +219,7 @@ def _asked(args: Namespace) -> dict[str, Any]:
 def do_compute(args: Namespace) -> int:
     """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same
     command resumes. Status 1 if a run diverged"""
-    how = dict(device=args.device, jobs=args.jobs, recompute=args.recompute)
+    how = dict(device=args.device, jobs=args.jobs, train=args.train)
     table = late("papers.plan").compute(args.paper, **how, **_asked(args))
     failed = table[table.status != "done"]
     counted = f"{table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
@@ -231,7 +231,8 @@ def do_compute(args: Namespace) -> int:
 def do_keep(args: Namespace) -> None:
     """Keep what is finished of a paper's runs, whole or not, in runs/results/, so that `publish`
     takes it; nothing is trained"""
-    study = late("papers.study").Study(args.paper, train=False, device=args.device, **_asked(args))
+    how = dict(finished=True, device=args.device)
+    study = late("papers.study").Study(args.paper, **how, **_asked(args))
     for artefact in args.artefacts or study.paper.artefacts:
         study.run(artefact)
     print(study.finish() if len(study.rows()) else "nothing of it is finished")
@@ -356,12 +357,11 @@ def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
     add("--latex", action="store_true", help="the table, or the claims, as LaTeX")
     add = word(do_plan)
     _options_of_paper(add)
-    there = "as run_all.sh does: committed rows do not count as there"
-    add("--recompute", action="store_true", help=there)
+    _train(add, "as run_all.sh does: committed rows do not count as there")
     add = word(do_compute)
     _options_of_paper(add)
     _jobs(add)
-    add("--recompute", action="store_true", help="train what is committed, too")
+    _train(add, "train what is committed, too")
     _options_of_paper(word(do_keep))
     _options_of_methods_table(word(do_methods_table))
     add = word(do_publish)
@@ -376,6 +376,18 @@ def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
 def _plugins(add: Callable) -> None:
     why = "import these modules first; runs are read without them, too"
     add("--plugins", default="", metavar="A,B", help=why)
+
+
+def _train(add: Callable, said: str) -> None:
+    add("--train", action="store_true", help=said)
+    add("--recompute", action=_Renamed, dest="train", nargs=0, help=argparse.SUPPRESS)
+
+
+class _Renamed(argparse.Action):
+    # An option by its name of version 0.2.
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        print(f"{option} is called --{self.dest} now; please write it so", file=sys.stderr)
+        setattr(namespace, self.dest, True)
 
 
 def _jobs(add: Callable) -> None:

@@ -223,14 +223,14 @@ def test_compare_a_table(home, capsys):
 
 
 def test_a_plan_names_the_runs_of_the_notebook_and_trains_nothing(home, capsys, monkeypatch):
-    out = said(capsys, "plan fedper --profile smoke --artefacts fig2 fig3 --recompute")
+    out = said(capsys, "plan fedper --profile smoke --artefacts fig2 fig3 --train")
     lines = [line.split() for line in out.splitlines()[2:]]
     assert [line[0] for line in lines] == ["fig2", "fig3", "all,"] and not home.exists()
     cells = plan.planned("fedper", profile="smoke", artefacts=["fig3"])
     assert len(cells) == 2 and {e.tags["artefact"] for e in cells} == {"fig3"}
-    before = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
+    before = plan.plan("fedper", profile="smoke", artefacts=["fig3"], train=True)
     run(cells[0])
-    after = plan.plan("fedper", profile="smoke", artefacts=["fig3"], recompute=True)
+    after = plan.plan("fedper", profile="smoke", artefacts=["fig3"], train=True)
     assert (
         before.loc["fig3", "runs"],
         before.loc["fig3", "cached"],

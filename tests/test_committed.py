@@ -16,7 +16,8 @@ from pfl_core.experiments import build, committed, copies, tables
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import run
-from pfl_core.experiments.sweep import is_there, sweep, tune
+from pfl_core.experiments.sweep import sweep, tune
+from pfl_core.papers.parameters import is_there
 from pfl_core.util import paths, sums
 
 TINY = dict(
@@ -436,8 +437,12 @@ def test_published_rows_need_no_data_and_computing_does(home, made_up, capsys):
     rows, before, counts = published(), e.id, build.federation(e).counts()
     made_up["gone"]()
     assert e.id == before and committed.find(e) == before and committed.find(other) is None
-    assert is_there(e, recompute=False) and not is_there(e) and not is_there(other, recompute=False)
-    again = sweep([e.but(tags={"artefact": "fig9"})], recompute=False)
+    assert (
+        is_there(e, train=False)
+        and not is_there(e, train=True)
+        and not is_there(other, train=False)
+    )
+    again = sweep([e.but(tags={"artefact": "fig9"})], found=committed.found)
     assert set(again.artefact) == {"fig9"}
     pd.testing.assert_frame_equal(
         sorted_rows(again.assign(artefact="fig2")), sorted_rows(rows), check_exact=True
@@ -450,7 +455,7 @@ def test_published_rows_need_no_data_and_computing_does(home, made_up, capsys):
     there = experiment(seed=7)
     for compute in (
         lambda: run(e),
-        lambda: sweep([there, other], recompute=False),
+        lambda: sweep([there, other], found=committed.found),
         lambda: sweep([e]),
     ):
         with pytest.raises(DatasetMissing, match="none of its places"):
@@ -481,11 +486,11 @@ def test_a_finished_run_of_the_store_needs_no_data(home, made_up):
 def test_runs_over_another_copy_are_found(home, made_up):
     rows, e = published(), experiment(dataset="made_up")
     made_up["another"]()
-    assert e.id != rows.run[0] == committed.find(e) and is_there(e, recompute=False)
-    again = sweep([e], recompute=False)
+    assert e.id != rows.run[0] == committed.find(e) and is_there(e, train=False)
+    again = sweep([e], found=committed.found)
     pd.testing.assert_frame_equal(sorted_rows(again), sorted_rows(rows), check_exact=True)
     fresh = sweep([e])  # over the copy that is here, which goes before from then on
-    assert set(fresh.run) == {e.id} == set(sweep([e], recompute=False).run)
+    assert set(fresh.run) == {e.id} == set(sweep([e], found=committed.found).run)
     committed.save(pd.concat([rows, fresh.assign(row="here")]), "fedper", "quick", "digits")
     committed.publish("fedper")
     assert sorted(copies.checksums("made_up")) == sorted(
@@ -497,7 +502,7 @@ def test_without_data_and_without_results_the_data_are_missing(home, made_up):
     made_up["gone"]()
     for ask in (
         lambda e: e.id,
-        lambda e: sweep([e], recompute=False),
+        lambda e: sweep([e], found=committed.found),
         committed.find,
         committed.label_counts,
     ):

@@ -294,7 +294,7 @@ def pickled_pfllib() -> None:
 
 def parameter(name: str, value: object) -> None:
     new = nbformat.v4
-    lines = 'profile: str = "quick"\nseeds: list[int] = []\nrecompute: bool = False'
+    lines = 'profile: str = "quick"\nseeds: list[int] = []\ntrain: bool = False'
     cells = [new.new_code_cell(lines, metadata={"tags": ["parameters"]})]
     nbformat.write(
         new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), "fedper.ipynb"
@@ -700,9 +700,7 @@ CASES = [
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
     # parameters of notebooks
     Case(
-        'papermill: recompute="true"',
-        lambda: parameter("recompute", "true"),
-        "must be a bool, not 'true'",
+        'papermill: train="true"', lambda: parameter("train", "true"), "must be a bool, not 'true'"
     ),
     Case("papermill: seeds=3", lambda: parameter("seeds", 3), "must be a list, not 3"),
     Case(
@@ -711,8 +709,8 @@ CASES = [
         "has no parameter epochs; it has profile",
     ),
     Case(
-        'Study(recompute="true")',
-        lambda: Study("fedper", recompute="true"),
+        'Study(train="true")',
+        lambda: Study("fedper", train="true"),
         r"True or False \(not a string\)",
     ),
     Case('Study(datasets="cifar10")', lambda: Study("fedper", datasets="cifar10"), "give a list"),

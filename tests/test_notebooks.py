@@ -15,7 +15,7 @@ from tools.notebooks import NAMES, NOTEBOOKS
 
 PARAMETERS = {
     **{"profile": "quick", "datasets": [], "methods": [], "seeds": [], "artefacts": []},
-    **{"recompute": False, "device": "auto"},
+    **{"train": False, "device": "auto"},
 }
 LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 1000, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
@@ -203,7 +203,7 @@ datasets: list[str] = []
 methods: list[str] = []
 seeds: list[int] = []
 artefacts: list[str] = []
-recompute: bool = False
+train: bool = False
 device: str = "auto\""""
 
 
@@ -274,7 +274,7 @@ BAD = {
     "nbformat 4.4": lambda nb: nb.update(nbformat_minor=4),
     "injected-parameters": lambda nb: nb.cells[4].metadata.update(tags=["injected-parameters"]),
     "tagged parameters": lambda nb: nb.cells[2].metadata.clear(),
-    "parameter recompute must be there": lambda nb: nb.cells[2].update(
+    "parameter train must be there": lambda nb: nb.cells[2].update(
         source=nb.cells[2].source.replace("False", "True")
     ),
     "NAME = literal": lambda nb: nb.cells[2].update(source=PARAMETERS_CELL + "\nseed = len(seeds)"),

@@ -57,7 +57,7 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(
     monkeypatch.setattr(compute, "simulate", None)  # nothing is trained again, and the plan agrees
     again = plan.compute("pfedhn", **HOW)
     pd.testing.assert_frame_equal(again, table)
-    left = plan.plan("pfedhn", recompute=True, **HOW)
+    left = plan.plan("pfedhn", train=True, **HOW)
     assert (left.runs == left.cached).all() and (left["client-steps"] == 0).all()
     words = "compute pfedhn --profile smoke --artefacts table1 --methods fedavg lgfedavg pfedhn --seeds 0 1 --device cpu"
     assert main(words.split()) == 0
@@ -90,7 +90,7 @@ def test_what_is_finished_is_kept_published_and_not_computed_again(
     monkeypatch.setattr(compute, "simulate", None)
     assert plan.compute("pfedhn", **some).equals(table)
     with pytest.raises(TypeError):
-        plan.compute("pfedhn", **some, recompute=True)
+        plan.compute("pfedhn", **some, train=True)
     assert main("keep fedaghn --profile smoke".split()) == 0
     assert "nothing of it is finished" in capsys.readouterr().out
 

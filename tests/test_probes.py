@@ -183,7 +183,7 @@ def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
     committed.publish("own")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "new"))
     monkeypatch.setattr(sweeps, "run", lambda e, **how: pytest.fail("it trained"))
-    sweep([e], recompute=False)
+    sweep([e], found=committed.found)
     back = committed.arrays_of(e.id)
     assert np.array_equal(back["probe/weights/fc"], result.probe("weights")[1]["fc"])
     assert np.array_equal(back["before/test/correct"], result.arrays["before/test/correct"])

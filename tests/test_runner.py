@@ -23,13 +23,13 @@ datasets: list[str] = []
 methods: list[str] = []
 seeds: list[int] = []
 artefacts: list[str] = []
-recompute: bool = False
+train: bool = False
 device: str = "auto\""""
 FIGURE = """import os, pathlib
 folder = pathlib.Path(os.environ["PFL_RUNS"], "figures", "fedper", f"{profile}-digits")
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "fig2.png").write_bytes(b"png")
-print("recompute is", recompute, datasets, os.environ["PFL_HEADLESS"])"""
+print("train is", train, datasets, os.environ["PFL_HEADLESS"])"""
 
 
 def make(folder: Path, name: str, *cells: str) -> Path:
@@ -128,8 +128,8 @@ def test_the_words_are_those_of_the_library_and_of_the_folder():
     ("parameters", "message"),
     [
         ({"bogus": 1}, "has no parameter bogus; it has profile, datasets"),
-        ({"recompute": "no"}, "recompute must be a bool, not 'no'"),
-        ({"recompute": 1}, "recompute must be a bool"),
+        ({"train": "no"}, "train must be a bool, not 'no'"),
+        ({"train": 1}, "train must be a bool"),
         ({"seeds": (1, 2)}, r"seeds must be a list, not \(1, 2\)"),
         ({"seeds": [np.int64(3)]}, "plain JSON values"),
         ({"datasets": [("digits",)]}, "plain JSON values"),
@@ -141,7 +141,7 @@ def test_parameters_that_papermill_would_change_are_refused(parameters, message,
 
 
 def test_good_parameters_pass(tmp_path):
-    good = {"profile": "smoke", "recompute": True, "seeds": [0, 1], "datasets": ["digits"]}
+    good = {"profile": "smoke", "train": True, "seeds": [0, 1], "datasets": ["digits"]}
     notebooks.check_parameters(make(tmp_path, "fedper"), good)
 
 
@@ -173,7 +173,7 @@ def test_run_all_notebooks_with_one_that_fails(tmp_path):
         [*command, "--datasets", "digits"], env=env, cwd=here, capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
-    assert "fedper | recompute is True ['digits'] 1\n" in done.stdout
+    assert "fedper | train is True ['digits'] 1\n" in done.stdout
     assert "pfedhn | before\n" in done.stdout and "after" not in done.stdout
     head, good, bad = done.stdout.splitlines()[-3:]
     assert head.split() == ["notebook", "status", "wall", "figures"]
@@ -330,9 +330,7 @@ def test_clean_keeps_tags_and_outputs_and_drops_the_rest(tmp_path):
 @pytest.mark.slow
 def test_clean_run_twice_gives_the_same_file(tmp_path, monkeypatch):
     path = make(
-        tmp_path,
-        "fedper",
-        "import os\nprint(profile, recompute, os.environ['PFL_OFFLINE'])\nprofile",
+        tmp_path, "fedper", "import os\nprint(profile, train, os.environ['PFL_OFFLINE'])\nprofile"
     )
     monkeypatch.chdir(tmp_path)
     assert clean.main(["--run", "fedper.ipynb"]) == 0

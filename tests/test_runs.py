@@ -308,7 +308,9 @@ def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
     committed.save(pd.concat([rows, rows.assign(artefact="fig3")]), "fedper", "quick", "digits")
     monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
     committed.publish("fedper")
-    again = sweep([e.but(tags={"artefact": "fig3"})], recompute=False, store=tmp_path / "empty")
+    again = sweep(
+        [e.but(tags={"artefact": "fig3"})], found=committed.found, store=tmp_path / "empty"
+    )
     assert not (tmp_path / "empty" / e.id).exists() and set(again.artefact) == {"fig3"}
     np.testing.assert_array_equal(again.value, rows.value.round(4))
 
@@ -526,3 +528,30 @@ def test_what_tune_refuses_it_refuses_before_training(choices, how, said, store,
 def test_tune_says_that_no_choice_ended(store):
     with pytest.raises(ValueError, match="none of 2 choices ended with finite numbers; try lower"):
         tune(Experiment(**VAL), {"lr": [1e30, 1e35]})
+
+
+def test_sweep_recompute_trains_all_anew_and_keeps_the_old(store, capsys):
+    cells = [Experiment(**TINY | {"rounds": 1}, seed=s) for s in (0, 1)]
+    first = sweep(cells)
+    asked = []
+    rows = sweep(cells, recompute=True, found=lambda e: asked.append(e))
+    assert not asked and set(rows.run) == set(first.run)
+    assert len(list(paths.store_folder().glob("*.before-*"))) == 2
+    assert capsys.readouterr().out.count("computed anew; what was there is kept") == 2
+    sweep(cells)
+    assert len(list(paths.store_folder().glob("*.before-*"))) == 2
+
+
+def test_sweep_computes_what_is_found_neither_in_the_store_nor_elsewhere(store):
+    here, there, nowhere = (Experiment(**TINY | {"rounds": 1}, seed=s) for s in range(3))
+    held = run(here).rows
+    asked = []
+
+    def found(e):
+        asked.append(e.seed)
+        return held.assign(seed=1) if e.seed == 1 else None
+
+    rows = sweep([here, there, nowhere], found=found)
+    assert asked == [1, 2] and rows.seed.drop_duplicates().tolist() == [0, 1, 2]
+    assert not (paths.store_folder() / there.id).exists()
+    assert (paths.store_folder() / nowhere.id).is_dir()

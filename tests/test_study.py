@@ -88,11 +88,11 @@ WRONG = {
     ),
     "tuple": (dict(methods=("fedper",)), ["methods=('fedper',): give a list"]),
     "empty string": (dict(artefacts=""), ["artefacts='': give a list, such as ['fig2']"]),
-    "recompute": (
-        dict(recompute="true"),
-        ["recompute='true': got str, allowed is True or False (not a string)"],
+    "train": (
+        dict(train="true"),
+        ["train='true': got str, allowed is True or False (not a string)"],
     ),
-    "recompute 1": (dict(recompute=1), ["recompute=1: got int"]),
+    "train 1": (dict(train=1), ["train=1: got int"]),
     "seeds": (dict(seeds=3), ["seeds=3: give a list of integers >= 0"]),
     "seed text": (dict(seeds=["0"]), ["seeds=['0']: give a list of integers"]),
     "seed bool": (dict(seeds=[True]), ["seeds=[True]"]),
@@ -138,7 +138,7 @@ def test_a_gpu_that_is_absent_is_refused(monkeypatch):
 
 def test_defaults_are_the_profiles_own(home):
     s = study(datasets=[], methods=None, seeds=[], artefacts=[])
-    assert (s.scope.label, seeds(s), s.recompute) == ("digits", [0], False)
+    assert (s.scope.label, seeds(s), s.train) == ("digits", [0], False)
     assert not s.scope.artefacts and s.folder() == home / "runs" / "figures/fedper/smoke-digits"
     assert seeds(study(seeds=[3, 0])) == [3, 0]
     asked = (("paper", None), ("quick", ["mnist", "cifar10"]))
@@ -335,7 +335,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
         [*kinds, "claims.csv", "claims.md"]
     )
     # a second notebook finds the runs in the store, also where it should not trust committed rows
-    again = study(small(), seeds=[0, 1], recompute=True)
+    again = study(small(), seeds=[0, 1], train=True)
     pd.testing.assert_frame_equal(again.run("fig3"), rows)
     assert len(trained) == 4 and again.rows().equals(s.rows())
     # what is committed serves another computer, unless it is to be computed again
@@ -348,7 +348,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     served = study(small(), seeds=[0, 1]).run("fig3")
     assert len(trained) == 4 and not list((home / "elsewhere").glob("store/*/"))
     pd.testing.assert_frame_equal(served, rows.assign(value=rows.value.round(4)), check_dtype=False)
-    study(small(), seeds=[1], methods=["fedper"], recompute=True).run("fig3")
+    study(small(), seeds=[1], methods=["fedper"], train=True).run("fig3")
     assert trained[4:] == [("fedper", 1)]
 
 

@@ -357,7 +357,7 @@ def test_clients_of_committed_runs_are_grouped_as_their_experiments_say(tmp_path
         ({"methods": ["fedpr"]}, "methods: 'fedpr' is unknown"),
         ({"seeds": ["0"]}, "give a list of integers"),
         ({"artefacts": ["fig2"]}, "artefacts: 'fig2' is unknown; known are partition"),
-        ({"recompute": "true"}, "recompute='true': got str"),
+        ({"train": "true"}, "train='true': got str"),
         ({"interactive": True}, "interactive=True is unknown; use auto, yes or no"),
     ],
 )

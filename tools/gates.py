@@ -65,7 +65,7 @@ def _gate_1(runs: Path) -> Row:
 
 def _gate_2(first: Path, again: Path) -> list[Row]:
     print("\n== gate 2: notebooks at smoke", flush=True)
-    smoke = {"profile": "smoke", "recompute": True}
+    smoke = {"profile": "smoke", "train": True}
     rows = notebooks.run(notebooks.present(), smoke, environment(first), SIDE_BY_SIDE)
     if (first / "notebooks").is_dir():
         shutil.copy(NOTEBOOKS / "conftest.py", first / "notebooks")

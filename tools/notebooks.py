@@ -96,6 +96,9 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
     from papermill import execute_notebook
     from papermill.exceptions import PapermillExecutionError
 
+    if "recompute" in parameters:  # its name in version 0.2
+        print("the parameter recompute is called train now; please write it so")
+        parameters = {"train" if n == "recompute" else n: v for n, v in parameters.items()}
     try:
         check_parameters(notebook, parameters)
         execute_notebook(

@@ -149,7 +149,7 @@ def main_run(args: argparse.Namespace) -> int:
         return 2
     parameters = {
         "profile": args.profile,
-        "recompute": True,
+        "train": True,
         "datasets": args.datasets or [],
         "device": args.device,
     }

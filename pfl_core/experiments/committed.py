@@ -214,7 +214,8 @@ def _once(
         first.setdefault(known.get(m.line["key"], run), (run, m))
     names = {run: name for name, (run, _) in first.items()}
     mine = rows[rows.run.isin(list(names))]
-    return mine.assign(run=mine.run.map(names)), {name: m for name, (_, m) in first.items()}
+    named = mine.run.map(names).astype(object)  # of no rows, too
+    return mine.assign(run=named), {name: m for name, (_, m) in first.items()}
 
 
 def _measured(run: str) -> Measured:
@@ -282,6 +283,12 @@ def find(experiment: Experiment) -> str | None:
     """
     names = results().names
     return next((names[i] for i in experiment.ids if i in names), None)
+
+
+def found(experiment: Experiment) -> pd.DataFrame | None:
+    """The rows of the committed run of an Experiment, for `sweep(found=...)`; None without one."""
+    run = find(experiment)
+    return None if run is None else rows_of(experiment, run)
 
 
 def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:

@@ -25,7 +25,7 @@ import torch
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import build, committed, lookup
+from pfl_core.experiments import build, lookup
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
@@ -39,7 +39,8 @@ from pfl_core.util.progress import Progress
 def sweep(
     experiments: Iterable[Experiment],
     *,
-    recompute: bool = True,
+    recompute: bool = False,
+    found: Callable[[Experiment], pd.DataFrame | None] | None = None,
     jobs: int | None = None,
     on: str | None = None,
     cpus: float = 1,
@@ -56,8 +57,9 @@ def sweep(
     Parameters
     ----------
     experiments : list of Experiment; one that is in it twice counts once
-    recompute : whether a run that only the committed results/ hold is computed here; one that the
-        store holds never is: `run(experiment, recompute=True)` does that
+    recompute : compute all of them anew and keep the old ones, as `run(experiment, recompute=True)`
+    found : function of an Experiment that gives its rows from elsewhere, or None; what the store
+        does not hold is looked for there before it is computed
     jobs : number of runs at a time, each in a process; of several GPUs each process has its own;
         by default one, but one a core of a CPU where a round trains a single client (pFedHN)
     on : "local" (this machine) or "ray" (a cluster, docs/cluster.md), by default $PFL_ON or "local"
@@ -87,10 +89,12 @@ def sweep(
     store, how = Path(store or paths.store_folder()), how | {"fed": fed}
     if source is not None:  # one after another in this process, which has it
         given = ((e, source if e.init_from else None) for e in wanted)
-        return _rows(run(e, source=s, store=store, **how) for e, s in given)
+        how |= dict(store=store, recompute=recompute)
+        return _rows(run(e, source=s, **how) for e, s in given)
+    how["recompute"] = recompute
     computed = functools.partial(_computed, on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
     checksum = fed.checksum if fed else None
-    return _rows(_found_or_computed(wanted, store, recompute, computed, checksum))
+    return _rows(_found_or_computed(wanted, store, recompute, found, computed, checksum))
 
 
 def _fitted(
@@ -121,20 +125,22 @@ def _found_or_computed(
     experiments: list[Experiment],
     store: Path,
     recompute: bool,
+    found: Callable[[Experiment], pd.DataFrame | None] | None,
     computed: Callable[[list[Experiment], Path], Iterable[Result]],
     checksum: str | None = None,
 ) -> Iterable[Result | pd.DataFrame]:
-    # In the order of `experiments` each one's Result, or its rows where only results/ have them.
-    # checksum: of the user's own data.
+    # In the order of `experiments` each one's Result, or the rows that were found elsewhere.
+    # checksum: of the user's own data, of which nothing is elsewhere.
     named = _once((e.id_for(checksum) if checksum else e.id, e) for e in experiments)
-    shown = [] if recompute or checksum else named
-    published = {i: found for i, e in shown if (found := committed.find(e))}
+    anew = recompute or found is None or checksum
+    rows = [None if anew or lookup.is_there(e, store) else found(e) for _, e in named]
     here: dict[str, Experiment] = {}
-    for i, e in named:
-        if i not in published or lookup.is_there(e, store):
+    for (i, e), elsewhere in zip(named, rows, strict=True):
+        if elsewhere is None:
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
-    done = {i: r for i, e in here.items() if (r := lookup.stored(e, store, checksum))}
+    there = {i: None if recompute else lookup.stored(e, store, checksum) for i, e in here.items()}
+    done = {i: r for i, r in there.items() if r}
     for result in computed([e for i, e in here.items() if i not in done], store):
         if result.key not in here:
             raise RuntimeError(
@@ -144,8 +150,8 @@ def _found_or_computed(
             )
         done[result.key] = result
     _say_failures(done[i] for i in here)
-    for i, e in named:
-        yield replace(done[i], experiment=e) if i in done else committed.rows_of(e, published[i])
+    for (i, e), elsewhere in zip(named, rows, strict=True):
+        yield replace(done[i], experiment=e) if elsewhere is None else elsewhere
 
 
 def _once(named: Iterable[tuple[str, Experiment]]) -> list[tuple[str, Experiment]]:
@@ -426,10 +432,3 @@ def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
         return run(Experiment.from_plain(plain).but(tags=tags), **how)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def is_there(experiment: Experiment, recompute: bool = True) -> bool:
-    """Whether `sweep`, with this `recompute`, would find the finished run of an Experiment."""
-    if lookup.is_there(experiment):
-        return True
-    return not recompute and committed.find(experiment) is not None

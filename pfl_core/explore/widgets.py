@@ -321,7 +321,7 @@ class Explore:
         Which methods and seeds are chosen at first; by default six with the paper's own, and all.
     artefacts : list of str, optional
         Which explorers are shown: names of `views.VIEWS`, or "train"; all by default.
-    recompute : bool
+    train : bool
         Whether the panel's run is trained where nobody can press Run.
     device : {"auto", "cpu", "cuda"}
         Where runs are trained.
@@ -342,7 +342,7 @@ class Explore:
         methods: list[str] | None = None,
         seeds: list[int] | None = None,
         artefacts: list[str] | None = None,
-        recompute: bool = False,
+        train: bool = False,
         device: str = "auto",
         interactive: str = "auto",
     ):
@@ -350,8 +350,8 @@ class Explore:
         known = [*views.VIEWS, "train"]
         some: dict[str, Any] = dict(datasets=datasets, methods=methods, seeds=seeds)
         some |= dict(artefacts=artefacts)
-        parameters.check(known, profile=profile, recompute=recompute, **some)
-        self.artefacts, self.recompute = artefacts or known, recompute
+        parameters.check(known, profile=profile, train=train, **some)
+        self.artefacts, self.train = artefacts or known, train
         self.live = live(interactive)
         self.device = runs.pick_device(device)
         self.start: dict[str, Any] = {"rounds": ROUNDS[profile]}
@@ -394,7 +394,7 @@ class Explore:
     def train(self, **start: Any) -> None:
         """Show the panel that trains; `start` is what its controls have chosen at first.
 
-        Without widgets it says what it would train, or, with `recompute`, trains that.
+        Without widgets it says what it would train, or, with `train`, trains that.
         """
         if "train" not in self.artefacts:
             print(f"train: not among artefacts={self.artefacts}")
@@ -404,7 +404,7 @@ class Explore:
             return
         experiment = training.experiment(**training.choices(self.start | start).values)
         curve, said = None, "In JupyterLab, Run begins this, and Stop ends it."
-        if self.recompute:
+        if self.train:
             job = Background(experiment, device=self.device)
             said = f"{job.wait()} after round {experiment.rounds}"
             curve = job.curve

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots, verdicts
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.experiments import committed
+from pfl_core.experiments import committed, lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
@@ -280,7 +280,7 @@ def hours(
         e, tried = tuning(row, shared)
         tunes = [e.but(**c) for c in tried]
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
-        todo = [c for c in (*tunes, *finals) if not sweeps.is_there(c)]
+        todo = [c for c in (*tunes, *finals) if not lookup.is_there(c)]
         # Rates, the outer axis, change no hours.
         some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
         cycle = zip(tunes, itertools.cycle(some), strict=False)

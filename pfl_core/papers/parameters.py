@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from pfl_core.data import pools
-from pfl_core.experiments import lookup
+from pfl_core.experiments import committed, lookup
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
@@ -28,7 +28,7 @@ def check(
     methods: list[str] | None = None,
     seeds: list[int] | None = None,
     artefacts: list[str] | None = None,
-    recompute: bool = False,
+    train: bool = False,
 ) -> None:
     """ValueError for a parameter that is unknown or of the wrong type.
 
@@ -38,8 +38,8 @@ def check(
     _check_names("datasets", datasets, pools.list_datasets())
     _check_names("methods", methods, (*METHODS, *report.READ_AFTER))
     _check_names("artefacts", artefacts, known)
-    if not isinstance(recompute, bool):
-        got = f"recompute={recompute!r}: got {type(recompute).__name__}"
+    if not isinstance(train, bool):
+        got = f"train={train!r}: got {type(train).__name__}"
         raise ValueError(f"{got}, allowed is True or False (not a string)")
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if seeds is not None and not whole:
@@ -54,17 +54,17 @@ def _check_names(name: str, given: list[str] | None, known: Iterable[str]) -> No
         checks.known(f"{name}:", value, known)
 
 
-def asked(paper: Paper, *, profile: str = "quick", recompute: bool = False, **lists: Any) -> Scope:
+def asked(paper: Paper, *, profile: str = "quick", train: bool = False, **lists: Any) -> Scope:
     """The Scope that a notebook's parameters ask for, checked.
 
     lists: datasets, methods, seeds, artefacts, as for `check`.
-    recompute: what is only committed does not count as finished.
+    train: what is only committed does not count as finished.
 
     Raises ValueError as `check` does, and if the paper has no run of the methods.
     """
-    check(paper.artefacts, profile=profile, recompute=recompute, **lists)
+    check(paper.artefacts, profile=profile, train=train, **lists)
     some = {name: tuple(v or ()) for name, v in lists.items()}
-    scope = Scope(profile, **some, finished=functools.partial(finished, recompute=recompute))
+    scope = Scope(profile, **some, finished=functools.partial(finished, train=train))
     if scope.methods and not paper.planned(scope):
         every = paper.planned(replace(scope, methods=()))
         has = {c.get("method", s.base.method) for s in every for c in s.rows.values()}
@@ -75,19 +75,37 @@ def asked(paper: Paper, *, profile: str = "quick", recompute: bool = False, **li
     return scope
 
 
-def finished(cells: list[Experiment], recompute: bool) -> pd.DataFrame | None:
-    """Rows of Experiments that are all finished, in the store or (unless recompute) committed.
+def finished(cells: list[Experiment], train: bool) -> pd.DataFrame | None:
+    """Rows of Experiments that are all finished, in the store or (unless train) committed.
 
     None if one is not; nothing is trained.
     """
     try:
-        found = [_is_finished(e, recompute) for e in cells]
+        found = [_is_finished(e, train) for e in cells]
     except pools.DatasetMissing:
         return None
-    return sweeps.sweep(cells, recompute=recompute) if all(found) else None
+    return sweeps.sweep(cells, found=looked_up(train)) if all(found) else None
 
 
-def _is_finished(experiment: Experiment, recompute: bool) -> bool:
+def looked_up(train: bool) -> Callable[[Experiment], pd.DataFrame | None] | None:
+    """Where `sweep` looks before it trains: in results/, unless a notebook is to `train`."""
+    return None if train else committed.found
+
+
+def is_there(experiment: Experiment, train: bool) -> bool:
+    """Whether the store has the run of an Experiment, or (unless `train`) results/."""
+    return lookup.is_there(experiment) or (not train and committed.find(experiment) is not None)
+
+
+def _is_finished(experiment: Experiment, train: bool) -> bool:
     # A damaged folder is not: `sweep` would train.
     stored = lookup.stored(experiment) is not None
-    return stored or (not recompute and sweeps.is_there(experiment, recompute=False))
+    return stored or (not train and committed.find(experiment) is not None)
+
+
+def in_words_of_now(how: dict[str, Any], train: bool) -> bool:
+    """Whether to train, of a call that may say it by the name of version 0.2, `recompute`."""
+    if "recompute" not in how:
+        return train
+    print("the parameter recompute is called train now; please write it so")
+    return how.pop("recompute")

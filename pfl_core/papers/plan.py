@@ -28,15 +28,15 @@ from pfl_core.util import checks
 COPIES = 4
 
 
-def planned(paper: str | Paper, recompute: bool = False, **how: Any) -> list[Experiment]:
+def planned(paper: str | Paper, train: bool = False, **how: Any) -> list[Experiment]:
     """The runs that a notebook asks for, each once an artefact, after what it starts from.
 
     What tuning chose is known where all of its runs are finished.
-    recompute: in the store, not only committed.
+    train: in the store, not only committed.
     how: the notebook's parameters, as for `parameters.check`.
     """
     paper = papers.paper(paper)
-    scope = parameters.asked(paper, recompute=recompute, **how)
+    scope = parameters.asked(paper, train=train, **how)
     cells = (cell for sweep in paper.planned(scope) for cell in sweep.experiments())
     once: dict[str, Experiment] = {}
     for e in (e for cell in cells for e in _with_sources(cell)):
@@ -51,9 +51,7 @@ def _with_sources(experiment: Experiment) -> list[Experiment]:
     return [*_with_sources(experiment.init_from.but(keep_models=True, tags=tags)), experiment]
 
 
-def plan(
-    paper: str | Paper, device: str = "auto", recompute: bool = False, **how: Any
-) -> pd.DataFrame:
+def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: Any) -> pd.DataFrame:
     """What runs cost, a line an artefact and one for all.
 
     Columns runs, cached (how many are there already), and of the rest client-steps (local SGD steps
@@ -62,9 +60,9 @@ def plan(
     was looked for, how to get it}.
     """
     device, lines, missing = runs.pick_device(device), [], {}
-    for experiment in planned(paper, recompute, **how):
+    for experiment in planned(paper, train, **how):
         try:
-            cached = sweeps.is_there(experiment, recompute)
+            cached = parameters.is_there(experiment, train)
             cost = (0, 0.0, 0.0) if cached else _cost(experiment, device)
         except data.DatasetMissing as error:
             missing[experiment.dataset] = str(error)
@@ -95,7 +93,7 @@ def compute(
     profile: str = "quick",
     device: str = "auto",
     jobs: int | None = None,
-    recompute: bool = False,
+    train: bool = False,
     **how: Any,
 ) -> pd.DataFrame:
     """Train what a notebook asks for into the store; a line a run.
@@ -103,15 +101,15 @@ def compute(
     What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
     all rows of the first seed before those of the next, and what others start from before them.
     Finished runs are found and interrupted ones go on, so that the same call resumes.
-    recompute: also what is committed; by default that counts as computed.
+    train: also what is committed; by default that counts as computed.
     jobs: runs at a time, as for `sweep`.
     how: the notebook's other parameters, as for `parameters.check`.
 
     Raises DatasetMissing or ValueError before anything is trained.
     """
     checks.count("compute", "jobs", jobs, "the number of runs computed at a time")
-    asked = functools.partial(planned, paper, recompute, profile=profile, **how)
-    common: dict[str, Any] = dict(recompute=recompute, device=device, jobs=jobs)
+    asked = functools.partial(planned, paper, train, profile=profile, **how)
+    common: dict[str, Any] = dict(found=parameters.looked_up(train), device=device, jobs=jobs)
     cells = asked()
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
         sweeps.sweep(tuning, **common)

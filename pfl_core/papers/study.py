@@ -54,8 +54,8 @@ class Study:
     profile: "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the
         fullest profile of which rows are committed, else run at quick.
     datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
-    recompute: train even where committed rows exist.
-    train: False shows only runs that are finished, and trains nothing.
+    train: train even where committed rows exist.
+    finished: show only runs that are finished, and train nothing.
 
     Raises ValueError for an unknown or ill-typed parameter, before anything runs.
     """
@@ -65,18 +65,18 @@ class Study:
         paper: str | Paper,
         *,
         profile: str = "quick",
-        recompute: bool = False,
-        train: bool = True,
+        train: bool = False,
+        finished: bool = False,
         device: str = "auto",
         **how: Any,
     ):
         self.began = time.monotonic()
         self.paper = papers.paper(paper)
         checks.known("profile:", profile, (*papers.PROFILES, BEST))
-        self.best = profile == BEST
-        how |= dict(profile="quick" if self.best else profile, recompute=recompute)
+        self.best, train = profile == BEST, parameters.in_words_of_now(how, train)
+        how |= dict(profile="quick" if self.best else profile, train=train)
         self.scope = parameters.asked(self.paper, **how)
-        self.recompute, self.train = recompute, train
+        self.train, self.finished = train, finished
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
         self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
@@ -133,7 +133,7 @@ class Study:
         wanted = [s for s in planned if s.artefact != TUNING]
         about, rows = self.paper.artefacts[artefact], self._sweep(wanted)
         whole = (
-            self.train
+            not self.finished
             or about.each
             or all(self._is_there(e) for s in wanted for e in s.experiments())
         )
@@ -146,17 +146,17 @@ class Study:
         # Small networks leave cores idle in one process; smoke's runs are over before another
         # process has started.
         many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
-        how: dict[str, Any] = dict(recompute=self.recompute, device=self.wanted)
+        how: dict[str, Any] = dict(found=parameters.looked_up(self.train), device=self.wanted)
         how["jobs"] = 1 if self.scope.profile == "smoke" else many
         how["keep_state"] = self.scope.full  # a column whose contrasts still move can go on
         cells = [e for s in planned for e in s.experiments()]
-        cells = cells if self.train else [e for e in cells if self._is_there(e)]
+        cells = [e for e in cells if self._is_there(e)] if self.finished else cells
         frame = sweeps.sweep(cells, **how)
         self.collected.append(frame)
         return frame
 
     def _is_there(self, experiment: Experiment) -> bool:
-        return sweeps.is_there(experiment, self.recompute)
+        return parameters.is_there(experiment, self.train)
 
     def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
         """Run an artefact and display what its `Artefact.show` names.

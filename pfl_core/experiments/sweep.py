@@ -132,8 +132,8 @@ def _found_or_computed(
     # In the order of `experiments` each one's Result, or the rows that were found elsewhere.
     # checksum: of the user's own data, of which nothing is elsewhere.
     named = _once((e.id_for(checksum) if checksum else e.id, e) for e in experiments)
-    anew = recompute or found is None or checksum
-    rows = [None if anew or lookup.is_there(e, store) else found(e) for _, e in named]
+    look = None if recompute or checksum else found
+    rows = [look(e) if look and not lookup.is_there(e, store) else None for _, e in named]
     here: dict[str, Experiment] = {}
     for (i, e), elsewhere in zip(named, rows, strict=True):
         if elsewhere is None:

@@ -351,7 +351,7 @@ class Explore:
         some: dict[str, Any] = dict(datasets=datasets, methods=methods, seeds=seeds)
         some |= dict(artefacts=artefacts)
         parameters.check(known, profile=profile, train=train, **some)
-        self.artefacts, self.train = artefacts or known, train
+        self.artefacts, self.trains = artefacts or known, train
         self.live = live(interactive)
         self.device = runs.pick_device(device)
         self.start: dict[str, Any] = {"rounds": ROUNDS[profile]}
@@ -404,7 +404,7 @@ class Explore:
             return
         experiment = training.experiment(**training.choices(self.start | start).values)
         curve, said = None, "In JupyterLab, Run begins this, and Stop ends it."
-        if self.train:
+        if self.trains:
             job = Background(experiment, device=self.device)
             said = f"{job.wait()} after round {experiment.rounds}"
             curve = job.curve

@@ -67,11 +67,13 @@ def fields() -> dict[str, dataclasses.Field]:
 def value(name: str, text: str) -> Any:
     """A field's value from a word: text, JSON or a Python literal.
 
-    Also a=1,b=2 for a dict, a,b for a tuple, a run for init_from.
+    Also a=1,b=2 for a dict, a,b for a tuple, a run or a file for init_from.
     """
     kind = late("experiments.experiment").kind(fields()[name])
     if kind == "str":
         return text
+    if "Experiment" in kind and (Path(text).is_file() or Path(text).suffix):
+        return text  # a file of weights
     if "Experiment" in kind:
         return late("experiments.listing").stored(text).experiment
     if kind == "dict" and not text.startswith("{"):
@@ -429,7 +431,8 @@ def described(field: dataclasses.Field) -> str:
         default = "none"
     elif isinstance(default, bool):
         default = str(default).lower()
-    source = "the id of a finished run, or its first digits" if field.name == "init_from" else ""
+    start = "the id of a finished run, or its first digits, or a file"
+    source = start if field.name == "init_from" else ""
     said = "; ".join(p for p in (field.metadata["doc"], allowed, source) if p)
     return f"{said} (default: {default})"
 

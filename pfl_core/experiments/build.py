@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +21,10 @@ from pfl_core.data import pools
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.experiments.experiment import WHICH, Experiment, which_clients
+from pfl_core.experiments.weights import fill
 from pfl_core.methods.base import Method, head_models, make_method
 from pfl_core.methods.task import Task, TrainConfig
-from pfl_core.util import identity
+from pfl_core.util import identity, paths
 from pfl_core.util.draws import unmoved
 
 
@@ -185,8 +187,12 @@ class Shapes(Protocol):
         ...
 
 
-def build_method(experiment: Experiment, data: Shapes) -> Method:
-    """The Experiment's method, bound to its model and clients."""
+def build_method(experiment: Experiment, data: Shapes, store: Path | None = None) -> Method:
+    """The Experiment's method, bound to its model and clients.
+
+    store: the folder of runs, which keeps the weights that the Experiment starts from; by default
+    store/ in $PFL_RUNS.
+    """
     e, dtype = experiment, getattr(torch, experiment.dtype)
     options = vocabulary(e) | e.model_args
     make = functools.partial(models.build, e.model, data.input_shape, data.classes, **options)
@@ -196,9 +202,12 @@ def build_method(experiment: Experiment, data: Shapes) -> Method:
         _check_built(e.model, model, models.in_dtype(make(seed=e.seed), e.dtype))
     with nullcontext() if ours else unmoved(f"model {e.model!r}"):
         anatomy = examined(e.model, model, data.extremes(), data.classes, e.batch)
+    names = anatomy.head(e.head_depth, e.head_by, e.head)
+    if e.weights:
+        given = e.weights.load(store or paths.store_folder())
+        fill(model, given, e.weights.path, names if e.new_head else ())
     model, heads = model.to(data.device), None
     if e.head_init == "own":
-        names = anatomy.head(e.head_depth, e.head_by, e.head)
         drawn = head_models(lambda k: make(seed=_seed_of_head(e.seed, k)), names, data.K)
         heads = {
             name: v.to(data.device, dtype if v.is_floating_point() else v.dtype)

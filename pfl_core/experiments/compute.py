@@ -98,8 +98,8 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         gpu.tried()
     data = client_data(job.experiment, job.device, job.fed)
     _check_evaluated(data, train_config(job.experiment))
-    method = build_method(job.experiment, data)
-    if job.experiment.init_from:
+    method = build_method(job.experiment, data, job.store)
+    if job.experiment.earlier:
         _check_source(job, method, data)
     work = _work_folder(job)
     stamp = _resume(job, method, work)
@@ -329,17 +329,20 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
     if experiment.adopt:
         check_adopts(method)
         return
-    source = experiment.init_from
+    source = experiment.earlier
     assert source is not None  # callers ask for it
     options = vocabulary(source) | source.model_args
     drawn = models.build(source.model, *_shapes_of_source(job, source, data), **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
+    new = method.task.named_head if experiment.new_head else ()
     for n, v in (method.task.initial | method.task.constants).items():
+        if n in new:
+            continue
         if there.get(n) != tuple(v.shape):
             has = f"has {n} of shape {there[n]}" if n in there else f"has no {n}"
             raise ValueError(
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
-                "use the same model"
+                "use the same model; new_head=True draws a head anew"
             )
 
 
@@ -362,9 +365,9 @@ def _initial_state(
     # Another Experiment's end: its global model becomes the common initial model. What only the
     # clients have is averaged over them, or the first client's where it is not a float.
     experiment = job.experiment
-    if experiment.init_from is None:
+    if experiment.earlier is None:
         return None
-    found = source(experiment.init_from.but(keep_models=True))
+    found = source(experiment.earlier.but(keep_models=True))
     if not found.ok:
         raise Diverged(
             f"{experiment.method}: init_from, run {found.id}, {found.meta['status']}", History()
@@ -382,7 +385,8 @@ def _initial_state(
     if experiment.adopt:
         method.task.joins = State(kept["server"], {}, kept["extra"])
         ended = select(ended, method.task.constants)
-    method.task.start_from(ended)
+    new = method.task.named_head if experiment.new_head else ()
+    method.task.start_from(select(ended, lambda n: n not in new))
     return None
 
 

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pfl_core import models
@@ -23,6 +24,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.sgd import PRECISIONS
 from pfl_core.experiments import copies, keys
 from pfl_core.experiments.keys import ARGS, WHICH
+from pfl_core.experiments.weights import Weights
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import card
@@ -230,8 +232,15 @@ class Experiment:
         "products in TensorFloat-32 (tf32), or products in bfloat16 (bf16)",
     )
     keep_models: bool = _is(False, "Whether the Result keeps the clients' models of the last round")
-    init_from: Experiment | None = _is(
-        None, "Another Experiment, whose model at the end is the initial model of this one"
+    init_from: Experiment | Weights | str | Path | None = _is(
+        None,
+        "What the initial model is: another Experiment, whose model at the end it is; or a file of "
+        "weights, torch.save(model.state_dict(), path), which counts by its content",
+    )
+    new_head: bool = _is(
+        False,
+        "Whether the head is drawn anew and not taken from init_from, whose head may have another "
+        "size",
     )
     adopt: bool = _is(
         False,
@@ -257,6 +266,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, checks.cast(getattr(self, f.name), f.type))
+        if isinstance(self.init_from, str | Path):
+            object.__setattr__(self, "init_from", Weights.of(self.init_from))
         self._check_values()
         for name in ("plugins", "record"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -284,7 +295,12 @@ class Experiment:
                 f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): "
                 "allowed with float32 only"
             )
-        if self.adopt and self.init_from is None:
+        if self.new_head and (self.init_from is None or self.adopt):
+            raise ValueError(
+                "Experiment(new_head=True) needs init_from, and adopt=False: without them every "
+                "head is new, or the server's"
+            )
+        if self.adopt and self.earlier is None:
             raise ValueError(
                 "Experiment(adopt=True) needs init_from: the Experiment whose server takes these "
                 "clients in"
@@ -378,13 +394,15 @@ class Experiment:
         """All fields but `tags`, as values that JSON can keep; the id hashes them."""
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tags"}
         lists = {name: list(getattr(self, name)) for name in ("plugins", "record")}
-        return out | lists | {"init_from": self.init_from.plain() if self.init_from else None}
+        start: Any = self.init_from  # of `plain`, an Experiment's or a file's
+        return out | lists | {"init_from": start.plain() if start else None}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Experiment:
         """The Experiment whose `plain()` this is."""
         source = plain.get("init_from")
-        fields: dict[str, Any] = plain | {"init_from": source and cls.from_plain(source)}
+        made = Weights.read(source) or source and cls.from_plain(source)
+        fields: dict[str, Any] = plain | {"init_from": made}
         return cls(**fields)
 
     @classmethod
@@ -400,7 +418,7 @@ class Experiment:
             For an unknown field, and for a value of another kind than the field's.
         """
         made, source = object.__new__(cls), plain.get("init_from")
-        told = plain | {"init_from": source and cls.read(source)}
+        told = plain | {"init_from": Weights.read(source) or source and cls.read(source)}
         for name in told:
             checks.known("field of an Experiment:", name, cls.__dataclass_fields__)
         for f in dataclasses.fields(cls):
@@ -427,9 +445,20 @@ class Experiment:
                 )
         return dataclasses.replace(self)
 
+    @property
+    def earlier(self) -> Experiment | None:
+        """The Experiment that this one starts from, if `init_from` is one."""
+        return self.init_from if isinstance(self.init_from, Experiment) else None
+
+    @property
+    def weights(self) -> Weights | None:
+        """The file that this one starts from, if `init_from` is one."""
+        return self.init_from if isinstance(self.init_from, Weights) else None
+
     def canonical(self) -> dict[str, Any]:
         """The fields that decide numbers, each in one form (see keys.py), without defaults."""
-        source = self.init_from and self.init_from.but(keep_models=False).canonical()
+        source = self.earlier and self.earlier.but(keep_models=False).canonical()
+        source = {"sha256": self.weights.sha256} if self.weights else source
         return not_default(self.plain() | keys.canonical(self) | {"init_from": source})
 
     @property
@@ -462,10 +491,11 @@ class Experiment:
         """
         if (here := self.checked()) is not self:
             return here.id_for(checksum, source)
-        if self.init_from and source is None:
-            same = self.init_from.dataset == self.dataset
-            theirs = checksum if same else copies.checksum(self.init_from.dataset)
-            source = self.init_from.but(keep_models=False).id_for(theirs)
+        if self.earlier and source is None:
+            same = self.earlier.dataset == self.dataset
+            theirs = checksum if same else copies.checksum(self.earlier.dataset)
+            source = self.earlier.but(keep_models=False).id_for(theirs)
+        source = self.weights.sha256 if self.weights else source
         method = make_method(self.method, **self.method_args)
         key = self.canonical() | {"init_from": source}
         key |= {"pool": checksum, "schema": SCHEMA, "revision": method.revision}
@@ -585,10 +615,12 @@ def not_default(plain: dict[str, Any]) -> dict[str, Any]:
     usual = defaults()
     told = {n: v for n, v in plain.items() if n not in usual or v != usual[n]}
     source = plain.get("init_from")
+    if file := Weights.read(source):  # wherever it lay
+        return told | {"init_from": {"sha256": file.sha256}}
     return told | ({"init_from": not_default(source)} if source else {})
 
 
-checks.KINDS["Experiment"] = Experiment
+checks.KINDS |= {"Experiment": Experiment, "Weights": Weights, "Path": Path}
 
 
 def allowed(name: str) -> str:
@@ -715,5 +747,6 @@ def _both(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seeded(experiment: Experiment, seed: int) -> Experiment:
-    source = experiment.init_from
-    return experiment.but(seed=seed, init_from=source and _seeded(source, seed))
+    source = experiment.earlier
+    start = experiment.init_from if source is None else _seeded(source, seed)
+    return experiment.but(seed=seed, init_from=start)

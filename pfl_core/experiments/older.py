@@ -10,13 +10,16 @@ from typing import Any
 
 from pfl_core.experiments import keys
 from pfl_core.experiments.experiment import Experiment, not_default
+from pfl_core.experiments.weights import Weights
 from pfl_core.methods.base import make_method
 
 
 def legacy(plain: dict[str, Any], checksum: str) -> str:
     """The id by the old rule of an Experiment whose `plain()` this is; foreign code is left out."""
     source = plain.get("init_from")
-    key = not_default(plain) | {"init_from": source and legacy(source, checksum)}
+    file = Weights.read(source)
+    start = file.sha256 if file else source and legacy(source, checksum)
+    key = not_default(plain) | {"init_from": start}
     method = make_method(plain["method"], **plain["method_args"])
     key |= {"pool": checksum, "schema": 2, "revision": method.revision}
     return keys.hashed(key)

@@ -18,12 +18,12 @@ def chain(experiment: Any) -> Iterator[Experiment]:
     """An Experiment, what it starts from, what that starts from, and so on."""
     while isinstance(experiment, Experiment):
         yield experiment
-        experiment = experiment.init_from
+        experiment = experiment.earlier
 
 
 def over_own(experiment: Experiment) -> list[Experiment]:
     """Those over own data among all that an Experiment starts from."""
-    return [e for e in chain(experiment.init_from) if e.dataset == "own"]
+    return [e for e in chain(experiment.earlier) if e.dataset == "own"]
 
 
 def settled(experiment: Experiment, fed: Federation | None, source: Source | None) -> Experiment:
@@ -46,13 +46,13 @@ def settled(experiment: Experiment, fed: Federation | None, source: Source | Non
     if source is not None and not isinstance(source, Result | Federation):
         got = type(source).__name__
         raise TypeError(f"source is a {got}; allowed is a Result of init_from, or a Federation")
-    if experiment.init_from is None and source is not None:
+    if experiment.earlier is None and source is not None:
         raise ValueError(
             "source is given, and this Experiment starts from nothing; name what it starts from: "
             "Experiment(init_from=...)"
         )
     if isinstance(source, Result):
-        return experiment.but(init_from=_as_ran(experiment.init_from, source))
+        return experiment.but(init_from=_as_ran(experiment.earlier, source))
     _check_trained_on(over_own(experiment), source)
     return experiment if source is None else experiment.but(init_from=_fit(experiment, source))
 
@@ -74,7 +74,7 @@ def _check_trained_on(own: list[Experiment], source: Federation | None) -> None:
 
 def _fit(experiment: Experiment, source: Federation) -> Experiment:
     # What it starts from, with the Federation's number of clients where it is trained on that.
-    start = experiment.init_from
+    start = experiment.earlier
     assert start is not None  # one of the chain is over own data
     if start.dataset == "own":
         return fitted(start, source)
@@ -101,8 +101,8 @@ def _as_ran(given: Any, source: Result) -> Experiment:
 def _like(given: Experiment, ran: Experiment) -> Experiment:
     # `given` with what only its data say; whether it keeps models makes it no other one.
     start = given.init_from
-    if isinstance(start, Experiment) and isinstance(ran.init_from, Experiment):
-        start = _like(start, ran.init_from)
+    if given.earlier and ran.earlier:
+        start = _like(given.earlier, ran.earlier)
     clients = ran.clients if given.clients is None else given.clients
     return given.but(init_from=start, clients=clients, keep_models=ran.keep_models)
 
@@ -112,8 +112,8 @@ def id_of_start(experiment: Experiment, source: Source | None) -> str | None:
 
     None if the Experiment itself can say it: then no own data are behind it.
     """
-    start = experiment.init_from
-    if not isinstance(start, Experiment) or source is None:
+    start = experiment.earlier
+    if start is None or source is None:
         return None
     bare = start.but(keep_models=False)
     if isinstance(source, Result):

@@ -88,7 +88,7 @@ def sweep(
     wanted = _fitted(experiments, fed, on, source)
     store, how = Path(store or paths.store_folder()), how | {"fed": fed}
     if source is not None:  # one after another in this process, which has it
-        given = ((e, source if e.init_from else None) for e in wanted)
+        given = ((e, source if e.earlier else None) for e in wanted)
         how |= dict(store=store, recompute=recompute)
         return _rows(run(e, source=s, **how) for e, s in given)
     how["recompute"] = recompute
@@ -114,9 +114,9 @@ def _fitted(
                 "each with experiment.but(...), and join lists as [*a, *b]"
             )
         # Rows that stand there twice would be counted as two seeds.
-        ready = settled(e, fed, source if e.init_from else None)
+        ready = settled(e, fed, source if e.earlier else None)
         once.setdefault(json.dumps([e.plain(), e.tags], sort_keys=True), ready)
-    if source is not None and not any(e.init_from for e in once.values()):
+    if source is not None and not any(e.earlier for e in once.values()):
         raise ValueError("sweep(source=...): none of these Experiments has init_from; leave it out")
     return [*once.values()]
 
@@ -183,6 +183,9 @@ def _computed(
     # The results of runs that have to be computed, with a progress bar.
     for name in dict.fromkeys(e.dataset for e in todo if e.dataset != "own"):
         pools.load(name)  # what is missing is said before anything is trained
+    for e in todo:
+        if e.weights:
+            e.weights.keep(store)  # where workers and nodes find it
     if todo and on == "ray":
         results = _run_on_ray(todo, store, how, cpus, gpus)
     else:

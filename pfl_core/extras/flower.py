@@ -174,6 +174,11 @@ def serve(
     data = _Told(about, getattr(torch, experiment.dtype))
     with torch.no_grad():
         method = build_method(experiment, data)
+        if experiment.earlier:
+            raise ValueError(
+                "init_from names an Experiment, whose end is not here: not over Flower; save its "
+                "model's state_dict and give the file to every node, or run it as a simulation"
+            )
         if type(method).personal is not Method.personal:
             raise ValueError(
                 f"{experiment.method} makes its personal models from the server's state or by "

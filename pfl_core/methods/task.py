@@ -133,6 +133,11 @@ class Task:
             self.anatomy.check_head(self._head, self.config.head_depth, self.config.head_by)
         return self._head
 
+    @property
+    def named_head(self) -> frozenset[str]:
+        """Names of the head as it is counted or named, whether or not it can be a client's own."""
+        return self._head
+
     def drawn(self) -> Params:
         """The models as they were drawn, {name: (K, *shape)}: one common model (stride 0), or with
         heads of the clients' own.

@@ -153,9 +153,9 @@ def experiments(
         # What a run starts from gets its seed, too.
         for e in grid(base, {row: {}}, {dataset: {}}, seeds):
             e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
-            if e.init_from:
+            if e.earlier:
                 tags = e.tags | {"row": row + START}
-                out.append(e.init_from.but(keep_models=True, tags=tags))
+                out.append(e.earlier.but(keep_models=True, tags=tags))
             out.append(e)
     return out
 

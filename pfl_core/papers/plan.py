@@ -45,10 +45,10 @@ def planned(paper: str | Paper, train: bool = False, **how: Any) -> list[Experim
 
 
 def _with_sources(experiment: Experiment) -> list[Experiment]:
-    if experiment.init_from is None:
+    if experiment.earlier is None:
         return [experiment]
     tags = experiment.tags | {"row": f"{experiment.tags.get('row')}'s start"}
-    return [*_with_sources(experiment.init_from.but(keep_models=True, tags=tags)), experiment]
+    return [*_with_sources(experiment.earlier.but(keep_models=True, tags=tags)), experiment]
 
 
 def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: Any) -> pd.DataFrame:

@@ -277,8 +277,8 @@ class Experiment:
             import_plugin(plugin)
         self._freeze_values()
         self._settle_clients()
-        if self.init_from is not None:
-            object.__setattr__(self, "init_from", self.init_from.checked())
+        if self.earlier:
+            object.__setattr__(self, "init_from", self.earlier.checked())
         self._check_clients()
         models.check(self.model, self.model_args)
         probes.check(self.record, make_method(self.method, **self.method_args))

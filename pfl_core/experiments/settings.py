@@ -44,7 +44,8 @@ def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
         if name in (*SEEDS, *SILENT) or value == _defaults().get(name, _MISSING):
             continue
         if name == "init_from":
-            out |= {f"{before}{name}": True} | _flat(value, f"{before}{name}.")
+            counts = {n: v for n, v in value.items() if n != "path"}  # of weights, their content
+            out |= {f"{before}{name}": True} | _flat(counts, f"{before}{name}.")
         elif isinstance(value, dict):
             out |= {f"{before}{name}.{key}": _number(inner) for key, inner in value.items()}
         else:

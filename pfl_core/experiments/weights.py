@@ -44,7 +44,7 @@ class Weights:
     @classmethod
     def read(cls, plain: Any) -> Weights | None:
         """The weights whose `plain()` this is; None for that of an Experiment."""
-        return cls(plain["path"], plain["sha256"]) if plain and "sha256" in plain else None
+        return cls(plain.get("path", ""), plain["sha256"]) if plain and "sha256" in plain else None
 
     @property
     def id(self) -> str:

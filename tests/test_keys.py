@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pfl_core import Experiment, Method, models, run
+from pfl_core.analysis.select import pick, summary
 from pfl_core.data import partition as partitions
 from pfl_core.experiments import keys, older, tables
 from pfl_core.methods.base import METHODS, make_method
@@ -143,6 +145,12 @@ def test_a_run_under_an_older_name_is_found(store):
     assert [p for p in store.iterdir() if p.is_dir()] == [folder] and set(found.rows.key) == {
         new.id
     }
+
+
+def test_two_runs_of_one_key_are_one_seed(store):
+    rows = run(Experiment(**TINY)).rows
+    both = pd.concat([rows, rows.assign(run="0" * 16)], ignore_index=True)
+    assert len(pick(both)) == 1 and "±" not in summary(pick(both)).iloc[0, 0]
 
 
 def test_the_commit_is_that_of_the_repository_that_holds_the_package(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def pick(
     checks.known("select", select, SELECT)
     seen = (rows.when == when) & (rows["average"] == average)
     rows = rows[seen & rows.metric.isin([metric, "acc_pct"])]
-    rows = _once(rows).sort_values("rounds", kind="stable", ignore_index=True)
+    rows = _once(_one_a_key(rows)).sort_values("rounds", kind="stable", ignore_index=True)
     test, keys = rows[(rows.split == "test") & (rows.metric == metric)], RUN
     if select == "last10":
         return _last_ten(test, when)
@@ -68,6 +68,14 @@ def pick(
     chooser = chooser.assign(value=chooser.value.round(DECIMALS))
     best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
     return test.merge(best[[*keys, "rounds"]], on=[*keys, "rounds"])
+
+
+def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
+    # Two runs of one key, under an older name and a new one, are one seed: the first is kept.
+    if "key" not in rows:
+        return rows
+    key = rows.key.where(rows.key.fillna("") != "", rows.run)
+    return rows[rows.run == rows.run.groupby(key, sort=False).transform("first")]
 
 
 def _last_ten(test: pd.DataFrame, when: str) -> pd.DataFrame:

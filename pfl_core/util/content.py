@@ -237,14 +237,15 @@ class _Walk:
             return ["tool", kind.__qualname__]
         try:
             known = copyreg.dispatch_table.get(kind)
-            made: Any = known(v) if known else v.__reduce_ex__(4)
+            made = known(v) if known else v.__reduce_ex__(4)
         except Exception:  # anything: what an object does here is its own
             self._has_none(label, v)
             return ["opaque", kind.__module__, kind.__qualname__]
         out = ["object", (yield "", kind)]
         if isinstance(made, str):
             return [*out, made]
-        _, args, state, items, pairs = (*tuple(made), None, None, None)[:5]
+        parts: tuple = (*made, None, None, None)  # type: ignore[misc]
+        _, args, state, items, pairs = parts[:5]
         args = tuple(a for a in args if a is not kind)
         for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
             named = dict(sorted(part.items(), key=str)) if type(part) is dict else part

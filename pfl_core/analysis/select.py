@@ -72,7 +72,7 @@ def pick(
 
 def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
     # Two runs of one key, under an older name and a new one, are one seed: the first is kept.
-    if "key" not in rows:
+    if "key" not in rows or rows.empty:
         return rows
     key = rows.key.where(rows.key.fillna("") != "", rows.run)
     return rows[rows.run == rows.run.groupby(key, sort=False).transform("first")]

@@ -18,7 +18,7 @@ from pfl_core.util.version import __version__
 RESULTS = Path(__file__).parent / "results"
 
 
-def timed(fn: Callable[[], Any], device: str) -> float:
+def timed(fn: Callable[[], Any], device: Any) -> float:
     """Seconds of fn(), the device's queue emptied before and after."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -15,7 +15,6 @@ import torch
 from benchmarks.cases import CASES
 from benchmarks.common import about, save, timed
 from benchmarks.rounds import Ours
-from pfl_core.engine.sgd import precision
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
 
@@ -30,7 +29,7 @@ def one(experiment: Experiment, device: str) -> dict[str, Any]:
     The accuracy is of the personalized models.
     """
     run = Ours(experiment, device)
-    with torch.no_grad(), precision(experiment.precision):
+    with torch.no_grad():
         seconds = [timed(run.train, device) for _ in range(experiment.rounds)]
         reached = run.evaluate("test")
     run.engine.close()

@@ -7,8 +7,10 @@ their range.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import EXECUTORS, Engine
+from pfl_core.engine.sgd import precision
 from pfl_core.engine.simulate import sample
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
@@ -26,9 +29,12 @@ from pfl_core.util.percent import accuracy
 
 
 class Ours:
-    """The rounds of an Experiment by pfl_core's engine, in pieces that can be timed."""
+    """The rounds of an Experiment by pfl_core's engine, in pieces that can be timed.
 
-    def __init__(self, experiment: Experiment, device: str, executor: str = "auto"):
+    They multiply as the Experiment's `precision` says, as `simulate` does.
+    """
+
+    def __init__(self, experiment: Experiment, device: Any, executor: str = "auto"):
         self.data = client_data(experiment, device)
         self.method = build_method(experiment, self.data)
         self.engine = Engine(self.method, self.data, executor)
@@ -36,11 +42,16 @@ class Ours:
 
     def train(self) -> None:
         """One communication round without evaluation."""
+        with precision(self.engine.config.precision):
+            self._train()
+
+    def _train(self) -> None:
         state, r = self.state, self.state.round
-        sel = sample(self.engine.config, self.data.K, r).to(self.data.device)
+        chosen = sample(self.engine.config, self.data.K, r)
+        sel = chosen.to(self.data.device)
         sent = self.method.download(state, sel)
         start = self.method.begin(state, sel, sent)
-        end = self.method.local(Context(self.engine, state, sel, r), start)
+        end = self.method.local(Context(self.engine, state, sel, r, chosen.tolist()), start)
         kept = {n: v for n, v in end.items() if n in state.clients}
         up = {n: v for n, v in end.items() if n not in kept}
         self.state = self.method.upload(state, sel, start, up, self.data.n[sel].to(self.data.dtype))
@@ -51,17 +62,18 @@ class Ours:
     def evaluate(self, split: str) -> float:
         """Pooled accuracy (%) of the models as served."""
         everyone = torch.arange(self.data.K, device=self.data.device)
-        served = self.method.personal(
-            self.state, Context(self.engine, self.state, everyone, self.state.round)
-        )
-        got = self.engine.evaluate(served, split)
+        with precision(self.engine.config.precision):
+            served = self.method.personal(
+                self.state, Context(self.engine, self.state, everyone, self.state.round)
+            )
+            got = self.engine.evaluate(served, split)
         return accuracy(got["correct"].sum(), got["n"].sum())
 
 
-def matrix_rate(device: str) -> float:
-    """Multiply-adds a second x 2 (FLOP/s) of large float32 matrix products, the best of ten."""
-    n = 2048 if device == "cpu" else 8192
-    a, b = (torch.randn(n, n, device=device) for _ in range(2))
+def matrix_rate(device: Any, n: int = 0, dtype: torch.dtype = torch.float32) -> float:
+    """Multiply-adds a second x 2 (FLOP/s) of large n x n matrix products, the best of ten."""
+    n = n or (2048 if device == "cpu" else 8192)
+    a, b = (torch.randn(n, n).to(device, dtype) for _ in range(2))
     a @ b
     return 2 * n**3 / min(timed(lambda: a @ b, device) for _ in range(10))
 
@@ -75,10 +87,16 @@ def training_flop(model: torch.nn.Module, x: torch.Tensor) -> float:
     return float(counter.get_total_flops())
 
 
-def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> dict[str, Any]:
+def measure(
+    case: Case,
+    repeats: int,
+    device: Any,
+    executor: str = "auto",
+    keep: Callable[[dict[str, Any]], Any] = dict,
+) -> dict[str, Any]:
     """Times (s) of `repeats` rounds of both loops in turn, and what they reach.
 
-    One round before warms up.
+    One round before warms up. `keep` gets what was timed before its arithmetic is counted.
     """
     experiment = case.experiment()
     torch.set_num_threads(torch.get_num_threads())
@@ -91,10 +109,9 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
         rows += [row] if i else []
     with torch.no_grad():
         reached = {"ours_acc_pct": ours.evaluate("test"), "plain_acc_pct": plain.evaluate("test")}
-    flop = _flop(ours, experiment, clients)
     ours.engine.close()
     median = {k: statistics.median(row[k] for row in rows) for k in rows[0]}
-    return {
+    got = {
         "says": case.says,
         "experiment": experiment.plain(),
         "dataset": experiment.dataset,
@@ -102,9 +119,11 @@ def measure(case: Case, repeats: int, device: str, executor: str = "auto") -> di
         "rows": rows,
         **median,
         **_ratios(rows),
-        "training_gflops": flop / median["ours_train_s"] / 1e9,
         **reached,
     }
+    keep(got)
+    flop = _flop(ours, experiment, clients)
+    return got | {"training_gflops": flop / median["ours_train_s"] / 1e9}
 
 
 def _sampled(ours: Ours, r: int) -> list[int]:
@@ -113,7 +132,7 @@ def _sampled(ours: Ours, r: int) -> list[int]:
 
 
 def _times(
-    ours: Ours, plain: PlainLoop, clients: list[list[int]], device: str, threads: int
+    ours: Ours, plain: PlainLoop, clients: list[list[int]], device: Any, threads: int
 ) -> dict[str, float]:
     # Seconds of as many rounds of both as there are lists of clients, and of one evaluation.
     splits = ("train", "test")
@@ -130,10 +149,11 @@ def _times(
 
 
 def _flop(ours: Ours, experiment: Experiment, clients: list[list[int]]) -> float:
-    # FLOP of training in rounds of these clients.
+    # FLOP of training in rounds of these clients; counted on the CPU, on a copy of the model.
     data, batch, epochs = ours.data, experiment.batch, experiment.epochs
-    x, _ = data.batch(torch.as_tensor(data.index["train"][0][:batch]))
-    per_batch = training_flop(ours.method.task.model.cpu(), x.cpu())
+    first = torch.as_tensor(data.index["train"][clients[0][0]][:batch], device=data.device)
+    model = copy.deepcopy(ours.method.task.model).cpu()
+    per_batch = training_flop(model, data.batch(first)[0].cpu())
     held = [sum(len(data.index["train"][k]) for k in few) for few in clients]
     batches = sum(
         experiment.steps * len(few) if experiment.steps else epochs * n / batch
@@ -179,10 +199,13 @@ def main() -> None:
     said = "" if args.executor == "auto" else "-" + args.executor.replace(":", "-")
     name = f"rounds-{device}{said}"
     for key in args.case or CASES:
-        got = measure(CASES[key], args.repeats, device, args.executor)
         target = CASES[key].cpu if device == "cpu" else CASES[key].gpu
-        got |= {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak, "target": target}
-        save(name, {key: got}, device, where)
+
+        def keep(got: dict[str, Any], key: str = key, target: float = target) -> None:
+            save(name, {key: got | {"target": target}}, device, where)
+
+        got = measure(CASES[key], args.repeats, device, args.executor, keep)
+        keep(got | {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak})
         print(
             f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  "
             f"training {got['train_ratio']:.2f}x  "

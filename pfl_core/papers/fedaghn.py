@@ -21,9 +21,9 @@ from pfl_core.analysis.stats import shares, stages
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers.base import (
-    FULL,
     TUNING,
     Artefact,
+    At,
     Claim,
     Number,
     Paper,
@@ -31,6 +31,7 @@ from pfl_core.papers.base import (
     Recorded,
     Scope,
     Sweep,
+    fields_at,
     use,
 )
 from pfl_core.papers.evidence import READ_AFTER, Evidence
@@ -102,7 +103,6 @@ ANEW = {
 # Where the paper does not show all four; it names the data of Figure 5, the others are [C].
 PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}
 PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
-WHOLE = {"cifar10": 6000, "cifar100": 600, "tiny_imagenet": 550}  # samples of a class
 ALPHAS = (0.1, 0.2, 0.5)
 # The panels of App. Figure 1, as changes to `setting`.
 PARTITIONS = {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in ALPHAS}
@@ -122,14 +122,51 @@ EXAMPLE = {"q0": 0.5}
 # medium [C]: 20 rounds, and at most 800 training images a client.
 # quick and smoke [C]: a narrow LeNet with BatchNorm, few samples and rounds, a rate that suits
 # them, and 20 (10) samples a client at least, so that a test part is not a single image.
-_PROFILES: dict[str, dict[str, Any]] = {
-    "paper": dict(clients=20, epochs=5, batch=64, lr=0.01),
-    "medium": dict(clients=20, epochs=5, batch=64, lr=0.01, max_samples=800),
-    "quick": dict(clients=20, epochs=3, batch=16, lr=0.1, rounds=20, max_samples=32),
-    "smoke": dict(clients=10, epochs=1, batch=8, lr=0.1, rounds=2, max_samples=8),
+COMMON: dict[str, Any] = dict(
+    clients=At(20, smoke=10),
+    epochs=At(5, quick=3, smoke=1),
+    batch=At(64, quick=16, smoke=8),
+    lr=At(0.01, quick=0.1),
+    rounds=At(200, medium=20, quick=20, smoke=2),
+    eval_every=At(quick=2, smoke=1),
+    max_samples=At(medium=800, quick=32, smoke=8),
+    model=At("cnn_bn", quick="lenet"),
+    model_args={"bn": At(quick=True), "kernels": At(quick=6, smoke=2)},
+    plan="drop",
+    normalize="half",
+)
+# How clients are dealt: in the tables, and in the case study, which is evaluated in every round.
+DIRICHLET: dict[str, Any] = dict(
+    partition="dirichlet",
+    partition_args={"alpha": 0.1, "least": At(1, quick=20, smoke=10), "split": "70/10/20"},
+)
+GROUPED: dict[str, Any] = dict(partition="groups", eval_every=At(quick=1))
+
+
+def _drawn(seed: int, samples: int = 0) -> dict[str, Any]:
+    """Clients that hold what the released script deals them, from so many samples of a class.
+
+    At quick and smoke its seed is ours.
+    """
+    of_class = {"class_size": At(samples, quick=...)} if samples else {}
+    args = {"numpy_seed": At(seed, quick=...)} | of_class
+    return dict(partition_args=args, partition_seed=At(quick=seed))
+
+
+_REAL = dict(  # quick on data that are not embedded
+    epochs=At(quick=2, smoke=...),
+    batch=At(quick=32, smoke=...),
+    max_samples=At(quick=96, smoke=...),
+)
+_SMALL = dict(model_args={"kernels": At(quick=4, smoke=2)})
+_TINY = dict(model=At("resnet18", quick=...), rounds=At(40, medium=20, quick=...))
+SETS: dict[str, dict[str, Any]] = {
+    "cifar10": _REAL | _drawn(66666, 6000),
+    "cifar100": _REAL | _drawn(666, 600),
+    "tiny_imagenet": _REAL | _TINY | _drawn(666, 550),
+    "digits": _SMALL | _drawn(666),
+    "digits100": _SMALL | _drawn(666),
 }
-_LEAST = {"paper": 1, "medium": 1, "quick": 20, "smoke": 10}
-_REAL = dict(epochs=2, batch=32, max_samples=96)  # quick on data that are not embedded
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
@@ -137,48 +174,12 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     Other columns of Tables 1 and 2 are changes to it: see `columns`.
     """
-    fields: dict[str, Any] = dict(dataset=dataset, plan="drop", normalize="half")
-    fields |= _PROFILES[profile]
-    if profile in FULL:
-        fields |= _full_size(profile, dataset)
-    else:
-        fields |= _small(artefact, profile, dataset)
-    if artefact in CASE:
-        fields |= dict(partition="groups", partition_args={})
-    else:
-        dealt = {"alpha": 0.1, "least": _LEAST[profile], "split": "70/10/20"}
-        fields |= dict(partition="dirichlet", partition_args=dealt)
-    if profile in FULL:
-        fields["partition_args"] |= _released_draw(dataset)
-    else:
-        fields["partition_seed"] = _script_seed(dataset)
+    dealt, of_set = (
+        GROUPED if artefact in CASE else DIRICHLET,
+        SETS.get(dataset, _REAL | _drawn(666)),
+    )
+    fields = fields_at(profile, COMMON, dealt, of_set, {"dataset": dataset})
     return fields | ({"clients": clients} if clients else {})
-
-
-def _script_seed(dataset: str) -> int:
-    return 66666 if dataset == "cifar10" else 666
-
-
-def _released_draw(dataset: str) -> dict[str, int]:
-    """Arguments of a partition with which clients hold what the released script deals them."""
-    of_class = {"class_size": WHOLE[dataset]} if dataset in WHOLE else {}
-    return {"numpy_seed": _script_seed(dataset)} | of_class
-
-
-def _full_size(profile: str, dataset: str) -> dict[str, Any]:
-    tiny = dataset == "tiny_imagenet"
-    network = dict(model="resnet18", rounds=40) if tiny else dict(model="cnn_bn", rounds=200)
-    return network | (dict(rounds=20) if profile == "medium" else {})
-
-
-def _small(artefact: str, profile: str, dataset: str) -> dict[str, Any]:
-    embedded = dataset.startswith("digits")
-    quick_kernels = 4 if embedded else 6
-    kernels = 2 if profile == "smoke" else quick_kernels
-    fields: dict[str, Any] = dict(model="lenet", model_args={"bn": True, "kernels": kernels})
-    if profile == "quick" and not embedded:
-        fields |= _REAL
-    return fields | dict(eval_every=1 if artefact in CASE or profile == "smoke" else 2)
 
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
@@ -204,6 +205,14 @@ def _rows(
 # of pFedGraph, which it follows. HeurFedAMP: the nearly equal weights of similar and other clients
 # in App. Table 2 need cosines of models, and sigma near 1 [inferred].
 _HEURFEDAMP = use("heurfedamp", similarity="params", sigma=1.0)
+# pFedHN's local optimiser in its paper. At quick six steps at so small a rate move nothing.
+HN_LOCAL = dict(
+    lr=At(0.005, quick=...),
+    momentum=At(0.9, quick=...),
+    weight_decay=At(5e-5, quick=...),
+    clip=At(50.0, quick=...),
+    plan=At("fresh", quick=...),
+)
 
 
 def _case_rows(artefact: str, base: Experiment) -> dict[str, dict]:
@@ -229,9 +238,7 @@ def _compared(profile: str, base: Experiment) -> dict[str, dict]:
     # pFedHN has one client a communication round, as in its paper, and in all as many visits of
     # clients as the others.
     every["pfedhn"] |= dict(participation=1 / base.clients, rounds=base.rounds * base.clients)
-    if profile in FULL:
-        # Its paper's local optimiser. At quick, six steps a visit at so small a rate move nothing.
-        every["pfedhn"] |= dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+    every["pfedhn"] |= fields_at(profile, HN_LOCAL)
     every["pfedhn"] |= dict(eval_every=base.eval_every * base.clients, eval_after=True)
     return every
 
@@ -279,7 +286,8 @@ def _pathological(data: dict[str, Column]) -> dict[str, Column]:
     # 5, 20 or 40 classes a client [P]: the default of "shards".
     found = {}
     for name, column in data.items():
-        dealt = {"split": "70/10/20"} | _released_draw(column.dataset)
+        drawn = fields_at("paper", SETS[column.dataset])["partition_args"]
+        dealt = {"split": "70/10/20"} | drawn
         changes = dict(partition="shards", partition_args=dealt) | column.changes
         found[f"Pathological, {name}"] = column._replace(changes=changes)
     return found

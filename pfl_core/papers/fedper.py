@@ -11,11 +11,12 @@ import pandas as pd
 
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.verdicts import Contrast
-from pfl_core.papers.base import Artefact, Claim, Paper, Scope, Sweep, use
+from pfl_core.papers.base import Artefact, At, Claim, Paper, Scope, Sweep, fields_at, use
 from pfl_core.papers.evidence import Evidence
 
-# FedPer, Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds; FLICKR-AES: N = 30,
-# batch 4, 80/20.
+# -- settings --------------------------------------------------------------------------------------
+
+# Sec. 4.1 [P]: N = 10, e = 4, batch 128, SGD with lr .01, 100 rounds.
 # [C] (the paper is silent): BatchNorm statistics of the base are averaged, personal layers start
 # from draws of their own (Alg. 1), networks have CIFAR stems, no momentum, no augmentation; K_P = 2
 # where a figure does not say, 1 for the linear bases (Sec. 4.4).
@@ -23,22 +24,33 @@ from pfl_core.papers.evidence import Evidence
 # fewer rounds; a tenth of train is validation.
 # quick and smoke [C]: narrow networks with their original stem, fewer and smaller batches, and a
 # rate that suits them.
-_FEDPER: dict[str, dict[str, Any]] = {
-    "paper": dict(rounds=100, epochs=4, batch=128, lr=0.01, clients=10),
-    "medium": dict(
-        rounds=40, epochs=4, batch=128, lr=0.01, clients=10, eval_every=3, max_samples=1000
-    ),
-    "quick": dict(rounds=20, epochs=1, batch=16, lr=0.1, clients=10, eval_every=4, max_samples=160),
-    "smoke": dict(rounds=2, epochs=1, batch=8, lr=0.05, clients=10, eval_every=2, max_samples=8),
-}
+COMMON: dict[str, Any] = dict(
+    clients=10,
+    epochs=At(4, quick=1),
+    batch=At(128, quick=16, smoke=8),
+    lr=At(0.01, quick=0.1, smoke=0.05),
+    rounds=At(100, medium=40, quick=20, smoke=2),
+    eval_every=At(medium=3, quick=4, smoke=2),
+    eval_after=At(False, medium=True),
+    max_samples=At(medium=1000, quick=160, smoke=8),
+    partition="fedper_classes",
+    partition_args={"val": At(medium=0.1)},
+    buffers="average",
+    head_init="own",
+    head_depth=2,
+)
+NETS = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
+WIDTH, STEM = At(1.0, medium=0.5, quick=0.25, smoke=0.0625), At("cifar", quick="imagenet")
+_CIFAR = dict(
+    batch=At(quick=32, smoke=...),
+    max_samples=At(quick=320, smoke=...),
+    eval_every=At(quick=2, smoke=...),
+)
+# FLICKR-AES [P]: N = 30, batch 4, 80/20. Synthetic raters stand in for it [C].
+_RATED = dict(partition="workers", clients=At(30, quick=...), batch=At(4, quick=8, smoke=...))
+DATA: dict[str, dict[str, Any]] = {"cifar10": _CIFAR, "cifar100": _CIFAR}
+DATA |= dict.fromkeys(("flickr_aes", "raters_cifar10", "raters_digits100"), _RATED)
 LINEAR = ("fig5", "fig6", "fig9", "fig10")  # figures with a linear base
-_RATERS = {"paper": dict(clients=30, batch=4), "quick": dict(batch=8), "smoke": {}}
-_NETS = {
-    "paper": dict(width=1.0, stem="cifar"),
-    "medium": dict(width=0.5, stem="cifar"),
-    "quick": dict(width=0.25, stem="imagenet"),
-    "smoke": dict(width=0.0625, stem="imagenet"),
-}
 
 
 def nets(profile: str) -> dict[str, dict[str, Any]]:
@@ -46,12 +58,11 @@ def nets(profile: str) -> dict[str, dict[str, Any]]:
 
     The label says where a network is narrower than the paper's.
     """
-    args: dict[str, Any] = _NETS[profile]
-    width = args["width"]
+    width = WIDTH.value(profile)
     narrower = {1.0: "", 0.5: " of half width"}
     narrow = narrower.get(width, f" of width 1/{1 / width:.0f}")
-    both = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
-    return {name + narrow: {"model": net, "model_args": args} for name, net in both.items()}
+    args = {"width": width, "stem": STEM.value(profile)}
+    return {name + narrow: {"model": net, "model_args": args} for name, net in NETS.items()}
 
 
 def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
@@ -65,20 +76,8 @@ def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that FedPer's figures vary; network, k and K_P are set there."""
-    fields = dict(
-        dataset=dataset,
-        partition="fedper_classes",
-        buffers="average",
-        head_init="own",
-        eval_after=profile == "medium",
-    )
-    fields |= {"head_depth": 1 if artefact in LINEAR else 2} | _FEDPER[profile]
-    if profile == "medium":
-        fields["partition_args"] = {"val": 0.1}
-    if profile == "quick" and dataset in ("cifar10", "cifar100"):
-        fields |= dict(batch=32, max_samples=320, eval_every=2)
-    if dataset.startswith(("raters", "flickr")):
-        fields |= dict(partition="workers") | _RATERS[profile]
+    own: dict[str, Any] = {"dataset": dataset} | ({"head_depth": 1} if artefact in LINEAR else {})
+    fields = fields_at(profile, COMMON, DATA.get(dataset, {}), own)
     return fields | ({"clients": clients} if clients else {})
 
 
@@ -160,7 +159,6 @@ def sweeps(scope: Scope) -> list[Sweep]:
 # -- claims ----------------------------------------------------------------------------------------
 
 Judge = Callable[[Evidence], list[Contrast]]
-NETS = ("MobileNet", "ResNet-34")
 FEW, IDENTICAL = (4, 40), (10, 100)  # classes a client at the ends of Figures 2, 11 and 12
 CHANCE = 20.0  # % of five ratings
 DEPTH, GUESS, NOTICED = 5.0, 5.0, 3.0  # points: limits of ours
@@ -260,7 +258,7 @@ def _variation_falls(evidence: Evidence) -> list[Contrast]:
             metric="acc_sd",
         )
         for few, every in _ends(evidence)
-        if few.startswith(NETS[0])
+        if few.startswith("MobileNet")
     ]
 
 

@@ -1,0 +1,70 @@
+"""The benchmarks on the pretend accelerator: what would spend a GPU's hour on a slip is found here."""
+
+import pytest
+import torch
+
+from benchmarks import rounds
+from benchmarks.cases import Case
+from benchmarks.pretend import DEVICE
+from benchmarks.rounds import Ours, measure
+from benchmarks.waits import SMALL, accelerated
+from pfl_core.engine.engine import Engine
+
+TINY = SMALL.but(clients=2, max_samples=12, model_args={"kernels": 1}, dtype="float32", rounds=1)
+CASE = Case("tiny", lambda: TINY, 1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_a_case_of_rounds_is_measured_there_as_here():
+    kept = []
+    with accelerated():
+        there = measure(CASE, 1, DEVICE, keep=kept.append)
+    here = measure(CASE, 1, "cpu")
+    assert there["executor"] == "batched" and there["training_gflops"] > 0
+    assert there["ours_acc_pct"] == pytest.approx(here["ours_acc_pct"], abs=10)
+    assert "training_gflops" not in kept[0] and kept[0]["ours_train_s"] == there["ours_train_s"]
+
+
+def test_what_was_timed_is_kept_though_counting_fails(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no FLOP")
+
+    kept = []
+    monkeypatch.setattr(rounds, "training_flop", fails)
+    with pytest.raises(RuntimeError, match="no FLOP"):
+        measure(CASE, 1, "cpu", keep=kept.append)
+    assert kept[0]["ratio"] > 0
+
+
+def test_counting_leaves_the_model_where_it_is(monkeypatch):
+    with accelerated():
+        ours = Ours(TINY, DEVICE)
+        with torch.no_grad():
+            ours.train()
+        assert rounds._flop(ours, TINY, [[1, 0]]) > 0
+        assert {p.device for p in ours.method.task.model.parameters()} == {DEVICE}
+
+
+@pytest.mark.parametrize("kind", ["full", "tf32", "bf16"])
+def test_all_that_is_timed_multiplies_as_the_experiment_says(kind, monkeypatch):
+    seen = []
+
+    def noted(name):
+        real = getattr(Engine, name)
+
+        def call(self, *given):
+            seen.append(
+                (name, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+            )
+            return real(self, *given)
+
+        monkeypatch.setattr(Engine, name, call)
+
+    noted("run"), noted("evaluate")
+    plain = TINY.but(precision=kind, model_args={"kernels": 1, "bn": False})
+    ours = Ours(plain, "cpu", "batched")
+    with torch.no_grad():
+        ours.train()
+        ours.evaluate("test")
+    tf32 = kind == "tf32"
+    assert seen == [("run", tf32, tf32), ("evaluate", tf32, tf32)]

@@ -241,6 +241,9 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
         partition_hash=data.federation.hash,
     )
     about_data |= {"init_from": job.start} if job.start else {}
+    if job.source is not None:
+        of_source = job.source.meta.get("pool") if isinstance(job.source, Result) else None
+        about_data["source_pool"] = of_source or getattr(job.source, "checksum", "")
     about_run = dict(
         modules=job.experiment.modules,
         vocabulary=vocabulary(job.experiment),

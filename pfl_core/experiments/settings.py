@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Iterable
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,31 +22,37 @@ from pfl_core.experiments import keys
 
 SEEDS = ("seed", "partition_seed")
 SILENT = ("plugins", "record", "keep_models")  # decide no number
-ABOUT = ("revision", "pool", "code")  # of a run's meta
+ABOUT = ("revision", "pool", "source_pool", "code")  # of a run's meta
 _MISSING = object()
-_known: dict[str, dict[str, Any]] = {}  # what the settings are that this process has met
+# Of the settings that this process has met: what they are made of, and all values as written.
+_known: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
 
 def setting(plain: dict[str, Any], meta: dict[str, Any]) -> str:
     """The setting of a run, 12 hex digits, from its Experiment's plain values and its meta."""
     values = _flat(plain) | {name: _number(v) for name in ABOUT if (v := meta.get(name))}
+    if plain["dataset"] == "own" and plain["max_samples"] and "key" not in meta:
+        values["max_samples"] = f"the first {plain['max_samples']}"  # as up to version 0.2
     text = json.dumps(values, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    _known.setdefault(digest, values)
+    if digest not in _known:
+        _known[digest] = values, _flat(plain, whole=True)
     return digest
 
 
-def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
-    # {field: value} of those that are not at their default; fields of dicts as partition_args.alpha
-    out = {}
+def _flat(plain: dict[str, Any], before: str = "", whole: bool = False) -> dict[str, Any]:
+    # {field: value} of those that are not at their default, or of the `whole` as it is written;
+    # fields of dicts as partition_args.alpha.
+    out, usual = {}, {} if whole else _defaults()
     with contextlib.suppress(ValueError, LookupError, AttributeError):  # its code is not here
-        plain = plain | keys.canonical(SimpleNamespace(**plain))
+        plain = plain if whole else plain | keys.canonical(SimpleNamespace(**plain))
     for name, value in plain.items():
-        if name in (*SEEDS, *SILENT) or value == _defaults().get(name, _MISSING):
+        if name in (*SEEDS, *SILENT) or value == usual.get(name, _MISSING):
             continue
         if name == "init_from":
-            counts = {n: v for n, v in value.items() if n != "path"}  # of weights, their content
-            out |= {f"{before}{name}": True} | _flat(counts, f"{before}{name}.")
+            counts = {n: v for n, v in (value or {}).items() if n != "path"}  # of weights: content
+            source = _flat(counts, f"{before}{name}.", whole)
+            out |= {f"{before}{name}": bool(value)} | source
         elif isinstance(value, dict):
             out |= {f"{before}{name}.{key}": _number(inner) for key, inner in value.items()}
         else:
@@ -63,8 +70,8 @@ def _number(value: Any) -> Any:
     # One form of a number: 1 and 1.0 decide the same.
     if isinstance(value, list | tuple):
         return [_number(v) for v in value]
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) + 0.0 if whole or isinstance(value, float) else value
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return float(value) + 0.0 if number else value
 
 
 def differences(settings: Iterable[str]) -> dict[str, list[Any]]:
@@ -72,13 +79,13 @@ def differences(settings: Iterable[str]) -> dict[str, list[Any]]:
 
     Empty where a setting was not met in this process, as of rows that were read from a file.
     """
-    met = [_known.get(digest) for digest in dict.fromkeys(settings)]
-    found = [values for values in met if values is not None]
-    if len(found) < len(met):
+    found = [_known.get(digest) for digest in dict.fromkeys(settings)]
+    if None in found:
         return {}
-    names = dict.fromkeys(name for values in found for name in values)
-    table = {name: [values.get(name) for values in found] for name in names}
-    return {n: values for n, values in table.items() if any(v != values[0] for v in values)}
+    names = dict.fromkeys(name for values, _ in filter(None, found) for name in values)
+    table = {name: [values.get(name) for values, _ in filter(None, found)] for name in names}
+    apart = [n for n, values in table.items() if any(v != values[0] for v in values)]
+    return {n: [v.get(n, w.get(n)) for v, w in filter(None, found)] for n in apart}
 
 
 def in_words(settings: Iterable[str]) -> str:

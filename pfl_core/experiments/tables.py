@@ -219,7 +219,7 @@ class Results:
             said = {n: [p[n] for p in plain] for n in of_experiment}
             about = self.runs[[n for n in settings.ABOUT if n in self.runs]]
             said["setting"] = [
-                settings.setting(p, dict(zip(about, line, strict=True)))
+                settings.setting(p, dict(zip(map(str, about), line, strict=True)))
                 for p, line in zip(plain, about.to_numpy(), strict=True)
             ]
             said["partition_seed"] = [

@@ -22,6 +22,7 @@ from pfl_core.papers import base as papers
 from pfl_core.papers.report import READ_AFTER
 from pfl_core.util import paths
 
+MARK = ", setting "  # in labels, before a digest of what no field tells apart
 OWN = "runs of this computer"  # the source that is the run store; the others are published parts
 METRICS = {
     "acc_pct": "Test accuracy (%)",
@@ -158,7 +159,10 @@ def _is_whole(folder: Path, stamp: int) -> bool:
 @functools.lru_cache(maxsize=8)
 def _stored(stamps: tuple[tuple[int, Path], ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows and totals of these run folders, and the times at which they changed."""
-    return _split(pd.concat([_labelled(folder) for _, folder in stamps], ignore_index=True))
+    frame = pd.concat([_labelled(folder) for _, folder in stamps], ignore_index=True)
+    # Versions of one's code, or own data, are in no field: they are no seeds of one row.
+    several = frame.groupby(["column", "row"]).setting.transform("nunique") > 1
+    return _split(frame.assign(row=frame.row + (MARK + frame.setting.str[:4]).where(several, "")))
 
 
 def _split(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -236,7 +240,7 @@ def short(frame: pd.DataFrame) -> dict[str, str]:
             for name, value in more.items()
             if name not in ("method", "lr", *_SILENT) and value is not None
         ]
-        out[row] = ", ".join([e.method, *said])
+        out[row] = ", ".join([e.method, *said]) + "".join(row.partition(MARK)[1:])
     return out
 
 

@@ -4,7 +4,7 @@ Frames are rows in the long form, or what `analysis.stats` made of them. Nothing
 """
 
 from pfl_core.analysis.plots.dots import agreement, embedding, leads, points, ranges, reported
-from pfl_core.analysis.plots.files import compact, note, save
+from pfl_core.analysis.plots.files import compact, save
 from pfl_core.analysis.plots.lines import curves, intervals, layers, spread
 from pfl_core.analysis.plots.maps import heat, heats, label_distribution
 from pfl_core.analysis.plots.style import (
@@ -24,6 +24,7 @@ from pfl_core.analysis.plots.style import (
     in_words,
     label,
     looks,
+    note,
     outer_labels,
     panels,
     share_legend,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pfl_core.analysis.plots.style import in_words
-
 _CROPPED: dict[str, Any] = dict(bbox_inches="tight", pad_inches=0.04)
-
-
-def note(fig: Figure, text: str) -> Figure:
-    """Write a caption of profile, data and seeds below a figure."""
-    lines = textwrap.fill(in_words(text), int(20 * fig.get_figwidth()))
-    fig.supxlabel(lines, fontsize=7, color="0.35", x=0.01, ha="left")
-    return fig
 
 
 def save(fig: Figure, frame: pd.DataFrame, path: Path) -> Path:

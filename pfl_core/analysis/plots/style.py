@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pfl_core.analysis.plots.files import compact
+
 LABELS = {  # display names of methods, in the order of tables
     "local": "Local",
     "fedavg": "FedAvg",
@@ -218,9 +220,14 @@ class Picture(Figure):
     """A figure that a notebook shows where it is the value of a cell."""
 
     def _repr_png_(self) -> bytes:
-        from pfl_core.analysis.plots.files import compact  # here: it takes names from this file
-
         return compact(self)
+
+
+def note(fig: Figure, text: str) -> Figure:
+    """Write a caption of profile, data and seeds below a figure."""
+    lines = textwrap.fill(in_words(text), int(20 * fig.get_figwidth()))
+    fig.supxlabel(lines, fontsize=7, color="0.35", x=0.01, ha="left")
+    return fig
 
 
 def panels(

@@ -11,6 +11,7 @@ from torch import nn
 from pfl_core import Experiment, grid, models, run, sweep
 from pfl_core.experiments import compute
 from pfl_core.experiments.store import load_result
+from pfl_core.explore import sources
 from pfl_core.methods.base import METHODS
 
 TINY = Experiment(clients=3, rounds=0, max_samples=20, model="mlp", keep_models=True)
@@ -158,6 +159,11 @@ def test_a_head_of_another_size_is_drawn_anew_if_asked(by, tmp_path):
     served = run(e, workers=1).model(1).state_dict()
     assert torch.equal(served["fc1.weight"], body["fc1.weight"])
     assert torch.equal(served["fc.weight"], state(seed=0)["fc.weight"]), "as drawn by the seed"
+
+
+def test_explorers_name_it_by_its_content(file):
+    assert "init_from=weights, " in sources._said(TINY.but(init_from=file), lambda n: True)
+    assert str(file) not in sources._said(TINY.but(init_from=file), lambda n: True)
 
 
 def test_the_command_line_takes_a_file(file, capsys):

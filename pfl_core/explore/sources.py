@@ -202,8 +202,10 @@ def _labelled(folder: Path) -> pd.DataFrame:
 def _said(found: Experiment, wanted: Callable[[str], bool], *always: str) -> str:
     """Fields of an Experiment as text: `always`, then those wanted that are not as by default."""
     plain, defaults = found.plain(), Experiment().plain()
-    source = found.init_from
-    plain["init_from"] = source and f"{source.method}, {settings.setting(source.plain(), {})[:6]}"
+    if source := found.earlier:
+        plain["init_from"] = f"{source.method}, {settings.setting(source.plain(), {})[:6]}"
+    elif found.weights:
+        plain["init_from"] = f"weights, {found.weights.id[:6]}"
     inner = [f"{name}_args" for name in _ARGUMENTS]
     others = [
         f"{name}={value}"

@@ -991,6 +991,38 @@ CASES = [
         "test must be disjoint from val of all clients",
     ),
     Case(
+        "Federation: a TensorDataset",
+        lambda: Federation(torch.utils.data.TensorDataset(torch.tensor(X)), Y, [[0]]),
+        "x is a TensorDataset; give its tensors: x, y = dataset.tensors",
+    ),
+    Case(
+        "Federation: several classes a sample",
+        lambda: Federation(X, np.array([[1, 1, 0]] * 8), [[0]]),
+        "one class a sample only, not several classes",
+    ),
+    Case(
+        "Federation: a masked array",
+        lambda: Federation(np.ma.array(X, mask=X == 0), Y, [[0]]),
+        "x is a masked array.*leave these samples out",
+    ),
+    Case(
+        "Federation: a sample twice in a list",
+        lambda: own(train=[[0, 1, 0], [2]]),
+        "train of client 0 lists 1 samples more than once.*list each once",
+    ),
+    Case("federation.x[0] = 0", lambda: own().x.__setitem__(0, 0), "read-only"),
+    Case(
+        "federation.classes = 3",
+        lambda: setattr(own(), "classes", 3),
+        "a Federation does not change.*make another one",
+        AttributeError,
+    ),
+    Case(
+        'Federation.open("no/folder")',
+        lambda: Federation.open("no/folder"),
+        r"has no x.npy, y.npy, index.npz; expected is a folder that federation.save",
+    ),
+    Case(
         "run(experiment, fed=(x, y))",
         lambda: own_run((X, Y)),
         "fed is a tuple; allowed is a Federation",

@@ -11,6 +11,7 @@ import latex2mathml.converter
 import pytest
 
 import pfl_core
+import pfl_core.__main__
 from pfl_core.papers.base import PAPERS
 from tools import equations, site
 
@@ -80,6 +81,19 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     from pfl_core.methods.base import METHODS
 
     METHODS.pop("my_fedper")
+
+
+def test_the_example_of_a_folder_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "own.md").read_text()
+    (code,) = re.findall(r"```python\n([^`]*Federation\.open[^`]*)```", text)
+    (line,) = re.findall(r"pfl (run [^#]*--fed[^#]*) #", text)
+    known = {}
+    exec(code, known)
+    assert known["rows"].method.nunique() == 2
+    assert pfl_core.__main__.main(line.split()) == 0
+    assert known["rows"].run[0] in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- equations

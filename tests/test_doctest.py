@@ -58,6 +58,7 @@ def test_the_example_of_arrays_dealt_to_clients():
     finder = doctest.DocTestFinder(recurse=False)
     known = {n: getattr(pfl_core, n) for n in pfl_core.__all__}
     found = finder.find(pfl_core.Federation.dealt, "dealt", globs=known)
+    found += finder.find(pfl_core.Federation.save, "save", globs=known)
     assert found and not failures(found)
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, sweep
+from pfl_core import Experiment, Federation, load, sweep
 from pfl_core.engine import simulate
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.extras.ray import _task, start
@@ -117,6 +117,21 @@ def test_rows_are_those_of_a_local_sweep(ray, tmp_path):
     ray.options = None
     pd.testing.assert_frame_equal(numbers(sweep(CELLS, on="ray")), numbers(there))
     assert ray.options is None  # all were there
+
+
+@pytest.mark.parametrize("given", ["in memory", "from a folder"])
+def test_own_data_reach_the_nodes(ray, tmp_path, given):
+    pool = load("digits")
+    fed = Federation.dealt(pool.x, pool.y, "iid", clients=3)
+    if given == "from a folder":
+        fed.save(tmp_path / "mine")
+        fed = Federation.open(tmp_path / "mine")
+    cells = [Experiment(dataset="own", model="mlp", rounds=1, seed=s) for s in (0, 1)]
+    there = sweep(cells, on="ray", fed=fed, store=tmp_path / "there")
+    here = sweep(cells, fed=fed, store=tmp_path / "here")
+    assert ray.started == 1
+    pd.testing.assert_frame_equal(numbers(there), numbers(here))
+    assert not list((tmp_path / "there").glob("own-data*"))
 
 
 def test_a_lost_node_costs_the_rounds_since_the_checkpoint(ray, tmp_path):
@@ -269,7 +284,7 @@ from pathlib import Path
 import pandas as pd
 import ray
 from ray.cluster_utils import Cluster
-from pfl_core import Experiment, sweep
+from pfl_core import Experiment, Federation, load, sweep
 
 note, rows = sys.argv[1:]
 little = dict(num_cpus=1, object_store_memory=80 * 2**20)

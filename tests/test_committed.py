@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +184,11 @@ def test_publish_takes_rows_and_figures_but_never_smoke(home):
         f"results/{n}" for n in ("runs.csv", "cells.csv", "pools.csv", "derived.csv", sums.NAME)
     }
     large = {f"results/fedper.{n}.csv.gz" for n in ("history", "clients")}
-    assert set(files(home)) == figures | small | large == {str(p.relative_to(home)) for p in done}
+    assert (
+        set(files(home)) - {LOCK}
+        == figures | small | large
+        == {str(p.relative_to(home)) for p in done}
+    )
     assert (
         home / "figures/fedper/quick-digits/fig2.png"
     ).read_text() == "fedper quick digits fig2.png"
@@ -205,6 +210,41 @@ def test_publishing_again_replaces_that_part_and_nothing_else(home):
     changed = {name for name, raw in files(home).items() if raw != before[name]}
     untouched = {n for n in before if "pfedhn" in n or "fedper/paper" in n}
     assert untouched and not changed & untouched and files(home).keys() == before.keys()
+
+
+LOCK = "runs/results.lock"  # one publishes at a time
+AT_ONCE = """
+import sys, time
+from pathlib import Path
+from pfl_core.experiments import committed, tables
+from pfl_core.util import paths
+
+home, paper, other = Path(sys.argv[1]), *sys.argv[2:]
+paths.results_folder = lambda: home / "results"
+merged = tables.merged
+
+def slowly(*contents):  # after both have read, were it not for the lock
+    while not (home / other).exists():
+        time.sleep(0.01)
+    time.sleep(1)
+    return merged(*contents)
+
+tables.merged = slowly
+(home / paper).touch()
+committed.publish(paper)
+"""
+
+
+def test_two_that_publish_at_once_lose_nothing(home):
+    keep("fedper"), keep("flayer", method="fedper")
+    folder = paths.results_folder().parent
+    folder.mkdir(exist_ok=True)
+    both = ("fedper", "flayer"), ("flayer", "fedper")
+    words = [[sys.executable, "-c", AT_ONCE, str(folder), *pair] for pair in both]
+    for process in [subprocess.Popen(w) for w in words]:
+        assert process.wait() == 0
+    assert set(tables.results().cells.paper) == {"fedper", "flayer"}
+    assert tables.results().runs.shape[0] == 2
 
 
 def test_published_runs_that_were_not_kept_go_only_if_it_is_said(home):
@@ -259,7 +299,7 @@ def test_nothing_to_publish_is_an_error(home):
             match=f"nothing of '{paper}' to publish in .*runs; run its notebook at profile",
         ):
             committed.publish(paper)
-    assert not home.exists()
+    assert set(files(home)) <= {LOCK}
 
 
 def test_rows_name_the_runs_to_keep(home):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import torch
 
 from pfl_core import Experiment
 from pfl_core.experiments.run import run
+from pfl_core.extras import flower
 from pfl_core.extras.flower import Client, serve, write_app
 from tools import notebooks
 
@@ -202,8 +204,10 @@ def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
         }
 
     _, seen = serve(experiment, about, ask)
-    assert np.isfinite(seen["loss"]).all() and (seen["n"] == 0).any(1).all()
-    assert (seen["correct"] <= seen["n"]).all()
+    missing = np.isnan(seen["n"])  # marked, and not an accuracy of 0
+    assert missing.any(1).all() and not missing.all()
+    assert all((np.isnan(seen[name]) == missing).all() for name in ("correct", "loss"))
+    assert (seen["correct"] <= seen["n"])[~missing].all()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +220,11 @@ def test_an_evaluation_that_cannot_be_counts_nothing(capsys):
         {"shape": [3, 9, 9]},
         {"n": True},
         {"counts": "x"},
+        {"n": 10**30, "counts": [10**30, *[0] * 9]},
+        {"test": 10**30},
+        {"shape": [10**12]},
+        {"shape": [10**6, 10**6, 10**30]},
+        {"counts": [1] * (10**6 + 1), "n": 10**6 + 1},
     ],
 )
 def test_what_a_client_says_of_itself_is_checked(wrong):
@@ -224,6 +233,55 @@ def test_what_a_client_says_of_itself_is_checked(wrong):
     about[2] |= wrong
     with pytest.raises(ValueError, match="^client 2 says of itself .*mend its data"):
         serve(experiment, about, lambda *asked: pytest.fail("asked"))
+
+
+APART = {
+    "cannot have own data": dict(dataset="own", clients=None),
+    "leave init_from out": dict(init_from=Experiment(**TINY)),
+    "run it as a simulation": dict(method="fedala"),
+}
+
+
+@pytest.mark.parametrize("words", APART)
+def test_what_nodes_cannot_run_is_refused_at_once(words, tmp_path):
+    fields = TINY | APART[words]
+    if fields.get("dataset") == "own":
+        fields.pop("partition_args")
+    with pytest.raises(ValueError, match=words):
+        write_app(tmp_path / "app", Experiment(**fields))
+    assert not (tmp_path / "app").exists()
+
+
+class SilentGrid:
+    """Flower's way to three nodes, of which those named never answer."""
+
+    def __init__(self, silent):
+        self.silent, self.waited = silent, []
+
+    def get_node_ids(self):
+        return [0, 1, 2]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.waited.append(timeout)
+        assert timeout is not None, "a silent client would stop all"
+        for m in messages:
+            node = m.metadata.dst_node_id
+            if node not in self.silent:
+                about = {"about": dict(client=node, n=1, test=1, counts=[1], shape=[1])}
+                yield SimpleNamespace(
+                    metadata=SimpleNamespace(src_node_id=node), has_error=bool, content=about
+                )
+
+
+def test_a_silent_client_is_waited_for_so_long_and_no_longer():
+    pytest.importorskip("flwr")
+    with pytest.raises(RuntimeError, match=r"client nodes \[1\] have not said within 7 s"):
+        flower._Nodes(SilentGrid({1}), 3, 0.0, 7)
+    grid = SilentGrid(set())
+    nodes = flower._Nodes(grid, 3, 0.0, 7)
+    grid.silent = {0, 1, 2}
+    assert nodes.ask("train", 0, {k: {"w": torch.zeros(1)} for k in range(3)}) == {}
+    assert grid.waited == [7, 7]
 
 
 def test_quotes_in_a_methods_name_stay_text(tmp_path, monkeypatch):

@@ -555,3 +555,12 @@ def test_sweep_computes_what_is_found_neither_in_the_store_nor_elsewhere(store):
     assert asked == [1, 2] and rows.seed.drop_duplicates().tolist() == [0, 1, 2]
     assert not (paths.store_folder() / there.id).exists()
     assert (paths.store_folder() / nowhere.id).is_dir()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770, 0o2775, 0o777])
+def test_who_may_write_in_a_store_may_take_its_locks(mode, tmp_path):
+    from pfl_core.experiments.store import locked
+
+    tmp_path.chmod(mode)
+    with locked(tmp_path / "run.lock"):
+        assert (tmp_path / "run.lock").stat().st_mode & 0o777 == mode & 0o666

@@ -7,9 +7,10 @@ data set.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ import pandas as pd
 from pfl_core.data import pools
 from pfl_core.experiments import build, copies, metrics, older, tables
 from pfl_core.experiments.experiment import TAGS, Experiment
-from pfl_core.experiments.store import Result, is_whole, load_result, read_about, said_to_be
+from pfl_core.experiments.store import Result, is_whole, load_result, locked, read_about, said_to_be
 from pfl_core.experiments.tables import PART, Arrays, Content, Measured, Results, results
-from pfl_core.util import paths, sums
+from pfl_core.util import checks, paths, sums
 
 
 class Part(NamedTuple):
@@ -118,7 +119,8 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
     """
     part = dict(zip(PART, (paper, profile, data), strict=True))
     folder = paths.kept_folder() / f"{paper}.{paths.label(profile, data)}"
-    tables.write(folder, _content(rows, part))
+    with _alone(paths.runs_root()):
+        tables.write(folder, _content(rows, part))
     return folder
 
 
@@ -149,6 +151,19 @@ def publish(paper: str, replace: bool = False) -> list[Path]:
         If the package is installed without its repository.
     """
     paths.checkout("publish")
+    # Two at a time would each read what is there, and the later one write over the other's.
+    with _alone(paths.results_folder().parent / "runs"):
+        return _publish(paper, replace)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    checks.make_folder(folder)
+    with locked(folder / "results.lock", "results are written"):
+        yield
+
+
+def _publish(paper: str, replace: bool) -> list[Path]:
     home, done = paths.results_folder(), []
     every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
     contents = {p.name: results(p.folder).content() for p in every if p.profile != "smoke"}

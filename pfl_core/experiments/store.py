@@ -416,15 +416,20 @@ SAID_AFTER = 5.0  # seconds of waiting for another process
 
 
 @contextlib.contextmanager
-def locked(lock: Path) -> Iterator[None]:
-    """Within it no other process computes the run whose lock this is; it says if it waits."""
+def locked(lock: Path, what: str = "") -> Iterator[None]:
+    """Within it no other process computes the run whose lock this is; it says if it waits.
+
+    Who may write in the lock's folder may take the lock. `what` is done, in a message, if no run is
+    computed.
+    """
+    what = what or f"run {lock.stem} is computed"
     if lock.is_symlink() or lock.is_dir():
         set_aside(lock, "it is no lock of a run")
-    held = FileLock(lock)
+    held = FileLock(lock, mode=0o666 & lock.parent.stat().st_mode)
     try:
         held.acquire(timeout=SAID_AFTER)
     except Timeout:
-        print(f"run {lock.stem} is computed by another process, which is waited for ({lock})")
+        print(f"{what} by another process, which is waited for ({lock})")
         held.acquire()
     try:
         yield

@@ -16,6 +16,7 @@ recognised.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import evaluate_at, returned, sample
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.methods.base import Method, State
+from pfl_core.methods.base import Method, State, make_method
 from pfl_core.stacked import Params
 from pfl_core.util import checks
 
@@ -43,7 +44,9 @@ Answer = Good | str  # a text says why there is no answer
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each name of a Model
 # Asks clients: (kind, round, {client: what it is sent}) -> {client: what it answers}.
 Ask = Callable[[str, int, dict[int, Model]], dict[int, Answer]]
-NOTHING: Good = ({}, dict.fromkeys(SUMS, 0.0))  # stands for a client without a good answer
+NOTHING: Good = ({}, dict.fromkeys(SUMS, math.nan))  # stands for a client without a good answer
+# More than a client may say of itself: samples, classes, and numbers in a sample.
+MOST = {"n": 10**12, "test": 10**12, "classes": 10**6, "shape": 10**8}
 
 
 # -- a client --------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ def serve(
         The server's last state.
     seen : dict
         "rounds" (E,), those that were evaluated; "correct", "loss" and "n" (E, K), sums over each
-        client's test samples, 0 for a client without a good answer.
+        client's test samples, NaN for a client without a good answer.
 
     Raises
     ------
@@ -373,6 +376,12 @@ def _contradiction(said: dict[str, Any], first: dict[str, Any]) -> str:
     whole = _sizes(counts) and _sizes(shape) and _whole(n, 1) and _whole(said.get("test"))
     if not whole or counts is None or sum(counts) != n:
         return "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
+    told = dict(n=n, test=said["test"], classes=len(counts), shape=math.prod(shape or ()))
+    if any(told[name] > most for name, most in MOST.items()):
+        return (
+            f"allowed are at most {MOST['n']:,} samples, {MOST['classes']:,} classes and "
+            f"{MOST['shape']:,} numbers in a sample"
+        )
     if len(counts) != len(first["counts"]) or shape != first["shape"]:
         return (
             f"classes and shape must be those of client 0: {len(first['counts'])} and "
@@ -454,7 +463,14 @@ def write_app(
     -------
     Path
         The folder.
+
+    Raises
+    ------
+    ValueError
+        For an Experiment that nodes cannot run: over own data, from another one's end
+        (`init_from`), of code that only this process has, or of a method that `serve` refuses.
     """
+    _check_told_apart(experiment)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     values = dict(
@@ -466,6 +482,24 @@ def write_app(
     (folder / "pyproject.toml").write_text(project, encoding="utf-8")
     (folder / "pfl_core_app.py").write_text(MODULE)
     return folder
+
+
+def _check_told_apart(experiment: Experiment) -> None:
+    method = make_method(experiment.method, **experiment.method_args)
+    refused = {
+        "own data; register_dataset in a module of `plugins` gives yours a name": (
+            experiment.dataset == "own"
+        ),
+        "another Experiment's end; leave init_from out": experiment.init_from is not None,
+        "code of a notebook or script; move it into a module, and name that in `plugins`": (
+            experiment.in_main
+        ),
+        f"{method.name}, whose personal models are made from the server's state or by training; "
+        "run it as a simulation": type(method).personal is not Method.personal,
+    }
+    for what, there in refused.items():
+        if there:
+            raise ValueError(f"write_app: the nodes of a Flower app cannot have {what}")
 
 
 def _toml(text: str) -> str:
@@ -510,7 +544,7 @@ def client_app() -> Any:
     return app
 
 
-def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
+def server_app(wait_s: float = 0.5, enough: float = 0.5, answer_s: float = 3600) -> Any:
     """The ServerApp of `write_app`.
 
     Parameters
@@ -519,6 +553,8 @@ def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
         It looks every so many seconds whether all clients are there, before it begins.
     enough : float
         As for `serve`.
+    answer_s : float
+        It waits so many seconds for an answer; a client without one is left out of the round.
 
     Raises
     ------
@@ -533,7 +569,7 @@ def server_app(wait_s: float = 0.5, enough: float = 0.5) -> Any:
     @app.main()
     def main(grid: Any, context: Any) -> None:
         experiment = _experiment(context)
-        nodes = _Nodes(grid, experiment.clients, wait_s)
+        nodes = _Nodes(grid, experiment.clients, wait_s, answer_s)
         _, seen = serve(experiment, nodes.about, nodes.ask, enough)
         np.savez(context.run_config["output"], **cast(dict[str, Any], seen))
 
@@ -551,10 +587,12 @@ class _Nodes:
         How many there must be.
     wait_s : float
         Seconds between two looks at whether all are there.
+    answer_s : float
+        Seconds that an answer may take.
     """
 
-    def __init__(self, grid: Any, clients: int, wait_s: float):
-        self.grid = grid
+    def __init__(self, grid: Any, clients: int, wait_s: float, answer_s: float):
+        self.grid, self.answer_s = grid, answer_s
         while len(nodes := list(grid.get_node_ids())) < clients:
             time.sleep(wait_s)
         about = self._introduced(nodes)
@@ -572,7 +610,12 @@ class _Nodes:
         from flwr.app import Message, RecordDict
 
         asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
-        replies = list(self.grid.send_and_receive(asked))
+        replies = list(self.grid.send_and_receive(asked, timeout=self.answer_s))
+        if silent := sorted({*nodes} - {reply.metadata.src_node_id for reply in replies}):
+            raise RuntimeError(
+                f"client nodes {silent} have not said within {self.answer_s:g} s which clients "
+                "they are; start them anew, or wait longer: server_app(answer_s=...)"
+            )
         for reply in replies:
             if reply.has_error():
                 raise RuntimeError(f"client node {reply.metadata.src_node_id}: {reply.error}")
@@ -589,7 +632,7 @@ class _Nodes:
             node = self.node_of[k]
             messages.append(Message(content, dst_node_id=node, message_type=kind))
         answers: dict[int, Answer] = {}
-        for reply in self.grid.send_and_receive(messages):
+        for reply in self.grid.send_and_receive(messages, timeout=self.answer_s):
             if (node := reply.metadata.src_node_id) in self.client_of:
                 answers.setdefault(self.client_of[node], _read(reply))
         return answers

@@ -865,7 +865,7 @@ CASES = [
     Case(
         'summary(pick(rows), rows="method", columns="dataset") over two alphas',
         two_alphas,
-        "partition_args.alpha .default, 1",
+        "partition_args.alpha .0.1, 1",
     ),
     Case('pick(rows, "last10") of untrained models', untrained_models_only, "use 'last'"),
     Case(

@@ -55,6 +55,7 @@ OTHER = dict(  # of each field another value than BASE has
     keep_models=True,
     init_from=SOURCE,
     adopt=True,
+    new_head=True,
     record=("weights",),
     plugins=("json",),
 )
@@ -67,7 +68,7 @@ def of(e, **about):
 
 def changed(name):
     base = BASE.but(method="fedper") if name == "method_args" else BASE
-    base = base.but(init_from=SOURCE) if name == "adopt" else base
+    base = base.but(init_from=SOURCE) if name in ("adopt", "new_head") else base
     base = base.but(method="fedaghn") if name == "record" else base
     return base, base.but(**{name: OTHER[name]})
 
@@ -87,7 +88,9 @@ def test_each_field_but_the_seeds_and_what_is_kept_tells_settings_apart(name):
             assert said == f"{name} ({getattr(base, name)}, {getattr(other, name)})"
 
 
-@pytest.mark.parametrize("name", sorted(OTHER.keys() - NEUTRAL - {"init_from", "adopt"}))
+@pytest.mark.parametrize(
+    "name", sorted(OTHER.keys() - NEUTRAL - {"init_from", "adopt", "new_head"})
+)
 def test_fields_of_a_source_count_too(name):
     base, other = changed(name)
     a, b = BASE.but(init_from=base), BASE.but(init_from=other)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
+from pfl_core.data.federation import Federation
 from pfl_core.experiments import committed
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import federation
@@ -536,3 +537,15 @@ def test_runs_of_a_method_that_is_not_here_are_shown(tmp_path, monkeypatch):
     assert set(sources.rows(sources.OWN).method) == {SMALL.method, "elsewhere"}
     del METHODS["elsewhere"]  # as in another process
     assert set(sources.rows(sources.OWN).method) == {SMALL.method, "elsewhere"}
+
+
+def test_runs_that_no_field_tells_apart_are_two_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    e = Experiment(dataset="own", model="mlp", rounds=1)
+    for seed in (0, 1):  # other data, and no seed of the same
+        x = np.random.default_rng(seed).random((40, 8), dtype=np.float32)
+        lists = np.arange(40).reshape(4, 10)
+        runs.run(e.but(seed=seed), fed=Federation(x, np.arange(40) % 2, lists[:2], test=lists[2:]))
+    rows = sources.rows(sources.OWN)
+    assert rows.row.nunique() == 2 and len(set(sources.short(rows).values())) == 2
+    assert len(views.runs(sources.OWN, rows.column.iloc[0]).table) == 2

@@ -376,8 +376,8 @@ def _contradiction(said: dict[str, Any], first: dict[str, Any]) -> str:
     whole = _sizes(counts) and _sizes(shape) and _whole(n, 1) and _whole(said.get("test"))
     if not whole or counts is None or sum(counts) != n:
         return "n must be 1 or more and the sum of counts, test 0 or more, shape a list of sizes"
-    told = dict(n=n, test=said["test"], classes=len(counts), shape=math.prod(shape or ()))
-    if any(told[name] > most for name, most in MOST.items()):
+    sizes = (n or 0, said["test"], len(counts), math.prod(shape or ()))
+    if any(size > most for size, most in zip(sizes, MOST.values(), strict=True)):
         return (
             f"allowed are at most {MOST['n']:,} samples, {MOST['classes']:,} classes and "
             f"{MOST['shape']:,} numbers in a sample"

@@ -62,11 +62,12 @@ class ClientData:
         self.K, self.classes, self.kind = federation.K, federation.classes, federation.kind
         self.input_shape = federation.input_shape
         held, fit = self._hold_out(holdout)
-        self.index = {**federation.index, "holdout": held, "fit": fit}
+        lists = {split: list(lists) for split, lists in federation.index.items()}
+        self.index = lists | {"holdout": list(held), "fit": list(fit)}
         self.n = torch.tensor([len(i) for i in self.index["train"]], device=self.device)
         self.label_counts = torch.tensor(federation.counts(), device=self.device)
         self.x = tensor(federation.x).to(self.device)
-        self.y = tensor(federation.y).to(self.device)
+        self.y = tensor(federation.y).clone().to(self.device)
         if self.kind == "float":
             self.x = self.x.to(dtype)
             check_finite(self.x)

@@ -395,6 +395,12 @@ def arguments(name: str) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(_MODELS[name][0]).parameters.items())[2:])
 
 
+def functions(name: str, options: Mapping[str, object]) -> list[Callable[..., nn.Module]]:
+    """The functions that make a model: `linear` has that of the network that it is `of`, too."""
+    of = options.get("of") if name == "linear" else None
+    return [function(n) for n in (name, of) if isinstance(n, str) and n in _MODELS]
+
+
 def options_of(name: str, given: Mapping[str, object]) -> dict[str, inspect.Parameter]:
     """The options that a model has; `linear` has those of the network that it is `of`, too."""
     own = arguments(name)

@@ -1,13 +1,21 @@
 """What foreign code reads is in the id: by content, wherever it lies, in this process and the next."""
 
+import copy
 import importlib
 import json
+import math
 import os
+import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from pfl_core import Experiment, Federation, models
+from pfl_core.data import pools
 from pfl_core.util import identity
 
 FN = "def fn(input_shape, classes):\n    return VALUE\n"
@@ -178,3 +186,65 @@ def test_ordinary_tools_are_no_matter(module):
     made = "logging.getLogger('mine'), threading.Lock(), sys.stdout, re.compile('a'), np, torch.device('cpu'), "
     made += "torch.float32, print, len, nn.functional.relu, np.sin, torch.relu, random.random, np.random.rand"
     assert identity.digest(module(f"VALUE = {made}").fn)
+
+
+# -- what a registered model brings along ----------------------------------------------------------
+
+
+def _drawn(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
+
+
+def _brings(tmp_path, where):
+    # A model that loads weights from a file whose name nothing but the run of its code says.
+    def made(input_shape, classes, folder="", stem="weights"):
+        net = _drawn(input_shape, classes)
+        given = torch.load(os.path.join(folder or str(tmp_path), f"{stem}.pt"), weights_only=True)
+        with torch.no_grad():
+            if where == "buffer":
+                net.register_buffer("given", given.clone(), persistent=False)
+            else:
+                net[1].bias[:] = given
+        net[1].bias.requires_grad_(where != "frozen")
+        return net
+
+    return made
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("where", ["parameter", "frozen", "buffer"])
+def test_what_a_registered_model_brings_along_counts_by_content(tmp_path, where, own):
+    name = f"brings_{where}"
+    models.register_model(name, _brings(tmp_path, where))
+    fed = None
+    experiment = Experiment(model=name, clients=2, rounds=1)
+    if own:
+        x = np.zeros((20, 1, 8, 8), np.float32)
+        fed = Federation(x, np.arange(20) % 10, train=[range(10), range(10, 20)])
+        experiment = Experiment(model=name, dataset="own", rounds=1)
+
+    def id_of(value, file="weights.pt", **args):
+        torch.save(torch.full((10,), float(value)), tmp_path / file)
+        e = experiment.but(model_args=args)
+        return e.id_for(fed.checksum if own else pools.load("digits").checksum)
+
+    first = id_of(1.0)
+    assert id_of(2.0) != first == id_of(1.0)
+    assert id_of(1.0, "others.pt", stem="others") != id_of(2.0, "others.pt", stem="others")
+
+
+def test_what_is_drawn_does_not_count_and_our_networks_are_not_built(monkeypatch):
+    models.register_model("drawn", _drawn)
+    checksum = pools.load("digits").checksum
+    id = Experiment(model="drawn").id_for(checksum)
+    assert Experiment(model="drawn").id_for(checksum) == id
+    assert Experiment(model="drawn").id_for(str(checksum)) != id, "what a model brings is not known"
+    monkeypatch.setattr(models, "build", None)
+    assert Experiment().id_for(checksum) == Experiment().id_for(str(checksum))
+
+
+def test_a_checksum_is_a_text_that_knows_shapes():
+    checksum = pools.load("digits").checksum
+    for again in (copy.deepcopy(checksum), pickle.loads(pickle.dumps(checksum))):
+        assert (again, again.input_shape, again.classes) == (checksum, (1, 28, 28), 10)
+    assert type(str(checksum)) is str and json.loads(json.dumps(checksum)) == checksum

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from pfl_core.data import arrays, files
+from pfl_core.data.checksum import Checksum
 from pfl_core.data.files import SPLITS
 from pfl_core.data.partition import partition as deal
 from pfl_core.data.readers import held_out
@@ -243,7 +244,7 @@ class Federation:
         return arrays.digest([self.x, self.y, *(i for s in SPLITS for i in self.index[s])])
 
     @property
-    def checksum(self) -> str:
+    def checksum(self) -> Checksum:
         """sha256 of all that decides numbers: samples, labels, lists, classes, mean and std.
 
         Raises
@@ -254,7 +255,8 @@ class Federation:
         scale = [None if v is None else list(v) for v in (self.mean, self.std)]
         rest, digest = [self.classes, *scale], self.hash
         self.check_unchanged()
-        return hashlib.sha256(f"{digest}{rest}".encode()).hexdigest()
+        whole = hashlib.sha256(f"{digest}{rest}".encode()).hexdigest()
+        return Checksum(whole, self.input_shape, self.classes)
 
     def check_unchanged(self) -> None:
         """ValueError if a file that x maps has changed since the Federation was made."""

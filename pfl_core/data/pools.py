@@ -21,6 +21,7 @@ import numpy as np
 
 from pfl_core.data import files, readers
 from pfl_core.data.arrays import frozen, owned
+from pfl_core.data.checksum import Checksum
 from pfl_core.data.sources import SOURCES
 from pfl_core.util import checks
 from pfl_core.util.cards import Listing, card, shape, span
@@ -189,7 +190,7 @@ class Pool:
         return card(f"Pool {self.name}: {self._said()}", facts | {"checksum": self.checksum[:16]})
 
     @cached_property
-    def checksum(self) -> str:
+    def checksum(self) -> Checksum:
         """sha256 (hex) over all that decides numbers.
 
         That is type, shape and bytes of all arrays, and classes, mean and std.
@@ -199,7 +200,12 @@ class Pool:
         for a in (self.x, self.y, self.is_test, *(self.extra[k] for k in sorted(self.extra))):
             digest.update(f"{a.dtype.str}{a.shape}".encode())
             digest.update(np.ascontiguousarray(a).view(np.uint8).data)
-        return digest.hexdigest()
+        return Checksum(digest.hexdigest(), self.input_shape, self.classes, self.options)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the model that the data decide: of texts {"vocab": size of the vocabulary}."""
+        return {"vocab": len(self.extra["vocab"])} if "vocab" in self.extra else {}
 
 
 def statistics(

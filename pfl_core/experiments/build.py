@@ -238,5 +238,4 @@ def vocabulary(experiment: Experiment) -> dict[str, int]:
     """Options of the model that the data decide: for texts, {"vocab": size of the vocabulary}."""
     if experiment.dataset == "own":
         return {}
-    known = pools.load(experiment.dataset).extra
-    return {"vocab": len(known["vocab"])} if "vocab" in known else {}
+    return pools.load(experiment.dataset).options

@@ -232,7 +232,7 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
     initial, parameters = method.task.initial, set(method.task.parameters)
     about_id = dict(key=job.id, code=job.code)
     about_data = dict(
-        pool=job.checksum,
+        pool=str(job.checksum),
         mean=data.mean,
         std=data.std,
         classes=data.classes,

@@ -503,6 +503,8 @@ class Experiment:
             key["drawn"] = "by seed and class"
         if code := self.code:
             key["code"] = code
+        if brought := keys.brought(self, checksum):
+            key["brought"] = brought
         return keys.hashed(key)
 
     @property
@@ -527,7 +529,7 @@ class Experiment:
     def _code(self) -> list[Any]:
         # What is registered under the names that are used: a plugin counts where one is its own.
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]
-        return [METHODS[self.method], models.function(self.model), *scheme]
+        return [METHODS[self.method], *models.functions(self.model, self.model_args), *scheme]
 
     @property
     def in_main(self) -> bool:

@@ -12,12 +12,18 @@ import dataclasses
 import hashlib
 import inspect
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pfl_core import models
 from pfl_core.data import partition as partitions
+from pfl_core.data.checksum import Checksum
 from pfl_core.methods.base import METHODS
-from pfl_core.util import checks
+from pfl_core.util import checks, identity
 
 # The partition_args that every scheme has: which of its clients are those of an Experiment.
 WHICH = ("of", "first", "every")
@@ -117,6 +123,39 @@ def _plain(v: Any) -> Any:
 
 def _text(v: Any) -> str:
     return json.dumps(_plain(v), sort_keys=True, default=repr)
+
+
+def brought(e: Any, checksum: str) -> str:
+    """A digest of the tensors that a registered model brings along, such as weights from a file.
+
+    It is built under two seeds: what is equal in both counts by content, what is drawn by name,
+    shape and type. "" for our own networks, and where the data are not here: then `checksum` is a
+    text that knows no shapes.
+    """
+    ours = all(map(identity.is_ours, models.functions(e.model, e.model_args)))
+    if ours or not isinstance(checksum, Checksum):
+        return ""
+    options = checksum.options | e.model_args
+    one, other = (
+        dict(_tensors(models.build(e.model, checksum.input_shape, checksum.classes, s, **options)))
+        for s in (0, 1)
+    )
+    about = {n: [v[0], v[1] if v == other.get(n) else ""] for n, v in one.items()}
+    return hashed(about)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    # {name: (what it is, its content)}; of lazy ones the shape is not known yet.
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for n, v in (named | dict(model.named_buffers(remove_duplicate=False))).items():
+        about = f"{v.dtype} {v.requires_grad}"
+        if is_lazy(v):
+            yield n, (about, "")
+            continue
+        flat = v.detach().cpu().resolve_conj().reshape(-1).contiguous()
+        raw = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
+        content = hashlib.sha256(raw.view(torch.uint8).numpy()).hexdigest()
+        yield n, (f"{about} {tuple(v.shape)}", content)
 
 
 def hashed(key: dict[str, Any]) -> str:

@@ -36,8 +36,7 @@ from pfl_core.__main__ import main
 from pfl_core.data import partition, pools
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed, store
-from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments import committed, store, workers
 from pfl_core.experiments.store import Result, load_result
 from pfl_core.explore import sources
 from pfl_core.extras import flower
@@ -734,8 +733,8 @@ def workers_with_older_code(w: World) -> Iterator[None]:
         yield
         sweep([e, e.but(seed=1)], jobs=2)
     finally:
-        sweeps._pool(2).shutdown()
-        sweeps._pool.cache_clear()
+        workers._pool(2).shutdown()
+        workers._pool.cache_clear()
 
 
 def plugin_is_gone(w: World) -> Iterator[None]:

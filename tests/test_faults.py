@@ -7,9 +7,11 @@ import random
 import re
 import resource
 import shutil
+import sys
 import tempfile
 import textwrap
 import time
+import traceback
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -20,10 +22,11 @@ import torch
 from jupyter_client import KernelManager
 from test_runs import same
 
-from pfl_core import Experiment, methods, sweep
+from pfl_core import Experiment, Federation, load, methods, sweep, tune
 from pfl_core.data import pools as data
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import workers
 from pfl_core.experiments.run import run
 from pfl_core.experiments.store import load_result
 from pfl_core.methods.base import METHODS
@@ -339,7 +342,7 @@ def test_clock_jumps(store, tmp_path, monkeypatch):
     )
 
 
-def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch):
+def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch, capsys):
     cells = [Experiment(**TINY), WIDE, Experiment(**TINY, seed=1)]
     whole, context = run(WIDE, store=tmp_path / "other"), simulate.Context
 
@@ -351,12 +354,145 @@ def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(simulate, "Context", Full)
-        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-            sweep(cells)
-    assert load_result(store / cells[0].id).ok and not (store / cells[2].id).exists()
+        assert sweep(cells).run.unique().tolist() == [cells[0].id, cells[2].id]
+    assert "OutOfMemoryError: " in capsys.readouterr().out
     assert simulate.restore(store / f"{WIDE.id}.part" / "checkpoint.pt", "cpu")[0].round == 2
     sweep(cells)
     same(load_result(store / WIDE.id), whole)
+
+
+RAISES = """
+    import os
+    from pfl_core import Method, methods
+    from pfl_core.methods.fields import choice
+
+    class Odd(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one}\\n{two}")
+
+    class Raises(Method):
+        name = "raises"
+        what: str = choice("nothing", "value", "memory", "odd", "system", "where", doc="what it raises")
+
+        def local(self, c, start):
+            if self.what == "value":
+                raise ValueError("a bad value")
+            if self.what == "memory":
+                raise MemoryError("no memory")
+            if self.what == "odd":
+                raise Odd("a", "b")
+            if self.what == "where":
+                names = ("PFL_DATA", "PFL_RUNS", "PFL_OFFLINE")
+                raise ValueError(str([os.getcwd(), *map(os.environ.get, names)]))
+            if self.what == "system":
+                raise OSError(28, "No space left on device")
+            return super().local(c, start)
+"""
+SAID = {
+    "value": "ValueError: a bad value",
+    "memory": "MemoryError: no memory",
+    "odd": ": a b",
+    "system": "OSError: .*No space left",
+}
+
+
+@pytest.fixture
+def raising(tmp_path, monkeypatch):
+    """A base Experiment whose method raises what its hyper-parameter says."""
+    (tmp_path / "raises_at_will.py").write_text(textwrap.dedent(RAISES))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Experiment(**TINY | {"rounds": 1}, plugins=("raises_at_will",), method="raises")
+    del METHODS["raises"], sys.modules["raises_at_will"]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_raises_does_not_end_its_sweep(jobs, raising, store, capsys):
+    bad = [raising.but(method_args={"what": what}) for what in SAID]
+    cells = [bad[0], raising, *bad[1:], raising.but(seed=1)]
+    assert sweep(cells, jobs=jobs).run.unique().tolist() == [raising.id, cells[-1].id]
+    out = capsys.readouterr().out
+    for what, said in SAID.items():
+        assert re.search(rf"'what': '{what}'.* failed: .*{said}", out), what
+    assert out.count("failed") == len(SAID)
+    assert sweep(cells[:2], jobs=jobs).run.unique().tolist() == [raising.id]  # told once more
+    assert "failed: ValueError: a bad value" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="a bad value"):  # none has rows
+        sweep(bad, jobs=jobs)
+
+
+def test_a_run_that_raises_does_not_end_a_sweep_from_a_source(raising, store, capsys):
+    start = Experiment(**TINY | {"rounds": 1}, keep_models=True)
+    bad = raising.but(method_args={"what": "odd"}, init_from=start)
+    rows = sweep([bad, bad.but(method="fedavg")], source=run(start))
+    assert rows.method.unique().tolist() == ["fedavg"] and ": a b" in capsys.readouterr().out
+
+
+def test_the_error_of_a_run_keeps_no_models(raising, store):
+    found = workers.tried(raising.but(method_args={"what": "value"}))
+    frames = [
+        f
+        for f, _ in traceback.walk_tb(found.error.__traceback__)
+        if "start" in f.f_code.co_varnames
+    ]
+    assert frames and not any("start" in f.f_locals for f in frames)
+
+
+@pytest.mark.slow
+def test_kept_workers_have_the_folder_and_the_variables_of_the_call(raising, tmp_path, monkeypatch):
+    told = [raising.but(method_args={"what": "where"}, seed=s) for s in (0, 1)]
+    for name, offline in (("one", "1"), ("two", None)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("PFL_RUNS", "runs")
+        monkeypatch.setenv("PFL_DATA", str(tmp_path / name / "data"))
+        monkeypatch.delenv("PFL_OFFLINE", raising=False)
+        if offline:
+            monkeypatch.setenv("PFL_OFFLINE", offline)
+        with pytest.raises(ValueError) as seen:
+            sweep(told, jobs=2)
+        assert str(seen.value) == str([os.getcwd(), os.environ["PFL_DATA"], "runs", offline])
+        for how in ({}, {"store": "mine"}):
+            rows = sweep([raising, raising.but(seed=1)], jobs=2, **how)
+            at = tmp_path / name / (how.get("store") or "runs/store")
+            assert all((at / run_ / "experiment.json").is_file() for run_ in rows.run.unique())
+    here = workers._pool.cache_info()
+    assert here.currsize == 1  # it was never made anew
+
+
+@pytest.mark.parametrize("how", [{}, {"store": "mine"}])
+def test_a_result_finds_its_files_after_the_folder_changed(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PFL_RUNS", "runs")
+    found = run(Experiment(**TINY | {"rounds": 1}, keep_models=True), **how)
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    assert found.folder.is_absolute() and found.personal(0)
+
+
+def test_the_home_of_nobody_is_named(tmp_path, monkeypatch):
+    said = "'~no.such.user/x': ~no.such.user is the folder of no user .* write the path in full"
+    e, cells = Experiment(**TINY), [Experiment(**TINY)]
+    for use in (
+        lambda s: run(e, store=s),
+        lambda s: sweep(cells, store=s),
+        lambda s: load("mnist", root=s),
+        Federation.open,
+        lambda s: e.but(init_from=s),
+        Federation.from_pfllib,
+    ):
+        with pytest.raises(ValueError, match=said):
+            use("~no.such.user/x")
+    for name in ("PFL_RUNS", "PFL_DATA"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "~no.such.user/x")
+            with pytest.raises(ValueError, match=f"{name}={said}"):
+                run(e.but(dataset="mnist"))
+
+
+def test_a_choice_that_raises_is_none(raising, store):
+    base = raising.but(partition="iid", partition_args={"split": "70/10/20"})
+    best, rows = tune(base, [{"method_args": {"what": w}} for w in ("value", "nothing")])
+    assert best.method_args["what"] == "nothing" and rows.run.nunique() == 1
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from pfl_core import Experiment, run, sweep
 from pfl_core.analysis.stats import shares
 from pfl_core.engine import probes
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed
-from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments import committed, workers
 from pfl_core.experiments.build import client_data
 from pfl_core.util import paths
 
@@ -182,7 +181,7 @@ def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
     committed.save(rows, "own", "quick", "digits")
     committed.publish("own")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "new"))
-    monkeypatch.setattr(sweeps, "run", lambda e, **how: pytest.fail("it trained"))
+    monkeypatch.setattr(workers, "run", lambda e, **how: pytest.fail("it trained"))
     sweep([e], found=committed.found)
     back = committed.arrays_of(e.id)
     assert np.array_equal(back["probe/weights/fc"], result.probe("weights")[1]["fc"])

@@ -14,7 +14,7 @@ import pytest
 
 from pfl_core import Experiment, Federation, load, sweep
 from pfl_core.engine import simulate
-from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments import workers
 from pfl_core.extras.ray import _task, start
 from tools import notebooks, runner
 
@@ -147,10 +147,18 @@ def test_a_lost_node_costs_the_rounds_since_the_checkpoint(ray, tmp_path):
     pd.testing.assert_frame_equal(numbers(there), numbers(sweep(CELLS, store=tmp_path / "other")))
 
 
-def test_a_run_that_fails_is_said_as_it_was_raised_and_the_others_are_cancelled(ray):
+def test_a_run_that_raises_is_told_and_the_others_are_computed(ray, capsys):
+    def on_round(r, h):
+        seen.append(r)
+        if seen == [0, 1]:
+            raise LookupError("no such thing")
+
+    seen = []
+    there = sweep(CELLS, on="ray", on_round=on_round)
+    assert there.run.nunique() == 2 and not ray.cancelled
+    assert "failed: LookupError: no such thing" in capsys.readouterr().out
     with pytest.raises(ValueError, match="executor"):
-        sweep(CELLS, on="ray", executor="fast")
-    assert len(ray.cancelled) == 2
+        sweep([e.but(lr=0.5) for e in CELLS], on="ray", executor="fast")
 
 
 def test_what_no_node_has_is_refused(ray):
@@ -181,7 +189,7 @@ def test_a_task_leaves_the_environment_of_its_process_as_it_was(monkeypatch):
     monkeypatch.setenv("PFL_OFFLINE", "0")
     monkeypatch.delenv("PFL_HEADLESS", raising=False)
     before, asked = dict(os.environ), {"PFL_OFFLINE": "1", "PFL_HEADLESS": "1"}
-    seen = _task(lambda experiment: dict(os.environ), CELLS[0].plain(), {}, asked, {})
+    seen = _task(lambda plain, tags: dict(os.environ), CELLS[0].plain(), {}, asked, {})
     assert seen == before | asked and dict(os.environ) == before
 
 
@@ -241,15 +249,15 @@ def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
 
 
 def test_worker_processes_share_out_the_gpus(monkeypatch):
-    monkeypatch.setattr(sweeps, "end_with_parent", lambda: None)
+    monkeypatch.setattr(workers, "end_with_parent", lambda: None)
     begun, taken = multiprocessing.get_context("spawn").Value("i"), []
     for _ in range(3):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        sweeps._begin(begun, ["2", "GPU-x"])
+        workers._begin(begun, ["2", "GPU-x"])
         taken.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
     assert taken == ["2", "GPU-x", "2"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    sweeps._begin(begun, [])
+    workers._begin(begun, [])
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 

@@ -19,7 +19,7 @@ from pfl_core.data.checksum import Checksum
 from pfl_core.data.files import SPLITS
 from pfl_core.data.partition import partition as deal
 from pfl_core.data.readers import held_out
-from pfl_core.util import cards
+from pfl_core.util import cards, paths
 from pfl_core.util.draws import rng
 
 WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
@@ -284,7 +284,7 @@ class Federation:
         >>> Federation.open("my_digits").hash == federation.hash
         True
         """
-        path = Path(path)
+        path = paths.expanded(path, "path")
         about: dict[str, Any] = dict(name=self.name, hash=self.hash)
         if path.suffix == ".npz":
             return files.write_partition(path, self.index, dict(clients=self.K) | about)
@@ -317,7 +317,7 @@ class Federation:
         ValueError
             If the folder is another one, or damaged; from a run, if its files have changed.
         """
-        folder = Path(folder).absolute()
+        folder = paths.absolute(folder, "folder")
         given = files.read_folder(folder)
         digest = given.pop("hash")
         fed = cls(**given)
@@ -356,7 +356,7 @@ class Federation:
         ValueError
             If x and y are not the arrays that it was made for, or the file is damaged.
         """
-        about, digest = files.read_partition(Path(path))
+        about, digest = files.read_partition(paths.expanded(path, "path"))
         fed = cls(x, y, **about | kw)
         if fed.hash != digest:
             raise ValueError(
@@ -449,7 +449,7 @@ class Federation:
         Files that need unpickling are refused unless `trusted=True`: only say so for files that you
         made yourself.
         """
-        folder, trusted = Path(folder), kw.pop("trusted", False)
+        folder, trusted = paths.expanded(folder, "folder"), kw.pop("trusted", False)
         given = files.read_pfllib(folder, trusted)
         given |= {"x": arrays.owned(given["x"]), "name": folder.name}
         return cls(**given | kw)

@@ -23,7 +23,7 @@ from pfl_core.data import files, readers
 from pfl_core.data.arrays import frozen, owned
 from pfl_core.data.checksum import Checksum
 from pfl_core.data.sources import SOURCES
-from pfl_core.util import checks
+from pfl_core.util import checks, paths
 from pfl_core.util.cards import Listing, card, shape, span
 
 
@@ -231,8 +231,12 @@ def statistics(
 
 
 def _root(root: str | os.PathLike | None) -> Path:
+    if root:
+        return paths.absolute(root, "root")
+    if given := os.environ.get("PFL_DATA"):
+        return paths.absolute(given, "PFL_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root or os.environ.get("PFL_DATA") or Path(cache, "pfl")).expanduser().absolute()
+    return paths.absolute(Path(cache, "pfl"), "XDG_CACHE_HOME")
 
 
 def _offline() -> bool:

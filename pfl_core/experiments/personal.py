@@ -20,7 +20,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS, Method, make_method
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
-from pfl_core.util import sums
+from pfl_core.util import paths, sums
 
 BATCH = 256  # samples at a time
 NEEDED = {*"model model_args dtype classes input_shape input_kind mean std".split()}  # facts
@@ -116,7 +116,7 @@ class Personal:
     def save(self, path: str | Path) -> None:
         """Write network and facts to one file, without pickled code."""
         torch.save({"facts": self.facts, "state_dict": self.weights}, raw := io.BytesIO())
-        with sums.replacing(Path(path)) as file:
+        with sums.replacing(paths.expanded(path, "path")) as file:
             file.write(raw.getbuffer())
 
 
@@ -162,9 +162,10 @@ def load_model(path: str | Path) -> Personal:
     ValueError for another file, a damaged one, and where the code of a model of your own, or of a
     method with class scores of its own, is not imported; it names the module.
     """
-    if not Path(path).is_file():
+    path = paths.expanded(path, "path")
+    if not path.is_file():
         raise ValueError(f"{path} is no file; one is written by result.save(client, path)")
-    z = load_whole(Path(path))
+    z = load_whole(path)
     if not isinstance(z, dict) or {"facts", "state_dict"} - z.keys():
         raise ValueError(
             f"{path} holds no personal model; write one with result.save(client, path)"

@@ -87,6 +87,18 @@ def _check_call(experiment: Any, executor: str, workers: Any, on_round: Any) -> 
         raise TypeError(
             f"on_round={on_round!r}: allowed is a function of (round, history), or None"
         )
+    check_how(executor=executor, workers=workers)
+
+
+def check_how(
+    device: str = "auto", executor: str = "auto", workers: Any = None, **others: Any
+) -> None:
+    """Raise ValueError for a device, executor or number of workers that no run can have.
+
+    `others` are not looked at.
+    """
+    if device != "auto":
+        pick_device(device)
     checks.known("executor", executor, EXECUTORS)
     if (default := torch.get_default_dtype()) != torch.float32:
         raise ValueError(
@@ -107,7 +119,7 @@ def _job(
 ) -> Job:
     # What `run` is to do; how: the fields of Job that are taken as they were given.
     experiment = settled(experiment, fed, source)
-    store = Path(store or paths.store_folder())
+    store = paths.store_folder(store)
     checks.make_folder(store)
     checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
     start = id_of_start(experiment, source)

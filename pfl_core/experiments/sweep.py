@@ -7,31 +7,25 @@ import functools
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
-import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import build, lookup
+from pfl_core.experiments import build, lookup, workers
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.experiments.run import pick_device, run
+from pfl_core.experiments.run import check_how, pick_device
 from pfl_core.experiments.starts import Source, settled
 from pfl_core.experiments.store import Result
+from pfl_core.experiments.workers import Failed, tried
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
 
@@ -52,7 +46,8 @@ def sweep(
 ) -> pd.DataFrame:
     """Run many Experiments, those that the store has not got yet, and return the rows of all.
 
-    A run that fails leaves a message and no rows.
+    A run that fails, because it diverges or raises an error, leaves a message and no rows; the
+    others are computed and stored.
 
     Parameters
     ----------
@@ -75,6 +70,11 @@ def sweep(
     DataFrame
         One number a row, in the order of `experiments`; see `Result.rows`.
 
+    Raises
+    ------
+    Exception
+        The first run's error, where all runs raise one.
+
     Examples
     --------
     >>> from pfl_core import Experiment, grid, sweep
@@ -86,11 +86,14 @@ def sweep(
     on = on or os.environ.get("PFL_ON") or "local"
     checks.count("sweep", "jobs", jobs, "the number of runs at a time")
     wanted = _fitted(experiments, fed, on, source)
-    store, how = Path(store or paths.store_folder()), how | {"fed": fed}
+    if on == "local":
+        check_how(**how)  # what all runs would fail of
+    store, how = paths.store_folder(store), how | {"fed": fed}
+    checks.make_folder(store)
     if source is not None:  # one after another in this process, which has it
         given = ((e, source if e.earlier else None) for e in wanted)
         how |= dict(store=store, recompute=recompute)
-        return _rows(run(e, source=s, **how) for e, s in given)
+        return _rows(_said((tried(e, source=s, **how) for e, s in given), len(wanted)))
     how["recompute"] = recompute
     computed = functools.partial(_computed, on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
     checksum = fed.checksum if fed else None
@@ -126,9 +129,9 @@ def _found_or_computed(
     store: Path,
     recompute: bool,
     found: Callable[[Experiment], pd.DataFrame | None] | None,
-    computed: Callable[[list[Experiment], Path], Iterable[Result]],
+    computed: Callable[[list[Experiment], Path], Iterable[Result | Failed]],
     checksum: str | None = None,
-) -> Iterable[Result | pd.DataFrame]:
+) -> Iterable[Result | Failed | pd.DataFrame]:
     # In the order of `experiments` each one's Result, or the rows that were found elsewhere.
     # checksum: of the user's own data, of which nothing is elsewhere.
     named = _once((e.id_for(checksum) if checksum else e.id, e) for e in experiments)
@@ -140,8 +143,13 @@ def _found_or_computed(
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
     there = {i: None if recompute else lookup.stored(e, store, checksum) for i, e in here.items()}
-    done = {i: r for i, r in there.items() if r}
-    for result in computed([e for i, e in here.items() if i not in done], store):
+    done: dict[str, Result | Failed] = {i: r for i, r in there.items() if r}
+    todo = {i: e for i, e in here.items() if i not in done}
+    for result in _said(computed([*todo.values()], store), len(named)):
+        if isinstance(result, Failed):
+            plain = result.experiment.plain()
+            done[next(i for i, e in todo.items() if e.plain() == plain)] = result
+            continue
         if result.key not in here:
             raise RuntimeError(
                 f"run {result.id}, which is kept, is not one of those that were asked for: it "
@@ -151,7 +159,16 @@ def _found_or_computed(
         done[result.key] = result
     _say_failures(done[i] for i in here)
     for (i, e), elsewhere in zip(named, rows, strict=True):
-        yield replace(done[i], experiment=e) if elsewhere is None else elsewhere
+        got = done[i] if elsewhere is None else elsewhere
+        yield replace(got, experiment=e) if isinstance(got, Result) else got
+
+
+def _said(results: Iterable[Result | Failed], of: int) -> Iterator[Result | Failed]:
+    # An error is told when it comes; that of a single run is raised, see `_rows`.
+    for result in results:
+        if isinstance(result, Failed) and of > 1:
+            print(result)
+        yield result
 
 
 def _once(named: Iterable[tuple[str, Experiment]]) -> list[tuple[str, Experiment]]:
@@ -162,10 +179,10 @@ def _once(named: Iterable[tuple[str, Experiment]]) -> list[tuple[str, Experiment
     ]
 
 
-def _say_failures(results: Iterable[Result]) -> None:
+def _say_failures(results: Iterable[Result | Failed]) -> None:
     # Each time, not only when they are computed: this is why rows are missing.
     for result in results:
-        if not result.ok:
+        if isinstance(result, Result) and not result.ok:
             e = result.experiment
             print(f"run {result.id} ({e.method}, seed {e.seed}) {result.meta['status']}")
 
@@ -179,7 +196,7 @@ def _computed(
     cpus: float,
     gpus: float | None,
     how: dict[str, Any],
-) -> Iterable[Result]:
+) -> Iterable[Result | Failed]:
     # The results of runs that have to be computed, with a progress bar.
     for name in dict.fromkeys(e.dataset for e in todo if e.dataset != "own"):
         pools.load(name)  # what is missing is said before anything is trained
@@ -198,10 +215,10 @@ def _computed(
 
 def _run_on_ray(
     todo: list[Experiment], store: Path, how: dict[str, Any], cpus: float, gpus: float | None
-) -> Iterable[Result]:
+) -> Iterable[Result | Failed]:
     ray = importlib.import_module("pfl_core.extras.ray")  # what is optional lies above this module
     with _in_a_folder(how.get("fed"), store) as fed:
-        yield from ray.run_all(run, todo, store, how | {"fed": fed}, cpus, gpus)
+        yield from ray.run_all(workers.tried_there, todo, store, how | {"fed": fed}, cpus, gpus)
 
 
 @contextlib.contextmanager
@@ -226,13 +243,17 @@ def _counted(bar: Progress) -> Iterator[None]:
         raise
 
 
-def _rows(found: Iterable[Result | pd.DataFrame]) -> pd.DataFrame:
-    # Rows of those that did not fail.
-    frames = [
-        r if isinstance(r, pd.DataFrame) else r.rows
-        for r in found
-        if isinstance(r, pd.DataFrame) or r.ok
-    ]
+def _rows(found: Iterable[Result | Failed | pd.DataFrame]) -> pd.DataFrame:
+    # Rows of those that did not fail; the first error where all did.
+    frames: list[pd.DataFrame] = []
+    failed: list[Failed] = []
+    for r in found:
+        if isinstance(r, Failed):
+            failed.append(r)
+        elif isinstance(r, pd.DataFrame) or r.ok:
+            frames.append(r if isinstance(r, pd.DataFrame) else r.rows)
+    if failed and not frames:
+        raise failed[0].error
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=ROW_COLUMNS)
 
 
@@ -365,7 +386,7 @@ def _jobs(experiments: list[Experiment], how: dict) -> int:
 
 def _run_all(
     experiments: list[Experiment], jobs: int | None, store: Path, how: dict
-) -> Iterable[Result]:
+) -> Iterable[Result | Failed]:
     jobs = min(_jobs(experiments, how) if jobs is None else jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
         print(
@@ -374,64 +395,8 @@ def _run_all(
         )
         jobs = 1
     if jobs <= 1:
-        yield from map(functools.partial(run, store=store, **how), experiments)
+        yield from map(functools.partial(tried, store=store, **how), experiments)
         return
     how = {"workers": max(1, (os.cpu_count() or 1) // jobs)} | how
-    try:
-        packed = [(e.plain(), e.tags, sys.path) for e in experiments]
-        with _in_a_folder(how.get("fed"), store) as fed:
-            task = functools.partial(_in_worker, store=store, **how | {"fed": fed})
-            yield from _pool(jobs).map(task, packed)
-    except BaseException as error:
-        # Interrupted, or a worker died: nothing goes on behind the user's back.
-        _pool(jobs).shutdown(wait=False, cancel_futures=True)
-        _pool.cache_clear()
-        if isinstance(error, BrokenProcessPool):
-            raise RuntimeError(
-                f"one of {jobs} worker processes ended (by hand, for want of memory, or because a "
-                "script calls sweep without `if __name__ == '__main__':`); run it again, with "
-                "fewer jobs where memory is short: it goes on from finished runs and checkpoints"
-            ) from error
-        raise
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    # Kept between sweeps: a process that has imported torch costs seconds.
-    context, given = multiprocessing.get_context("spawn"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
-    return ProcessPoolExecutor(
-        jobs, context, initializer=_begin, initargs=(context.Value("i"), gpus)
-    )
-
-
-def _begin(begun: Any, gpus: list[str]) -> None:
-    with begun.get_lock():
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[begun.value % len(gpus)]
-        begun.value += 1
-    end_with_parent()
-
-
-def end_with_parent() -> None:
-    """End this process when its parent ends, and ignore interrupts, which a kernel sends to all."""
-
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _in_worker(packed: tuple[dict, dict, list[str]], **how: Any) -> Result:
-    plain, tags, path = packed
-    sys.path[:] = path  # a process that is older than a plugin's folder finds it, too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return run(Experiment.from_plain(plain).but(tags=tags), **how)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _in_a_folder(how.get("fed"), store) as fed:
+        yield from workers.run_all(experiments, jobs, how | {"store": store, "fed": fed})

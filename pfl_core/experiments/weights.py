@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_core import models
-from pfl_core.util import checks, sums
+from pfl_core.util import checks, paths, sums
 
 LISTED = 5  # names in an error
 
@@ -33,7 +33,7 @@ class Weights:
     @classmethod
     def of(cls, path: str | Path) -> Weights:
         """The weights in a file; ValueError if there is none."""
-        where = Path(path).expanduser().absolute()
+        where = paths.absolute(path, "init_from")
         if not where.is_file():
             raise ValueError(
                 f"Experiment(init_from={str(path)!r}): there is no such file; write one with "

@@ -16,7 +16,7 @@ from pfl_core.engine.simulate import History, Interrupted
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import run
-from pfl_core.experiments.sweep import end_with_parent
+from pfl_core.experiments.workers import end_with_parent
 from pfl_core.util.percent import accuracy
 
 EVERY_S = 0.5  # least number of seconds between two reports of the process that trains

@@ -34,7 +34,7 @@ from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State, make_method
 from pfl_core.stacked import Params
-from pfl_core.util import checks
+from pfl_core.util import checks, paths
 
 SUMS = ("correct", "loss", "n")  # sums over a client's test samples, before training
 Model = dict[str, Tensor]  # of one client: without an axis of clients
@@ -471,11 +471,11 @@ def write_app(
         (`init_from`), of code that only this process has, or of a method that `serve` refuses.
     """
     _check_told_apart(experiment)
-    folder = Path(folder)
+    folder = paths.expanded(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     values = dict(
         experiment=json.dumps(experiment.plain()),
-        output=str(Path(output).resolve()),
+        output=str(paths.absolute(output, "output").resolve()),
         description=f"{experiment.method} of pfl_core",
     )
     project = APP.format(**{name: _toml(text) for name, text in values.items()})

@@ -10,7 +10,7 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.util import checks
+from pfl_core.util import checks, paths
 from pfl_core.util.percent import accuracy
 
 
@@ -43,7 +43,7 @@ def tensorboard(
         from torch.utils.tensorboard import SummaryWriter
     e = fitted(experiment, fed)
     id = e.id_for(fed.checksum) if fed is not None else e.id
-    place, writers = str(Path(folder) / f"{e.method}-{e.seed}-{id}"), []
+    place, writers = str(paths.expanded(folder, "folder") / f"{e.method}-{e.seed}-{id}"), []
 
     def on_round(round: int, history: History) -> None:
         first = not writers

@@ -19,6 +19,7 @@ from typing import Any
 
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
+from pfl_core.experiments.workers import Failed
 from pfl_core.util import checks
 
 RETRIES = 10  # how often a run may lose its node
@@ -59,19 +60,19 @@ def _without_clusters(constants: Any) -> Iterator[None]:
 
 
 def run_all(
-    run: Callable[..., Result],
+    tried: Callable[..., Result | Failed],
     experiments: list[Experiment],
     store: Path,
     how: dict[str, Any],
     cpus: float,
     gpus: float | None,
-) -> Iterator[Result]:
-    """Run every Experiment as a task of the cluster; yield each Result when its run ends.
+) -> Iterator[Result | Failed]:
+    """Run every Experiment as a task of the cluster; yield what comes of each when its run ends.
 
     Parameters
     ----------
-    run : function
-        Called as `run(experiment, store=store, **how)` on a node.
+    tried : function
+        Called as `tried(plain, tags, store=store, **how)` on a node.
     experiments : list of Experiment
         What is run.
     store : Path
@@ -91,7 +92,8 @@ def run_all(
     ValueError
         If no node has what a run takes.
     Exception
-        A run's own error, as it was raised; the runs that wait are cancelled.
+        What is no run's own error, such as the end of the cluster; the runs that wait are
+        cancelled.
     """
     ray = _connected()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -102,7 +104,7 @@ def run_all(
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
     how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
-    started = [task.remote(run, e.plain(), e.tags, environ, how) for e in experiments]
+    started = [task.remote(tried, e.plain(), e.tags, environ, how) for e in experiments]
     yield from _as_they_end(ray, started)
 
 
@@ -115,7 +117,7 @@ def _connected() -> ModuleType:
     return ray
 
 
-def _as_they_end(ray: ModuleType, waiting: list[Any]) -> Iterator[Result]:
+def _as_they_end(ray: ModuleType, waiting: list[Any]) -> Iterator[Result | Failed]:
     try:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)
@@ -140,15 +142,15 @@ def _check_fit(nodes: list[dict[str, float]], cpus: float, gpus: float) -> None:
 
 
 def _task(
-    run: Callable[..., Result],
+    tried: Callable[..., Result | Failed],
     plain: dict[str, Any],
     tags: dict[str, str],
     environ: dict[str, str],
     how: dict[str, Any],
-) -> Result:
+) -> Result | Failed:
     """What a node does; `environ` is what it takes of the environment of who asked."""
     with _environment(environ):
-        return run(Experiment.from_plain(plain).but(tags=tags), **how)
+        return tried(plain, tags, **how)
 
 
 @contextlib.contextmanager

@@ -15,14 +15,30 @@ def runs_root() -> Path:
 
     That is $PFL_RUNS, else runs/ beside the checked-out package, else runs/ in the current folder.
     """
-    if os.environ.get("PFL_RUNS"):
-        return Path(os.environ["PFL_RUNS"]).expanduser()
+    if given := os.environ.get("PFL_RUNS"):
+        return absolute(given, "PFL_RUNS")
     return (CHECKOUT if IN_CHECKOUT else Path.cwd()) / "runs"
 
 
-def store_folder() -> Path:
-    """The store: a folder for each run, finished or not."""
-    return runs_root() / "store"
+def absolute(given: str | os.PathLike, what: str) -> Path:
+    """`expanded`, and the same after the current folder has changed."""
+    return expanded(given, what).absolute()
+
+
+def expanded(given: str | os.PathLike, what: str) -> Path:
+    """A path whose "~" is written out; ValueError, which says `what` it is, for no user's "~name"."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"{what}={os.fspath(given)!r}: {Path(given).parts[0]} is the folder of no user of this "
+            "computer; write the path in full"
+        ) from None
+
+
+def store_folder(given: str | os.PathLike | None = None) -> Path:
+    """The store: a folder for each run, finished or not; by default store/ in `runs_root`."""
+    return absolute(given, "store") if given else runs_root() / "store"
 
 
 def kept_folder() -> Path:

@@ -15,4 +15,5 @@ __all__ = [
     "settings",
     "store",
     "sweep",
+    "workers",
 ]

@@ -26,7 +26,10 @@ def absolute(given: str | os.PathLike, what: str) -> Path:
 
 
 def expanded(given: str | os.PathLike, what: str) -> Path:
-    """A path whose "~" is written out; ValueError, which says `what` it is, for no user's "~name"."""
+    """A path whose "~" is written out.
+
+    ValueError for a "~name" of no user; it says `what` the path is.
+    """
     try:
         return Path(given).expanduser()
     except RuntimeError:

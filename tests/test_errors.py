@@ -50,6 +50,7 @@ from pfl_core.experiments.store import digests
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.papers import plan, report
 from pfl_core.papers.base import paper
+from pfl_core.papers.parameters import check_injected
 from pfl_core.papers.presets import presets
 from pfl_core.papers.study import Study
 from pfl_core.util import gpu, paths, sums
@@ -465,6 +466,16 @@ CASES = [
         'Study("fedper", artefacts=["fig33"])',
         lambda: Study("fedper", artefacts=["fig33"]),
         "did you mean 'fig3'",
+    ),
+    Case(
+        'Study("pfedhn", artefacts=["table2"], datasets=["mnist"])',
+        lambda: Study("pfedhn", artefacts=["table2"], datasets=["mnist"]),
+        "no such run of table2 at profile quick; it has .*table3 with digits or mnist",
+    ),
+    Case(
+        "papermill notebooks/fedper.ipynb out.ipynb -p lr 0.1",
+        lambda: check_injected({"In": ["", "seeds = []", "# Parameters\nlr = 0.1\n"]}),
+        "parameter 'lr' is unknown; known are",
     ),
     Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
     Case(
@@ -966,7 +977,7 @@ CASES = [
     Case(
         "python -m pfl_core plan fedper --methods flayer",
         lambda: command("plan", "fedper", "--profile", "smoke", "--methods", "flayer"),
-        "what is asked of fedper has no run of them; it has runs of fedavg, fedper",
+        "what is asked of fedper has no run of flayer; it has runs of fedavg, fedper",
     ),
     Case(
         "./run_all.sh fedper",

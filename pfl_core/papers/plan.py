@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -77,6 +78,36 @@ def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: A
     out.insert(0, "runs", by.size())
     out.attrs["missing"] = missing
     return out
+
+
+def lacking(cells: Iterable[Experiment], train: bool) -> list[Experiment]:
+    """The runs that training these Experiments takes, each once, with what they start from.
+
+    train: also those that are only committed.
+    """
+    once: dict[str, Experiment] = {}
+    for cell in (c for c in cells if not _is_there(c, train)):
+        for e in (e for e in _with_sources(cell) if not _is_there(e, train)):
+            once.setdefault(json.dumps(e.plain()), e)
+    return list(once.values())
+
+
+def _is_there(experiment: Experiment, train: bool) -> bool:
+    try:
+        return parameters.is_there(experiment, train)
+    except data.DatasetMissing:
+        return False
+
+
+def in_words(experiments: Sequence[Experiment], device: str) -> str:
+    """How long runs take on this computer, as `plan` says it: "about 3 min"."""
+    try:
+        hours = sum(_cost(e, device)[1] for e in experiments)
+    except data.DatasetMissing:
+        return "in a time that cannot be told without their data"
+    if hours < 1 / 60:
+        return "in less than a minute"
+    return f"about {hours * 60:.0f} min" if hours < 1 else f"about {hours:.1f} h"
 
 
 def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:

@@ -28,7 +28,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.papers import base as papers
-from pfl_core.papers import drawing, parameters, report
+from pfl_core.papers import drawing, parameters, plan, report
 from pfl_core.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
 from pfl_core.papers.best import BEST, best
 from pfl_core.util import checks, paths
@@ -52,12 +52,14 @@ class Study:
 
     paper: a Paper, or its name.
     profile: "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the
-        fullest profile of which rows are committed, else run at quick.
+        fullest profile of which rows are committed, else run at quick: what that trains, and how
+        long, is printed first.
     datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
     train: train even where committed rows exist.
     finished: show only runs that are finished, and train nothing.
 
-    Raises ValueError for an unknown or ill-typed parameter, before anything runs.
+    Raises ValueError for an unknown or ill-typed parameter, and for artefacts, data and methods
+    that select no run, before anything runs.
     """
 
     def __init__(
@@ -75,11 +77,15 @@ class Study:
         checks.known("profile:", profile, (*papers.PROFILES, BEST))
         self.best, train = profile == BEST, parameters.in_words_of_now(how, train)
         how |= dict(profile="quick" if self.best else profile, train=train)
+        if self.best:
+            how["shown"] = functools.partial(best, self.paper)
         self.scope = parameters.asked(self.paper, **how)
         self.train, self.finished = train, finished
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
         self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
+        if self.best and not finished:
+            self._say_what_is_trained()
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
@@ -92,12 +98,31 @@ class Study:
         """The Experiment that an artefact's runs vary, None if it is not run: `Scope.base`."""
         return self.scope_of(artefact).base(self.paper, artefact, dataset, **changes)
 
+    def _say_what_is_trained(self) -> None:
+        """Print what is trained at quick where nothing is committed, and how long that takes."""
+        wanted = self.scope.artefacts or self.paper.artefacts
+        planned = [
+            s
+            for a in wanted
+            if self._fuller(a, None) is None
+            for s in self.paper.planned(self.scope, a)
+        ]
+        runs = plan.lacking((e for s in planned for e in s.experiments()), self.train)
+        if not runs:
+            return
+        of = ", ".join(dict.fromkeys(e.tags["artefact"] for e in runs))
+        print(
+            f"profile='best': no committed runs of {of} are such as asked for; {len(runs)} are "
+            f"trained at profile quick, {plan.in_words(runs, self.device)} on this computer. What "
+            "is committed shows without datasets, methods, seeds and train"
+        )
+
     # -- runs --------------------------------------------------------------------------------------
 
     def scope_of(self, name: str) -> Scope:
         """What the runs of an artefact are asked for; also by a name that begins with it."""
         known = [a for a in (*self.paper.artefacts, TUNING) if name.startswith(a)]
-        found = self._fuller(max(known, key=len)) if self.best and known else None
+        found = self._fuller(max(known, key=len), None) if self.best and known else None
         return found[0] if found else self.scope
 
     def folder(self, scope: Scope | None = None) -> Path:

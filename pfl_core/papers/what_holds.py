@@ -19,6 +19,7 @@ from pfl_core.analysis import plots
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import grouped, tuples
 from pfl_core.analysis.verdicts import Interval
+from pfl_core.experiments import committed
 from pfl_core.papers import base as papers
 from pfl_core.papers import parameters, rank_figures, readable, recount, report
 from pfl_core.papers.rank_figures import WORDS
@@ -38,7 +39,7 @@ class WhatHolds:
     profile: the smallest that counts; of each artefact the best is shown.
     datasets, methods, seeds, artefacts: what to restrict it to, empty for all.
 
-    Raises ValueError for an unknown or ill-typed parameter.
+    Raises ValueError for an unknown or ill-typed parameter, and for a choice without any run.
     """
 
     def __init__(self, profile: str = "quick", **lists: Any):
@@ -47,6 +48,12 @@ class WhatHolds:
         parameters.check(sorted(every), profile=profile, **lists)
         self.profile = profile
         self.runs = recount.evidence(profile, **lists)
+        if not self.runs and any(lists.values()):
+            there = ", ".join(committed.parts(own=True)) or "none"
+            raise ValueError(
+                f"{parameters.said(lists)}: no such runs are kept at profile {profile} or a fuller "
+                f"one; there are {there}. Name what goes together, or leave a parameter out"
+            )
         parts = [recount.recounted(runs) for runs in self.runs]
         self.numbers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
         self.columns = recount.columns(self.numbers) if parts else {}

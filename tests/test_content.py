@@ -70,6 +70,13 @@ READ = {
     "one of two lambdas": "ALL = [lambda s, c: 1, lambda s, c: 2]\nfn = ALL[X - 1]",
     "a wrapped function": "VALUE = X\n@functools.lru_cache\ndef fn(input_shape, classes):\n    return VALUE",
     "a decorated function": "def twice(f):\n    @functools.wraps(f)\n    def both(*args):\n        return f(*args)\n    return both\nVALUE = X\n@twice\ndef fn(input_shape, classes):\n    return VALUE",
+    "a function's attribute": "def helper():\n    return helper.a\nhelper.a = [X]\ndef fn(input_shape, classes):\n    return helper()",
+    "a number's attribute": "class C(float):\n    pass\nVALUE = C(1); VALUE.a = X",
+    "a tensor's attribute": "VALUE = torch.ones(2); VALUE.a = X",
+    "a metaclass's attribute": "class T(type):\n    a = X\nclass fn(metaclass=T):\n    pass",
+    "a weak reference": "import weakref\nclass C:\n    a = 1\nKEPT = C(); KEPT.a = X; VALUE = weakref.ref(KEPT)",
+    "a context variable": "import contextvars\nVALUE = contextvars.ContextVar('a'); VALUE.set([X])",
+    "what a thread has for itself": "VALUE = threading.local(); VALUE.a = X",
     "a cycle": "VALUE = [1]; VALUE.append({'a': VALUE, 'b': X})",
     "what lies deep": "VALUE = X\nfor _ in range(20_000):\n    VALUE = [VALUE]",
 }
@@ -154,6 +161,64 @@ def test_a_file_counts_by_what_it_holds(module, tmp_path):
         (tmp_path / "w.pt").write_text(held)
         seen.append(identity.digest(module(within).fn))
     assert len(set(seen)) == 6
+
+
+# How a function may come to a file beside its module; HERE is the folder of that.
+BESIDE = {
+    "a path": "return (pathlib.Path(__file__).parent / 'beside.json').read_text()",
+    "joined": "return open(os.path.join(os.path.dirname(__file__), 'beside.json')).read()",
+    "a folder": "return (HERE / 'beside.json').read_text()",
+    "a folder's name": "return open(f'{AS_TEXT}/beside.json').read()",
+    "in a folder": "return (HERE / 'deep' / 'weights.bin').read_bytes()",
+    "without a suffix": "return open(NAMED).read()",
+    "a default": "return open(given).read()",
+}
+
+
+@pytest.mark.parametrize("how", BESIDE)
+def test_a_file_counts_however_its_name_is_made(module, tmp_path, how):
+    (tmp_path / "deep").mkdir()
+    text = "HERE = pathlib.Path(__file__).parent\nAS_TEXT = str(HERE)\nNAMED = AS_TEXT + '/plain'\nDEEP = HERE / 'deep'\n"
+    read = module(
+        f"{text}def fn(a, b, given=NAMED):\n    DEEP, {BESIDE[how]}".replace(
+            "DEEP, return", "DEEP\n    return"
+        )
+    )
+    seen = []
+    for held in "123":
+        for name in ("beside.json", "plain", "deep/weights.bin"):
+            (tmp_path / name).write_text(held)
+        seen.append(identity.digest(read.fn))
+    assert len(set(seen)) == 3
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["os.environ['FOREIGN']", "os.environ.get('FOREIGN', 1)", "os.getenv(NAME)", "helper(NAME)"],
+)
+def test_variables_of_the_environment_count(module, monkeypatch, how):
+    text = "NAME = 'FOREIGN'\ndef helper(name='FOREIGN'):\n    return os.environ.get(name)\n"
+    read = module(f"{text}def fn(a, b):\n    return {how}")
+    seen = []
+    for value in ("1", "2", None, "1"):
+        monkeypatch.setenv("FOREIGN", value) if value else monkeypatch.delenv("FOREIGN")
+        monkeypatch.setenv("ANOTHER", str(len(seen)))
+        seen.append(identity.digest(read.fn))
+    assert len(set(seen)) == 3 and seen[0] == seen[3]
+
+
+def test_modules_may_name_each_other(module, tmp_path):
+    (tmp_path / "foreign_one.py").write_text("import foreign_two\nRATE = 1\n")
+    (tmp_path / "foreign_two.py").write_text("import foreign_one\nSIZE = 1\n")
+    text = "import foreign_one, foreign_two\nSELF = sys.modules[__name__]\ndef fn(a, b):\n    "
+    read = module(f"{text}return SELF, foreign_one.RATE, foreign_two.foreign_one.foreign_two.SIZE")
+    seen = [identity.digest(read.fn)]
+    read.foreign_two.SIZE = 2
+    seen.append(identity.digest(read.fn))
+    read.foreign_one.RATE = 2
+    assert len({*seen, identity.digest(read.fn)}) == 3
+    for name in ("foreign_one", "foreign_two"):
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ attributes, and the values of the global names in its code. `Reader` says which 
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
 import functools
 import hashlib
@@ -15,7 +16,9 @@ import logging
 import os
 import random
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -37,6 +40,8 @@ GLOBAL = [f.__self__ for f in (np.random.rand, random.random)]  # type: ignore[a
 # What code may hold without reading numbers from it: how it is called is all that counts.
 TOOLS = (logging.Logger, logging.Handler, logging.LoggerAdapter, types.ModuleType)
 TOOL_MODULES = {"_thread", "threading", "_weakref", "weakref", "_contextvars", "concurrent"}
+
+ENVIRONMENT = {"environ", "getenv"}  # what code reads its variables with
 
 
 class Reader(NamedTuple):
@@ -108,8 +113,8 @@ class _Walk:
         return (yield from self._object(label, v))
 
     def _plain(self, label: str, v: Any) -> Visit:
-        return [type(v).__name__, repr(v)]
-        yield  # a generator, as the others
+        more = getattr(v, "__dict__", None)  # of a subclass
+        return [type(v).__name__, repr(v), *([(yield "", more)] if more else [])]
 
     def _text(self, label: str, v: str) -> Visit:
         # The name of a file stands for what the file holds.
@@ -131,6 +136,7 @@ class _Walk:
 
     def _tensor(self, label: str, v: torch.Tensor) -> Visit:
         about = ["tensor", str(v.dtype), str(tuple(v.shape)), str(v.requires_grad)]
+        about += [(yield "", vars(v))] if vars(v) else []
         if v.layout != torch.strided or v.is_meta or v.is_quantized:
             state = None if v.is_meta else v.to_dense() if not v.is_quantized else v.dequantize()
             return [*about, str(v.layout), (yield "", state)]
@@ -164,6 +170,12 @@ class _Walk:
             self._has_none(label, v)
         return ["stream"]
         yield
+
+    def _holder(self, label: str, v: Any) -> Visit:
+        # What refers to a value, or has one for each thread.
+        held = v.get(None) if isinstance(v, contextvars.ContextVar) else None
+        held = v() if isinstance(v, weakref.ref) else held
+        return ["holder", (yield "", vars(v) if isinstance(v, threading.local) else held)]
 
     def _partial(self, label: str, v: functools.partial) -> Visit:
         args, words = (yield "(args)", v.args), (yield "(keywords)", v.keywords)
@@ -199,8 +211,11 @@ class _Walk:
         if ours:
             return out
         out.append(self.reader.code(v))
-        out += [held for text in sorted(_texts(v.__code__)) if (held := _named_file(text))]
-        for name, value in self._read(v):
+        if vars(v):
+            out.append((yield "", vars(v)))
+        read = list(self._read(v))
+        out += _named(v, [*cells, *_flat(given), *(value for _, value in read)])
+        for name, value in read:
             out += [name, (yield f"{label and '.'}{name}", value)]
         return out
 
@@ -210,10 +225,13 @@ class _Walk:
         names, space = sorted(_names(fn.__code__)), fn.__globals__
         within = {n: sys.modules[n] for n in names if n in sys.modules and n not in space}
         found = [(n, space[n]) for n in names if n in space] + list(within.items())
+        modules: list[types.ModuleType] = []  # they may name each other
         while found:
             name, value = found.pop(0)
             if isinstance(value, types.ModuleType) and self.reader.foreign(value):
-                found += [(f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value)]
+                if value not in modules:
+                    modules.append(value)
+                    found += [(f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value)]
             elif not isinstance(value, types.ModuleType):
                 yield name, value
 
@@ -222,7 +240,7 @@ class _Walk:
         if not self.reader.foreign(v):
             return out
         out.append(self.reader.code(v))
-        for base in v.__mro__[1:]:
+        for base in (*v.__mro__[1:], type(v)):
             out.append((yield "", base))
         for name, value in sorted(vars(v).items()):
             dunder = name.startswith("__") and not inspect.isroutine(value)
@@ -275,6 +293,7 @@ _KINDS: list[tuple[Any, Callable[..., Visit]]] = [
     (torch.Tensor, _Walk._tensor),
     (TOOLS, _Walk._tool),
     (io.IOBase, _Walk._stream),
+    ((threading.local, weakref.ref, contextvars.ContextVar), _Walk._holder),
     (functools.partial, _Walk._partial),
     (types.MethodType, _Walk._bound),
     (types.FunctionType, _Walk._function),
@@ -291,15 +310,40 @@ def _bytes(a: np.ndarray) -> str:
 
 def _file(path: Any) -> str | None:
     try:
+        if not os.path.isfile(path):  # a device or pipe need not end
+            return None
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):
         return None
 
 
-def _named_file(text: str) -> str | None:
+def _named_file(text: str, folder: str = "") -> str | None:
     # What the file holds that a text names, if it names one.
-    return _file(text) if len(text) < 1024 and os.path.splitext(text)[1] else None
+    a_name = len(text) < 1024 and (os.path.splitext(text)[1] or os.sep in text)
+    return _file(os.path.join(folder, text)) if a_name else None
+
+
+def _named(fn: types.FunctionType, read: list[Any]) -> list[str]:
+    # What a function that reads these values names beside: files in the current folder, beside its
+    # module and in folders that it reads; variables of the environment, if it looks there.
+    texts = sorted(_texts(fn.__code__).union(v for v in read if isinstance(v, str)))
+    home = getattr(sys.modules.get(fn.__module__), "__file__", None)
+    folders = {os.path.dirname(home)} if home else set()
+    folders |= {str(v) for v in read if isinstance(v, str | PurePath) and os.path.isdir(v)}
+    out = [held for text in texts if (held := _named_file(text))]
+    for folder in sorted(folders):
+        inside = (_named_file(text.lstrip(os.sep), folder) for text in texts)
+        out += [held for held in inside if held]
+    if not ENVIRONMENT.isdisjoint(_names(fn.__code__)):
+        out += [f"{text}={os.environ[text]}" for text in texts if text in os.environ]
+    return out
+
+
+def _flat(given: Any) -> list[Any]:
+    # The values in a function's defaults.
+    first, named = given
+    return [*(first or ()), *(named or {}).values()]
 
 
 def _texts(code: types.CodeType) -> set[str]:

@@ -53,6 +53,8 @@ class Anatomy:
         """The Anatomy of a network by a trial run on samples x (B, *input_shape).
 
         A copy of it runs, in evaluation mode. Our own networks need none.
+
+        ValueError if a parameter that it uses is not registered in it.
         """
         if type(model) is models.Net:
             return cls(model)
@@ -60,6 +62,13 @@ class Anatomy:
         calls = _Calls(trial)
         with torch.no_grad(), calls, _Flow(trial, x) as flow:
             scores = trial(x)
+        if flow.loose:
+            raise ValueError(
+                f"{type(model).__name__} uses a parameter of shape {tuple(flow.loose[0].shape)} "
+                "that is not registered in it, so it would not be trained; keep layers in an "
+                "nn.ModuleList or nn.ModuleDict instead of a list or dict, or freeze it "
+                "(requires_grad_(False)) if it is a constant"
+            )
         used, scoring, after = flow.behind(scores)
         linear = (None, ()) if after else calls.linear(scores, scoring)
         return cls(model, used, scoring, after, linear)
@@ -267,12 +276,14 @@ class _Value:
     """What lies in a tensor's memory: of which data and parameters it was made.
 
     through: it is as large as its data, which it scales or shifts at most.
+    table: its size, if what scales it has several axes; larger than the scores, it is summed later.
     """
 
     data: list[_Value] = field(default_factory=list)
     parameters: frozenset[str] = frozenset()
     is_data: bool = False
     through: bool = True
+    table: int = 0
 
 
 class _Flow(TorchDispatchMode):
@@ -288,6 +299,7 @@ class _Flow(TorchDispatchMode):
         self.known: dict[Any, _Value] = {_memory(x): _Value(is_data=True)}
         self.held: list[Tensor] = [x]  # so that no later tensor gets its memory
         self.first: dict[str, int] = {}  # use of each parameter, by number
+        self.loose: list[Tensor] = []  # parameters that are used and not registered
         for name, p in model.named_parameters():
             before = self.known.get(_memory(p), _Value())
             self.known[_memory(p)] = _Value([], before.parameters | {name})
@@ -299,6 +311,8 @@ class _Flow(TorchDispatchMode):
         given = [(t, self.known.get(_memory(t))) for t in _tensors((args, kwargs))]
         out = func(*args, **kwargs or {})
         taken = [(t, v) for t, v in given if v is not None]
+        unknown = [t for t, v in given if v is None and isinstance(t, nn.Parameter)]
+        self.loose += [t for t in unknown if t.requires_grad]
         made = list(_tensors(out))
         if taken and made:
             self._note(func, taken, made)
@@ -314,6 +328,8 @@ class _Flow(TorchDispatchMode):
                 self.first.setdefault(n, len(self.held))
             small = torch.Tag.pointwise in func.tags or all(t.dim() < 2 for t, _ in weights)
             value.through = small and made[0].numel() == max(t.numel() for t, _ in data)
+            if any(t.squeeze().dim() > 1 for t, _ in weights):
+                value.table = made[0].numel()
         for t in made:
             self.known[_memory(t)] = value
             self.held.append(t)
@@ -321,10 +337,10 @@ class _Flow(TorchDispatchMode):
     def behind(self, scores: Tensor) -> tuple[list[str], frozenset[str], frozenset[str]]:
         """`used`, `scoring` and `after` of an Anatomy."""
         begin = self.known.get(_memory(scores), _Value())
-        through = lambda v: v.data if v.through else []  # noqa: E731
-        last = list(_reached(begin, through))
-        scoring = frozenset().union(*(v.parameters for v in last if not v.through))
-        after = frozenset().union(*(v.parameters for v in last if v.through)) - scoring
+        through = lambda v: v.through and v.table <= scores.numel()  # noqa: E731
+        last = list(_reached(begin, lambda v: v.data if through(v) else []))
+        scoring = frozenset().union(*(v.parameters for v in last if not through(v)))
+        after = frozenset().union(*(v.parameters for v in last if through(v))) - scoring
         every = frozenset().union(*(v.parameters for v in _reached(begin, lambda v: v.data)))
         order = sorted(every & self.first.keys(), key=lambda n: (self.first[n], self.names[n]))
         return (order, scoring, after) if scoring else ([], frozenset(), frozenset())

@@ -164,6 +164,14 @@ ZOO = {
         "base.2,base.3",
         False,
     ),
+    "products that are summed": (
+        lambda: Ends(
+            lambda m, z: (z.repeat(1, C).view(-1, C, 5) * m.p["w"]).sum(2),
+            p=nn.ParameterDict({"w": parameter(C, 5)}),
+        ),
+        "p",
+        False,
+    ),
     "weight norm": (
         lambda: Ends(lambda m, z: m.out(z), out=nn.utils.parametrizations.weight_norm(linear())),
         "out",
@@ -339,6 +347,29 @@ def own(model, shape=(16, 16), n=24, **how):
     fed = Federation(x, y, train, None, test, classes=C)
     how = dict(dataset="own", model="mine", rounds=1, batch=4) | how
     return Experiment(**how), fed
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("held", [list, lambda parts: dict(enumerate(parts))])
+def test_layers_that_are_not_registered_are_refused_unless_they_are_constants(
+    registry, held, frozen
+):
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.layers = body(), held([nn.Linear(5, C), nn.Linear(C, C)])
+            self.layers[1].requires_grad_(False)
+            self.layers[0].requires_grad_(not frozen)
+
+        def forward(self, x):
+            return self.layers[1](self.layers[0](self.body(x)))
+
+    experiment, fed = own(Hidden)
+    if frozen:
+        assert run(experiment, fed=fed).ok
+        return
+    with pytest.raises(ValueError, match=r"shape \(3, 5\) that is not registered.*ModuleList"):
+        run(experiment, fed=fed)
 
 
 def test_a_head_that_does_not_give_the_scores_is_refused_and_can_be_named(registry):

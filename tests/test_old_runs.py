@@ -220,6 +220,35 @@ def test_models_of_every_method_predict_what_their_run_measured(store, tmp_path,
         assert torch.equal(again.scores(x), result.personal(client).scores(x))
 
 
+class Projected(nn.Module):
+    """Scores of a fixed projection that is drawn and in no state_dict."""
+
+    def __init__(self, classes, how):
+        super().__init__()
+        drawn = torch.randn(784, 32) / 28
+        if how == "buffer":
+            self.register_buffer("drawn", drawn, persistent=False)
+        else:
+            self.drawn = [drawn] if how == "list" else drawn
+        self.head = nn.Linear(32, classes)
+
+    def forward(self, x):
+        drawn = self.drawn[0] if isinstance(self.drawn, list) else self.drawn
+        return self.head((x.flatten(1) @ drawn).relu())
+
+
+@pytest.mark.parametrize("how", ["buffer", "attribute", "list"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "gpfl"])
+def test_what_a_model_draws_beside_its_state_is_drawn_again(store, tmp_path, how, method):
+    register_model("projected", lambda shape, classes: Projected(classes, how))
+    e = Experiment(**TINY | {"model": "projected"}, seed=3, method=method, keep_models=True, lr=0.1)
+    result, data = run(e), client_data(e)
+    for client, correct in enumerate(result.arrays["before/test/correct"][-1]):
+        assert right(result.personal(client), data, client) == correct
+        result.save(client, tmp_path / "model.pt")
+        assert right(load_model(tmp_path / "model.pt"), data, client) == correct
+
+
 class OwnGate(Method):
     """A gate of the client's own over the class scores, which no network holds."""
 

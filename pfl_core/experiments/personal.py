@@ -64,17 +64,18 @@ class Personal:
         its own.
     facts : dict
         model, model_args, dtype, classes, input_shape, input_kind, mean and std (of images), and
-        where it comes from: method, client, id (of the run), revision, version, and modules, which
-        register the model, or the method, if these are not ours. scores: what a method's own class
-        scores need to know of the client.
+        where it comes from: method, client, seed and id (of the run), revision, version, and
+        modules, which register the model, or the method, if these are not ours. scores: what a
+        method's own class scores need to know of the client.
     """
 
     def __init__(self, facts: dict[str, Any], weights: Params):
         self.facts, self.weights = facts, weights
         _check_here(facts, "model", models.list_models())
-        net = models.build(
-            facts["model"], tuple(facts["input_shape"]), facts["classes"], **facts["model_args"]
-        )
+        shape, options = tuple(facts["input_shape"]), facts["model_args"]
+        # What it draws beside its state, such as a fixed projection, is drawn again.
+        seed = facts.get("seed", 0)
+        net = models.build(facts["model"], shape, facts["classes"], seed, **options)
         infinite = {n for n, v in net.named_buffers() if not v.isfinite().all()}  # a mask
         for name, v in weights.items():
             if name not in infinite and not torch.isfinite(v).all():

@@ -172,7 +172,7 @@ class Result:
         kept, e = self.kept("models.pt"), self.experiment
         names = "id revision version mean std classes input_shape input_kind".split()
         facts = {name: self.meta[name] for name in names}
-        facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype)
+        facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype, seed=e.seed)
         known = self.meta.get("vocabulary")
         facts["model_args"] = (vocabulary(e) if known is None else known) | e.model_args
         facts["modules"] = self.meta.get("modules", e.plugins)

@@ -116,6 +116,19 @@ WRONG = {
         r"of another shape: fc.weight \(7, 100\), here \(10, 100\); new_head=True",
     ),
     "parallel": (lambda: {f"module.{n}": v for n, v in state().items()}, "DataParallel"),
+    "compiled": (lambda: {f"_orig_mod.{n}": v for n, v in state().items()}, "'_orig_mod.'.*inside"),
+    "a part of a module": (
+        lambda: {f"net.model.{n}": v for n, v in state().items()},
+        "'net.model.'",
+    ),
+    "integers": (
+        lambda: of(**{"fc.bias": torch.zeros(10, dtype=torch.int64)}),
+        "of another kind: fc.bias integers, here real; save them",
+    ),
+    "sparse": (
+        lambda: of(**{"fc.weight": state()["fc.weight"].to_sparse()}),
+        "of another kind: fc.weight float32, sparse_coo, here real; save them",
+    ),
     "a checkpoint": (lambda: {"epoch": 3, "model": state()}, "a state_dict under 'model'"),
     "a list": (lambda: [1], "holds no state_dict"),
     "not finite": (
@@ -127,12 +140,72 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_what_does_not_fit_is_listed_before_training(case, tmp_path, monkeypatch):
     make, said = WRONG[case]
     torch.save(make(), tmp_path / "w.pt")
     refuse(monkeypatch)
     with pytest.raises(ValueError, match=f"init_from=.*w.pt.*{said}"):
         run(TINY.but(init_from=tmp_path / "w.pt"))
+
+
+def normed(input_shape, classes, wrap=False, tie=False):
+    """Linear, BatchNorm, Linear and head; tied: the two Linears before the head are one tensor."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.ReLU())
+    net.extend([nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, classes)])
+    if tie:
+        net[6].weight = net[4].weight
+    return nn.Sequential(net) if wrap else net
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """given(tensors, **options) -> an Experiment over `normed` that starts from a file of them."""
+    monkeypatch.setattr(models, "_MODELS", dict(models._MODELS))
+    models.register_model("normed", normed)
+
+    def given(tensors, **options):
+        torch.save(tensors, tmp_path / "w.pt")
+        return TINY.but(model="normed", model_args=options, init_from=tmp_path / "w.pt")
+
+    return given
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("2.running_var", torch.inf, "2.running_var is not finite"),
+        ("2.running_mean", torch.nan, "2.running_mean is not finite"),
+        ("2.running_var", -1.0, "normed from .*w.pt.*scores that are not finite"),
+    ],
+)
+def test_statistics_are_sound_too(given, monkeypatch, name, value, said):
+    tensors = normed((1, 28, 28), 10).state_dict()
+    tensors[name] = torch.full_like(tensors[name], value)
+    refuse(monkeypatch)
+    with pytest.raises(ValueError, match=said):
+        run(given(tensors))
+
+
+def test_a_wrapped_model_says_the_names_that_it_needs(given, monkeypatch):
+    refuse(monkeypatch)
+    with pytest.raises(ValueError, match="the model's names begin with '0.': save"):
+        run(given(normed((1, 28, 28), 10).state_dict(), wrap=True))
+
+
+@pytest.mark.parametrize("gone", [(), ("4.weight",), ("6.weight",)])
+def test_a_tied_tensor_is_read_under_any_of_its_names(given, gone):
+    tensors = normed((1, 28, 28), 10, tie=True).state_dict()
+    served = run(given({n: v for n, v in tensors.items() if n not in gone}, tie=True), workers=1)
+    whole = run(given(tensors, tie=True), workers=1)
+    for n, v in whole.model(1).state_dict().items():
+        assert torch.equal(served.model(1).state_dict()[n], v), n
+
+
+def test_tied_tensors_that_differ_are_refused(given, monkeypatch):
+    refuse(monkeypatch)
+    with pytest.raises(ValueError, match="4.weight and 6.weight differ, and are one tensor"):
+        run(given(normed((1, 28, 28), 10).state_dict(), tie=True))
 
 
 def test_other_files_and_fields_are_refused(tmp_path, file):

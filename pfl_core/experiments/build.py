@@ -206,6 +206,8 @@ def build_method(experiment: Experiment, data: Shapes, store: Path | None = None
     if e.weights:
         given = e.weights.load(store or paths.store_folder())
         fill(model, given, e.weights.path, names if e.new_head else ())
+        name = f"{e.model} from {e.weights.path}"
+        models.check_fit(name, model, data.extremes(), data.classes)  # it has other weights now
     model, heads = model.to(data.device), None
     if e.head_init == "own":
         drawn = head_models(lambda k: make(seed=_seed_of_head(e.seed, k)), names, data.K)

@@ -115,32 +115,50 @@ def fill(model: nn.Module, given: dict[str, Tensor], where: str, new: Iterable[s
     taken = lambda n: n not in new and n.rpartition(".")[0] not in inside  # noqa: E731
     wanted = {n: v for n, v in state.items() if taken(n)}
     given = {n: v for n, v in given.items() if taken(n)}
-    given |= {n: given[first] for n, first in tied.items() if n in wanted and first in given}
+    _tie(given, {n: first for n, first in tied.items() if n in wanted and first in wanted}, where)
     faults = _faults(wanted, given)
     if faults:
         advice = _advice(wanted, given)
         raise ValueError(f"init_from={where} does not fit the model: {'; '.join(faults)}; {advice}")
-    parameters = dict(model.named_parameters())
-    for n in parameters.keys() & given.keys():
-        if not torch.isfinite(given[n]).all():
+    for n, v in wanted.items():
+        if v.isfinite().all() and not given[n].isfinite().all():
             raise ValueError(f"init_from={where}: {n} is not finite; take sound weights")
     with torch.no_grad():
         for n, v in wanted.items():
             v.copy_(given[n])
 
 
+def _tie(given: dict[str, Tensor], tied: dict[str, str], where: str) -> None:
+    # A tied tensor may be there under any of its names, and is one.
+    for n, first in tied.items():
+        a, b = given.get(first), given.get(n)
+        if a is not None and b is not None and not (a.shape == b.shape and torch.equal(a, b)):
+            raise ValueError(
+                f"init_from={where}: {first} and {n} differ, and are one tensor in the model; give "
+                "one of them, or a model whose weights are not tied"
+            )
+        if (either := b if a is None else a) is not None:
+            given[first] = given[n] = either
+
+
 def _faults(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
     both = [n for n in wanted if n in given]
-    form: Callable[[Tensor], tuple] = lambda v: (tuple(v.shape), v.is_floating_point())  # noqa: E731
-    other = [n for n in both if form(wanted[n]) != form(given[n])]
+    shape: Callable[[str], tuple] = lambda n: (tuple(given[n].shape), tuple(wanted[n].shape))  # noqa: E731
+    other = [(n, *shape(n)) for n in both if wanted[n].shape != given[n].shape]
+    kinds = [(n, _kind(given[n]), _kind(wanted[n])) for n in both]
     said = {
         "missing": [n for n in wanted if n not in given],
         "unexpected": [n for n in given if n not in wanted],
-        "of another shape": [
-            f"{n} {tuple(given[n].shape)}, here {tuple(wanted[n].shape)}" for n in other
-        ],
+        "of another shape": [f"{n} {has}, here {needs}" for n, has, needs in other],
+        "of another kind": [f"{n} {has}, here {needs}" for n, has, needs in kinds if has != needs],
     }
     return [f"{what}: {_some(names)}" for what, names in said.items() if names]
+
+
+def _kind(v: Tensor) -> str:
+    if v.layout != torch.strided or v.is_quantized:
+        return f"{v.dtype}, {v.layout}".replace("torch.", "")
+    return "real" if v.is_floating_point() else "complex" if v.is_complex() else "integers"
 
 
 def _some(names: list[str]) -> str:
@@ -149,11 +167,32 @@ def _some(names: list[str]) -> str:
 
 
 def _advice(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> str:
-    if given and all(n.startswith("module.") for n in given):
-        return "its names begin with 'module.', as of DataParallel: save model.module.state_dict()"
+    if inside := _wrapper(given, wanted):
+        return (
+            f"its names begin with {inside!r}, as of a module around the model (DataParallel, "
+            "torch.compile): save the state_dict of the module inside"
+        )
+    if inside := _wrapper(wanted, given):
+        return (
+            f"the model's names begin with {inside!r}: save {{{inside!r} + n: v for n, v in "
+            "weights.items()}"
+        )
+    if {n: v.shape for n, v in wanted.items()} == {n: v.shape for n, v in given.items()}:
+        return "save them in the model's kinds, dense, as with v.to_dense().to(model's dtype)"
     if wanted.keys() == given.keys():
         return "new_head=True draws the head anew"
     return (
         "new_head=True draws the head anew; other gaps are filled by "
         "model.load_state_dict(weights, strict=False) and saving model.state_dict()"
     )
+
+
+def _wrapper(outer: Iterable[str], inner: Iterable[str]) -> str:
+    # What all names of `outer` begin with, if some of them are names of `inner` without it.
+    first = next(iter(outer), "")
+    starts = [first[: at + 1] for at, sign in enumerate(first) if sign == "."]
+    for start in starts:
+        if all(n.startswith(start) for n in outer):
+            if any(n.removeprefix(start) in inner for n in outer):
+                return start
+    return ""

@@ -409,7 +409,7 @@ def _options_of_run(add: Callable) -> None:
         add(f"--{f.name}", metavar=metavar, help=described(f).replace("%", "%%"))
     add("--device", default="auto", help="auto, cpu or cuda (default: auto, a GPU if there is one)")
     add("--executor", default="auto", help=f"of {executors} (default: auto, by device)")
-    own = "data of your own, with --dataset own: what Federation.save wrote (default: none)"
+    own = "data of your own, with dataset own: what Federation.save wrote (default: none)"
     add("--fed", type=Path, metavar="FOLDER", help=own)
     log = "log each evaluated round there (default: nowhere)"
     add("--tensorboard", type=Path, metavar="FOLDER", help=log)

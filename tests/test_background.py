@@ -20,7 +20,7 @@ LONG = Experiment(
 )
 
 
-def until(seen, seconds: float = 120) -> None:
+def until(seen, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < end, "waited in vain"

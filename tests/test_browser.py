@@ -121,12 +121,12 @@ def lab(home, runs):
             [sys.executable, "-m", "jupyterlab", *words], cwd=home, env=env, stdout=log, stderr=log
         )
     try:
-        for _ in range(600):
+        for _ in range(3000):
             time.sleep(0.2)
             assert server.poll() is None, (home / "log").read_text()
             try:
                 urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}/api/status?token={token}", timeout=10
+                    f"http://127.0.0.1:{port}/api/status?token={token}", timeout=60
                 ).close()
                 break
             except OSError:  # not yet
@@ -134,7 +134,7 @@ def lab(home, runs):
         yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?reset&token={token}"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(600)
 
 
 class Page:
@@ -143,7 +143,7 @@ class Page:
     def __init__(self, driver):
         self.driver = driver
 
-    def until(self, seen, seconds: float = 300):
+    def until(self, seen, seconds: float = 600):
         """Wait for `seen()` to give something, and return it; if it never does, keep a picture."""
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.ui import WebDriverWait

@@ -477,18 +477,22 @@ def lock_with_something_in_it(w: World) -> Iterator[None]:
 
 
 def lock_of_a_stopped_process(w: World) -> Iterator[None]:
-    w.patch.setattr(store, "SAID_AFTER", 0.1)
     held, ended = threading.Event(), threading.Event()
 
     def hold():
         with FileLock(w.store / f"{E.id}.lock"):
             held.set()
-            ended.wait(60)
+            ended.wait(600)
 
-    threading.Thread(target=hold).start()
-    held.wait(60)
+    def said(text):  # the other one goes on as soon as it is known to be waited for
+        print(text)
+        ended.set()
+
+    w.patch.setattr(store, "SAID_AFTER", 0.1)
+    w.patch.setattr(store, "print", said, raising=False)
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
     yield
-    threading.Timer(0.4, ended.set).start()
     return w.run(E)
 
 

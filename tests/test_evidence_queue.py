@@ -91,7 +91,9 @@ def queue(tmp_path, monkeypatch):
 
 
 def until(what):
+    end = time.monotonic() + 600
     while not what():
+        assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
 
 

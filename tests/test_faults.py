@@ -532,9 +532,9 @@ def test_a_notebook_interrupted_and_run_again(store, tmp_path):
         client.start_channels()
 
         def play(at):
-            client.wait_for_ready(timeout=120)
+            client.wait_for_ready(timeout=600)
             head = f"AT, TO, TINY = {at}, {str(tmp_path / 'rows.csv')!r}, {TINY!r}\n"
-            how = dict(user_expressions={"n": "len(seen)"}, timeout=120, output_hook=lambda m: None)
+            how = dict(user_expressions={"n": "len(seen)"}, timeout=600, output_hook=lambda m: None)
             return client.execute_interactive(head + textwrap.dedent(cell), **how)["content"]
 
         try:

@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import textwrap
 from types import SimpleNamespace
 
 import pandas as pd
@@ -209,6 +208,33 @@ def test_ray_of_its_own_is_for_this_computer_only(ray, monkeypatch):
     assert ray.started and ray.asked[-1] == dict(log_to_driver=False, cluster=True)
 
 
+# How long Ray waits for its own servers, which a loaded computer starts late.
+PATIENT = {
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_gcs_server_request_timeout_seconds": "600",
+    "RAY_gcs_rpc_server_connect_timeout_s": "600",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_health_check_timeout_ms": "600000",
+}
+# That of a node for its registration is a number in its code.
+WAIT_FOR_NODE = """
+import time
+from ray._private import services
+
+def registered(address, node, once=services.get_node):
+    for _ in range(1200):
+        try:
+            return once(address, node)
+        except RuntimeError:  # not yet
+            time.sleep(0.5)
+    return once(address, node)
+
+services.get_node = registered
+"""
+
 LISTENING = """
 import psutil, ray
 from pfl_core.extras.ray import start
@@ -223,12 +249,14 @@ ray.shutdown()
 
 def test_every_server_of_that_ray_listens_on_the_loopback(tmp_path):
     path = os.pathsep.join([str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
-        "PYTHONPATH": path,
-        "HOME": str(tmp_path),
-    }
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | PATIENT
+    env |= {"PYTHONPATH": path, "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", LISTENING], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", WAIT_FOR_NODE + LISTENING],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     listening = set(done.stdout.split())
@@ -295,10 +323,10 @@ from ray.cluster_utils import Cluster
 from pfl_core import Experiment, Federation, load, sweep
 
 note, rows = sys.argv[1:]
-little = dict(num_cpus=1, object_store_memory=80 * 2**20)
+little = dict(num_cpus=1, object_store_memory=80 * 2**20, wait=False)
 cluster = Cluster(initialize_head=True, head_node_args=little)
 second = cluster.add_node(**little)
-cluster.wait_for_nodes()
+cluster.wait_for_nodes(timeout=600)
 ray.init(address=cluster.address, log_to_driver=False)
 
 def lose():
@@ -324,15 +352,15 @@ def test_a_cluster_of_two_nodes_one_of_which_is_lost(tmp_path):
     (tmp_path / "slow.py").write_text(f"NOTE = {str(note)!r}\n{SLOW}")
     tiny = {k: v for k, v in TINY.items() if k != "rounds"}
     path = os.pathsep.join([str(tmp_path), str(runner.ROOT), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PFL_RUNS": str(tmp_path), "PYTHONPATH": path}
+    env = os.environ | PATIENT | {"PFL_RUNS": str(tmp_path), "PYTHONPATH": path}
     command = [
         sys.executable,
         "-c",
-        f"TINY = {tiny!r}\n" + textwrap.dedent(CLUSTER),
+        f"TINY = {tiny!r}\n" + WAIT_FOR_NODE + CLUSTER,
         str(note),
         str(rows),
     ]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     (said,) = [line.split() for line in done.stdout.splitlines() if line.startswith("lost ")]
     lost, trained = said[1], [line.split() for line in note.read_text().splitlines()]

@@ -179,7 +179,7 @@ def script(body):
     head = f"import os, signal\nfrom pfl_core import Experiment; from pfl_core.engine import simulate\nfrom pfl_core.experiments.run import run\nTINY = {TINY!r}\n"
     code = head + "simulate.CHECKPOINT_EVERY = 0.0\n" + textwrap.dedent(body)
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=600
     )
 
 
@@ -245,7 +245,7 @@ def test_two_processes_never_compute_the_same_run(store):
         procs.append(
             subprocess.Popen([sys.executable, "-c", head + textwrap.dedent(body)], env=os.environ)
         )
-    assert [p.wait(120) for p in procs] == [0, 0]
+    assert [p.wait(600) for p in procs] == [0, 0]
     assert len(set((store.parent / "who").read_text().split())) == 1
 
 

@@ -463,7 +463,7 @@ def test_missing_data_are_marked_in_the_list(tmp_path, monkeypatch):
 # -- the panel that trains -------------------------------------------------------------------------
 
 
-def until(seen, seconds: float = 120) -> None:
+def until(seen, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < end, "waited in vain"

@@ -110,7 +110,7 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> int:
             progress_bar=False,
             stdout_file=sys.stdout,
             stderr_file=sys.stderr,
-            start_timeout=120,
+            start_timeout=600,
             cwd=str(notebook.parent),
         )
     except PapermillExecutionError as error:

@@ -1,6 +1,7 @@
 """Nothing unlike is pooled: what is one setting, and what tables and figures do with several."""
 
 import dataclasses
+import pickle
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -194,6 +195,31 @@ def test_own_data_are_told_apart(store):
     rows = pd.concat([run(e.but(seed=s), fed=fed).rows for s, fed in enumerate(feds)])
     with pytest.raises(ValueError, match="pool"):
         summary(pick(rows), rows="method", columns="dataset")
+
+
+@pytest.mark.parametrize("form", ["memory", "folder", "processes"])
+def test_own_data_that_are_dealt_by_several_seeds_are_replicates(store, tmp_path, form):
+    e = Experiment(dataset="own", model="mlp", rounds=1)
+    g = np.random.default_rng(0)
+    x, y = g.random((60, 8), dtype=np.float32), np.arange(60) % 2
+
+    def rows(seed, **changes):
+        how = dict(x=x, y=y, partition="dirichlet", alpha=0.5, clients=2, seed=seed) | changes
+        fed = Federation.dealt(**how)
+        if form == "folder":
+            fed.save(folder := tmp_path / fed.hash)
+            fed = Federation.open(folder)
+        fed = pickle.loads(pickle.dumps(fed)) if form == "processes" else fed
+        return run(e.but(seed=seed), fed=fed).rows
+
+    first = rows(0)
+    pooled = pd.concat([first, rows(1), rows(2)])
+    assert pooled.run.nunique() == 3 and pooled.setting.nunique() == 1
+    summary(pick(pooled), rows="method", columns="dataset")
+    for other in (dict(alpha=5.0), dict(x=x + 1), dict(y=1 - y), dict(classes=3)):
+        with pytest.raises(ValueError, match="pool"):
+            both = pd.concat([first, rows(1, **other)])
+            summary(pick(both), rows="method", columns="dataset")
 
 
 def test_rows_that_were_read_from_a_file_say_which_runs_to_compare(store, tmp_path, monkeypatch):

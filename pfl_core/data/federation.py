@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,9 +19,10 @@ from torch import Tensor
 from pfl_core.data import arrays, files
 from pfl_core.data.checksum import Checksum
 from pfl_core.data.files import SPLITS
+from pfl_core.data.partition import function
 from pfl_core.data.partition import partition as deal
 from pfl_core.data.readers import held_out
-from pfl_core.util import cards, paths
+from pfl_core.util import cards, identity, paths
 from pfl_core.util.draws import rng
 
 WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
@@ -85,6 +88,7 @@ class Federation:
     std: tuple[float, ...] | None
     name: str
     folder: Path | None
+    rule: str = ""
     _stamps: tuple[files.Stamp, ...]
 
     def __init__(
@@ -243,6 +247,14 @@ class Federation:
         """sha256 of samples, labels and all index lists."""
         return arrays.digest([self.x, self.y, *(i for s in SPLITS for i in self.index[s])])
 
+    @cached_property
+    def dealing(self) -> str:
+        """sha256 of samples, labels and how they were dealt, whatever the seed; "" if by hand."""
+        if not self.rule:
+            return ""
+        about = [self.rule, self.classes, self.mean, self.std]
+        return hashlib.sha256(f"{arrays.digest([self.x, self.y])}{about}".encode()).hexdigest()
+
     @property
     def checksum(self) -> Checksum:
         """sha256 of all that decides numbers: samples, labels, lists, classes, mean and std.
@@ -290,7 +302,7 @@ class Federation:
             return files.write_partition(path, self.index, dict(clients=self.K) | about)
         if path.is_file() or path.is_dir() and any(path.iterdir()):
             return self._check_saved(path)
-        about |= dict(classes=self.classes, mean=self.mean, std=self.std)
+        about |= dict(classes=self.classes, mean=self.mean, std=self.std, rule=self.rule)
         files.write_folder(path, self.x, self.y, self.index, about)
 
     def _check_saved(self, path: Path) -> None:
@@ -319,8 +331,9 @@ class Federation:
         """
         folder = paths.absolute(folder, "folder")
         given = files.read_folder(folder)
-        digest = given.pop("hash")
+        digest, rule = given.pop("hash"), given.pop("rule")
         fed = cls(**given)
+        fed.__dict__["rule"] = rule
         if fed.hash != digest:
             raise ValueError(
                 f"{folder} is not as it was saved: its hash is {fed.hash[:12]}..., the one in "
@@ -345,7 +358,7 @@ class Federation:
         if self.folder:
             return _reopened, (type(self), self.folder, self._stamps, self.hash)
         given = {n: getattr(self, n) for n in ("x", "y", "classes", "mean", "std", "name")}
-        return _remade, (type(self), given | dict(self.index))
+        return _remade, (type(self), given | dict(self.index), self.rule)
 
     @classmethod
     def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
@@ -416,7 +429,9 @@ class Federation:
         pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
         split = deal(partition, pool, clients, seed, **args)
         about: dict[str, Any] = dict(classes=classes, mean=mean, std=std, name=name)
-        return cls(x, y, split.train, split.val, split.test, **about)
+        fed = cls(x, y, split.train, split.val, split.test, **about)
+        fed.__dict__["rule"] = _rule(partition, dict(clients=clients, test=float(test)) | args)
+        return fed
 
     def __repr__(self) -> str:
         each = ", ".join(f"{held} {split}" for split, held in self._held().items())
@@ -487,8 +502,18 @@ def _reopened(
     return _in_folder(cls, folder, stamps, digest)
 
 
-def _remade(cls: type[Federation], given: dict[str, Any]) -> Federation:
+def _remade(cls: type[Federation], given: dict[str, Any], rule: str) -> Federation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given["x"] = arrays.owned(given["x"])
-        return cls(**given)
+        fed = cls(**given)
+    fed.__dict__["rule"] = rule
+    return fed
+
+
+def _rule(partition: str, args: dict[str, Any]) -> str:
+    # How a partition deals, as text; "" where its code draws from what changes.
+    with contextlib.suppress(ValueError):
+        code = identity.digest(function(partition))
+        return json.dumps([partition, args, code], sort_keys=True, default=repr)
+    return ""

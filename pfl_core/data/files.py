@@ -135,6 +135,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         given: dict[str, Any] = {s: _divided(z[s], z[f"{s}_n"]) for s in SPLITS}
         given |= {"classes": int(z["classes"]), "name": str(z["name"]), "hash": str(z["hash"])}
         given |= {name: z[name].tolist() for name in ("mean", "std") if name in z}
+        given["rule"] = str(z["rule"]) if "rule" in z else ""
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{folder / 'index.npz'} is damaged: {error}") from error
     return given | {"x": mapped(folder / "x.npy"), "y": y}

@@ -240,10 +240,13 @@ def _meta(job: Job, trained: _Training, stamp: dict[str, Any]) -> dict[str, Any]
         input_kind=data.kind,
         partition_hash=data.federation.hash,
     )
+    about_data |= {"dealing": dealing} if (dealing := data.federation.dealing) else {}
     about_data |= {"init_from": job.start} if job.start else {}
-    if job.source is not None:
-        of_source = job.source.meta.get("pool") if isinstance(job.source, Result) else None
-        about_data["source_pool"] = of_source or getattr(job.source, "checksum", "")
+    if isinstance(job.source, Result):
+        of = job.source.meta
+        about_data["source_pool"] = of.get("dealing") or of.get("pool", "")
+    elif job.source is not None:
+        about_data["source_pool"] = job.source.dealing or str(job.source.checksum)
     about_run = dict(
         modules=job.experiment.modules,
         vocabulary=vocabulary(job.experiment),

@@ -30,7 +30,9 @@ _known: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
 def setting(plain: dict[str, Any], meta: dict[str, Any]) -> str:
     """The setting of a run, 12 hex digits, from its Experiment's plain values and its meta."""
-    values = _flat(plain) | {name: _number(v) for name in ABOUT if (v := meta.get(name))}
+    about = {name: v for name in ABOUT if (v := meta.get(name))}
+    about |= {"pool": meta["dealing"]} if meta.get("dealing") else {}  # the seed that deals is one
+    values = _flat(plain) | {name: _number(v) for name, v in about.items()}
     if plain["dataset"] == "own" and plain["max_samples"] and "key" not in meta:
         values["max_samples"] = f"the first {plain['max_samples']}"  # as up to version 0.2
     text = json.dumps(values, sort_keys=True)

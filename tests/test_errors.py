@@ -1256,6 +1256,7 @@ def page() -> str:
                 r"\1...",
                 said(case, Path(folder).resolve()),
             )
+        message = re.sub(r"\b\d{8}-\d{6}\b", "DAY-TIME", message)
         message = "<br>".join(map(code, message.splitlines()))
         lines.append(
             {

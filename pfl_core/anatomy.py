@@ -248,6 +248,12 @@ def _check_training(name: str, model: nn.Module, x: Tensor, classes: int, how: s
             f"model {name!r} gives scores in evaluation mode, and fails in training mode{how}: "
             f"{error}"
         ) from error
+    frozen = {n: p.requires_grad for n, p in model.named_parameters()}
+    if moved := [n for n, p in trial.named_parameters() if p.requires_grad != frozen.get(n)]:
+        raise ValueError(
+            f"model {name!r}: its forward or train freezes or unfreezes {moved[0]}; call "
+            "requires_grad_ in the function that makes the model instead"
+        )
     before = dict(model.named_buffers())
     for n, v in trial.named_buffers():
         if n in before and not (before[n].isfinite().all() or torch.equal(v, before[n])):

@@ -350,6 +350,29 @@ def own(model, shape=(16, 16), n=24, **how):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("where", ["forward", "train"])
+def test_a_model_that_freezes_or_unfreezes_itself_is_refused(registry, frozen, where):
+    class Flips(Plain):
+        def __init__(self):
+            super().__init__()
+            self.body.requires_grad_(not frozen)
+
+        def forward(self, x):
+            if where == "forward":
+                self.body.requires_grad_(frozen)
+            return super().forward(x)
+
+        def train(self, mode=True):
+            if where == "train" and mode:
+                self.body.requires_grad_(frozen)
+            return super().train(mode)
+
+    experiment, fed = own(Flips)
+    with pytest.raises(ValueError, match="freezes or unfreezes body.1.weight.*requires_grad_"):
+        run(experiment, fed=fed)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("held", [list, lambda parts: dict(enumerate(parts))])
 def test_layers_that_are_not_registered_are_refused_unless_they_are_constants(
     registry, held, frozen

@@ -548,6 +548,32 @@ def test_no_global_generator_is_read_or_written(store):
     )
 
 
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), "torch.autocast is on"),
+        (torch.inference_mode, "torch.inference_mode is on"),
+        (lambda: torch.device("meta"), "torch's default device is meta"),
+    ],
+)
+def test_torchs_own_state_that_would_change_numbers_is_refused(store, state, said):
+    with state(), pytest.raises(ValueError, match=said):
+        run(Experiment(**TINY))
+    with state(), pytest.raises(ValueError, match=said):
+        sweep([Experiment(**TINY)])
+    assert not list(store.glob("*"))
+
+
+@pytest.mark.parametrize("state", [torch.no_grad, torch.enable_grad])
+def test_whether_gradients_are_on_changes_nothing(store, state):
+    one = run(Experiment(**TINY))
+    with state():
+        two = run(Experiment(**TINY), recompute=True)
+    assert one.id == two.id
+    for name in ("before/test/loss", "after/test/loss"):
+        np.testing.assert_array_equal(one.arrays[name], two.arrays[name])
+
+
 def noisy(draw):
     class Noisy(nn.Linear):
         def forward(self, x):

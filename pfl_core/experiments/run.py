@@ -100,13 +100,30 @@ def check_how(
     if device != "auto":
         pick_device(device)
     checks.known("executor", executor, EXECUTORS)
+    _check_torch()
+    checks.count("run", "workers", workers, "the number of threads; by default one a core")
+
+
+def _check_torch() -> None:
+    # What of torch's own state would change numbers that an id says nothing of, or end a run late.
     if (default := torch.get_default_dtype()) != torch.float32:
         raise ValueError(
             f"torch's default number format is {default}, in which models begin with other numbers "
             "than their ids say; set it back with torch.set_default_dtype(torch.float32), and say "
             "Experiment(dtype=...)"
         )
-    checks.count("run", "workers", workers, "the number of threads; by default one a core")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ValueError(
+            "torch.autocast is on, which changes numbers that the id says nothing of; call run "
+            "outside of it, with Experiment(precision=...)"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError("torch.inference_mode is on, in which nothing trains; call run outside it")
+    if (device := torch.get_default_device()).type != "cpu":
+        raise ValueError(
+            f"torch's default device is {device}; set it back with "
+            "torch.set_default_device('cpu'), and say run(device=...)"
+        )
 
 
 def _job(

@@ -368,6 +368,7 @@ def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> No
     if isinstance(fn, nn.Module):
         got = f"{where} got a network, {type(fn).__name__}"
         raise TypeError(f"{got}; give a function that makes one: fn(input_shape, classes)")
+    checks.name("register_model(name)", name)
     checks.takes(where, fn, "input_shape", "classes")
     identity.note(fn)
     _MODELS[name] = fn, doc or (inspect.getdoc(fn) or "").partition("\n")[0]

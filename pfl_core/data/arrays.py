@@ -255,8 +255,10 @@ def per_channel(
         raise ValueError(
             f"mean or std has {len(v)} numbers; give one, or one for each of {channels} channels"
         )
-    if not np.isfinite(v).all() or (default and min(v) <= 0):
+    # The bounds: what float32 holds, and its inverse too.
+    if not (np.abs(v) < 1e37).all() or (default and min(v) < 1e-37):
         name, allowed = ("std", "finite numbers > 0") if default else ("mean", "finite numbers")
+        allowed += f", from {-1e37 if not default else 1e-37:g} to 1e37"
         raise ValueError(f"{name} is {v}; allowed are {allowed}, a number a channel or one for all")
     return v
 

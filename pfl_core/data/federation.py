@@ -22,7 +22,7 @@ from pfl_core.data.files import SPLITS
 from pfl_core.data.partition import function
 from pfl_core.data.partition import partition as deal
 from pfl_core.data.readers import held_out
-from pfl_core.util import cards, identity, paths
+from pfl_core.util import cards, checks, identity, paths
 from pfl_core.util.draws import rng
 
 WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
@@ -112,6 +112,7 @@ class Federation:
         lists = {"train": arrays.index_lists(train, "train", 0)}
         for split, given in (("val", val), ("test", test)):
             lists[split] = arrays.index_lists(given, split, len(lists["train"]))
+        checks.name("Federation(name)", name)
         about: dict[str, Any] = dict(name=name, mean=mean, std=std)
         about["classes"] = arrays.number_of_classes(classes, y)
         about |= dict(x=x, y=y, index=MappingProxyType(lists), K=len(lists["train"]), folder=None)

@@ -56,6 +56,7 @@ def register_partition(name: str, fn: Callable[..., Split]) -> Callable[..., Spl
     """
     taken = name in _SCHEMES and identity.is_ours(_SCHEMES[name]) and not identity.is_ours(fn)
     need(not taken, f"partition {name!r} is one of the papers; register yours under another name")
+    checks.name("register_partition(name)", name)
     checks.takes(f"register_partition({name!r})", fn, "pool", "clients", "rng")
     identity.note(fn)
     _SCHEMES[name] = fn

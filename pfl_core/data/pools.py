@@ -590,6 +590,7 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
         raise ValueError(
             f"data set {name!r} exists already ({_ENTRIES[name].doc}); choose another name"
         )
+    checks.name("register_dataset(name)", name)
     checks.takes(f"register_dataset({name!r})", fn)
     _ENTRIES[name] = _Entry(doc, lambda root: fn())
 

@@ -118,6 +118,10 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
         If the files cannot be written; what was there stays.
     """
     part = dict(zip(PART, (paper, profile, data), strict=True))
+    for name, given in part.items():  # parts of a file's name
+        checks.name(f"save({name})", given)
+        if {"/", "\\", ":"} & set(given) or given.startswith("."):
+            raise ValueError(f"save({name}={given!r}): allowed is a name without / \\ : or first .")
     folder = paths.kept_folder() / f"{paper}.{paths.label(profile, data)}"
     with _alone(paths.runs_root()):
         tables.write(folder, _content(rows, part))

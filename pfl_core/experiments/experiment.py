@@ -32,6 +32,7 @@ from pfl_core.util.cards import card
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
+COMPUTED = ("lr", "momentum", "weight_decay", "clip", *ARGS)  # fields with numbers to train with
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
 RANGES = {  # field: (test, what is allowed)
     "clients": (lambda v: v is None or v >= 1, "an integer >= 1, or None"),
@@ -262,6 +263,7 @@ class Experiment:
     )
 
     _says_clients: ClassVar[bool] = True  # each has its own: whether `clients` was given
+    _only_read: ClassVar[bool] = False  # of one that `read` made, True
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -273,9 +275,12 @@ class Experiment:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for tag in self.tags:
             checks.known("tag", tag, TAGS)
+            if isinstance(self.tags[tag], str) and checks.steering(self.tags[tag]):
+                checks.name(f"Experiment(tags={{{tag!r}: ...}})", self.tags[tag])
         for plugin in self.plugins:
             import_plugin(plugin)
         self._freeze_values()
+        self._check_numbers()
         self._settle_clients()
         if self.earlier:
             object.__setattr__(self, "init_from", self.earlier.checked())
@@ -313,7 +318,7 @@ class Experiment:
             for name, given in values.items():
                 kept = json.loads(json.dumps(given, default=keys.scalar))
                 object.__setattr__(self, name, _freeze(kept))
-            plain = json.loads(json.dumps(self.plain()))
+            plain = json.loads(json.dumps(self._alone()))  # what it starts from was checked
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"Experiment holds a value that JSON cannot keep ({error}); use numbers, strings, "
@@ -324,6 +329,12 @@ class Experiment:
                 "Experiment holds NaN; every value must equal itself after a round trip through "
                 "JSON"
             )
+
+    def _check_numbers(self) -> None:
+        # Partitions count in float64; all else that is computed with has the Experiment's dtype.
+        for name in COMPUTED:
+            dtype = "float64" if name == "partition_args" else self.dtype
+            checks.held(f"Experiment({name}={getattr(self, name)!r})", dtype, getattr(self, name))
 
     def _settle_clients(self) -> None:
         # With own data None stays: `run` has the Federation, which says how many there are.
@@ -392,10 +403,21 @@ class Experiment:
 
     def plain(self) -> dict[str, Any]:
         """All fields but `tags`, as values that JSON can keep; the id hashes them."""
+        start: Any = self.init_from  # of `plain`, an Experiment's or a file's
+        return self._alone() | {"init_from": start.plain() if start else None}
+
+    def _alone(self) -> dict[str, Any]:
+        # `plain` without what it starts from: with it, a long chain is not walked at each link.
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tags"}
         lists = {name: list(getattr(self, name)) for name in ("plugins", "record")}
-        start: Any = self.init_from  # of `plain`, an Experiment's or a file's
-        return out | lists | {"init_from": start.plain() if start else None}
+        return out | lists | {"init_from": None}
+
+    def _chain(self) -> list[Experiment]:
+        # It, what it starts from, what that starts from, and so on.
+        out = [self]
+        while start := out[-1].earlier:
+            out.append(start)
+        return out
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Experiment:
@@ -435,15 +457,22 @@ class Experiment:
 
         ValueError if its code is not here; no module is imported because a stored run names it.
         """
-        if not getattr(self, "_only_read", False):
+        if not self._only_read:
             return self
-        for plugin in self.plugins:
+        made: Experiment | None = None
+        for e in reversed(self._chain()):  # the first one first: no recursion
+            e._check_imported()
+            made = dataclasses.replace(e, init_from=made or e.init_from) if e._only_read else e
+        assert made is not None  # a chain has one link at least
+        return made
+
+    def _check_imported(self) -> None:
+        for plugin in self.plugins if self._only_read else ():
             if plugin not in sys.modules:
                 raise ValueError(
                     f"the code of this stored Experiment is in the module {plugin!r}, which is not "
                     f"imported: import {plugin} first, or name it in plugins"
                 )
-        return dataclasses.replace(self)
 
     @property
     def earlier(self) -> Experiment | None:
@@ -457,9 +486,17 @@ class Experiment:
 
     def canonical(self) -> dict[str, Any]:
         """The fields that decide numbers, each in one form (see keys.py), without defaults."""
-        source = self.earlier and self.earlier.but(keep_models=False).canonical()
-        source = {"sha256": self.weights.sha256} if self.weights else source
-        return not_default(self.plain() | keys.canonical(self) | {"init_from": source})
+        source: dict[str, Any] | None = None
+        for e in reversed(self._chain()):
+            source = {"sha256": e.weights.sha256} if e.weights else source
+            kept = {"keep_models": e is self and e.keep_models}  # of a source it changes nothing
+            source = e._key(kept) | ({"init_from": source} if source else {})
+        assert source is not None  # a chain has one link at least
+        return source
+
+    def _key(self, kept: dict[str, bool]) -> dict[str, Any]:
+        # What decides numbers, without what it starts from.
+        return not_default(self._alone() | keys.canonical(self) | kept)
 
     @property
     def draws_samples(self) -> bool:
@@ -491,13 +528,20 @@ class Experiment:
         """
         if (here := self.checked()) is not self:
             return here.id_for(checksum, source)
-        if self.earlier and source is None:
-            same = self.earlier.dataset == self.dataset
-            theirs = checksum if same else copies.checksum(self.earlier.dataset)
-            source = self.earlier.but(keep_models=False).id_for(theirs)
+        links = [(self, checksum)]
+        while (start := links[-1][0].earlier) and source is None:
+            e, theirs = links[-1]
+            same = start.dataset == e.dataset
+            links.append((start, theirs if same else copies.checksum(start.dataset)))
+        for e, theirs in reversed(links[1:]):
+            source = e._id(theirs, source, keep_models=False)
+        return self._id(checksum, source, self.keep_models)
+
+    def _id(self, checksum: str, source: str | None, keep_models: bool) -> str:
+        # source: the id of what it starts from
         source = self.weights.sha256 if self.weights else source
         method = make_method(self.method, **self.method_args)
-        key = self.canonical() | {"init_from": source}
+        key = self._key({"keep_models": keep_models}) | {"init_from": source}
         key |= {"pool": checksum, "schema": SCHEMA, "revision": method.revision}
         if self.draws_samples:
             key["drawn"] = "by seed and class"

@@ -83,7 +83,7 @@ def run_all(
 ) -> Iterator[Result | Failed]:
     """Run Experiments in worker processes, `jobs` at a time; yield what comes of each, in order.
 
-    Workers have the current folder, sys.path and the variables PFL_... of now.
+    Workers have the current folder, sys.path and the environment of now.
 
     Raises
     ------
@@ -108,7 +108,8 @@ def run_all(
 
 
 def _variables() -> dict[str, str]:
-    return {name: v for name, v in os.environ.items() if name.startswith("PFL_")}
+    # What code reads of them counts in an id. Each worker has a GPU of its own.
+    return {name: v for name, v in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 @functools.lru_cache(maxsize=1)

@@ -307,6 +307,7 @@ class Method:
                 "choose another `name`"
             )
         if cls.name and "name" in cls.__dict__:
+            checks.name(f"the name of method {cls.__name__}", cls.name)
             identity.note(cls)
             METHODS[cls.name] = cls
 

@@ -9,11 +9,15 @@ import contextlib
 import difflib
 import inspect
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # right to left and back
 KINDS: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -60,6 +64,58 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
+    _short(f"{where}({name})", value)
+
+
+def _short(where: str, value: Any) -> None:
+    # An integer that is longer may be too long to be printed, too.
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError(
+            f"{where}: got an integer of {value.bit_length()} bits, allowed are 64; write a larger "
+            "number as a float"
+        )
+
+
+def held(where: str, dtype: str, value: Any) -> None:
+    """Raise ValueError where `dtype` makes infinity or 0 of a number in `value`, at any depth.
+
+    `value` is a number, or lists and dicts of them; `where` says what it is in the error.
+    """
+    if isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            held(where, dtype, inner)
+        return
+    _short(where, value)
+    if not isinstance(value, float):
+        return
+    most, least = float(np.finfo(dtype).max), float(np.finfo(dtype).smallest_subnormal)
+    if abs(value) > most or 0 < abs(value) < least:
+        became, near = ("infinity", most) if abs(value) > 1 else ("0", least)
+        raise ValueError(
+            f"{where}: {dtype} makes {became} of {value!r}; allowed are 0 and numbers from "
+            f"{least:.2g} to {most:.2g}"
+        )
+
+
+def name(where: str, given: Any) -> None:
+    """Raise ValueError unless `given` is a text without control characters.
+
+    Names and labels are printed, in tables and as names of files, too: what would break a line,
+    turn writing round or steer a terminal is refused.
+    """
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{where}: got {given!r}, allowed is a text that is not empty")
+    if steering(given):
+        raise ValueError(
+            f"{where}: {given!r} holds {', '.join(map(ascii, steering(given)))}; allowed is a text "
+            "of one line without control characters"
+        )
+
+
+def steering(text: str) -> list[str]:
+    """The characters of a text that are no part of one printed line."""
+    odd = ("Cc", "Cs", "Zl", "Zp")  # control, half of a pair, separators of lines and paragraphs
+    return [c for c in dict.fromkeys(text) if unicodedata.category(c) in odd or c in _TURNING]
 
 
 def cast(value: Any, declared: Any) -> Any:

@@ -336,7 +336,10 @@ def _check_whose(
     # Not all fields: a run of an earlier version lacks those that are new.
     mine = json.loads(json.dumps(not_default(experiment.plain())))
     if not_default(plain) != mine:
-        written = said_to_be(plain).checked()  # in another way, perhaps
+        try:
+            written = said_to_be(plain).checked()  # in another way, perhaps
+        except (ValueError, TypeError) as error:  # of a later version, or of code that is gone
+            raise ValueError(f"it is of another Experiment: {error}") from error
         if written.canonical() != experiment.canonical():
             raise ValueError("it is of another Experiment")
 

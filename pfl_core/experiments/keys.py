@@ -154,7 +154,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
             continue
         flat = v.detach().cpu().resolve_conj().reshape(-1).contiguous()
         raw = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
-        content = hashlib.sha256(raw.view(torch.uint8).numpy()).hexdigest()
+        content = hashlib.sha256(raw.view(torch.uint8).numpy().tobytes()).hexdigest()
         yield n, (f"{about} {tuple(v.shape)}", content)
 
 

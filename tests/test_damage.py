@@ -987,7 +987,7 @@ FAULTS = [
     Fault(
         "a run of a later version, which has a field more",
         of_a_later_version,
-        "it is of another Experiment.*set aside",
+        "field of an Experiment: .*compression.* is unknown.*set aside",
         "set aside, computed again, equal",
     ),
     Fault(
@@ -1314,7 +1314,7 @@ FAULTS = [
     Fault(
         "a saved model of a network that is not registered",
         model_file(lambda z: put(z, "facts", "model", value="ours")),
-        "model.pt cannot be read: model 'ours' is unknown.*register_model",
+        "model.pt cannot be read: its model 'ours' is not registered here.*register it first",
         "refused, nothing changed",
     ),
     Fault(
@@ -1660,7 +1660,9 @@ def table() -> str:
             first, last = p.said.rfind("\n", 0, match.start()) + 1, p.said.find("\n", match.end())
             said = p.said[first : last if last > 0 else None] if fault.says else ""
         said = re.sub(
-            r"\b(?=\d*[a-f])[0-9a-f]{16}\b", "RUN", re.sub(r"\d{4}-\d\d-\d\d", "DAY", said)
+            r"\b(?=\d*[a-f])[0-9a-f]{16}\b",
+            "RUN",
+            re.sub(r"\d{4}-\d\d-\d\d( \d\d:\d\d)?", "DAY", said),
         )
         said = "<br>".join(code(line.strip()) for line in said.splitlines()) or "-"
         lines.append({"fault": fault.what, "what it says": said, "what is left": fault.left})

@@ -339,7 +339,8 @@ def test_over_flowers_transport(tmp_path):
     def wait_for(what, limit_s=900):
         until = time.monotonic() + limit_s
         while not what():
-            assert time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
+            ended = any(process.poll() for process in started)
+            assert not ended and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.3)
 
     log, started = (tmp_path / "log").open("w"), []

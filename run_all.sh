@@ -1,9 +1,18 @@
 #!/usr/bin/env bash
 # The one door: sets the environment up, then runs every notebook, the tests (test), JupyterLab (lab), a page of results (report) or the documentation (docs).
 # Options: ./run_all.sh --help. Needs Python 3.11 or newer and, the first time, a network.
+if [ -z "${BASH_VERSION:-}" ]; then # dash and other shells read no further
+    echo "run_all.sh: this shell is not bash; use bash: bash run_all.sh" >&2
+    exit 2
+fi
 set -euo pipefail
 
-here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+self=${BASH_SOURCE[0]}
+while [ -L "$self" ]; do # what a symlink leads to; macOS has no readlink -f
+    to=$(readlink -- "$self")
+    case $to in /*) self=$to ;; *) self=$(dirname -- "$self")/$to ;; esac
+done
+here=$(CDPATH= cd -- "$(dirname -- "$self")" && pwd -P)
 runner=$here/tools/runner.py # standard library only until it runs something, so it checks the words before any install
 
 die() {

@@ -13,9 +13,13 @@ from pfl_core import (
     register_dataset,
     register_model,
     register_partition,
+    run,
 )
-from pfl_core.experiments import committed, keys
+from pfl_core.data.client_data import PLANS
+from pfl_core.experiments import committed, compute, keys
 from pfl_core.methods.base import METHODS
+
+FEW = dict(clients=2, model="mlp", rounds=1, partition="iid", max_samples=40)
 
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,25 @@ def test_rows_are_kept_in_a_folder_of_their_own(name, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="allowed is a"):
         committed.save(None, name, "quick", "digits")
     assert not list(tmp_path.iterdir())
+
+
+# -- batches that repeat samples without an end --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_batch_far_above_all_samples_is_refused(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(compute, "build_method", lambda *args: pytest.fail("it went on"))
+    e = Experiment(**FEW, plan=plan, batch=10**6)
+    said = r"batch=1000000\): no client trains on more than 40 samples.*batch=40 has all"
+    with pytest.raises(ValueError, match=said):
+        run(e, store=tmp_path)
+    with pytest.raises(ValueError, match="no client trains on more than 36 samples"):
+        run(e.but(holdout=0.1), store=tmp_path)
+
+
+@pytest.mark.parametrize("batch", [40, 64, 1024])
+def test_a_batch_somewhat_above_is_taken(batch, tmp_path):
+    assert run(Experiment(**FEW, batch=batch), store=tmp_path).ok
 
 
 # -- long chains of init_from --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import random
 import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -493,6 +494,46 @@ def test_a_choice_that_raises_is_none(raising, store):
     base = raising.but(partition="iid", partition_args={"split": "70/10/20"})
     best, rows = tune(base, [{"method_args": {"what": w}} for w in ("value", "nothing")])
     assert best.method_args["what"] == "nothing" and rows.run.nunique() == 1
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), OSError(28, "No space left")])
+def test_workers_without_shared_memory_are_told_to_be_none(error, store, monkeypatch):
+    def refuses(*args, **how):
+        raise error
+
+    workers._pool.cache_clear()
+    for name in ("ProcessPoolExecutor", "_begin"):
+        with monkeypatch.context() as patch:
+            if name == "_begin":  # the pool is there, its processes cannot be started
+                patch.setattr(workers.ProcessPoolExecutor, "submit", refuses)
+            else:
+                patch.setattr(workers, name, refuses)
+            with pytest.raises(RuntimeError, match=f"{error.strerror}.*/dev/shm.*use jobs=1"):
+                sweep([Experiment(**TINY, seed=s) for s in (0, 1)], jobs=2)
+    assert not list(store.glob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-", "2>/dev/full", ">/dev/full 2>&1"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_terminal_that_is_gone_ends_no_run(closed, jobs, store, tmp_path):
+    good = [Experiment(**TINY | {"rounds": 2}, seed=s) for s in (0, 1)]
+    (tmp_path / "many.py").write_text(
+        "from pfl_core import Experiment, sweep\n"
+        "from pfl_core.util import progress\n"
+        "if __name__ == '__main__':\n"
+        "    progress.LIVE |= dict(mininterval=0, delay=0)\n"
+        "    progress.LOG_EVERY_S = 0.0\n"
+        f"    tiny = {TINY | {'rounds': 2}!r}\n"
+        "    cells = [Experiment(**tiny, seed=s) for s in (0, 1)]\n"
+        "    cells.append(cells[0].but(lr=1e30))\n"
+        f"    sweep(cells, jobs={jobs})\n"
+        f"    open({str(tmp_path / 'end')!r}, 'w')\n"
+    )
+    env = {n: v for n, v in os.environ.items() if not n.startswith("PYTEST")}
+    command = f"{sys.executable} {tmp_path / 'many.py'} {closed}"
+    subprocess.run(["sh", "-c", command], env=env, timeout=600, check=False)
+    assert (tmp_path / "end").exists() and all(load_result(store / e.id).ok for e in good)
 
 
 @pytest.mark.slow

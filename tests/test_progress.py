@@ -13,6 +13,7 @@ import pytest
 
 from pfl_core.util import progress
 from pfl_core.util.progress import Progress, mode
+from pfl_core.util.say import say
 
 
 class Terminal(io.StringIO):
@@ -194,3 +195,46 @@ def _work(path: str) -> str:
             bar.at(2)
         sys.stderr.seek(0)
         return json.dumps(sys.stderr.read().splitlines())
+
+
+class Gone(io.StringIO):
+    """A stream that somebody closes, or whose reader goes away, after some writes."""
+
+    def __init__(self, error, after):
+        super().__init__()
+        self.error, self.left = error, after
+
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [OSError(32, "Broken pipe"), ValueError("closed file")])
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("how", ["log", "line"])
+def test_a_terminal_that_is_gone_ends_nothing(how, after, error, monkeypatch):
+    monkeypatch.setattr(progress, "mode", lambda *args: how)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LIVE", progress.LIVE | dict(mininterval=0, delay=0))
+    monkeypatch.setattr(sys, "stderr", Gone(error, after))
+    with progress.Progress(5, "rounds", 0) as bar, progress.Progress(2, "steps", 0) as inner:
+        for step in range(5):
+            inner.at(min(step, 2))
+            bar.at(step + 1)
+    assert bar.done == 5 and not progress._open
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_message_that_nobody_reads_is_none(stream, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for gone in (None, closed, Gone(OSError(32, "Broken pipe"), 0)):
+        monkeypatch.setattr(sys, stream, gone)
+        say("some words", error=stream == "stderr")
+    assert progress.mode({}, None) == progress.mode({}, closed) == "silent"
+    ascii_only = io.TextIOWrapper(raw := io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, stream, ascii_only)
+    say("\u03b1 = 0.1", error=stream == "stderr")
+    assert raw.getvalue() == b"\\u03b1 = 0.1\n"

@@ -434,6 +434,31 @@ def test_wrong_words_install_nothing(shell):
     assert not (done.here / ".venv").exists()
 
 
+@pytest.mark.parametrize("hops", [1, 2])
+def test_a_symlink_to_the_door_is_the_door(shell, hops, tmp_path):
+    to = shell("--help").here / "run_all.sh"
+    for hop in range(hops):  # the second one by a relative path
+        (tmp_path / f"door{hop}").symlink_to(to)
+        to = f"door{hop}"
+    command = ["bash", str(tmp_path / to), "--help"]
+    env = os.environ | {"VIRTUAL_ENV": str(tmp_path / "env")}
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0 and "--profile" in done.stdout, done.stderr
+
+
+def test_another_shell_is_told_to_be_bash():
+    door = runner.ROOT / "run_all.sh"
+    done = subprocess.run(
+        ["bash", "-c", f"unset BASH_VERSION; . {door}"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "use bash: bash run_all.sh" in done.stderr
+    assert done.stderr.count("\n") == 1
+    first = door.read_text().partition("\nfi\n")[0] + "\nfi\n"  # what another one reads
+    done = subprocess.run(["sh", "-c", first], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) in ((0, ""), (2, done.stderr))
+    assert done.stderr in ("", "run_all.sh: this shell is not bash; use bash: bash run_all.sh\n")
+
+
 def test_help_installs_nothing(shell):
     done = shell("--help")
     assert done.code == 0 and done.asked == []

@@ -25,6 +25,7 @@ from pfl_core.data.checksum import Checksum
 from pfl_core.data.sources import SOURCES
 from pfl_core.util import checks, paths
 from pfl_core.util.cards import Listing, card, shape, span
+from pfl_core.util.say import say
 
 
 class DatasetMissing(FileNotFoundError):
@@ -332,7 +333,7 @@ def _read(name: str, root: Path, complete: bool = False) -> Pool:
                 try:
                     _write_cache(pool, root)
                 except OSError as error:
-                    print(
+                    say(
                         f"{name}: its array cache could not be kept in {root} ({error}); the raw "
                         "files serve, more slowly"
                     )

@@ -23,6 +23,7 @@ from pfl_core.engine.sgd import Job
 from pfl_core.engine.stack import WARM, Stack, first_loss
 from pfl_core.methods.base import Method
 from pfl_core.stacked import Params, clone, is_common
+from pfl_core.util.say import say
 
 CPU_ROWS = 512  # clients of a stack on a CPU: more are not faster, and take more memory
 KEPT = 4  # stacks kept between rounds: a method's phases
@@ -288,4 +289,4 @@ def _even(count: int, most: int) -> int:
 
 @functools.cache  # a sweep says it once
 def _say(text: str) -> None:
-    print(text)
+    say(text)

@@ -48,7 +48,10 @@ from pfl_core.stacked import Params, select
 from pfl_core.util import checks, gpu
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import commit, processor
+from pfl_core.util.say import say
 from pfl_core.util.version import __version__
+
+REPEATED = 1024  # the largest batch that may be more than twice what any client trains on
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,7 @@ def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
         gpu.tried()
     data = client_data(job.experiment, job.device, job.fed)
     _check_evaluated(data, train_config(job.experiment))
+    _check_batch(data, job.experiment.batch)
     method = build_method(job.experiment, data, job.store)
     if job.experiment.earlier:
         _check_source(job, method, data)
@@ -161,7 +165,7 @@ def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], b
         bar.at(r, "" if acc is None else f"{acc:.1f} %")
         told = job.on_round(r, history) if job.on_round else None
         if told == FINISH and method.scheduled and r < job.experiment.rounds:
-            print(
+            say(
                 f"{method.name}: what a round does depends on their number, so it cannot end "
                 f"early; run rounds={r} instead"
             )
@@ -223,7 +227,7 @@ def _beginning(job: Job) -> Path | None:
         if is_whole(path):
             shorter[meta["rounds"]] = path
         else:
-            print(f"{path} is not as its run wrote it: no run goes on from there")
+            say(f"{path} is not as its run wrote it: no run goes on from there")
     return shorter[max(shorter)] if shorter else None
 
 
@@ -313,6 +317,16 @@ def _check_evaluated(data: ClientData, config: TrainConfig) -> None:
             f"Experiment(eval_clients={config.eval_clients}): only {len(tested)} of {data.K} "
             "clients have test samples, and none of those is drawn; raise eval_clients, or leave "
             "it out, which means all"
+        )
+
+
+def _check_batch(data: ClientData, batch: int) -> None:
+    # A batch repeats a client's samples where they are fewer, which is work without an end.
+    most = max(map(len, data.index["fit"]))
+    if batch > max(REPEATED, 2 * most):
+        raise ValueError(
+            f"Experiment(batch={batch}): no client trains on more than {most} samples, and a "
+            f"larger batch repeats them; batch={most} has all of a client's samples in one"
         )
 
 

@@ -414,7 +414,7 @@ class Experiment:
 
     def _chain(self) -> list[Experiment]:
         # It, what it starts from, what that starts from, and so on.
-        out = [self]
+        out: list[Experiment] = [self]
         while start := out[-1].earlier:
             out.append(start)
         return out
@@ -528,7 +528,7 @@ class Experiment:
         """
         if (here := self.checked()) is not self:
             return here.id_for(checksum, source)
-        links = [(self, checksum)]
+        links: list[tuple[Experiment, str]] = [(self, checksum)]
         while (start := links[-1][0].earlier) and source is None:
             e, theirs = links[-1]
             same = start.dataset == e.dataset

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from pfl_core.experiments import committed
 from pfl_core.util import checks, paths
+from pfl_core.util.say import say
 
 # aside: damaged, or replaced by a run that was computed anew
 STATUS = ("done", "failed", "unfinished", "aside")
@@ -226,7 +227,7 @@ def _renamed(source: Path, target: Path) -> bool:
         return True
     except OSError as error:
         if error.errno != errno.EXDEV:
-            print(f"{source.name} stays: it cannot be moved ({error.strerror})")
+            say(f"{source.name} stays: it cannot be moved ({error.strerror})")
             return False
         raise OSError(
             f"{source.parent} and {target.parent} lie on different disks, so nothing was moved; "

@@ -23,6 +23,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.starts import Source, id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
+from pfl_core.util.say import say
 
 
 def run(
@@ -187,7 +188,7 @@ def _keep_aside(folder: Path) -> None:
         names = (f"{path.name}.before-{now}{i or ''}" for i in itertools.count())
         away = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
         os.replace(path, away)
-        print(f"{path.name}: computed anew; what was there is kept as {away.name}")
+        say(f"{path.name}: computed anew; what was there is kept as {away.name}")
 
 
 def pick_device(device: str) -> str:

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from pfl_core.experiments.settings import setting
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import paths
 from pfl_core.util.cards import card
+from pfl_core.util.say import say
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,7 +410,7 @@ def finished() -> Iterable[Result]:
             _ = repr(found), found.rows
         except Exception as error:  # as in `load_result`
             message = f"{folder.name} is left out: it cannot be read ({error!r:.100})"
-            print(message, file=sys.stderr)
+            say(message, error=True)
             continue
         yield found
 
@@ -432,7 +432,7 @@ def locked(lock: Path, what: str = "") -> Iterator[None]:
     try:
         held.acquire(timeout=SAID_AFTER)
     except Timeout:
-        print(f"{what} by another process, which is waited for ({lock})")
+        say(f"{what} by another process, which is waited for ({lock})")
         held.acquire()
     try:
         yield
@@ -451,6 +451,6 @@ def set_aside(path: Path, error: Exception | str) -> None:
     names = (f"{path.name}.damaged{i or ''}" for i in itertools.count())
     away = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
     os.replace(path, away)
-    print(
+    say(
         f"{path.name} could not be read ({error!r:.100}); set aside as {away.name}, computing again"
     )

@@ -28,6 +28,7 @@ from pfl_core.experiments.store import Result
 from pfl_core.experiments.workers import Failed, tried
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
+from pfl_core.util.say import say
 
 
 def sweep(
@@ -167,7 +168,7 @@ def _said(results: Iterable[Result | Failed], of: int) -> Iterator[Result | Fail
     # An error is told when it comes; that of a single run is raised, see `_rows`.
     for result in results:
         if isinstance(result, Failed) and of > 1:
-            print(result)
+            say(result)
         yield result
 
 
@@ -184,7 +185,7 @@ def _say_failures(results: Iterable[Result | Failed]) -> None:
     for result in results:
         if isinstance(result, Result) and not result.ok:
             e = result.experiment
-            print(f"run {result.id} ({e.method}, seed {e.seed}) {result.meta['status']}")
+            say(f"run {result.id} ({e.method}, seed {e.seed}) {result.meta['status']}")
 
 
 def _computed(
@@ -389,7 +390,7 @@ def _run_all(
 ) -> Iterable[Result | Failed]:
     jobs = min(_jobs(experiments, how) if jobs is None else jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
-        print(
+        say(
             "a method, model or partition is defined in this notebook or script, "
             "where worker processes do not find it: jobs=1"
         )

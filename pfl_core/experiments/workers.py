@@ -93,7 +93,15 @@ def run_all(
     around = os.path.abspath("."), sys.path, _variables()
     packed = [(e.plain(), e.tags, *around) for e in experiments]
     try:
-        yield from _pool(jobs).map(functools.partial(_in_worker, **how), packed)
+        found = _pool(jobs).map(functools.partial(_in_worker, **how), packed)
+    except (OSError, ImportError, NotImplementedError) as error:  # semaphores, or processes
+        _pool.cache_clear()
+        raise RuntimeError(
+            f"no worker processes can be started here ({error}): they need shared memory that can "
+            "be written (/dev/shm) and processes that are allowed; use jobs=1"
+        ) from error
+    try:
+        yield from found
     except BaseException as error:
         # Interrupted, or a worker died: nothing goes on behind the user's back.
         _pool(jobs).shutdown(wait=False, cancel_futures=True)

@@ -12,6 +12,7 @@ __all__ = [
     "percent",
     "progress",
     "provenance",
+    "say",
     "sums",
     "version",
 ]

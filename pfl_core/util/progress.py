@@ -7,6 +7,7 @@ shows nothing. A Progress opened inside another one draws nothing itself: it mov
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sys
 from collections.abc import Mapping
@@ -24,8 +25,10 @@ LIVE: dict[str, Any] = dict(
 _open: list[Progress] = []
 
 
-def mode(environ: Mapping[str, str], stream: TextIO) -> str:
+def mode(environ: Mapping[str, str], stream: TextIO | None) -> str:
     """How progress is shown here: "widget", "line", "log" or "silent"."""
+    if stream is None or getattr(stream, "closed", False):
+        return "silent"
     lab = bool(environ.get("JPY_SESSION_NAME"))
     if environ.get("PYTEST_VERSION"):  # nbval's kernels inherit it, and compare what they print
         return "silent"
@@ -61,6 +64,24 @@ class Lines(tqdm):
         super().close()
 
 
+class _Lasting:
+    """A stream whose reader may go away: what cannot be written is left out, and ends no run."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def _bar(how: str, total: int) -> tqdm:
     # miniters=0: at each step it is asked whether it is time to draw.
     # smoothing=0: the time left is by the mean speed so far.
@@ -71,6 +92,7 @@ def _bar(how: str, total: int) -> tqdm:
         return widget(**common, **LIVE)
     if how == "silent":
         return tqdm(**common, disable=True)
+    common["file"] = _Lasting(sys.stderr)
     return Lines(**common) if how == "log" else tqdm(**common, **LIVE)
 
 

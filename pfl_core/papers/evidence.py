@@ -256,8 +256,8 @@ class Evidence:
         rows = self.rows
         if moment == "earlier":
             rows = before_the_last_quarter(rows)
-        if moment == "start":
-            rows = rows[rows["rounds"] == 0]
+        if moment == "start":  # one evaluation, whatever rule is used
+            return reproduced(rows[rows["rounds"] == 0], self.paper, metric, select="last")
         return reproduced(rows, self.paper, metric)
 
     def _pivoted(self, moment: str, metric: str, column: str) -> pd.DataFrame:

@@ -226,7 +226,8 @@ def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, int]]:
         found = {name: (name, 0) for name in DATA if DATA[name] in needed}
     if scope.profile == "medium":
         some = AT_MEDIUM.get(artefact, AT_MEDIUM_ELSE)
-        found = {c: (name, n) for c, (name, n) in found.items() if name in some and n <= 10}
+        few = {name: (c, n) for c, (name, n) in found.items() if n <= 10}
+        found = {c: (name, n) for name in some if name in few for c, n in [few[name]]}
     if scope.full and not scope.datasets:
         return found
     if scope.label == "digits":

@@ -488,9 +488,7 @@ def _in_folder(
     files.check_unchanged(stamps)
     given = files.read_folder(folder)
     given.pop("hash")
-    with warnings.catch_warnings():  # said where it was made
-        warnings.simplefilter("ignore")
-        fed = cls(**given)
+    fed = _remade(cls, given, given.pop("rule"))
     fed._lies_in(folder, stamps)
     fed.__dict__["hash"] = digest
     return fed

@@ -64,15 +64,14 @@ def kind(where: str, name: str, value: Any, declared: Any) -> None:
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}({name}={value!r}): allowed is a finite number")
-    _short(f"{where}({name})", value)
+    _short(f"{where}({name})", value, "; write it as a float" * ("float" in parts))
 
 
-def _short(where: str, value: Any) -> None:
+def _short(where: str, value: Any, instead: str = "") -> None:
     # An integer that is longer may be too long to be printed, too.
     if isinstance(value, int) and value.bit_length() > 64:
         raise ValueError(
-            f"{where}: got an integer of {value.bit_length()} bits, allowed are 64; write a larger "
-            "number as a float"
+            f"{where}: got an integer of {value.bit_length()} bits, allowed are 64{instead}"
         )
 
 
@@ -93,7 +92,7 @@ def held(where: str, dtype: str, value: Any) -> None:
         became, near = ("infinity", most) if abs(value) > 1 else ("0", least)
         raise ValueError(
             f"{where}: {dtype} makes {became} of {value!r}; allowed are 0 and numbers from "
-            f"{least:.2g} to {most:.2g}"
+            f"{least:.2g} to {most:.2g}" + "; float64 holds it" * (dtype == "float32")
         )
 
 

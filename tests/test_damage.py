@@ -780,8 +780,9 @@ def plugin_sets_seeds(w: World) -> Iterator[None]:
     yield
     importlib.import_module("seeding")
     found = w.run(E)
-    own = w.run(Experiment(**TINY, method="mine_seeding_too", plugins=("seeding_too",)))
-    assert equal(own, run(own.experiment, store=w.folder / "again"))
+    with pytest.raises(ValueError) as refused:  # what a hook moves, another thread draws from
+        w.run(Experiment(**TINY, method="mine_seeding_too", plugins=("seeding_too",)))
+    print(refused.value)
     return found
 
 
@@ -877,7 +878,7 @@ def strangers_answer(w: World) -> Iterator[None]:
         )
         for node, text in [*said.items(), (10, "second")]
     ]
-    nodes.grid = SimpleNamespace(send_and_receive=lambda messages: replies)
+    nodes.grid, nodes.answer_s = SimpleNamespace(send_and_receive=lambda *a, **kw: replies), 60
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages that flwr imports
         importlib.import_module("flwr.app")
@@ -1381,7 +1382,7 @@ FAULTS = [
     Fault(
         "plugins that set the seeds of torch, numpy and Python",
         plugin_sets_seeds,
-        "",
+        "moved torch's global generator",
         "computed, equal",
     ),
     Fault(

@@ -531,8 +531,9 @@ class Experiment:
         links: list[tuple[Experiment, str]] = [(self, checksum)]
         while (start := links[-1][0].earlier) and source is None:
             e, theirs = links[-1]
-            same = start.dataset == e.dataset
-            links.append((start, theirs if same else copies.checksum(start.dataset)))
+            # Of own data `run` says the source's id.
+            named = start.dataset not in (e.dataset, "own")
+            links.append((start, copies.checksum(start.dataset) if named else theirs))
         for e, theirs in reversed(links[1:]):
             source = e._id(theirs, source, keep_models=False)
         return self._id(checksum, source, self.keep_models)

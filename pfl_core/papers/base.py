@@ -88,7 +88,8 @@ def fields_at(profile: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
         for name, said in part.items():
             value = said.value(profile) if isinstance(said, At) else said
             if isinstance(value, Mapping):
-                out[name] = fields_at(profile, out.get(name, {}), value)
+                if merged := fields_at(profile, out.get(name, {}), value):
+                    out[name] = merged
             elif value is not ...:
                 out[name] = value
     return out

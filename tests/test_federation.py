@@ -450,7 +450,7 @@ MISTAKES = {
     "std of 0": (dict(std=[0.0]), "std is [0.0]; allowed are finite numbers > 0"),
     "mean of NaN": (
         dict(mean=np.nan),
-        "mean is [nan]; allowed are finite numbers, a number a channel",
+        "mean is [nan]; allowed are finite numbers, from -1e+37 to 1e37, a number a channel",
     ),
     "a dict": (
         dict(train={0: [0], 1: [1]}),

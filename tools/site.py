@@ -34,7 +34,7 @@ ROOMS = "data methods engine experiments analysis papers explore extras util".sp
 TREE = {
     "README": """docs/tour docs/notebooks docs/methods docs/README docs/generated/api/index
         CONTRIBUTING""",
-    "docs/tour": "docs/own docs/explore",
+    "docs/tour": "docs/own docs/new_clients docs/pretrained docs/explore",
     "docs/notebooks": "notebooks/start notebooks/*",
     "docs/methods": "docs/generated/methods/*",
     "docs/README": """docs/evaluation docs/results docs/comparison docs/parity docs/data docs/runs

@@ -37,13 +37,13 @@ find_python() {
         "(Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python)"
 }
 
-# What an install depends on: the Python, pyproject.toml, and where `import pfl_core` leads.
+# What an install depends on: the Python, pyproject.toml, and where `import pfl_core` and `import pfl_papers` lead.
 state() {
     "$1" -P - "$here" <<'PY'
 import hashlib, importlib.util, pathlib, sys
-spec = importlib.util.find_spec("pfl_core")
+found = map(importlib.util.find_spec, ("pfl_core", "pfl_papers"))
 project = pathlib.Path(sys.argv[1], "pyproject.toml").read_bytes()
-print(sys.version.split()[0], hashlib.sha256(project).hexdigest()[:16], sys.argv[1], spec and spec.origin)
+print(sys.version.split()[0], hashlib.sha256(project).hexdigest()[:16], sys.argv[1], *(spec and spec.origin for spec in found))
 PY
 }
 

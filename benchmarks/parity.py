@@ -33,7 +33,7 @@ from pfl_core.data.pools import Pool
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device, run
 from pfl_core.experiments.store import Result
-from pfl_core.papers.presets import presets
+from pfl_papers.papers.presets import presets
 from tools.marked import between
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"

@@ -1,6 +1,6 @@
 """What the five papers cost at profile paper: `python -m benchmarks.plan [PAPER ...] [--gflops N]`.
 
-Client-steps, bytes and FLOP are counted from the papers' runs (`pfl_core.papers.plan.planned`), no
+Client-steps, bytes and FLOP are counted from the papers' runs (`compare.plan.planned`), no
 data needed: partitions are drawn over labels of the data sets' sizes. Hours are FLOP over the rate
 that `benchmarks.rounds` measured (results/rounds-<device>.json, the case of the nearest model), or
 over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
@@ -26,8 +26,8 @@ from pfl_core.data.pools import Pool
 from pfl_core.engine.simulate import evaluates_after
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.papers import base as papers
-from pfl_core.papers.plan import planned
+from pfl_papers.compare.plan import planned
+from pfl_papers.papers import base as papers
 
 # images or texts, classes, shape of one as a model sees it
 SIZES = {

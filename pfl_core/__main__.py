@@ -1,17 +1,15 @@
-"""Command line: run and look at experiments, plan and publish papers, fetch data.
+"""Command line: run and look at experiments, clear the store, fetch data.
 
 `pfl WORD --help`, or `python -m pfl_core WORD --help`, says more.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import functools
 import importlib
 import json
-import os
 import re
 import sys
 from argparse import Namespace
@@ -19,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_core.util import checks, paths
+from pfl_core.util import checks, commands, paths
+from pfl_core.util.commands import several
 
 if TYPE_CHECKING:
     from pfl_core.experiments.store import Result
@@ -148,125 +147,6 @@ def do_list(args: Namespace) -> None:
             print(f"no finished {kind} in {paths.store_folder()}", file=sys.stderr)
 
 
-# -- papers ----------------------------------------------------------------------------------------
-
-
-def do_compare(args: Namespace) -> None:
-    """A paper's numbers beside ours: its claims (`compare fedper`), or a table, reported beside
-    reproduced (`compare fedaghn table1`, with --latex for a document); or all methods side by side
-    (`compare methods`)"""
-    what, rest = args.paper, args.table
-    _check_compared(what, rest)
-    report, committed = late("papers.report"), late("experiments.committed")
-    parts = list(committed.parts(what, own=True).values())
-    none = f"no rows of {what!r} in results/ or {paths.kept_folder()}"
-    if not parts and what == "methods":
-        raise ValueError(f"{none}; run `python -m pfl_core methods-table DATASET` first")
-    known = {} if what == "methods" else late("papers.base").paper(what).artefacts
-    if rest and known:
-        printed = set(report.reported(what).table)
-        checks.known(f"table of {what}:", rest[0], [a for a in known if a in printed])
-    if not parts:  # a package without its repository
-        print(f"{none}: the paper's own side alone", file=sys.stderr)
-    for part in parts or [committed.Part(what, "not", "run", paths.results_folder())]:
-        print(f"{'% ' * args.latex}{what}, {part.label}:")  # a comment, to LaTeX
-        named = what == "methods" or bool(rest)
-        for table in _tables(part, *rest):
-            print(report.latex(table) if args.latex else table.to_string(index=named))
-
-
-def _check_compared(what: str, rest: list[str]) -> None:
-    known = [*late("papers.base").PAPERS, "methods"]
-    if what not in known and len(what) >= 4 and set(what) <= set("0123456789abcdef"):
-        runs_named = " ".join([what, *rest])
-        raise ValueError(
-            f"compare takes PAPER [TABLE], or methods; `python -m pfl_core show {runs_named}` "
-            "shows runs, several side by side"
-        )
-    checks.known("paper", what, known, "a run is shown by `python -m pfl_core show RUN`")
-    if len(rest) > 1:
-        raise ValueError(f"compare takes one table, got {' '.join(rest)}")
-
-
-def _tables(part: Any, table: str = "") -> list[Any]:
-    # What a part of results/ has to show: data frames.
-    report, rows = late("papers.report"), part.rows()
-    if part.paper == "methods":
-        return list(late("papers.comparison").tables(rows).values())
-    if not table:
-        judged = report.claims(part.paper, rows)
-        return [judged[["verdict", "reason", "says", "why", "status"]]]
-    digits = late("papers.base").paper(part.paper).artefacts[table].digits
-    compared = report.tables(rows, part.paper, table).values()
-    shown = [report.Table(cells, digits=digits) for cells in compared]
-    published = [t.not_run().add_suffix(": published, not run") for t in shown]
-    return [frame for frame in (*(t.text() for t in shown), *published) if len(frame)]
-
-
-def do_plan(args: Namespace) -> None:
-    """Say what the notebook of a paper would run, before anything starts: runs, those that are
-    there, hours and memory here"""
-    table = late("papers.plan").plan(args.paper, args.device, args.train, **_asked(args))
-    print(table.to_string())
-    if missing := table.attrs["missing"]:
-        said = f"NaN: the time cannot be told without {', '.join(missing)}."
-        print(said, *missing.values(), sep="\n")
-
-
-def _asked(args: Namespace) -> dict[str, Any]:
-    # A notebook's parameters.
-    return {n: getattr(args, n) for n in ("profile", "datasets", "artefacts", "methods", "seeds")}
-
-
-def do_compute(args: Namespace) -> int:
-    """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same
-    command resumes. Status 1 if a run diverged"""
-    how = dict(device=args.device, jobs=args.jobs, train=args.train)
-    table = late("papers.plan").compute(args.paper, **how, **_asked(args))
-    failed = table[table.status != "done"]
-    counted = f"{table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
-    print(f"{args.paper}, profile {args.profile}: {counted}")
-    print(failed.to_string(index=False) if len(failed) else "", end="\n" * bool(len(failed)))
-    return int(len(failed) > 0)
-
-
-def do_keep(args: Namespace) -> None:
-    """Keep what is finished of a paper's runs, whole or not, in runs/results/, so that `publish`
-    takes it; nothing is trained"""
-    how = dict(finished=True, device=args.device)
-    study = late("papers.study").Study(args.paper, **how, **_asked(args))
-    for artefact in args.artefacts or study.paper.artefacts:
-        study.run(artefact)
-    print(study.finish() if len(study.rows()) else "nothing of it is finished")
-
-
-def do_methods_table(args: Namespace) -> None:
-    """Tune and run every method of the five papers on one data set, side by side; --plan says the
-    hours, and starts nothing"""
-    compare = late("papers.comparison")
-    how = {n: getattr(args, n) for n in ("methods", "seeds", "profile", "device")}
-    if args.plan:
-        print(compare.hours(args.dataset, **how).to_string())
-    else:
-        print(compare.run(args.dataset, jobs=args.jobs, **how).to_string())
-
-
-def do_publish(args: Namespace) -> None:
-    """Copy rows and figures of a paper from runs/ to results/ and figures/"""
-    for paper in args.paper:
-        _check_paper(paper)
-    for paper in args.paper:
-        done = late("experiments.committed").publish(paper, args.replace)
-        print(f"{paper}: {len(done)} files")
-
-
-def _check_paper(name: str) -> None:
-    checks.known("paper", name, [*late("papers.base").PAPERS, "methods"])
-
-
-# -- the house -------------------------------------------------------------------------------------
-
-
 def do_fetch(args: Namespace) -> None:
     """Download a data set, verify it, keep it as an array cache"""
     for name in args.name:
@@ -274,9 +154,7 @@ def do_fetch(args: Namespace) -> None:
         print(f"{name}: {pool.n} samples, {pool.classes} classes, checksum {pool.checksum[:12]}")
 
 
-def do_report(args: Namespace) -> None:
-    """Write figures/report.html: every table, figure and claim on one page that needs no server"""
-    print(late("papers.html_report").build())
+# -- the store -------------------------------------------------------------------------------------
 
 
 def do_prune(args: Namespace) -> None:
@@ -290,8 +168,6 @@ def do_prune(args: Namespace) -> None:
             raise ValueError("--empty-trash takes no RUN, filter or --all: it deletes all there is")
         _empty_trash(args)
         return
-    for paper in args.paper:
-        _check_paper(paper)
     found = prune.find(args.runs, **filters)
     chosen = [f for f in found if args.all or not f.named]
     print(*chosen, sep="\n")
@@ -332,74 +208,26 @@ def _agreed(args: Namespace, what: str) -> bool:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def parser(prog: str, word_given: str = "run") -> argparse.ArgumentParser:
+def parser(prog: str, word_given: str = "run") -> commands.Words:
     """The words and their options: those of `run`, which are many, where that is the word given."""
-    top = argparse.ArgumentParser(prog=prog, description=__doc__)
-    words = top.add_subparsers(dest="word", required=True, metavar="WORD")
-
-    def word(do: Callable[[Namespace], int | None]) -> Callable:
-        name = do.__name__.removeprefix("do_").replace("_", "-")
-        sub = words.add_parser(name, help=do.__doc__, description=do.__doc__, allow_abbrev=False)
-        sub.set_defaults(do=do, options=sub)
-        return sub.add_argument
-
-    add = word(do_run)
+    words = commands.Words(prog, __doc__, "pfl_core")
+    add = words.add(do_run)
     if word_given == "run":
         _options_of_run(add)
-    add = word(do_show)
+    add = words.add(do_show)
     add("run", nargs="+", metavar="RUN", help="the id of a run, or its first digits")
     _plugins(add)
-    add = word(do_list)
+    add = words.add(do_list)
     add("kind", nargs="*", metavar="KIND", help=f"of {', '.join(LISTS)}")
     _plugins(add)
-    add = word(do_compare)
-    add("paper", metavar="PAPER", help="fedper, pfedhn, pfedla, flayer or fedaghn; or methods")
-    add("table", nargs="*", metavar="TABLE", help="table1, ... (default: the paper's claims)")
-    _plugins(add)
-    add("--latex", action="store_true", help="the table, or the claims, as LaTeX")
-    add = word(do_plan)
-    _options_of_paper(add)
-    _train(add, "as run_all.sh does: committed rows do not count as there")
-    add = word(do_compute)
-    _options_of_paper(add)
-    _jobs(add)
-    _train(add, "train what is committed, too")
-    _options_of_paper(word(do_keep))
-    _options_of_methods_table(word(do_methods_table))
-    add = word(do_publish)
-    add("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
-    add("--replace", action="store_true", help="published runs that are not kept here may go")
-    word(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
-    word(do_report)
-    _options_of_prune(word(do_prune))
-    return top
+    words.add(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
+    _options_of_prune(words.add(do_prune))
+    return words
 
 
 def _plugins(add: Callable) -> None:
     why = "import these modules first; runs are read without them, too"
     add("--plugins", default="", metavar="A,B", help=why)
-
-
-def _train(add: Callable, said: str) -> None:
-    add("--train", action="store_true", help=said)
-    add("--recompute", action=_Renamed, dest="train", nargs=0, help=argparse.SUPPRESS)
-
-
-class _Renamed(argparse.Action):
-    # An option by its name of version 0.2.
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        print(f"{option} is called --{self.dest} now; please write it so", file=sys.stderr)
-        setattr(namespace, self.dest, True)
-
-
-def _jobs(add: Callable) -> None:
-    said = "runs at a time, a process each (default: 1; one a core where a round trains one client)"
-    add("--jobs", type=int, metavar="N", help=said)
-
-
-def _several(add: Callable, name: str, said: str, kind: type = str, default: Any = ()) -> None:
-    metavar = "N" if kind is int else "NAME"
-    add(name, nargs="+", type=kind, default=list(default), metavar=metavar, help=said)
 
 
 def _options_of_run(add: Callable) -> None:
@@ -437,26 +265,6 @@ def described(field: dataclasses.Field) -> str:
     return f"{said} (default: {default})"
 
 
-def _options_of_paper(add: Callable) -> None:
-    add("paper", metavar="PAPER", help="fedper, pfedhn, pfedla, flayer or fedaghn")
-    sizes = "size of the runs: smoke, quick, medium or paper (default: quick)"
-    add("--profile", default="quick", help=sizes)
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    for name, kind in {"datasets": str, "artefacts": str, "methods": str, "seeds": int}.items():
-        _several(add, f"--{name}", "(default: the notebook's)", kind)
-
-
-def _options_of_methods_table(add: Callable) -> None:
-    add("dataset", metavar="DATASET", help="of `list datasets`")
-    _several(add, "--methods", "rows of the comparison (default: all)")
-    _several(add, "--seeds", "(default: 0 1)", int, (0, 1))
-    sizes = "medium (default), or smoke, to see that it works"
-    add("--profile", default="medium", metavar="NAME", help=sizes)
-    add("--plan", action="store_true", help="print runs and hours, and start nothing")
-    add("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda")
-    _jobs(add)
-
-
 def _options_of_prune(add: Callable) -> None:
     ids = "ids, or their first four digits or more (default: all)"
     add("runs", nargs="*", metavar="RUN", help=ids)
@@ -464,7 +272,7 @@ def _options_of_prune(add: Callable) -> None:
     kinds = "of done, failed, unfinished, aside (default: all but unfinished)"
     add("--status", nargs="+", default=[], metavar="S", help=kinds)
     for name in ("method", "dataset", "paper"):
-        _several(add, f"--{name}", "of these only (default: any)")
+        several(add, f"--{name}", "of these only (default: any)")
     add("--all", action="store_true", help="runs that rows in results/ or runs/results/ name, too")
     add("--yes", action="store_true", help="do not ask")
     gone = "delete what earlier calls moved to the trash; takes no filters"
@@ -488,8 +296,16 @@ def _check_belongs(args: Namespace, word: str) -> None:
         raise ValueError(f"run has no option {word}; give it as --{where} {name}=...")
 
 
-def _import(plugins: str, complain: Callable) -> None:
-    # Modules that a user names for reading: what is stored can be read without them.
+def _check(args: Namespace, surplus: list[str], complain: Callable) -> None:
+    if args.word == "run":
+        for word in surplus:
+            _check_belongs(args, word)
+    else:
+        read_without(getattr(args, "plugins", ""), complain)
+
+
+def read_without(plugins: str, complain: Callable) -> None:
+    """Import modules that a user names for reading: what is stored can be read without them."""
     for plugin in filter(None, plugins.split(",")):
         try:
             late("experiments.experiment").import_plugin(plugin)
@@ -498,34 +314,9 @@ def _import(plugins: str, complain: Callable) -> None:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m pfl_core") -> int:
-    """Run one command.
-
-    0 if it worked, 1 with one line on stderr if it did not, 2 for wrong words, 130 for Ctrl-C.
-    """
+    """Run one command; see `Words.call` for what it returns."""
     argv = sys.argv[1:] if argv is None else argv
-    args, surplus = parser(prog, *argv[:1]).parse_known_args(_as_fields(argv))
-    complain = functools.partial(print, f"pfl_core {args.word}:", file=sys.stderr)
-    try:
-        for word in surplus:
-            options = [o for o in args.options._option_string_actions if o.startswith("--")]
-            if args.word == "run":
-                _check_belongs(args, word)
-            checks.known(f"option of {args.word}:", word.partition("=")[0], options)
-        if args.word != "run":
-            _import(getattr(args, "plugins", ""), complain)
-        code = args.do(args) or 0
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `... list | head`: the rest is not wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, ImportError) as error:
-        complain(error)
-        return 2 if surplus else 1
-    except KeyboardInterrupt as error:
-        told = getattr(error, "__notes__", ["the same command goes on from what is kept"])
-        complain("; ".join(["interrupted", *told]))
-        return 130
-    return 0
+    return parser(prog, *argv[:1]).call(_as_fields(argv), _check)
 
 
 def command() -> int:

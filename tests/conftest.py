@@ -54,8 +54,8 @@ def reported(tmp_path_factory) -> Path:
 
     Making it takes half a minute: the first worker that needs it makes it for all.
     """
-    from pfl_core.papers import html_report
     from pfl_core.util import paths
+    from pfl_papers.notebook import html_report
 
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reported"
@@ -74,7 +74,7 @@ def reported(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def swept():
     """(paper, profile, datasets) -> every Experiment that the paper asks for; nothing is trained."""
-    from pfl_core.papers import base
+    from pfl_papers.papers import base
 
     def cells(paper, profile, datasets=()):
         sweeps = base.paper(paper).planned(base.Scope(profile, tuple(datasets)))

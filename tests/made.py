@@ -4,10 +4,21 @@ import json
 
 import pandas as pd
 
+import pfl_core.__main__
+import pfl_papers.__main__
 from pfl_core.analysis import verdicts
-from pfl_core.experiments import metrics, tables
+from pfl_core.experiments import metrics
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.papers.evidence import Evidence
+from pfl_papers.evidence import tables
+from pfl_papers.evidence.contrasts import Evidence
+
+OF_PAPERS = {"plan", "compute", "keep", "publish", "compare", "report", "methods-table"}
+
+
+def main(argv):
+    """Call the command line that has this word: `pfl`, or `python -m pfl_papers`."""
+    of = pfl_papers if argv[0] in OF_PAPERS else pfl_core
+    return of.__main__.main(argv)
 
 
 def publish(folder, rows, paper, profile="quick", data="digits"):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.explore.background import Background
+from pfl_papers.explore.background import Background
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pfl_core.explore import sources
+from pfl_papers.explore import sources
 from tools import gates
 from tools.notebooks import NOTEBOOKS, ROOT
 

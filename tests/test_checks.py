@@ -16,8 +16,9 @@ from pfl_core import (
     run,
 )
 from pfl_core.data.client_data import PLANS
-from pfl_core.experiments import committed, compute, keys
+from pfl_core.experiments import compute, keys
 from pfl_core.methods.base import METHODS
+from pfl_papers.evidence import committed
 
 FEW = dict(clients=2, model="mlp", rounds=1, partition="iid", max_samples=40)
 

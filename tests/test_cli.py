@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from made import main
 
 import pfl_core
 from pfl_core import (
@@ -23,15 +24,17 @@ from pfl_core import (
     run,
     sweep,
 )
-from pfl_core.__main__ import described, fields, main, show, value
+from pfl_core.__main__ import described, fields, show, value
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed, prune, store
+from pfl_core.experiments import prune, store
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.listing import listed, side_by_side
 from pfl_core.methods.base import make_method
-from pfl_core.papers import plan, report
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.compare import plan
+from pfl_papers.evidence import committed
+from pfl_papers.papers import base
 from tools import notebooks
 
 TINY = dict(
@@ -160,14 +163,14 @@ def test_every_field_is_an_option(capsys):
         ("compare fedaghn table1 table2", 1, "compare takes one table, got table1 table2"),
         ("show 12ab 34cd", 1, "`python -m pfl_core list runs` shows all"),
         ("compare pfedhn table99", 1, "'table99' is unknown; did you mean 'table4'"),
-        ("compare methods", 1, "run `python -m pfl_core methods-table DATASET` first"),
+        ("compare methods", 1, "run `python -m pfl_papers methods-table DATASET` first"),
         ("plan fedper --artefacts fig99", 1, "did you mean 'fig9'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: home / "none")
+    monkeypatch.setattr(places, "results_folder", lambda: home / "none")
     message = said(capsys, words, code)
-    assert line in message and message.startswith("pfl_core ") and message.count("\n") == 1
+    assert line in message and message.startswith(("pfl_core ", "pfl_papers ")) and message.count("\n") == 1
 
 
 def test_all_lists_at_once_and_a_reader_that_leaves():
@@ -199,13 +202,13 @@ def test_compare_a_papers_claims_and_all_methods(home, capsys, monkeypatch):
     assert "FedPer is significantly better than FedAvg" in said(capsys, "compare fedper")
     shown = said(capsys, "compare methods")
     assert all(column in shown for column in ("worst tenth", "seconds", "validation"))
-    monkeypatch.setattr(paths, "results_folder", lambda: home / "none")
+    monkeypatch.setattr(places, "results_folder", lambda: home / "none")
     assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
 
 
 def test_compare_a_table(home, capsys):
     rows = sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
-    first = report.reported("fedaghn").query("table == 'table1'").column.iloc[0]
+    first = base.reported("fedaghn").query("table == 'table1'").column.iloc[0]
     rows = rows.assign(artefact="table1", row=rows.method, column=first, profile="quick")
     committed.save(rows, "fedaghn", "quick", "digits")
     out = said(capsys, "compare fedaghn table1")

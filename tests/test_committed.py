@@ -13,13 +13,15 @@ import pytest
 
 from pfl_core.data import partition, pools
 from pfl_core.data.pools import DatasetMissing, Pool, load
-from pfl_core.experiments import build, committed, copies, tables
+from pfl_core.experiments import build
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import run
 from pfl_core.experiments.sweep import sweep, tune
-from pfl_core.papers.parameters import is_there
 from pfl_core.util import paths, sums
+from pfl_papers import places
+from pfl_papers.compare.parameters import is_there
+from pfl_papers.evidence import committed, copies, tables
 
 TINY = dict(
     dataset="digits",
@@ -37,7 +39,7 @@ KEYS = ["run", "artefact", "row", "column", "rounds", "when", "split", "average"
 def home(tmp_path, monkeypatch):
     """A project of its own, with nothing in it; the folder of results/ and figures/."""
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
     return tmp_path / "home"
 
 
@@ -216,11 +218,11 @@ LOCK = "runs/results.lock"  # one publishes at a time
 AT_ONCE = """
 import sys, time
 from pathlib import Path
-from pfl_core.experiments import committed, tables
-from pfl_core.util import paths
+from pfl_papers.evidence import committed, tables
+from pfl_papers import places
 
 home, paper, other = Path(sys.argv[1]), *sys.argv[2:]
-paths.results_folder = lambda: home / "results"
+places.results_folder = lambda: home / "results"
 merged = tables.merged
 
 def slowly(*contents):  # after both have read, were it not for the lock
@@ -237,7 +239,7 @@ committed.publish(paper)
 
 def test_two_that_publish_at_once_lose_nothing(home):
     keep("fedper"), keep("flayer", method="fedper")
-    folder = paths.results_folder().parent
+    folder = places.results_folder().parent
     folder.mkdir(exist_ok=True)
     both = ("fedper", "flayer"), ("flayer", "fedper")
     words = [[sys.executable, "-c", AT_ONCE, str(folder), *pair] for pair in both]

@@ -14,16 +14,20 @@ import pytest
 
 from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
-from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.sweep import sweep
-from pfl_core.papers import base as papers
-from pfl_core.papers import comparison, evidence, overview, presets, report
-from pfl_core.papers.evidence import READ_AFTER
-from pfl_core.papers.report import Table, compare, reported, reproduced, standing
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.bench import comparison
+from pfl_papers.compare import overview, report
+from pfl_papers.compare.report import Table, compare, reproduced, standing
+from pfl_papers.evidence import committed
+from pfl_papers.evidence import contrasts as evidence
+from pfl_papers.evidence.contrasts import READ_AFTER
+from pfl_papers.papers import base as papers
+from pfl_papers.papers import presets
+from pfl_papers.papers.base import reported
 from tools import pages
 
 COLUMN = "Dir(0.1), CIFAR-10"  # of FedAGHN's Table 1
@@ -498,7 +502,7 @@ TINY = dict(rounds=2, eval_every=1)
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "none")
     return tmp_path / "runs"
 
 
@@ -712,7 +716,7 @@ def test_the_page_of_the_comparison_has_its_grids():
 
 
 def test_the_pages_need_no_comparison(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path)
     assert pages.comparison_section() == "Not run yet."
 
 

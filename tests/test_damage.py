@@ -30,19 +30,21 @@ import pandas as pd
 import pytest
 import torch
 from filelock import FileLock
+from made import main
 
 from pfl_core import Experiment, Federation, load_model, models, run, sweep
-from pfl_core.__main__ import main
 from pfl_core.data import partition, pools
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed, store, workers
+from pfl_core.experiments import store, workers
 from pfl_core.experiments.store import Result, load_result
-from pfl_core.explore import sources
 from pfl_core.extras import flower
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import report
-from pfl_core.util import paths, sums
+from pfl_core.util import sums
+from pfl_papers import places
+from pfl_papers.compare import report
+from pfl_papers.evidence import committed
+from pfl_papers.explore import sources
 from tools.marked import between
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
@@ -117,7 +119,7 @@ class World:
         tags = dict(paper="fedper", artefact="fig2", row="fedavg", column="x", profile="quick")
         rows = sweep([E.but(tags=tags)])
         kept = committed.save(rows, "fedper", "quick", "digits")
-        results = Path(shutil.copytree(kept, paths.results_folder()))
+        results = Path(shutil.copytree(kept, places.results_folder()))
         self.expected = shown()
         return results
 
@@ -577,8 +579,8 @@ def edited(name: str, change: Callable[[str], str]) -> Callable[[World], Iterato
 
 def digest_of_a_file_elsewhere(w: World) -> Iterator[None]:
     w.published()
-    (paths.kept_folder() / "mine").write_text("mine")
-    with (paths.kept_folder() / "fedper.quick-digits" / sums.NAME).open("a") as file:
+    (places.kept_folder() / "mine").write_text("mine")
+    with (places.kept_folder() / "fedper.quick-digits" / sums.NAME).open("a") as file:
         file.write(f"{'0' * 64}  ../mine\n")
     yield
     committed.save(shown(), "fedper", "quick", "digits")
@@ -586,7 +588,7 @@ def digest_of_a_file_elsewhere(w: World) -> Iterator[None]:
 
 def digest_of_a_file_of_ones_own(w: World) -> Iterator[None]:
     w.published()
-    results = paths.kept_folder() / "fedper.quick-digits"
+    results = places.kept_folder() / "fedper.quick-digits"
     (results / "notes.txt").write_text("mine")
     sums.write(results, {"notes.txt": b"mine"})
     yield
@@ -1590,7 +1592,7 @@ def empty_computer(folder: Path) -> Iterator[World]:
         patch.setenv("PFL_DEVICE", "cpu")
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(simulate, "CHECKPOINT_EVERY", 0.0)
-        patch.setattr(paths, "results_folder", lambda: folder / "home" / "results")
+        patch.setattr(places, "results_folder", lambda: folder / "home" / "results")
         patch.syspath_prepend(folder)
         patch.chdir(folder)
         yield World(folder, patch)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import latex2mathml.converter
 import pytest
+from made import main
 
 import pfl_core
-import pfl_core.__main__
-from pfl_core.papers.base import PAPERS
+from pfl_papers.papers.base import PAPERS
 from tools import equations, site
 
 ROOT = site.ROOT
@@ -92,7 +92,7 @@ def test_the_example_of_a_folder_runs(tmp_path, monkeypatch, capsys):
     known = {}
     exec(code, known)
     assert known["rows"].method.nunique() == 2
-    assert pfl_core.__main__.main(line.split()) == 0
+    assert main(line.split()) == 0
     assert known["rows"].run[0] in capsys.readouterr().out
 
 
@@ -153,12 +153,12 @@ def test_every_public_name_has_a_page():
         thing = getattr(pfl_core, name)
         assert name in ("methods", "__version__") or f":: {name}" in pages[f"{name}.rst"], thing
     for room in site.ROOMS:
-        for name in __import__(f"pfl_core.{room}", fromlist=["x"]).__all__:
-            full = f"pfl_core.{room}.{name}"
+        for name in __import__(room, fromlist=["x"]).__all__:
+            full = f"{room}.{name}"
             assert f".. automodule:: {full}" in pages[f"{full}.rst"] and full in pages["index.md"]
     assert "total_variation" in pages["pfl_core.analysis.stats.rst"]
-    folders = {p.parent.name for p in (ROOT / "pfl_core").glob("*/__init__.py")}
-    assert folders == set(site.ROOMS)
+    faces = [p for of in ("pfl_core", "pfl_papers") for p in (ROOT / of).glob("*/__init__.py")]
+    assert {".".join(p.parent.parts[-2:]) for p in faces} == set(site.ROOMS)
 
 
 def test_docstrings_are_read_as_they_are_meant():

@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from made import main
 from torch import nn
 
 from pfl_core import (
@@ -39,21 +40,21 @@ from pfl_core import (
     sweep,
     tune,
 )
-from pfl_core.__main__ import main
 from pfl_core.analysis.select import pick, summary
 from pfl_core.data import partition, pools
 from pfl_core.data.pools import DatasetDamaged, DatasetMissing, Pool
 from pfl_core.engine.context import Context
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed
 from pfl_core.experiments.store import digests
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.papers import plan, report
-from pfl_core.papers.base import paper
-from pfl_core.papers.parameters import check_injected
-from pfl_core.papers.presets import presets
-from pfl_core.papers.study import Study
 from pfl_core.util import gpu, paths, sums
+from pfl_papers.compare import plan, report
+from pfl_papers.compare.parameters import check_injected
+from pfl_papers.evidence import committed
+from pfl_papers.notebook.study import Study
+from pfl_papers.papers import base
+from pfl_papers.papers.base import paper
+from pfl_papers.papers.presets import presets
 from tools import notebooks, runner
 from tools.clean import KERNELSPEC
 
@@ -478,9 +479,7 @@ CASES = [
         "parameter 'lr' is unknown; known are",
     ),
     Case('presets("fedaghn", "table9")', lambda: presets("fedaghn", "table9"), "known are table1"),
-    Case(
-        'report.reported("fedper")', lambda: report.reported("fedper"), "there are those of pfedhn"
-    ),
+    Case('base.reported("fedper")', lambda: base.reported("fedper"), "there are those of pfedhn"),
     Case('pick(rows, select="best")', lambda: pick(None, select="best"), "did you mean 'best_val'"),
     Case(
         'run(experiment, executor="thread")',
@@ -917,7 +916,7 @@ CASES = [
         "python -m pfl_core show 12ab", lambda: main(["show", "12ab"]), "list runs` shows all", None
     ),
     Case(
-        "python -m pfl_core compare 12ab 34cd",
+        "python -m pfl_papers compare 12ab 34cd",
         lambda: main(["compare", "12ab", "34cd"]),
         "`python -m pfl_core show 12ab 34cd` shows runs, several side by side",
         None,
@@ -948,9 +947,9 @@ CASES = [
         "^pfl_core fetch: .* did you mean 'cifar10'",
     ),
     Case(
-        "python -m pfl_core publish fedper",
+        "python -m pfl_papers publish fedper",
         lambda: command("publish", "fedper"),
-        "^pfl_core publish: nothing of",
+        "^pfl_papers publish: nothing of",
     ),
     Case(
         "./run_all.sh --profil quick",
@@ -998,12 +997,12 @@ CASES = [
         None,
     ),
     Case(
-        "python -m pfl_core publish fedper fedprr",
+        "python -m pfl_papers publish fedper fedprr",
         lambda: command("publish", "fedper", "fedprr"),
         "paper 'fedprr' is unknown; did you mean 'fedper'",
     ),
     Case(
-        "python -m pfl_core plan fedper --methods flayer",
+        "python -m pfl_papers plan fedper --methods flayer",
         lambda: command("plan", "fedper", "--profile", "smoke", "--methods", "flayer"),
         "what is asked of fedper has no run of flayer; it has runs of fedavg, fedper",
     ),

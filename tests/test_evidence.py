@@ -8,10 +8,10 @@ import pytest
 
 from pfl_core import Experiment
 from pfl_core.analysis import verdicts
-from pfl_core.experiments import committed
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import evidence
-from pfl_core.papers.evidence import Evidence, majority
+from pfl_papers.evidence import committed
+from pfl_papers.evidence import contrasts as evidence
+from pfl_papers.evidence.contrasts import Evidence, majority
 
 RULES = SimpleNamespace(report=dict(select="last", when="before", average="client"), when={})
 

@@ -14,7 +14,7 @@ import pytest
 
 from tools import evidence
 
-# What `python -m pfl_core WORD` is in these tests: it notes its call, then writes, fails, or runs until it is interrupted.
+# What `python -m pfl_papers WORD` is in these tests: it notes its call, then writes, fails, or runs until it is interrupted.
 PACKAGE = """
 import json, os, pathlib, sys, time
 runs = pathlib.Path(os.environ["PFL_RUNS"])
@@ -49,7 +49,7 @@ class Queue:
         subprocess.run(["git", *who, *words], cwd=self.repository, check=True, capture_output=True)
 
     def commit(self, version):
-        package = self.repository / "pfl_core"
+        package = self.repository / "pfl_papers"
         package.mkdir(exist_ok=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(PACKAGE.replace("VERSION", version))
@@ -238,7 +238,7 @@ def test_a_list_that_cannot_be_read_is_refused_before_anything_runs(text, tmp_pa
 
 
 def test_every_command_of_the_committed_list_is_one_of_the_packages():
-    from pfl_core.__main__ import parser
+    from pfl_papers.__main__ import parser
 
     for words in evidence.listed(evidence.LIST):
-        parser("pfl_core").parse_args([*evidence.shlex.split(words), "--jobs", "1"])
+        parser().top.parse_args([*evidence.shlex.split(words), "--jobs", "1"])

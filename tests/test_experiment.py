@@ -7,9 +7,9 @@ import pickle
 
 import numpy as np
 import pytest
+from made import main
 
 from pfl_core import Experiment, Federation, grid, models, run, sweep, tune
-from pfl_core.__main__ import main
 from pfl_core.data import partition
 from pfl_core.methods.base import METHODS
 

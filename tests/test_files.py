@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from made import main
 
 from pfl_core import Experiment, Federation, run, sweep, tune
-from pfl_core.__main__ import main
 from pfl_core.data import arrays, federation, files
 from pfl_core.experiments.build import client_data
 

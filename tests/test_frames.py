@@ -10,10 +10,12 @@ import pfl_core
 from pfl_core import Experiment, grid, run, sweep
 from pfl_core.analysis import stats
 from pfl_core.analysis.select import pick
-from pfl_core.experiments import committed, listing, metrics, tables
-from pfl_core.explore import views
-from pfl_core.papers import base as papers
-from pfl_core.papers import comparison, plan, report
+from pfl_core.experiments import listing, metrics
+from pfl_papers.bench import comparison
+from pfl_papers.compare import plan, report
+from pfl_papers.evidence import committed, tables
+from pfl_papers.explore import views
+from pfl_papers.papers import base as papers
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +68,7 @@ def test_of_runs(store):
 def test_of_papers(name):
     paper = papers.paper(name)
     with Frames() as frames:
-        printed = set() if name == "fedper" else set(report.reported(name).table)
+        printed = set() if name == "fedper" else set(papers.reported(name).table)
         rows = next(iter(committed.parts(name).values())).rows()
         every = dict.fromkeys(rows.artefact)
         artefact = next((a for a in every if a in printed), next(iter(every)))

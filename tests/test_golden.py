@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pfl_core import Experiment
-from pfl_core.experiments import committed
 from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.papers import plan
-from pfl_core.papers.base import PAPERS
+from pfl_papers.compare import plan
+from pfl_papers.evidence import committed
+from pfl_papers.papers.base import PAPERS
 
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}

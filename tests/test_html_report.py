@@ -11,9 +11,12 @@ import pytest
 from PIL import Image
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import html_report, overview, readable, report
-from pfl_core.papers.base import PAPERS
-from pfl_core.util import paths, sums
+from pfl_core.util import sums
+from pfl_papers import places
+from pfl_papers.compare import overview, readable, report
+from pfl_papers.notebook import html_report
+from pfl_papers.papers import base
+from pfl_papers.papers.base import PAPERS
 
 
 class Page(HTMLParser):
@@ -58,10 +61,10 @@ def run_rows(row: str, column: str, acc: float, profile: str, seed: int) -> pd.D
 def root(tmp_path):
     """A project with two rows of FedAGHN's Table 1 at two profiles, a figure, and benchmarks."""
     column = (
-        report.reported("fedaghn").query("table == 'table1' and metric == 'acc_pct'").column.iloc[0]
+        base.reported("fedaghn").query("table == 'table1' and metric == 'acc_pct'").column.iloc[0]
     )
     said = (
-        report.reported("fedaghn")
+        base.reported("fedaghn")
         .query("table == 'table1' and column == @column")
         .set_index("row")
         .value
@@ -152,7 +155,7 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
 
 
 def test_without_runs_in_the_papers_setting_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     first = html_report.build(tmp_path).read_text().split("<main>")[0]
     assert "No published accuracy has been run" in first and "<img" not in first
 

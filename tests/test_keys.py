@@ -14,9 +14,10 @@ import pytest
 from pfl_core import Experiment, Method, models, run
 from pfl_core.analysis.select import pick, summary
 from pfl_core.data import partition as partitions
-from pfl_core.experiments import keys, older, tables
+from pfl_core.experiments import keys, older
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import provenance
+from pfl_papers.evidence import tables
 
 FILE = Path(__file__).with_name("defaults.json")
 FIELDS = [f for f in dataclasses.fields(Experiment) if type(f.default) in (int, float)]

@@ -6,9 +6,9 @@ import torch
 from numpy.linalg import norm
 
 from pfl_core.analysis import plots
-from pfl_core.explore import mathematics, widgets
-from pfl_core.explore.mathematics import clients, fedper, pfedhn
 from pfl_core.util import draws
+from pfl_papers.explore import mathematics, widgets
+from pfl_papers.explore.mathematics import clients, fedper, pfedhn
 
 pytestmark = pytest.mark.slow
 

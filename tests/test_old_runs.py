@@ -8,19 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from made import main
 from torch import nn
 
 from pfl_core import Experiment, load_model, plot, register_model, run
-from pfl_core.__main__ import main
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools
-from pfl_core.experiments import committed, listing
+from pfl_core.experiments import listing
 from pfl_core.experiments.build import client_data
 from pfl_core.experiments.experiment import SCHEMA
 from pfl_core.experiments.store import digests, finished
-from pfl_core.explore import sources
 from pfl_core.methods.base import METHODS, Method
 from pfl_core.models import _MODELS
+from pfl_papers.evidence import committed
+from pfl_papers.explore import sources
 
 TINY = dict(clients=3, model="mlp", rounds=2, partition="iid", max_samples=20)
 

@@ -5,13 +5,13 @@ import re
 import pytest
 
 from pfl_core import Experiment, sweep
-from pfl_core import __main__ as cli
+import made
 from pfl_core.analysis.plots import LABELS
-from pfl_core.experiments import committed
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import presets
-from pfl_core.papers.base import PAPERS, paper, title
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.evidence import committed
+from pfl_papers.papers import presets
+from pfl_papers.papers.base import PAPERS, paper, title
 from tools import pages
 
 
@@ -88,27 +88,27 @@ def test_between_needs_its_markers():
 
 @pytest.mark.parametrize("word", ["datasets", "methods", "models", "partitions"])
 def test_lists(word, capsys):
-    assert cli.main(["list", word]) == 0
+    assert made.main(["list", word]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 9 and all(len(line.split(maxsplit=1)) == 2 for line in lines)
 
 
 def test_fetch_embedded_and_refused(capsys):
-    assert cli.main(["fetch", "digits"]) == 0 and "1797 samples" in capsys.readouterr().out
+    assert made.main(["fetch", "digits"]) == 0 and "1797 samples" in capsys.readouterr().out
     assert (
-        cli.main(["fetch", "cifar100"]) == 1
+        made.main(["fetch", "cifar100"]) == 1
         and "python -m pfl_core fetch cifar100" in capsys.readouterr().err
     )
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["fetsch"])
+        made.main(["fetsch"])
 
 
 def test_publish(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
-    assert cli.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
+    assert made.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
     committed.save(
         sweep([Experiment(rounds=0, max_samples=20, clients=2)]), "fedper", "quick", "digits"
     )
-    assert cli.main(["publish", "fedper"]) == 0 and "fedper: 7 files" in capsys.readouterr().out
+    assert made.main(["publish", "fedper"]) == 0 and "fedper: 7 files" in capsys.readouterr().out
     assert list(committed.parts()) == ["fedper.quick-digits"]

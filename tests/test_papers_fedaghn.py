@@ -10,13 +10,14 @@ from made import judged
 
 from pfl_core import Experiment
 from pfl_core.experiments.store import ROW_COLUMNS
-from pfl_core.papers import base as papers
-from pfl_core.papers import fedaghn, plan, report
-from pfl_core.papers.base import Probed, Scope
-from pfl_core.papers.evidence import Evidence
-from pfl_core.papers.fedaghn import PAPER
+from pfl_papers.compare import plan
+from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import base as papers
+from pfl_papers.papers import fedaghn
+from pfl_papers.papers.base import Probed, Scope
+from pfl_papers.papers.fedaghn import PAPER
 
-PUBLISHED = report.reported("fedaghn")
+PUBLISHED = papers.reported("fedaghn")
 MEDIUM = {a: about.medium for a, about in PAPER.artefacts.items() if about.medium}  # seeds
 
 

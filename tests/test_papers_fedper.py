@@ -10,9 +10,9 @@ from made import judged
 
 from pfl_core import models
 from pfl_core.experiments.store import ROW_COLUMNS
-from pfl_core.papers import fedper
-from pfl_core.papers.evidence import Evidence
-from pfl_core.papers.fedper import PAPER
+from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import fedper
+from pfl_papers.papers.fedper import PAPER
 
 
 @pytest.fixture(scope="module")

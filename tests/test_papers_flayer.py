@@ -11,11 +11,12 @@ from made import judged
 from pfl_core import models
 from pfl_core.engine.probes import PROBES
 from pfl_core.experiments.store import ROW_COLUMNS
-from pfl_core.papers import flayer, report
-from pfl_core.papers.base import Probed, Scope
-from pfl_core.papers.evidence import Evidence
+from pfl_papers.compare import report
+from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import base, flayer
+from pfl_papers.papers.base import Probed, Scope
 
-PUBLISHED = report.reported("flayer")
+PUBLISHED = base.reported("flayer")
 
 
 @pytest.fixture(scope="module")
@@ -467,13 +468,13 @@ def test_the_simpler_network_is_more_alike():
 
 def test_flayer_is_moderately_alike():
     others = {"fedavg": (0.7, 0.5, 0.9, 0.8), "fedrep": (0.7, 0.5, 0.7, 0.4)}
-    for base, head, found in (
+    for body, head, found in (
         (0.8, 0.6, "holds"),
         (0.95, 0.6, "contradicted"),
         (0.8, 0.3, "contradicted"),
         (0.9, 0.6, "undecided"),
     ):
-        rows = similarity(others | {"flayer": (0.7, 0.5, base, head)})
+        rows = similarity(others | {"flayer": (0.7, 0.5, body, head)})
         assert verdict("FLAYER's layers", rows).verdict == found
 
 

@@ -8,8 +8,9 @@ from pfl_core import Experiment, run
 from pfl_core.analysis import select
 from pfl_core.experiments import store
 from pfl_core.experiments.build import client_data
-from pfl_core.papers import base as papers
-from pfl_core.papers import pfedhn, report
+from pfl_papers.compare import report
+from pfl_papers.papers import base as papers
+from pfl_papers.papers import pfedhn
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def test_what_is_shared_is_run_once(quick_cells):
 
 
 def test_labels_are_published_ones(paper_cells):
-    said = report.reported("pfedhn")
+    said = papers.reported("pfedhn")
     for table in ("table1", "table2", "table3", "table4", "appc5"):
         want = said[said.table == table]
         ran = {(e.tags["row"], e.tags["column"]) for e in named(paper_cells, table)}
@@ -499,7 +500,7 @@ def test_every_artefact_has_a_claim_and_every_claim_is_tried_above():
 
 
 def test_the_papers_own_tables_uphold_what_its_text_says():
-    said = report.reported("pfedhn")
+    said = papers.reported("pfedhn")
     printed = {t: v.set_index(["row", "column"]).value.to_dict() for t, v in said.groupby("table")}
     plain = {c: v for (r, c), v in printed["table1"].items() if r == "pfedhn" and "CIFAR-10," in c}
     printed["table4"] |= {("pfedhn (no spectral norm)", c): v for c, v in plain.items()}

@@ -11,19 +11,21 @@ import pytest
 from made import judged
 
 from pfl_core.experiments.store import ROW_COLUMNS
-from pfl_core.papers import base as papers
-from pfl_core.papers import pfedla, report, study
-from pfl_core.papers.base import TUNING, Probed, Scope
-from pfl_core.papers.pfedla import PAPER
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.compare import report
+from pfl_papers.notebook import study
+from pfl_papers.papers import base as papers
+from pfl_papers.papers import pfedla
+from pfl_papers.papers.base import TUNING, Probed, Scope
+from pfl_papers.papers.pfedla import PAPER
 
-SAID = report.reported("pfedla")
+SAID = papers.reported("pfedla")
 MEDIUM = [name for name, about in PAPER.artefacts.items() if about.medium]
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
 
 

@@ -5,15 +5,16 @@ import ast
 import nbformat
 import papermill
 import pytest
+from made import main
 
-from pfl_core.__main__ import main
 from pfl_core.data import pools
 from pfl_core.experiments import compute
-from pfl_core.papers import base, parameters, plan
-from pfl_core.papers.base import PAPERS, Scope
-from pfl_core.papers.study import Study
-from pfl_core.papers.what_holds import WhatHolds
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.compare import parameters, plan
+from pfl_papers.notebook.study import Study
+from pfl_papers.notebook.what_holds import WhatHolds
+from pfl_papers.papers import base
+from pfl_papers.papers.base import PAPERS, Scope
 from tools.notebooks import NAMES, NOTEBOOKS
 
 NOTHING = dict(artefacts=["table2"], datasets=["mnist"])  # pFedHN has MNIST in its Table 3 alone
@@ -22,7 +23,7 @@ NOTHING = dict(artefacts=["table2"], datasets=["mnist"])  # pFedHN has MNIST in 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A project with nothing run and nothing committed, in which nothing can be trained."""
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(compute, "simulate", None)
     return tmp_path

@@ -6,17 +6,19 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from made import main
 
 from pfl_core import Experiment
-from pfl_core.__main__ import main
 from pfl_core.data import pools as data
 from pfl_core.engine.simulate import Interrupted, evaluates_after
-from pfl_core.experiments import committed, compute, store
+from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import train_config
-from pfl_core.papers import base, fedper, pfedhn, plan
-from pfl_core.papers.base import TUNING
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.compare import plan
+from pfl_papers.evidence import committed
+from pfl_papers.papers import base, fedper, pfedhn
+from pfl_papers.papers.base import TUNING
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_what_a_notebook_asks_for_is_computed_seed_by_seed_and_found_again(
 def test_what_is_finished_is_kept_published_and_not_computed_again(
     home, tmp_path, monkeypatch, capsys, each
 ):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     some = HOW | dict(profile="quick", methods=["fedavg"], seeds=[0])
     small = dict(rounds=1, max_samples=20, eval_every=1)
     monkeypatch.setattr(pfedhn, "setting", functools.partial(_smaller, pfedhn.setting, small))

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from pfl_core.analysis import plots
-from pfl_core.papers import base as papers
+from pfl_papers.papers import base as papers
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ["local", "fedavg", "fedavg_ft", "heurpfedla", "fedaghn", "fedavg, lr 0.1", "K_P = 2"]

@@ -3,8 +3,8 @@
 import pytest
 
 from pfl_core import Experiment
-from pfl_core.papers import base as papers
-from pfl_core.papers import presets
+from pfl_papers.papers import base as papers
+from pfl_papers.papers import presets
 
 TABLES = [(p, t) for p in papers.PAPERS for t in papers.paper(p).tables]
 

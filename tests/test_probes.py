@@ -10,9 +10,10 @@ from pfl_core import Experiment, run, sweep
 from pfl_core.analysis.stats import shares
 from pfl_core.engine import probes
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed, workers
+from pfl_core.experiments import workers
 from pfl_core.experiments.build import client_data
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.evidence import committed
 
 SMALL = dict(
     dataset="digits",
@@ -174,7 +175,7 @@ def test_recording_changes_no_number(tmp_path):
 
 
 def test_arrays_beside_committed_rows_stand_for_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "old"))
     e = experiment(record=("weights",))
     rows, result = sweep([e]), run(e)

@@ -10,11 +10,12 @@ import made
 import pandas as pd
 import pytest
 from filelock import FileLock
+from made import main
 
-from pfl_core.__main__ import main
 from pfl_core.experiments import prune
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.util import paths
+from pfl_papers import places
 
 A, B, C, D = (d * 16 for d in "abcd")
 
@@ -35,7 +36,7 @@ def home(tmp_path, monkeypatch):
     """A store of four runs, the last of which a row in runs/results/ names, and what else people keep there."""
     runs = tmp_path / "runs"
     monkeypatch.setenv("PFL_RUNS", str(runs))
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "none")
     put(runs / "store" / A, days=40)
     put(runs / "store" / B, status="failed: diverged", method="fedper", size=2_000_000)
     put(runs / "store" / C, dataset="cifar10", days=3)

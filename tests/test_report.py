@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import base, fedper, report
-from pfl_core.papers.base import PAPERS, Claim
-from pfl_core.papers.report import claims, latex, markdown, pick, save_table, summary
+from pfl_papers.compare import report
+from pfl_papers.compare.report import claims, latex, markdown, pick, save_table, summary
+from pfl_papers.papers import base, fedper
+from pfl_papers.papers.base import PAPERS, Claim
 
 
 def series(values, row="fedper", column="a", run=None, rounds=None, split="test", **more):

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pfl_core.papers.base import PAPERS, PROFILES
+from pfl_papers.papers.base import PAPERS, PROFILES
 from tools import clean, gates, notebooks, runner
 
 PARAMETERS = """profile: str = "quick"  # size

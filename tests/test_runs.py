@@ -16,13 +16,14 @@ import torch
 from pfl_core import Experiment, Federation, grid, load, load_model, sweep, tune
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
-from pfl_core.experiments import committed
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import client_data, train_config
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import run
 from pfl_core.experiments.store import load_result
 from pfl_core.util import gpu, paths
+from pfl_papers import places
+from pfl_papers.evidence import committed
 
 TINY = dict(
     dataset="digits",
@@ -306,7 +307,7 @@ def test_committed_rows_spare_the_training(store, tmp_path, monkeypatch):
     )
     rows = sweep([e])
     committed.save(pd.concat([rows, rows.assign(artefact="fig3")]), "fedper", "quick", "digits")
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
     committed.publish("fedper")
     again = sweep(
         [e.but(tags={"artefact": "fig3"})], found=committed.found, store=tmp_path / "empty"

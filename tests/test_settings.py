@@ -11,9 +11,10 @@ import pytest
 from pfl_core import Experiment, Federation, run, sweep
 from pfl_core.analysis import plots, select
 from pfl_core.analysis.select import pick, summary
-from pfl_core.experiments import committed, settings
+from pfl_core.experiments import settings
 from pfl_core.experiments.settings import SEEDS, SILENT, in_words, setting
 from pfl_core.methods.base import make_method
+from pfl_papers.evidence import committed
 
 BASE = Experiment(clients=3, model="mlp", rounds=1, max_samples=20)
 ABOUT = {"revision": 1, "pool": "a" * 64, "code": ""}

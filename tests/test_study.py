@@ -10,16 +10,19 @@ import torch
 
 from pfl_core.analysis import plots
 from pfl_core.data import pools as data
-from pfl_core.experiments import committed, compute
+from pfl_core.experiments import compute
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import fedaghn, fedper, report
-from pfl_core.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
-from pfl_core.papers.best import best
-from pfl_core.papers.evidence import READ_AFTER
-from pfl_core.papers.study import Study
-from pfl_core.util import gpu, paths
+from pfl_core.util import gpu
+from pfl_papers import places
+from pfl_papers.compare import report
+from pfl_papers.compare.best import best
+from pfl_papers.evidence import committed
+from pfl_papers.evidence.contrasts import READ_AFTER
+from pfl_papers.notebook.study import Study
+from pfl_papers.papers import base, fedaghn, fedper
+from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
@@ -30,7 +33,7 @@ BOTH = {"fedavg": {"method": "fedavg"}, "fedper": {"method": "fedper"}}
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A project with nothing run and nothing committed."""
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "home" / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     with plt.rc_context():
         yield tmp_path
@@ -523,7 +526,7 @@ def test_a_table_beside_the_papers(case):
         "Table 3, profile smoke, data digits, 2 seeds, best validation round, after local training"
     )
     assert "other data, network, partition, clients than the paper's" in table.caption
-    published = report.reported("fedaghn").query("table == 'table3'")
+    published = base.reported("fedaghn").query("table == 'table3'")
     assert set(table.not_run().columns) == set(published.column)
     (column,) = table.ran
     assert column == "CIFAR-10: on digits"
@@ -697,11 +700,11 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
     assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
     assert set(s.claims().query("artefact == 'table1'").verdict) <= {"undecided", "not run"}
-    kept = {p.parent.name: pd.read_csv(p) for p in paths.figures_folder().rglob("claims.csv")}
+    kept = {p.parent.name: pd.read_csv(p) for p in places.figures_folder().rglob("claims.csv")}
     assert set(kept) == {"medium-paper", "quick-digits"}
     assert "table1" in set(kept["medium-paper"].artefact) and len(kept["quick-digits"])
     assert not set(kept["medium-paper"].says) & set(kept["quick-digits"].says)
-    assert "rows in" not in s.finish() and not paths.kept_folder().exists()
+    assert "rows in" not in s.finish() and not places.kept_folder().exists()
     committed_at(home, "paper", TWO)
     assert Study("pfedla", profile="best", device="cpu").scope_of("table1").profile == "paper"
 

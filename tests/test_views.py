@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import committed
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.sweep import sweep
-from pfl_core.explore import choices, sources, training, views, widgets, words
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.evidence import committed
+from pfl_papers.explore import choices, sources, training, views, widgets, words
 
 SMALL = Experiment(
     dataset="digits",
@@ -47,7 +47,7 @@ def results(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
         empty = tmp_path_factory.mktemp("results")
-        patch.setattr(paths, "results_folder", lambda: empty)
+        patch.setattr(places, "results_folder", lambda: empty)
         yield {
             label: runs.run(SMALL.but(**changes), executor="threads")
             for label, changes in RUNS.items()
@@ -57,7 +57,7 @@ def results(tmp_path_factory):
 @pytest.fixture
 def nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path)
 
 
 def row(method: str) -> str:
@@ -296,7 +296,7 @@ def test_alike_clients(nothing):
 
 
 def test_the_comparison_of_all_methods_is_shown_without_its_tuning(tmp_path, monkeypatch, results):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     rows = results["fedper"].rows.assign(row="fedper", column="cifar10")
     both = pd.concat([rows.assign(artefact=a) for a in ("tune", "comparison")])
@@ -306,7 +306,7 @@ def test_the_comparison_of_all_methods_is_shown_without_its_tuning(tmp_path, mon
 
 
 def test_fine_tuned_rows_are_shown_after_local_training_alone(tmp_path, monkeypatch, results):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     rows = results["fedper"].rows.assign(column="cifar10", artefact="comparison")
     after = rows[rows.when == "before"].assign(when="after")
@@ -323,7 +323,7 @@ def test_fine_tuned_rows_are_shown_after_local_training_alone(tmp_path, monkeypa
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
     tmp_path, monkeypatch, results
 ):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     rows = results["fedper"].rows.assign(row="fedper", column="k=4")
     for folder, value in (("results", 1.0), ("runs/results/fedper.quick-digits", 2.0)):
@@ -336,7 +336,7 @@ def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(
 
 
 def test_clients_of_committed_runs_are_grouped_as_their_experiments_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     tags = {"row": "fedaghn", "column": "a", "artefact": "fig4"}
     rows = sweep([SMALL.but(**RUNS["fedaghn"], rounds=1, tags=tags)])
@@ -424,7 +424,7 @@ def test_a_control_changes_the_page_and_what_others_offer(results):
 
 
 def test_results_open_on_the_fullest_profile_that_compares_methods(tmp_path, monkeypatch, results):
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path)
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     rows = results["fedper"].rows.assign(column="a", artefact="table1")
     several = pd.concat([rows.assign(row=m, run=m) for m in ("fedper", "fedavg", "local")])

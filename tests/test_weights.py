@@ -11,8 +11,8 @@ from torch import nn
 from pfl_core import Experiment, grid, models, run, sweep
 from pfl_core.experiments import compute
 from pfl_core.experiments.store import load_result
-from pfl_core.explore import sources
 from pfl_core.methods.base import METHODS
+from pfl_papers.explore import sources
 
 TINY = Experiment(clients=3, rounds=0, max_samples=20, model="mlp", keep_models=True)
 SHAPE = (1, 28, 28)

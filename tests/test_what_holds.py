@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_core.papers import base as papers
-from pfl_core.papers import rank_figures, recount, report
-from pfl_core.papers.base import Claim
-from pfl_core.papers.recount import REPORTED, Runs
-from pfl_core.papers.what_holds import WhatHolds
-from pfl_core.util import paths
+from pfl_papers import places
+from pfl_papers.compare import recount, report
+from pfl_papers.compare.recount import REPORTED, Runs
+from pfl_papers.notebook import rank_figures
+from pfl_papers.notebook.what_holds import WhatHolds
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import Claim
 
 COLUMN = "Dir(0.1), CIFAR-10"
 
@@ -303,7 +304,7 @@ def test_nothing_is_said_of_settings_that_were_not_run():
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Made-up rows as if they were all that is committed."""
-    monkeypatch.setattr(paths, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     return tmp_path / "results"
 
@@ -378,7 +379,7 @@ def test_the_page_says_what_its_rows_stand_for(results, page):
     assert not whole.reversals().size and "0 reversals are more than noise" in said[-1]
     assert list(whole.gains()["above last round"]) == ["+1.0 [+1.0, +1.0]"]
     assert any("*best val.* in FLAYER, Table 2 (no validation data)" in str(text) for text in said)
-    kept = {path.name for path in (paths.figures_folder() / "what_holds/quick").glob("*.png")}
+    kept = {path.name for path in (places.figures_folder() / "what_holds/quick").glob("*.png")}
     assert kept == {"ranks.png", "agreement.png", "gains.png"}
     assert whole.finish().startswith("6 runs read, none trained")
 

@@ -5,15 +5,16 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from shutil import copy, copytree, ignore_patterns
+from shutil import copy, copytree, ignore_patterns, rmtree
 
 import pytest
-from test_imports import FILES, at_import, module
+from test_imports import FILES, at_import, module, named
 
-from pfl_core.util.paths import CHECKOUT, PACKAGE
+from pfl_core.util.paths import CHECKOUT
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn"}  # else as the distribution is called
+PACKAGES = ("pfl_core", "pfl_papers")
 KINDS = {".py", ".pyi", ".typed", ".csv", ".html"}
 
 
@@ -23,7 +24,8 @@ def wheel(tmp_path_factory):
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         copy(CHECKOUT / name, source)
-    copytree(PACKAGE, source / "pfl_core", ignore=ignore_patterns("__pycache__"))
+    for name in PACKAGES:
+        copytree(CHECKOUT / name, source / name, ignore=ignore_patterns("__pycache__"))
     pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "-q"]
     build = ["wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out)]
     subprocess.run([*pip, *build], cwd=source, check=True)
@@ -53,21 +55,24 @@ def test_the_package_is_in_it_and_nothing_else(wheel):
         sizes = {i.filename: i.file_size for i in archive.infolist()}
     about = {name for name in sizes if ".dist-info/" in name}
     ours = {
-        f"pfl_core/{file.relative_to(PACKAGE).as_posix()}"
-        for file in PACKAGE.rglob("*")
+        file.relative_to(CHECKOUT).as_posix()
+        for name in PACKAGES
+        for file in (CHECKOUT / name).rglob("*")
         if file.suffix in KINDS
     }
     assert sizes.keys() - about == ours and {"pfl_core/py.typed", "pfl_core/__init__.pyi"} <= ours
-    assert {f"pfl_core/papers/published/{p}.csv" for p in ("fedaghn", "flayer")} <= ours
+    assert {f"pfl_papers/papers/published/{p}.csv" for p in ("fedaghn", "flayer")} <= ours
     assert max(sizes.values()) < 100_000 and wheel.stat().st_size < 1_000_000
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=named)
 def test_what_is_imported_is_installed_without_any_extra(path):
     names = {line.partition(">")[0] for line in PROJECT["dependencies"]}
     brought = {IMPORTED_AS.get(name, name).replace("-", "_") for name in names}
-    late = {"IPython", "ipywidgets"} if module(path) == "explore" else set()  # says what to install
-    assert at_import(path) - set(sys.stdlib_module_names) - {"pfl_core"} <= brought | late
+    late = (
+        {"IPython", "ipywidgets"} if module(path) == "pfl_papers.explore" else set()
+    )  # says what to install
+    assert at_import(path) - set(sys.stdlib_module_names) - {*PACKAGES} <= brought | late
 
 
 @pytest.mark.slow
@@ -87,14 +92,23 @@ def test_the_command_line_says_it_is_pfl(call):
     assert wrong.returncode == 2 and "pfl: error: argument WORD" in wrong.stderr
 
 
-# What a user does with the package alone; notebooks' packages are hidden from it.
-ALONE = """
+HIDDEN = """
 import contextlib, io, sys
 from pathlib import Path
 
 for name in ("IPython", "ipywidgets", "jupyterlab", "nbconvert", "nbformat", "papermill", "psutil"):
     sys.modules[name] = None
 
+
+def said(main, words, code=0):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(words.split()) == code, (words, out.getvalue(), err.getvalue())
+    return (out if code == 0 else err).getvalue()
+"""
+
+# What a user does with the library alone; notebooks' packages are hidden from it, pfl_papers is deleted.
+ALONE = """
 import pfl_core
 
 assert "torch" not in sys.modules
@@ -103,15 +117,6 @@ from pfl_core.__main__ import main
 
 assert Path(pfl_core.__file__).is_relative_to(sys.argv[1]), pfl_core.__file__
 assert set(pfl_core.__all__) <= set(dir(pfl_core)) and all(hasattr(pfl_core, n) for n in pfl_core.__all__)
-
-
-def said(words, code=0):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        assert main(words.split()) == code, (words, out.getvalue(), err.getvalue())
-    return (out if code == 0 else err).getvalue()
-
-
 base = Experiment(clients=3, model="mlp", rounds=2, max_samples=20)
 result = run(base.but(method="fedper"))
 assert result.ok and result.folder == Path.cwd() / "runs" / "store" / result.id
@@ -119,19 +124,30 @@ assert "torch._dynamo" not in sys.modules  # torch's compiler takes seconds to i
 rows = sweep(grid(base, {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}))
 assert set(rows.row) == {"FedAvg", "FedPer"}
 plot(result).savefig("curves.png")
-
-assert result.id in said(f"show {result.id}") and said("list runs").count("fedper on digits") == 1
-for paper, known in (("pfedhn", "table1"), ("pfedla", "table1"), ("flayer", "table1"), ("fedaghn", "table1")):
-    assert "published, not run" in said(f"compare {paper} {known}"), paper
-assert "\\\\toprule" in said("compare fedaghn table1 --latex")
-assert said("compare fedper").count("not run") >= 24
-for words in ("report", "publish fedper"):
-    message = said(words, 1)
-    assert "needs the repository of pfl_core" in message and message.count("\\n") == 1, message
-assert "methods-table" in said("compare methods", 1)
-assert said("plan fedper --profile smoke --artefacts fig2").startswith("   ")
+assert result.id in said(main, f"show {result.id}")
+assert said(main, "list runs").count("fedper on digits") == 1
+assert "2 moved to" in said(main, "prune --yes")
 try:
-    import pfl_core.explore.widgets
+    import pfl_papers
+except ModuleNotFoundError:
+    print("all done", sorted(p.name for p in Path.cwd().iterdir()))
+"""
+
+# What is there of the papers without the repository.
+PAPERS = """
+from pfl_papers.__main__ import main
+
+for paper, known in (("pfedhn", "table1"), ("pfedla", "table1"), ("flayer", "table1"), ("fedaghn", "table1")):
+    assert "published, not run" in said(main, f"compare {paper} {known}"), paper
+assert "\\toprule" in said(main, "compare fedaghn table1 --latex")
+assert said(main, "compare fedper").count("not run") >= 24
+for words in ("report", "publish fedper"):
+    message = said(main, words, 1)
+    assert "needs the repository of pfl_core" in message and message.count("\n") == 1, message
+assert "methods-table" in said(main, "compare methods", 1)
+assert said(main, "plan fedper --profile smoke --artefacts fig2").startswith("   ")
+try:
+    import pfl_papers.explore.widgets
 except ImportError as error:
     assert 'pip install "pfl-core[notebooks]"' in str(error), error
 else:
@@ -141,6 +157,13 @@ print("all done", sorted(p.name for p in Path.cwd().iterdir()))
 
 
 @pytest.mark.slow
-def test_it_works_from_another_folder_without_the_repository(call, wheel):
-    done = call(sys.executable, "-c", ALONE, str(wheel.parent / "site"))
+def test_papers_work_from_another_folder_without_the_repository(call, wheel):
+    done = call(sys.executable, "-c", HIDDEN + PAPERS, str(wheel.parent / "site"))
+    assert done.stdout == "all done []\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_library_works_without_papers_and_the_repository(call, wheel):
+    rmtree(wheel.parent / "site" / "pfl_papers")
+    done = call(sys.executable, "-c", HIDDEN + ALONE, str(wheel.parent / "site"))
     assert done.stdout == "all done ['curves.png', 'runs']\n", done.stderr

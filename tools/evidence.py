@@ -59,7 +59,7 @@ def listed(path: Path) -> list[str]:
 
 def begin(at: Path, runs: Path, words: str, jobs: int, log: int) -> subprocess.Popen:
     """Start one command of the package in the worktree `at`, with its store below `runs`."""
-    command = [sys.executable, "-P", "-m", "pfl_core", *shlex.split(words), "--jobs", str(jobs)]
+    command = [sys.executable, "-P", "-m", "pfl_papers", *shlex.split(words), "--jobs", str(jobs)]
     environment = os.environ | {
         "PYTHONPATH": str(at),  # before an installed pfl_core, in worker processes, too
         "PFL_RUNS": str(runs),

@@ -21,15 +21,17 @@ import torch
 from pfl_core.analysis import plots
 from pfl_core.analysis.plots import LABELS
 from pfl_core.engine.simulate import simulate
-from pfl_core.experiments import committed
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
-from pfl_core.papers import comparison, overview, presets, report
-from pfl_core.papers.base import FULL, PAPERS, paper, title
-from pfl_core.papers.readable import LEGEND, flat
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
+from pfl_papers.bench import comparison
+from pfl_papers.compare import overview, report
+from pfl_papers.compare.readable import LEGEND, flat
+from pfl_papers.evidence import committed
+from pfl_papers.papers import presets
+from pfl_papers.papers.base import FULL, PAPERS, paper, title
 from tools.marked import between
 
 PACKAGE, ROOT = paths.PACKAGE, paths.CHECKOUT

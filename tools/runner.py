@@ -183,7 +183,7 @@ def main_lab(args: argparse.Namespace) -> NoReturn:
 
 def main_report() -> int:
     """Write figures/report.html."""
-    return subprocess.run([sys.executable, "-P", "-m", "pfl_core", "report"], cwd=ROOT).returncode
+    return subprocess.run([sys.executable, "-P", "-m", "pfl_papers", "report"], cwd=ROOT).returncode
 
 
 def main_docs() -> int:

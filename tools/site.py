@@ -29,7 +29,8 @@ from tools import equations
 
 GENERATED = ROOT / "docs" / "generated"
 MANY = 12  # fields
-ROOMS = "data methods engine experiments analysis papers explore extras util".split()
+ROOMS = [f"pfl_core.{n}" for n in "data methods engine experiments analysis extras util".split()]
+ROOMS += [f"pfl_papers.{n}" for n in "evidence papers compare bench notebook explore".split()]
 # {page: the pages below it}, which GitHub's readers find by links.
 TREE = {
     "README": """docs/tour docs/notebooks docs/methods docs/README docs/generated/api/index
@@ -201,7 +202,7 @@ def public(module: ModuleType) -> list[str]:
 
 def named() -> list[str]:
     """What rooms name for others, as dotted names of modules."""
-    rooms = [importlib.import_module(f"pfl_core.{room}") for room in ROOMS]
+    rooms = [importlib.import_module(room) for room in ROOMS]
     return [f"{room.__name__}.{name}" for room in rooms for name in room.__all__]
 
 
@@ -229,14 +230,14 @@ def _rst(title: str, text: str) -> str:
 def _api_index(top: list[str]) -> str:
     lines = ["# API", "", "`from pfl_core import ...` has the names that a newcomer meets:", ""]
     lines += _listing({n: _first(getattr(pfl_core, n)) for n in top})
-    lines += ["", "Below it the library is a house of rooms, from the bottom up."]
+    lines += ["", "Below it are the rooms of the library, then those of what reproduces papers."]
     lines += [" A room says what others may take from it; these are its modules.", ""]
     base = ["pfl_core.models", "pfl_core.stacked"]
     lines += _listing({n: _first(importlib.import_module(n)) for n in base})
     for room in ROOMS:
-        module = importlib.import_module(f"pfl_core.{room}")
+        module = importlib.import_module(room)
         names = [f"{module.__name__}.{n}" for n in module.__all__]
-        lines += ["", f"## pfl_core.{room}", "", _first(module), ""]
+        lines += ["", f"## {room}", "", _first(module), ""]
         lines += _listing({n: _first(importlib.import_module(n)) for n in names})
     listed = "\n".join([*top, *base, *named()])
     return "\n".join([*lines, "", f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"])

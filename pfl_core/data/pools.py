@@ -577,6 +577,37 @@ def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
     return _load(name, where)
 
 
+def checksum(name: str) -> str:
+    """The checksum of a data set: of the data that are here, else of a copy that others know of.
+
+    DatasetMissing where there is neither.
+    """
+    try:
+        return load(name).checksum
+    except DatasetMissing:
+        if known := copies(name):
+            return known[0]
+        raise
+
+
+# Who knows checksums of copies that lie elsewhere: function of a data set's name.
+_elsewhere: list[Callable[[str], list[str]]] = []
+
+
+def register_copies(known: Callable[[str], list[str]]) -> None:
+    """Ask `known(name)` for the checksums of copies of a data set that other machines have.
+
+    So the id of a run that others published can be said where its data are not.
+    """
+    if known not in _elsewhere:
+        _elsewhere.append(known)
+
+
+def copies(name: str) -> list[str]:
+    """Checksums of a data set's copies on other machines, as far as they are known."""
+    return [found for known in _elsewhere for found in known(name)]
+
+
 def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     """Make `load(name)` return `fn()`, a Pool.
 

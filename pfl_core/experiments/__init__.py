@@ -1,14 +1,15 @@
-"""From plain values to stored results: the Experiment, one run, many runs, what is committed."""
+"""From plain values to stored results: the Experiment, one run, many runs."""
 
 # What other rooms may take from it.
 __all__ = [
     "build",
-    "committed",
     "compute",
     "experiment",
+    "keys",
     "listing",
     "lookup",
     "metrics",
+    "older",
     "personal",
     "prune",
     "run",

@@ -22,7 +22,7 @@ from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
 from pfl_core.engine import probes
 from pfl_core.engine.sgd import PRECISIONS
-from pfl_core.experiments import copies, keys
+from pfl_core.experiments import keys
 from pfl_core.experiments.keys import ARGS, WHICH
 from pfl_core.experiments.weights import Weights
 from pfl_core.methods.base import METHODS, make_method
@@ -509,15 +509,15 @@ class Experiment:
 
         That is: all fields but `tags`, the checksum of the data, the store's schema, the method's
         `revision`, and the source of code that is not part of pfl_core (see util/identity.py).
-        Where the data are not here, the checksum is that of the copy which committed runs used;
-        DatasetMissing if there is none.
+        Where the data are not here, the checksum is that of a copy elsewhere that is known of
+        (`pools.register_copies`); DatasetMissing if there is none.
         """
-        return self.id_for(copies.checksum(self.dataset))
+        return self.id_for(data.checksum(self.dataset))
 
     @property
     def ids(self) -> list[str]:
-        """`id`, then the ids over other copies of the data, which committed runs used."""
-        every = [copies.checksum(self.dataset), *copies.checksums(self.dataset)]
+        """`id`, then the ids over other copies of the data, as far as they are known."""
+        every = [data.checksum(self.dataset), *data.copies(self.dataset)]
         return [self.id_for(c) for c in dict.fromkeys(every)]
 
     def id_for(self, checksum: str, source: str | None = None) -> str:
@@ -533,7 +533,7 @@ class Experiment:
             e, theirs = links[-1]
             # Of own data `run` says the source's id.
             named = start.dataset not in (e.dataset, "own")
-            links.append((start, copies.checksum(start.dataset) if named else theirs))
+            links.append((start, data.checksum(start.dataset) if named else theirs))
         for e, theirs in reversed(links[1:]):
             source = e._id(theirs, source, keep_models=False)
         return self._id(checksum, source, self.keep_models)

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pfl_core.experiments import copies, older
+from pfl_core.data import pools
+from pfl_core.experiments import older
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, load_result, read_about, said_to_be
 from pfl_core.util import paths
@@ -24,7 +25,7 @@ def stored(
     `checksum` is that of the data where they are the user's own.
     DatasetMissing where its id cannot be said.
     """
-    checksum, store = checksum or copies.checksum(experiment.dataset), store or paths.store_folder()
+    checksum, store = checksum or pools.checksum(experiment.dataset), store or paths.store_folder()
     return find(experiment, experiment.id_for(checksum), checksum, store)
 
 
@@ -43,7 +44,7 @@ def find(
 
 def is_there(experiment: Experiment, store: Path | None = None) -> bool:
     """Whether a store has a folder of the run, whole or not, or a run under an older name."""
-    checksum, store = copies.checksum(experiment.dataset), store or paths.store_folder()
+    checksum, store = pools.checksum(experiment.dataset), store or paths.store_folder()
     id = experiment.id_for(checksum)
     return (store / id).is_dir() or _older(experiment, id, checksum, store) is not None
 

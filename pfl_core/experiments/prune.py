@@ -17,13 +17,13 @@ import shutil
 import stat
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
+from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from pfl_core.experiments import committed
 from pfl_core.util import checks, paths
 from pfl_core.util.say import say
 
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     dataset: str
     size: int  # bytes
     date: datetime  # when it was finished, else when it was last written to
-    named: bool  # whether rows in results/ or runs/results/ are from it
+    named: bool  # whether rows that are kept elsewhere are from it (`shown`)
 
     def __str__(self) -> str:
         what = f"{self.path.name:<24} {self.status:<10} {self.method:<12} {self.dataset:<16}"
@@ -74,7 +74,7 @@ def find(
     age : least age in days
     status : of STATUS; without `status` and `ids`, unfinished runs are left out, as they may go on
     method, dataset : names
-    paper : papers of which rows in results/ or runs/results/ are from the run
+    paper : papers of which kept rows are from the run (`shown`)
     store : folder of the runs, by default store/ in $PFL_RUNS
 
     Returns
@@ -92,9 +92,9 @@ def find(
     for s in status:
         checks.known("status", s, STATUS)
     store = store or paths.store_folder()
-    of_paper = committed.named_runs(paper) if paper else set()
+    of_paper = shown(paper) if paper else set()
     until = datetime.now().astimezone() - timedelta(days=age)
-    there = list(_folders(store, committed.named_runs()))
+    there = list(_folders(store, shown()))
     _check_ids(ids, there, store)
     wanted = [
         f
@@ -107,6 +107,18 @@ def find(
         and (f.status in status if status else ids or f.status != "unfinished")
     ]
     return sorted(wanted, key=lambda f: f.date)
+
+
+def shown(papers: Collection[str] = ()) -> set[str]:
+    """Runs from which rows are kept elsewhere, as packages say that keep some: of papers, or all.
+
+    They say so by an entry point of the group "pfl_core.shown".
+    """
+    ids = set()
+    for point in entry_points(group="pfl_core.shown"):
+        with contextlib.suppress(ModuleNotFoundError):  # it was taken away
+            ids |= point.load()(papers)
+    return ids
 
 
 def _check_ids(ids: Collection[str], there: list[Found], store: Path) -> None:

@@ -17,7 +17,7 @@ from pfl_core.data import pools
 from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
-from pfl_core.experiments import copies, lookup
+from pfl_core.experiments import lookup
 from pfl_core.experiments.compute import Job, compute
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.starts import Source, id_of_start, settled
@@ -139,7 +139,7 @@ def _job(
     experiment = settled(experiment, fed, source)
     store = paths.store_folder(store)
     checks.make_folder(store)
-    checksum = fed.checksum if fed is not None else copies.checksum(experiment.dataset)
+    checksum = fed.checksum if fed is not None else pools.checksum(experiment.dataset)
     start = id_of_start(experiment, source)
     return Job(
         experiment=experiment,

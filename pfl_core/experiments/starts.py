@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import copies
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
@@ -118,9 +118,9 @@ def id_of_start(experiment: Experiment, source: Source | None) -> str | None:
     bare = start.but(keep_models=False)
     if isinstance(source, Result):
         pool, named = source.meta["pool"], not over_own(experiment)
-        if named and pool == copies.checksum(start.dataset):
+        if named and pool == pools.checksum(start.dataset):
             return None
         return bare.id_for(pool, source.meta.get("init_from"))
     if start.dataset == "own":
         return bare.id_for(source.checksum)
-    return bare.id_for(copies.checksum(start.dataset), id_of_start(start, source))
+    return bare.id_for(pools.checksum(start.dataset), id_of_start(start, source))

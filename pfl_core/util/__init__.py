@@ -4,6 +4,7 @@
 __all__ = [
     "cards",
     "checks",
+    "commands",
     "draws",
     "driver",
     "gpu",

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from pfl_core.util import content
 from pfl_core.util.paths import PACKAGE
 
+OURS = ("pfl_core", "pfl_papers")  # of one distribution: the same version, the same revisions
 INSTALLED = {"site-packages", "dist-packages"}
 # A notebook's or script's own namespace, and its name in a worker process.
 MAIN = ("__main__", "__mp_main__")
@@ -39,8 +40,8 @@ _loaded: dict[str, tuple[Any, str]] = {}
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether something is pfl_core's own: then its `revision` counts, and not its source."""
-    return _home(thing).partition(".")[0] == "pfl_core"
+    """Whether something is our own: then its `revision` counts, and not its source."""
+    return _home(thing).partition(".")[0] in OURS
 
 
 def in_main(thing: Any) -> bool:
@@ -106,7 +107,7 @@ def _inner(thing: Any) -> Any:
 def _is_foreign(thing: Any) -> bool:
     # Whether it is a user's own: neither ours, nor Python's, nor of an installed package.
     home = _home(thing)
-    if home.partition(".")[0] == "pfl_core" or _standard(home):
+    if home.partition(".")[0] in OURS or _standard(home):
         return False
     if home in MAIN:
         return True
@@ -127,7 +128,7 @@ def _text_of(thing: Any, seen: dict[str, str]) -> str:
     # A digest of which definition it is; its text, and that of its modules, are put into `seen`.
     home = _home(thing)
     top = home.partition(".")[0]
-    if top == "pfl_core" or _standard(home):
+    if top in OURS or _standard(home):
         return ""
     path = None if home in MAIN else _file(home)
     if path and INSTALLED & set(path.parts):  # a package from an index is what its version says
@@ -165,7 +166,7 @@ def _root(name: str, path: Path) -> Path:
 
 
 def _below(file: Path, root: Path) -> bool:
-    ours = file.is_relative_to(PACKAGE)
+    ours = any(file.is_relative_to(PACKAGE.parent / name) for name in OURS)
     return file.is_relative_to(root) and not ours and not INSTALLED & set(file.parts)
 
 

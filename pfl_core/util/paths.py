@@ -1,4 +1,4 @@
-"""Where things lie: the package, its checkout, what runs write, and what is committed."""
+"""Where things lie: the package, its checkout, and what runs write."""
 
 from __future__ import annotations
 
@@ -44,39 +44,6 @@ def store_folder(given: str | os.PathLike | None = None) -> Path:
     return absolute(given, "store") if given else runs_root() / "store"
 
 
-def kept_folder() -> Path:
-    """What notebooks keep of their runs until it is published: a folder for each part."""
-    return runs_root() / "results"
-
-
-def figures_folder() -> Path:
-    """What notebooks draw until it is published: PAPER/PROFILE-DATA/ for each part."""
-    return runs_root() / "figures"
-
-
 def trash_folder(root: Path | None = None) -> Path:
     """What `prune` moved away, below `root` (default: where runs are kept)."""
     return (root or runs_root()) / "trash"
-
-
-def label(profile: str, data: str) -> str:
-    """How a part is called in names of files and folders: "quick-digits"."""
-    return f"{profile}-{data}"
-
-
-def results_folder() -> Path:
-    """Committed rows: results/ beside the checked-out package; a package alone has none."""
-    return (CHECKOUT if IN_CHECKOUT else PACKAGE) / "results"
-
-
-def checkout(what: str) -> Path:
-    """The folder of the repository; OSError where the package alone is installed.
-
-    what: what needs it.
-    """
-    if not IN_CHECKOUT:
-        raise OSError(
-            f"{what} needs the repository of pfl_core, with its results/ and figures/, and not the "
-            "package alone: get its source code, and run `pip install -e .` in its folder"
-        )
-    return CHECKOUT

@@ -1,0 +1,4 @@
+"""Papers' numbers beside ours: tables, verdicts, the fullest evidence, what runs would take."""
+
+# What other rooms may take from it.
+__all__ = ["best", "overview", "parameters", "plan", "readable", "recount", "report"]

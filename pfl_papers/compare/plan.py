@@ -1,0 +1,212 @@
+"""What a paper's runs cost (those that are there, hours, memory), and their computation."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+
+from pfl_core import models
+from pfl_core.data import pools as data
+from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
+from pfl_core.experiments import lookup
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments.build import split, train_config, vocabulary
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.util import checks
+from pfl_papers.compare import parameters
+from pfl_papers.evidence import committed
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import Paper
+
+# Of all clients' models at once: their state, where a round starts, its gradient, its end.
+COPIES = 4
+
+
+def planned(paper: str | Paper, train: bool = False, **how: Any) -> list[Experiment]:
+    """The runs that a notebook asks for, each once an artefact, after what it starts from.
+
+    What tuning chose is known where all of its runs are finished.
+    train: in the store, not only committed.
+    how: the notebook's parameters, as for `parameters.check`.
+    """
+    paper = papers.paper(paper)
+    scope = parameters.asked(paper, train=train, **how)
+    cells = (cell for sweep in paper.planned(scope) for cell in sweep.experiments())
+    once: dict[str, Experiment] = {}
+    for e in (e for cell in cells for e in _with_sources(cell)):
+        once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
+    return list(once.values())
+
+
+def _with_sources(experiment: Experiment) -> list[Experiment]:
+    if experiment.earlier is None:
+        return [experiment]
+    tags = experiment.tags | {"row": f"{experiment.tags.get('row')}'s start"}
+    return [*_with_sources(experiment.earlier.but(keep_models=True, tags=tags)), experiment]
+
+
+def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: Any) -> pd.DataFrame:
+    """What runs cost, a line an artefact and one for all.
+
+    Columns runs, cached (how many are there already), and of the rest client-steps (local SGD steps
+    summed over clients), hours (on this computer's cores; on a GPU at most so many), GB (memory of
+    the largest). NaN where data are missing, of which `attrs["missing"]` says {data set: where it
+    was looked for, how to get it}.
+    """
+    device, lines, missing = runs.pick_device(device), [], {}
+    for experiment in planned(paper, train, **how):
+        try:
+            cached = parameters.is_there(experiment, train)
+            cost = (0, 0.0, 0.0) if cached else _cost(experiment, device)
+        except data.DatasetMissing as error:
+            missing[experiment.dataset] = str(error)
+            cached, cost = False, (float("nan"),) * 3
+        lines.append((experiment.tags["artefact"], json.dumps(experiment.plain()), cached, *cost))
+    columns = ["artefact", "run", "cached", "client-steps", "hours", "GB"]
+    frame = pd.DataFrame(lines, columns=columns)
+    whole = frame.drop_duplicates("run").assign(artefact="all, each run once")
+    by = pd.concat([frame, whole]).groupby("artefact", sort=False)
+    total = by[["cached", "client-steps", "hours"]].agg(lambda v: v.sum(skipna=False))
+    out = total.astype({"cached": int}).assign(GB=by.GB.max()).round({"hours": 2, "GB": 2})
+    out.insert(0, "runs", by.size())
+    out.attrs["missing"] = missing
+    return out
+
+
+def lacking(cells: Iterable[Experiment], train: bool) -> list[Experiment]:
+    """The runs that training these Experiments takes, each once, with what they start from.
+
+    train: also those that are only committed.
+    """
+    once: dict[str, Experiment] = {}
+    for cell in (c for c in cells if not _is_there(c, train)):
+        for e in (e for e in _with_sources(cell) if not _is_there(e, train)):
+            once.setdefault(json.dumps(e.plain()), e)
+    return list(once.values())
+
+
+def _is_there(experiment: Experiment, train: bool) -> bool:
+    try:
+        return parameters.is_there(experiment, train)
+    except data.DatasetMissing:
+        return False
+
+
+def in_words(experiments: Sequence[Experiment], device: str) -> str:
+    """How long runs take on this computer, as `plan` says it: "about 3 min"."""
+    try:
+        hours = sum(_cost(e, device)[1] for e in experiments)
+    except data.DatasetMissing:
+        return "in a time that cannot be told without their data"
+    if hours < 1 / 60:
+        return "in less than a minute"
+    return f"about {hours * 60:.0f} min" if hours < 1 else f"about {hours:.1f} h"
+
+
+def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
+    # Client-steps, hours, GB.
+    second, parameters = measured(*_net(experiment), device)
+    steps, cores = client_steps(experiment), (os.cpu_count() or 1) if device == "cpu" else 1
+    size = COPIES * 4 * parameters * experiment.clients + data.load(experiment.dataset).x.nbytes
+    return steps, steps * second / 3600 / cores, size / 1e9
+
+
+def compute(
+    paper: str | Paper,
+    *,
+    profile: str = "quick",
+    device: str = "auto",
+    jobs: int | None = None,
+    train: bool = False,
+    **how: Any,
+) -> pd.DataFrame:
+    """Train what a notebook asks for into the store; a line a run.
+
+    What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
+    all rows of the first seed before those of the next, and what others start from before them.
+    Finished runs are found and interrupted ones go on, so that the same call resumes.
+    train: also what is committed; by default that counts as computed.
+    jobs: runs at a time, as for `sweep`.
+    how: the notebook's other parameters, as for `parameters.check`.
+
+    Raises DatasetMissing or ValueError before anything is trained.
+    """
+    checks.count("compute", "jobs", jobs, "the number of runs computed at a time")
+    asked = functools.partial(planned, paper, train, profile=profile, **how)
+    common: dict[str, Any] = dict(found=parameters.looked_up(train), device=device, jobs=jobs)
+    cells = asked()
+    if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
+        sweeps.sweep(tuning, **common)
+        cells = asked()  # with what they choose
+    order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
+    cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
+    # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
+    sweeps.sweep(cells, keep_state=profile in papers.FULL, **common)
+    lines = []
+    for e in cells:
+        found = lookup.stored(e)
+        # Only runs that ended well are committed.
+        run, status = (found.id, found.meta["status"]) if found else (committed.find(e), "done")
+        where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
+        lines.append(where | dict(seed=e.seed, run=run, status=status))
+    return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
+
+
+def client_steps(experiment: Experiment) -> int:
+    """Local SGD steps of a run, summed over clients, also those of evaluations after training."""
+    e = experiment
+    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
+    epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
+    visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
+    config = train_config(e)
+    visited = len(sample(config, e.clients, 0))
+    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(config, e.clients)
+    extra = sum(evaluate_at(config, r) for r in range(e.rounds + 1)) * others
+    return int(visit * (visited * e.rounds + extra))
+
+
+def _net(experiment: Experiment) -> tuple[str, str, int]:
+    dataset, options = experiment.dataset, vocabulary(experiment) | experiment.model_args
+    return experiment.model, json.dumps([dataset, options]), experiment.batch
+
+
+@functools.lru_cache
+def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
+    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters.
+
+    A large model's from a batch of 16. rest: data set and arguments of the model, as JSON.
+    """
+    dataset, options = json.loads(rest)
+    pool = data.load(dataset)
+    net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
+    kind = torch.int32 if pool.kind == "text" else torch.float32
+    # What else the computer does is not counted.
+    clock = time.process_time if device == "cpu" else time.perf_counter
+
+    def step(few: int) -> float:
+        x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")
+        for _ in range(3):  # the first pays for what is made once; others may be disturbed
+            began = clock()
+            net(x).logsumexp(1).mean().backward()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds = min(seconds, clock() - began)
+        return seconds * batch / few
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = step(min(batch, 16))
+        if seconds < 0.5:  # a small batch makes a small model look slow
+            seconds = min(seconds, step(batch))
+    finally:
+        torch.set_num_threads(threads)
+    return seconds, sum(p.numel() for p in net.parameters())

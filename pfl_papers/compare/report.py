@@ -1,0 +1,737 @@
+"""Published numbers beside ours: tables with verdicts, readings, and claims."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import LABELS, label
+from pfl_core.analysis.select import SELECT, grouped, pick, summary, tuples
+from pfl_core.analysis.stats import paired
+from pfl_core.data import partition as partitions
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_papers.compare.readable import Table, flat, markdown
+from pfl_papers.evidence import committed
+from pfl_papers.evidence.contrasts import (
+    ACCURACIES,
+    READ_AFTER,
+    Evidence,
+    before_the_last_quarter,
+    pooled,
+    reproduced,
+)
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import Paper, Scope
+
+__all__ = [
+    "READ_AFTER",
+    "SELECT",
+    "Table",
+    "markdown",
+    "pick",
+    "reproduced",
+    "summary",
+]  # defined in other files
+
+
+# -- published beside reproduced -------------------------------------------------------------------
+
+
+def printed_rows(paper: Paper, artefact: str) -> list[str]:
+    """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
+
+    FedPer has none.
+    """
+    if not paper.tables:
+        return []
+    found = papers.reported(paper)
+    found = found[found.metric == "acc_pct"]
+    own = found[found.table == artefact]
+    return list(dict.fromkeys((own if len(own) else found).row))
+
+
+# What has to be the paper's for a number of ours to stand beside a published one.
+_ALIKE: dict[str, Callable[[Experiment], Any]] = {
+    "data": lambda e: e.dataset,
+    "network": lambda e: (e.model, e.model_args),
+    "partition": lambda e: _dealt(e)._replace(validation=0),
+    "clients": lambda e: e.clients,
+}
+
+
+class _Dealt(NamedTuple):
+    """How the clients' data are dealt, and the shares that test and validation have of them."""
+
+    partition: str
+    arguments: dict[str, Any]  # without those that say the shares
+    test: float | None  # None: the data set's own test data
+    validation: float
+
+
+def _dealt(experiment: Experiment) -> _Dealt:
+    # Validation data are taken from training data: a partition is the same with and without.
+    known = inspect.signature(partitions.function(experiment.partition)).parameters
+    args = {n: p.default for n, p in known.items() if p.default is not p.empty}
+    args |= experiment.partition_args
+    train, split = args.pop("train_ratio", None), args.pop("split", None)
+    if split is not None:
+        _, validation, test = partitions.read_shares(split)
+    else:
+        validation, test = 0.0, None if train is None else 1 - train
+    test = test if test is None else round(test, 9)
+    return _Dealt(experiment.partition, args, test, validation)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
+    """{(row, column): the Experiment of profile paper} of an artefact."""
+    out = {}
+    for sweep in papers.paper(key).planned(Scope("paper"), artefact):
+        for e in replace(sweep, seeds=sweep.seeds[:1]).experiments():
+            out[e.tags["row"], e.tags["column"]] = e
+    return out
+
+
+def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
+    # Of a row that only we have: that of another row of the column.
+    found = _of_the_paper(key, artefact)
+    named = found.get((READ_AFTER.get(row, row), column))
+    return named or next((e for (_, c), e in found.items() if c == column), None)
+
+
+def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experiment]:
+    # The counterpart of a cell; of a column that only we have, all runs of the artefact.
+    one = _counterpart(key, artefact, row, column)
+    return [one] if one else list(_of_the_paper(key, artefact).values())
+
+
+def _cuts(
+    paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
+) -> tuple[float, bool]:
+    """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too.
+
+    column: as in `rows`.
+    """
+    theirs = _counterpart(paper.key, artefact, row, column)
+    of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
+    found = {run: committed.experiment(run) for run in rows.run[of_cell].unique()}
+    ours = {run: ran for run, ran in found.items() if ran is not None}
+    if theirs is None or not ours:
+        return 1.0, False
+    rounds = theirs.rounds / min(ran.rounds for ran in ours.values())
+    return rounds, any(
+        _cut(ran, theirs) or committed.share_of(run) < MOST for run, ran in ours.items()
+    )
+
+
+MOST = 0.9  # of a data set's samples; a copy with fewer is a part of it
+
+
+def _cut(ours: Experiment, theirs: Experiment) -> bool:
+    # Whether a client has fewer samples here than the paper gives it.
+    return bool(ours.max_samples) and ours.max_samples != theirs.max_samples
+
+
+def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list[str]:
+    """In what a run differs from the cell of the paper that it is named by.
+
+    Of "data", "network", "partition" and "clients"; of a cell that only we have, what no run of
+    the artefact at profile paper has.
+    """
+    ours, theirs = committed.experiment(run), _counterparts(paper.key, artefact, row, column)
+    if ours is None or not theirs:
+        return []
+    return [what for what, of in _ALIKE.items() if of(ours) not in [of(e) for e in theirs]]
+
+
+def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
+    """What share of the paper's rounds and images was run, and what else is not the paper's.
+
+    "10 % of the rounds; other data, network"; "" where all is the paper's.
+    """
+    paper, said, shares = papers.paper(paper), [], set()
+    heads = rows[rows["average"] != "derived"].drop_duplicates(["row", "column"])
+    for v in tuples(heads):
+        said += unlike(paper, artefact, v.row, v.column, v.run)
+        theirs = _counterparts(paper.key, artefact, v.row, v.column)
+        ours = committed.experiment(v.run)
+        if ours is None or not theirs:
+            continue
+        alike = [e for e in theirs if e.method == ours.method] or theirs
+        shares |= {round(100 * ours.rounds / e.rounds) for e in alike}
+        if all(_cut(ours, e) for e in theirs):
+            said.append(f"at most {ours.max_samples} images a client")
+        if (part := committed.share_of(v.run)) < MOST:
+            said.append(f"{part:.0%} of the samples of {ours.dataset}")
+        if all(_dealt(ours).validation > _dealt(e).validation for e in theirs):
+            said.append("a part of the training data is validation")
+    out = []
+    if shares and shares != {100}:
+        ends = sorted({min(shares), max(shares)})
+        none = artefact in paper.unstated
+        whose = (
+            "profile paper's rounds (the paper gives no number)" if none else "the paper's rounds"
+        )
+        out.append(f"{' to '.join(map(str, ends))} % of {whose}")
+    words = list(dict.fromkeys(said))
+    other = [w for w in _ALIKE if w in words]
+    out += [f"other {', '.join(other)} than the paper's"] * bool(other)
+    return "; ".join(out + [w for w in words if w not in _ALIKE])
+
+
+def compare(
+    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct", **how: str
+) -> pd.DataFrame:
+    """Every published cell of a table beside what `rows` give: a line a row and column.
+
+    Ours stand beside a published number only if data, network, partition and number of clients are
+    the paper's. Else they stand in a column of their own, named by the data that were used, without
+    a difference.
+
+    rows: of the table's runs, labelled as the published rows and columns are.
+    how: select, when, average in place of the paper's.
+
+    Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
+    interval of ours), best (whether ours is the column's best or not told apart from it),
+    last (ours at the last round, where another is reported), difference, difference_low,
+    difference_high, verdict, reason, why (see `analysis.verdicts`), profile, dataset, and setting
+    (the column as the rows have it).
+    """
+    paper = papers.paper(paper)
+    said = papers.reported(paper)
+    said = said[(said.table == table) & (said.metric == metric)]
+    if said.empty:
+        known = sorted(set(papers.reported(paper).table))
+        raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {known}")
+    ours = (
+        _own_columns(reproduced(rows, paper, metric, **how), rows, paper, table)
+        if len(rows)
+        else rows
+    )
+    lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
+    if len(ours):
+        cells = _Cells(rows, ours, paper, table, metric, how)
+        for (column, row), of_cell in grouped(ours, ["column", "row"]):
+            line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
+            line |= cells.line(row, column, of_cell, line)
+    frame = pd.DataFrame(
+        [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
+    )
+    frame["verdict"] = frame.verdict.astype(object).fillna("not run")
+    frame["n"] = frame.n.fillna(0).astype(int)
+    frame["best"] = frame.best.eq(True)
+    texts = ["profile", "dataset", "reason", "why", "setting"]
+    frame[texts] = frame[texts].astype(object).fillna("")
+    if metric != "acc_pct" or (paper.report | how)["select"] == "last":
+        frame = frame.drop(columns="last")
+    return _by_column(frame)
+
+
+_COMPARED = (
+    "row column reported reported_sd reproduced sd n low high best last difference "
+    "difference_low difference_high verdict reason why profile dataset setting"
+).split()
+
+
+def advantages(
+    rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct"
+) -> pd.DataFrame:
+    """By how many points the paper's own method is ahead of each other row: published beside ours.
+
+    What a draw of clients does to all rows of a column falls out of such a difference, in the
+    paper's numbers as in ours. So two seeds can say more of it than of a single accuracy.
+
+    rows: as for `compare`; only columns that are like the paper's count.
+
+    Columns as `compare` has them, a line a column and row that is compared with; n counts the seeds
+    that both rows have.
+    """
+    paper = papers.paper(paper)
+    evidence, out = Evidence(rows, paper, printed_rows(paper, table)), []
+    compared = compare(rows, paper, table, metric=metric)
+    there = compared[compared.reported.notna() & compared.reproduced.notna()]
+    for _, cells in grouped(there[there.profile != "smoke"], "column"):
+        own = cells[cells.row == paper.own]
+        for _, other in cells.drop(own.index).iterrows() if len(own) else ():
+            out.append(_advantage(evidence, paper, table, own.iloc[0], other, metric))
+    return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
+
+
+def _advantage(
+    evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series, metric: str
+) -> dict:
+    # Of the paper's row over another one, which are lines of `compare`.
+    ours = evidence.ahead(own["row"], other["row"], other.setting, metric=metric)
+    reported = own.reported - other.reported
+    spread = float(np.hypot(own.reported_sd, other.reported_sd))
+    found = verdicts.beside(ours.found, reported, spread, paper.runs)
+    cuts = [
+        _cuts(paper, table, r, other.setting, evidence.rows) for r in (own["row"], other["row"])
+    ]
+    missing, fewer = (max(cut) for cut in zip(*cuts, strict=True))
+    verdict = verdicts.of_cell(found, ours.moved, missing, fewer)
+    if ours.unlearned:
+        verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
+    line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
+    line |= dict(reported=reported, reported_sd=spread, best=False, n=ours.found.seeds)
+    line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
+    line |= dict(difference=found.estimate, difference_low=found.low, difference_high=found.high)
+    return line | verdict._asdict()
+
+
+def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
+    # Columns in the order in which they are met, rows in the order of the paper, ours behind.
+    place = {name: i for i, name in enumerate(dict.fromkeys(frame.column))}
+    return frame.sort_values("column", key=lambda c: c.map(place), kind="stable", ignore_index=True)
+
+
+def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
+    # Cells that are not like the paper's get a column of their own. What a cell has of another
+    # one's run is like the paper's if that run is.
+    planned, heads = _of_the_paper(paper.key, table), rows.drop_duplicates(["run", "row", "column"])
+    home = {v.run: (v.row, v.column) for v in tuples(heads) if (v.row, v.column) in planned}
+    named = {}
+    for v in tuples(ours.drop_duplicates(["row", "column"])):
+        ran = committed.experiment(v.run)
+        if v.average == "derived" and ran is not None and v.dataset != ran.dataset:
+            # It says what data it is of, as Table 3's megabytes of pFedLA do.
+            named[v.row, v.column] = v.column
+            continue
+        row, column = home.get(v.run, (v.row, v.column))
+        if (v.row, v.column) in planned:
+            row, column = v.row, v.column
+        found = column_of_ours(paper, table, row, column, v.run)
+        named[v.row, v.column] = v.column + found.removeprefix(column)
+    names = [named[key] for key in zip(ours.row, ours.column, strict=True)]
+    return ours.assign(setting=ours.column, column=names)
+
+
+def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str) -> str:
+    """A column's name if the run is like the paper's there, else with what it has instead."""
+    other = unlike(paper, artefact, row, column, run)
+    if not other:
+        return column
+    ran = committed.experiment(run)
+    if "data" in other and ran is not None:  # the caption has the rest
+        return f"{column}: on {ran.dataset}"
+    return f"{column}: with other {', '.join(other)}"
+
+
+class _Cells:
+    """Our side of a table: intervals, the last round, and how far curves still move.
+
+    ours: one number a run, its columns named by `_own_columns`.
+    """
+
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        ours: pd.DataFrame,
+        paper: Paper,
+        table: str,
+        metric: str,
+        how: dict[str, str],
+    ):
+        self.rows, self.ours = rows, ours
+        self.paper, self.table, self.metric = paper, table, metric
+        self.printed = printed_rows(paper, table)
+        # Of accuracy on training data only the test data say whether it still moves.
+        self.moved = _by_run(reproduced(rows, paper, **how)) - _by_run(
+            reproduced(before_the_last_quarter(rows), paper, **how)
+        )
+        self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
+
+    def line(
+        self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What a cell of ours shows; said: what the paper has in it."""
+        of_column = self.ours[self.ours.column == column]
+        table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+        seeds = sorted(table.loc[row].dropna().index)
+        table = table[seeds].dropna()
+        best = str(table.mean(axis=1).idxmax())
+        both = pooled(table, self.printed, (row, best))
+        weights = (both.index == best) * 1.0 - (both.index == row)
+        behind = verdicts.interval([both.to_numpy()], [weights])
+        table = pooled(table, self.printed, (row,))
+        place, values = list(table.index).index(row), table.to_numpy()
+        own = verdicts.cell_interval(values, place)
+        setting = cells.setting.iloc[0]
+        runs = [(run, row, setting) for run in cells.run]
+        line = dict(
+            reproduced=cells.value.mean(),
+            sd=cells.value.std(ddof=1),
+            n=len(cells),
+            low=max(own.low, 0.0) if self.metric in ACCURACIES else own.low,
+            high=min(own.high, 100.0) if self.metric in ACCURACIES else own.high,
+            best=row == best or behind.low <= 0,
+            last=self.last.reindex(runs).mean(),
+            setting=setting,
+            profile=cells.profile.iloc[0],
+            dataset=cells.dataset.iloc[0],
+        )
+        if np.isnan(said["reported"]):
+            return line | dict(verdict="no published number")
+        found = verdicts.beside(own, said["reported"], said["reported_sd"], self.paper.runs)
+        line |= dict(
+            difference=found.estimate, difference_low=found.low, difference_high=found.high
+        )
+        if line["profile"] == "smoke" or self.metric not in ACCURACIES:
+            return line | dict(verdict="not judged")
+        each = self.moved.reindex(runs)
+        moved = each.mean() if each.notna().all() else None
+        missing, fewer = _cuts(self.paper, self.table, row, setting, self.rows)
+        # More images make no row less accurate.
+        fewer &= found.estimate < 0
+        return line | verdicts.of_cell(found, moved, missing, fewer)._asdict()
+
+
+def _by_run(picked: pd.DataFrame) -> pd.Series:
+    return picked.groupby(["run", "row", "column"]).value.mean()
+
+
+def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
+    """{metric: `compare`} of its Artefact's metrics that the paper prints; {} if it prints none.
+
+    rows: of the whole paper.
+    """
+    paper = papers.paper(paper)
+    if not paper.tables:
+        return {}
+    of_table, said = rows[rows.artefact == table], papers.reported(paper)
+    printed = set(said[said.table == table].metric)
+    found = [m for m in paper.artefacts[table].metrics if m in printed]
+    return {m: compare(of_table, paper, table, metric=m) for m in found}
+
+
+def seeds_in_words(counts: Iterable[int]) -> str:
+    """How many seeds some cells have, as "2 seeds" or, where they differ, "2 to 5 seeds".
+
+    counts: seeds of each cell, at least one.
+    """
+    found = sorted(counts)
+    low, high = found[0], found[-1]
+    return f"{low} to {high} seeds" if low < high else f"{high} seed{'s' * (high > 1)}"
+
+
+def data_sets(rows: pd.DataFrame) -> str:
+    """The data sets of rows, with what is known of the copy that committed runs used.
+
+    "cifar10 (58,865 of 60,000 samples, ...)" where it is not what its makers published.
+    """
+    out, heads = [], rows.drop_duplicates("run")  # what is derived may name another data set
+    for name, own in grouped(heads.sort_values("dataset", kind="stable"), "dataset"):
+        copies = sorted({committed.copy_of(run) for run in own.run.unique()} - {""})
+        out.append(name + (f" ({'; '.join(copies)})" if copies else ""))
+    return ", ".join(out)
+
+
+def standing(
+    rows: pd.DataFrame,
+    paper: str | Paper,
+    table: str,
+    clients: pd.DataFrame,
+    column: str = "",
+    **how: str,
+) -> pd.DataFrame:
+    """Ranks in one column, and the paper's own row against each other one, client by client.
+
+    clients: test accuracy of every client of every run at the round that is reported, with columns
+    row, column, seed, client, acc_pct.
+    column: as the rows have it, by default the first.
+
+    p is of Wilcoxon's signed ranks over clients and seeds: clients of one seed are not independent,
+    so it says less than as many seeds would. The paper's ranks are shown where the column is like
+    the paper's.
+    """
+    paper = papers.paper(paper)
+    column = column or clients.column.iloc[0]
+    compared = compare(rows[rows.column == column], paper, table, **how)
+    cells = compared[compared.reproduced.notna()].set_index("row")
+    own = paper.own
+    of_column = clients[clients.column == column]
+    by = of_column.pivot_table(index=["seed", "client"], columns="row", values="acc_pct")
+    many = of_column.groupby("row").client.nunique().to_dict()  # a row of ours may have others
+    others = [r for r in cells.index if r != own and many.get(r) == many.get(own, 0)]
+    tests = pd.DataFrame(
+        {r: paired(*by[[own, r]].dropna().to_numpy().T) for r in others},
+        index=["difference", "better", "p"],
+        dtype=float,
+    ).T
+    like = cells.reported.notna()
+    out = pd.DataFrame({"rank": cells.reproduced.rank(ascending=False)})
+    if like.any():
+        out["rank reported"] = cells.reported.rank(ascending=False)
+        out["rank among these"] = cells.reproduced.where(like).rank(ascending=False)
+    out[f"{label(own)} ahead by"] = tests.difference.round(2)
+    out["share of clients ahead"] = tests.better.round(2)
+    out["p"] = tests.p.round(4)
+    return out.sort_values("rank").rename(index=label).rename_axis("method")
+
+
+def every_cell(name: str) -> pd.DataFrame:
+    """Every published accuracy of a paper's tables with the committed one of ours in its setting.
+
+    Of profile paper where it was run, else medium; while a row of a column has one seed there, the
+    column's cells of medium come first. Smaller profiles count nowhere.
+
+    Columns as `compare` has them, table, metric (accuracy on test data, or on training data where
+    the paper prints that), and comparable: whether profile paper has a run for it.
+    """
+    cells = _of_every_table(name, compare)
+    if len(cells):
+        planned = {t: _of_the_paper(name, t) for t in cells.table.unique()}
+        where = cells[["table", "row", "column"]].to_numpy()
+        cells["comparable"] = [(READ_AFTER.get(r, r), c) in planned[t] for t, r, c in where]
+    return cells
+
+
+def every_advantage(name: str) -> pd.DataFrame:
+    """What `advantages` says of all tables of a paper, from the same rows as `every_cell`."""
+    return _of_every_table(name, advantages)
+
+
+def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+    # What `make` says of the published cells of a table, from the fullest profile that has one.
+    about, out = papers.paper(name), []
+    if not about.tables:
+        return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
+    full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
+    parts = [p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))]
+    said = papers.reported(name)
+    said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
+    for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
+        each = [make(pd.DataFrame(columns=ROW_COLUMNS), about, table, metric=metric)]
+        each += [
+            make(of, about, table, metric=metric)
+            for p in parts
+            if len(of := p[p.artefact == table])
+        ]
+        cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
+        least = cells[cells.n > 0].groupby(["profile", "column"]).n.transform("min")
+        # One seed has no interval; 0: not run.
+        order = least.clip(upper=2).reindex(cells.index, fill_value=0).sort_values(kind="stable")
+        cells = cells.loc[order.index].drop_duplicates(["row", "column"], keep="last")
+        out.append(cells.assign(table=table, metric=metric))
+    return pd.concat(out, ignore_index=True)
+
+
+def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:
+    """Kendall's tau of the published and our order of methods, a line a table and column.
+
+    cells: as `every_cell` gives them; columns with fewer than three rows of ours are left out.
+
+    Columns: table, column, rows, tau.
+    """
+    out = []
+    for (table, column), of in cells.dropna(subset=["reproduced"]).groupby(
+        ["table", "column"], sort=False
+    ):
+        if len(of) > 2:
+            tau = of.reported.corr(of.reproduced, method="kendall")
+            out.append(dict(table=table, column=column, rows=len(of), tau=round(tau, 2)))
+    return pd.DataFrame(out, columns=["table", "column", "rows", "tau"])
+
+
+def contradictions(share: float = 0.75) -> pd.DataFrame:
+    """Pairs of methods whose order two papers print differently: a line a pair.
+
+    share: in how many of its columns a paper has to have one of the two ahead, to say so.
+
+    Columns: ahead, behind, and for each paper in how many of how many columns that order holds.
+    """
+    wins: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for name in papers.PAPERS:
+        if not papers.paper(name).tables:
+            continue
+        said = papers.reported(name)
+        said = said[(said.metric == "acc_pct") & said.row.isin(LABELS)]
+        table = said.pivot_table(index=["table", "column"], columns="row", values="value")
+        for a, b in itertools.combinations(sorted(map(str, table)), 2):
+            both = table[[a, b]].dropna()
+            if len(both):
+                wins.setdefault((a, b), {})[name] = int((both[a] > both[b]).sum()), len(both)
+    lines = []
+    for (a, b), found in wins.items():
+        ahead = [n for n, (k, of) in found.items() if k >= share * of]
+        behind = [n for n, (k, of) in found.items() if of - k >= share * of]
+        if ahead and behind:
+            counts = {LABELS[n]: f"{k} of {of}" for n, (k, of) in found.items()}
+            lines.append({"ahead": label(a), "behind": label(b)} | counts)
+    return pd.DataFrame(lines).fillna("")
+
+
+# -- readings --------------------------------------------------------------------------------------
+
+
+def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
+    """What a table says of accuracies, a Markdown paragraph for each column that was run.
+
+    Who leads and by how much, how that stands beside the paper, and what is undecided and why.
+    """
+    paper = papers.paper(paper)
+    if not len(rows) or set(rows.profile) == {"smoke"}:
+        return []
+    evidence = Evidence(rows, paper, printed_rows(paper, table))
+    compared = compare(rows, paper, table)
+    out = []
+    for column in evidence.columns:
+        names = evidence.methods(column)
+        if len(names) < 2:
+            continue
+        lines = compared[compared.setting == column]
+        lines = lines.set_index("row")
+        said = [_leader(evidence, column, names)]
+        if lines.reported.notna().any():
+            said += _beside(lines)
+        else:
+            other = lines.column.iloc[0].removeprefix(column).removeprefix(": ")
+            said.append(f"Run {other}: not held against the paper's numbers." * bool(other))
+        out.append(f"**{column}.** " + " ".join(said))
+    return out
+
+
+def _leader(evidence: Evidence, column: str, names: list[str]) -> str:
+    mean = evidence.means(column)
+    best = str(mean.idxmax())
+    leads = {r: evidence.ahead(best, r, column) for r in names if r != best}
+    second = str(mean.drop(best).idxmax())
+    first, found = f"{label(best)} has most, {mean[best]:.1f} %", leads[second].found
+    if np.isnan(found.error):
+        gap = f"{found.estimate:.1f} points before {label(second)}"
+        return f"{first}, {gap}; one seed does not say whether that is more than chance."
+    gap = f"{found.estimate:.1f} [{found.low:.1f}, {found.high:.1f}] points before {label(second)}"
+    level = [label(r) for r, c in leads.items() if not c.clears]
+    if not level:
+        return f"{first}, {gap}, and is ahead of all others by more than chance."
+    return f"{first}, {gap}. Not told apart from it: {_listed(level)}."
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    shown, rest = names[:most], len(names) - most
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _beside(lines: pd.DataFrame) -> list[str]:
+    # lines: cells of a column, indexed by row, some with a published number.
+    both, said = lines[lines.reported.notna()], []
+    if len(both) > 1:
+        there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
+        same = "as here" if there == here else f"here {label(here)} among the same rows"
+        said.append(f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}.")
+    if len(both) > 2:
+        tau = both.reported.corr(both.reproduced, method="kendall")
+        said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")
+    why = both[both.verdict == "undecided"].reason.value_counts()
+    reasons = "; ".join(f"{n} {reason}" for reason, n in why.items())
+    said.append(f"Of its cells: {counted(both.verdict)}{f' ({reasons})' if reasons else ''}.")
+    worst = both[both.verdict == "differs"]
+    if len(worst):
+        row = str(worst.difference.abs().idxmax())
+        said.append(f"The largest difference is {label(row)}'s, {worst.why[row]}.")
+    return said
+
+
+CELLS = ("agrees", "close", "differs", "undecided")
+
+
+def counted(words: pd.Series) -> str:
+    """Verdicts on cells, counted: "1 agrees, 2 differ, 3 undecided"."""
+    many = {"agrees": "agree", "differs": "differ"}
+    counts = {word: int((words == word).sum()) for word in CELLS}
+    return ", ".join(f"{n} {w if n == 1 else many.get(w, w)}" for w, n in counts.items() if n)
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The paper's claims with a verdict, and the numbers that decide it.
+
+    rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile
+    count. Without them every committed result of the paper is judged, and a column names its data.
+
+    Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
+    paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
+    profile.
+    """
+    paper = papers.paper(paper)
+    if rows is None:
+        parts = committed.parts(paper.key).values()
+        none = pd.DataFrame(columns=_CLAIMED)
+        out = [claims(paper, part.rows()).assign(data=part.data) for part in parts]
+        return pd.concat(out or [none], ignore_index=True)
+    out, evidence, scales = [], {}, {}
+    for needed in dict.fromkeys(claim.needs for claim in paper.claims):
+        printed = printed_rows(paper, needed)
+        some = rows[rows.artefact == needed]
+        place = some.profile.map(papers.PROFILES.index)
+        evidence[needed] = Evidence(some[place == place.max()], paper, printed)
+        scales[needed] = scale(paper, evidence[needed].rows, needed)
+    for claim in paper.claims:
+        profile = next(iter(evidence[claim.needs].rows.profile), "")
+        verdict = _judged(claim, evidence[claim.needs], profile)
+        line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
+        line |= verdict._asdict() | dict(profile=profile, scale="")
+        line["status"] = _status(claim, verdict, profile)
+        if verdict.verdict not in ("not run", "not judged"):
+            line["scale"] = scales[claim.needs]
+        out.append(line)
+    return pd.DataFrame(out, columns=_CLAIMED)
+
+
+_CLAIMED = "says source artefact verdict reason why status limit scale profile".split()
+
+
+def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> verdicts.Verdict:
+    if not len(evidence.rows):
+        return verdicts.Verdict("not run")
+    if profile == "smoke":
+        return verdicts.Verdict("not judged", "", "profile smoke is for tests")
+    try:
+        return verdicts.of_claim(claim.judge(evidence), claim.most)
+    except LookupError as missing:
+        return verdicts.Verdict("not run", "", f"{missing.args[0]} was not run")
+
+
+def _status(claim: papers.Claim, verdict: verdicts.Verdict, profile: str) -> str:
+    """What a verdict says of the paper: of runs in its own setting, or nearly."""
+    if verdict.verdict in ("not run", "not judged"):
+        return ""
+    if profile not in papers.FULL:
+        return "says nothing of the paper: other data and networks"
+    if verdict.verdict == "undecided":
+        return verdicts.MEANS[verdict.reason]
+    if verdict.verdict == "holds":
+        return "as the paper says"
+    if claim.status:
+        return claim.status
+    if claim.limit:
+        return "a definition of ours"
+    return "a finding about the paper" if profile == "paper" else "open"
+
+
+# -- tables to read --------------------------------------------------------------------------------
+
+
+def save_table(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as path.csv and path.md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = flat(frame)
+    frame.to_csv(f"{path}.csv")
+    Path(f"{path}.md").write_text(markdown(frame) + "\n")
+
+
+def latex(frame: pd.DataFrame) -> str:
+    """A frame as a LaTeX table (booktabs); a plain 0..n-1 index is left out."""
+    return frame.to_latex(escape=True, index=not isinstance(frame.index, pd.RangeIndex))

@@ -1,0 +1,414 @@
+"""results/ in and out: what a notebook keeps of its runs, what is published, what can be read.
+
+A notebook keeps its rows in runs/results/PAPER.PROFILE-DATA/ (`save`); `publish` puts them into
+results/, which is committed. Both have the form that tables.py describes. Reading them needs no
+data set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.data import pools
+from pfl_core.experiments import build, metrics, older
+from pfl_core.experiments.experiment import TAGS, Experiment
+from pfl_core.experiments.store import Result, is_whole, load_result, locked, read_about, said_to_be
+from pfl_core.util import checks, paths, sums
+from pfl_papers import places
+from pfl_papers.evidence import copies, tables
+from pfl_papers.evidence.tables import PART, Arrays, Content, Measured, Results, results
+
+
+class Part(NamedTuple):
+    """The runs of a paper at a profile over some data, which are kept and published together.
+
+    Attributes
+    ----------
+    paper, profile, data : str
+        "fedper", "quick", "digits".
+    folder : Path
+        results/, or their folder in runs/results/.
+    """
+
+    paper: str
+    profile: str
+    data: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """Its profile and data, as its figures' folder is called: "quick-digits"."""
+        return places.label(self.profile, self.data)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder in runs/results/: "fedper.quick-digits"."""
+        return f"{self.paper}.{self.label}"
+
+    def rows(self) -> pd.DataFrame:
+        """Its rows, one number a row (see `Result.rows`); ValueError names a damaged file."""
+        return results(self.folder).rows(self.paper, self.profile, self.data).copy(deep=False)
+
+
+def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> dict[str, Part]:
+    """What there is of a paper, or of all: {name: part}.
+
+    Parameters
+    ----------
+    paper : str
+        Name of a paper; "" for all.
+    own : bool
+        Whether runs/results/ is read, too. A part of one's own takes the place of the committed
+        one of the same name.
+    folder : Path, optional
+        Where to look in place of results/.
+    """
+    found = [folder or places.results_folder(), *(_kept() if own else [])]
+    every = [Part(*part, place) for place in found for part in results(place).parts]
+    return {p.name: p for p in every if paper in ("", p.paper)}
+
+
+def _kept() -> list[Path]:
+    return sorted(p for p in places.kept_folder().glob("*") if p.is_dir())
+
+
+def named_runs(of: Collection[str] = ()) -> set[str]:
+    """Names and keys of all runs that results/ or runs/results/ show; with `of`, of these papers.
+
+    ValueError for a damaged file.
+    """
+    ids = set()
+    for found in map(results, [places.results_folder(), *_kept()]):
+        shown = tables.named(found.cells, found.derived)
+        mine = set(shown[shown.paper.isin(list(of))].run if of else shown.run)
+        ids |= mine | {key for key, run in found.names.items() if run in mine}
+    return ids
+
+
+# -- out ------------------------------------------------------------------------------------------
+
+
+def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
+    """Keep rows, and what their runs measured, in runs/results/PAPER.PROFILE-DATA/.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of finished runs, from the store or from results/, and numbers that were computed from
+        them (mean "derived"). All that a run measured is kept, however much of it is in `rows`.
+    paper, profile, data : str
+        What the folder is named by; it replaces one that is there.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    ValueError
+        If a run is neither in the store nor in results/.
+    OSError
+        If the files cannot be written; what was there stays.
+    """
+    part = dict(zip(PART, (paper, profile, data), strict=True))
+    for name, given in part.items():  # parts of a file's name
+        checks.name(f"save({name})", given)
+        if {"/", "\\", ":"} & set(given) or given.startswith("."):
+            raise ValueError(f"save({name}={given!r}): allowed is a name without / \\ : or first .")
+    folder = places.kept_folder() / f"{paper}.{places.label(profile, data)}"
+    with _alone(paths.runs_root()):
+        tables.write(folder, _content(rows, part))
+    return folder
+
+
+def publish(paper: str, replace: bool = False) -> list[Path]:
+    """Copy what is kept of a paper, except at profile smoke, into results/ and figures/.
+
+    It takes the place of what was published at the same profile over the same data. Figures are
+    those of all published parts that were drawn here.
+
+    Parameters
+    ----------
+    paper : str
+        Name of a paper, or "methods".
+    replace : bool
+        Whether published cells may go, or lose runs.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+
+    Raises
+    ------
+    ValueError
+        If nothing is kept or drawn, or if a cell has fewer runs than the published one (unless
+        `replace`); nothing is written then.
+    OSError
+        If the package is installed without its repository.
+    """
+    places.checkout("publish")
+    # Two at a time would each read what is there, and the later one write over the other's.
+    with _alone(places.results_folder().parent / "runs"):
+        return _publish(paper, replace)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    checks.make_folder(folder)
+    with locked(folder / "results.lock", "results are written"):
+        yield
+
+
+def _publish(paper: str, replace: bool) -> list[Path]:
+    home, done = places.results_folder(), []
+    every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
+    contents = {p.name: results(p.folder).content() for p in every if p.profile != "smoke"}
+    for name, content in contents.items():
+        fewer = tables.fewer_runs(results(home).content(), content)
+        if fewer and not replace:
+            raise ValueError(
+                f"{name} in {paths.runs_root()} has fewer runs than results/ of {len(fewer)} "
+                f"cells, the first {fewer[0]!r}; keep all of it (`pfl_core keep {paper}` without "
+                "artefacts, data sets, methods or seeds), or let them go with `publish --replace`"
+            )
+    for content in contents.values():
+        done += tables.write(home, tables.merged(results(home).content(), content))
+    for part in parts(paper).values():
+        done += _publish_figures(part, home.parent)
+    if not done:
+        raise ValueError(
+            f"nothing of {paper!r} to publish in {paths.runs_root()}; "
+            "run its notebook at profile quick or paper first"
+        )
+    return list(dict.fromkeys(done))
+
+
+def _publish_figures(part: Part, checkout: Path) -> list[Path]:
+    folder, done = Path(part.paper, part.label), []
+    for file in sorted((places.figures_folder() / folder).glob("*")):
+        if file.suffix in (".png", ".csv", ".md"):  # not .pdf, which is a new file at every run
+            target = checkout / "figures" / folder / file.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with sums.replacing(target) as out:
+                out.write(file.read_bytes())
+            done.append(target)
+    return done
+
+
+def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
+    # Everything that the folder of a part is to hold.
+    rows, found = _once(rows, {run: _measured(run) for run in rows.run.unique()})
+    lines = [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
+    runs = tables.joined("runs.csv", lines)
+    history = tables.joined("history.csv.gz", [m.history.assign(run=r) for r, m in found.items()])
+    clients = tables.joined("clients.csv.gz", [m.clients.assign(run=r) for r, m in found.items()])
+    used = [(json.loads(m.line["experiment"])["dataset"], m.line["pool"]) for m in found.values()]
+    known = [pd.DataFrame([copies.line(*copy)]) for copy in dict.fromkeys(used) if copy[1]]
+    cells, derived = _cells_and_derived(rows.assign(**part), history, runs)
+    return Content(
+        runs=runs,
+        cells=cells,
+        pools=tables.joined("pools.csv", known),
+        derived=derived,
+        history=history,
+        clients=clients,
+        probes={run: m.probes for run, m in found.items() if m.probes},
+    )
+
+
+def _once(
+    rows: pd.DataFrame, found: dict[str, Measured]
+) -> tuple[pd.DataFrame, dict[str, Measured]]:
+    # One run of each key, under the name that results/ has it by, if it has.
+    known, first = results().names, {}
+    for run, m in found.items():
+        first.setdefault(known.get(m.line["key"], run), (run, m))
+    names = {run: name for name, (run, _) in first.items()}
+    mine = rows[rows.run.isin(list(names))]
+    named = mine.run.map(names).astype(object)  # of no rows, too
+    return mine.assign(run=named), {name: m for name, (_, m) in first.items()}
+
+
+def _measured(run: str) -> Measured:
+    if found := load_result(paths.store_folder() / run, aside=False):
+        return _of_result(found)
+    if run not in (known := _holding(run)).home:
+        raise ValueError(
+            f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again"
+        )
+    m = known.of(run)
+    if not m.line["key"]:  # kept by version 0.2
+        said = said_to_be(json.loads(m.line["experiment"]))
+        m.line["key"] = older.key(said, m.line | {"id": run})
+    return m
+
+
+def _of_result(r: Result) -> Measured:
+    line = {name: r.meta.get(name, "") for name in tables.RECORDED}
+    line |= dict(key=r.key, pool=_checksum(r), wall_s=round(r.meta["wall_s"], 2))
+    line["experiment"] = json.dumps(r.experiment.plain())
+    clients, probes = tables.counts(r.arrays), tables.of_probes(r.arrays)
+    return Measured(line, metrics.wide(r.history), clients, probes)
+
+
+def _checksum(r: Result) -> str:
+    # The checksum of a run's data. Older runs did not record it: theirs is that of the copy with
+    # which their Experiment has their id.
+    name = r.experiment.dataset
+    if "pool" in r.meta or name == "own":
+        return r.meta.get("pool", "")
+    every = [pools.checksum(name), *pools.copies(name)]
+    ids = (r.experiment.id_for, functools.partial(older.legacy, r.experiment.plain()))
+    return next((c for c in every if r.id in [of(c) for of in ids]), "")
+
+
+def _cells_and_derived(
+    rows: pd.DataFrame, history: pd.DataFrame, runs: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows that repeat what their run measured, as cells; the others as derived numbers.
+
+    A cell (artefact, row, column, run) one of whose numbers differs from its run's is derived as a
+    whole.
+    """
+    measured = metrics.long(history).rename(columns={"value": "measured"})
+    both = rows.merge(measured, on=["run", *metrics.KEYS, "average", "metric"], how="left")
+    named = zip(runs.run, runs.experiment, strict=True)
+    dataset_of_run = both.run.map({run: json.loads(text)["dataset"] for run, text in named})
+    both["dataset"] = both.dataset.where(both.dataset != dataset_of_run, "")
+    value, measured = both.value.astype(float), both.measured.astype(float)
+    both["differs"] = ~np.isclose(value, measured, atol=1e-4, rtol=0)
+    computed = both["average"] == "derived"
+    cell = both[~computed].groupby(tables.CELL)
+    derived = computed | cell.differs.transform("any")
+    cells = both[~derived][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
+    return cells, both[derived][tables.COLUMNS["derived.csv"]].reset_index(drop=True)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def find(experiment: Experiment) -> str | None:
+    """The name of the committed run of an Experiment, None without one.
+
+    It is found by its key. It may be over another copy of the data than the one that is here.
+    """
+    names = results().names
+    return next((names[i] for i in experiment.ids if i in names), None)
+
+
+def found(experiment: Experiment) -> pd.DataFrame | None:
+    """The rows of the committed run of an Experiment, for `sweep(found=...)`; None without one."""
+    run = find(experiment)
+    return None if run is None else rows_of(experiment, run)
+
+
+def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:
+    """The rows of a committed run, with the tags of an Experiment."""
+    return results().rows_of(run, {tag: experiment.tags.get(tag, "") for tag in TAGS})
+
+
+def experiment(run: str) -> Experiment | None:
+    """The Experiment of a run in the store, results/ or runs/results/.
+
+    None if none has it. Its code need not be here (see `Experiment.read`).
+    """
+    about = read_about(paths.store_folder() / run)
+    if about and about["meta"].get("id") == run:
+        return said_to_be(about["experiment"])
+    runs = _holding(run).runs
+    return said_to_be(json.loads(runs.experiment[run])) if run in runs.index else None
+
+
+def arrays_of(run: str) -> Arrays:
+    """The arrays of a finished run (see `Result.arrays`).
+
+    They come from the store if it holds the run undamaged, else from results/ or runs/results/,
+    which have only the numbers client by client and what probes recorded. KeyError if none has the
+    run.
+    """
+    file = paths.store_folder() / run / "arrays.npz"
+    if is_whole(file):
+        with np.load(file, allow_pickle=False) as z:
+            return {k: z[k] for k in z.files}
+    return _holding(run).arrays(run)
+
+
+def _holding(run: str) -> Results:
+    every = [results(), *map(results, _kept())]
+    return next((r for r in every if run in r.home), every[0])
+
+
+def arrays_named(run: str) -> set[str]:
+    """Names of the arrays that `arrays_of` gives."""
+    file = paths.store_folder() / run / "arrays.npz"
+    if not is_whole(file):
+        return set(_holding(run).arrays(run))
+    with np.load(file, allow_pickle=False) as z:
+        return set(z.files)
+
+
+def accuracies(run: str, when: str, round: int) -> pd.DataFrame:
+    """Test accuracy of every client with test samples at an evaluated round of a finished run.
+
+    Columns: client, acc_pct (%), n (test samples). KeyError as for `arrays_of`.
+    """
+    return metrics.accuracies(arrays_of(run), when, round)
+
+
+def copy_of(run: str) -> str:
+    """How the data of a committed run differ from the published set; "" if they do not.
+
+    Such as "58,865 of 60,000 samples, ...".
+    """
+    found = _pool_of(run)
+    return found["copy"].iloc[0] if len(found) else ""
+
+
+def share_of(run: str) -> float:
+    """The share of a data set's published samples in the copy of a committed run.
+
+    1 where either number is not known.
+    """
+    found = _pool_of(run)
+    published = sum(copies.official(found["name"].iloc[0])) if len(found) else 0
+    return float(found.samples.iloc[0]) / published if published else 1.0
+
+
+def lacks(dataset: str) -> float:
+    """The share of a data set's published samples that a copy of committed runs lacks, at most.
+
+    0 where the numbers are not known.
+    """
+    pools, published = results().pools, sum(copies.official(dataset))
+    held = pools.samples[pools.name == dataset]
+    return 1 - float(held.min()) / published if published and len(held) else 0.0
+
+
+def _pool_of(run: str) -> pd.DataFrame:
+    # The line of pools.csv about the data of a run; none if it is not known.
+    known = results()
+    return known.pools[known.pools.checksum == known.runs.pool.get(run, "-")]
+
+
+def label_counts(experiment: Experiment) -> np.ndarray:
+    """How many training samples of each class clients have: (K, C).
+
+    Where the data are not here, the labels that pools.csv counts are split by the same rule (see
+    `copies.labels_of`); DatasetMissing if it has not got the data set either.
+    """
+    try:
+        return build.federation(experiment).counts()
+    except pools.DatasetMissing:
+        if (pool := copies.labels_of(experiment.dataset)) is None:
+            raise
+        return build.federation(experiment, pool=pool).counts()

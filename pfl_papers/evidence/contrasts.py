@@ -1,0 +1,338 @@
+"""What a claim asks of finished runs: differences of rows, their intervals, and what hinders.
+
+What hinders a verdict: a row that has not learned, a curve that still moves.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import pick
+from pfl_core.analysis.verdicts import Contrast, Interval
+from pfl_core.data.pools import DatasetMissing
+from pfl_papers.evidence import committed
+
+# Rows that are another row's run, read after local training.
+READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
+ONE_MODEL = frozenset(READ_AFTER.values())  # rows that serve all clients the same model
+ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are verdicts
+LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
+
+
+class Rules(Protocol):
+    """Which number of a run is reported, as a `Paper` says it: keywords of `select.pick`."""
+
+    @property
+    def report(self) -> dict[str, str]:
+        """Keywords for all rows."""
+        ...
+
+    @property
+    def when(self) -> dict[str, str]:
+        """The time at which rows are read that are read at another one."""
+        ...
+
+
+def reproduced(
+    rows: pd.DataFrame, paper: Rules, metric: str = "acc_pct", **how: str
+) -> pd.DataFrame:
+    """One number a run as the paper reports it; rows as `select.pick` returns them.
+
+    Rows that are read after another's local training are added. Another metric than accuracy is a
+    derived one (`Artefact.numbers`) where there is one of this name.
+
+    how: select, when, average in place of the paper's.
+    """
+    derived = rows["average"] == "derived"
+    if metric != "acc_pct" and (derived & (rows.metric == metric)).any():
+        return rows[derived & (rows.metric == metric)].reset_index(drop=True)
+    measured = rows[~derived]
+    usual = paper.report | how
+    if metric != "acc_pct":
+        usual |= {"average": "client", "metric": metric}
+    order: list[str] = []  # of rows, those that are read after another's training behind it
+    read: dict[str, list[str]] = {}  # rows by when they are read
+    for name in dict.fromkeys(measured.row):
+        read.setdefault(how.get("when", paper.when.get(name, usual["when"])), []).append(name)
+        order += [name, *(other for other, source in READ_AFTER.items() if source == name)]
+    parts = [
+        pick(measured[measured.row.isin(names)], **usual | {"when": when})
+        for when, names in read.items()
+    ]
+    if "when" not in how:
+        of_others = measured[measured.row.isin(READ_AFTER.values())]
+        after = pick(of_others, **usual | {"when": "after"})
+        parts += [
+            after[after.row == source].assign(row=other) for other, source in READ_AFTER.items()
+        ]
+    whole = pd.concat([p for p in parts if len(p)] or [rows.iloc[:0]], ignore_index=True)
+    place = {name: i for i, name in enumerate(order)}
+    return whole.sort_values(
+        "row", key=lambda names: names.map(place), kind="stable", ignore_index=True
+    )
+
+
+def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str]) -> pd.DataFrame:
+    """The rows (index) of a column over which noise is pooled: those that the paper prints.
+
+    Rows of ours are other readings, some made to fail: what they scatter says nothing of the
+    paper's. Nor does one model for all of models of one's own: clients whose own tasks are easy can
+    have a common one that is hard. printed: all if it is empty. wanted: rows that are there in any
+    case.
+    """
+    like = [row for row in printed or table.index if row not in ONE_MODEL]
+    return table[table.index.isin([*wanted, *like])]
+
+
+def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
+    """What runs had measured at three quarters of their rounds; nothing that is derived."""
+    ends = rows[rows["average"] != "derived"].groupby("run")["rounds"].max()
+    return rows[(rows["rounds"] <= 0.75 * rows.run.map(ends)) & (rows["average"] != "derived")]
+
+
+@functools.lru_cache(maxsize=4096)
+def majority(run: str, mean: str = "client") -> float:
+    """Accuracy (%) of answering each client's most common label, NaN where labels are not known.
+
+    mean: over clients, or "pooled" over their samples.
+    """
+    experiment = committed.experiment(run)
+    if experiment is None:
+        return np.nan
+    dealt = json.dumps([experiment.plain()[name] for name in _DEALT])
+    if dealt not in _counts:
+        try:
+            _counts[dealt] = committed.label_counts(experiment)
+        except (DatasetMissing, ValueError):
+            return np.nan
+    counts = _counts[dealt]
+    top, n = counts.max(1), counts.sum(1)
+    share = top[n > 0] / n[n > 0]
+    return float(100 * (share.mean() if mean == "client" else top.sum() / n.sum()))
+
+
+_DEALT = "dataset partition partition_args clients seed partition_seed max_samples holdout".split()
+_counts: dict[str, np.ndarray] = {}  # of clients' labels, by what deals them out
+
+
+class Evidence:
+    """The rows of an artefact's runs, as a claim of the paper looks at them.
+
+    rows: in the long form, with derived numbers.
+    paper: says which number of a run is reported.
+    printed: the rows that the paper prints beside each other; noise is pooled over them.
+
+    A row, column or metric that was not run is a LookupError, which makes the claim "not run".
+    """
+
+    def __init__(self, rows: pd.DataFrame, paper: Rules, printed: Collection[str] = ()):
+        self.rows, self.paper, self.printed = rows, paper, printed
+        self._all = functools.cache(self._picked)
+        self._table = functools.cache(self._pivoted)
+
+    @functools.cached_property
+    def columns(self) -> list[str]:
+        """Columns with runs, in the table's order."""
+        return list(dict.fromkeys(self.rows.column))
+
+    def methods(self, column: str) -> list[str]:
+        """Rows with an accuracy in a column, those read after another's training among them."""
+        now = self._all("now", "acc_pct")
+        return list(dict.fromkeys(now[now.column == column].row))
+
+    def means(self, column: str) -> pd.Series:
+        """Mean over seeds of the reported accuracy (%) of each row of a column."""
+        return self._table("now", "acc_pct", column).mean(axis=1)
+
+    # -- differences of rows -----------------------------------------------------------------------
+
+    def ahead(
+        self,
+        first: str,
+        second: str,
+        column: str,
+        by: float = 0.0,
+        metric: str = "acc_pct",
+        group: str = "",
+    ) -> Contrast:
+        """The first row minus the second, which has to be above `by`."""
+        says = f"{label(first)} - {label(second)}, {column}"
+        weights = {(first, column): 1.0, (second, column): -1.0}
+        return self.contrast(says, weights, by, metric=metric, group=group)
+
+    def missing(self, first: str, column: str, but: Collection[str] = ()) -> list[Contrast]:
+        """What leaves open that a row is ahead of all others: those printed that were not run.
+
+        A column that has no other one compares nothing, and leaves nothing open.
+
+        but: rows that need not be there.
+        """
+        others = [row for row in self.printed if row not in (first, *but)]
+        lost = [row for row in others if row not in self.methods(column)]
+        if len(lost) == len(others):
+            return []
+        says = [f"{label(first)} - {label(row)}, {column}" for row in lost]
+        return [Contrast(text, Interval.none(), group=column) for text in says]
+
+    def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
+        """No row is more than `within` below another one: a contrast for each ordered pair."""
+        pairs = [(a, b) for a in names for b in names if a != b]
+        return [self.ahead(a, b, column, by=-within) for a, b in pairs]
+
+    def contrast(
+        self,
+        says: str,
+        weights: Mapping[tuple[str, str], float],
+        above: float = 0.0,
+        *,
+        metric: str = "acc_pct",
+        group: str = "",
+    ) -> Contrast:
+        """A weighted sum of cells, which has to be above a threshold.
+
+        Parameters
+        ----------
+        says : str
+            What is compared.
+        weights : {(row, column): weight}
+            1 and -1 for a difference. Rows of weight below 0 are those that have to lose.
+        above : float
+            The threshold, in points.
+        metric : str
+            Accuracy in percent, or another one in points ("acc_sd"). Of accuracy on training data
+            it is known from the test data alone whether rows have learned, and still move.
+        group : str
+            What claims on most cases count.
+        """
+        columns = list(dict.fromkeys(column for _, column in weights))
+        tables, sums = [], []
+        seeds = self._common_seeds(weights, metric)
+        for column in columns:
+            table = self._table("now", metric, column)[seeds].dropna()
+            table = pooled(table, self.printed, [row for row, at in weights if at == column])
+            tables.append(table)
+            sums.append(np.array([weights.get((row, column), 0.0) for row in table.index]))
+        found = verdicts.interval([t.to_numpy() for t in tables], sums)
+        curve, moved = "acc_pct" if metric in ACCURACIES else metric, 0.0
+        for (row, column), weight in weights.items():
+            now, past = (self._table(at, curve, column) for at in ("now", "earlier"))
+            known = all(row in at.index and set(seeds) <= set(at) for at in (now, past))
+            gone = now.loc[row, seeds] - past.loc[row, seeds] if known else pd.Series([np.nan])
+            moved += weight * cast(pd.Series, gone).mean()
+        return Contrast(
+            says,
+            found,
+            above,
+            moved=None if np.isnan(moved) else moved,
+            unlearned=self._unlearned(weights, above < 0) if metric in ACCURACIES else "",
+            group=group,
+        )
+
+    def _common_seeds(self, weights: Mapping[tuple[str, str], float], metric: str) -> list[int]:
+        seeds: set[int] | None = None
+        for row, column in weights:
+            table = self._table("now", metric, column)
+            if row not in table.index:
+                raise LookupError(f"{label(row)} / {column}")
+            there = set(table.loc[row].dropna().index)
+            seeds = there if seeds is None else seeds & there
+        if not seeds:
+            raise LookupError(f"a seed that all of {sorted({r for r, _ in weights})} have")
+        return sorted(seeds)
+
+    def _picked(self, moment: str, metric: str) -> pd.DataFrame:
+        """What is reported of every run.
+
+        moment: "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        """
+        rows = self.rows
+        if moment == "earlier":
+            rows = before_the_last_quarter(rows)
+        if moment == "start":  # one evaluation, whatever rule is used
+            return reproduced(rows[rows["rounds"] == 0], self.paper, metric, select="last")
+        return reproduced(rows, self.paper, metric)
+
+    def _pivoted(self, moment: str, metric: str, column: str) -> pd.DataFrame:
+        """A column as one number a row (index) and seed (columns)."""
+        picked = self._all(moment, metric)
+        of_column = picked[picked.column == column]
+        return of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+
+    def _unlearned(self, weights: Mapping[tuple[str, str], float], both: bool) -> str:
+        # both: nobody has to lose, so all rows have to have learned something.
+        for (row, column), weight in weights.items():
+            if (weight > 0 or both) and (why := self._at_majority(row, column)):
+                return why
+            if weight < 0 and (why := self._at_start(row, column)):
+                return why
+        return ""
+
+    def _lead(self, row: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """A row's accuracies, a seed each, and the level of its clients' most common labels."""
+        picked = self._all("now", "acc_pct")
+        cells = picked[(picked.row == row) & (picked.column == column)]
+        levels = [majority(run, self.paper.report["average"]) for run in cells.run]
+        return cells.value.to_numpy(dtype=float), np.array(levels)
+
+    def _at_majority(self, row: str, column: str) -> str:
+        own, levels = self._lead(row, column)
+        if not (own - levels <= LEARNED).any():  # NaN: labels are not known
+            return ""
+        return (
+            f"{label(row)} has {own.mean():.1f} %, "
+            f"its clients' most common labels alone give {levels.mean():.1f} %"
+        )
+
+    def _at_start(self, row: str, column: str) -> str:
+        if row in READ_AFTER or self.paper.when.get(row, self.paper.report["when"]) == "after":
+            return ""  # at round 0, too, it has trained
+        now, start = (self._table(at, "acc_pct", column) for at in ("now", "start"))
+        if row not in start.index:
+            return ""
+        own, levels = self._lead(row, column)
+        began_trained = (own - levels > LEARNED).all()  # such as LG-FedAvg, from FedAvg's end
+        stayed = bool(((now.loc[row] - start.loc[row]).abs() <= LEARNED).to_numpy().all())
+        return f"{label(row)} has not left round 0" if stayed and not began_trained else ""
+
+    # -- derived numbers ---------------------------------------------------------------------------
+
+    def derived(self, metric: str, row: str | None = None, column: str | None = None) -> pd.Series:
+        """A derived metric by seed, of one row and column or over all: the mean of a seed's."""
+        found = self.rows[(self.rows["average"] == "derived") & (self.rows.metric == metric)]
+        for name, wanted in (("row", row), ("column", column)):
+            found = found if wanted is None else found[found[name] == wanted]
+        if not len(found):
+            raise LookupError(f"{metric} of {label(row or 'all rows')}")
+        return found.groupby("seed").value.mean()
+
+    def above(
+        self,
+        says: str,
+        by_seed: pd.Series,
+        threshold: float = 0.0,
+        *,
+        unit: str = "",
+        small: float = 0.0,
+        digits: int = 2,
+        censored: bool = False,
+        group: str = "",
+    ) -> Contrast:
+        """A number that was computed for each seed, which has to be above a threshold.
+
+        by_seed: NaN where a seed has none. small: below what it counts as a tie, in its unit.
+        """
+        values = by_seed.dropna().to_numpy(dtype=float)
+        if not len(values):
+            raise LookupError(says)
+        found = verdicts.interval([values[None]], [np.ones(1)])
+        how: dict[str, Any] = dict(unit=unit, small=small, digits=digits)
+        how |= dict(censored=censored, group=group)
+        return Contrast(says, found, threshold, **how)

@@ -1,0 +1,58 @@
+"""What figures show beside our numbers: published ones, and what the most common label gives."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from pfl_core.analysis import plots
+from pfl_core.analysis.select import tuples
+from pfl_papers.compare import report
+from pfl_papers.evidence.contrasts import majority
+from pfl_papers.papers import base
+from pfl_papers.papers.base import Paper
+
+
+def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a column `level`: accuracy (%) of each client's most common label, by their run."""
+    levels = {run: majority(run) for run in rows.run.unique()}
+    return rows.assign(level=rows.run.map(levels))
+
+
+def with_published(rows: pd.DataFrame, paper: Paper, artefact: str) -> pd.DataFrame:
+    """Rows with a column `published`: the accuracy (%) that the paper prints, else NaN.
+
+    It is taken from the artefact itself or from a table with the same row and column, and only for
+    runs that are like the paper's there (`report.unlike`).
+    """
+    printed: dict[tuple[str, str], float] = {}
+    if paper.tables:
+        said = base.reported(paper)
+        said = said[said.metric == "acc_pct"]
+        said = pd.concat([said[said.table == artefact], said])  # the artefact's own come first
+        said = said.drop_duplicates(["row", "column"])
+        known = dict(zip(zip(said.row, said.column, strict=True), said.value, strict=True))
+        for v in tuples(rows.drop_duplicates(["row", "column"])):
+            named = (v.row, v.column) in known
+            if named and not report.unlike(paper, artefact, v.row, v.column, v.run):
+                printed[v.row, v.column] = known[v.row, v.column]
+    cells = zip(rows.row, rows.column, strict=True)
+    return rows.assign(published=[printed.get(cell, float("nan")) for cell in cells])
+
+
+def beside_published(compared: pd.DataFrame) -> Figure | None:
+    """A panel a column of `report.compare`: its published and our accuracies, with intervals.
+
+    None where no number of ours may stand beside a published one.
+    """
+    both = compared.dropna(subset=["reported", "reproduced"])
+    if both.empty:
+        return None
+    columns = list(dict.fromkeys(both.column))
+    most = int(both.column.value_counts().max())
+    size = (plots.PANEL[0], 0.9 + 0.22 * most)
+    fig, axes = plots.panels(len(columns), size=size, sharey=False)
+    for ax, column in zip(axes, columns, strict=True):
+        plots.reported(both[both.column == column], ax).set_title(column)
+    plots.outer_labels(axes)
+    return fig

@@ -1,0 +1,569 @@
+"""One paper's notebook from the inside: artefacts run and shown, figures, tables, rows, claims."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pfl_core.analysis import plots
+from pfl_core.analysis.select import tuples
+from pfl_core.data.sources import CLASS_NAMES
+from pfl_core.engine import probes
+from pfl_core.experiments import metrics
+from pfl_core.experiments import run as runs
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.util import checks, paths
+from pfl_core.util.version import __version__
+from pfl_papers import places
+from pfl_papers.compare import parameters, plan, report
+from pfl_papers.compare.best import BEST, best
+from pfl_papers.evidence import committed
+from pfl_papers.notebook import drawing
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
+
+SELECTED = {
+    "last": "last round",
+    "last10": "mean of the last ten evaluations",
+    "best_val": "best validation round",
+    "best_test": "best test round (optimistic: test data choose it)",
+}
+WHEN = {"before": "before local training", "after": "after local training"}
+_SEEDS = (
+    "Some rows have more seeds: their means are over other draws of clients. Bold compares rows "
+    "over the seeds that they share."
+)
+
+
+class Study:
+    """The notebook of one paper: `show` an artefact, or `run` it and make more of its rows.
+
+    paper: a Paper, or its name.
+    profile: "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the
+        fullest profile of which rows are committed, else run at quick: what that trains, and how
+        long, is printed first.
+    datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
+    train: train even where committed rows exist.
+    finished: show only runs that are finished, and train nothing.
+
+    Raises ValueError for an unknown or ill-typed parameter, and for artefacts, data and methods
+    that select no run, before anything runs.
+    """
+
+    def __init__(
+        self,
+        paper: str | Paper,
+        *,
+        profile: str = "quick",
+        train: bool = False,
+        finished: bool = False,
+        device: str = "auto",
+        **how: Any,
+    ):
+        self.began = time.monotonic()
+        self.paper = papers.paper(paper)
+        checks.known("profile:", profile, (*papers.PROFILES, BEST))
+        self.best, train = profile == BEST, parameters.in_words_of_now(how, train)
+        how |= dict(profile="quick" if self.best else profile, train=train)
+        if self.best:
+            how["shown"] = functools.partial(best, self.paper)
+        self.scope = parameters.asked(self.paper, **how)
+        self.train, self.finished = train, finished
+        self.device = runs.pick_device(device)
+        self.wanted = device  # on a cluster, "auto" is what each node has
+        self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
+        if self.best and not finished:
+            self._say_what_is_trained()
+        self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
+        self.collected: list[pd.DataFrame] = []
+        self._style = contextlib.ExitStack()  # until `finish`
+        style: dict[Any, Any] = {**plots.STYLE}
+        self._style.enter_context(plt.rc_context(style))
+        # Claims are sentences.
+        self._style.enter_context(pd.option_context("display.max_colwidth", None))
+
+    def base(self, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
+        """The Experiment that an artefact's runs vary, None if it is not run: `Scope.base`."""
+        return self.scope_of(artefact).base(self.paper, artefact, dataset, **changes)
+
+    def _say_what_is_trained(self) -> None:
+        """Print what is trained at quick where nothing is committed, and how long that takes."""
+        wanted = self.scope.artefacts or self.paper.artefacts
+        planned = [
+            s
+            for a in wanted
+            if self._fuller(a, None) is None
+            for s in self.paper.planned(self.scope, a)
+        ]
+        runs = plan.lacking((e for s in planned for e in s.experiments()), self.train)
+        if not runs:
+            return
+        of = ", ".join(dict.fromkeys(e.tags["artefact"] for e in runs))
+        print(
+            f"profile='best': no committed runs of {of} are such as asked for; {len(runs)} are "
+            f"trained at profile quick, {plan.in_words(runs, self.device)} on this computer. What "
+            "is committed shows without datasets, methods, seeds and train"
+        )
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def scope_of(self, name: str) -> Scope:
+        """What the runs of an artefact are asked for; also by a name that begins with it."""
+        known = [a for a in (*self.paper.artefacts, TUNING) if name.startswith(a)]
+        found = self._fuller(max(known, key=len), None) if self.best and known else None
+        return found[0] if found else self.scope
+
+    def folder(self, scope: Scope | None = None) -> Path:
+        """Where figures and tables of a scope are saved, by default of the notebook's own."""
+        scope = scope or self.scope
+        label = places.label(scope.profile, scope.label)
+        return places.figures_folder() / self.paper.key / label
+
+    def run(self, artefact: str, part: str | None = None) -> pd.DataFrame:
+        """Rows of an artefact's runs, what is derived from them at the end; each is run once.
+
+        What chooses its parameters is run first; "tuning" is an artefact, too. If it is not run
+        here, that is printed with the reason, and the frame is empty.
+        part: only the sweeps of this part.
+        """
+        if (artefact, part) not in self.ran:
+            self.ran[artefact, part] = self._run(artefact, part)
+        return self.ran[artefact, part]
+
+    def _run(self, artefact: str, part: str | None) -> pd.DataFrame:
+        if self.best and (fuller := self._fuller(artefact, part)):
+            self.collected.append(fuller[1])
+            return fuller[1]
+        if artefact == TUNING:
+            return self._sweep(self.paper.planned(self.scope, TUNING))
+        if why := self.paper.missing(self.scope, artefact):
+            print(f"{artefact}: {why}")
+            return pd.DataFrame(columns=metrics.ROW_COLUMNS)
+        planned = self.paper.planned(self.scope, artefact, part)
+        if tuning := [s for s in planned if s.artefact == TUNING]:
+            self._sweep(tuning)  # what it chose is known now
+            planned = self.paper.planned(self.scope, artefact, part)
+        wanted = [s for s in planned if s.artefact != TUNING]
+        about, rows = self.paper.artefacts[artefact], self._sweep(wanted)
+        whole = (
+            not self.finished
+            or about.each
+            or all(self._is_there(e) for s in wanted for e in s.experiments())
+        )
+        if about.numbers is None or rows.empty or not whole:
+            return rows
+        made = self.derive(rows, about.numbers(rows, functools.partial(self.probed, rows)))
+        return pd.concat([rows, made], ignore_index=True) if len(made) else rows
+
+    def _sweep(self, planned: list[Sweep]) -> pd.DataFrame:
+        # Small networks leave cores idle in one process; smoke's runs are over before another
+        # process has started.
+        many = torch.cuda.device_count() if self.device == "cuda" else min(8, os.cpu_count() or 1)
+        how: dict[str, Any] = dict(found=parameters.looked_up(self.train), device=self.wanted)
+        how["jobs"] = 1 if self.scope.profile == "smoke" else many
+        how["keep_state"] = self.scope.full  # a column whose contrasts still move can go on
+        cells = [e for s in planned for e in s.experiments()]
+        cells = [e for e in cells if self._is_there(e)] if self.finished else cells
+        frame = sweeps.sweep(cells, **how)
+        self.collected.append(frame)
+        return frame
+
+    def _is_there(self, experiment: Experiment) -> bool:
+        return parameters.is_there(experiment, self.train)
+
+    def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
+        """Run an artefact and display what its `Artefact.show` names.
+
+        how: for `compare` and `standing` select, when, average; for `curves` and `spread` columns.
+        """
+        with checks.extra("notebooks", "showing tables and figures"):
+            from IPython.display import display
+
+        rows, about = self.run(artefact, part), self.paper.artefacts[artefact]
+        for kind in about.show:
+            if kind == "compare":
+                shown = [self.compare(artefact, rows, metric=m, **how) for m in about.metrics]
+            elif kind == "standing":
+                shown = [self.standing(artefact, rows, **how)]
+            else:
+                shown = [getattr(self, kind)(artefact, rows, about.said, **how)]
+            for table in shown:
+                if table is not None:
+                    display(table)
+            if kind == "compare" and "acc_pct" in about.metrics and len(rows):
+                self.beside_published(artefact, rows, **how)
+                if not how and (ahead := self.advantages(artefact, rows)) is not None:
+                    display(ahead)
+
+    # -- figures -----------------------------------------------------------------------------------
+
+    def figure(
+        self,
+        name: str,
+        fig: Figure,
+        frame: pd.DataFrame,
+        said: str = "",
+        rows: pd.DataFrame | None = None,
+    ) -> None:
+        """Save a figure with its numbers below runs/, and show it.
+
+        frame: the numbers.
+        said: the end of its caption, which begins with profile, data and seeds.
+        rows: of the runs behind it, by default the frame.
+        """
+        with checks.extra("notebooks", "showing figures"):
+            from IPython.display import Image, display
+
+        rows = frame if rows is None else rows
+        profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).profile
+        named = rows.get("dataset", [self.scope.label])
+        used = report.data_sets(rows) if "run" in rows else ", ".join(sorted(set(named)))
+        cells = [name for name in ("column", "row") if name in rows]
+        seeded = bool(cells) and "seed" in rows and len(rows) > 0
+        counts = rows.groupby(cells, dropna=False).seed.nunique() if seeded else [1]
+        caption = [papers.title(name.partition("-")[0]), f"profile {profile}", f"data {used}"]
+        caption += [f"{report.seeds_in_words(counts)}. {said}".strip()]
+        if "run" in rows:
+            self._name_data(fig, rows)
+        for ax in fig.axes:
+            if title := ax.get_title():
+                plots.entitle(ax, title)
+        plots.share_legend(fig)
+        plots.note(fig, ", ".join(caption))
+        path = self.folder(replace(self.scope, profile=profile)) / name
+        display(Image(data=plots.save(fig, frame, path).read_bytes()))
+        plt.close(fig)
+
+    def curves(
+        self, name: str, rows: pd.DataFrame, said: str = "", columns: int = 3, when: str = "before"
+    ) -> pd.DataFrame | None:
+        """Figure `name`: test accuracy against the round, a panel a column, a line a row.
+
+        Returns the last round's numbers, None without rows.
+        """
+        return self._panels(name, rows, plots.curves, ["acc_pct"], said, columns, when)
+
+    def spread(
+        self, name: str, rows: pd.DataFrame, said: str = "", columns: int = 3, when: str = "before"
+    ) -> pd.DataFrame | None:
+        """As `curves`, with the spread over clients; returns the last round's sd.
+
+        The band is one sd to both sides, thin lines are the worst and the best client.
+        """
+        shown = ["acc_sd", "acc_pct", "acc_min", "acc_max"]
+        return self._panels(name, rows, plots.spread, shown, said, columns, when)
+
+    def _panels(
+        self,
+        name: str,
+        rows: pd.DataFrame,
+        plot: Callable[..., Axes],
+        shown: list[str],
+        said: str,
+        columns: int,
+        when: str,
+    ) -> pd.DataFrame | None:
+        # shown: metrics; the first is returned.
+        if rows.empty:
+            return None
+        kept = rows[(rows.split == "test") & (rows.when == when) & (rows["average"] == "client")]
+        kept = kept[kept.metric.isin(shown)]
+        if kept.empty:
+            known = sorted(set(rows.when) - {""})
+            raise ValueError(f"{name}: no test accuracy at when={when!r}; evaluated are {known}")
+        kept = drawing.with_levels(kept)
+        if (kept := drawing.with_published(kept, self.paper, name)).published.isna().all():
+            kept = kept.drop(columns="published")
+        self.draw(name, kept, plot, rows, said, columns, sharey=True)
+        last = report.summary(report.pick(rows, "last", when, metric=shown[0]))
+        return last.rename(index=plots.label)
+
+    def draw(
+        self,
+        name: str,
+        frame: pd.DataFrame,
+        plot: Callable[..., Axes],
+        rows: pd.DataFrame,
+        said: str = "",
+        columns: int = 3,
+        by: str = "column",
+        sharey: bool = False,
+        size: tuple[float, float] = plots.PANEL,
+        **kw: Any,
+    ) -> None:
+        """Figure `name`: plot(part of frame, axes, **kw) in a panel for each value of frame[by].
+
+        rows: of the runs behind it.
+        """
+        if frame.empty:
+            return
+        names, hue = list(dict.fromkeys(frame[by])), kw.get("hue", "row")
+        fig, axes = plots.panels(len(names), columns, size, sharey=sharey)
+        shown = frame
+        if hue in frame:  # as categories, of which each panel knows all: one look for each name
+            order = list(dict.fromkeys(frame[hue]))
+            shown = frame.assign(**{hue: pd.Categorical(frame[hue], order)})
+        for ax, value in zip(axes, names, strict=True):
+            plot(shown[shown[by] == value], ax, **kw).set_title(value)
+        plots.outer_labels(axes, sharey)
+        if plot in (plots.curves, plots.layers) and rows.seed.nunique() > 1:
+            said = f"{said} Intervals: 95 %, by t over seeds.".strip()
+        self.figure(name, fig, frame, said, rows)
+
+    def beside_published(self, table: str, rows: pd.DataFrame, **how: str) -> None:
+        """Figure `table`: our accuracies beside the published ones, where they may be compared."""
+        got = report.compare(rows, self.paper, table, **how)
+        if (fig := drawing.beside_published(got)) is not None:
+            self.figure(f"{table}-published", fig, got, "Bars: 95 % intervals over seeds.", rows)
+
+    def _name_data(self, fig: Figure, rows: pd.DataFrame) -> None:
+        """Below a panel's title that begins with a column's name, what was used instead of it."""
+        heads = rows[rows["average"] != "derived"].drop_duplicates("column")
+        named: dict[str, str] = {
+            v.column: report.column_of_ours(self.paper, v.artefact, v.row, v.column, v.run)
+            for v in tuples(heads)
+        }
+        for ax in fig.axes:
+            title = ax.get_title()
+            found = [c for c in named if title == c or title.startswith((f"{c}, ", f"{c}: "))]
+            column = max(found, key=len, default="")
+            if instead := named.get(column, "").removeprefix(column).removeprefix(": "):
+                ax.title.set_text(f"{title}\n{instead}")
+
+    def heats(
+        self,
+        name: str,
+        matrices: dict[str, np.ndarray],
+        rows: pd.DataFrame,
+        said: str = "",
+        **kw: Any,
+    ) -> None:
+        """Figure `name`: heat maps of matrices {title: (R, C)} in one colour scale.
+
+        rows: of the runs that they are from; kw: for `plots.heats`.
+        """
+        if not matrices:
+            return
+        long = []
+        for title, m in matrices.items():
+            i, j = np.indices(m.shape)
+            cells = dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())
+            long.append(pd.DataFrame(cells))
+        self.figure(name, plots.heats(matrices, **kw), pd.concat(long), said, rows)
+
+    def show_partitions(
+        self, base: Experiment | None, columns: dict[str, dict[str, Any]], name: str = "partition"
+    ) -> None:
+        """Figure `name`: who holds which labels of the training data.
+
+        columns: {title of a panel: changes to base}.
+        """
+        if base is None:
+            return
+        fig, axes = plots.panels(len(columns))
+        names = CLASS_NAMES.get(base.dataset)
+        frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
+        dealt = {
+            label: committed.label_counts(base.but(**changes, seed=seed))
+            for label, changes in columns.items()
+        }
+        most = max(int(counts.max()) for counts in dealt.values())
+        for ax, (label, counts) in zip(axes, dealt.items(), strict=True):
+            plots.label_distribution(counts, ax, names, most).set_title(label)
+            k, c = counts.nonzero()
+            held = {"column": label, "client": k, "class": c, "count": counts[k, c]}
+            frames.append(pd.DataFrame(held))
+        plots.outer_labels(axes, sharey=True)
+        frame = pd.concat(frames).assign(dataset=base.dataset, profile=base.tags["profile"])
+        self.figure(name, fig, frame, "Area: number of training samples.")
+
+    # -- tables ------------------------------------------------------------------------------------
+
+    def compare(
+        self,
+        table: str,
+        rows: pd.DataFrame,
+        *,
+        metric: str = "acc_pct",
+        digits: int = 0,
+        **how: str,
+    ) -> report.Table:
+        """Table `table`: reported beside reproduced, by `report.compare`; a table to display.
+
+        digits: decimals shown, by default the artefact's.
+        """
+        got = report.compare(rows, self.paper, table, metric=metric, **how)
+        title, name, rule = papers.title(table), table, self.paper.report | how
+        if metric != "acc_pct":
+            title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
+        caption = self._caption(title, table, rows, got, rule)
+        if (got[got.n > 0].groupby("column").n.nunique() > 1).any():
+            caption += f" {_SEEDS}"
+        return self._saved(table, name, got, caption, digits)
+
+    def advantages(self, table: str, rows: pd.DataFrame) -> report.Table | None:
+        """By how much the paper's own method is ahead of each other row, by `report.advantages`.
+
+        None without a row to compare, as where data or networks are not the paper's.
+        """
+        got = report.advantages(rows, self.paper, table)
+        if got.empty:
+            return None
+        title = f"{papers.title(table)}, points by which {plots.label(self.paper.own)} is ahead"
+        caption = self._caption(title, table, rows, got, self.paper.report)
+        return self._saved(table, f"{table}.advantages", got, caption)
+
+    def _saved(
+        self, table: str, name: str, got: pd.DataFrame, caption: str, digits: int = 0
+    ) -> report.Table:
+        shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
+        folder = self.folder(self.scope_of(table))
+        folder.mkdir(parents=True, exist_ok=True)
+        got.to_csv(folder / f"{name}.csv", index=False)
+        (folder / f"{name}.md").write_text(shown.markdown() + "\n")
+        return shown
+
+    def _caption(
+        self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
+    ) -> str:
+        ran = got[got.reproduced.notna()]
+        profile = next(iter(rows.profile), self.scope_of(table).profile)
+        parts = [title, f"profile {profile}"]
+        if len(ran):
+            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
+        if rule:
+            odd = "".join(
+                f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)
+            )
+            read = f"{SELECTED[rule['select']]}, {WHEN[rule['when']]}"
+            parts.append(f"{read}{odd}, {rule['average']} average")
+        if len(ran) and (share := report.scale(self.paper, rows, table)):
+            parts.append(share)
+        return ", ".join(parts) + "."
+
+    def reading(self, table: str) -> None:
+        """Display what a table that was shown says, in sentences made of its rows.
+
+        Who leads and by how much, how that stands beside the paper, what is undecided and why.
+        """
+        with checks.extra("notebooks", "showing text"):
+            from IPython.display import Markdown, display
+
+        whole = [(table, None)] if (table, None) in self.ran else []
+        for part in whole or [key for key in self.ran if key[0] == table]:
+            if said := report.reading(self.ran[part], self.paper, table):
+                display(Markdown("\n\n".join(said)))
+
+    def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
+        """Test accuracy of every client at the round that is reported.
+
+        Columns row, column, seed, client, acc_pct, n (test samples).
+        """
+        out = [pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])]
+        for v in tuples(report.reproduced(rows, self.paper, **how)):
+            head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
+            out.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
+        return pd.concat(out[1:] or out, ignore_index=True)
+
+    def standing(self, table: str, rows: pd.DataFrame, **how: str) -> pd.DataFrame | None:
+        """Ranks in the column that was run, by `report.standing`; None without rows.
+
+        And the paper's own row against each other one over clients and seeds.
+        """
+        if rows.empty:
+            return None
+        got = report.standing(rows, self.paper, table, self.clients(rows, **how), **how)
+        self.table(f"{table}.standing", got)
+        return got.map(lambda v: f"{v:.4g}").replace("nan", "")
+
+    def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """Save a table as CSV and Markdown below runs/, and return it for display."""
+        report.save_table(frame, self.folder(self.scope_of(name)) / name)
+        return frame
+
+    # -- numbers made of runs ----------------------------------------------------------------------
+
+    def probed(self, rows: pd.DataFrame, probe: str) -> list[Probed]:
+        """What a probe recorded in each run of `rows` that has it, in the order of rows."""
+        measured = rows[rows["average"] != "derived"]  # derived rows have labels of their own
+        out = []
+        for v in tuples(measured.drop_duplicates(["run", "row", "column"])):
+            arrays = committed.arrays_of(v.run)
+            if f"probe/{probe}" in arrays:
+                out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
+        return out
+
+    def derive(self, rows: pd.DataFrame, numbers: list[Number]) -> pd.DataFrame:
+        """Numbers computed from finished runs, as rows that are kept and judged with the others.
+
+        numbers: dicts of run, metric, value, and what else differs from that run's rows in `rows`
+        (row, column, artefact, round).
+        """
+        out = []
+        for number in numbers:
+            own = rows[rows.run == number["run"]]
+            blank = dict(split="", when="", average="derived", rounds=own["rounds"].max())
+            out.append(own.iloc[0].to_dict() | blank | number)
+        frame = pd.DataFrame(out, columns=metrics.ROW_COLUMNS)
+        self.collected.append(frame)
+        return frame
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def rows(self) -> pd.DataFrame:
+        """All rows of this notebook so far, each once."""
+        kept = [f for f in self.collected if len(f)]
+        none = pd.DataFrame(columns=metrics.ROW_COLUMNS)
+        return pd.concat(kept or [none], ignore_index=True).drop_duplicates()
+
+    def claims(self) -> pd.DataFrame:
+        """What the paper says, with a verdict and the numbers that decide it.
+
+        Saved as `claims` beside what decided them: at profile "best" that may be several folders.
+        """
+        got = report.claims(self.paper, self.rows())
+        decided = got.profile.where(got.profile != "", self.scope.profile)
+        got = got.drop(columns=["profile"])
+        for profile, some in got.groupby(decided):
+            folder = self.folder(replace(self.scope, profile=str(profile)))
+            report.save_table(some.reset_index(drop=True), folder / "claims")
+        return got
+
+    def finish(self) -> str:
+        """Keep all rows and their runs in runs/results/; a line on versions, device and time.
+
+        At profile "best" nothing is kept: what is committed stands there, the rest in the store.
+        """
+        self._style.close()
+        rows, kept = self.rows(), ""
+        if not self.best:
+            out = committed.save(rows, self.paper.key, self.scope.profile, self.scope.label)
+            kept = f"rows in {_short(out)}, "
+        cpu = f"cpu, {os.cpu_count()} cores"
+        where = torch.cuda.get_device_name() if self.device == "cuda" else cpu
+        versions = f"pfl_core {__version__}, torch {torch.__version__}"
+        python, took = platform.python_version(), time.monotonic() - self.began
+        return (
+            f"{rows.run.nunique()} runs; {versions}, Python {python}, {where}; {took:.0f} s; "
+            f"{kept}figures in {_short(self.folder())}"
+        )
+
+
+def _short(path: Path) -> str:
+    # Below runs/, so that no notebook holds a path of somebody's computer.
+    return str(Path("runs") / path.relative_to(paths.runs_root()))

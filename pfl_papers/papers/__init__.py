@@ -1,0 +1,4 @@
+"""The five papers as data: settings, rows and columns, artefacts, claims, printed numbers."""
+
+# What other rooms may take from it.
+__all__ = ["base", "fedaghn", "fedper", "flayer", "pfedhn", "pfedla", "presets"]

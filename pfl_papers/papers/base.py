@@ -1,0 +1,368 @@
+"""What a paper is here: artefacts, claims and the sweeps that they need, as data, training nothing.
+
+A paper's file holds `PAPER`, its settings with their sources, and the functions that make numbers
+of finished runs. Sources of values: [P] the paper, [O] the authors' code, [C] our choice, ? a
+substitute for what the paper's text does not hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis.verdicts import Contrast
+from pfl_core.experiments.experiment import Experiment, grid
+from pfl_core.util import checks
+from pfl_papers.evidence.contrasts import Evidence
+
+PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
+PROFILES = ("smoke", "quick", "medium", "paper")
+# Profiles over the papers' own data, networks and clients; medium has fewer rounds.
+FULL = ("medium", "paper")
+TUNING = "tuning"  # the artefact of runs that choose the parameters of others
+EMBEDDED = ("digits", "digits100", "raters_digits100")
+# What serves where a paper's data are not asked for: embedded first, then what may be there.
+STAND_INS = {
+    "cifar10": ("digits",),
+    "cifar100": ("digits100",),
+    "mnist": ("digits",),
+    "fashion_mnist": ("digits",),
+    "emnist-digits": ("digits",),
+    "omniglot": (),
+    "tiny_imagenet": ("digits100",),
+    "ag_news": (),
+    "flickr_aes": ("raters_cifar10", "raters_digits100"),
+}
+
+
+class Probed(NamedTuple):
+    """What a probe recorded in one run: rounds (E,), values {key: (E, ...)}."""
+
+    run: str
+    row: str
+    column: str
+    seed: int
+    rounds: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def at(self, round: float | None = None) -> dict[str, np.ndarray]:
+        """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
+        i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
+        return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
+
+
+class At(NamedTuple):
+    """A value that hangs on the profile.
+
+    medium and quick are the paper's where they are not said, smoke is quick's. `...` is no value:
+    the field keeps its default.
+    """
+
+    paper: Any = ...
+    medium: Any = None
+    quick: Any = None
+    smoke: Any = None
+
+    def value(self, profile: str) -> Any:
+        """What it is at a profile, `...` where it has no value."""
+        quick = self.paper if self.quick is None else self.quick
+        every = {
+            "paper": self.paper,
+            "medium": self.paper if self.medium is None else self.medium,
+            "quick": quick,
+            "smoke": quick if self.smoke is None else self.smoke,
+        }
+        return every[profile]
+
+
+def fields_at(profile: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an Experiment at a profile: later parts win, and dicts in them are merged."""
+    out: dict[str, Any] = {}
+    for part in parts:
+        for name, said in part.items():
+            value = said.value(profile) if isinstance(said, At) else said
+            if isinstance(value, Mapping):
+                if merged := fields_at(profile, out.get(name, {}), value):
+                    out[name] = merged
+            elif value is not ...:
+                out[name] = value
+    return out
+
+
+# Name of a probe -> what it recorded in the runs at hand.
+Recorded = Callable[[str], list[Probed]]
+# run, metric, value, and what else differs from that run's rows (row, column, round).
+Number = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure with data: what it needs, and what `Study.show` makes of its runs.
+
+    data: the paper's data sets in it.
+    show: of "compare", "standing" (tables), "curves", "spread" (figures).
+    medium, quick, paper: seeds at these profiles. medium 0: not run there; the others 0: as many
+        as usual.
+    metrics: published numbers to compare, with so many digits.
+    numbers: (its rows, what probes recorded) -> what is derived from them.
+    each: whether these are numbers of one run each; else they wait for all runs.
+    said: a sentence for the figure's caption.
+    tuned: whether runs of the artefact "tuning" choose its parameters.
+    """
+
+    data: tuple[str, ...]
+    show: tuple[str, ...] = ("compare",)
+    medium: int = 0
+    quick: int = 0
+    paper: int = 0
+    metrics: tuple[str, ...] = ("acc_pct",)
+    digits: int = 2
+    numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
+    each: bool = False
+    said: str = ""
+    tuned: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and the differences on which it rests.
+
+    says: in the paper's words or near to them.
+    where: section, table or figure of the paper.
+    needs: the artefact whose runs decide it.
+    judge: evidence of these runs -> contrasts, each of which has to be above its threshold.
+        LookupError for what was not run.
+    limit: a threshold that is ours and not the paper's, in words.
+    most: whether it speaks of most cases: of more than half of the contrasts' groups.
+    status: what a person found out about its contradiction; "" leaves it to `report.claims`.
+    """
+
+    says: str
+    where: str
+    needs: str
+    judge: Callable[[Evidence], list[Contrast]]
+    limit: str = ""
+    most: bool = False
+    status: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of an artefact: the grid rows x columns x seeds of changes to `base`.
+
+    part: tells the sweeps of one artefact apart.
+    """
+
+    artefact: str
+    base: Experiment
+    rows: dict[str, dict[str, Any]]
+    columns: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    part: str = ""
+
+    def experiments(self) -> list[Experiment]:
+        """Its runs, rows outermost."""
+        return grid(self.base, self.rows, self.columns, list(self.seeds))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper as data.
+
+    sweeps: scope -> all runs that its artefacts need there. It trains nothing, and may read
+        finished runs of the artefact "tuning" with `scope.finished`.
+    own: the row of the paper's own method.
+    report: which number of a run the paper reports, as keywords of `select.pick`.
+    when: rows that are read at another time.
+    seeds: {profile: how many} where the paper says so.
+    runs: over how many runs its published numbers are, 0 if it does not say.
+    unstated: artefacts of which it does not say the number of rounds: profile `paper` has ours.
+    tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
+        fields of an Experiment) and `rows` (the same -> {row: changes}).
+    """
+
+    key: str
+    artefacts: dict[str, Artefact]
+    claims: tuple[Claim, ...]
+    sweeps: Callable[[Scope], list[Sweep]]
+    own: str
+    report: dict[str, str]
+    when: dict[str, str] = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
+    unstated: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    setting: Callable[..., dict[str, Any]] = dict
+    rows: Callable[..., dict[str, dict[str, Any]]] = dict
+
+    def planned(self, scope: Scope, artefact: str = "", part: str | None = None) -> list[Sweep]:
+        """The sweeps of an artefact (of all that are asked for), those of "tuning" first.
+
+        Of tuning those that serve the artefact, which is their part; without a part they serve all.
+        """
+        if artefact in (scope.artefacts or self.artefacts):  # no others need to be made
+            scope = replace(scope, artefacts=(artefact,))
+        found = self.sweeps(scope)
+        tuning = [s for s in found if s.artefact == TUNING]
+        if artefact == TUNING:
+            return tuning
+        wanted = [artefact] if artefact else scope.artefacts or tuple(self.artefacts)
+        tuned = [a for a in wanted if self.artefacts[a].tuned]
+        first = [s for s in tuning if tuned and s.part in ("", *tuned)]
+        return first + [s for s in found if s.artefact in wanted and part in (None, s.part)]
+
+    def missing(self, scope: Scope, artefact: str) -> str:
+        """Why an artefact is not run in this scope, "" if it is."""
+        checks.known("artefact:", artefact, self.artefacts)
+        if scope.artefacts and artefact not in scope.artefacts:
+            return f"not run, not among artefacts={list(scope.artefacts)}"
+        needed = self.artefacts[artefact].data
+        if not any(scope.data(d) for d in needed):
+            given = list(scope.datasets) or "the embedded ones"
+            return f"not run, needs {' or '.join(needed)} (datasets={given})"
+        if scope.profile == "medium" and not self.artefacts[artefact].medium:
+            has = ", ".join(a for a, v in self.artefacts.items() if v.medium)
+            has = has or "nothing of this paper"
+            return f"not run at profile medium, which has {has}; use profile='paper'"
+        return ""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is asked of a paper: a profile, and what to restrict it to (empty: the profile's own).
+
+    finished: Experiments -> their rows if all of them are finished, else None; by default none are.
+    """
+
+    profile: str = "quick"
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    artefacts: tuple[str, ...] = ()
+    finished: Callable[[list[Experiment]], pd.DataFrame | None] = field(
+        default=lambda cells: None, compare=False
+    )
+
+    @property
+    def label(self) -> str:
+        """The data in names of files: "cifar10+mnist"; "paper", each artefact's own; "digits"."""
+        return "+".join(self.datasets) or ("paper" if self.full else "digits")
+
+    @property
+    def full(self) -> bool:
+        """Whether networks, data and clients are the paper's."""
+        return self.profile in FULL
+
+    def data(self, name: str) -> str | None:
+        """The data set that serves for the paper's `name`: itself, a stand-in, or None."""
+        if not self.datasets and self.full:
+            return name
+        wanted = self.datasets or EMBEDDED
+        return next((d for d in (name, *STAND_INS.get(name, ())) if d in wanted), None)
+
+    def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
+        """The value for the profile; smoke takes quick's where it has none, medium the paper's.
+
+        quick: on the embedded data only; on others its value is the paper's.
+        """
+        if self.profile == "quick" and self.label != "digits":
+            return paper
+        given = {"paper": paper, "medium": medium, "quick": quick, "smoke": smoke}[self.profile]
+        return {"medium": paper, "smoke": quick}.get(self.profile) if given is None else given
+
+    def base(self, paper: Paper, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
+        """The Experiment that an artefact's runs vary; None if it is not run.
+
+        dataset: as the paper has it; what serves for it here is taken.
+        """
+        served = self.data(dataset)
+        if served is None or paper.missing(self, artefact):
+            return None
+        fields = paper.setting(artefact, self.profile, served, changes.get("clients", 0))
+        tags = {"paper": paper.key, "artefact": artefact, "profile": self.profile}
+        return Experiment(**fields).but(**changes, tags=tags)
+
+    def sweep(
+        self,
+        paper: Paper,
+        base: Experiment | None,
+        rows: dict[str, dict[str, Any]],
+        columns: dict[str, dict[str, Any]],
+        *,
+        quick: int = 0,
+        seeds: tuple[int, ...] = (),
+        part: str = "",
+    ) -> list[Sweep]:
+        """One Sweep of changes to `base`, of the methods and seeds asked for; none if base is None.
+
+        quick: seeds at profile quick, in place of the artefact's own number.
+        seeds: these seeds, whatever was asked for.
+        """
+        if base is None:
+            return []
+        if self.methods:
+            named = {label: {label, c.get("method", base.method)} for label, c in rows.items()}
+            rows = {label: c for label, c in rows.items() if named[label] & set(self.methods)}
+        if not rows:
+            return []
+        artefact = base.tags["artefact"]
+        seeds = seeds or self.seeds_of(paper, artefact, quick)
+        return [Sweep(artefact, base, rows, columns, seeds, part)]
+
+    def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
+        """The seeds asked for, else as many as the artefact, the paper or the profile says."""
+        if self.seeds:
+            return self.seeds
+        usual = {"smoke": 1, "quick": 1 if self.label == "digits" else 2, "medium": 2, "paper": 3}
+        own = getattr(paper.artefacts.get(artefact), self.profile, 0)
+        if self.profile == "quick":
+            own = quick or own
+        return tuple(range(own or paper.seeds.get(self.profile, usual[self.profile])))
+
+
+def reported(paper: str | Paper) -> pd.DataFrame:
+    """Every number that a paper prints: table, row, column, metric, value, sd, note.
+
+    ValueError for a paper without tables.
+    """
+    name = paper if isinstance(paper, str) else paper.key
+    file = resources.files("pfl_papers.papers") / "published" / f"{name}.csv"
+    if not file.is_file():
+        raise ValueError(
+            f"no published numbers for {name!r}; there are those of pfedhn, pfedla, flayer, fedaghn"
+        )
+    with file.open(encoding="utf-8") as f:
+        found = pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
+    return found.rename(columns={"std": "sd"})
+
+
+def paper(name: str | Paper) -> Paper:
+    """One paper by its name (a Paper is itself); ValueError for an unknown name."""
+    if isinstance(name, Paper):
+        return name
+    checks.known("paper", name, PAPERS)
+    return importlib.import_module(f"pfl_papers.papers.{name}").PAPER
+
+
+def title(artefact: str) -> str:
+    """An artefact's key as a reader says it.
+
+    "fig2" is Figure 2, "apptable1" Appendix Table 1, "appc5" Appendix C.5, "table5a" Table 5a.
+    """
+    parts = re.fullmatch(r"(app)?(fig|table|c)(\d+\w?)", artefact)
+    if not parts:
+        return artefact.capitalize()
+    kind = {"fig": "Figure ", "table": "Table ", "c": "C."}[parts[2]]
+    return ("Appendix " if parts[1] else "") + kind + parts[3]
+
+
+def use(method: str, **args: Any) -> dict[str, Any]:
+    """Changes to an Experiment that make it run a method with these hyper-parameters."""
+    return dict(method=method, method_args=args)

@@ -1,0 +1,886 @@
+"""FLAYER (Chen et al., IJCAI 2025): its settings, its runs, and what decides its claims.
+
+Tables 1 to 5, Figures 2 and 3; Figure 1 is a diagram. [P], [O], [C] and ? say where a value is
+from; see `papers.base`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import grouped, pick, records, tuples
+from pfl_core.analysis.stats import spent
+from pfl_core.analysis.verdicts import SMALL, Contrast
+from pfl_core.util.percent import accuracy
+from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers.base import (
+    Artefact,
+    At,
+    Claim,
+    Number,
+    Paper,
+    Probed,
+    Recorded,
+    Scope,
+    Sweep,
+    fields_at,
+    use,
+)
+
+
+class Column(NamedTuple):
+    """A column of a table: the paper's data set, its network, and changes to `setting`."""
+
+    dataset: str
+    model: str
+    changes: dict[str, Any] = {}
+
+
+# -- what the paper shows --------------------------------------------------------------------------
+
+COLUMNS = {  # as printed
+    "CIFAR-10, CNN": Column("cifar10", "cnn"),
+    "CIFAR-100, CNN": Column("cifar100", "cnn"),
+    "Tiny, CNN": Column("tiny_imagenet", "cnn"),
+    "CIFAR-10, ResNet-18": Column("cifar10", "resnet18"),
+    "CIFAR-100, ResNet-18": Column("cifar100", "resnet18"),
+    "Tiny, ResNet-18": Column("tiny_imagenet", "resnet18"),
+    "AG News, fastText": Column("ag_news", "fasttext"),
+}
+# Our column of Table 2: clients are drawn anew for each seed, the paper's are one draw.
+ANEW = "CIFAR-10, CNN, a partition a seed"
+# Below profile paper the column of one data set stands for all: CIFAR-10's CNN, or the next whose
+# data are at hand (`image`).
+IMAGE, DEEP = "CIFAR-10, CNN", "CIFAR-100, ResNet-18"
+SHOWN = {  # an artefact's columns
+    "table1": At([DEEP], quick=[IMAGE]),
+    "table2": At(
+        [*COLUMNS, ANEW],
+        medium=[IMAGE, ANEW, "CIFAR-100, CNN", "AG News, fastText"],
+        quick=[IMAGE, "CIFAR-10, ResNet-18", "AG News, fastText"],
+    ),
+    "table3": At(list(COLUMNS)[:6], quick=[IMAGE]),
+    "table4": At(["CIFAR-100, CNN", DEEP], quick=[IMAGE]),
+    "table5a": At([DEEP], quick=[IMAGE]),
+    "table5b": At([DEEP], quick=[IMAGE]),
+    "table5c": At([DEEP], quick=[IMAGE]),
+    "fig2": At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]),
+    "fig3": At(["CIFAR-100, CNN", DEEP], medium=["CIFAR-100, CNN"], quick=[IMAGE]),
+}
+BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
+NEWER = ("gpfl", "fedcp")  # further ones of Tables 5a and 5b
+SLOW = ("apple", "ditto")  # not run in the column of ours
+RELEASED_DRAW = ("numpy_seed", "class_size")  # arguments of a partition
+PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
+# Their head is the classifier, as in their papers and code [O]; its depth s is FLAYER's.
+HEADED = ("fedper", "fedrep", "fedala")
+# Rows of ours. APPLE serves mixtures of its clients' models; its cores are what clients train.
+OFFICIAL, AVERAGED = "flayer (official)", "fedavg (BatchNorm averaged)"
+CORES = "apple (cores)"
+_NO_PART = dict(mixing=False, rates=False, masking=False)
+PARTS = {  # Figure 3's rows: one part of FLAYER each
+    "aggregation only": _NO_PART | {"mixing": True},
+    "learning rates only": _NO_PART | {"rates": True},
+    "masking only": _NO_PART | {"masking": True},
+}
+IMAGES = ("cifar10", "cifar100", "tiny_imagenet")
+
+# -- settings --------------------------------------------------------------------------------------
+
+# Evaluation Setup [P]: 20 clients, Dir(.1), batch 10, one epoch. [O]: incomplete last batches are
+# left out, pixels are in [-1, 1].
+# ? 200 rounds: the largest published count is 195.
+# medium [C]: the paper's numbers with fewer rounds, and a tenth of train as validation.
+# quick and smoke [C]: narrow networks, few rounds, and rates at which every row learns in them.
+COMMON: dict[str, Any] = dict(
+    clients=20,
+    epochs=1,
+    batch=At(10, smoke=4),
+    plan="drop",
+    normalize="half",
+    partition="dirichlet",
+    partition_args={"alpha": 0.1},
+    rounds=At(200, medium=25, quick=20, smoke=1),
+    eval_every=At(medium=2, quick=2, smoke=...),
+    max_samples=At(smoke=8),
+    head_by="module",
+)
+# [P]: rates, and the depth s of the head, which counts modules: for ResNet-18 the last BatchNorm
+# and the classifier, which are the four tensors of the released `-p 4`.
+NETS: dict[str, dict[str, Any]] = {
+    "cnn": dict(
+        model="cnn",
+        lr=At(0.005, quick=0.02),
+        head_depth=1,
+        model_args={"width": At(quick=0.25, smoke=0.0625)},
+    ),
+    "resnet18": dict(
+        model="resnet18",
+        lr=At(0.1, quick=0.05),
+        head_depth=2,
+        model_args={"width": At(quick=0.125, smoke=0.0625)},
+        rounds=At(quick=10, smoke=...),
+    ),
+    "fasttext": dict(model="fasttext", lr=At(0.1, quick=0.5), head_depth=1),
+}
+# ? clients are those that PFLlib deals, to which the authors' repository refers, with its own seed:
+# FedALA's paper, which has them, prints what this one has for FedAvg on CIFAR-10, 59.16. AG News,
+# which has 1000 rounds [O], is dealt anew for each seed.
+_SPLIT = {"split": At(medium="67.5/7.5/25")}
+
+
+def _dealt(samples: int, **more: Any) -> dict[str, Any]:
+    # Clients as PFLlib deals them, from so many samples of a class.
+    draw = {"numpy_seed": At(1, quick=...), "class_size": At(samples, quick=...)}
+    return dict(partition_args=draw | _SPLIT | more, max_samples=At(quick=150, smoke=8))
+
+
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": _dealt(6000),
+    "cifar100": _dealt(600),
+    "tiny_imagenet": _dealt(500, source="train"),
+    "ag_news": dict(
+        partition_args=_SPLIT,
+        rounds=At(1000, medium=200, quick=20, smoke=1),
+        eval_every=At(medium=10, quick=2, smoke=...),
+        max_samples=At(quick=100, smoke=8),
+    ),
+}
+# Rounds of the released script [O]: those of "flayer (official)" where the profile has as many.
+RELEASED = {
+    ("cifar10", "cnn"): 100,
+    ("cifar100", "cnn"): 40,
+    ("tiny_imagenet", "cnn"): 25,
+    ("cifar10", "resnet18"): 100,
+    ("cifar100", "resnet18"): 75,
+    ("tiny_imagenet", "resnet18"): 25,
+    ("ag_news", "fasttext"): 1000,
+}
+# 20 x .005: the CNN's middle layers learn at least this fast in the released code [O].
+FAST = 0.1
+
+
+def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
+    """Fields of the Experiment that an artefact's runs vary; `clients` replaces their number.
+
+    The network is that of the artefact's first column.
+    """
+    first = COLUMNS[SHOWN[artefact].value(profile)[0]].model
+    model = "fasttext" if dataset == "ag_news" else first
+    known = DATA.get(dataset, {"partition_args": _SPLIT})
+    fields = fields_at(profile, COMMON, NETS[model], known, {"dataset": dataset})
+    return fields | ({"clients": clients} if clients else {})
+
+
+def network(model: str, profile: str) -> dict[str, Any]:
+    """What a network changes in an Experiment: its rate, the depth s of its head, and its width.
+
+    ResNet-18 also has fewer rounds at quick.
+    """
+    return fields_at(profile, NETS[model])
+
+
+def rows(
+    artefact: str, profile: str, dataset: str, clients: int = 0, model: str = ""
+) -> dict[str, dict]:
+    """Rows of an artefact as changes to its `setting`.
+
+    `model` is the network of their column, where it is another than the setting's.
+    """
+    model = model or setting(artefact, profile, dataset)["model"]
+    main = _main_rows(artefact, profile, dataset, model)
+    if artefact == "table1":
+        return _only(main, ("fedavg", "apple", "fedper", "fedala"))
+    if artefact == "fig2":
+        return _only(main, PROBED)
+    if artefact == "table4":
+        return _rows_by_depth(main["flayer"], profile, model)
+    if artefact == "table5c":
+        return _rows_around(main)
+    official = released(model, profile, dataset)
+    if artefact == "fig3":
+        return _rows_of_parts(main, official, profile, model)
+    if artefact.startswith("table5"):
+        main = _only(main, BASELINES) | _newer_baselines(model) | {"flayer": main["flayer"]}
+    main[OFFICIAL] = official
+    if artefact == "table2" and model == "resnet18":
+        main[AVERAGED] = use("fedavg") | {"buffers": "average"}
+    if model == "fasttext":
+        return {row: changes | {"record": ("train",)} for row, changes in main.items()}
+    return main
+
+
+def _main_rows(artefact: str, profile: str, dataset: str, model: str) -> dict[str, dict]:
+    """The baselines and FLAYER."""
+    main = {method: use(method) for method in (*BASELINES, "flayer")}
+    for method in HEADED:
+        main[method]["head_depth"] = 1
+    # Figure 2's runs are those of the tables, but at medium, whose tables were run without probes.
+    # Where clients or their data are others, `sweeps` leaves the probe out.
+    shown = dataset == "cifar10" if profile == "paper" else model == "cnn"
+    if shown and (profile != "medium" or artefact == "fig2"):
+        for method in PROBED:
+            main[method]["record"] = ("cka", "cka_cores") if method == "apple" else ("cka",)
+    return main
+
+
+def _rows_by_depth(flayer: dict[str, Any], profile: str, model: str) -> dict[str, dict]:
+    """Table 4: heads of three depths; the run at the network's own depth is that of the tables."""
+    own = network(model, profile)["head_depth"]
+    return {
+        f"s={depth}": (flayer if depth == own else use("flayer")) | {"head_depth": depth}
+        for depth in (3, 2, 1)
+    }
+
+
+def _rows_around(main: dict[str, dict]) -> dict[str, dict]:
+    """Table 5's applicability: FLAYER around other methods; around FedAvg it is FLAYER."""
+    around = {"fedavg": main["flayer"]}
+    for method in BASELINES:
+        if method not in ("fedavg", "apple"):
+            around[method] = main[method] | use("flayer", inner=method) | {"record": ()}
+    return around
+
+
+def _rows_of_parts(
+    main: dict[str, dict], official: dict[str, Any], profile: str, model: str
+) -> dict[str, dict]:
+    """Figure 3: each part of FLAYER alone, in both forms, beside the whole and FedAvg."""
+    out = {"flayer": main["flayer"], OFFICIAL: official}
+    # As printed, rates or masks alone are served as one global model; the released code trains each
+    # client's head first.
+    if profile in ("medium", "paper"):
+        out |= {row: use("flayer", **part) for row, part in PARTS.items()}
+    for row, part in PARTS.items():
+        out[f"{row} (official)"] = official | {"method_args": official["method_args"] | part}
+    out["fedavg"] = main["fedavg"]
+    if model != "resnet18":
+        out[f"fedavg, lr {FAST:g}"] = use("fedavg") | {"lr": FAST}
+    out["flayer, zeros averaged"] = use("flayer", agg="literal")
+    return out
+
+
+def _newer_baselines(model: str) -> dict[str, dict]:
+    """Table 5's further methods, with their defaults; for ResNet-18 as in GPFL's own script [O]."""
+    gpfl = use("gpfl", lam=1e-4, mu=0.0) if model == "resnet18" else use("gpfl")
+    return {"gpfl": gpfl, "fedcp": use("fedcp")}
+
+
+def released(model: str, profile: str, dataset: str) -> dict[str, Any]:
+    """The row "flayer (official)", to the letter of the released code [O].
+
+    Its head is counted in tensors (`-p`), batches come in order, and the CNN's middle layers learn
+    20 times as fast as at .005, whatever the base rate is. Its reader takes AG News' training texts
+    for the test texts.
+    """
+    own = setting("table2", profile, dataset) | network(model, profile)
+    fast = FAST / own["lr"] if model == "cnn" else 1.0
+    tested = {"acc_on": "train"} if model == "fasttext" else {}
+    return use("flayer", mode="official", middle=fast, **tested) | dict(
+        head_by="tensor",
+        head_depth=4 if model == "resnet18" else 2,
+        shuffle=False,
+        rounds=min(own["rounds"], RELEASED.get((dataset, model), own["rounds"])),
+    )
+
+
+def _only(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
+    return {name: rows[name] for name in names if name in rows}
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def image(scope: Scope) -> str:
+    """The image column that stands for all below profile paper, and in the control.
+
+    It is CIFAR-10's, or the next whose data are at hand.
+    """
+    for name, column in COLUMNS.items():
+        if column.model == "cnn" and scope.data(column.dataset):
+            return name
+    return IMAGE
+
+
+def columns(scope: Scope, artefact: str) -> dict[str, Column]:
+    """An artefact's columns by label: at profile paper all that the paper prints."""
+    every = COLUMNS | {ANEW: COLUMNS[IMAGE]}
+    names = SHOWN[artefact].value(scope.profile)
+    if not scope.full:
+        names = [image(scope) if name == IMAGE else name for name in names]
+    columns = {name: every[name] for name in names}
+    first, full = columns[names[0]], scope.profile == "paper"
+    if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
+        return {
+            f"Dir({alpha:g})": first._replace(changes={"partition_args": {"alpha": alpha}})
+            for alpha in (0.1, 0.01 if full else 1)
+        }
+    if artefact == "table5b":
+        sizes: dict[int, dict[str, Any]] = {20: {"clients": 20}, 50: {"clients": 50}}
+        sizes |= {100: {"clients": 100}} if full else {}
+        if not full and scope.label == "digits":  # too few digits for the usual least number
+            sizes[50] |= {"partition_args": {"fallback_least": 4}}
+        return {f"N={n}": first._replace(changes=changes) for n, changes in sizes.items()}
+    return columns
+
+
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs, a Sweep for each column of an artefact; the part "control" of Table 2 is ours."""
+    found = [sweep for artefact in PAPER.artefacts for sweep in _column_sweeps(scope, artefact)]
+    return found + _control(scope)
+
+
+def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
+    # Below profile paper ResNet-18 has FedAvg's two rows only, and clients other than the main
+    # table's have only FedALA and FLAYER.
+    out = []
+    for i, (name, column) in enumerate(columns(scope, artefact).items()):
+        deep = column.model == "resnet18"
+        served = scope.data(column.dataset) or ""
+        every = rows(artefact, scope.profile, served, model=column.model)
+        other_clients = artefact in ("table5a", "table5b") and i > 0
+        if other_clients:
+            every = _without_probes(every)
+        if scope.profile != "paper" and deep:
+            every = _only(every, ("fedavg", AVERAGED))
+        elif scope.profile != "paper" and other_clients:
+            every = _only(every, ("fedala", "flayer"))
+        base = scope.base(PAPER, artefact, column.dataset, **network(column.model, scope.profile))
+        if name == ANEW and base:
+            every = {row: every[row] for row in every if row not in SLOW}
+            dealt = {k: v for k, v in base.partition_args.items() if k not in RELEASED_DRAW}
+            base = replace(base, partition_args=dealt)
+        cells = {name: column.changes}
+        out += scope.sweep(PAPER, base, every, cells, quick=1 if deep else 0)
+    return out
+
+
+def _control(scope: Scope) -> list[Sweep]:
+    """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones."""
+    column = COLUMNS[image(scope)]
+    base = scope.base(PAPER, "table2", column.dataset)
+    every = rows("table2", scope.profile, scope.data(column.dataset) or "")
+    every = _only(every, ("fedavg", "fedala", "flayer"))
+    seeds = scope.seeds_of(PAPER, "control")  # as many as the profile has, not as Table 2
+    own = network(column.model, scope.profile)["lr"]
+    out = []
+    for lr in (own, 0.05, FAST, 0.2) if scope.profile == "paper" else (own, FAST):
+        arms = every if lr == own else _without_probes(every)  # at its own rate: the table's runs
+        cells = {f"lr {lr:g}": {"lr": lr}}
+        out += scope.sweep(PAPER, base, arms, cells, seeds=seeds, part="control")
+    return out
+
+
+def _without_probes(rows: dict[str, dict]) -> dict[str, dict]:
+    return {row: changes | {"record": ()} for row, changes in rows.items()}
+
+
+# -- numbers of finished runs ----------------------------------------------------------------------
+
+KEYS = ["run", "row", "column"]
+
+
+def costs(rows: pd.DataFrame) -> list[Number]:
+    """What each run took up to its best round.
+
+    iterations (rounds), client_visits, megabytes (down and up), total_s and s_per_iteration
+    (seconds of training).
+    """
+    best = pick(rows, **PAPER.report).drop_duplicates(KEYS)
+    numbers = []
+    for run in tuples(best.merge(spent(rows, KEYS), on=[*KEYS, "rounds"])):
+        taken = dict(
+            iterations=run.rounds,
+            client_visits=run.client_visits,
+            megabytes=run.megabytes,
+            total_s=run.train_s,
+            s_per_iteration=run.train_s / max(run.rounds, 1),
+        )
+        where = dict(run=run.run, row=run.row, column=run.column, rounds=run.rounds)
+        numbers += [where | dict(metric=metric, value=number) for metric, number in taken.items()]
+    return numbers
+
+
+def improvements(around: pd.DataFrame, alone: pd.DataFrame) -> list[Number]:
+    """Points by which FLAYER around a method is better than the method alone.
+
+    Parameters
+    ----------
+    around : DataFrame
+        Rows of Table 5c.
+    alone : DataFrame
+        Rows of the methods themselves; a run is held against that of the same row, seed, data set
+        and network.
+    """
+    same = ["row", "seed", "dataset", "model"]
+    plain = pick(alone, **PAPER.report).drop_duplicates(same)
+    both = pick(around, **PAPER.report).merge(plain, on=same, suffixes=("", "_alone"))
+    gains = both.assign(metric="improvement_points", value=both.value - both.value_alone)
+    return records(gains[[*KEYS, "metric", "value"]])
+
+
+def trained(recorded: Iterable[Probed]) -> list[Number]:
+    """Accuracy on training data (%), pooled, in the round where it is highest.
+
+    It is what the paper prints for AG News: the released reader gives training texts as test
+    texts, too. `recorded` is what the probe "train" recorded.
+    """
+    numbers = []
+    for probed in recorded:
+        acc = accuracy(probed.values["hits"].sum(1), probed.values["n"].sum(1))
+        best = int(acc.argmax())
+        where: Number = dict(run=probed.run, row=probed.row, column=probed.column)
+        where["rounds"] = int(probed.rounds[best])
+        numbers.append(where | dict(metric="train_acc_pct", value=float(acc[best])))
+    return numbers
+
+
+def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Mean linear CKA over pairs of clients, as the metric "cka STAGE LAYER" (Fig. 2).
+
+    The stage "initial" is after the first local training, "best" after that of the recorded round
+    nearest to the best one. What APPLE's clients train has a row of its own.
+    """
+    best = pick(rows, **PAPER.report).drop_duplicates(["run", "column"])
+    best = best.set_index(["run", "column"])["rounds"]
+    cores = [probed._replace(row=CORES) for probed in recorded("cka_cores")]
+    numbers = []
+    for probed in [*recorded("cka"), *cores]:
+        where = dict(run=probed.run, row=probed.row, column=probed.column)
+        stages = {"initial": 0, "best": int(best.loc[probed.run, probed.column])}
+        for stage, when in stages.items():
+            for layer, alike in probed.at(when).items():
+                mean = float(alike[~np.eye(len(alike), dtype=bool)].mean())
+                numbers.append(where | dict(metric=f"cka {stage} {layer}", value=mean))
+    return numbers
+
+
+def layers(rows: pd.DataFrame) -> pd.DataFrame:
+    """The numbers of `similarity` among rows: run, row, column, panel, seed, stage, layer, value.
+
+    panel: the column and the row.
+    """
+    found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
+    words = found.metric.str.split(" ", n=2)
+    stage = words.str[1].map({"initial": "first round", "best": "best round"})
+    panel = found.column + ", " + found.row.map(label)
+    found = found.assign(stage=stage, layer=words.str[2], panel=panel)
+    return found[[*KEYS, "panel", "seed", "stage", "layer", "value"]]
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+# Seconds decide no claim: those of another computer compare with nothing.
+
+# A smaller difference of similarities counts as a tie.
+ALIKE: dict[str, Any] = dict(small=0.02, digits=3)
+
+
+def _columns(evidence: Evidence, *needed: str) -> list[str]:
+    """The paper's columns in which all of these rows were run; LookupError if there is none."""
+    # Columns of Table 2's control are rates.
+    columns = [c for c in evidence.columns if c != ANEW and not c.startswith("lr ")]
+    found = [column for column in columns if set(needed) <= set(evidence.methods(column))]
+    if not found:
+        raise LookupError(", ".join(map(label, needed)))
+    return found
+
+
+def _methods(evidence: Evidence, column: str) -> list[str]:
+    """The paper's methods in a column, without rows of ours."""
+    return [row for row in evidence.methods(column) if row in (*BASELINES, *NEWER, PAPER.own)]
+
+
+def _is_text(column: str) -> bool:
+    return column in COLUMNS and COLUMNS[column].model == "fasttext"
+
+
+def _ahead(evidence: Evidence, first: str, second: str, column: str) -> Contrast:
+    """The first row is more accurate; AG News is judged on training texts, as it is printed."""
+    if not _is_text(column):
+        return evidence.ahead(first, second, column)
+    trained = evidence.ahead(first, second, column, metric="train_acc_pct")
+    return replace(trained, says=f"{trained.says}, training texts")
+
+
+def _all_ahead(evidence: Evidence, better: Sequence[str], worse: Sequence[str]) -> list[Contrast]:
+    """Each of the better rows is more accurate than each of the worse ones, in every column."""
+    return [
+        _ahead(evidence, first, second, column)
+        for column in _columns(evidence, *better, *worse)
+        for first in better
+        for second in worse
+    ]
+
+
+def _best(evidence: Evidence, best: str = "flayer") -> list[Contrast]:
+    """A method is more accurate than every other one of the paper's, in every column."""
+    contrasts = []
+    for column in _columns(evidence, best):
+        others = [row for row in _methods(evidence, column) if row != best]
+        if not others:
+            raise LookupError(f"another method in {column}")
+        contrasts += [_ahead(evidence, best, row, column) for row in others]
+        contrasts += evidence.missing(best, column)
+    return contrasts
+
+
+def _ladder(evidence: Evidence) -> list[Contrast]:
+    """Each method is more accurate than the one before it, on average over the image columns."""
+    steps = ("fedavg", "fedper", "fedrep", "fedala", PAPER.own)
+    columns = [column for column in _columns(evidence, *steps) if not _is_text(column)]
+    if not columns:
+        raise LookupError("an image column")
+    contrasts = []
+    for worse, better in itertools.pairwise(steps):
+        says = f"{label(better)} - {label(worse)}, mean of {', '.join(columns)}"
+        weights = {(better, column): 1 / len(columns) for column in columns}
+        weights |= {(worse, column): -1 / len(columns) for column in columns}
+        contrasts.append(evidence.contrast(says, weights))
+    return contrasts
+
+
+def _sooner(evidence: Evidence, first: str, others: Sequence[str]) -> list[Contrast]:
+    """A method has its best round before others have theirs, in every column."""
+    contrasts = []
+    for column in _columns(evidence, first, *others):
+        own = evidence.derived("iterations", first, column)
+        censored = bool(own.ge(_last_round(evidence, first, column)).any())
+        for row in others:
+            says = f"best round of {label(row)} - {label(first)}, {column}"
+            later = evidence.derived("iterations", row, column) - own
+            how: dict[str, Any] = dict(unit="rounds", small=2, digits=1, censored=censored)
+            unlearned = evidence.ahead(first, row, column).unlearned
+            contrasts.append(replace(evidence.above(says, later, **how), unlearned=unlearned))
+    return contrasts
+
+
+def _last_round(evidence: Evidence, row: str, column: str) -> pd.Series:
+    """The last evaluated round, by seed."""
+    every = evidence.rows
+    runs = every[(every.row == row) & (every.column == column) & (every["average"] != "derived")]
+    return runs.groupby("seed")["rounds"].max()
+
+
+def _own_depth(evidence: Evidence) -> list[Contrast]:
+    """The depth that the paper gives a network's head is better than the other two."""
+    contrasts = []
+    for column in _columns(evidence, "s=1", "s=2", "s=3"):
+        own = network(COLUMNS[column].model, "paper")["head_depth"]
+        others = [depth for depth in (1, 2, 3) if depth != own]
+        contrasts += [evidence.ahead(f"s={own}", f"s={depth}", column) for depth in others]
+    return contrasts
+
+
+def _falls(evidence: Evidence) -> list[Contrast]:
+    """Every method is less accurate with 100 clients than with 50."""
+    _require_more_clients(evidence)
+    there = set(_methods(evidence, "N=100"))
+    names = [row for row in _methods(evidence, "N=50") if row in there]
+    return [
+        evidence.contrast(f"{label(row)}, N=50 - N=100", {(row, "N=50"): 1.0, (row, "N=100"): -1.0})
+        for row in names
+    ]
+
+
+def _falls_little(evidence: Evidence) -> list[Contrast]:
+    """From 50 to 100 clients FLAYER loses less than 2 points, and less than APPLE."""
+    _require_more_clients(evidence)
+    change = {(PAPER.own, "N=100"): 1.0, (PAPER.own, "N=50"): -1.0}
+    against = change | {("apple", "N=100"): -1.0, ("apple", "N=50"): 1.0}
+    return [
+        evidence.contrast("FLAYER, N=100 - N=50", change, -2.0),
+        evidence.contrast("APPLE's loss - FLAYER's, N=50 to N=100", against),
+    ]
+
+
+def _require_more_clients(evidence: Evidence) -> None:
+    """LookupError if 50 or 100 clients were not run."""
+    for column in ("N=50", "N=100"):
+        if column not in evidence.columns:
+            raise LookupError(column)
+
+
+def _around(evidence: Evidence) -> list[Contrast]:
+    """FLAYER around a method is more accurate than the method alone."""
+    contrasts = []
+    for column in evidence.columns:
+        for row in _methods(evidence, column):
+            gain = evidence.derived("improvement_points", row, column)
+            says = f"FLAYER around {label(row)}, {column}"
+            contrasts.append(evidence.above(says, gain, unit="points", small=SMALL, digits=1))
+    return contrasts
+
+
+class _Similarity(NamedTuple):
+    """How alike the layers of clients' models are in one row and column."""
+
+    evidence: Evidence
+    row: str
+    column: str
+    layers: list[str]
+
+    @property
+    def name(self) -> str:
+        """How a reader calls it."""
+        return f"{label(self.row)}, {self.column}"
+
+    def mean(self, layers: Sequence[str], stage: str = "best") -> pd.Series:
+        """Mean over layers, by seed."""
+        each = [
+            self.evidence.derived(f"cka {stage} {layer}", self.row, self.column) for layer in layers
+        ]
+        return functools.reduce(pd.Series.add, each) / len(each)
+
+
+def _similarities(evidence: Evidence) -> list[_Similarity]:
+    found = layers(evidence.rows)
+    if not len(found):
+        raise LookupError("CKA of any row")
+    there, out = set(zip(found.row, found.column, strict=True)), []
+    for (column, row), part in grouped(found, ["column", "row"]):
+        if row == "apple" and (CORES, column) in there:
+            continue  # mixtures of the same cores are alike from the first round, by what they are
+        out.append(_Similarity(evidence, row, column, list(dict.fromkeys(part.layer))))
+    return out
+
+
+def _base_more_alike(evidence: Evidence) -> list[Contrast]:
+    """Layers before the last one are more alike in the best round than initially, on average."""
+    contrasts = []
+    for found in _similarities(evidence):
+        base = found.layers[:-1]
+        more = found.mean(base) - found.mean(base, "initial")
+        says = f"base layers, best - initial: {found.name}"
+        contrasts.append(evidence.above(says, more, **ALIKE))
+    return contrasts
+
+
+def _head_least_alike(evidence: Evidence) -> list[Contrast]:
+    """Every layer is more alike than the last one, in the best round."""
+    contrasts = []
+    for found in _similarities(evidence):
+        *base, last = found.layers
+        for layer in base:
+            more = found.mean([layer]) - found.mean([last])
+            contrasts.append(evidence.above(f"{layer} - {last}: {found.name}", more, **ALIKE))
+    return contrasts
+
+
+def _cnn_more_alike(evidence: Evidence) -> list[Contrast]:
+    """Layers of the CNN are more alike than those of ResNet-18, on average, in the best round."""
+    found = {(s.row, s.column): s for s in _similarities(evidence)}
+    contrasts = []
+    for (row, column), simple in found.items():
+        deep = found.get((row, column.replace("CNN", "ResNet-18")))
+        if column.endswith("CNN") and deep:
+            more = simple.mean(simple.layers) - deep.mean(deep.layers)
+            contrasts.append(evidence.above(f"CNN - ResNet-18: {label(row)}", more, **ALIKE))
+    if not contrasts:
+        raise LookupError("CKA of both networks")
+    return contrasts
+
+
+def _moderate(evidence: Evidence) -> list[Contrast]:
+    """FLAYER's layers are neither the most alike nor the least, in the base and in the head."""
+    every, contrasts = _similarities(evidence), []
+    for column in dict.fromkeys(found.column for found in every):
+        rows = {found.row: found for found in every if found.column == column}
+        own = rows.pop(PAPER.own, None)
+        if own is None or len(rows) < 2:
+            raise LookupError(f"CKA of FLAYER and others in {column}")
+        for part, layers_of in (("base", own.layers[:-1]), ("head", own.layers[-1:])):
+            others = pd.concat([found.mean(layers_of) for found in rows.values()], axis=1)
+            below = others.max(axis=1) - own.mean(layers_of)
+            above = own.mean(layers_of) - others.min(axis=1)
+            says = f"{part}, {column}"
+            contrasts += [
+                evidence.above(f"the most alike method - FLAYER: {says}", below, **ALIKE),
+                evidence.above(f"FLAYER - the least alike method: {says}", above, **ALIKE),
+            ]
+    return contrasts
+
+
+def _order_of_parts(evidence: Evidence) -> list[Contrast]:
+    """The learning rates alone are ahead of the masks alone, and these of the aggregation alone."""
+    # In the released form: without its epoch for the head, rates or masks alone are served as one
+    # global model.
+    mixing, rates, masking = (f"{part} (official)" for part in PARTS)
+    pairs = ((rates, masking), (rates, mixing), (masking, mixing))
+    columns = _columns(evidence, mixing, rates, masking)
+    return [evidence.ahead(*pair, column) for column in columns for pair in pairs]
+
+
+CLAIMS = (
+    Claim(
+        "Of FedAvg, APPLE, FedPer and FedALA, FedALA delivers the highest accuracy",
+        "Introduction, Table 1",
+        "table1",
+        partial(_best, best="fedala"),
+    ),
+    Claim(
+        "APPLE and FedPer are more accurate than FedAvg",
+        "Introduction, Table 1",
+        "table1",
+        partial(_all_ahead, better=("apple", "fedper"), worse=("fedavg",)),
+    ),
+    Claim(
+        "Personal layers speed up convergence: FedPer is at its best after fewer rounds than "
+        "FedAvg (as the text says; the table prints 184 and 181)",
+        "Introduction, Table 1",
+        "table1",
+        partial(_sooner, first="fedper", others=("fedavg",)),
+    ),
+    Claim(
+        "FLAYER is more accurate than FedAvg and all six personalized methods "
+        "(AG News: on training texts, as printed)",
+        "Overall Performance, Table 2",
+        "table2",
+        _best,
+        status="open: APPLE learns its weights here, as its authors' code does; PFLlib's default "
+        "keeps them fixed. With an eighth of the paper's texts it leads on test texts, too. Why is "
+        "open: at five and twenty times the rate FedPer comes no nearer (60 rounds, one seed)",
+    ),
+    Claim(
+        "APPLE is the most accurate of the model-wise methods, before Ditto and FedAMP",
+        "Overall Performance, Table 2",
+        "table2",
+        partial(_all_ahead, better=("apple",), worse=("ditto", "fedamp")),
+    ),
+    Claim(
+        "FedAvg, FedPer, FedRep, FedALA and FLAYER are each more accurate than the one before, "
+        "on average over the image columns",
+        "Overall Performance, Table 2",
+        "table2",
+        _ladder,
+    ),
+    Claim(
+        "FLAYER is at its best after fewer rounds than FedALA, and than FedAvg",
+        "Overall Performance, Table 3",
+        "table3",
+        partial(_sooner, first="flayer", others=("fedala", "fedavg")),
+    ),
+    Claim(
+        "One personal layer is best for the CNN, two for ResNet-18",
+        "Evaluation on Personalization Layers, Table 4",
+        "table4",
+        _own_depth,
+    ),
+    Claim(
+        "FLAYER is more accurate than all other methods at every degree of heterogeneity",
+        "Evaluation on Data Heterogeneity, Table 5",
+        "table5a",
+        _best,
+    ),
+    Claim(
+        "FLAYER is more accurate than the others at every number of clients",
+        "Scalability, Table 5",
+        "table5b",
+        _best,
+    ),
+    Claim(
+        "The accuracy of all methods decreases from 50 to 100 clients",
+        "Scalability, Table 5",
+        "table5b",
+        _falls,
+    ),
+    Claim(
+        "From 50 to 100 clients FLAYER loses less than 2 points, and less than APPLE",
+        "Scalability, Table 5",
+        "table5b",
+        _falls_little,
+    ),
+    Claim(
+        "FLAYER improves every method it is put around",
+        "Applicability, Table 5",
+        "table5c",
+        _around,
+    ),
+    Claim(
+        "Training makes the base layers of clients more alike, under every method",
+        "Layer Similarity, Fig. 2",
+        "fig2",
+        _base_more_alike,
+        limit="base layers: the mean of all but the last, ours",
+    ),
+    Claim(
+        "Clients' models are least alike in the head",
+        "Layer Similarity, Fig. 2",
+        "fig2",
+        _head_least_alike,
+    ),
+    Claim(
+        "The layers of the CNN are more alike than those of ResNet-18",
+        "Layer Similarity, Fig. 2",
+        "fig2",
+        _cnn_more_alike,
+        limit="the mean over a network's layers: ours",
+    ),
+    Claim(
+        "FLAYER's layers are moderately alike, in the base and in the head",
+        "Layer Similarity, Fig. 2",
+        "fig2",
+        _moderate,
+        limit="moderately: neither the most nor the least of the figure's methods, ours",
+    ),
+    Claim(
+        "Of the three parts alone, in their released form, the learning rates give the highest "
+        "accuracy, aggregation the least",
+        "Ablation Study, Fig. 3",
+        "fig3",
+        _order_of_parts,
+    ),
+)
+
+# -- the paper -------------------------------------------------------------------------------------
+
+_ARTEFACTS = {
+    "table1": Artefact(
+        IMAGES,
+        quick=2,
+        metrics=("acc_pct", "iterations"),
+        numbers=lambda rows, recorded: costs(rows),
+    ),
+    "table2": Artefact(
+        (*IMAGES, "ag_news"),
+        show=("compare", "standing"),
+        medium=2,
+        quick=2,
+        metrics=("acc_pct", "train_acc_pct"),
+        numbers=lambda rows, recorded: trained(recorded("train")),  # AG News alone
+        each=True,
+    ),
+    "table3": Artefact(
+        IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)
+    ),
+    "table4": Artefact(IMAGES),
+    "table5a": Artefact(IMAGES),
+    "table5b": Artefact(IMAGES),
+    "table5c": Artefact(IMAGES),
+    "fig2": Artefact(IMAGES, show=(), medium=2, quick=2, numbers=similarity),
+    "fig3": Artefact(IMAGES, show=("curves",), medium=2),
+}
+PAPER = Paper(
+    key="flayer",
+    artefacts=_ARTEFACTS,
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own="flayer",
+    # Correct answers over tests of all clients, at the best round [O].
+    report=dict(select="best_test", when="before", average="pooled"),
+    seeds={"paper": 5},  # "five times for each task" [P]
+    runs=5,
+    unstated=tuple(_ARTEFACTS),
+    tables=("table1", "table2", "table3", "table5a", "table5b"),
+    setting=setting,
+    rows=rows,
+)

@@ -1,0 +1,860 @@
+"""pFedLA and HeurpFedLA (Ma et al., CVPR 2022): Tables 1 to 3, Figures 1, 5, 6, 7.
+
+Figures 2 to 4 are diagrams.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_core import models
+from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import records, tuples
+from pfl_core.analysis.stats import agreement, overlap
+from pfl_core.analysis.verdicts import SMALL, Contrast
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.methods.pfedla import table3_megabytes
+from pfl_core.util.percent import accuracy
+from pfl_papers.evidence import committed
+from pfl_papers.evidence.contrasts import Evidence, majority
+from pfl_papers.papers.base import (
+    FULL,
+    TUNING,
+    Artefact,
+    At,
+    Claim,
+    Number,
+    Paper,
+    Probed,
+    Recorded,
+    Scope,
+    Sweep,
+    fields_at,
+    reported,
+    use,
+)
+
+DATA = {
+    "EMNIST": "emnist-digits",
+    "FMNIST": "fashion_mnist",
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+}
+COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}
+# At medium, with ten clients; Table 2 where a run is cheapest.
+AT_MEDIUM = {"table1": ("CIFAR-10", "FMNIST", "EMNIST"), "table2": ("EMNIST",)}
+AT_MEDIUM_ELSE = ("CIFAR-10", "FMNIST")
+# Layers that Table 3 retains, in turn: its differences are their sizes [I].
+RETAINED = {"EMNIST": ("fc", "fc1"), "CIFAR-10": ("fc1", "conv2", "fc")}
+# Clients of Figure 5; the others have random labels.
+KINDS = {0: "target itself", 1: "same 4 labels", 2: "3 labels shared"}
+RANDOM = "random labels"
+HEUR = "heurpfedla"
+BASELINES = ("local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo")
+OWN_STATISTICS = ("local", "fedbn")  # methods that by definition share no BatchNorm statistics
+# Weights in Figure 7; the target is client 0.
+WHOSE = ("target, on itself", "target, on each other", "all, on themselves")
+ALL_LAYERS = "mean of all layers"
+PERIODS = {"prior": (0.0, 0.1), "middle": (0.45, 0.55), "last": (0.9, 1.0)}  # of the rounds [C]
+
+# Sec. 4.1, 4.2 [P]: SGD, batch 32, lr .01 (CIFAR) or .005, 600 rounds of 10 epochs with 10 clients,
+# 2500 of 20 with a tenth of 100.
+# LeNet-16, with BatchNorm for CIFAR only, from Table 3's megabytes [I]; 600 images a client [I];
+# BatchNorm statistics stay local [C].
+# Fig. 1: 100 rounds [C].
+# medium: 60 rounds, and a tenth of train as validation.
+# quick and smoke [C]: half as many channels, larger rates, fewer rounds, epochs and images; "real"
+# is quick on data that are not embedded.
+SPLIT = "63/7/30"
+COMMON: dict[str, Any] = dict(
+    clients=10,
+    partition="pfedla_noniid1",
+    partition_args={"split": At(medium=SPLIT)},
+    model="lenet",
+    model_args={"bn": False, "kernels": At(quick=8, smoke=2)},
+    rounds=At(600, medium=60, quick=20, smoke=2),
+    epochs=At(10, quick=5, smoke=1),
+    batch=At(32, quick=12, smoke=8),
+    lr=At(0.005, quick=0.1, smoke=0.05),
+    eval_every=At(10, medium=5, quick=4, smoke=1),
+    max_samples=At(smoke=8),
+)
+_EMBEDDED = dict(partition_args={"split": At(quick="20/80", smoke=...)})
+_CIFAR = dict(model_args={"bn": True}, lr=At(0.01, quick=...))
+# quick on data that are not embedded
+_REAL = dict(
+    rounds=At(600, medium=60, quick=16, smoke=2),
+    epochs=At(10, quick=3, smoke=1),
+    batch=At(32, smoke=8),
+    max_samples=At(quick=160, smoke=8),
+)
+MANY = dict(  # 100 clients
+    epochs=At(20, quick=...),
+    rounds=At(2500, medium=60, quick=...),
+    participation=At(0.1, quick=...),
+)
+# What an artefact has otherwise than Table 1.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "table2": dict(partition="pfedla_noniid2"),
+    "fig1": dict(
+        clients=6,
+        partition="pfedla_ring",
+        rounds=At(100, medium=60, quick=...),
+        eval_every=At(quick=1),
+    ),
+    "fig5": dict(clients=8, partition="pfedla_target", eval_every=At(quick=1)),
+    "fig6": dict(clients=8, partition="pfedla_ring"),
+}
+# Rate of the hypernetworks [C]. Third-party code's 5e-3 belongs to its outputs (hn_out="relu_norm",
+# heads from U(0, 1)); with softmax and heads that begin at zero it leaves all weights at 1/N.
+# medium and paper: the one of `RATES` with the best validation accuracy, see `chosen_rate`; RATE
+# stands for it until those runs are there. Those of medium (CIFAR-10 alone, N = 10, 60 rounds, seed
+# 7) choose 50, the end of the grid. There, and at 5, clients soon keep all but BatchNorm's layers
+# for themselves, as Local does; at 0.5 the deep weights still move at the end.
+# quick [C]: 1, the power of ten with which weights leave 1/N but do not reach 1 within 20 rounds on
+# digits; accuracy had no part in it.
+RATE = 50.0
+# Of `tuning`, on a seed that no artefact shows.
+RATES, TUNING_SEED = (0.05, 0.5, 5.0, 50.0), 7
+_RATE = {"paper": RATE, "medium": RATE, "quick": 1.0, "smoke": 1.0}
+
+
+def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
+    """Fields of the Experiment that an artefact's runs vary.
+
+    clients: 0 for as many as the artefact has.
+    """
+    parts = [COMMON, _EMBEDDED if dataset.startswith("digits") else _REAL]
+    parts += [_CIFAR] * dataset.startswith("cifar") + [MANY] * (clients > 10)
+    own: dict[str, Any] = {"dataset": dataset} | ({"clients": clients} if clients else {})
+    return fields_at(profile, *parts, OTHERWISE.get(artefact, {}), own)
+
+
+def own(profile: str, method: str = "pfedla", **args: Any) -> dict[str, Any]:
+    """The row of pFedLA or HeurpFedLA at a profile; its weights are recorded.
+
+    args: other hyper-parameters than the profile's.
+    """
+    return use(method, **{"lr": _RATE[profile]} | args) | dict(record=("weights",))
+
+
+def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
+    """Rows of an artefact as changes to its `setting`."""
+    if artefact == "table3":
+        layers = 7 if dataset.startswith("cifar") else 5
+        kept = {f"k={k}": own(profile, HEUR, retain_k=k) for k in range(2, layers + 1)}
+        return {"k=0": own(profile), "k=1": own(profile, HEUR)} | kept
+    if artefact == "fig1":
+        # FedAGHN's graphs without strengths: softmax(5 cos) of the last updates over all clients,
+        # kept as they are [C].
+        how = dict(ablation="no_p", q0=5.0, h=0.0)
+        names = {"layer-wise": "module", "model-wise": "model"}
+        recorded = dict(record=("weights",))
+        return {row: use("fedaghn", **how, by=by) | recorded for row, by in names.items()}
+    if artefact in ("fig5", "fig6", "fig7"):
+        return {"pfedla": own(profile)}
+    return _methods(artefact, profile, dataset, clients)
+
+
+def _methods(artefact: str, profile: str, dataset: str, clients: int) -> dict[str, dict]:
+    # Rows of Tables 1 and 2. The paper gives no hyper-parameters of baselines ?: their files'
+    # defaults (Per-FedAvg alpha = beta = lr; pFedMe 15, 5, .01, 1; FedRep 1 + E epochs; FedFomo all
+    # others). quick [C]: what suits its rate, pFedMe with fewer inner steps.
+    fields, clients = setting(artefact, profile, dataset, clients), clients or 10
+    few = profile not in FULL
+    # pFedHN has one client a round, and as many visits in all as the others.
+    visits = max(1, round(fields.get("participation", 1) * clients))
+    hn = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+    hn |= dict(participation=1 / clients, eval_after=profile == "medium")
+    hn |= {name: fields[name] * visits for name in ("rounds", "eval_every")}
+    out = {"local": use("local"), "fedavg": use("fedavg")}
+    out["perfedavg"] = use("perfedavg", **(dict(alpha=0.01, passes=2) if few else {}))
+    out["pfedme"] = use("pfedme", **(dict(inner_steps=2, personal_lr=0.05) if few else {}))
+    out["pfedhn"] = use("pfedhn") | hn
+    out |= {"fedbn": use("fedbn")} if dataset.startswith("cifar") else {}
+    out["fedrep"] = use("fedrep")
+    out["fedfomo"] = use("fedfomo", neighbours=clients) | dict(holdout=0.2)
+    return out | {"pfedla": own(profile), HEUR: own(profile, HEUR)}
+
+
+def extras(profile: str, dataset: str, clients: int = 10) -> dict[str, dict]:
+    """Rows of ours for Table 1: other readings of what the paper leaves open.
+
+    The other sign; the third-party code's outputs with its rate; with the paper's networks that
+    rate alone, Per-FedAvg as its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe
+    with w scored, as its authors' code does, and one client with as many images as ten have
+    together, of all classes, which a global model is not expected to beat; and averaged BatchNorm
+    statistics where there are any, with the paper's networks and ten clients of every method that
+    can.
+    """
+    out = {"pfedla (literal sign)": own(profile, hn_sign="literal")}
+    out["pfedla (relu_norm, rate 0.005)"] = own(profile, lr=0.005, hn_out="relu_norm")
+    if profile in FULL:
+        out["pfedla (rate 0.005)"] = own(profile, lr=0.005)
+        out["perfedavg (one step)"] = use("perfedavg", adapt_steps=1)
+        out["perfedavg (one step, beta 0.001)"] = use("perfedavg", beta=0.001, adapt_steps=1)
+        out["pfedme (w scored)"] = use("pfedme", score="local")
+    if profile in FULL and clients <= 10:
+        held = dict(k=100 if dataset == "cifar100" else 10, images=600 * clients)
+        args = setting("table1", profile, dataset, clients).get("partition_args", {})
+        out["centralized"] = use("fedavg") | dict(clients=1, partition_args=args | held)
+    if dataset.startswith("cifar"):
+        every = profile in FULL and clients <= 10
+        for method, row in _methods("table1", profile, dataset, clients).items():
+            if method in ("fedavg", "pfedla") or every and method not in OWN_STATISTICS:
+                out[f"{method} (BatchNorm averaged)"] = row | dict(buffers="average")
+    return out
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+
+
+def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, int]]:
+    """The columns, or panels, that an artefact has at a profile and data.
+
+    {label: (name of the data set in the paper, clients or 0 for the artefact's own)}
+    """
+    if artefact in ("table1", "table2"):
+        found = COLUMNS
+    else:
+        needed = PAPER.artefacts[artefact].data
+        found = {name: (name, 0) for name in DATA if DATA[name] in needed}
+    if scope.profile == "medium":
+        some = AT_MEDIUM.get(artefact, AT_MEDIUM_ELSE)
+        few = {name: (c, n) for c, (name, n) in found.items() if n <= 10}
+        found = {c: (name, n) for name in some if name in few for c, n in [few[name]]}
+    if scope.full and not scope.datasets:
+        return found
+    if scope.label == "digits":
+        return dict([next(iter(found.items()))])
+    found = {c: v for c, v in found.items() if scope.data(DATA[v[0]]) == DATA[v[0]]}
+    if scope.full:
+        return found
+    # What quick has time for, or the first column that there is.
+    few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, tuple(DATA))
+    some = {c: (name, n) for c, (name, n) in found.items() if name in few and n < 100}
+    return some or dict(list(found.items())[:1])
+
+
+def sweeps(scope: Scope) -> list[Sweep]:
+    """All runs of the paper, a Sweep for each column.
+
+    The part "ours" of Table 1 is the rows of `extras`.
+    """
+    tried = tuning(scope)
+    rate = chosen_rate(scope, tried)
+    few = scope.pick(1, quick=2)  # seeds of Figure 7 and of our rows at quick
+    found = [
+        _columns_swept(scope, a, rate, quick=few if a == "fig7" else 0) for a in PAPER.artefacts
+    ]
+    ours = _columns_swept(scope, "table1", rate, quick=few, part="ours")
+    return [*tried, *itertools.chain(*found), *ours]
+
+
+def _columns_swept(
+    scope: Scope, artefact: str, rate: float, quick: int, part: str = ""
+) -> list[Sweep]:
+    out = []
+    for column, (name, clients) in columns(scope, artefact).items():
+        changes = {"clients": clients} if clients else {}
+        base = scope.base(PAPER, artefact, DATA[name], **changes)
+        if base is None:
+            continue
+        if part:
+            some = extras(scope.profile, base.dataset, clients)
+        else:
+            some = rows(artefact, scope.profile, base.dataset, clients)
+        every_k = scope.profile != "medium" and scope.label in ("digits", "paper")
+        if artefact == "table3" and not every_k:
+            some = {row: some[row] for row in _printed_k(name)}
+        some = {row: _at(rate, changes) for row, changes in some.items()}
+        out += scope.sweep(PAPER, base, some, {column: {}}, quick=quick, part=part)
+    return out
+
+
+def _printed_k(name: str) -> list[str]:
+    # Rows of Table 3 that the paper prints for a data set.
+    return [f"k={k}" for k in range(len(RETAINED[name]) + 1)]
+
+
+def _at(rate: float, row: dict[str, Any]) -> dict[str, Any]:
+    # A row with the chosen rate, if RATE stands for it there.
+    args = row.get("method_args", {})
+    return row | {"method_args": args | {"lr": rate}} if args.get("lr") == RATE else row
+
+
+def tuning(scope: Scope) -> list[Sweep]:
+    """Runs that choose the hypernetworks' rate: pFedLA at those of `RATES`, at full profiles alone.
+
+    Four classes a client, CIFAR-10, ten clients; with them the rate of third-party code with the
+    outputs that it belongs to.
+    """
+    if not scope.full or scope.data("cifar10") != "cifar10":
+        return []
+    tags = dict(paper="pfedla", artefact=TUNING, profile=scope.profile)
+    base = Experiment(**setting("table1", scope.profile, "cifar10", 10)).but(
+        partition_args={"split": SPLIT}, tags=tags
+    )
+    tried = {f"rate {rate:g}": own(scope.profile, lr=rate) for rate in RATES}
+    tried["relu_norm, rate 0.005"] = own(scope.profile, lr=0.005, hn_out="relu_norm")
+    return scope.sweep(PAPER, base, tried, {"CIFAR-10, N=10": {}}, seeds=(TUNING_SEED,))
+
+
+def chosen_rate(scope: Scope, tried: list[Sweep]) -> float:
+    """The rate of `RATES` with the best validation accuracy in the runs of `tuning`.
+
+    RATE where there are none, or not all are finished.
+    """
+    cells = [experiment for sweep in tried for experiment in sweep.experiments()]
+    rows = scope.finished(cells) if cells else None
+    if rows is None:
+        return RATE
+    acc = _validated(rows)
+    found = [rate for rate in RATES if f"rate {rate:g}" in acc]
+    return max(found, key=lambda rate: acc[f"rate {rate:g}"], default=RATE)
+
+
+def _validated(rows: pd.DataFrame) -> pd.Series:
+    # Validation accuracy (%) of what is served at the last round, by row.
+    rule = PAPER.report
+    seen = rows[(rows.split == "val") & (rows.metric == "acc_pct")]
+    seen = seen[(seen.when == rule["when"]) & (seen["average"] == rule["average"])]
+    return seen.sort_values("rounds").groupby("row", sort=False).value.last()
+
+
+# -- numbers from finished runs --------------------------------------------------------------------
+
+
+def rate_course(found: list[Probed]) -> pd.DataFrame:
+    """Mean weight of the clients on themselves at every recorded round of `tuning`.
+
+    Columns: run, row, panel (a layer, or all), seed, rounds, value.
+    """
+    out = [pd.DataFrame(columns=["run", "row", "panel", "seed", "rounds", "value"])]
+    for p in found:
+        each = {layer: weights.diagonal(0, 1, 2).mean(1) for layer, weights in p.values.items()}
+        lines = {ALL_LAYERS: np.mean(list(each.values()), 0)} | each
+        for panel, line in lines.items():
+            key = dict(run=p.run, row=p.row, panel=panel, seed=p.seed)
+            out.append(pd.DataFrame(key | dict(rounds=p.rounds, value=line)))
+    return pd.concat(out[len(out) > 1 :], ignore_index=True)
+
+
+def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
+    """Each row of `tuning`: validation accuracy (%) of what is served at the last round.
+
+    It alone chooses among the rates of our own outputs. Beside it stands the mean weight of the
+    clients on themselves in the middle and at the end; it is 1/N at the start.
+    """
+    names = list(dict.fromkeys(rows.row))
+    out = pd.DataFrame({"validation accuracy": _validated(rows).reindex(names)})
+    if out.empty:
+        return out
+    whole = course[course.panel == ALL_LAYERS]
+    weights = whole.pivot(index="row", columns="rounds", values="value").reindex(out.index)
+    rounds = weights.columns.to_numpy()
+    end = rounds.max()
+    half = rounds[np.abs(rounds - end / 2).argmin()]
+    out = out.assign(**{"weight on itself, middle": weights[half], "at the end": weights[end]})
+    ours = out[out.index.str.startswith("rate ")]["validation accuracy"]
+    return out.assign(chosen=["best" * (row == ours.idxmax()) for row in out.index])
+
+
+def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
+    """Test accuracy (%) as served of client k alone, and the mean of all clients (Fig. 1a).
+
+    Columns: run, row, column, seed, rounds, panel, value, and level: what the clients' most common
+    labels alone give, NaN for the one client.
+    """
+    names = ["run", "row", "column", "seed", "rounds", "panel", "value", "level"]
+    out = [pd.DataFrame(columns=names)]
+    for run in tuples(rows.drop_duplicates(["run", "row", "column"])):
+        arrays = committed.arrays_of(run.run)
+        acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
+        lines = {f"Client {k + 1}": acc[:, k], "Mean of all clients": acc.mean(1)}
+        levels = dict(zip(lines, (np.nan, majority(run.run)), strict=True))
+        for panel, line in lines.items():
+            key = dict(run=run.run, row=run.row, column=run.column, seed=run.seed)
+            key |= dict(panel=f"{run.column}: {panel}", level=levels[panel])
+            out.append(pd.DataFrame(key | dict(rounds=arrays["rounds"], value=line)))
+    return pd.concat(out[len(out) > 1 :], ignore_index=True)
+
+
+def late(frame: pd.DataFrame) -> list[Number]:
+    """`client`'s lines as means over the last quarter of the rounds.
+
+    Metrics "client 1" and "mean of all clients".
+    """
+    tail = frame[frame["rounds"] > 0.75 * frame["rounds"].max()]
+    means = tail.groupby(["run", "row", "column", "panel"], sort=False).value.mean().reset_index()
+    metrics = means.panel.str.split(": ").str[-1].str.lower()
+    return means.assign(metric=metrics).drop(columns="panel").to_dict("records")
+
+
+def layer_weights(found: list[Probed], k: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Client k's weights at the last round, of one column and its first seed (Fig. 1b).
+
+    Returns {row: (layers, clients)} and the layers' names; one weight for all layers is repeated.
+    """
+    last = {p.row: p.at() for p in _first_seed(found)}
+    names = list(max(last.values(), key=len, default={}))
+    maps = {
+        row: np.stack([weights[name if name in weights else "model"][k] for name in names])
+        for row, weights in last.items()
+    }
+    return maps, names
+
+
+def _first_seed(found: list[Probed]) -> list[Probed]:
+    return [p for p in found if p.seed == min(q.seed for q in found)]
+
+
+def toy_weights(found: list[Probed], k: int = 0) -> list[Number]:
+    """Client k's weight on itself in each layer at the last round, layer-wise (Fig. 1b).
+
+    Metrics "weight of fc1" and so on.
+    """
+    out = []
+    for p in found:
+        key = dict(run=p.run, row=p.row, column=p.column)
+        each = {layer: w[k, k] for layer, w in p.at().items() if layer != "model"}
+        out += [key | dict(metric=f"weight of {n}", value=float(v)) for n, v in each.items()]
+    return out
+
+
+def evolution(found: list[Probed]) -> pd.DataFrame:
+    """Client 0's weights by kind of source and period of training (Fig. 5).
+
+    Columns: run, column, seed, layer (the period, on the x axis), panel (all layers or the last),
+    row (the kind), value.
+    """
+    out = []
+    for p in found:
+        layers = np.stack(list(p.values.values()))[:, :, 0]  # (layers, rounds, sources)
+        for period, ends in PERIODS.items():
+            when = _inside(p.rounds, *ends)
+            for panel, some in {ALL_LAYERS: layers, "classifier": layers[-1:]}.items():
+                mean = some[:, when].mean((0, 1))
+                kinds = {kind: mean[j] for j, kind in KINDS.items()}
+                kinds[RANDOM] = mean[len(KINDS) :].mean()
+                key = dict(run=p.run, column=p.column, seed=p.seed, layer=period)
+                key |= dict(panel=f"{p.column}, {panel}")
+                out += [key | dict(row=kind, value=float(v)) for kind, v in kinds.items()]
+    names = ["run", "column", "seed", "layer", "panel", "row", "value"]
+    return pd.DataFrame(out, columns=names)
+
+
+def _inside(rounds: np.ndarray, low: float, high: float) -> np.ndarray:
+    # Which rounds lie between two shares of the last one, else the nearest; all weights are equal
+    # at round 0, which is in no period.
+    share = np.where(rounds > 0, rounds / rounds.max(), np.nan)
+    inside = (low <= share) & (share <= high)
+    nearest = np.nanargmin(np.abs(share - (low + high) / 2))
+    return inside if inside.any() else np.arange(len(share)) == nearest
+
+
+def periods(frame: pd.DataFrame) -> list[Number]:
+    """`evolution` over all layers as metrics "weight, prior" and so on."""
+    whole = frame[frame.panel.str.endswith(ALL_LAYERS)]
+    named = whole.assign(metric="weight, " + whole.layer)
+    return records(named.drop(columns=["layer", "panel"]))
+
+
+def ring_maps(found: list[Probed]) -> dict[str, np.ndarray]:
+    """Figure 6's matrices {title: (8, 8)} of the first seed's last round.
+
+    One layer, that of the largest weights in Figure 7 [I], and the mean of all.
+    """
+    maps = {}
+    for p in _first_seed(found):
+        shown = ("fc1" if p.column.startswith("CIFAR") else "fc", ALL_LAYERS)
+        weights = _with_mean(p.at())
+        maps |= {f"{p.column}, {layer}": w for layer, w in weights.items() if layer in shown}
+    return maps
+
+
+def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    """Figure 6 by layer.
+
+    rho: Spearman's, of the weights and the common labels of two clients.
+    largest: the share of clients (%) whose own weight is the largest.
+    lead: by how much a client's own weight is ahead of its largest other one, the smallest.
+    """
+    out = []
+    for p in recorded("weights"):
+        run = rows[rows.run == p.run].iloc[0]
+        alike = Experiment(**setting("fig6", run.profile, run.dataset), seed=p.seed)
+        held = overlap(committed.label_counts(alike))
+        for layer, w in _with_mean(p.at()).items():
+            lead = w.diagonal() - np.where(np.eye(len(w), dtype=bool), -np.inf, w).max(1)
+            largest = 100 * float((w.argmax(1) == np.arange(len(w))).mean())
+            values = dict(rho=agreement(w, held)["rho"], largest=largest, lead=float(lead.min()))
+            key = dict(run=p.run, row=layer, column=p.column)
+            out += [key | dict(metric=metric, value=v) for metric, v in values.items()]
+    return out
+
+
+def _with_mean(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return weights | {ALL_LAYERS: np.mean(list(weights.values()), 0)}
+
+
+def by_layer(found: list[Probed]) -> pd.DataFrame:
+    """pFedLA's weights at the last round by layer (Fig. 7).
+
+    The target's (client 0) on itself and on each other, and all clients' on themselves.
+    """
+    out = []
+    for p in found:
+        for layer, w in p.at().items():
+            key = dict(run=p.run, column=p.column, seed=p.seed, layer=layer)
+            for part, values in zip(WHOSE, (w[:1, 0], w[0, 1:], w.diagonal()), strict=True):
+                out += [key | dict(row=part, value=float(v)) for v in values]
+    return pd.DataFrame(out, columns=["run", "column", "seed", "layer", "row", "value"])
+
+
+def self_weights(frame: pd.DataFrame) -> list[Number]:
+    """`by_layer`'s means as rows by layer, metrics as its rows are called."""
+    means = frame.groupby(["run", "column", "layer", "row"], sort=False).value.mean().reset_index()
+    return records(means.rename(columns={"row": "metric", "layer": "row"}))
+
+
+def megabytes(rows: pd.DataFrame) -> list[Number]:
+    """Table 3's megabytes, of the paper's networks whatever was run; metric "mbytes"."""
+    out: list[Number] = []
+    for name, kept in RETAINED.items() if len(rows) else ():
+        cifar = name.startswith("CIFAR")
+        net = models.build("lenet", (3, 32, 32) if cifar else (1, 28, 28), 10, bn=cifar, kernels=16)
+        size = {n: sum(p.numel() for p in m.parameters()) for n, m in net.named_children()}
+        key = dict(run=rows.run.iloc[0], column=name, dataset=DATA[name], metric="mbytes")
+        for k, row in enumerate(_printed_k(name)):
+            moved = 2 * sum(size.values()) - sum(size[layer] for layer in kept[:k])
+            out.append(key | dict(row=row, value=table3_megabytes(moved)))
+    return out
+
+
+def retained(rows: pd.DataFrame, found: list[Probed]) -> list[Number]:
+    """What each run of Table 3 kept and moved.
+
+    The share of clients (%) that keep a layer at the end; megabytes (1e6 bytes) of all clients and
+    rounds, in both directions.
+    """
+    out = []
+    for p in found:
+        last = p.at().items()
+        kept = {f"keep {n} (%)": 100 * float((w.diagonal() == 1).mean()) for n, w in last}
+        total = rows[(rows.run == p.run) & (rows["average"] == "total") & (rows.column == p.column)]
+        total = total[total["rounds"] == total["rounds"].max()].drop_duplicates("metric")
+        moved = total.set_index("metric").value[["download_bytes", "upload_bytes"]].sum() / 1e6
+        key = dict(run=p.run, row=p.row, column=p.column)
+        out += [key | dict(metric=m, value=v) for m, v in (kept | {MOVED: moved}).items()]
+    return out
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+MOVED = "megabytes moved"
+NEAR = 0.01  # between weights, which add up to 1: a smaller difference is a tie
+LOSS = 2.2  # points: the largest loss of HeurpFedLA against pFedLA in Table 1
+_LIMIT = f"at most {LOSS} points, its largest loss in Table 1: ours"
+
+
+def _measured(evidence: Evidence, *needed: str) -> list[str]:
+    # Columns with accuracies of these rows; what is derived may have others.
+    ran = {column: set(evidence.methods(column)) for column in evidence.columns}
+    found = [column for column, rows in ran.items() if rows and rows >= set(needed)]
+    if needed and not found:
+        raise LookupError(", ".join(map(label, needed)))
+    return found
+
+
+def _baselines(evidence: Evidence, column: str) -> list[str]:
+    found = [row for row in evidence.methods(column) if row in BASELINES]
+    if not found:
+        raise LookupError(f"a baseline / {column}")
+    return found
+
+
+def _weights(evidence: Evidence, says: str, by_seed: pd.Series) -> Contrast:
+    # A difference of weights, which has to be above 0.
+    return evidence.above(says, by_seed, small=NEAR, digits=3)
+
+
+def _toy(evidence: Evidence) -> list[Contrast]:
+    out = []
+    for column in evidence.columns:
+        layer, model = (
+            evidence.derived("client 1", row, column) for row in ("layer-wise", "model-wise")
+        )
+        says = f"layer-wise - model-wise, client 1, {column}"
+        out.append(evidence.above(says, layer - model, unit="points", small=SMALL, digits=1))
+    return out
+
+
+def _toy_layers(evidence: Evidence) -> list[Contrast]:
+    out = []
+    for column in evidence.columns:
+        fc1, fc2, conv2 = (
+            evidence.derived(f"weight of {layer}", "layer-wise", column)
+            for layer in ("fc1", "fc2", "conv2")
+        )
+        out.append(_weights(evidence, f"fc1 - conv2, client 1, {column}", fc1 - conv2))
+        out.append(_weights(evidence, f"fc2 - conv2, client 1, {column}", fc2 - conv2))
+    return out
+
+
+def _over(evidence: Evidence, own: str, column: str, asked: list[str]) -> list[Contrast]:
+    # A row of the paper's against those baselines of which its claim speaks.
+    others = [row for row in _baselines(evidence, column) if row in asked]
+    not_asked = {PAPER.own, HEUR, *BASELINES}.difference(asked)
+    contrasts = [evidence.ahead(own, other, column, group=column) for other in others]
+    return contrasts + evidence.missing(own, column, but=not_asked)
+
+
+def _superior(table: str, evidence: Evidence) -> list[Contrast]:
+    out = []
+    for column in _measured(evidence, PAPER.own):
+        # FedBN is printed where the network has BatchNorm.
+        printed = _printed(table, column)
+        out += _over(evidence, PAPER.own, column, [row for row in BASELINES if row in printed])
+    return out
+
+
+def _outperforms(table: str, evidence: Evidence) -> list[Contrast]:
+    # Where the paper's own table has a baseline ahead of HeurpFedLA, it is not asked for.
+    out = []
+    for column in _measured(evidence, HEUR):
+        printed = _printed(table, column)
+        behind = list(printed.index[printed < printed[HEUR]])
+        out += _over(evidence, HEUR, column, [row for row in BASELINES if row in behind])
+    return out
+
+
+def _printed(table: str, column: str) -> pd.Series:
+    said = reported("pfedla")
+    return said[(said.table == table) & (said.column == column)].set_index("row").value
+
+
+def _negligible(evidence: Evidence) -> list[Contrast]:
+    both = (HEUR, PAPER.own)
+    return [evidence.ahead(*both, column, by=-LOSS) for column in _measured(evidence, *both)]
+
+
+def _more_clients(evidence: Evidence) -> list[Contrast]:
+    out = []
+    for name in DATA:
+        few, many = f"{name}, N=10", f"{name}, N=100"
+        if few in evidence.columns and many in evidence.columns:
+            says = f"{label(PAPER.own)}, {name}: N=100 - N=10"
+            weights = {(PAPER.own, many): 1.0, (PAPER.own, few): -1.0}
+            out.append(evidence.contrast(says, weights))
+    if not out:
+        raise LookupError("a data set with both 10 and 100 clients")
+    return out
+
+
+def _fall(evidence: Evidence) -> list[Contrast]:
+    # All others together have what the target's weight on itself leaves to them.
+    out = []
+    for column in evidence.columns:
+        itself, random = (
+            [evidence.derived(f"weight, {period}", kind, column) for period in PERIODS]
+            for kind in (KINDS[0], RANDOM)
+        )
+        says = f"all others' weight, first - last period, {column}"
+        out.append(_weights(evidence, says, itself[-1] - itself[0]))
+        says = f"{RANDOM}, first - last period, {column}"
+        out.append(_weights(evidence, says, random[0] - random[-1]))
+    return out
+
+
+def _alike_weigh_more(evidence: Evidence) -> list[Contrast]:
+    out, kinds = [], (KINDS[1], KINDS[2], RANDOM)  # the more alike, the earlier
+    for column in evidence.columns:
+        for more, less in itertools.pairwise(kinds):
+            gap = evidence.derived("weight, last", more, column)
+            gap = gap - evidence.derived("weight, last", less, column)
+            out.append(_weights(evidence, f"{more} - {less}, last period, {column}", gap))
+    return out
+
+
+def _close_clients(evidence: Evidence) -> list[Contrast]:
+    rho = {column: evidence.derived("rho", ALL_LAYERS, column) for column in evidence.columns}
+    says = "rho of weights and common labels"
+    return [evidence.above(f"{says}, {column}", by_seed) for column, by_seed in rho.items()]
+
+
+def _diagonal(evidence: Evidence) -> list[Contrast]:
+    leads = {column: evidence.derived("lead", ALL_LAYERS, column) for column in evidence.columns}
+    says = "own - largest other weight, the smallest of all clients"
+    return [_weights(evidence, f"{says}, {column}", by_seed) for column, by_seed in leads.items()]
+
+
+def _saves(evidence: Evidence) -> list[Contrast]:
+    out = []
+    for column in _measured(evidence):
+        for fewer, more in itertools.pairwise(_printed_k(column)):
+            saved = evidence.derived(MOVED, fewer, column) - evidence.derived(MOVED, more, column)
+            out.append(evidence.above(f"{fewer} - {more}, {column}", saved, unit="MB", digits=1))
+    return out
+
+
+def _any_k(evidence: Evidence) -> list[Contrast]:
+    return [
+        evidence.ahead(row, "k=0", column, by=-LOSS)
+        for column in _measured(evidence)
+        for row in _printed_k(column)[1:]
+    ]
+
+
+def _one_retained(column: str, sign: int, evidence: Evidence) -> list[Contrast]:
+    # sign: 1 where the paper's accuracy rises with the first layer that is retained, else -1
+    first, second = ("k=1", "k=0")[::sign]
+    return [evidence.ahead(first, second, column)]
+
+
+def _highest(column: str, layer: str, evidence: Evidence) -> list[Contrast]:
+    weight = partial(evidence.derived, WHOSE[0], column=column)
+    rows, top = evidence.rows, weight(layer)
+    layers = dict.fromkeys(rows[(rows.metric == WHOSE[0]) & (rows.column == column)].row)
+    return [
+        _weights(evidence, f"{layer} - {other}, {column}", top - weight(other))
+        for other in layers
+        if other != layer
+    ]
+
+
+def _of_table(n: int, dealt: str) -> list[Claim]:
+    # What Sec. 4.2 says of both tables; dealt: how classes are dealt out.
+    table, where = f"table{n}", f"Sec. 4.2, Table {n}"
+    superior = f"pFedLA is superior to the baselines in most cases, {dealt}"
+    outperforms = f"HeurpFedLA also outperforms the existing methods, where Table {n} says so"
+    negligible = f"HeurpFedLA has a negligible performance reduction against pFedLA, {dealt}"
+    clients = f"100 clients have more data and a better accuracy than 10 (pFedLA), {dealt}"
+    return [
+        Claim(superior, where, table, partial(_superior, table), most=True),
+        Claim(outperforms, where, table, partial(_outperforms, table)),
+        Claim(negligible, where, table, _negligible, limit=_LIMIT),
+        Claim(clients, where, table, _more_clients),
+    ]
+
+
+CLAIMS = (
+    Claim(
+        "Layer-wise aggregation makes client 1 more accurate than model-wise aggregation",
+        "Sec. 1, Fig. 1a",
+        "fig1",
+        _toy,
+    ),
+    Claim(
+        "The first and second linear layers of client 1 have larger weights than Conv1",
+        "Sec. 1, Fig. 1b",
+        "fig1",
+        _toy_layers,
+    ),
+    *_of_table(1, "four classes a client"),
+    *_of_table(2, "all classes a client"),
+    Claim(
+        "The weights of other clients, whose data are very different, decrease with training",
+        "Sec. 4.3, Fig. 5",
+        "fig5",
+        _fall,
+    ),
+    Claim(
+        "Clients with more similar data have higher weights than other clients",
+        "Sec. 4.3, Fig. 5",
+        "fig5",
+        _alike_weigh_more,
+    ),
+    Claim(
+        "Weights among close clients, with more overlapping classes, are larger",
+        "Sec. 4.3, Fig. 6",
+        "fig6",
+        _close_clients,
+    ),
+    Claim("The self-weight of each client is its highest", "Sec. 4.3, Fig. 6", "fig6", _diagonal),
+    Claim(
+        "HeurpFedLA reduces the communication cost, with each further retained layer",
+        "Sec. 4.4, Table 3",
+        "table3",
+        _saves,
+    ),
+    Claim(
+        "On EMNIST the average accuracy even increases when a layer is retained",
+        "Sec. 4.4, Table 3",
+        "table3",
+        partial(_one_retained, "EMNIST", 1),
+    ),
+    Claim(
+        "On CIFAR-10 the accuracy is compromised when a layer is retained",
+        "Sec. 4.4, Table 3",
+        "table3",
+        partial(_one_retained, "CIFAR-10", -1),
+    ),
+    Claim(
+        "Retaining different numbers of top k layers does not affect the accuracy significantly",
+        "Sec. 4.5, Table 3",
+        "table3",
+        _any_k,
+        limit=_LIMIT,
+    ),
+    Claim(
+        "On EMNIST the classifier has the largest weight of the target client's layers",
+        "Sec. 4.4, Fig. 7",
+        "fig7",
+        partial(_highest, "EMNIST", "fc"),
+    ),
+    Claim(
+        "On CIFAR-10 the first linear layer has the largest weight of the target client's layers",
+        "Sec. 4.4, Fig. 7",
+        "fig7",
+        partial(_highest, "CIFAR-10", "fc1"),
+    ),
+)
+
+# -- the paper -------------------------------------------------------------------------------------
+
+
+def _table3_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    return megabytes(rows) + retained(rows, recorded("weights"))
+
+
+def _fig1_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    return late(client(rows)) + toy_weights(recorded("weights"))
+
+
+def _fig5_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    return periods(evolution(recorded("weights")))
+
+
+def _fig7_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
+    return self_weights(by_layer(recorded("weights")))
+
+
+_ALL, _TWO = tuple(DATA.values()), (DATA["EMNIST"], DATA["CIFAR-10"])
+_RANKS = ("compare", "standing")
+ARTEFACTS = {
+    "table1": Artefact(_ALL, _RANKS, medium=5, quick=2, tuned=True),
+    "table2": Artefact(_ALL, _RANKS, medium=3, quick=1, tuned=True),
+    "table3": Artefact(_TWO, medium=2, quick=1, numbers=_table3_numbers, tuned=True),
+    "fig1": Artefact((DATA["CIFAR-10"],), (), quick=1, numbers=_fig1_numbers),
+    "fig5": Artefact(_TWO, (), medium=7, quick=1, numbers=_fig5_numbers, tuned=True),
+    "fig6": Artefact(_ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True),
+    "fig7": Artefact(_TWO, (), medium=2, numbers=_fig7_numbers, tuned=True),
+}
+PAPER = Paper(
+    key="pfedla",
+    artefacts=ARTEFACTS,
+    claims=CLAIMS,
+    sweeps=sweeps,
+    own="pfedla",
+    report=dict(select="last", when="before", average="client"),
+    unstated=("fig1",),
+    tables=("table1", "table2", "table3"),
+    setting=setting,
+    rows=rows,
+)

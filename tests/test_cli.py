@@ -170,7 +170,11 @@ def test_every_field_is_an_option(capsys):
 def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys, monkeypatch):
     monkeypatch.setattr(places, "results_folder", lambda: home / "none")
     message = said(capsys, words, code)
-    assert line in message and message.startswith(("pfl_core ", "pfl_papers ")) and message.count("\n") == 1
+    assert (
+        line in message
+        and message.startswith(("pfl_core ", "pfl_papers "))
+        and message.count("\n") == 1
+    )
 
 
 def test_all_lists_at_once_and_a_reader_that_leaves():

@@ -2,10 +2,10 @@
 
 import re
 
+import made
 import pytest
 
 from pfl_core import Experiment, sweep
-import made
 from pfl_core.analysis.plots import LABELS
 from pfl_core.methods.base import METHODS
 from pfl_papers import places
@@ -106,7 +106,9 @@ def test_fetch_embedded_and_refused(capsys):
 def test_publish(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "home" / "results")
-    assert made.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
+    assert (
+        made.main(["publish", "fedper"]) == 1 and "nothing of 'fedper'" in capsys.readouterr().err
+    )
     committed.save(
         sweep([Experiment(rounds=0, max_samples=20, clients=2)]), "fedper", "quick", "digits"
     )

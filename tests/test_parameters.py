@@ -120,7 +120,7 @@ def test_a_command_ends_with_status_1(word, home, capsys):
     words = f"{word} pfedhn --profile smoke --artefacts table2 --datasets mnist"
     assert main(words.split()) == 1
     said = capsys.readouterr()
-    assert said.err.startswith(f"pfl_core {word}: artefacts=['table2']") and not said.out
+    assert said.err.startswith(f"pfl_papers {word}: artefacts=['table2']") and not said.out
     assert not (home / "runs").exists()
 
 

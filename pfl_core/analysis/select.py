@@ -74,7 +74,7 @@ def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
     # Two runs of one key, under an older name and a new one, are one seed: the first is kept.
     if "key" not in rows or rows.empty:
         return rows
-    key = rows.key.where(rows.key.fillna("") != "", rows.run)
+    key = rows.run.where(rows.key.isna() | (rows.key == ""), rows.key)
     return rows[rows.run == rows.run.groupby(key, sort=False).transform("first")]
 
 

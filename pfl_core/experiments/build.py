@@ -187,14 +187,24 @@ class Shapes(Protocol):
         ...
 
 
-def build_method(experiment: Experiment, data: Shapes, store: Path | None = None) -> Method:
+def build_method(
+    experiment: Experiment,
+    data: Shapes,
+    store: Path | None = None,
+    options: dict[str, int] | None = None,
+) -> Method:
     """The Experiment's method, bound to its model and clients.
 
-    store: the folder of runs, which keeps the weights that the Experiment starts from; by default
-    store/ in $PFL_RUNS.
+    Parameters
+    ----------
+    store : Path, optional
+        The folder of runs, which keeps the weights that the Experiment starts from; by default
+        store/ in $PFL_RUNS.
+    options : dict, optional
+        Those of the model that the data decide; by default `vocabulary`.
     """
     e, dtype = experiment, getattr(torch, experiment.dtype)
-    options = vocabulary(e) | e.model_args
+    options = (vocabulary(e) if options is None else options) | e.model_args
     make = functools.partial(models.build, e.model, data.input_shape, data.classes, **options)
     model = models.in_dtype(make(seed=e.seed), e.dtype)
     ours = identity.is_ours(models.function(e.model))

@@ -18,8 +18,9 @@ from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments import lookup
-from pfl_core.experiments.compute import Job, compute
+from pfl_core.experiments.compute import compute
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.prepare import Job
 from pfl_core.experiments.starts import Source, id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths

@@ -1,0 +1,176 @@
+"""The end of a computation: what was measured becomes a finished folder of the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from pfl_core.engine import probes
+from pfl_core.engine.checkpoint import History, writing
+from pfl_core.engine.simulate import final_models
+from pfl_core.experiments import metrics
+from pfl_core.experiments.prepare import Job, Prepared
+from pfl_core.experiments.store import Result, clear_way, digests, load_result, locked
+from pfl_core.methods.base import State
+from pfl_core.stacked import Params
+from pfl_core.util.provenance import commit, processor
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What the training of a run ended with; of one that diverged, `final` is None.
+
+    before : the personal models of the last round; wall : seconds
+    """
+
+    history: History
+    final: State | None
+    before: Params
+    status: str
+    wall: float
+
+
+def finish(run: Prepared, work: Path, stamp: dict[str, Any], trained: Trained) -> Result:
+    """Write what was measured, and rename the folder `work`: from then on it is a finished run.
+
+    A training that ended early is the result of an Experiment of so many rounds.
+
+    Parameters
+    ----------
+    stamp : dict
+        What its checkpoint says of it; it becomes part of `Result.meta`.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written, or not be read again.
+    """
+    job, early = run.job, False
+    if trained.final is not None and trained.final.round < job.experiment.rounds:
+        early, short = True, job.experiment.but(rounds=trained.final.round)
+        stamp = stamp | {"ended_early": job.id}
+        job = replace(job, experiment=short, id=short.id_for(job.checksum, job.start))
+        stamp["id"] = job.id
+    meta = _meta(run, job, trained, stamp)
+    _write(run, job, work, meta, trained)
+    # The caller holds the lock of the whole run; one that ended early is another run.
+    with locked(job.store / f"{job.id}.lock") if early else nullcontext():
+        return _moved(work, job)
+
+
+def _write(run: Prepared, job: Job, work: Path, meta: dict[str, Any], trained: Trained) -> None:
+    experiment, early = job.experiment, "ended_early" in meta
+    if meta["status"] == "done" and not (job.keep_state or early):
+        (work / "state.pt").unlink(missing_ok=True)
+    with writing(work):
+        if experiment.keep_models and trained.final is not None:
+            _save_models(work / "models.pt", run, trained, meta)
+        arrays = _arrays(run, trained)
+        scalar_bytes = torch.finfo(run.data.dtype).bits // 8
+        frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
+        frame.to_csv(work / "history.csv", index=False)
+        np.savez_compressed(work / "arrays.npz", **cast(dict[str, Any], arrays))
+        if job.code:
+            (work / "code.txt").write_text(experiment.sources(), encoding="utf-8")
+        plain = json.loads(json.dumps(experiment.plain()))
+        whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
+        whole["sha256"] = digests(plain, meta, work)
+        (work / "experiment.json").write_text(json.dumps(whole, indent=1))
+
+
+def _moved(work: Path, job: Job) -> Result:
+    if found := load_result(job.folder, job.experiment):
+        shutil.rmtree(work)
+        return found
+    clear_way(job.folder)
+    with writing(job.folder):
+        os.replace(work, job.folder)
+    # Not before: until then a run that is killed goes on from it.
+    (job.folder / "checkpoint.pt").unlink(missing_ok=True)
+    if (found := load_result(job.folder, job.experiment)) is None:
+        raise OSError(f"{job.folder} cannot be read again; is something else writing there?")
+    return found
+
+
+def _meta(run: Prepared, job: Job, trained: Trained, stamp: dict[str, Any]) -> dict[str, Any]:
+    # job: that of the run, or of a shorter one where it ended early.
+    data, method, history = run.data, run.method, trained.history
+    initial, parameters = method.task.initial, set(method.task.parameters)
+    about_id = dict(key=job.id, code=job.code)
+    about_data = dict(
+        pool=str(job.checksum),
+        mean=data.mean,
+        std=data.std,
+        classes=data.classes,
+        input_shape=list(data.input_shape),
+        input_kind=data.kind,
+        partition_hash=data.federation.hash,
+    )
+    about_data |= {"dealing": dealing} if (dealing := data.federation.dealing) else {}
+    about_data |= {"init_from": job.start} if job.start else {}
+    if isinstance(job.source, Result):
+        of = job.source.meta
+        about_data["source_pool"] = of.get("dealing") or of.get("pool", "")
+    elif job.source is not None:
+        about_data["source_pool"] = job.source.dealing or str(job.source.checksum)
+    about_run = dict(
+        modules=job.experiment.modules,
+        vocabulary=run.vocabulary,
+        own_scores=method.own_scores,
+        status=trained.status,
+        rounds=job.experiment.rounds,
+        clients=data.K,
+        parameters=sum(v.numel() for n, v in initial.items() if n in parameters),
+        leaks_test=method.leaks_test,
+    )
+    ran_on = dict(
+        device=_device_name(job.device),
+        executor=history.executor or stamp["executor"],
+        executor_asked=stamp["executor"],
+        torch=torch.__version__,
+        python=platform.python_version(),
+        processor=processor(),
+        commit=commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        wall_s=trained.wall,
+    )
+    return stamp | about_id | about_data | about_run | ran_on
+
+
+def _arrays(run: Prepared, trained: Trained) -> dict[str, np.ndarray]:
+    # What was measured, as a Result has it.
+    history, index = trained.history, run.data.index
+    count = len(history.rounds)
+    arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
+    if count:
+        arrays |= {k: torch.stack(v[:count]).numpy() for k, v in history.evals.items()}
+    arrays |= probes.stacked(history.probes)
+    held = {split: np.array([len(i) for i in index[split]]) for split in ("train", "val", "test")}
+    counted = {split: history.n.get(split, held[split]) for split in ("val", "test")}
+    return arrays | {f"n/{split}": n for split, n in (held | counted).items()}
+
+
+def _save_models(path: Path, run: Prepared, trained: Trained, meta: dict[str, Any]) -> None:
+    final, method = trained.final, run.method
+    assert final is not None  # callers ask for it
+    # Scores of a method's own are made of all that it serves, others of the network alone.
+    names = tuple(trained.before) if method.own_scores else method.task.names
+    served = final_models(trained.before, names)
+    kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
+    kept |= dict(constants=method.task.constants, tied=method.task.tied)
+    kept |= dict(n=method.task.n.cpu(), label_counts=method.task.label_counts.cpu())
+    torch.save(kept | {n: meta[n] for n in ("id", "revision", "version")}, path)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"

@@ -1,0 +1,144 @@
+"""What a run needs, resolved once before anything is trained: its data, its method, its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_core import models
+from pfl_core.data.client_data import ClientData
+from pfl_core.data.federation import Federation
+from pfl_core.engine.checkpoint import History
+from pfl_core.engine.simulate import evaluated
+from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.store import Result
+from pfl_core.methods.base import Method, check_adopts
+from pfl_core.methods.task import TrainConfig
+from pfl_core.util import gpu
+
+REPEATED = 1024  # the largest batch that may be more than twice what any client trains on
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One call of `run`: what is to be found or computed, where it is kept, and how."""
+
+    experiment: Experiment
+    id: str
+    course: str
+    code: str  # a digest of what is not ours
+    checksum: str  # of its data
+    store: Path
+    device: str
+    executor: str
+    workers: int | None
+    fed: Federation | None  # the user's own
+    source: Result | Federation | None  # of `init_from`, where own data are behind it
+    start: str | None  # what stands for `init_from` in the id, if the Experiment cannot say it
+    on_round: Callable[[int, History], bool | str | None] | None
+    keep_state: bool
+    anew: bool  # not from the end of a shorter run either
+
+    @property
+    def folder(self) -> Path:
+        return self.store / self.id
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A job of which all is there that is trained.
+
+    Attributes
+    ----------
+    job : Job
+    data : ClientData
+        Its clients' samples, on the device.
+    method : Method
+        Bound to the model and the clients.
+    vocabulary : dict
+        Options of the model that the data decide.
+    """
+
+    job: Job
+    data: ClientData
+    method: Method
+    vocabulary: dict[str, int]
+
+
+def prepared(job: Job) -> Prepared:
+    """Load a job's data, build its method, and refuse what could not be trained or evaluated.
+
+    Raises
+    ------
+    DatasetMissing, ValueError
+    """
+    if job.device == "cuda":
+        gpu.tried()
+    e = job.experiment
+    data = client_data(e, job.device, job.fed)
+    _check_batch(data, e.batch)
+    options = vocabulary(e)
+    method = build_method(e, data, job.store, options)
+    _check_evaluated(data, method.task.config)
+    if e.earlier:
+        _check_source(job, method, data)
+    return Prepared(job, data, method, options)
+
+
+def _check_evaluated(data: ClientData, config: TrainConfig) -> None:
+    # A sample of clients for evaluation must not miss all those that can be evaluated.
+    tested = [k for k, index in enumerate(data.index["test"]) if len(index)]
+    if tested and not set(tested) & set(evaluated(config, data.K).tolist()):
+        raise ValueError(
+            f"Experiment(eval_clients={config.eval_clients}): only {len(tested)} of {data.K} "
+            "clients have test samples, and none of those is drawn; raise eval_clients, or leave "
+            "it out, which means all"
+        )
+
+
+def _check_batch(data: ClientData, batch: int) -> None:
+    # A batch repeats a client's samples where they are fewer, which is work without an end.
+    most = max(map(len, data.index["fit"]))
+    if batch > max(REPEATED, 2 * most):
+        raise ValueError(
+            f"Experiment(batch={batch}): no client trains on more than {most} samples, and a "
+            f"larger batch repeats them; batch={most} has all of a client's samples in one"
+        )
+
+
+def _check_source(job: Job, method: Method, data: ClientData) -> None:
+    # What can be refused before the source is trained.
+    experiment = job.experiment
+    if experiment.adopt:
+        check_adopts(method)
+        return
+    source = experiment.earlier
+    assert source is not None  # callers ask for it
+    options = vocabulary(source) | source.model_args
+    drawn = models.build(source.model, *_shapes_of_source(job, source, data), **options)
+    there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
+    new = method.task.named_head if experiment.new_head else ()
+    for n, v in (method.task.initial | method.task.constants).items():
+        if n in new:
+            continue
+        if there.get(n) != tuple(v.shape):
+            has = f"has {n} of shape {there[n]}" if n in there else f"has no {n}"
+            raise ValueError(
+                f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
+                "use the same model; new_head=True draws a head anew"
+            )
+
+
+def _shapes_of_source(
+    job: Job, source: Experiment, data: ClientData
+) -> tuple[tuple[int, ...], int]:
+    # Of its samples, and how many classes it has.
+    if isinstance(job.source, Result):
+        return tuple(job.source.meta["input_shape"]), job.source.meta["classes"]
+    like = data if source.dataset == job.experiment.dataset else None
+    if source.dataset == "own" and job.source is not None:
+        like = job.source
+    like = like or federation(source)
+    return like.input_shape, like.classes

@@ -1,5 +1,6 @@
 """What was computed is read later: without its code, of older schemas, and after it was computed anew."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -248,6 +249,41 @@ def test_what_a_model_draws_beside_its_state_is_drawn_again(store, tmp_path, how
         assert right(result.personal(client), data, client) == correct
         result.save(client, tmp_path / "model.pt")
         assert right(load_model(tmp_path / "model.pt"), data, client) == correct
+
+
+SCALED = """
+from torch import nn
+from pfl_core import register_model
+class Scaled(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(784, classes)
+    def forward(self, x):
+        return self.head(x.flatten(1)){scale}
+register_model("scaled", lambda shape, classes: Scaled(classes))
+"""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gpfl"])
+def test_a_model_whose_code_has_changed_since_says_so(store, tmp_path, monkeypatch, method):
+    def now(source):
+        (tmp_path / "scaling.py").write_text(source)
+        importlib.invalidate_caches()
+        sys.modules.pop("scaling", None)
+        importlib.import_module("scaling")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    now(SCALED.replace("{scale}", ""))
+    e = Experiment(**TINY | {"model": "scaled"}, method=method, keep_models=True)
+    result = run(e)
+    result.save(0, tmp_path / "model.pt")
+    now(SCALED.replace("{scale}", "  # the same"))
+    result.model(0), load_model(tmp_path / "model.pt")
+    now(SCALED.replace("{scale}", " / 100"))
+    for read in (lambda: result.model(0), lambda: load_model(tmp_path / "model.pt")):
+        with pytest.warns(UserWarning, match=f"'scaled' is not that of run {result.id}"):
+            read()
 
 
 class OwnGate(Method):

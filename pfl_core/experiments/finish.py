@@ -19,6 +19,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, writing
 from pfl_core.engine.simulate import final_models
 from pfl_core.experiments import metrics
+from pfl_core.experiments.personal import code_of_scores
 from pfl_core.experiments.prepare import Job, Prepared
 from pfl_core.experiments.store import Result, clear_way, digests, load_result, locked
 from pfl_core.methods.base import State
@@ -127,6 +128,7 @@ def _meta(run: Prepared, job: Job, trained: Trained, stamp: dict[str, Any]) -> d
         modules=job.experiment.modules,
         vocabulary=run.vocabulary,
         own_scores=method.own_scores,
+        score_code=code_of_scores(job.experiment, method.own_scores),
         status=trained.status,
         rounds=job.experiment.rounds,
         clients=data.K,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS, Method, make_method
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
-from pfl_core.util import paths, sums
+from pfl_core.util import identity, paths, sums
 
 BATCH = 256  # samples at a time
 NEEDED = {*"model model_args dtype classes input_shape input_kind mean std".split()}  # facts
@@ -64,9 +65,10 @@ class Personal:
         its own.
     facts : dict
         model, model_args, dtype, classes, input_shape, input_kind, mean and std (of images), and
-        where it comes from: method, client, seed and id (of the run), revision, version, and
-        modules, which register the model, or the method, if these are not ours. scores: what a
-        method's own class scores need to know of the client.
+        where it comes from: method, client, seed and id (of the run), revision, version, code (a
+        digest of what scores come from and is not ours), and modules, which register the model, or
+        the method, if these are not ours. scores: what a method's own class scores need to know of
+        the client.
     """
 
     def __init__(self, facts: dict[str, Any], weights: Params):
@@ -91,6 +93,7 @@ class Personal:
             own = {n: v for n, v in weights.items() if n not in names}
             net = Scores(net, own, _bound(facts, net))
         self.net: nn.Module = net.eval()
+        _warn_of_other_code(facts)
 
     def scores(self, x: np.ndarray) -> Tensor:
         """Class scores (n, C) of samples x (n, ...), as they are before normalisation.
@@ -145,6 +148,29 @@ def _check_here(facts: dict[str, Any], kind: str, known: Container[str]) -> None
         else ("run the lines of the notebook or script that register it first")
     )
     raise ValueError(f"its {kind} {name!r} is not registered here: {remedy}")
+
+
+def code_of_scores(experiment: Experiment, own_scores: bool) -> str:
+    """A digest of what scores come from and is not ours: 16 hex digits, "" if all is ours."""
+    return _code(experiment.model, experiment.model_args, experiment.method if own_scores else "")
+
+
+def _code(model: str, options: dict[str, Any], method: str) -> str:
+    of_method = [METHODS[method]] if method in METHODS else []
+    return identity.digest(*models.functions(model, options), *of_method)[:16]
+
+
+def _warn_of_other_code(facts: dict[str, Any]) -> None:
+    # The same names and shapes do not make the same network.
+    if "code" not in facts:  # of an earlier version
+        return
+    method = facts["method"] if _scored(facts) else ""
+    if _code(facts["model"], facts["model_args"], method) != facts["code"]:
+        warnings.warn(
+            f"the code of model {facts['model']!r} is not that of run {facts['id']}, which trained "
+            "it (the run's folder has that in code.txt): scores may be others than the run's",
+            stacklevel=3,
+        )
 
 
 def _bound(facts: dict[str, Any], net: nn.Module) -> Method:

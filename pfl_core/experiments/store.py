@@ -179,6 +179,7 @@ class Result:
         if self._own_scores():
             about = dict(n=int(kept["n"][client]), counts=kept["label_counts"][client].tolist())
             facts["scores"] = about | {"experiment": e.plain()}
+        facts |= {n: self.meta["score_code"] for n in ("code",) if "score_code" in self.meta}
         weights = {n: v[client] for n, v in kept["models"].items()}
         weights = kept.get("constants", {}) | weights  # an older file has them in its models
         return Personal(json.loads(json.dumps(facts)), weights)

@@ -5,6 +5,7 @@ The site itself is built by `./run_all.sh test`, where a warning fails it (tools
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import latex2mathml.converter
@@ -49,6 +50,14 @@ def lost(page, text):
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere_on_github(page):
     assert lost(page, page.read_text()) == []
+
+
+def test_no_text_holds_two_versions_of_itself():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    kinds = (".md", ".py", ".toml", ".ipynb", ".sh", ".css", ".html", ".yml")
+    files = [ROOT / name for name in listed.split("\n") if name.endswith(kinds)] or WRITTEN
+    marks = re.compile(r"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)  # of a merge that nobody ended
+    assert [f for f in files if f.is_file() and marks.search(f.read_text("utf-8"))] == []
 
 
 def test_a_lost_link_is_found():

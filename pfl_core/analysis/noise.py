@@ -1,0 +1,385 @@
+"""How far seeds move the rows of a table's column, and the intervals that follow.
+
+A column has m rows (methods) and S seeds. A seed moves all rows together (variance M) and each row
+by itself (variance N). Two or three seeds say little of either, but many columns were run: each
+variance is drawn towards what the columns have in common, as far as they agree (Smyth 2004, the
+moment estimator of limma). Rows that serve one model to all clients vary in another way than
+personal ones, and are never pooled with them. How often the intervals cover is simulated in
+tests/core/analysis/test_noise.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.special import digamma, fdtri, stdtrit, zeta
+
+LEVEL = 0.95  # of every interval
+MOST = 5.0  # degrees of freedom that a column may borrow, and one at most from each other column
+FEWEST = 3  # columns that can say what columns have in common
+ODD = 0.01  # upper tail of F, shared by a column's rows, beyond which a row's noise is its own
+ODD_SEEDS = 3  # seeds from which a row can be told to be odd
+TINY = 1e-9
+
+
+class Variance(NamedTuple):
+    """A variance, or an array of them, and the degrees of freedom on which it is known."""
+
+    value: float
+    freedom: float
+
+    def times(self, factor: float) -> Variance:
+        """The variance of what is `factor` ** 0.5 times as large."""
+        return self._replace(value=self.value * factor)
+
+
+UNKNOWN = Variance(np.nan, 0.0)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % interval, whose ends are NaN where the noise is not known.
+
+    parts: variances whose sum is the estimate's; each has the t of its own freedom (Cochran).
+    seeds: over how many seeds the estimate is.
+    """
+
+    estimate: float = np.nan
+    parts: tuple[Variance, ...] = ()
+    seeds: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return bool(self.parts) and all(part.freedom > 0 for part in self.parts)
+
+    def half_at(self, level: float) -> float:
+        """Half the width at another level."""
+        return half_width(self.parts, level) if self.known else np.nan
+
+    @functools.cached_property
+    def half(self) -> float:
+        """Half its width."""
+        return self.half_at(LEVEL)
+
+    @property
+    def low(self) -> float:
+        """Its lower end."""
+        return self.estimate - self.half
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        return self.estimate + self.half
+
+    def above(self, threshold: float) -> bool:
+        """Whether all of it is above a threshold."""
+        return self.low > threshold
+
+    def below(self, threshold: float, among: int = 1) -> bool:
+        """Whether all of it is below a threshold, were it the clearest of `among` (Holm)."""
+        return self.estimate + self.half_at(1 - (1 - LEVEL) / among) < threshold
+
+    def within(self, limit: float, around: float = 0.0) -> bool:
+        """Whether all of it is less than `limit` from a value."""
+        return self.low > around - limit and self.high < around + limit
+
+    def minus(self, value: float) -> Interval:
+        """The interval of the difference from a value."""
+        return replace(self, estimate=self.estimate - value)
+
+
+def half_width(parts: Iterable[Variance], level: float = LEVEL) -> float:
+    """Half the width of the interval of a sum of independent estimates; arrays are allowed."""
+    squares = [stdtrit(p.freedom, (1 + level) / 2) ** 2 * p.value for p in parts]
+    return sum(squares) ** 0.5
+
+
+def summed(parts: Sequence[Interval]) -> Interval:
+    """The sum of independent intervals, of several columns."""
+    every = tuple(v for part in parts for v in part.parts or (UNKNOWN,))
+    return Interval(sum(p.estimate for p in parts), every, min(p.seeds for p in parts))
+
+
+def of_values(values: ArrayLike) -> Interval:
+    """The mean of one number a seed, with the t interval of its own spread."""
+    found = np.asarray(values, dtype=float)
+    n = len(found)
+    parts = (Variance(float(found.var(ddof=1)) / n, n - 1),) if n > 1 else ()
+    return Interval(float(found.mean()), parts, n)
+
+
+# -- moderation ------------------------------------------------------------------------------------
+
+
+class Prior(NamedTuple):
+    """What columns have in common: a variance, and the degrees of freedom that it is worth."""
+
+    value: float = np.nan
+    weight: float = 0.0
+
+    def moderate(self, own: Variance) -> Variance:
+        """A column's variance, drawn towards the prior; arrays are allowed."""
+        freedom = self.weight + own.freedom
+        lent = np.where(np.asarray(self.weight) > 0, np.multiply(self.weight, self.value), 0.0)
+        had = np.where(np.asarray(own.freedom) > 0, np.multiply(own.freedom, own.value), 0.0)
+        return Variance((lent + had) / np.where(freedom > 0, freedom, np.nan), freedom)
+
+
+def prior(variances: ArrayLike, freedom: ArrayLike) -> Prior:
+    """The prior of columns' variances, by the moments of their logarithms (Smyth 2004, Sec. 6.2).
+
+    It is worth at most 5 degrees of freedom, and at most one for each other column. Fewer than
+    three columns give none; a variance of 0 says nothing.
+
+    Parameters
+    ----------
+    variances, freedom : (..., G) float
+        Of G columns; leading axes are independent sets of columns.
+    """
+    variances, freedom = np.broadcast_arrays(np.asarray(variances, float), freedom)
+    known = (freedom > 0) & (np.nan_to_num(variances) > 0)
+    count = known.sum(-1)
+    half = np.where(known, freedom, 2.0) / 2
+    logs = np.log(np.where(known, variances, 1.0)) - digamma(half) + np.log(half)
+    mean = (logs * known).sum(-1) / np.maximum(count, 1)
+    spread = ((logs - mean[..., None]) ** 2 * known).sum(-1) / np.maximum(count - 1, 1)
+    excess = spread - (zeta(2, half) * known).sum(-1) / np.maximum(count, 1)  # zeta(2): trigamma
+    wide = excess > 0  # else the columns spread no wider than chance: one variance for all
+    worth = 2 * _inverse_trigamma(np.where(wide, excess, 1.0))
+    shift = np.where(wide, digamma(worth / 2) - np.log(worth / 2), 0.0)
+    weight = np.minimum(np.where(wide, worth, np.inf), np.minimum(MOST, count - 1))
+    enough = count >= FEWEST
+    return Prior(np.where(enough, np.exp(mean + shift), np.nan), np.where(enough, weight, 0.0))
+
+
+def _inverse_trigamma(y: np.ndarray) -> np.ndarray:
+    # Newton's steps on 1 / trigamma, which is nearly linear, from its ends' asymptotes.
+    x = 1 / y + 1 / np.sqrt(y)
+    for _ in range(8):
+        trigamma = zeta(2, x)
+        x = x + trigamma * (1 - trigamma / y) / (-2 * zeta(3, x))
+    return x
+
+
+# -- a block without gaps --------------------------------------------------------------------------
+
+
+def own_noise(block: np.ndarray) -> Variance:
+    """N of a (..., m, S) block: the variance of one number beside its row and its seed."""
+    m, seeds = block.shape[-2:]
+    freedom = (m - 1) * (seeds - 1)
+    if freedom < 1:
+        return UNKNOWN
+    rest = block - block.mean(-1, keepdims=True) - block.mean(-2, keepdims=True)
+    rest = rest + block.mean((-2, -1), keepdims=True)
+    return Variance((rest**2).sum((-2, -1)) / freedom, freedom)
+
+
+def seed_noise(block: np.ndarray) -> Variance:
+    """M of a (..., m, S) block: the variance over seeds of its mean over rows."""
+    if block.shape[-1] < 2:
+        return UNKNOWN
+    return Variance(block.mean(-2).var(-1, ddof=1), block.shape[-1] - 1)
+
+
+def odd_rows(block: np.ndarray) -> dict[int, Variance]:
+    """Rows of an (m, S) block that vary more than the others, with a variance of their own.
+
+    From three seeds on: {row: its variance beside what a seed does to the others}.
+    """
+    m, seeds = block.shape
+    out: dict[int, Variance] = {}
+    for i in range(m) if seeds >= ODD_SEEDS and m >= 3 else ():
+        others = np.delete(block, i, axis=0)
+        own = float((block[i] - others.mean(0)).var(ddof=1)) * (m - 1) / m
+        rest = own_noise(others)
+        if own > fdtri(seeds - 1, rest.freedom, 1 - ODD / m) * rest.value:
+            out[i] = Variance(own, seeds - 1)
+    return out
+
+
+def largest_block(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows and seeds without a gap on which a column's noise is known best.
+
+    table: a row a method, a column a seed, NaN where a row lacks a seed.
+    """
+    there = table.notna()
+    sets = {tuple(of) for of in there.to_numpy()} | {tuple(there.all())}
+    blocks = [table.loc[:, np.array(seeds)].dropna() for seeds in sets if any(seeds)]
+    if not blocks:
+        return table.iloc[:0]
+    return max(blocks, key=lambda b: ((len(b) - 1) * (b.shape[1] - 1), b.size, b.shape[1]))
+
+
+# -- a column --------------------------------------------------------------------------------------
+
+
+class Priors(NamedTuple):
+    """What columns have in common, for each kind of variance.
+
+    own, seed: N and M of personal rows; row: M + N (m - 1) / m, of a row that stands alone.
+    between: of a row with one model for all, beside what a seed does to personal ones.
+    shared: of such a row by itself.
+    """
+
+    own: Prior = Prior()
+    seed: Prior = Prior()
+    row: Prior = Prior()
+    between: Prior = Prior()
+    shared: Prior = Prior()
+
+
+def priors(columns: Iterable[Column]) -> Priors:
+    """The priors of all columns that are judged, each of which may then be moderated."""
+    raw = [column.raw() for column in columns]
+    return Priors(*(_of_all([r[kind] for r in raw]) for kind in Priors._fields))
+
+
+def _of_all(variances: Sequence[Variance]) -> Prior:
+    if not variances:
+        return Prior()
+    values, freedom = zip(*variances, strict=True)
+    found = prior(np.array(values, float), np.array(freedom, float))
+    return Prior(float(found.value), float(found.weight))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's numbers, and the noise of sums of its rows.
+
+    table: a row a method and a column a seed, NaN for gaps.
+    shared: the rows that serve all clients one model.
+    pool: the rows over which noise is pooled; all if it is empty. Rows that an estimate is of are
+        in the pool in any case.
+    priors: what other columns say; by default nothing.
+    """
+
+    table: pd.DataFrame
+    shared: Collection[str] = ()
+    pool: Collection[str] = ()
+    priors: Priors = Priors()
+
+    def difference(self, first: str, second: str, draws: float = np.inf) -> Interval:
+        """A row minus another; draws: see `sum`."""
+        return self.sum({first: 1.0, second: -1.0}, draws)
+
+    def level(self, row: str, draws: float = np.inf, sd: float = np.nan, runs: int = 0) -> Interval:
+        """A row's mean over seeds, in which what a seed does to all rows counts.
+
+        draws: see `sum`.
+        sd: the printed standard deviation of the number that is predicted, over `runs` runs, or of
+            the mean where runs is 0. It counts in place of our noise where it is larger.
+        """
+        return self.sum(
+            {row: 1.0}, draws, Variance(sd**2 / max(runs, 1), runs - 1 if runs > 1 else np.inf)
+        )
+
+    def sum(
+        self, weights: Mapping[str, float], draws: float = np.inf, said: Variance = UNKNOWN
+    ) -> Interval:
+        """A sum of weighted rows over the seeds that they share, with its interval.
+
+        draws: of how many draws of clients a published number is the mean, which the interval then
+            predicts; infinitely many: it is our estimate's own.
+        said: the published number's variance as printed.
+
+        Raises
+        ------
+        LookupError
+            If the rows share no seed.
+        """
+        weights = {row: w for row, w in weights.items() if w}
+        seeds = list(self.table.loc[list(weights)].dropna(axis=1).columns)
+        if not seeds:
+            raise LookupError(f"a seed that all of {sorted(weights)} have")
+        values = self.table.loc[list(weights), seeds]
+        estimate = float((pd.Series(weights) @ values).mean())
+        if len(seeds) < 2:
+            return Interval(estimate, (), len(seeds))
+        one = self._parts(weights, seeds)
+        parts = [part.times(1 / len(seeds)) for part in one]
+        if np.isfinite(draws):
+            printed = sum(part.value for part in one) / draws < said.value
+            parts += [said] if printed else [part.times(1 / draws) for part in one]
+        return Interval(estimate, tuple(parts), len(seeds))
+
+    def raw(self) -> dict[str, Variance]:
+        """The column's own variances, by the names of `Priors`."""
+        block = self._block().to_numpy()
+        m, own, seed = len(block), own_noise(block), seed_noise(block)
+        row = seed if m < 2 else seed._replace(value=seed.value + own.value * (m - 1) / m)
+        each = [self.table.loc[r].dropna() for r in self.table.index if r in self.shared]
+        return {
+            "own": own,
+            "seed": seed if m > 1 else UNKNOWN,
+            "row": row,
+            "between": _mean([self._beside(series, ()) for series in each]),
+            "shared": _mean([_over_seeds(series) for series in each]),
+        }
+
+    def _block(self, wanted: Collection[str] = ()) -> pd.DataFrame:
+        personal = [r for r in self.table.index if r not in self.shared]
+        rows = [r for r in personal if r in wanted or not self.pool or r in self.pool]
+        return largest_block(self.table.loc[rows])
+
+    def _beside(self, series: pd.Series, wanted: Collection[str]) -> Variance:
+        # Of a number a seed minus the mean of the personal rows.
+        rows = self.table.loc[self._block(wanted).index, series.index].dropna()
+        return _over_seeds(series - rows.mean()) if len(rows) else UNKNOWN
+
+    def _parts(self, weights: Mapping[str, float], seeds: list) -> list[Variance]:
+        # The variances that make up the variance of one draw of the sum.
+        personal = {row: w for row, w in weights.items() if row not in self.shared}
+        series = pd.Series({r: w for r, w in weights.items() if r in self.shared}, dtype=float)
+        moved, scale = sum(personal.values()), float(series.sum())
+        series = series @ self.table.loc[series.index, seeds]
+        if scale == 0 and len(personal) == len(weights):
+            return self._of_personal(personal, moved)
+        if scale != 0 and not personal:
+            return [self.priors.shared.moderate(_over_seeds(series / scale)).times(scale**2)]
+        if scale != 0 and abs(scale + moved) < TINY:
+            between = self.priors.between.moderate(self._beside(series / scale, personal))
+            return [*self._beside_seeds(personal, moved), between.times(scale**2)]
+        return [_over_seeds(pd.Series(weights) @ self.table.loc[list(weights), seeds])]
+
+    def _of_personal(self, weights: Mapping[str, float], moved: float) -> list[Variance]:
+        parts = self._beside_seeds(weights, moved)
+        if abs(moved) > TINY:
+            block = self._block(weights).to_numpy()
+            common = self.priors.seed if len(block) > 1 else self.priors.row
+            parts.append(common.moderate(seed_noise(block)).times(moved**2))
+        return parts
+
+    def _beside_seeds(self, weights: Mapping[str, float], moved: float) -> list[Variance]:
+        # Of a sum of personal rows, beside `moved` times their mean.
+        block = self._block(weights)
+        squares = {row: w**2 for row, w in weights.items()}
+        share = 1 - moved**2 / (len(block) * sum(squares.values()))
+        if share < TINY:
+            return []
+        values = block.to_numpy()
+        own = self.priors.own.moderate(own_noise(values))
+        odd = {str(block.index[i]): v for i, v in odd_rows(values).items()}
+        usual = sum(square for row, square in squares.items() if row not in odd)
+        parts = [own.times(usual * share)] * (usual > 0)
+        return parts + [v.times(squares[r] * share) for r, v in odd.items() if r in squares]
+
+
+def _over_seeds(series: pd.Series) -> Variance:
+    n = len(series)
+    return Variance(float(series.var(ddof=1)), n - 1) if n > 1 else UNKNOWN
+
+
+def _mean(variances: Sequence[Variance]) -> Variance:
+    # Of rows that a seed moves alike: their freedom is that of one.
+    known = [v for v in variances if v.freedom]
+    if not known:
+        return UNKNOWN
+    return Variance(float(np.mean([v.value for v in known])), max(v.freedom for v in known))

@@ -1,7 +1,5 @@
 """Results that nobody computed: rows made up by a test, in the form that published runs have."""
 
-import json
-
 import pandas as pd
 
 import pfl_core.__main__
@@ -9,7 +7,7 @@ import pfl_papers.__main__
 from pfl_core.analysis import verdicts
 from pfl_core.experiments import metrics
 from pfl_core.experiments.experiment import Experiment
-from pfl_papers.evidence import tables
+from pfl_papers.evidence import form, tables
 from pfl_papers.evidence.contrasts import Evidence
 
 OF_PAPERS = {"plan", "compute", "keep", "publish", "compare", "report", "methods-table"}
@@ -27,7 +25,7 @@ def publish(folder, rows, paper, profile="quick", data="digits"):
     part = dict(paper=paper, profile=profile, data=data)
     measured = rows[rows["average"] != "derived"]
     once = measured.drop_duplicates(["run", *metrics.KEYS, "average", "metric"])
-    histories = [metrics.wide(own).assign(run=run) for run, own in once.groupby("run", sort=False)]
+    histories = [form.lines(own).assign(run=run) for run, own in once.groupby("run", sort=False)]
     shown = ["artefact", "row", "column", "run"]
     content = tables.Content(
         pd.DataFrame([line(own.iloc[0]) for _, own in rows.groupby("run", sort=False)]),
@@ -35,16 +33,16 @@ def publish(folder, rows, paper, profile="quick", data="digits"):
         tables.joined("pools.csv", []),
         rows[rows["average"] == "derived"]
         .assign(**part)
-        .reindex(columns=tables.COLUMNS["derived.csv"]),
+        .reindex(columns=[*form.TABLES["derived.csv"].columns]),
         tables.joined("history.csv.gz", histories),
         tables.joined("clients.csv.gz", []),
         {},
     )
-    return tables.write(folder, tables.merged(tables.results(folder).content(), content))
+    return tables.write(folder, tables.with_parts(tables.results(folder).content(), content))
 
 
 def line(row):
-    """A line of runs.csv that says of a run what one of its rows does."""
+    """A line of runs.csv.gz that says of a run what one of its rows does."""
     plain = Experiment().plain() | {n: row[n] for n in ("method", "dataset", "partition", "model")}
     plain["seed"] = int(row.seed or 0)
     facts = dict(
@@ -53,10 +51,8 @@ def line(row):
         version=row.version,
         revision=row.revision or 1,
     )
-    facts |= dict(
-        wall_s=row.wall_s or 0.0, clients=row.n_clients or 0, experiment=json.dumps(plain)
-    )
-    return dict.fromkeys(tables.COLUMNS["runs.csv"], "") | facts | {"run": row.run}
+    facts |= dict(wall_s=row.wall_s or 0.0, n_clients=row.n_clients or 0, run=row.run, key="")
+    return dict.fromkeys(form.FACTS, "") | form.fields(plain) | facts
 
 
 def judged(paper, rows, chosen, printed=()):

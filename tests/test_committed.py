@@ -21,7 +21,7 @@ from pfl_core.experiments.sweep import sweep, tune
 from pfl_core.util import paths, sums
 from pfl_papers import places
 from pfl_papers.compare.parameters import is_there
-from pfl_papers.evidence import committed, copies, tables
+from pfl_papers.evidence import committed, copies, form, tables
 
 TINY = dict(
     dataset="digits",
@@ -122,7 +122,9 @@ def test_what_is_known_of_a_run_stands_beside_it(home):
     committed.publish("fedper")
     known, r = tables.results(), run(experiment(model_args={"hidden": 5}))
     line = known.runs.loc[rows.run[0]]
-    assert json.loads(line.experiment) == json.loads(json.dumps(r.experiment.plain()))
+    plain = json.loads(json.dumps(r.experiment.plain()))
+    assert known.plain[rows.run[0]] == plain
+    assert line.lr == "0.05" and line["model_args.hidden"] == "5" and line.clients == "3"
     assert {n: str(line[n]) for n in ("commit", "processor", "torch", "date", "executor")} == {
         n: str(r.meta[n]) for n in ("commit", "processor", "torch", "date", "executor")
     }
@@ -183,7 +185,7 @@ def test_publish_takes_rows_and_figures_but_never_smoke(home):
         for k in ("png", "csv")
     }
     small = {
-        f"results/{n}" for n in ("runs.csv", "cells.csv", "pools.csv", "derived.csv", sums.NAME)
+        f"results/{n}" for n in ("runs.csv.gz", "cells.csv", "pools.csv", "derived.csv", sums.NAME)
     }
     large = {f"results/fedper.{n}.csv.gz" for n in ("history", "clients")}
     assert (
@@ -223,7 +225,7 @@ from pfl_papers import places
 
 home, paper, other = Path(sys.argv[1]), *sys.argv[2:]
 places.results_folder = lambda: home / "results"
-merged = tables.merged
+merged = tables.with_parts
 
 def slowly(*contents):  # after both have read, were it not for the lock
     while not (home / other).exists():
@@ -231,7 +233,7 @@ def slowly(*contents):  # after both have read, were it not for the lock
     time.sleep(1)
     return merged(*contents)
 
-tables.merged = slowly
+tables.with_parts = slowly
 (home / paper).touch()
 committed.publish(paper)
 """
@@ -278,7 +280,7 @@ def test_a_number_that_one_run_lacks_leaves_those_of_others_as_they_are(home):
     before = files(folder)
     tables.write(folder, tables.results(folder).content())
     assert files(folder) == before
-    written = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+    written = pd.read_csv(folder / "runs.csv.gz", dtype=str, keep_default_na=False)
     assert written.parameters.tolist() == [str(int(content.runs.parameters.iloc[0])), ""]
 
 
@@ -329,7 +331,7 @@ def everything(folder):
     return [kept.rows(*part) for part in kept.parts]
 
 
-@pytest.mark.parametrize("name", [*tables.COLUMNS, "npz"])
+@pytest.mark.parametrize("name", [*form.TABLES, "npz"])
 def test_a_published_file_that_was_changed_is_refused(home, name):
     keep("fedaghn", method="fedaghn", record=("weights",))
     committed.publish("fedaghn")
@@ -365,7 +367,7 @@ def test_damage_counts_for_prune_too(home):
     "raw", [b"", b"\x00\xff", b"a,b\n1,2,3\n", b"run,value\n1,x\n", b"run,paper\n"]
 )
 @pytest.mark.parametrize(
-    "name", ["runs.csv", "cells.csv", "derived.csv", "fedper.history.csv.gz", "fedper.npz"]
+    "name", ["runs.csv.gz", "cells.csv", "derived.csv", "fedper.history.csv.gz", "fedper.npz"]
 )
 def test_damaged_files_are_named(home, name, raw):
     keep()

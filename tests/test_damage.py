@@ -401,7 +401,7 @@ def killed_before_the_result(w: World) -> Iterator[None]:
 
 def half_files_of_another_process(w: World) -> Iterator[None]:
     results = w.published()
-    for name in (".runs.csv.4711.part", ".SHA256SUMS.4711.part"):
+    for name in (".runs.csv.gz.4711.part", ".SHA256SUMS.4711.part"):
         (results / name).write_text("run,")
     yield
     return shown()
@@ -614,7 +614,7 @@ def digests_are_no_text(w: World) -> Iterator[None]:
 
 def published_run_names_a_module(w: World) -> Iterator[None]:
     w.plugin("from_outside", "import os\nos.mkdir('opened')\n")
-    w.edited("runs.csv", lambda t: t.replace('""plugins"": []', '""plugins"": [""from_outside""]'))
+    w.edited("runs.csv.gz", lambda t: t.replace(",[],done,", ',"[""from_outside""]",done,'))
     shutil.rmtree(w.store / E.id)
     yield
     assert committed.experiment(E.id).plugins == ("from_outside",)
@@ -1214,9 +1214,9 @@ FAULTS = [
         "refused, nothing changed",
     ),
     Fault(
-        "results/: a run twice in runs.csv",
-        edited("runs.csv", twice),
-        "runs.csv is damaged .it has .* twice",
+        "results/: a run twice in runs.csv.gz",
+        edited("runs.csv.gz", twice),
+        "runs.csv.gz is damaged .it has .* twice",
         "refused, nothing changed",
     ),
     Fault(
@@ -1228,7 +1228,7 @@ FAULTS = [
     Fault(
         "results/: a run that nobody has, in cells.csv",
         edited("cells.csv", lambda t: t.replace(E.id, "0" * 16)),
-        "runs.csv is damaged .it has no run 0000",
+        "runs.csv.gz is damaged .it has no run 0000",
         "refused, nothing changed",
     ),
     Fault(
@@ -1247,8 +1247,8 @@ FAULTS = [
     ),
     Fault(
         "results/: a run's Experiment cut off",
-        edited("runs.csv", lambda t: re.sub(r'"\{.{20}', '"{', t)),
-        "runs.csv is damaged",
+        edited("runs.csv.gz", lambda t: t.replace(",[],done,", ",[,done,")),
+        "runs.csv.gz is damaged",
         "refused, nothing changed",
     ),
     Fault(

@@ -13,7 +13,7 @@ from pfl_core.analysis.select import pick
 from pfl_core.experiments import listing, metrics
 from pfl_papers.bench import comparison
 from pfl_papers.compare import plan, report
-from pfl_papers.evidence import committed, tables
+from pfl_papers.evidence import committed, form, tables
 from pfl_papers.explore import views
 from pfl_papers.papers import base as papers
 
@@ -39,7 +39,10 @@ class Frames:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith(("_", "<")):
             return
-        if code.co_filename == tables.__file__:  # the files of results/, as they lie there
+        if code.co_filename in (
+            form.__file__,
+            tables.__file__,
+        ):  # the files of results/, as they lie there
             return
         where = f"{Path(code.co_filename).stem}.{code.co_name}"
         self.seen.add(where)
@@ -55,7 +58,7 @@ def test_of_runs(store):
             _ = result.rows, result.clients, result.summary()
         rows = sweep(grid(base, {"FedPer": {"method": "fedper"}}))
         metrics.accuracies(results[0].arrays, "before", 2)
-        metrics.long(metrics.wide(results[0].history).assign(run="a"))
+        form.numbers(form.lines(results[0].history).assign(run="a"))
         listing.side_by_side(results)
         stats.spent(rows, ["run"])
         stats.ranks(pd.DataFrame({"a": [1.0, 2.0]}))

@@ -350,7 +350,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
         committed.publish("fedper")
     committed.save(s.rows(), "fedper", "quick", "digits")
     names = [p.name for p in committed.publish("fedper")]
-    assert {"runs.csv", "cells.csv", "fedper.history.csv.gz", "SHA256SUMS"} <= set(names)
+    assert {"runs.csv.gz", "cells.csv", "fedper.history.csv.gz", "SHA256SUMS"} <= set(names)
     monkeypatch.setenv("PFL_RUNS", str(home / "elsewhere"))
     served = study(small(), seeds=[0, 1]).run("fig3")
     assert len(trained) == 4 and not list((home / "elsewhere").glob("store/*/"))
@@ -489,7 +489,7 @@ def test_finishing_without_runs_writes_an_empty_file(home):
     assert study().finish().startswith("0 runs; pfl_core ")
     assert (
         committed.parts("fedper", own=True) == {}
-        and (home / "runs/results/fedper.smoke-digits/runs.csv").exists()
+        and (home / "runs/results/fedper.smoke-digits/runs.csv.gz").exists()
     )
 
 

@@ -127,37 +127,3 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
             out[when] = dict(zip(SUMMARY, values, strict=True))
     table = pd.DataFrame(out).T.round(2).rename_axis("when")
     return table.astype({name: int for name in table if name == "round of best"})
-
-
-# -- one number a row, and one round a row --------------------------------------------------------
-
-
-def wide(history: pd.DataFrame) -> pd.DataFrame:
-    """A history with a column for each number, "average.metric".
-
-    It has a line for each round, when and split, in the order in which they came.
-    """
-    named = history.assign(name=history["average"] + "." + history.metric)
-    names, lines = named.name.unique(), pd.MultiIndex.from_frame(history[KEYS].drop_duplicates())
-    table = named.pivot(index=KEYS, columns="name", values="value").reindex(lines)[names]
-    return table.rename_axis(columns=None).reset_index()
-
-
-def long(frame: pd.DataFrame) -> pd.DataFrame:
-    """The inverse of `wide`, for several runs, which a column `run` tells apart.
-
-    Each run's rows are in the order that they had.
-    """
-    names = [c for c in frame.columns.astype(str) if "." in c]
-    keys = ["run", *KEYS]
-    blocks = frame.groupby(["run", "when", "split"], sort=False).ngroup().to_numpy()
-    out = frame[keys + names].melt(keys, names, "name")
-    order = np.lexsort(
-        (out["rounds"], np.repeat(np.arange(len(names)), len(frame)), np.tile(blocks, len(names)))
-    )
-    out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
-    said = {name: name.split(".", 1) for name in names}
-    average, metric = (
-        pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1)
-    )
-    return out.assign(average=average, metric=metric)[[*keys, "average", "metric", "value"]]

@@ -15,6 +15,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_papers.compare import report
 from pfl_papers.evidence import committed
+from pfl_papers.evidence.tables import Results
 from pfl_papers.papers.base import FULL, PAPERS, paper
 
 CLAIMS = ("holds", "contradicted", "undecided", "not run")
@@ -38,7 +39,7 @@ def every(name: str, number: str = "accuracy") -> pd.DataFrame:
 
 
 @functools.lru_cache(maxsize=4 * len(PAPERS))
-def _every(name: str, number: str, known: committed.Results) -> pd.DataFrame:
+def _every(name: str, number: str, known: Results) -> pd.DataFrame:
     return NUMBERS[number](name)
 
 

@@ -1,15 +1,13 @@
 """results/ in and out: what a notebook keeps of its runs, what is published, what can be read.
 
 A notebook keeps its rows in runs/results/PAPER.PROFILE-DATA/ (`save`); `publish` puts them into
-results/, which is committed. Both have the form that tables.py describes. Reading them needs no
-data set.
+results/, which is committed. Both have the form that form.py describes. Reading them needs no data
+set.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +16,14 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.data import pools
-from pfl_core.experiments import build, metrics, older
+from pfl_core.experiments import build, metrics
 from pfl_core.experiments.experiment import TAGS, Experiment
-from pfl_core.experiments.store import Result, is_whole, load_result, locked, read_about, said_to_be
+from pfl_core.experiments.store import is_whole, locked, read_about, said_to_be
 from pfl_core.util import checks, paths, sums
 from pfl_papers import places
-from pfl_papers.evidence import copies, tables
-from pfl_papers.evidence.tables import PART, Arrays, Content, Measured, Results, results
+from pfl_papers.evidence import copies, kept, tables
+from pfl_papers.evidence.form import PART, Arrays
+from pfl_papers.evidence.tables import results
 
 
 class Part(NamedTuple):
@@ -71,13 +70,9 @@ def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> 
     folder : Path, optional
         Where to look in place of results/.
     """
-    found = [folder or places.results_folder(), *(_kept() if own else [])]
+    found = [folder or places.results_folder(), *(tables.kept_folders() if own else [])]
     every = [Part(*part, place) for place in found for part in results(place).parts]
     return {p.name: p for p in every if paper in ("", p.paper)}
-
-
-def _kept() -> list[Path]:
-    return sorted(p for p in places.kept_folder().glob("*") if p.is_dir())
 
 
 def named_runs(of: Collection[str] = ()) -> set[str]:
@@ -86,9 +81,9 @@ def named_runs(of: Collection[str] = ()) -> set[str]:
     ValueError for a damaged file.
     """
     ids = set()
-    for found in map(results, [places.results_folder(), *_kept()]):
-        shown = tables.named(found.cells, found.derived)
-        mine = set(shown[shown.paper.isin(list(of))].run if of else shown.run)
+    for found in map(results, [places.results_folder(), *tables.kept_folders()]):
+        pairs = tables.shown(found.cells, found.derived)
+        mine = set(pairs[pairs.paper.isin(list(of))].run if of else pairs.run)
         ids |= mine | {key for key, run in found.names.items() if run in mine}
     return ids
 
@@ -126,7 +121,7 @@ def save(rows: pd.DataFrame, paper: str, profile: str, data: str) -> Path:
             raise ValueError(f"save({name}={given!r}): allowed is a name without / \\ : or first .")
     folder = places.kept_folder() / f"{paper}.{places.label(profile, data)}"
     with _alone(paths.runs_root()):
-        tables.write(folder, _content(rows, part))
+        tables.write(folder, kept.content(rows, part))
     return folder
 
 
@@ -171,7 +166,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _publish(paper: str, replace: bool) -> list[Path]:
     home, done = places.results_folder(), []
-    every = [part for folder in _kept() for part in parts(paper, folder=folder).values()]
+    found = [parts(paper, folder=folder) for folder in tables.kept_folders()]
+    every = [part for own in found for part in own.values()]
     contents = {p.name: results(p.folder).content() for p in every if p.profile != "smoke"}
     for name, content in contents.items():
         fewer = tables.fewer_runs(results(home).content(), content)
@@ -182,7 +178,7 @@ def _publish(paper: str, replace: bool) -> list[Path]:
                 "artefacts, data sets, methods or seeds), or let them go with `publish --replace`"
             )
     for content in contents.values():
-        done += tables.write(home, tables.merged(results(home).content(), content))
+        done += tables.write(home, tables.with_parts(results(home).content(), content))
     for part in parts(paper).values():
         done += _publish_figures(part, home.parent)
     if not done:
@@ -203,95 +199,6 @@ def _publish_figures(part: Part, checkout: Path) -> list[Path]:
                 out.write(file.read_bytes())
             done.append(target)
     return done
-
-
-def _content(rows: pd.DataFrame, part: dict[str, str]) -> Content:
-    # Everything that the folder of a part is to hold.
-    rows, found = _once(rows, {run: _measured(run) for run in rows.run.unique()})
-    lines = [pd.DataFrame([m.line | {"run": run}]) for run, m in found.items()]
-    runs = tables.joined("runs.csv", lines)
-    history = tables.joined("history.csv.gz", [m.history.assign(run=r) for r, m in found.items()])
-    clients = tables.joined("clients.csv.gz", [m.clients.assign(run=r) for r, m in found.items()])
-    used = [(json.loads(m.line["experiment"])["dataset"], m.line["pool"]) for m in found.values()]
-    known = [pd.DataFrame([copies.line(*copy)]) for copy in dict.fromkeys(used) if copy[1]]
-    cells, derived = _cells_and_derived(rows.assign(**part), history, runs)
-    return Content(
-        runs=runs,
-        cells=cells,
-        pools=tables.joined("pools.csv", known),
-        derived=derived,
-        history=history,
-        clients=clients,
-        probes={run: m.probes for run, m in found.items() if m.probes},
-    )
-
-
-def _once(
-    rows: pd.DataFrame, found: dict[str, Measured]
-) -> tuple[pd.DataFrame, dict[str, Measured]]:
-    # One run of each key, under the name that results/ has it by, if it has.
-    known, first = results().names, {}
-    for run, m in found.items():
-        first.setdefault(known.get(m.line["key"], run), (run, m))
-    names = {run: name for name, (run, _) in first.items()}
-    mine = rows[rows.run.isin(list(names))]
-    named = mine.run.map(names).astype(object)  # of no rows, too
-    return mine.assign(run=named), {name: m for name, (_, m) in first.items()}
-
-
-def _measured(run: str) -> Measured:
-    if found := load_result(paths.store_folder() / run, aside=False):
-        return _of_result(found)
-    if run not in (known := _holding(run)).home:
-        raise ValueError(
-            f"run {run} is neither in {paths.store_folder()} nor in results/; compute it again"
-        )
-    m = known.of(run)
-    if not m.line["key"]:  # kept by version 0.2
-        said = said_to_be(json.loads(m.line["experiment"]))
-        m.line["key"] = older.key(said, m.line | {"id": run})
-    return m
-
-
-def _of_result(r: Result) -> Measured:
-    line = {name: r.meta.get(name, "") for name in tables.RECORDED}
-    line |= dict(key=r.key, pool=_checksum(r), wall_s=round(r.meta["wall_s"], 2))
-    line["experiment"] = json.dumps(r.experiment.plain())
-    clients, probes = tables.counts(r.arrays), tables.of_probes(r.arrays)
-    return Measured(line, metrics.wide(r.history), clients, probes)
-
-
-def _checksum(r: Result) -> str:
-    # The checksum of a run's data. Older runs did not record it: theirs is that of the copy with
-    # which their Experiment has their id.
-    name = r.experiment.dataset
-    if "pool" in r.meta or name == "own":
-        return r.meta.get("pool", "")
-    every = [pools.checksum(name), *pools.copies(name)]
-    ids = (r.experiment.id_for, functools.partial(older.legacy, r.experiment.plain()))
-    return next((c for c in every if r.id in [of(c) for of in ids]), "")
-
-
-def _cells_and_derived(
-    rows: pd.DataFrame, history: pd.DataFrame, runs: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows that repeat what their run measured, as cells; the others as derived numbers.
-
-    A cell (artefact, row, column, run) one of whose numbers differs from its run's is derived as a
-    whole.
-    """
-    measured = metrics.long(history).rename(columns={"value": "measured"})
-    both = rows.merge(measured, on=["run", *metrics.KEYS, "average", "metric"], how="left")
-    named = zip(runs.run, runs.experiment, strict=True)
-    dataset_of_run = both.run.map({run: json.loads(text)["dataset"] for run, text in named})
-    both["dataset"] = both.dataset.where(both.dataset != dataset_of_run, "")
-    value, measured = both.value.astype(float), both.measured.astype(float)
-    both["differs"] = ~np.isclose(value, measured, atol=1e-4, rtol=0)
-    computed = both["average"] == "derived"
-    cell = both[~computed].groupby(tables.CELL)
-    derived = computed | cell.differs.transform("any")
-    cells = both[~derived][tables.COLUMNS["cells.csv"]].drop_duplicates(ignore_index=True)
-    return cells, both[derived][tables.COLUMNS["derived.csv"]].reset_index(drop=True)
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -325,8 +232,8 @@ def experiment(run: str) -> Experiment | None:
     about = read_about(paths.store_folder() / run)
     if about and about["meta"].get("id") == run:
         return said_to_be(about["experiment"])
-    runs = _holding(run).runs
-    return said_to_be(json.loads(runs.experiment[run])) if run in runs.index else None
+    plain = tables.holding(run).plain
+    return said_to_be(plain[run]) if run in plain else None
 
 
 def arrays_of(run: str) -> Arrays:
@@ -340,19 +247,14 @@ def arrays_of(run: str) -> Arrays:
     if is_whole(file):
         with np.load(file, allow_pickle=False) as z:
             return {k: z[k] for k in z.files}
-    return _holding(run).arrays(run)
-
-
-def _holding(run: str) -> Results:
-    every = [results(), *map(results, _kept())]
-    return next((r for r in every if run in r.home), every[0])
+    return tables.holding(run).arrays(run)
 
 
 def arrays_named(run: str) -> set[str]:
     """Names of the arrays that `arrays_of` gives."""
     file = paths.store_folder() / run / "arrays.npz"
     if not is_whole(file):
-        return set(_holding(run).arrays(run))
+        return set(tables.holding(run).arrays(run))
     with np.load(file, allow_pickle=False) as z:
         return set(z.files)
 

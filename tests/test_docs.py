@@ -18,7 +18,11 @@ from tools import equations, site
 
 ROOT = site.ROOT
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-WRITTEN += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN += [
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "results" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def links(text):

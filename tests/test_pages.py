@@ -34,6 +34,7 @@ def test_the_methods_page_is_current():
         ("README.md", "picture", pages.picture_section),
         ("README.md", "papers", pages.papers_section),
         ("docs/comparison.md", "table", pages.comparison_section),
+        ("results/README.md", "columns", pages.columns_section),
     ],
 )
 def test_pages_hold_what_the_rows_say(page, name, section):

@@ -1,7 +1,7 @@
 """Pages generated from docstrings, small runs and committed rows: `python -m tools.pages`.
 
-They are docs/methods.md, docs/results.md, the tables in docs/comparison.md, and the picture and the
-five papers in README.md.
+They are docs/methods.md, docs/results.md, the tables in docs/comparison.md, the columns in
+results/README.md, and the picture and the five papers in README.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pfl_core.util import paths
 from pfl_papers.bench import comparison
 from pfl_papers.compare import overview, report
 from pfl_papers.compare.readable import LEGEND, flat
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import FULL, PAPERS, paper, title
 from tools.marked import between
@@ -302,6 +302,17 @@ def _claims(judged: pd.DataFrame, status: bool = True) -> str:
     return report.markdown(pd.DataFrame(lines)) if lines else "None."
 
 
+def columns_section() -> str:
+    """What results/ consists of: a table for each of its files, a line a column."""
+    parts = []
+    for file, about in form.TABLES.items():
+        lines = [
+            {"column": f"`{name}`", "what it says": says} for name, says in about.columns.items()
+        ]
+        parts.append(f"### {file}\n\n{about.says}\n\n{report.markdown(pd.DataFrame(lines))}")
+    return "\n\n".join(parts)
+
+
 def shown(name: str, label: str) -> dict[str, list[Path]]:
     """{artefact: its picture and its readable table} that a paper has in figures/<paper>/<label>/.
 
@@ -323,6 +334,7 @@ def shown(name: str, label: str) -> dict[str, list[Path]]:
 def write() -> list[Path]:
     """Write the generated pages; returns their paths."""
     readme, compared = ROOT / "README.md", ROOT / "docs" / "comparison.md"
+    columns = ROOT / "results" / "README.md"
     text = between(readme.read_text(), "picture", picture_section())
     table = between(compared.read_text(), "table", comparison_section())
     pages = {
@@ -330,6 +342,7 @@ def write() -> list[Path]:
         ROOT / "docs" / "results.md": results_page(),
         compared: between(table, "grids", report.markdown(comparison.grids())),
         readme: between(text, "papers", papers_section()),
+        columns: between(columns.read_text(), "columns", columns_section()),
     }
     for path, page in pages.items():
         path.write_text(page)

@@ -22,8 +22,8 @@ from pfl_core.experiments.store import is_whole, locked, read_about, said_to_be
 from pfl_core.util import checks, paths, sums
 from pfl_papers import places
 from pfl_papers.evidence import copies, kept, tables
-from pfl_papers.evidence.form import PART, Arrays
-from pfl_papers.evidence.tables import results
+from pfl_papers.evidence.form import CELL, PART, Arrays
+from pfl_papers.evidence.tables import Content, results
 
 
 class Part(NamedTuple):
@@ -170,12 +170,13 @@ def _publish(paper: str, replace: bool) -> list[Path]:
     every = [part for own in found for part in own.values()]
     contents = {p.name: results(p.folder).content() for p in every if p.profile != "smoke"}
     for name, content in contents.items():
-        fewer = tables.fewer_runs(results(home).content(), content)
+        fewer = _fewer_runs(results(home).content(), content)
         if fewer and not replace:
             raise ValueError(
                 f"{name} in {paths.runs_root()} has fewer runs than results/ of {len(fewer)} "
-                f"cells, the first {fewer[0]!r}; keep all of it (`pfl_core keep {paper}` without "
-                "artefacts, data sets, methods or seeds), or let them go with `publish --replace`"
+                f"cells, the first {fewer[0]!r}; keep all of it (`python -m pfl_papers keep "
+                f"{paper}` without artefacts, data sets, methods or seeds), or let them go with "
+                "`publish --replace`"
             )
     for content in contents.values():
         done += tables.write(home, tables.with_parts(results(home).content(), content))
@@ -187,6 +188,18 @@ def _publish(paper: str, replace: bool) -> list[Path]:
             "run its notebook at profile quick or paper first"
         )
     return list(dict.fromkeys(done))
+
+
+def _fewer_runs(old: Content, new: Content) -> list[str]:
+    # Cells of `old` with fewer runs in `new`, if their part is there: "artefact, row, column".
+    cell, shown = [*PART, *CELL[:-1]], pd.concat([new.cells, new.derived])
+    parts = set(shown[PART].itertuples(index=False, name=None))
+    was, now = (
+        pd.concat([c.cells, c.derived]).groupby(cell, dropna=False, sort=False).run.nunique()
+        for c in (old, new)
+    )
+    fewer = was[was > now.reindex(was.index, fill_value=0)].index
+    return [", ".join(map(str, names[3:])) for names in fewer if names[:3] in parts]
 
 
 def _publish_figures(part: Part, checkout: Path) -> list[Path]:

@@ -133,12 +133,12 @@ TABLES = {
         "to `plugins` are the fields of an `Experiment`, defaults written out.",
         {
             "run": "name of the run, by which the other tables know it",
-            "key": "the id of its Experiment, 16 hex digits; the name of runs since version 0.3",
+            "key": "the id of its Experiment, 16 hex digits; the name of later runs",
         }
         | dict(_of_field(name) for name in FIELDS)
         | FACTS,
         ["run"],
-        "revision n_clients parameters schema".split(),
+        ["revision", "n_clients", "parameters", "schema"],
         ["wall_s"],
     ),
     "cells.csv": Table(
@@ -158,7 +158,7 @@ TABLES = {
             "last of each line is the number",
         },
         ["name", "checksum"],
-        "samples test classes".split(),
+        ["samples", "test", "classes"],
         [],
     ),
     "derived.csv": Table(
@@ -210,7 +210,8 @@ def kind(file: str) -> str:
 
 def ordered(table: pd.DataFrame, file: str) -> list[str]:
     """The columns of a table as its file has them; those with a dot only if a line has a value."""
-    there, out = [c for c in table if table[c].notna().any() and (table[c] != "").any()], []
+    there = [c for c in table.columns.astype(str) if (table[c].notna() & (table[c] != "")).any()]
+    out: list[str] = []
     for name in TABLES[file].columns:
         if name.endswith(".*"):
             out += sorted(c for c in there if c.startswith(name[:-1]))

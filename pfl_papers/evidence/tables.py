@@ -1,17 +1,8 @@
 """The files of results/, read when they are needed and written whole, with digests in SHA256SUMS.
 
-runs.csv.gz           a line a run: its name, its key (the id of its Experiment, by which it is
-                      found), its Experiment, and where, when and on which data it ran
-cells.csv             which run is shown where: paper, profile, data, artefact, row, column
-pools.csv             the data: checksum, samples, shape, and how many samples each class has
-derived.csv           numbers that were computed from finished runs
-PAPER.history.csv.gz  what runs measured
-PAPER.clients.csv.gz  client by client: samples, and how many of them are classified right
-PAPER.npz             what probes recorded: "<run>/probe/<name>" (rounds) and
-                      "<run>/probe/<name>/<key>"
-
-form.py describes their columns. A run that several papers show stands in the files of the first of
-them. Equal content gives equal bytes.
+form.py says what they are and describes their columns. Beside its tables a folder has PAPER.npz:
+what probes recorded, "<run>/probe/<name>" (rounds) and "<run>/probe/<name>/<key>". A run that
+several papers show stands in the files of the first of them. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +27,7 @@ from pfl_core.util import checks, sums
 from pfl_core.util.percent import DECIMALS
 from pfl_papers import places
 from pfl_papers.evidence import form
-from pfl_papers.evidence.form import CELL, OLD_RUNS, PART, RUNS, TABLES, Arrays
+from pfl_papers.evidence.form import OLD_RUNS, PART, RUNS, TABLES, Arrays
 
 
 @dataclass
@@ -248,12 +239,11 @@ class Results:
     def of(self, run: str) -> Measured:
         """What there is of one run; KeyError if it is not here."""
         home = self.home[run]
-        line = {str(name): value for name, value in self.runs.loc[run].items()}
-        probes = self.probes(home).get(run, {})
+        line = cast(dict[str, Any], self.runs.loc[run].to_dict())
         history, clients = (
             t[t.run == run].drop(columns="run") for t in (self.history(home), self.clients(home))
         )
-        return Measured(line, history, clients, probes)
+        return Measured(line, history, clients, self.probes(home).get(run, {}))
 
     def _arrays(self, run: str) -> Arrays:
         """A run's arrays, as its Result has them.
@@ -279,17 +269,9 @@ class Results:
         return Content(runs, self.cells, self.pools, self.derived, history, clients, probes)
 
 
-# pandas' own errors are ValueErrors.
-_DAMAGE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    RecursionError,
-    zlib.error,
-    gzip.BadGzipFile,
-)
+# What damage is met with; pandas' own errors are ValueErrors.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_DAMAGE += (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def damaged(path: Path, error: Exception) -> ValueError:
@@ -352,17 +334,6 @@ def with_parts(old: Content, new: Content) -> Content:
     both = {n: joined(file, [kept(n), getattr(new, n)]) for n, file in names.items()}
     both["pools"] = both["pools"].drop_duplicates(["name", "checksum"], keep="last")
     return Content(**both, probes=old.probes | new.probes)
-
-
-def fewer_runs(old: Content, new: Content) -> list[str]:
-    """Cells of `old` with fewer runs in `new`, if their part is there: "artefact, row, column"."""
-    cell, parts = [*PART, *CELL[:-1]], {*_parts(new.cells), *_parts(new.derived)}
-    was, now = (
-        pd.concat([c.cells, c.derived]).groupby(cell, dropna=False, sort=False).run.nunique()
-        for c in (old, new)
-    )
-    fewer = was[was > now.reindex(was.index, fill_value=0)].index
-    return [", ".join(map(str, names[3:])) for names in fewer if names[:3] in parts]
 
 
 def write(folder: Path, content: Content) -> list[Path]:

@@ -30,9 +30,17 @@ def results_folder() -> Path:
 
 
 def checkout(what: str) -> Path:
-    """The folder of the repository; OSError where the package alone is installed.
+    """Return the folder of the repository.
 
-    what: what needs it.
+    Parameters
+    ----------
+    what : str
+        What needs it, for the message.
+
+    Raises
+    ------
+    OSError
+        Where the package alone is installed.
     """
     if not paths.IN_CHECKOUT:
         raise OSError(

@@ -228,13 +228,8 @@ def find(experiment: Experiment) -> str | None:
 
 def found(experiment: Experiment) -> pd.DataFrame | None:
     """The rows of the committed run of an Experiment, for `sweep(found=...)`; None without one."""
-    run = find(experiment)
-    return None if run is None else rows_of(experiment, run)
-
-
-def rows_of(experiment: Experiment, run: str) -> pd.DataFrame:
-    """The rows of a committed run, with the tags of an Experiment."""
-    return results().rows_of(run, {tag: experiment.tags.get(tag, "") for tag in TAGS})
+    run, tags = find(experiment), {tag: experiment.tags.get(tag, "") for tag in TAGS}
+    return None if run is None else results().rows_of(run, tags)
 
 
 def experiment(run: str) -> Experiment | None:

@@ -44,12 +44,26 @@ class Rules(Protocol):
 def reproduced(
     rows: pd.DataFrame, paper: Rules, metric: str = "acc_pct", **how: str
 ) -> pd.DataFrame:
-    """One number a run as the paper reports it; rows as `select.pick` returns them.
+    """Pick one number a run, as the paper reports it.
 
-    Rows that are read after another's local training are added. Another metric than accuracy is a
-    derived one (`Artefact.numbers`) where there is one of this name.
+    Rows that are read after another's local training are added.
 
-    how: select, when, average in place of the paper's.
+    Parameters
+    ----------
+    rows : DataFrame
+        In the long form, with derived numbers.
+    paper : Rules
+        Says which number is reported.
+    metric : str
+        Another one than accuracy is a derived one (`Artefact.numbers`) where there is one of this
+        name.
+    **how : str
+        select, when, average in place of the paper's.
+
+    Returns
+    -------
+    DataFrame
+        As `select.pick` returns them.
     """
     derived = rows["average"] == "derived"
     if metric != "acc_pct" and (derived & (rows.metric == metric)).any():
@@ -81,28 +95,46 @@ def reproduced(
 
 
 def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str]) -> pd.DataFrame:
-    """The rows (index) of a column over which noise is pooled: those that the paper prints.
+    """Return the rows of a column over which noise is pooled: those that the paper prints.
 
     Rows of ours are other readings, some made to fail: what they scatter says nothing of the
     paper's. Nor does one model for all of models of one's own: clients whose own tasks are easy can
-    have a common one that is hard. printed: all if it is empty. wanted: rows that are there in any
-    case.
+    have a common one that is hard.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A number a row (index) and seed (columns).
+    printed : collection of str
+        Rows that the paper prints; all if it is empty.
+    wanted : collection of str
+        Rows that are there in any case.
     """
     like = [row for row in printed or table.index if row not in ONE_MODEL]
     return table[table.index.isin([*wanted, *like])]
 
 
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
-    """What runs had measured at three quarters of their rounds; nothing that is derived."""
+    """Return what runs had measured at three quarters of their rounds; nothing that is derived."""
     ends = rows[rows["average"] != "derived"].groupby("run")["rounds"].max()
     return rows[(rows["rounds"] <= 0.75 * rows.run.map(ends)) & (rows["average"] != "derived")]
 
 
 @functools.lru_cache(maxsize=4096)
-def majority(run: str, mean: str = "client") -> float:
-    """Accuracy (%) of answering each client's most common label, NaN where labels are not known.
+def majority(run: str, average: str = "client") -> float:
+    """Return the accuracy (%) of answering each client's most common label.
 
-    mean: over clients, or "pooled" over their samples.
+    Parameters
+    ----------
+    run : str
+        Name of a finished run.
+    average : str
+        Over clients ("client"), or "pooled" over their samples.
+
+    Returns
+    -------
+    float
+        NaN where labels are not known.
     """
     experiment = committed.experiment(run)
     if experiment is None:
@@ -116,7 +148,7 @@ def majority(run: str, mean: str = "client") -> float:
     counts = _counts[dealt]
     top, n = counts.max(1), counts.sum(1)
     share = top[n > 0] / n[n > 0]
-    return float(100 * (share.mean() if mean == "client" else top.sum() / n.sum()))
+    return float(100 * (share.mean() if average == "client" else top.sum() / n.sum()))
 
 
 _DEALT = "dataset partition partition_args clients seed partition_seed max_samples holdout".split()
@@ -126,11 +158,16 @@ _counts: dict[str, np.ndarray] = {}  # of clients' labels, by what deals them ou
 class Evidence:
     """The rows of an artefact's runs, as a claim of the paper looks at them.
 
-    rows: in the long form, with derived numbers.
-    paper: says which number of a run is reported.
-    printed: the rows that the paper prints beside each other; noise is pooled over them.
-
     A row, column or metric that was not run is a LookupError, which makes the claim "not run".
+
+    Parameters
+    ----------
+    rows : DataFrame
+        In the long form, with derived numbers.
+    paper : Rules
+        Says which number of a run is reported.
+    printed : collection of str
+        The rows that the paper prints beside each other; noise is pooled over them.
     """
 
     def __init__(self, rows: pd.DataFrame, paper: Rules, printed: Collection[str] = ()):
@@ -163,17 +200,32 @@ class Evidence:
         metric: str = "acc_pct",
         group: str = "",
     ) -> Contrast:
-        """The first row minus the second, which has to be above `by`."""
+        """Contrast two rows: the first minus the second, which has to be above `by`.
+
+        Parameters
+        ----------
+        first, second, column : str
+            Labels.
+        by : float
+            The threshold, in points.
+        metric, group : str
+            As for `contrast`.
+        """
         says = f"{label(first)} - {label(second)}, {column}"
         weights = {(first, column): 1.0, (second, column): -1.0}
         return self.contrast(says, weights, by, metric=metric, group=group)
 
     def missing(self, first: str, column: str, but: Collection[str] = ()) -> list[Contrast]:
-        """What leaves open that a row is ahead of all others: those printed that were not run.
+        """Say what leaves open that a row is ahead of all others: those printed that were not run.
 
         A column that has no other one compares nothing, and leaves nothing open.
 
-        but: rows that need not be there.
+        Parameters
+        ----------
+        first, column : str
+            Labels.
+        but : collection of str
+            Rows that need not be there.
         """
         others = [row for row in self.printed if row not in (first, *but)]
         lost = [row for row in others if row not in self.methods(column)]
@@ -183,7 +235,7 @@ class Evidence:
         return [Contrast(text, Interval.none(), group=column) for text in says]
 
     def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
-        """No row is more than `within` below another one: a contrast for each ordered pair."""
+        """Contrast each ordered pair of rows: none is more than `within` points below another."""
         pairs = [(a, b) for a in names for b in names if a != b]
         return [self.ahead(a, b, column, by=-within) for a, b in pairs]
 
@@ -196,7 +248,7 @@ class Evidence:
         metric: str = "acc_pct",
         group: str = "",
     ) -> Contrast:
-        """A weighted sum of cells, which has to be above a threshold.
+        """Contrast cells: a weighted sum, which has to be above a threshold.
 
         Parameters
         ----------
@@ -305,7 +357,10 @@ class Evidence:
     # -- derived numbers ---------------------------------------------------------------------------
 
     def derived(self, metric: str, row: str | None = None, column: str | None = None) -> pd.Series:
-        """A derived metric by seed, of one row and column or over all: the mean of a seed's."""
+        """Average a derived metric by seed, of one row and column or over all.
+
+        LookupError without one.
+        """
         found = self.rows[(self.rows["average"] == "derived") & (self.rows.metric == metric)]
         for name, wanted in (("row", row), ("column", column)):
             found = found if wanted is None else found[found[name] == wanted]
@@ -325,9 +380,26 @@ class Evidence:
         censored: bool = False,
         group: str = "",
     ) -> Contrast:
-        """A number that was computed for each seed, which has to be above a threshold.
+        """Contrast a number that was computed for each seed with a threshold.
 
-        by_seed: NaN where a seed has none. small: below what it counts as a tie, in its unit.
+        Parameters
+        ----------
+        says : str
+            What is compared.
+        by_seed : Series
+            A number a seed, NaN where it has none.
+        threshold : float
+            What it has to be above, in its unit.
+        unit : str
+            Of the number; "" for points.
+        small : float
+            Below what it counts as a tie, in its unit.
+        digits : int
+            That are shown behind the point.
+        censored : bool
+            Whether a number of rounds in it is that of the last round.
+        group : str
+            What claims on most cases count.
         """
         values = by_seed.dropna().to_numpy(dtype=float)
         if not len(values):

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from made import main
 
 import pfl_core
 from pfl_core import (
@@ -35,6 +34,7 @@ from pfl_papers import places
 from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base
+from tests.made import main
 from tools import notebooks
 
 TINY = dict(

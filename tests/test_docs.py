@@ -10,10 +10,10 @@ from pathlib import Path
 
 import latex2mathml.converter
 import pytest
-from made import main
 
 import pfl_core
 from pfl_papers.papers.base import PAPERS
+from tests.made import main
 from tools import equations, site
 
 ROOT = site.ROOT

@@ -1,6 +1,6 @@
 """Numbers and ids stay as they are: two float64 rounds of every method, and the ids of all committed runs.
 
-A method whose numbers change on purpose raises its `revision`; then `python tests/test_golden.py` writes tests/golden.json anew.
+A method whose numbers change on purpose raises its `revision`; then `python -m tests.test_golden` writes tests/golden.json anew.
 """
 
 import json

@@ -5,7 +5,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import made
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,6 +17,7 @@ from pfl_papers.compare import overview, readable, report
 from pfl_papers.notebook import html_report
 from pfl_papers.papers import base
 from pfl_papers.papers.base import PAPERS
+from tests import made
 
 
 class Page(HTMLParser):

@@ -2,7 +2,6 @@
 
 import re
 
-import made
 import pytest
 
 from pfl_core import Experiment, sweep
@@ -12,6 +11,7 @@ from pfl_papers import places
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import PAPERS, paper, title
+from tests import made
 from tools import pages
 
 

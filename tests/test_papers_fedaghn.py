@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from made import judged
 
 from pfl_core import Experiment
 from pfl_core.experiments.store import ROW_COLUMNS
@@ -16,6 +15,7 @@ from pfl_papers.papers import base as papers
 from pfl_papers.papers import fedaghn
 from pfl_papers.papers.base import Probed, Scope
 from pfl_papers.papers.fedaghn import PAPER
+from tests.made import judged
 
 PUBLISHED = papers.reported("fedaghn")
 MEDIUM = {a: about.medium for a, about in PAPER.artefacts.items() if about.medium}  # seeds

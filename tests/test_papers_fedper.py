@@ -6,13 +6,13 @@ Its claims hold, are contradicted, and stay undecided.
 import numpy as np
 import pandas as pd
 import pytest
-from made import judged
 
 from pfl_core import models
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import fedper
 from pfl_papers.papers.fedper import PAPER
+from tests.made import judged
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from made import judged
 
 from pfl_core import models
 from pfl_core.engine.probes import PROBES
@@ -15,6 +14,7 @@ from pfl_papers.compare import report
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import base, flayer
 from pfl_papers.papers.base import Probed, Scope
+from tests.made import judged
 
 PUBLISHED = base.reported("flayer")
 

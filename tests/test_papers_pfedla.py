@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from made import judged
 
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_papers import places
@@ -18,6 +17,7 @@ from pfl_papers.papers import base as papers
 from pfl_papers.papers import pfedla
 from pfl_papers.papers.base import TUNING, Probed, Scope
 from pfl_papers.papers.pfedla import PAPER
+from tests.made import judged
 
 SAID = papers.reported("pfedla")
 MEDIUM = [name for name, about in PAPER.artefacts.items() if about.medium]

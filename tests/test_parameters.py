@@ -5,7 +5,6 @@ import ast
 import nbformat
 import papermill
 import pytest
-from made import main
 
 from pfl_core.data import pools
 from pfl_core.experiments import compute
@@ -15,6 +14,7 @@ from pfl_papers.notebook.study import Study
 from pfl_papers.notebook.what_holds import WhatHolds
 from pfl_papers.papers import base
 from pfl_papers.papers.base import PAPERS, Scope
+from tests.made import main
 from tools.notebooks import NAMES, NOTEBOOKS
 
 NOTHING = dict(artefacts=["table2"], datasets=["mnist"])  # pFedHN has MNIST in its Table 3 alone

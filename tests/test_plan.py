@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from made import main
 
 from pfl_core import Experiment
 from pfl_core.data import pools as data
@@ -19,6 +18,7 @@ from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
 from pfl_papers.papers.base import TUNING
+from tests.made import main
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What the papers plan to run: the same Experiments, in the same order, whatever is rewritten around them.
 
-`python tests/test_planned.py` writes planned.json anew; a commit that changes it says which runs changed, and why.
+`python -m tests.test_planned` writes planned.json anew; a commit that changes it says which runs changed, and why.
 """
 
 import hashlib

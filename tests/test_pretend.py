@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_methods import OURS, assert_same, leaves
 
 from benchmarks.pretend import DEVICE, Accelerator, Pretend
 from benchmarks.waits import SMALL, counted, trained
+from tests.core.methods.setting import OURS, assert_same, leaves
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import made
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -23,6 +22,7 @@ from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.notebook.study import Study
 from pfl_papers.papers import base, fedaghn, fedper
 from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
+from tests import made
 
 # Where a display is set, Agg says that it shows nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")

@@ -2,7 +2,6 @@
 
 import time
 
-import made
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -19,6 +18,7 @@ from pfl_core.experiments.sweep import sweep
 from pfl_papers import places
 from pfl_papers.evidence import committed
 from pfl_papers.explore import choices, sources, training, views, widgets, words
+from tests import made
 
 SMALL = Experiment(
     dataset="digits",

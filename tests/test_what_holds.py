@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import made
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +14,7 @@ from pfl_papers.notebook import rank_figures
 from pfl_papers.notebook.what_holds import WhatHolds
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Claim
+from tests import made
 
 COLUMN = "Dir(0.1), CIFAR-10"
 

@@ -8,9 +8,9 @@ import zipfile
 from shutil import copy, copytree, ignore_patterns, rmtree
 
 import pytest
-from test_imports import FILES, at_import, module, named
 
 from pfl_core.util.paths import CHECKOUT
+from tests.house import FILES, at_import, module, named
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"pillow": "PIL", "scikit-learn": "sklearn"}  # else as the distribution is called

@@ -2,7 +2,7 @@
 
 Gate 1 executes the committed notebooks and compares their outputs with those that are committed.
 Gate 2 executes them at profile smoke, which trains; one is trained again, and the two are compared.
-That every method ends with the same numbers again is held by tests/test_determinism.py.
+That every method ends with the same numbers again is held by tests/core/engine/test_determinism.py.
 """
 
 from __future__ import annotations

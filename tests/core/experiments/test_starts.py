@@ -1,0 +1,227 @@
+"""What an Experiment starts from is trained on the data that are said, or refused (docs/new_clients.md)."""
+
+import doctest
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pfl_core
+from pfl_core import Experiment, Federation, run, sweep, tune
+from pfl_core.experiments.store import load_result, said_to_be
+from tests.core.methods.setting import OURS
+
+SMALL = dict(model="mlp", model_args={"hidden": 8}, batch=8, lr=0.1, holdout=0.2)
+OWN = Experiment(dataset="own", rounds=6, **SMALL)
+DIGITS = Experiment(clients=2, partition="iid", max_samples=8, rounds=1, **SMALL)
+
+
+def federation(flipped=False, k=3, d=6, val=False):
+    """Two classes that a small network learns at once; `flipped`, with the opposite labels."""
+    rng = np.random.default_rng(k)
+    y = rng.integers(0, 2, 30 * k)
+    x = rng.normal(size=(30 * k, d)).astype(np.float32) + 2 * (2 * y[:, None] - 1)
+    each = np.arange(30 * k).reshape(k, 30)
+    held = list(each[:, 16:20]) if val else None
+    return Federation(x, 1 - y if flipped else y, list(each[:, :16]), held, list(each[:, 20:]))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    return tmp_path / "store"
+
+
+def accuracy(result):
+    h = result.history
+    at = (h.metric == "acc_pct") & (h.split == "test") & (h["average"] == "client")
+    return h[at & (h.when == "before")].value.iloc[-1]
+
+
+def pools_of(store):
+    about = [json.loads(f.read_bytes()) for f in store.glob("*/experiment.json")]
+    return sorted(a["meta"]["pool"] for a in about)
+
+
+OLD, NEW = federation(), federation(flipped=True, k=4)
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("call", [run, lambda e, **how: sweep([e], **how)], ids=["run", "sweep"])
+def test_the_source_is_trained_on_its_own_data(store, adopt, call):
+    e = OWN.but(rounds=0, init_from=OWN, adopt=adopt)
+    call(e, fed=NEW, source=OLD)
+    assert pools_of(store) == sorted([OLD.checksum, NEW.checksum])
+    opposite = run(e, fed=NEW, source=OLD)
+    assert accuracy(opposite) < 20 and accuracy(run(e, fed=NEW, source=NEW)) > 80
+    first = run(OWN.but(keep_models=True), fed=OLD)
+    assert run(e, fed=NEW, source=first).id == opposite.id  # one computation, one id
+    assert len(list(store.glob("*/experiment.json"))) == 4
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_unsaid_data_are_refused_before_anything_is_trained(store, method):
+    new = OWN.but(method=method, init_from=OWN, adopt=method == "pfedhn")
+    named = DIGITS.but(method=method, init_from=OWN)
+    behind = DIGITS.but(method=method, init_from=DIGITS.but(init_from=OWN))
+    for e, how in ((new, {"fed": NEW}), (named, {}), (behind, {})):
+        for call in (run, lambda e, **how: sweep([e], **how)):
+            with pytest.raises(ValueError, match="nothing says which data; give its finished run"):
+                call(e, **how)
+    with pytest.raises(ValueError, match="nothing says which data"):
+        tune(new, {"lr": [0.1]}, fed=federation(val=True))
+    assert not list(store.glob("*")) if store.exists() else True
+
+
+def test_one_id_whichever_way_the_source_is_given_and_another_for_other_data(store):
+    first = run(OWN.but(keep_models=True), fed=OLD)
+    ids = {}
+    for name, e in {"as is": OWN, "keeping models": OWN.but(keep_models=True)}.items():
+        new = OWN.but(rounds=1, init_from=e)
+        results = [
+            run(new, fed=NEW, source=s) for s in (first, OLD, pickle.loads(pickle.dumps(OLD)))
+        ]
+        assert len({r.id for r in results}) == 1
+        ids[name] = results[0].id
+        assert run(new, fed=NEW, source=NEW).id != results[0].id
+        assert run(new, fed=NEW, source=federation(k=5)).id != results[0].id
+
+
+def test_own_data_beyond_a_named_set_and_a_named_set_beyond_own_data(store):
+    digits = Federation.dealt(*_digits(), "iid", clients=2)
+    own = OWN.but(rounds=1)
+    trained = run(own.but(keep_models=True), fed=digits)
+    onto = DIGITS.but(init_from=own)
+    assert run(onto, source=digits).id == run(onto, source=trained).id
+    back = own.but(init_from=DIGITS)
+    assert (
+        run(back, fed=digits).id
+        == run(back, fed=digits, source=run(DIGITS.but(keep_models=True))).id
+    )
+    with pytest.raises(ValueError, match="init_from has a data set with a name"):
+        run(back, fed=digits, source=digits)
+    # behind a named one
+    chain = DIGITS.but(seed=1, init_from=onto)
+    result = run(chain, source=digits)
+    assert result.id == run(chain, source=run(onto.but(keep_models=True), source=trained)).id
+
+
+def _digits():
+    pool = pfl_core.load("digits")
+    return pool.x[:60], pool.y[:60]
+
+
+def test_a_chain_over_several_own_data(store):
+    second = OWN.but(rounds=1, init_from=OWN)
+    third = OWN.but(rounds=2, init_from=second)
+    for source in (OLD, NEW):
+        with pytest.raises(ValueError, match="several Experiments over own data; run init_from"):
+            run(third, fed=NEW, source=source)
+    one = run(OWN.but(keep_models=True), fed=OLD)
+    two = run(second.but(keep_models=True), fed=NEW, source=one)
+    whole = run(third, fed=OLD, source=two)
+    assert whole.ok and said_to_be(whole.experiment.plain()).plain() == whole.experiment.plain()
+    assert load_result(whole.folder, whole.experiment).id == whole.id
+    other = run(OWN.but(keep_models=True, seed=1), fed=OLD)
+    with pytest.raises(ValueError, match="differ in init_from"):
+        run(
+            third,
+            fed=OLD,
+            source=run(
+                OWN.but(rounds=1, init_from=OWN.but(seed=1), keep_models=True),
+                fed=NEW,
+                source=other,
+            ),
+        )
+
+
+REFUSED = {
+    "source is a str; allowed is a Result": (dict(init_from=OWN), lambda r: "path"),
+    "starts from nothing|none of these Experiments has init_from": (dict(), lambda r: OLD),
+    "kept no models; run it with": (dict(init_from=OWN), lambda r: run(OWN.but(rounds=1), fed=OLD)),
+    "they differ in lr": (dict(init_from=OWN.but(lr=0.05)), lambda r: r),
+    "they differ in rounds, seed": (dict(init_from=OWN.but(rounds=1, seed=5)), lambda r: r),
+    "clients=2.*give clients=3": (dict(init_from=OWN.but(clients=2)), lambda r: OLD),
+    "they differ in clients": (dict(init_from=OWN.but(clients=2)), lambda r: r),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_source_that_does_not_fit_is_refused(store, words):
+    changes, source = REFUSED[words]
+    given = source(run(OWN.but(keep_models=True), fed=OLD))
+    before = pools_of(store)
+    for call in (run, lambda e, **how: sweep([e], **how)):
+        with pytest.raises((ValueError, TypeError), match=words):
+            call(OWN.but(rounds=0, **changes), fed=NEW, source=given)
+    assert pools_of(store) == before
+
+
+def test_another_shape_of_samples_is_refused_before_the_source_is_trained(store):
+    with pytest.raises(ValueError, match="init_from's model has fc1.weight of shape"):
+        run(OWN.but(rounds=1, init_from=OWN), fed=NEW, source=federation(d=7))
+    assert pools_of(store) == []
+
+
+def test_a_failed_source_is_refused(store):
+    broken = run(OWN.but(keep_models=True, lr=1e30, rounds=3), fed=OLD)
+    assert not broken.ok
+    with pytest.raises(ValueError, match="it has no models"):
+        run(OWN.but(init_from=broken.experiment), fed=NEW, source=broken)
+
+
+def test_a_damaged_source_is_left_where_it_is(store):
+    first = run(OWN.but(keep_models=True), fed=OLD)
+    (first.folder / "models.pt").write_bytes(b"damage")
+    with pytest.raises(ValueError, match="models.pt is damaged"):
+        run(OWN.but(init_from=OWN), fed=NEW, source=first)
+    assert first.folder.is_dir()
+
+
+def test_a_source_that_is_pruned_between_its_end_and_its_use_is_computed_again(store, monkeypatch):
+    from pfl_core.experiments import store as runs
+
+    kept, gone = runs.Result.kept, []
+
+    def pruned(self, name, device="cpu"):
+        if not gone:
+            gone.append(self.folder.rename(self.folder.with_name("away")))
+        return kept(self, name, device)
+
+    monkeypatch.setattr(runs.Result, "kept", pruned)
+    e = DIGITS.but(init_from=DIGITS.but(seed=3))
+    assert run(e).ok and gone
+
+
+def test_a_sweep_hands_its_source_to_those_that_start_from_it(store):
+    first = run(OWN.but(keep_models=True), fed=OLD)
+    warm = OWN.but(rounds=0, init_from=OWN)
+    rows = sweep([OWN.but(rounds=0), warm, warm.but(adopt=True)], fed=NEW, source=first)
+    assert rows.run.nunique() == 3
+    with pytest.raises(ValueError, match="none of these Experiments has init_from"):
+        sweep([OWN], fed=NEW, source=first)
+
+
+def test_tune_with_a_source(store):
+    fed = federation(val=True)
+    best, rows = tune(
+        OWN.but(rounds=1), {"init_from": [OWN, OWN.but(rounds=5)], "lr": [0.1]}, fed=fed, source=OLD
+    )
+    assert rows.run.nunique() == 2 and best.init_from.rounds in (5, 6)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "new_clients.md"
+
+
+def test_the_page_is_right(store):
+    assert PAGE.name in (PAGE.parent / "README.md").read_text()
+    known = {n: getattr(pfl_core, n) for n in pfl_core.__all__} | {"np": np}
+    text = PAGE.read_text().replace("```", "\n")
+    example = doctest.DocTestParser().get_doctest(text, known, PAGE.name, str(PAGE), 0)
+    assert len(example.examples) > 5
+    said = []
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    doctest.DocTestRunner(verbose=False, optionflags=options).run(example, out=said.append)
+    assert not said, "".join(said)

@@ -261,8 +261,8 @@ def test_who_has_not_learned_has_no_small_spread():
 
 def test_rounds_are_counted_to_the_lower_ones_best_accuracy():
     rows = slow(EARLY, LATE)
-    assert fedper._rounds_saved(rows, rows.column[0]).tolist() == [16 - 4]
-    (found,) = fedper._sooner(Evidence(seeds(slow(EARLY, EARLY), 0), PAPER))
+    assert fedper._sooner(rows, rows.column[0]).tolist() == [16 - 4]
+    (found,) = fedper.rounds_saved(Evidence(seeds(slow(EARLY, EARLY), 0), PAPER))
     assert found.found.estimate == 0 and found.tied, "nobody is sooner"
 
 

@@ -20,12 +20,16 @@ import pandas as pd
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.util import checks
+from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
 # Profiles over the papers' own data, networks and clients; medium has fewer rounds.
 FULL = ("medium", "paper")
+# What a claim is about: that the paper's method beats others; how or when methods work; what is
+# true of any run by definition, or fitted to the table that it is judged by.
+KINDS = ("headline", "mechanism", "by construction")
 TUNING = "tuning"  # the artefact of runs that choose the parameters of others
 EMBEDDED = ("digits", "digits100", "raters_digits100")
 # What serves where a paper's data are not asked for: embedded first, then what may be there.
@@ -115,6 +119,7 @@ class Artefact:
     each: whether these are numbers of one run each; else they wait for all runs.
     said: a sentence for the figure's caption.
     tuned: whether runs of the artefact "tuning" choose its parameters.
+    makes: rows and columns of its `numbers` that its runs do not have.
     """
 
     data: tuple[str, ...]
@@ -128,11 +133,12 @@ class Artefact:
     each: bool = False
     said: str = ""
     tuned: bool = False
+    makes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and the differences on which it rests.
+    """What a paper says, and the differences on which it rests: a line of `papers.claims`.
 
     says: in the paper's words or near to them.
     where: section, table or figure of the paper.
@@ -142,6 +148,9 @@ class Claim:
     limit: a threshold that is ours and not the paper's, in words.
     most: whether it speaks of most cases: of more than half of the contrasts' groups.
     status: what a person found out about its contradiction; "" leaves it to `report.claims`.
+    key: its name in the paper.
+    kind: one of `KINDS`. why_kind: why it holds by construction.
+    ask: what its judge asks, None of a function of the paper's own.
     """
 
     says: str
@@ -151,6 +160,10 @@ class Claim:
     limit: str = ""
     most: bool = False
     status: str = ""
+    key: str = ""
+    kind: str = "mechanism"
+    why_kind: str = ""
+    ask: Ask | None = None
 
 
 @dataclass(frozen=True)

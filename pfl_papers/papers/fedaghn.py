@@ -6,10 +6,7 @@ Tables 1 to 4, Figures 4 and 5, Appendix Tables 1 and 2, Appendix Figures 1 and 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +17,13 @@ from pfl_core.analysis.select import pick, tuples
 from pfl_core.analysis.stats import shares, stages
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment
-from pfl_papers.evidence.contrasts import READ_AFTER, Evidence
+from pfl_papers.evidence.asks import Measure, Terms
+from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import claims
 from pfl_papers.papers.base import (
     TUNING,
     Artefact,
     At,
-    Claim,
     Number,
     Paper,
     Probed,
@@ -557,117 +555,8 @@ def _outer_layers(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 # -- claims ----------------------------------------------------------------------------------------
 
-# Where the paper itself says that another method is ahead.
-AHEAD = {("fedpac", "Pathological, CIFAR-10")}
-COMPETITIVE = 2.0  # points
 EQUAL = 0.001  # weights that differ by less are equal
 WEIGHTS: dict[str, Any] = dict(small=EQUAL, digits=4)
-
-
-def _columns(evidence: Evidence, *needed: str) -> list[str]:
-    """The paper's columns in which all of these rows were run; LookupError if there is none."""
-    columns = [column for column in evidence.columns if column not in ANEW]
-    found = [column for column in columns if set(needed) <= set(evidence.methods(column))]
-    if not found:
-        raise LookupError(", ".join(map(label, needed)))
-    return found
-
-
-def _best(evidence: Evidence) -> list[Contrast]:
-    """FedAGHN is more accurate than every other method, all after local training."""
-    own = (OWN, *PAPER.when)  # FedAvg and FedProx count with their rows "-FT"
-    contrasts = []
-    for column in _columns(evidence, OWN):
-        every = evidence.methods(column)
-        others = [row for row in every if row not in own and "(" not in row]  # not those of ours
-        if not others:
-            raise LookupError(f"another method in {column}")
-        ahead = [row for row, where in AHEAD if where == column]
-        contrasts += [evidence.ahead(OWN, row, column) for row in others if row not in ahead]
-        contrasts += evidence.missing(OWN, column, but=(*ahead, *PAPER.when))
-    return contrasts
-
-
-def _all_ahead(
-    evidence: Evidence, better: Sequence[str], worse: Sequence[str], by: float = 0.0
-) -> list[Contrast]:
-    """Each of the better rows leads each of the worse ones by more than `by`, in every column."""
-    return [
-        evidence.ahead(first, second, column, by, group=column)
-        for column in _columns(evidence, *better, *worse)
-        for first in better
-        for second in worse
-    ]
-
-
-def _lead_shrinks(evidence: Evidence) -> list[Contrast]:
-    """FedAGHN leads FedAvg-FT by less at each larger alpha than at the one before."""
-    columns = sorted(_columns(evidence, OWN, "fedavg_ft"))
-    if len(columns) < 2:
-        raise LookupError("a second alpha")
-    contrasts = []
-    for smaller, larger in itertools.pairwise(columns):
-        lead = {(OWN, smaller): 1.0, ("fedavg_ft", smaller): -1.0}
-        less = {(OWN, larger): -1.0, ("fedavg_ft", larger): 1.0}
-        says = f"FedAGHN's lead over FedAvg-FT, {smaller} - {larger}"
-        contrasts.append(evidence.contrast(says, lead | less))
-    return contrasts
-
-
-def _worst_without_both(evidence: Evidence) -> list[Contrast]:
-    """Without p and q FedAGHN is less accurate than with any other part left out, on average."""
-    worst, *others = ABLATED
-    found = _columns(evidence, worst)
-    others = [row for row in others if all(row in evidence.methods(column) for column in found)]
-    if not others:
-        raise LookupError("another ablation")
-    contrasts = []
-    for row in others:
-        weights = {(row, column): 1 / len(found) for column in found}
-        weights |= {(worst, column): -1 / len(found) for column in found}
-        says = f"{row} - {worst}, mean of {', '.join(found)}"
-        contrasts.append(evidence.contrast(says, weights))
-    return contrasts
-
-
-def _over_others(evidence: Evidence, part: str, stage: str) -> pd.Series:
-    """By how much a similar client weighs more than another one, by seed."""
-    similar, other = (
-        evidence.derived("weight", f"{part}, {kind}", stage) for kind in ("similar", "other")
-    )
-    return similar - other
-
-
-def _similar_weigh_more(evidence: Evidence) -> list[Contrast]:
-    """Similar clients weigh more than others, and more so in deep layers, at every stage."""
-    contrasts = []
-    for stage in STAGES:
-        shallow, deep = (_over_others(evidence, part, stage) for part in ("shallow", "deep"))
-        says = f"shallow, {stage}: similar - other"
-        contrasts += [
-            evidence.above(says, shallow, **WEIGHTS),
-            evidence.above(f"{stage}: deep - shallow", deep - shallow, **WEIGHTS),
-        ]
-    return contrasts
-
-
-def _falls(evidence: Evidence, says: str, course: Sequence[pd.Series]) -> list[Contrast]:
-    """A number falls from each stage to the next; `course` holds it at each, by seed."""
-    steps = zip(itertools.pairwise(STAGES), itertools.pairwise(course), strict=True)
-    return [
-        evidence.above(f"{says}, {before} - {after}", earlier - later, **WEIGHTS)
-        for (before, after), (earlier, later) in steps
-    ]
-
-
-def _self_weight_falls(evidence: Evidence) -> list[Contrast]:
-    own = [evidence.derived("weight", "whole, self", stage) for stage in STAGES]
-    return _falls(evidence, "weight of oneself", own)
-
-
-def _shallow_evens_out(evidence: Evidence) -> list[Contrast]:
-    differences = [_over_others(evidence, "shallow", stage) for stage in STAGES]
-    return _falls(evidence, "shallow, similar - other", differences)
 
 
 def _final(evidence: Evidence, row: str, metric: str = "weight") -> list[pd.Series]:
@@ -678,39 +567,18 @@ def _final(evidence: Evidence, row: str, metric: str = "weight") -> list[pd.Seri
     return [evidence.derived(metric, row, kind) for kind in ("Self", "Similar", "Other")]
 
 
-def _follows_groups(evidence: Evidence) -> list[Contrast]:
-    """In FedAGHN similar clients weigh more than others, and oneself less than these."""
-    own, similar, other = _final(evidence, OWN)
-    return [
-        evidence.above("FedAGHN, similar - other", similar - other, **WEIGHTS),
-        evidence.above("FedAGHN, other - self", other - own, **WEIGHTS),
-    ]
-
-
-def _equal(evidence: Evidence, says: str, one: pd.Series, two: pd.Series) -> list[Contrast]:
-    """Two weights differ by no more than what counts as equal, either way."""
-    return [
-        evidence.above(f"{says}, either way", sign * (one - two), -EQUAL, **WEIGHTS)
-        for sign in (1, -1)
-    ]
-
-
-def _same_in_group(evidence: Evidence) -> list[Contrast]:
-    """In CFL a client and its group weigh the same."""
-    own, similar, _ = _final(evidence, "cfl")
-    return _equal(evidence, "CFL, similar - self", similar, own)
-
-
-def _own_group_alone(evidence: Evidence) -> list[Contrast]:
+def own_group_alone(evidence: Evidence) -> list[Contrast]:
     """In CFL a client and its group weigh the same, and clients outside nothing."""
-    other, earlier = (_final(evidence, "cfl", metric)[-1] for metric in ("weight", EARLIER))
+    own, similar, other = _final(evidence, "cfl")
+    earlier = _final(evidence, "cfl", EARLIER)[-1]
+    says = "CFL, similar - self, either way"
+    same = [evidence.above(says, d, -EQUAL, **WEIGHTS) for d in (similar - own, own - similar)]
     outside = evidence.above("CFL, nothing - other", -other, -EQUAL, **WEIGHTS)
     # With more rounds CFL divides its clients again.
-    outside = replace(outside, moved=float((earlier - other).mean()))
-    return [*_same_in_group(evidence), outside]
+    return [*same, replace(outside, moved=float((earlier - other).mean()))]
 
 
-def _slightly_more(evidence: Evidence) -> list[Contrast]:
+def slightly_more(evidence: Evidence) -> list[Contrast]:
     """In HeurFedAMP similar clients weigh more than others, by less than in FedAGHN."""
     _, similar, other = _final(evidence, "heurfedamp")
     _, own_similar, own_other = _final(evidence, OWN)
@@ -721,177 +589,14 @@ def _slightly_more(evidence: Evidence) -> list[Contrast]:
     ]
 
 
-def _stays(evidence: Evidence) -> list[Contrast]:
-    """The weight of oneself in HeurFedAMP is at every stage what it was at first."""
-    first, *later = (evidence.derived("weight", "heurfedamp, self", stage) for stage in STAGES)
-    return [
-        contrast
-        for stage, weight in zip(STAGES[1:], later, strict=True)
-        for contrast in _equal(evidence, f"weight of oneself, {stage} - First", weight, first)
-    ]
-
-
-def _deep_layers_differ(evidence: Evidence) -> list[Contrast]:
-    """Similar clients weigh more by a wider margin in the last two layers, widest in the last."""
-    gap = {place: evidence.derived("similar minus other", place) for place in PLACES}
-    *shallow, deep, last = PLACES
-    pairs = [(one, other) for one in (deep, last) for other in shallow] + [(last, deep)]
-    return [
-        evidence.above(f"similar - other, {one} - {other}", gap[one] - gap[other], **WEIGHTS)
-        for one, other in pairs
-    ]
-
-
-_EQUAL = f"equal: within {EQUAL:g}, ours"
-
-CLAIMS = (
-    Claim(
-        "FedAGHN is best in every column but pathological CIFAR-10, where it is second to FedPAC",
-        "Sec. 5.1, Table 1",
-        "table1",
-        _best,
-    ),
-    Claim(
-        "FedAvg and FedProx, read before local training, are worse than Local",
-        "Sec. 5.1, Table 1",
-        "table1",
-        partial(_all_ahead, better=("local",), worse=("fedavg", "fedprox")),
-    ),
-    Claim(
-        "FedAvg-FT and FedProx-FT remain competitive",
-        "Sec. 5.1, Table 1",
-        "table1",
-        partial(_all_ahead, better=tuple(READ_AFTER), worse=(OWN,), by=-COMPETITIVE),
-        limit=f"competitive: within {COMPETITIVE:g} points of FedAGHN, ours",
-    ),
-    Claim(
-        "HeurFedAMP outperforms FedAMP in most scenarios",
-        "Sec. 5.1, Table 1",
-        "table1",
-        partial(_all_ahead, better=("heurfedamp",), worse=("fedamp",)),
-        most=True,
-    ),
-    Claim(
-        "FedALA performs worse than pFedLA in most cases",
-        "Sec. 5.1, Table 1",
-        "table1",
-        partial(_all_ahead, better=("pfedla",), worse=("fedala",)),
-        most=True,
-    ),
-    Claim(
-        "FedAGHN outperforms all baselines at every degree of heterogeneity",
-        "Sec. 5.2, Table 2",
-        "table2",
-        _best,
-    ),
-    Claim(
-        "FedAGHN leads FedAvg-FT by less the more alike the clients' data are "
-        "(the table's numbers; the text does not say it)",
-        "Table 2",
-        "table2",
-        _lead_shrinks,
-    ),
-    Claim(
-        "pFedLA and FedALA, which aggregate finely, are ahead of CFL, FedAMP and HeurFedAMP",
-        "App. D.2, Table 2",
-        "table2",
-        partial(_all_ahead, better=("pfedla", "fedala"), worse=("cfl", "fedamp", "heurfedamp")),
-    ),
-    Claim(
-        "In the case study FedAGHN is ahead of Local, CFL and HeurFedAMP",
-        "Sec. 6.1, Table 3",
-        "table3",
-        _best,
-    ),
-    Claim(
-        "FedAGHN's weights align with the similarity of clients' data, with a small weight of "
-        "oneself",
-        "Sec. 6.2.1, Fig. 4",
-        "fig4",
-        _follows_groups,
-    ),
-    Claim(
-        "In CFL all clients of a group have the same weight, and those outside take no part",
-        "Sec. 6.2.1, Fig. 4",
-        "fig4",
-        _own_group_alone,
-        limit=_EQUAL,
-    ),
-    Claim(
-        "HeurFedAMP gives slightly higher weights to clients of the same group",
-        "Sec. 6.2.1, Fig. 4",
-        "fig4",
-        _slightly_more,
-        limit="slightly: by less than FedAGHN, ours",
-    ),
-    Claim(
-        "Deep layers tell groups apart more than shallow ones, the last layer most of all",
-        "Sec. 6.2.2, Fig. 5",
-        "fig5",
-        _deep_layers_differ,
-    ),
-    Claim(
-        "Similar clients weigh more than others, and more so in deep layers",
-        "Sec. 6.2.2 and App. E.3, Table 4",
-        "table4",
-        _similar_weigh_more,
-    ),
-    Claim(
-        "The weight of oneself gradually decreases during training",
-        "Sec. 6.3, Table 4",
-        "table4",
-        _self_weight_falls,
-    ),
-    Claim(
-        "In shallow layers the difference between similar and other clients gradually decreases",
-        "App. E.3, Table 4",
-        "table4",
-        _shallow_evens_out,
-    ),
-    Claim(
-        "FedAGHN performs best with all of its parts", "App. D.1, App. Table 1", "apptable1", _best
-    ),
-    Claim(
-        "The most severe decrease is without p and q",
-        "App. D.1, App. Table 1",
-        "apptable1",
-        _worst_without_both,
-        limit="on average over the columns: ours, since single ones of the paper differ",
-    ),
-    Claim(
-        "Performance decreases more without p than without q",
-        "App. D.1, App. Table 1",
-        "apptable1",
-        partial(_all_ahead, better=("w/o q",), worse=("w/o p",)),
-    ),
-    Claim(
-        "In FedAGHN the weight of oneself is smaller, and that of clients of the same group larger",
-        "App. E.2, App. Table 2",
-        "apptable2",
-        _follows_groups,
-    ),
-    Claim(
-        "CFL maintains the same weight for clients within a group",
-        "App. E.2, App. Table 2",
-        "apptable2",
-        _same_in_group,
-        limit=_EQUAL,
-    ),
-    Claim(
-        "HeurFedAMP assigns slightly different weights",
-        "App. E.2, App. Table 2",
-        "apptable2",
-        _slightly_more,
-        limit="slightly: by less than FedAGHN, ours",
-    ),
-    Claim(
-        "The weight of oneself in HeurFedAMP remains constant throughout training",
-        "App. E.3, App. Fig. 2",
-        "appfig2",
-        _stays,
-        limit=_EQUAL,
-    ),
+TERMS = Terms(
+    {
+        "weight": Measure(**WEIGHTS),
+        "similar minus other": Measure("similar - other, {difference}", across=True, **WEIGHTS),
+    },
+    our_columns=tuple(ANEW),
 )
+CLAIMS = claims.read("fedaghn", TERMS, own_group_alone=own_group_alone, slightly_more=slightly_more)
 
 # -- the paper -------------------------------------------------------------------------------------
 
@@ -907,13 +612,15 @@ PAPER = Paper(
         "table1": Artefact(_DATA, show=("compare", "standing"), medium=3, quick=2, tuned=True),
         "table2": Artefact(("cifar10",), quick=1, tuned=True),
         "table3": Artefact(_DATA, medium=3, quick=1),
-        "fig4": replace(_DRAWN, numbers=final_weights),
-        "fig5": replace(_DRAWN, numbers=layer_weights),
+        "fig4": replace(_DRAWN, numbers=final_weights, makes=((), ("Self", "Similar", "Other"))),
+        "fig5": replace(_DRAWN, numbers=layer_weights, makes=(PLACES, ())),
         "table4": replace(_WEIGHTS, numbers=stage_weights),
         "apptable1": Artefact(_DATA, medium=2, quick=1, tuned=True),
         "appfig1": Artefact(("cifar10",), show=()),
         "apptable2": replace(_WEIGHTS, numbers=final_weights),
-        "appfig2": replace(_DRAWN, numbers=course_of_methods),
+        "appfig2": replace(
+            _DRAWN, numbers=course_of_methods, makes=(("heurfedamp, self",), STAGES)
+        ),
     },
     claims=CLAIMS,
     sweeps=sweeps,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.verdicts import Contrast
+from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
-from pfl_papers.papers.base import Artefact, At, Claim, Paper, Scope, Sweep, fields_at, use
+from pfl_papers.papers import claims
+from pfl_papers.papers.base import Artefact, At, Paper, Scope, Sweep, fields_at, use
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -158,62 +158,28 @@ def sweeps(scope: Scope) -> list[Sweep]:
 
 # -- claims ----------------------------------------------------------------------------------------
 
-Judge = Callable[[Evidence], list[Contrast]]
-FEW, IDENTICAL = (4, 40), (10, 100)  # classes a client at the ends of Figures 2, 11 and 12
-CHANCE = 20.0  # % of five ratings
-DEPTH, GUESS, NOTICED = 5.0, 5.0, 3.0  # points: limits of ours
+IDENTICAL = (", k=10", ", k=100")  # how columns end whose clients have all classes
+# % of five ratings, and points above it: a limit of ours.
+CHANCE, GUESS = 20.0, 5.0
 SOON = 5.0  # rounds: a smaller difference is a tie
 
 
-def _dealt(evidence: Evidence) -> dict[tuple[str, int], str]:
-    # {(network, k): column} of Figures 2, 11 and 12
-    parts = {column: column.split(", k=") for column in evidence.columns}
-    return {(net, int(k)): column for column, (net, k) in parts.items()}
-
-
-def _not_identical(evidence: Evidence) -> list[str]:
-    return [column for (_, k), column in _dealt(evidence).items() if k not in IDENTICAL]
-
-
-def _ends(evidence: Evidence) -> list[tuple[str, str]]:
-    # The columns with the fewest classes a client and with all of them, of each network.
-    dealt = _dealt(evidence)
-    ends = [
-        (dealt[net, few], dealt[net, every])
-        for net in dict.fromkeys(net for net, _ in dealt)
-        for few, every in zip(FEW, IDENTICAL, strict=True)
-        if {(net, few), (net, every)} <= set(dealt)
-    ]
-    if not ends:
-        raise LookupError(f"a network with both k={FEW} and k={IDENTICAL}")
-    return ends
-
-
-def _if_learned(found: Contrast, evidence: Evidence, column: str) -> Contrast:
-    # A network at chance has the spread of its labels alone and reaches any level at once.
-    return replace(found, unlearned=evidence.ahead("fedper", "fedavg", column).unlearned)
-
-
-def _better(evidence: Evidence) -> list[Contrast]:
-    return [evidence.ahead("fedper", "fedavg", column) for column in _not_identical(evidence)]
-
-
-def _sooner(evidence: Evidence) -> list[Contrast]:
+def rounds_saved(evidence: Evidence) -> list[Contrast]:
+    """FedPer is sooner than FedAvg at the best accuracy of the lower of both."""
     out = []
-    for column in _not_identical(evidence):
-        found = evidence.above(
-            f"FedAvg's - FedPer's rounds, {column}",
-            _rounds_saved(evidence.rows, column),
-            unit="rounds",
-            small=SOON,
-            digits=1,
-        )
-        out.append(_if_learned(found, evidence, column))
+    for column in evidence.columns:
+        if column.endswith(IDENTICAL):
+            continue
+        says, sooner = f"FedAvg's - FedPer's rounds, {column}", _sooner(evidence.rows, column)
+        found = evidence.above(says, sooner, unit="rounds", small=SOON, digits=1)
+        # A network at chance reaches any level at once.
+        unlearned = evidence.ahead("fedper", "fedavg", column).unlearned
+        out.append(replace(found, unlearned=unlearned))
     return out
 
 
-def _rounds_saved(rows: pd.DataFrame, column: str) -> pd.Series:
-    # By how many rounds FedPer is sooner, by seed, at the best accuracy of the lower of both.
+def _sooner(rows: pd.DataFrame, column: str) -> pd.Series:
+    # By how many rounds, by seed.
     rule, both = PAPER.report, ("fedavg", "fedper")
     seen = rows[(rows.column == column) & (rows.metric == "acc_pct") & (rows.split == "test")]
     seen = seen[(seen.when == rule["when"]) & (seen["average"] == rule["average"])]
@@ -229,54 +195,10 @@ def _rounds_saved(rows: pd.DataFrame, column: str) -> pd.Series:
     return pd.Series(out, dtype=float)
 
 
-def _closer(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for few, every in _ends(evidence):
-        lead = {("fedper", few): 1.0, ("fedavg", few): -1.0}
-        lead |= {("fedper", every): -1.0, ("fedavg", every): 1.0}
-        out.append(evidence.contrast(f"FedPer - FedAvg, {few} - {every}", lead))
-    return out
-
-
-def _varies_less(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for column in evidence.columns:
-        found = evidence.contrast(
-            f"sd over clients, FedAvg - FedPer, {column}",
-            {("fedavg", column): 1.0, ("fedper", column): -1.0},
-            metric="acc_sd",
-        )
-        out.append(_if_learned(found, evidence, column))
-    return out
-
-
-def _variation_falls(evidence: Evidence) -> list[Contrast]:
-    return [
-        evidence.contrast(
-            f"sd over clients, FedAvg, {few} - {every}",
-            {("fedavg", few): 1.0, ("fedavg", every): -1.0},
-            metric="acc_sd",
-        )
-        for few, every in _ends(evidence)
-        if few.startswith("MobileNet")
-    ]
-
-
-def _best_depth(depth: int, evidence: Evidence) -> list[Contrast]:
-    best = f"K_P = {depth}"
-    return [
-        evidence.ahead(best, other, column)
-        for column in evidence.columns
-        for other in evidence.methods(column)
-        if other != best
-    ]
-
-
-def _ahead(first: str, second: str, evidence: Evidence) -> list[Contrast]:
-    return [evidence.ahead(first, second, column) for column in evidence.columns]
-
-
-def _guesses(evidence: Evidence) -> list[Contrast]:
+def guesses(evidence: Evidence) -> list[Contrast]:
+    """FedAvg is at most `GUESS` points above chance on FLICKR-AES."""
+    if set(evidence.rows.dataset) != {"flickr_aes"}:  # synthetic raters say nothing about it
+        raise LookupError("FLICKR-AES")
     # That FedAvg has learned nothing is what the paper says, so it is no obstacle here.
     found = [
         evidence.contrast(f"0 - FedAvg, {column}", {("fedavg", column): -1.0}, -CHANCE - GUESS)
@@ -285,113 +207,13 @@ def _guesses(evidence: Evidence) -> list[Contrast]:
     return [replace(one, unlearned="") for one in found]
 
 
-def _alike(rows: Sequence[str], within: float, evidence: Evidence) -> list[Contrast]:
-    pairs = [evidence.alike(rows or evidence.methods(c), c, within) for c in evidence.columns]
-    return [found for of_column in pairs for found in of_column]
-
-
-def _on_flickr(judge: Judge, evidence: Evidence) -> list[Contrast]:
-    if set(evidence.rows.dataset) != {"flickr_aes"}:  # synthetic raters say nothing about it
-        raise LookupError("FLICKR-AES")
-    return judge(evidence)
-
-
-def _of_heterogeneity(n: int, where: str, what: str) -> list[Claim]:
-    # What Sec. 4.2 says of Figure 2, and that CIFAR-100 does not change it.
-    figure, limit = f"fig{n}", "rounds to the lower one's best accuracy: ours"
-    better = f"FedPer is significantly better than FedAvg at steady state, {what}"
-    sooner = f"FedPer converges in significantly fewer global rounds than FedAvg, {what}"
-    closer = f"FedPer comes closer to FedAvg as the data become identical, {what}"
-    return [
-        Claim(better, where, figure, _better),
-        Claim(sooner, where, figure, _sooner, limit),
-        Claim(closer, where, figure, _closer),
-    ]
-
-
-_BASE = "Base layers are not redundant: a linear base in their place drops the accuracy"
-_linear = partial(_ahead, "original", "linear base")
-_ALONE = "Purely local training stays behind: clients have too few samples"
-_alone = partial(_ahead, "original", "local")
-
-
-def _of_raters() -> list[Claim]:
-    # Sec. 4.5, of FLICKR-AES.
-    unfit = "FedAvg is unfit for FLICKR-AES, where FedPer captures the users' preferences"
-    guesses = "FedAvg is similar to random guessing on FLICKR-AES, MobileNet"
-    base = f"{_BASE}, MobileNet on FLICKR-AES"
-    limit = f"at most {GUESS:.0f} points above {CHANCE:.0f} %: ours"
-    ahead = partial(_on_flickr, partial(_ahead, "fedper", "fedavg"))
-    return [
-        Claim(f"{unfit}, MobileNet", "Sec. 4.5, Fig. 7", "fig7", ahead),
-        Claim(guesses, "Sec. 4.5, Fig. 7", "fig7", partial(_on_flickr, _guesses), limit),
-        Claim(f"{unfit}, ResNet-34", "Sec. 4.5, Fig. 8", "fig8", ahead),
-        Claim(base, "Sec. 4.5, Fig. 9", "fig9", partial(_on_flickr, _linear)),
-    ]
-
-
-def _of_fine_tuning() -> list[Claim]:
-    # App. A.3: what it does on CIFAR-100, and that it does nothing on FLICKR-AES.
-    improves = "Fine-tuning the personalization layers improves clients' accuracy on CIFAR-100"
-    unnoticed = "Fine-tuning has no noticeable effect on FLICKR-AES"
-    better = partial(_ahead, "fedper + fine-tuning", "fedper")
-    alike = partial(_on_flickr, partial(_alike, [*TUNED], NOTICED))
-    limit = f"within {NOTICED:.0f} points: ours"
-    out = []
-    for n, net in zip((15, 16), NETS, strict=True):
-        out.append(Claim(f"{improves}, {net}", f"App. A.3, Fig. {n}", f"fig{n}", better))
-    for n, net in zip((17, 18), NETS, strict=True):
-        out.append(Claim(f"{unnoticed}, {net}", f"App. A.3, Fig. {n}", f"fig{n}", alike, limit))
-    return out
-
-
-CLAIMS = (
-    *_of_heterogeneity(2, "Sec. 4.2, Fig. 2", "CIFAR-10"),
-    Claim(
-        "Clients' accuracies vary less under FedPer than under FedAvg, k = 4",
-        "Sec. 4.2, Fig. 3",
-        "fig3",
-        _varies_less,
-    ),
-    Claim(
-        "There is no clear correlation between K_P and the accuracy at steady state",
-        "Sec. 4.3, Fig. 4",
-        "fig4",
-        partial(_alike, [], DEPTH),
-        f"within {DEPTH:.0f} points: ours",
-    ),
-    Claim(
-        "K_P = 2 achieves the best accuracy on CIFAR-10",
-        "Sec. 4.3, Fig. 4",
-        "fig4",
-        partial(_best_depth, 2),
-    ),
-    *(
-        Claim(f"{what}, {net} on CIFAR-100", f"Sec. 4.4, Fig. {n}", f"fig{n}", judge)
-        for what, judge in ((_BASE, _linear), (_ALONE, _alone))
-        for n, net in zip((5, 6), NETS, strict=True)
-    ),
-    *_of_raters(),
-    *_of_heterogeneity(11, "Sec. 4.2, App. A.1, Fig. 11", "CIFAR-100, ResNet-34"),
-    *_of_heterogeneity(12, "Sec. 4.2, App. A.1, Fig. 12", "CIFAR-100, MobileNet"),
-    Claim(
-        "FedAvg's variation over clients decreases from k = 4 to 10, MobileNet",
-        "Sec. 4.2, Figs. 3, 13",
-        "fig2",
-        _variation_falls,
-    ),
-    Claim(
-        "K_P = 1 achieves the best accuracy on CIFAR-100",
-        "Sec. 4.3, App. A.2, Fig. 14",
-        "fig14",
-        partial(_best_depth, 1),
-    ),
-    *_of_fine_tuning(),
+TERMS = Terms(
+    {"acc_sd": Measure("sd over clients, {difference}, {column}", pooled=True, least=True)}
 )
 PAPER = Paper(
     key="fedper",
     artefacts=FIGURES,
-    claims=CLAIMS,
+    claims=claims.read("fedper", TERMS, rounds_saved=rounds_saved, guesses=guesses),
     sweeps=sweeps,
     own="fedper",
     report=dict(select="last", when="before", average="client"),

@@ -7,10 +7,8 @@ from; see `papers.base`.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +19,12 @@ from pfl_core.analysis.select import grouped, pick, records, tuples
 from pfl_core.analysis.stats import spent
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.util.percent import accuracy
+from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import claims
 from pfl_papers.papers.base import (
     Artefact,
     At,
-    Claim,
     Number,
     Paper,
     Probed,
@@ -77,7 +76,6 @@ SHOWN = {  # an artefact's columns
     "fig3": At(["CIFAR-100, CNN", DEEP], medium=["CIFAR-100, CNN"], quick=[IMAGE]),
 }
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
-NEWER = ("gpfl", "fedcp")  # further ones of Tables 5a and 5b
 SLOW = ("apple", "ditto")  # not run in the column of ours
 RELEASED_DRAW = ("numpy_seed", "class_size")  # arguments of a partition
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
@@ -485,140 +483,17 @@ def layers(rows: pd.DataFrame) -> pd.DataFrame:
 ALIKE: dict[str, Any] = dict(small=0.02, digits=3)
 
 
-def _columns(evidence: Evidence, *needed: str) -> list[str]:
-    """The paper's columns in which all of these rows were run; LookupError if there is none."""
-    # Columns of Table 2's control are rates.
-    columns = [c for c in evidence.columns if c != ANEW and not c.startswith("lr ")]
-    found = [column for column in columns if set(needed) <= set(evidence.methods(column))]
-    if not found:
-        raise LookupError(", ".join(map(label, needed)))
-    return found
-
-
-def _methods(evidence: Evidence, column: str) -> list[str]:
-    """The paper's methods in a column, without rows of ours."""
-    return [row for row in evidence.methods(column) if row in (*BASELINES, *NEWER, PAPER.own)]
-
-
-def _is_text(column: str) -> bool:
-    return column in COLUMNS and COLUMNS[column].model == "fasttext"
-
-
-def _ahead(evidence: Evidence, first: str, second: str, column: str) -> Contrast:
-    """The first row is more accurate; AG News is judged on training texts, as it is printed."""
-    if not _is_text(column):
-        return evidence.ahead(first, second, column)
-    trained = evidence.ahead(first, second, column, metric="train_acc_pct")
-    return replace(trained, says=f"{trained.says}, training texts")
-
-
-def _all_ahead(evidence: Evidence, better: Sequence[str], worse: Sequence[str]) -> list[Contrast]:
-    """Each of the better rows is more accurate than each of the worse ones, in every column."""
-    return [
-        _ahead(evidence, first, second, column)
-        for column in _columns(evidence, *better, *worse)
-        for first in better
-        for second in worse
-    ]
-
-
-def _best(evidence: Evidence, best: str = "flayer") -> list[Contrast]:
-    """A method is more accurate than every other one of the paper's, in every column."""
-    contrasts = []
-    for column in _columns(evidence, best):
-        others = [row for row in _methods(evidence, column) if row != best]
-        if not others:
-            raise LookupError(f"another method in {column}")
-        contrasts += [_ahead(evidence, best, row, column) for row in others]
-        contrasts += evidence.missing(best, column)
-    return contrasts
-
-
-def _ladder(evidence: Evidence) -> list[Contrast]:
-    """Each method is more accurate than the one before it, on average over the image columns."""
-    steps = ("fedavg", "fedper", "fedrep", "fedala", PAPER.own)
-    columns = [column for column in _columns(evidence, *steps) if not _is_text(column)]
-    if not columns:
-        raise LookupError("an image column")
-    contrasts = []
-    for worse, better in itertools.pairwise(steps):
-        says = f"{label(better)} - {label(worse)}, mean of {', '.join(columns)}"
-        weights = {(better, column): 1 / len(columns) for column in columns}
-        weights |= {(worse, column): -1 / len(columns) for column in columns}
-        contrasts.append(evidence.contrast(says, weights))
-    return contrasts
-
-
-def _sooner(evidence: Evidence, first: str, others: Sequence[str]) -> list[Contrast]:
-    """A method has its best round before others have theirs, in every column."""
-    contrasts = []
-    for column in _columns(evidence, first, *others):
-        own = evidence.derived("iterations", first, column)
-        censored = bool(own.ge(_last_round(evidence, first, column)).any())
-        for row in others:
-            says = f"best round of {label(row)} - {label(first)}, {column}"
-            later = evidence.derived("iterations", row, column) - own
-            how: dict[str, Any] = dict(unit="rounds", small=2, digits=1, censored=censored)
-            unlearned = evidence.ahead(first, row, column).unlearned
-            contrasts.append(replace(evidence.above(says, later, **how), unlearned=unlearned))
-    return contrasts
-
-
-def _last_round(evidence: Evidence, row: str, column: str) -> pd.Series:
-    """The last evaluated round, by seed."""
-    every = evidence.rows
-    runs = every[(every.row == row) & (every.column == column) & (every["average"] != "derived")]
-    return runs.groupby("seed")["rounds"].max()
-
-
-def _own_depth(evidence: Evidence) -> list[Contrast]:
-    """The depth that the paper gives a network's head is better than the other two."""
-    contrasts = []
-    for column in _columns(evidence, "s=1", "s=2", "s=3"):
-        own = network(COLUMNS[column].model, "paper")["head_depth"]
-        others = [depth for depth in (1, 2, 3) if depth != own]
-        contrasts += [evidence.ahead(f"s={own}", f"s={depth}", column) for depth in others]
-    return contrasts
-
-
-def _falls(evidence: Evidence) -> list[Contrast]:
-    """Every method is less accurate with 100 clients than with 50."""
-    _require_more_clients(evidence)
-    there = set(_methods(evidence, "N=100"))
-    names = [row for row in _methods(evidence, "N=50") if row in there]
-    return [
-        evidence.contrast(f"{label(row)}, N=50 - N=100", {(row, "N=50"): 1.0, (row, "N=100"): -1.0})
-        for row in names
-    ]
-
-
-def _falls_little(evidence: Evidence) -> list[Contrast]:
+def falls_little(evidence: Evidence) -> list[Contrast]:
     """From 50 to 100 clients FLAYER loses less than 2 points, and less than APPLE."""
-    _require_more_clients(evidence)
+    for column in ("N=50", "N=100"):
+        if column not in evidence.columns:
+            raise LookupError(column)
     change = {(PAPER.own, "N=100"): 1.0, (PAPER.own, "N=50"): -1.0}
     against = change | {("apple", "N=100"): -1.0, ("apple", "N=50"): 1.0}
     return [
         evidence.contrast("FLAYER, N=100 - N=50", change, -2.0),
         evidence.contrast("APPLE's loss - FLAYER's, N=50 to N=100", against),
     ]
-
-
-def _require_more_clients(evidence: Evidence) -> None:
-    """LookupError if 50 or 100 clients were not run."""
-    for column in ("N=50", "N=100"):
-        if column not in evidence.columns:
-            raise LookupError(column)
-
-
-def _around(evidence: Evidence) -> list[Contrast]:
-    """FLAYER around a method is more accurate than the method alone."""
-    contrasts = []
-    for column in evidence.columns:
-        for row in _methods(evidence, column):
-            gain = evidence.derived("improvement_points", row, column)
-            says = f"FLAYER around {label(row)}, {column}"
-            contrasts.append(evidence.above(says, gain, unit="points", small=SMALL, digits=1))
-    return contrasts
 
 
 class _Similarity(NamedTuple):
@@ -654,7 +529,7 @@ def _similarities(evidence: Evidence) -> list[_Similarity]:
     return out
 
 
-def _base_more_alike(evidence: Evidence) -> list[Contrast]:
+def base_more_alike(evidence: Evidence) -> list[Contrast]:
     """Layers before the last one are more alike in the best round than initially, on average."""
     contrasts = []
     for found in _similarities(evidence):
@@ -665,7 +540,7 @@ def _base_more_alike(evidence: Evidence) -> list[Contrast]:
     return contrasts
 
 
-def _head_least_alike(evidence: Evidence) -> list[Contrast]:
+def head_least_alike(evidence: Evidence) -> list[Contrast]:
     """Every layer is more alike than the last one, in the best round."""
     contrasts = []
     for found in _similarities(evidence):
@@ -676,7 +551,7 @@ def _head_least_alike(evidence: Evidence) -> list[Contrast]:
     return contrasts
 
 
-def _cnn_more_alike(evidence: Evidence) -> list[Contrast]:
+def cnn_more_alike(evidence: Evidence) -> list[Contrast]:
     """Layers of the CNN are more alike than those of ResNet-18, on average, in the best round."""
     found = {(s.row, s.column): s for s in _similarities(evidence)}
     contrasts = []
@@ -690,7 +565,7 @@ def _cnn_more_alike(evidence: Evidence) -> list[Contrast]:
     return contrasts
 
 
-def _moderate(evidence: Evidence) -> list[Contrast]:
+def moderate(evidence: Evidence) -> list[Contrast]:
     """FLAYER's layers are neither the most alike nor the least, in the base and in the head."""
     every, contrasts = _similarities(evidence), []
     for column in dict.fromkeys(found.column for found in every):
@@ -710,135 +585,33 @@ def _moderate(evidence: Evidence) -> list[Contrast]:
     return contrasts
 
 
-def _order_of_parts(evidence: Evidence) -> list[Contrast]:
-    """The learning rates alone are ahead of the masks alone, and these of the aggregation alone."""
-    # In the released form: without its epoch for the head, rates or masks alone are served as one
-    # global model.
-    mixing, rates, masking = (f"{part} (official)" for part in PARTS)
-    pairs = ((rates, masking), (rates, mixing), (masking, mixing))
-    columns = _columns(evidence, mixing, rates, masking)
-    return [evidence.ahead(*pair, column) for column in columns for pair in pairs]
-
-
-CLAIMS = (
-    Claim(
-        "Of FedAvg, APPLE, FedPer and FedALA, FedALA delivers the highest accuracy",
-        "Introduction, Table 1",
-        "table1",
-        partial(_best, best="fedala"),
-    ),
-    Claim(
-        "APPLE and FedPer are more accurate than FedAvg",
-        "Introduction, Table 1",
-        "table1",
-        partial(_all_ahead, better=("apple", "fedper"), worse=("fedavg",)),
-    ),
-    Claim(
-        "Personal layers speed up convergence: FedPer is at its best after fewer rounds than "
-        "FedAvg (as the text says; the table prints 184 and 181)",
-        "Introduction, Table 1",
-        "table1",
-        partial(_sooner, first="fedper", others=("fedavg",)),
-    ),
-    Claim(
-        "FLAYER is more accurate than FedAvg and all six personalized methods "
-        "(AG News: on training texts, as printed)",
-        "Overall Performance, Table 2",
-        "table2",
-        _best,
-        status="open: APPLE learns its weights here, as its authors' code does; PFLlib's default "
-        "keeps them fixed. With an eighth of the paper's texts it leads on test texts, too. Why is "
-        "open: at five and twenty times the rate FedPer comes no nearer (60 rounds, one seed)",
-    ),
-    Claim(
-        "APPLE is the most accurate of the model-wise methods, before Ditto and FedAMP",
-        "Overall Performance, Table 2",
-        "table2",
-        partial(_all_ahead, better=("apple",), worse=("ditto", "fedamp")),
-    ),
-    Claim(
-        "FedAvg, FedPer, FedRep, FedALA and FLAYER are each more accurate than the one before, "
-        "on average over the image columns",
-        "Overall Performance, Table 2",
-        "table2",
-        _ladder,
-    ),
-    Claim(
-        "FLAYER is at its best after fewer rounds than FedALA, and than FedAvg",
-        "Overall Performance, Table 3",
-        "table3",
-        partial(_sooner, first="flayer", others=("fedala", "fedavg")),
-    ),
-    Claim(
-        "One personal layer is best for the CNN, two for ResNet-18",
-        "Evaluation on Personalization Layers, Table 4",
-        "table4",
-        _own_depth,
-    ),
-    Claim(
-        "FLAYER is more accurate than all other methods at every degree of heterogeneity",
-        "Evaluation on Data Heterogeneity, Table 5",
-        "table5a",
-        _best,
-    ),
-    Claim(
-        "FLAYER is more accurate than the others at every number of clients",
-        "Scalability, Table 5",
-        "table5b",
-        _best,
-    ),
-    Claim(
-        "The accuracy of all methods decreases from 50 to 100 clients",
-        "Scalability, Table 5",
-        "table5b",
-        _falls,
-    ),
-    Claim(
-        "From 50 to 100 clients FLAYER loses less than 2 points, and less than APPLE",
-        "Scalability, Table 5",
-        "table5b",
-        _falls_little,
-    ),
-    Claim(
-        "FLAYER improves every method it is put around",
-        "Applicability, Table 5",
-        "table5c",
-        _around,
-    ),
-    Claim(
-        "Training makes the base layers of clients more alike, under every method",
-        "Layer Similarity, Fig. 2",
-        "fig2",
-        _base_more_alike,
-        limit="base layers: the mean of all but the last, ours",
-    ),
-    Claim(
-        "Clients' models are least alike in the head",
-        "Layer Similarity, Fig. 2",
-        "fig2",
-        _head_least_alike,
-    ),
-    Claim(
-        "The layers of the CNN are more alike than those of ResNet-18",
-        "Layer Similarity, Fig. 2",
-        "fig2",
-        _cnn_more_alike,
-        limit="the mean over a network's layers: ours",
-    ),
-    Claim(
-        "FLAYER's layers are moderately alike, in the base and in the head",
-        "Layer Similarity, Fig. 2",
-        "fig2",
-        _moderate,
-        limit="moderately: neither the most nor the least of the figure's methods, ours",
-    ),
-    Claim(
-        "Of the three parts alone, in their released form, the learning rates give the highest "
-        "accuracy, aggregation the least",
-        "Ablation Study, Fig. 3",
-        "fig3",
-        _order_of_parts,
-    ),
+TERMS = Terms(
+    {
+        "train_acc_pct": Measure("{difference}, {column}, training texts", pooled=True),
+        "iterations": Measure(
+            "best round of {difference}, {column}",
+            unit="rounds",
+            small=2,
+            digits=1,
+            least=True,
+            last=True,
+        ),
+        "improvement_points": Measure(
+            "FLAYER around {row}, {column}", unit="points", small=SMALL, digits=1
+        ),
+    },
+    our_rows=("*(*", "*_ft"),
+    our_columns=(ANEW, "lr *"),  # the control of Table 2 varies rates
+    instead={"AG News, fastText": "train_acc_pct"},  # as it is printed
+)
+CLAIMS = claims.read(
+    "flayer",
+    TERMS,
+    falls_little=falls_little,
+    base_more_alike=base_more_alike,
+    head_least_alike=head_least_alike,
+    cnn_more_alike=cnn_more_alike,
+    moderate=moderate,
 )
 
 # -- the paper -------------------------------------------------------------------------------------

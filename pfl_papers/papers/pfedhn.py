@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis.plots import intervals, label
+from pfl_core.analysis.plots import intervals
 from pfl_core.analysis.select import grouped, pick, tuples
 from pfl_core.analysis.stats import (
     clustering,
@@ -24,19 +23,18 @@ from pfl_core.analysis.stats import (
     total_variation,
     tsne,
 )
-from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data import pools as data
 from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
-from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.evidence.asks import Measure, Terms
+from pfl_papers.papers import claims
 from pfl_papers.papers.base import (
     FULL,
     TUNING,
     Artefact,
     At,
-    Claim,
     Number,
     Paper,
     Probed,
@@ -701,247 +699,19 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
 
 # -- claims ----------------------------------------------------------------------------------------
 
-OURS = ("pfedhn", "pfedhn_pc")
-# Where the paper's own table has a competing approach ahead of pFedHN.
-AHEAD_IN_PRINT = {("perfedavg", "Omniglot, N=50"), ("lgfedavg", "Omniglot, N=50")}
-SIMILAR = 2.0  # points
-FAR = 5.0  # points
-
-
-def _rows_but(evidence: Evidence, column: str, *others: str) -> list[str]:
-    # The paper's rows in a column; those that are ours have brackets.
-    names = evidence.methods(column)
-    return [name for name in names if name not in others and "(" not in name]
-
-
-def _above_all(evidence: Evidence, row: str, by: float = 0.0) -> list[Contrast]:
-    # pFedHN, with personal classifiers or without, against every competing approach.
-    out = []
-    for column in evidence.columns:
-        ahead = [name for name, where in AHEAD_IN_PRINT if row == "pfedhn" and where == column]
-        others = _rows_but(evidence, column, *OURS, *ahead)
-        out += [evidence.ahead(row, other, column, by=by) for other in others]
-        out += evidence.missing(row, column, but=(*OURS, *ahead))
-    return out
-
-
-def _without_personalization(evidence: Evidence) -> list[Contrast]:
-    # Table 1's footnote: with 10 clients there are data enough for training alone.
-    return [
-        evidence.ahead(other, alone, column, group=column)
-        for column in evidence.columns
-        for alone in ("local", "fedavg")
-        for other in _rows_but(evidence, column, "local", "fedavg")
-        if alone == "fedavg" or not column.endswith("N=10")
-    ]
-
-
-def _personal_classifiers_on_omniglot(evidence: Evidence) -> list[Contrast]:
-    some = [column for column in evidence.columns if column.startswith("Omniglot")]
-    if not some:
-        raise LookupError("Omniglot")
-    names = _rows_but(evidence, some[0], "pfedhn_pc")
-    return [evidence.ahead("pfedhn_pc", other, some[0]) for other in names]
-
-
-def _more_than_fedper(evidence: Evidence) -> list[Contrast]:
-    return [evidence.ahead("pfedhn_pc", "fedper", column) for column in evidence.columns]
-
-
-def _newcomers_lose_least(evidence: Evidence) -> list[Contrast]:
-    return [
-        evidence.ahead("pfedhn", other, column, metric="gap_points")
-        for column in evidence.columns
-        if not column.startswith(TRAINING)
-        for other in _rows_but(evidence, column, "pfedhn")
-    ]
-
-
-def _extractors_differ(evidence: Evidence) -> list[Contrast]:
-    lost = evidence.derived("own_pct") - evidence.derived("crossed_pct")
-    says = "Own extractor - another client's"
-    return [evidence.above(says, lost, unit="points", small=2.0, digits=1)]
-
-
-def _embeddings_cluster(evidence: Evidence) -> list[Contrast]:
-    more = 100 * (evidence.derived("purity") - evidence.derived("chance"))
-    says = "Neighbours of the same coarse class (%) - chance"
-    return [evidence.above(says, more, unit="points", small=2.0, digits=1)]
-
-
-def _like_pfedme(evidence: Evidence) -> list[Contrast]:
-    pairs = [evidence.alike(("pfedhn", "pfedme"), c, within=1.0) for c in evidence.columns]
-    return [contrast for pair in pairs for contrast in pair]
-
-
-def _named(evidence: Evidence, start: str) -> tuple[str, list[str]]:
-    # The one column of Figures 5 and 6, and its rows of one kind.
-    column = evidence.columns[0]
-    return column, [name for name in evidence.methods(column) if name.startswith(start)]
-
-
-def _steps_beat_one(evidence: Evidence) -> list[Contrast]:
-    column, names = _named(evidence, "K = ")
-    return [evidence.ahead(name, "K = 1", column, by=FAR) for name in names if name != "K = 1"]
-
-
-def _steps_matter_little(evidence: Evidence) -> list[Contrast]:
-    column, names = _named(evidence, "K = ")
-    return evidence.alike([name for name in names if name != "K = 1"], column, within=FAR)
-
-
-def _dimension_matters_little(evidence: Evidence) -> list[Contrast]:
-    column, names = _named(evidence, "embedding dimension = ")
-    return evidence.alike(names, column, within=SIMILAR)
-
-
-def _three_or_four_layers(evidence: Evidence) -> list[Contrast]:
-    column, names = _named(evidence, "hidden layers = ")
-    best = [name for name in names if name[-1] in "34"]
-    others = [name for name in names if name not in best]
-    return [evidence.ahead(name, other, column) for name in best for other in others]
-
-
-def _no_gain_of_spectral_norm(evidence: Evidence) -> list[Contrast]:
-    plain = "pfedhn (no spectral norm)"
-    return [evidence.ahead(plain, "pfedhn", c, by=-SIMILAR) for c in evidence.columns]
-
-
-def _farther_is_worse(evidence: Evidence) -> list[Contrast]:
-    lost = -evidence.derived("slope", "pfedhn")
-    says = f"{label('pfedhn')}, accuracy at distance 0 - at distance 1"
-    return [evidence.above(says, lost, unit="points", small=2.0, digits=1)]
-
-
-def _fixed_is_as_good(evidence: Evidence) -> list[Contrast]:
-    names = ("trainable embedding", "fixed embedding")
-    return evidence.alike(names, evidence.columns[0], within=SIMILAR)
-
-
-WITHIN = f"within {SIMILAR:g} points: ours"
-
-_ALIKE = "open: with all of the paper's steps as with a fifth of them "
-CLAIMS = (
-    Claim(
-        "Local and FedAvg, which do not use personalized federated learning, perform quite poorly "
-        "on most tasks (Local where there are more than 10 clients)",
-        "Sec. 5.1, Table 1",
-        "table1",
-        _without_personalization,
-        most=True,
-    ),
-    Claim(
-        "pFedHN achieves improvements of 2 to 10 points over all competing approaches (in the "
-        "table pFedHN-PC, by 2.4 to 9.2)",
-        "Sec. 5.1, Table 1",
-        "table1",
-        partial(_above_all, row="pfedhn_pc", by=2.0),
-        status=_ALIKE + "pFedHN-PC is level with LG-FedAvg",
-    ),
-    Claim(
-        "pFedHN without personal classifiers outperforms all competing approaches, too (in the "
-        "table Per-FedAvg and LG-FedAvg are ahead on Omniglot)",
-        "Sec. 5, Table 1",
-        "table1",
-        partial(_above_all, row="pfedhn"),
-        status=_ALIKE + "pFedHN is behind LG-FedAvg",
-    ),
-    Claim(
-        "On Omniglot, where every client has a task of its own, pFedHN-PC is a significant "
-        "improvement",
-        "Sec. 5.1, Table 1",
-        "table1",
-        _personal_classifiers_on_omniglot,
-    ),
-    Claim(
-        "pFedHN-PC outperforms FedPer, so the extractors that its hypernetwork writes are not all "
-        "alike",
-        "Sec. 5.4, Table 1",
-        "table1",
-        _more_than_fedper,
-    ),
-    Claim(
-        "One pFedHN for networks of three sizes improves over all competing methods by 4 to 8 "
-        "points (in the table by 2.8 to 6.6)",
-        "Sec. 5.2, Table 2",
-        "table2",
-        partial(_above_all, row="pfedhn", by=2.8),
-    ),
-    Claim(
-        "pFedHN achieves the best generalization to novel clients at every distance from the "
-        "training clients",
-        "Sec. 5.3, Fig. 2",
-        "fig2",
-        _newcomers_lose_least,
-    ),
-    Claim(
-        "pFedHN-PC produces personalized feature extractors: accuracy suffers when classifiers and "
-        "extractors are crossed",
-        "Sec. 5.4, Fig. 3",
-        "fig3",
-        _extractors_differ,
-    ),
-    Claim(
-        "Embeddings of clients with the same coarse class are clustered together",
-        "Sec. 5.5, Fig. 4",
-        "fig4",
-        _embeddings_cluster,
-    ),
-    Claim(
-        "On MNIST pFedHN achieves similar results to pFedMe",
-        "App. C.1, Table 3",
-        "table3",
-        _like_pfedme,
-        "within 1 point: ours",
-    ),
-    Claim(
-        "Many local steps yield a large improvement in final accuracy over the chain rule (K = 1)",
-        "App. C.2.1, Fig. 5",
-        "fig5",
-        _steps_beat_one,
-        f"more than {FAR:g} points: ours",
-    ),
-    Claim(
-        "pFedHN is relatively robust to the choice of the number of local steps",
-        "App. C.2.1, Fig. 5",
-        "fig5",
-        _steps_matter_little,
-        f"within {FAR:g} points: ours",
-    ),
-    Claim(
-        "pFedHN is robust to the dimension of the embedding",
-        "App. C.2.2, Fig. 6a",
-        "fig6",
-        _dimension_matters_little,
-        WITHIN,
-    ),
-    Claim(
-        "pFedHN performs best with three and with four hidden layers",
-        "App. C.2.3, Fig. 6b",
-        "fig6",
-        _three_or_four_layers,
-    ),
-    Claim(
-        "Spectral normalization of the hypernetwork brings no significant improvement",
-        "App. C.3, Table 4",
-        "table4",
-        _no_gain_of_spectral_norm,
-        f"at most {SIMILAR:g} points: ours",
-    ),
-    Claim(
-        "The test accuracy of novel clients decreases, on average, with their distance from the "
-        "training clients",
-        "App. C.4, Fig. 7",
-        "fig7",
-        _farther_is_worse,
-    ),
-    Claim(
-        "pFedHN performs similarly with trainable and with fixed embeddings",
-        "App. C.5",
-        "appc5",
-        _fixed_is_as_good,
-        WITHIN,
-    ),
+_POINTS: dict[str, Any] = dict(unit="points", small=2.0, digits=1)
+TERMS = Terms(
+    {
+        "gap_points": Measure(pooled=True),
+        "own_pct": Measure(name="Own extractor", across=True, **_POINTS),
+        "crossed_pct": Measure(name="another client's", across=True, **_POINTS),
+        "purity": Measure(
+            name="Neighbours of the same coarse class (%)", scale=100, across=True, **_POINTS
+        ),
+        "chance": Measure(across=True, **_POINTS),
+        "slope": Measure("{row}, accuracy at distance 0 - at distance 1", across=True, **_POINTS),
+    },
+    our_columns=(f"*, {ALL}",),  # of Table 2's one run, which has all sizes
 )
 
 # -- the paper -------------------------------------------------------------------------------------
@@ -964,7 +734,7 @@ PAPER = Paper(
         "fig7": Artefact(_CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers),
         "appc5": Artefact(_CIFAR10, quick=1),
     },
-    claims=CLAIMS,
+    claims=claims.read("pfedhn", TERMS),
     sweeps=sweeps,
     own="pfedhn",
     report=dict(select="best_val", when="before", average="client"),

@@ -6,14 +6,12 @@ Figures 2 to 4 are diagrams.
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pfl_core import models
-from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import records, tuples
 from pfl_core.analysis.stats import agreement, overlap
 from pfl_core.analysis.verdicts import SMALL, Contrast
@@ -21,13 +19,14 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.pfedla import table3_megabytes
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
+from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence, majority
+from pfl_papers.papers import claims
 from pfl_papers.papers.base import (
     FULL,
     TUNING,
     Artefact,
     At,
-    Claim,
     Number,
     Paper,
     Probed,
@@ -35,7 +34,6 @@ from pfl_papers.papers.base import (
     Scope,
     Sweep,
     fields_at,
-    reported,
     use,
 )
 
@@ -558,263 +556,41 @@ def retained(rows: pd.DataFrame, found: list[Probed]) -> list[Number]:
 # -- claims ----------------------------------------------------------------------------------------
 
 MOVED = "megabytes moved"
-NEAR = 0.01  # between weights, which add up to 1: a smaller difference is a tie
-LOSS = 2.2  # points: the largest loss of HeurpFedLA against pFedLA in Table 1
-_LIMIT = f"at most {LOSS} points, its largest loss in Table 1: ours"
+# Between weights, which add up to 1, a smaller difference is a tie.
+WEIGHTS: dict[str, Any] = dict(small=0.01, digits=3)
+_POINTS: dict[str, Any] = dict(unit="points", small=SMALL, digits=1)
+TERMS = Terms(
+    {
+        "client 1": Measure("{difference}, client 1, {column}", **_POINTS),
+        **{
+            f"weight of {layer}": Measure("{difference}, client 1, {column}", layer, **WEIGHTS)
+            for layer in ("conv2", "fc1", "fc2")
+        },
+        "weight, last": Measure("{difference}, last period, {column}", **WEIGHTS),
+        "rho": Measure(name="rho of weights and common labels"),
+        "lead": Measure(name="own - largest other weight, the smallest of all clients", **WEIGHTS),
+        MOVED: Measure(unit="MB", digits=1),
+        WHOSE[0]: Measure(**WEIGHTS),
+    },
+    our_rows=("*(*", "*_ft", "centralized"),
+)
 
 
-def _measured(evidence: Evidence, *needed: str) -> list[str]:
-    # Columns with accuracies of these rows; what is derived may have others.
-    ran = {column: set(evidence.methods(column)) for column in evidence.columns}
-    found = [column for column, rows in ran.items() if rows and rows >= set(needed)]
-    if needed and not found:
-        raise LookupError(", ".join(map(label, needed)))
-    return found
-
-
-def _baselines(evidence: Evidence, column: str) -> list[str]:
-    found = [row for row in evidence.methods(column) if row in BASELINES]
-    if not found:
-        raise LookupError(f"a baseline / {column}")
-    return found
-
-
-def _weights(evidence: Evidence, says: str, by_seed: pd.Series) -> Contrast:
-    # A difference of weights, which has to be above 0.
-    return evidence.above(says, by_seed, small=NEAR, digits=3)
-
-
-def _toy(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for column in evidence.columns:
-        layer, model = (
-            evidence.derived("client 1", row, column) for row in ("layer-wise", "model-wise")
-        )
-        says = f"layer-wise - model-wise, client 1, {column}"
-        out.append(evidence.above(says, layer - model, unit="points", small=SMALL, digits=1))
-    return out
-
-
-def _toy_layers(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for column in evidence.columns:
-        fc1, fc2, conv2 = (
-            evidence.derived(f"weight of {layer}", "layer-wise", column)
-            for layer in ("fc1", "fc2", "conv2")
-        )
-        out.append(_weights(evidence, f"fc1 - conv2, client 1, {column}", fc1 - conv2))
-        out.append(_weights(evidence, f"fc2 - conv2, client 1, {column}", fc2 - conv2))
-    return out
-
-
-def _over(evidence: Evidence, own: str, column: str, asked: list[str]) -> list[Contrast]:
-    # A row of the paper's against those baselines of which its claim speaks.
-    others = [row for row in _baselines(evidence, column) if row in asked]
-    not_asked = {PAPER.own, HEUR, *BASELINES}.difference(asked)
-    contrasts = [evidence.ahead(own, other, column, group=column) for other in others]
-    return contrasts + evidence.missing(own, column, but=not_asked)
-
-
-def _superior(table: str, evidence: Evidence) -> list[Contrast]:
-    out = []
-    for column in _measured(evidence, PAPER.own):
-        # FedBN is printed where the network has BatchNorm.
-        printed = _printed(table, column)
-        out += _over(evidence, PAPER.own, column, [row for row in BASELINES if row in printed])
-    return out
-
-
-def _outperforms(table: str, evidence: Evidence) -> list[Contrast]:
-    # Where the paper's own table has a baseline ahead of HeurpFedLA, it is not asked for.
-    out = []
-    for column in _measured(evidence, HEUR):
-        printed = _printed(table, column)
-        behind = list(printed.index[printed < printed[HEUR]])
-        out += _over(evidence, HEUR, column, [row for row in BASELINES if row in behind])
-    return out
-
-
-def _printed(table: str, column: str) -> pd.Series:
-    said = reported("pfedla")
-    return said[(said.table == table) & (said.column == column)].set_index("row").value
-
-
-def _negligible(evidence: Evidence) -> list[Contrast]:
-    both = (HEUR, PAPER.own)
-    return [evidence.ahead(*both, column, by=-LOSS) for column in _measured(evidence, *both)]
-
-
-def _more_clients(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for name in DATA:
-        few, many = f"{name}, N=10", f"{name}, N=100"
-        if few in evidence.columns and many in evidence.columns:
-            says = f"{label(PAPER.own)}, {name}: N=100 - N=10"
-            weights = {(PAPER.own, many): 1.0, (PAPER.own, few): -1.0}
-            out.append(evidence.contrast(says, weights))
-    if not out:
-        raise LookupError("a data set with both 10 and 100 clients")
-    return out
-
-
-def _fall(evidence: Evidence) -> list[Contrast]:
-    # All others together have what the target's weight on itself leaves to them.
+def others_decrease(evidence: Evidence) -> list[Contrast]:
+    """All others together have what the target's weight on itself leaves to them."""
     out = []
     for column in evidence.columns:
         itself, random = (
             [evidence.derived(f"weight, {period}", kind, column) for period in PERIODS]
             for kind in (KINDS[0], RANDOM)
         )
-        says = f"all others' weight, first - last period, {column}"
-        out.append(_weights(evidence, says, itself[-1] - itself[0]))
-        says = f"{RANDOM}, first - last period, {column}"
-        out.append(_weights(evidence, says, random[0] - random[-1]))
+        gaps = {"all others' weight": itself[-1] - itself[0], RANDOM: random[0] - random[-1]}
+        out += [
+            evidence.above(f"{whose}, first - last period, {column}", gap, **WEIGHTS)
+            for whose, gap in gaps.items()
+        ]
     return out
 
-
-def _alike_weigh_more(evidence: Evidence) -> list[Contrast]:
-    out, kinds = [], (KINDS[1], KINDS[2], RANDOM)  # the more alike, the earlier
-    for column in evidence.columns:
-        for more, less in itertools.pairwise(kinds):
-            gap = evidence.derived("weight, last", more, column)
-            gap = gap - evidence.derived("weight, last", less, column)
-            out.append(_weights(evidence, f"{more} - {less}, last period, {column}", gap))
-    return out
-
-
-def _close_clients(evidence: Evidence) -> list[Contrast]:
-    rho = {column: evidence.derived("rho", ALL_LAYERS, column) for column in evidence.columns}
-    says = "rho of weights and common labels"
-    return [evidence.above(f"{says}, {column}", by_seed) for column, by_seed in rho.items()]
-
-
-def _diagonal(evidence: Evidence) -> list[Contrast]:
-    leads = {column: evidence.derived("lead", ALL_LAYERS, column) for column in evidence.columns}
-    says = "own - largest other weight, the smallest of all clients"
-    return [_weights(evidence, f"{says}, {column}", by_seed) for column, by_seed in leads.items()]
-
-
-def _saves(evidence: Evidence) -> list[Contrast]:
-    out = []
-    for column in _measured(evidence):
-        for fewer, more in itertools.pairwise(_printed_k(column)):
-            saved = evidence.derived(MOVED, fewer, column) - evidence.derived(MOVED, more, column)
-            out.append(evidence.above(f"{fewer} - {more}, {column}", saved, unit="MB", digits=1))
-    return out
-
-
-def _any_k(evidence: Evidence) -> list[Contrast]:
-    return [
-        evidence.ahead(row, "k=0", column, by=-LOSS)
-        for column in _measured(evidence)
-        for row in _printed_k(column)[1:]
-    ]
-
-
-def _one_retained(column: str, sign: int, evidence: Evidence) -> list[Contrast]:
-    # sign: 1 where the paper's accuracy rises with the first layer that is retained, else -1
-    first, second = ("k=1", "k=0")[::sign]
-    return [evidence.ahead(first, second, column)]
-
-
-def _highest(column: str, layer: str, evidence: Evidence) -> list[Contrast]:
-    weight = partial(evidence.derived, WHOSE[0], column=column)
-    rows, top = evidence.rows, weight(layer)
-    layers = dict.fromkeys(rows[(rows.metric == WHOSE[0]) & (rows.column == column)].row)
-    return [
-        _weights(evidence, f"{layer} - {other}, {column}", top - weight(other))
-        for other in layers
-        if other != layer
-    ]
-
-
-def _of_table(n: int, dealt: str) -> list[Claim]:
-    # What Sec. 4.2 says of both tables; dealt: how classes are dealt out.
-    table, where = f"table{n}", f"Sec. 4.2, Table {n}"
-    superior = f"pFedLA is superior to the baselines in most cases, {dealt}"
-    outperforms = f"HeurpFedLA also outperforms the existing methods, where Table {n} says so"
-    negligible = f"HeurpFedLA has a negligible performance reduction against pFedLA, {dealt}"
-    clients = f"100 clients have more data and a better accuracy than 10 (pFedLA), {dealt}"
-    return [
-        Claim(superior, where, table, partial(_superior, table), most=True),
-        Claim(outperforms, where, table, partial(_outperforms, table)),
-        Claim(negligible, where, table, _negligible, limit=_LIMIT),
-        Claim(clients, where, table, _more_clients),
-    ]
-
-
-CLAIMS = (
-    Claim(
-        "Layer-wise aggregation makes client 1 more accurate than model-wise aggregation",
-        "Sec. 1, Fig. 1a",
-        "fig1",
-        _toy,
-    ),
-    Claim(
-        "The first and second linear layers of client 1 have larger weights than Conv1",
-        "Sec. 1, Fig. 1b",
-        "fig1",
-        _toy_layers,
-    ),
-    *_of_table(1, "four classes a client"),
-    *_of_table(2, "all classes a client"),
-    Claim(
-        "The weights of other clients, whose data are very different, decrease with training",
-        "Sec. 4.3, Fig. 5",
-        "fig5",
-        _fall,
-    ),
-    Claim(
-        "Clients with more similar data have higher weights than other clients",
-        "Sec. 4.3, Fig. 5",
-        "fig5",
-        _alike_weigh_more,
-    ),
-    Claim(
-        "Weights among close clients, with more overlapping classes, are larger",
-        "Sec. 4.3, Fig. 6",
-        "fig6",
-        _close_clients,
-    ),
-    Claim("The self-weight of each client is its highest", "Sec. 4.3, Fig. 6", "fig6", _diagonal),
-    Claim(
-        "HeurpFedLA reduces the communication cost, with each further retained layer",
-        "Sec. 4.4, Table 3",
-        "table3",
-        _saves,
-    ),
-    Claim(
-        "On EMNIST the average accuracy even increases when a layer is retained",
-        "Sec. 4.4, Table 3",
-        "table3",
-        partial(_one_retained, "EMNIST", 1),
-    ),
-    Claim(
-        "On CIFAR-10 the accuracy is compromised when a layer is retained",
-        "Sec. 4.4, Table 3",
-        "table3",
-        partial(_one_retained, "CIFAR-10", -1),
-    ),
-    Claim(
-        "Retaining different numbers of top k layers does not affect the accuracy significantly",
-        "Sec. 4.5, Table 3",
-        "table3",
-        _any_k,
-        limit=_LIMIT,
-    ),
-    Claim(
-        "On EMNIST the classifier has the largest weight of the target client's layers",
-        "Sec. 4.4, Fig. 7",
-        "fig7",
-        partial(_highest, "EMNIST", "fc"),
-    ),
-    Claim(
-        "On CIFAR-10 the first linear layer has the largest weight of the target client's layers",
-        "Sec. 4.4, Fig. 7",
-        "fig7",
-        partial(_highest, "CIFAR-10", "fc1"),
-    ),
-)
 
 # -- the paper -------------------------------------------------------------------------------------
 
@@ -842,14 +618,26 @@ ARTEFACTS = {
     "table2": Artefact(_ALL, _RANKS, medium=3, quick=1, tuned=True),
     "table3": Artefact(_TWO, medium=2, quick=1, numbers=_table3_numbers, tuned=True),
     "fig1": Artefact((DATA["CIFAR-10"],), (), quick=1, numbers=_fig1_numbers),
-    "fig5": Artefact(_TWO, (), medium=7, quick=1, numbers=_fig5_numbers, tuned=True),
-    "fig6": Artefact(_ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True),
-    "fig7": Artefact(_TWO, (), medium=2, numbers=_fig7_numbers, tuned=True),
+    "fig5": Artefact(
+        _TWO,
+        (),
+        medium=7,
+        quick=1,
+        numbers=_fig5_numbers,
+        tuned=True,
+        makes=((*KINDS.values(), RANDOM), ()),
+    ),
+    "fig6": Artefact(
+        _ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True, makes=((ALL_LAYERS,), ())
+    ),
+    "fig7": Artefact(
+        _TWO, (), medium=2, numbers=_fig7_numbers, tuned=True, makes=(("fc", "fc1"), ())
+    ),
 }
 PAPER = Paper(
     key="pfedla",
     artefacts=ARTEFACTS,
-    claims=CLAIMS,
+    claims=claims.read("pfedla", TERMS, others_decrease=others_decrease),
     sweeps=sweeps,
     own="pfedla",
     report=dict(select="last", when="before", average="client"),

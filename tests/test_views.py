@@ -138,17 +138,17 @@ def test_runs_are_listed_by_what_differs_between_them(tmp_path, monkeypatch, res
     runs.run(SMALL.but(method="ditto", method_args={"lam": 0.5}, rounds=1))
     frame = sources.rows(sources.OWN)
     assert list(sources.listed(frame).values()) == [
-        "Ditto, lr 0.1, lam 0.5, seed 0",
-        "FedAvg, lr 0.2, seed 0",
-        "FedAvg, lr 0.1, seeds 0, 1",
+        "Ditto, learning rate 0.1, λ 0.5, seed 0",
+        "FedAvg, learning rate 0.2, seed 0",
+        "FedAvg, learning rate 0.1, seeds 0, 1",
     ]
     shown = default("runs")
     assert sorted(shown.table.index) == [
-        "Ditto, lr 0.1, lam 0.5",
-        "FedAvg, lr 0.1",
-        "FedAvg, lr 0.2",
+        "Ditto, learning rate 0.1, λ 0.5",
+        "FedAvg, learning rate 0.1",
+        "FedAvg, learning rate 0.2",
     ]
-    assert shown.table.loc["FedAvg, lr 0.1", "seeds"] == 2
+    assert shown.table.loc["FedAvg, learning rate 0.1", "seeds"] == 2
 
 
 def test_runs_view(results):
@@ -200,10 +200,12 @@ def test_clients_view(results):
         for m in RUNS
     }
     lead = acc["fedper"].to_numpy() - acc["fedavg"].to_numpy()
-    where = "ahead of" if lead.mean() >= 0 else "behind"
-    assert f"FedPer is {where} FedAvg by {abs(lead.mean()):.2f} points" in shown.said
-    assert f"ahead on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
-    assert shown.table["average"].tolist() == [acc[m].mean().round(2) for m in ("fedavg", "fedper")]
+    does = "beats" if lead.mean() >= 0 else "trails"
+    assert f"FedPer {does} FedAvg by {abs(lead.mean()):.2f} points" in shown.said
+    assert f"better on {100 * (lead > 0).mean():.0f} % of 10 clients" in shown.said
+    assert shown.table["mean over clients"].tolist() == [
+        acc[m].mean().round(2) for m in ("fedavg", "fedper")
+    ]
     bars = [p.get_height() for p in shown.figure.axes[1].patches]
     assert bars == pytest.approx(np.sort(lead))
 
@@ -211,7 +213,18 @@ def test_clients_view(results):
 def test_a_client_is_compared_with_another_method_only(results):
     fedper = row("fedper")
     offered = views.clients_choices({"column": COLUMN, "first": fedper, "second": fedper})
-    assert offered["first"].value == fedper and offered["second"].value == row("fedavg")
+    assert offered["first"].value == fedper and fedper not in offered["second"].options
+
+
+def test_two_methods_are_drawn_on_equal_axes_with_the_diagonal(results):
+    shown = default("clients", first=row("pfedhn"), second=row("fedper"), when="after")
+    left = shown.figure.axes[0]
+    assert left.get_xlim() == left.get_ylim() and left.get_aspect() == 1
+    assert list(left.get_xticks()) == list(left.get_yticks())
+    (line,) = left.lines
+    assert list(line.get_xdata()) == list(line.get_ydata()) == list(left.get_xlim())
+    dots = np.concatenate([c.get_offsets() for c in left.collections])
+    assert dots.min() >= left.get_xlim()[0] and dots.max() <= left.get_xlim()[1]
 
 
 def left_heat_map(shown: choices.Shown) -> np.ndarray:
@@ -223,9 +236,9 @@ def test_collaboration_view(results):
     layer, at = list(weights)[1], 1
     shown = default("collaboration", layer=layer, round=int(rounds[at]))
     group = np.arange(10) * 5 // 10
-    assert shown.table.loc[layer].to_dict() == pytest.approx(
-        analysis.shares(weights[layer][at], group), abs=1e-4
-    )
+    shares = analysis.shares(weights[layer][at], group)
+    assert list(shown.table) == [plots.MEASURE_LABELS[name] for name in shares]
+    assert shown.table.loc[layer].tolist() == pytest.approx(list(shares.values()), abs=1e-4)
     assert left_heat_map(shown) == pytest.approx(weights[layer][at])
     mean = default("collaboration", round=int(rounds[at]))
     assert left_heat_map(mean) == pytest.approx(np.mean([w[at] for w in weights.values()], 0))
@@ -249,7 +262,7 @@ def test_embedding_view(results):
         ),
         (
             lambda: views.runs(sources.OWN, "nowhere"),
-            "no acc_pct 'before' of any row, seeds any, in 'nowhere'",
+            "no acc_pct 'own' of any row, seeds any, in 'nowhere'",
         ),
         (
             lambda: views.clients(sources.OWN, COLUMN, row("fedavg"), "ditto"),

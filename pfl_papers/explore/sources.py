@@ -18,26 +18,25 @@ from pfl_core.analysis import stats as analysis
 from pfl_core.experiments import listing, settings, store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import paths
+from pfl_papers.bench import comparison
 from pfl_papers.compare.report import READ_AFTER
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
+from pfl_papers.explore import words
 from pfl_papers.papers import base as papers
 
+TUNED = ("tune", papers.TUNING)  # artefacts of runs that choose parameters
 MARK = ", setting "  # in labels, before a digest of what no field tells apart
 OWN = "runs of this computer"  # the source that is the run store; the others are published parts
-METRICS = {
-    "acc_pct": "Test accuracy (%)",
-    "acc_worst10": "Accuracy of the worst tenth (%)",
-    "acc_min": "Worst client (%)",
-    "acc_max": "Best client (%)",
-    "acc_p10": "10th percentile (%)",
-    "acc_sd": "sd over clients (points)",
-}
+
+_METRICS = ("acc_pct", "acc_worst10", "acc_min", "acc_max", "acc_p10", "acc_sd")
+METRICS = {metric: plots.MEASURE_LABELS[metric] for metric in _METRICS}
 # What curves may be drawn against.
-AXES = {
-    "rounds": "Communication round",
-    "client_visits": "Client visits",
-    "megabytes": "Megabytes sent and received",
+AXES = {name: plots.MEASURE_LABELS[name] for name in ("rounds", "client_visits", "megabytes")}
+MOMENTS = {
+    "own": "as the method's paper does",
+    "before": "before local training",
+    "after": "after local training",
 }
 # Fields of an Experiment that make runs comparable: they name a column, all others a row.
 _PROBLEM = ("dataset", "partition", "clients", "model", "max_samples", "partition_seed")
@@ -84,7 +83,7 @@ def _methods(part: Part) -> int:
     """How many methods the fullest table of a part has."""
     cells = committed.results(part.folder).cells
     own = (cells[["paper", "profile", "data"]] == list(part[:3])).all(axis=1)
-    cells = cells[own & cells.row.isin(plots.LABELS)]
+    cells = cells[own & cells.row.isin(plots.LABELS) & ~cells.artefact.isin(TUNED)]
     return int(cells.groupby(["artefact", "column"]).row.nunique().max()) if len(cells) else 0
 
 
@@ -93,7 +92,7 @@ def title(source: str) -> str:
     part = committed.parts(own=True).get(source)
     if part is None:
         return source.capitalize()
-    data = "the paper's data" if part.data == "paper" else part.data
+    data = "the paper's data" if part.data == "paper" else plots.in_words(part.data)
     name = "All methods" if part.paper == "methods" else plots.label(part.paper)
     return f"{name}: {part.profile}, {data}"
 
@@ -136,6 +135,7 @@ def _published(part: Part, stamp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A part's rows and totals; the time at which its folder changed is for the cache only."""
     rows = part.rows()
     rows = rows[rows.artefact != "tune"]  # of the comparison: nine short runs a row
+    rows = rows[~rows.row.str.endswith(comparison.START)]  # no method: what one begins with
     # Before local training FedAvg-FT's model is one of FedAvg's.
     return _split(rows[(rows.when != "before") | ~rows.row.isin(READ_AFTER)])
 
@@ -186,6 +186,31 @@ def _arrays_named(run: str) -> frozenset[str]:
     return frozenset(committed.arrays_named(run))
 
 
+# -- moments ---------------------------------------------------------------------------------------
+
+
+def timed(frame: pd.DataFrame, when: str) -> pd.DataFrame:
+    """The rows that were evaluated at a moment, a key of `MOMENTS`.
+
+    "own" is before or after local training, for each row of a table as its paper, or its method's,
+    reports it; where it was not evaluated then, at the other one.
+    """
+    if when != "own":
+        return frame[frame.when == when]
+    there = frame.groupby("row").when.unique()
+    heads = frame.drop_duplicates("row").itertuples()
+    read = {v.row: _read(v.paper, v.row, v.method) for v in heads}
+    read = {row: when if when in there[row] else there[row][0] for row, when in read.items()}
+    return frame[frame.when == frame.row.map(read)]
+
+
+def _read(paper: str, row: str, method: str) -> str:
+    if paper in papers.PAPERS:
+        found = papers.paper(paper)
+        return found.when.get(row, found.report.get("when", "before"))
+    return comparison.when(row if paper else method)
+
+
 # -- labels ----------------------------------------------------------------------------------------
 
 
@@ -224,22 +249,31 @@ def _call(plain: dict[str, Any], field: str) -> str:
     return plain[field] + (f" ({arguments})" if arguments else "")
 
 
+def columns(frame: pd.DataFrame) -> dict[str, str]:
+    """{column: its display name}: of a paper its label, of this computer's runs their setting."""
+    heads = frame.drop_duplicates("column")
+    if heads.artefact.any():
+        return {column: plots.in_plain_words(column) for column in heads.column}
+    known = {v.column: committed.experiment(v.run) for v in heads.itertuples()}
+    return {column: words.setting(e, _PROBLEM) if e else column for column, e in known.items()}
+
+
 def short(frame: pd.DataFrame) -> dict[str, str]:
     """{row: its name beside the other rows of `frame`}, for legends and tables.
 
-    Rows of papers keep their names. Runs of this computer are named by their method, and by what
-    is unusual about them here.
+    It begins with the method's key, by which it has its look. Rows of papers keep their names. Runs
+    of this computer are named by their method, and by what is unusual about them here.
     """
     heads = frame.drop_duplicates("row")
     if heads.artefact.any():
-        return {row: row for row in heads.row}
+        return {row: plots.tailed(row) for row in heads.row}
     found = [e for run in heads.run if (e := committed.experiment(run))]
     several = len({e.lr for e in found}) > 1
     out = {}
     for row, e, more in zip(heads.row, found, listing.differing(found), strict=True):
-        said = [f"lr {e.lr:g}"] * several
+        said = [f"learning rate {e.lr:g}"] * several
         said += [
-            f"{name.rpartition('.')[2]} {value}"
+            words.field(name, value)
             for name, value in more.items()
             if name not in ("method", "lr", *_SILENT) and value is not None
         ]
@@ -253,9 +287,9 @@ def listed(frame: pd.DataFrame) -> dict[str, str]:
     for row, name in short(frame).items():
         own = frame[frame.row == row]
         found = committed.experiment(own.run.iloc[0])
-        said = [plots.label(name)]
-        if found and "lr " not in name and "rate " not in name:
-            said.append(f"lr {found.lr:g}")
+        said = [plots.in_plain_words(name)]
+        if found and "rate " not in name:
+            said.append(f"learning rate {found.lr:g}")
         seeds = sorted(own.seed.unique().tolist())
         said.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds)))
         out[row] = ", ".join(said)

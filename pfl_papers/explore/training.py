@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from pfl_core import models
 from pfl_core.analysis import plots
 from pfl_core.data import pools
 from pfl_core.experiments.experiment import Experiment
-from pfl_papers.explore import words
+from pfl_papers.explore import sources, words
 from pfl_papers.explore.choices import Choices, Shown
 from pfl_papers.papers import presets
 
@@ -102,8 +104,16 @@ def shown(experiment: Experiment, curve: pd.DataFrame | None, said: str = "") ->
     fig = None
     if curve is not None:
         fig, (ax,) = plots.panels(1)
-        names = {"before": "as served", "after": "after local training"}
-        plots.curves(curve.assign(row=curve.when.map(names)), ax)
+        plots.curves(curve.assign(row=curve.when.map(sources.MOMENTS)), ax)
         data = plots.in_words(experiment.dataset)
-        ax.set_title(f"{plots.label(experiment.method)} on {data}")
+        ax.set_title(f"{plots.label(experiment.method)} on {data}, {experiment.rounds} rounds")
+        _whole(ax, experiment.rounds)
     return Shown(fig, said, None, f"from pfl_core import Experiment, run; run({experiment!r})")
+
+
+def _whole(ax: Axes, rounds: int) -> None:
+    """Let the x axis go from 0 to the number of rounds that is asked for, in whole numbers."""
+    step = MaxNLocator(nbins=5, integer=True).tick_values(0, max(rounds, 1))
+    inner = [int(at) for at in step if at < rounds - (step[1] - step[0]) / 2]
+    ax.set_xlim(0, max(rounds, 1))
+    ax.set_xticks(sorted({*inner, rounds}))

@@ -36,13 +36,13 @@ KNOBS = {
     "k": range(1, 21),
     "groups": (1, 2, 5, 10),
 }
-MOMENTS = {"before": "as served", "after": "after local training"}
 SELECTED = {
     "last": "the last",
     "best_val": "best on validation data",
     "best_test": "best on test data (optimistic)",
 }
-SHOWN_FIRST = 6  # rows of a table that are chosen at first
+# Rows of a table that are chosen at first, where it has them: references, the papers' own methods.
+FIRST = ("local", "fedavg", "fedavg_ft", "fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 
 
 def _call(view: str, source: str, column: str, **values: Any) -> str:
@@ -154,20 +154,37 @@ def _offer_column(choices: Choices, array: str = "") -> pd.DataFrame:
         choices.offer("column", ())
         return pd.DataFrame(columns=metrics.ROW_COLUMNS)
     frame = sources.keeping(sources.rows(source), array) if array else sources.rows(source)
-    rows = frame.groupby("column", sort=False).row.unique()
-    # The table with most methods is the default, of runs of this computer the newest setting.
-    many = pd.Series([sum(plots.label(n) != n for n in names) for names in rows], rows.index)
+    # The table with most methods is the default, of runs of this computer the newest setting. Runs
+    # that choose parameters, and variants of a method, count for nothing.
+    method = frame.row.where(frame.row.isin(plots.LABELS) & ~frame.artefact.isin(sources.TUNED))
+    many = method.groupby(frame.column, sort=False).nunique()
     first = None if source == sources.OWN else many.idxmax()
-    return frame[frame.column == choices.offer("column", rows.index, first, words=plots.in_words)]
+    said = sources.columns(frame)
+    return frame[frame.column == choices.offer("column", said, first, words=said.get)]
 
 
-def _preferred(frame: pd.DataFrame) -> list[str]:
-    """The rows of a column: the paper's own method, FedAvg and Local first."""
+def _preferred(frame: pd.DataFrame, first: Sequence[str] = FIRST) -> list[str]:
+    """The rows of a column: the paper's own method, then those in `first`, then the others.
+
+    Of runs of this computer the row of a method is any that begins with its key.
+    """
     names = frame.row.unique().tolist()
     paper = frame.paper.iloc[0] if len(frame) else ""
     own = papers.paper(paper).own if paper in papers.PAPERS else ""
-    first = [row for key in (own, "fedavg", "local") for row in names if row.split(",")[0] == key]
-    return list(dict.fromkeys([*first, *names]))
+    found = [row for key in (own, *first) for row in names if row.split(",")[0] == key]
+    return list(dict.fromkeys([*found, *names]))
+
+
+def _first_rows(frame: pd.DataFrame) -> list[str]:
+    """The rows that are chosen at first: as many as `FIRST` has, its own before others."""
+    exact = [row for row in _preferred(frame) if row in plots.LABELS]
+    return (exact or _preferred(frame))[: len(FIRST)]
+
+
+def _offer_when(choices: Choices, frame: pd.DataFrame) -> str:
+    """Offer "when": each moment of evaluation, and each row's own where there are several."""
+    there = frame.when.unique().tolist()
+    return choices.offer("when", ["own"] * (len(there) > 1) + there, words=sources.MOMENTS.get)
 
 
 def _missing(what: str, code: str) -> Shown:
@@ -186,19 +203,12 @@ def _rows_of(source: str, column: str) -> pd.DataFrame:
     return sources.rows(source).query("column == @column")
 
 
-def _when(frame: pd.DataFrame) -> str:
-    """When models were evaluated whose accuracy the paper of these rows reports."""
-    paper = frame.paper.iloc[0] if len(frame) else ""
-    own = papers.paper(paper) if paper in papers.PAPERS else None
-    return own.report.get("when", "before") if own else "before"
-
-
 def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     """Controls of `runs`: source, column, rows, metric, against, when, seeds, smoothing."""
     choices = Choices(wanted)
     frame = _offer_column(choices)
     lines = sources.listed(frame)
-    first = _preferred(frame[frame.when == _when(frame)])[:SHOWN_FIRST]
+    first = _first_rows(frame)
     rows = choices.offer(
         "rows", lines, [row for row in lines if row in first], "several", lines.get
     )
@@ -206,7 +216,7 @@ def runs_choices(wanted: Mapping[str, Any]) -> Choices:
     choices.offer("metric", there, words=sources.METRICS.get)
     chosen = frame[frame.row.isin(rows)]
     choices.offer("against", sources.AXES, _readable_axis(chosen), words=sources.AXES.get)
-    choices.offer("when", frame.when.unique(), _when(frame), words=MOMENTS.get)
+    _offer_when(choices, frame)
     choices.offer("seeds", sorted(frame.seed.unique().tolist()), kind="several")
     choices.offer("smoothing", range(1, 11), 1, "slide")
     return choices
@@ -228,7 +238,7 @@ def runs(
     rows: Sequence[str] = (),
     metric: str = "acc_pct",
     against: str = "rounds",
-    when: str = "before",
+    when: str = "own",
     seeds: Sequence[int] = (),
     smoothing: int = 1,
 ) -> Shown:
@@ -246,8 +256,9 @@ def runs(
         What is drawn: a key of `sources.METRICS`.
     against : str
         What it is drawn against: a key of `sources.AXES`.
-    when : {"before", "after"}
-        Whether models were evaluated before or after the round's local training.
+    when : {"own", "before", "after"}
+        Whether models were evaluated before or after the round's local training, or each method's
+        as its paper does.
     smoothing : int
         Each point is the mean of so many evaluations.
 
@@ -262,7 +273,7 @@ def runs(
     chosen = dict(rows=rows, metric=metric, against=against, when=when, seeds=seeds)
     code = _call("runs", source, column, **chosen, smoothing=smoothing)
     whole = _rows_of(source, column)
-    frame = whole.query("when == @when and split == 'test'")
+    frame = sources.timed(whole.query("split == 'test'"), when)
     frame = frame[frame.row.isin(rows or frame.row) & frame.seed.isin(seeds or frame.seed)]
     frame = frame.assign(row=frame.row.map(sources.short(whole)))
     series = frame[frame.metric == metric]
@@ -275,12 +286,14 @@ def runs(
     fig, (left, right) = plots.panels(2, sharey=False)
     series = _against(analysis.smooth(series, smoothing), spent, against)
     plots.curves(series, left, y=sources.METRICS[metric]).set_xlabel(sources.AXES[against])
-    _draw_last_round(frame, when, right)
+    _draw_last_round(frame, right)
     said = (
-        f"{sources.METRICS[metric]}, {MOMENTS[when]}, of {plots.in_words(column)}. A line is the "
-        "mean over seeds, a band or bar its 95 % interval; what spends nothing has no curve."
+        f"{sources.METRICS[metric]} of {sources.columns(whole)[column]}, evaluated "
+        f"{sources.MOMENTS[when]}. A line is the mean over seeds, a band or bar its 95 % interval."
     )
-    return Shown(fig, said, _last_and_best(frame, when, metric, spent), code)
+    if against == "megabytes":
+        said += " A method that sends nothing, such as local training, has no curve."
+    return Shown(fig, said, _last_and_best(frame, metric, spent), code)
 
 
 def _against(series: pd.DataFrame, spent: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -296,26 +309,23 @@ def _against(series: pd.DataFrame, spent: pd.DataFrame, axis: str) -> pd.DataFra
     return moved.assign(rounds=moved.groupby(["row", "rounds"])[axis].transform("mean"))
 
 
-def _draw_last_round(frame: pd.DataFrame, when: str, ax: Axes) -> None:
+def _draw_last_round(frame: pd.DataFrame, ax: Axes) -> None:
     """How accuracies of clients spread in the last round of each run."""
     last = frame[frame["rounds"] == frame.groupby("run")["rounds"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [
-        committed.accuracies(run, when, rounds).assign(row=row)
-        for run, rounds, row in zip(heads.run, heads["rounds"], heads.row, strict=True)
+        committed.accuracies(v.run, v.when, v.rounds).assign(row=v.row) for v in heads.itertuples()
     ]
     wide = last.pivot_table(index="row", columns="metric", values="value")
     wide = wide.reindex(heads.row.unique())
     plots.ranges(wide, ax, pd.concat(each)).set_title("Clients in the last round")
 
 
-def _last_and_best(
-    frame: pd.DataFrame, when: str, metric: str, spent: pd.DataFrame
-) -> pd.DataFrame:
+def _last_and_best(frame: pd.DataFrame, metric: str, spent: pd.DataFrame) -> pd.DataFrame:
     """A line for each row: seeds, their means at the last round and the most accurate, the cost."""
-    last = pick(frame, "last", when, metric=metric).merge(spent, on=["run", "rounds"], how="left")
+    last = _picked(frame, "last", metric).merge(spent, on=["run", "rounds"], how="left")
     last = last.groupby("row", sort=False)
-    best = pick(frame, "best_test", when, metric=metric).groupby("row", sort=False)
+    best = _picked(frame, "best_test", metric).groupby("row", sort=False)
     columns = {
         "seeds": last.seed.nunique(),
         "last": last.value.mean(),
@@ -326,7 +336,13 @@ def _last_and_best(
         "MB": last.megabytes.mean(),
     }
     table = pd.DataFrame(columns).round(2).reindex(frame.row.unique())
-    return table.rename(index=plots.label).rename_axis(None)
+    return table.rename(index=plots.in_plain_words).rename_axis(None)
+
+
+def _picked(frame: pd.DataFrame, select: str, metric: str = "acc_pct") -> pd.DataFrame:
+    """As `pick`, of rows that were evaluated at the moments which they have."""
+    parts = [pick(part, select, when, metric=metric) for when, part in frame.groupby("when")]
+    return pd.concat(parts, ignore_index=True)
 
 
 def clients_choices(wanted: Mapping[str, Any]) -> Choices:
@@ -336,13 +352,13 @@ def clients_choices(wanted: Mapping[str, Any]) -> Choices:
     """
     choices = Choices(wanted)
     frame = _offer_column(choices, "n/test")
-    lines, preferred = sources.listed(frame), _preferred(frame)
-    baseline = next((row for row in preferred if row.split(",")[0] == "fedavg"), None)
-    first = choices.offer("first", lines, baseline, words=lines.get)
+    lines, references = sources.listed(frame), FIRST[:2]
+    baselines = [row for row in lines if row.split(",")[0] in references]
+    first = choices.offer("first", lines, next(iter(baselines), None), words=lines.get)
     others = {row: line for row, line in lines.items() if row != first}
-    own = next((row for row in preferred if row != first), None)
+    own = next((row for row in _preferred(frame, FIRST[::-1]) if row != first), None)
     second = choices.offer("second", others, own, words=lines.get)
-    choices.offer("when", frame.when.unique(), _when(frame), words=MOMENTS.get)
+    _offer_when(choices, frame)
     validated = ["best_val"] if "val" in set(frame.split) else []
     choices.offer("select", ["last", *validated, "best_test"], words=SELECTED.get)
     seeds = [set(frame[frame.row == name].seed.tolist()) for name in (first, second)]
@@ -355,7 +371,7 @@ def clients(
     column: str,
     first: str,
     second: str | None,
-    when: str = "before",
+    when: str = "own",
     select: str = "last",
     seed: int = 0,
 ) -> Shown:
@@ -379,25 +395,28 @@ def clients(
     if second is None or source is None or column is None:
         return _missing("the accuracy of every client under two methods", _TWO_RUNS)
     whole = _rows_of(source, column)
-    frame = whole.query("seed == @seed and row in (@first, @second)")
-    found: dict[str, Any] = {run["row"]: run for _, run in pick(frame, select, when).iterrows()}
+    frame = sources.timed(whole.query("seed == @seed and row in (@first, @second)"), when)
+    found: dict[str, Any] = {}
+    if len(frame):
+        found = {run["row"]: run for _, run in _picked(frame, select).iterrows()}
     if absent := [row for row in (first, second) if row not in found]:
         raise ValueError(
             f"no run of {', '.join(absent)} with seed {seed} in {column!r} of {source!r}"
         )
     pair = [found[first], found[second]]
-    x, y = (committed.accuracies(run["run"], when, run["rounds"]) for run in pair)
+    x, y = (committed.accuracies(run["run"], run["when"], run["rounds"]) for run in pair)
     both = x.merge(y, on="client")
     a, b = both.acc_pct_x.to_numpy(), both.acc_pct_y.to_numpy()
     short = sources.short(whole)
-    names = [plots.label(short[row]) for row in (first, second)]
+    names = [plots.in_plain_words(short[row]) for row in (first, second)]
     fig, (left, right) = plots.panels(2, sharey=False)
     axes = [f"{name}: accuracy (%)" for name in names]
     plots.points(both, left, "acc_pct_x", "acc_pct_y", None, axes[0], axes[1])
-    left.axline((a.mean(), a.mean()), slope=1, color="0.7", lw=0.8, zorder=0)
+    _square(left, np.concatenate([a, b]))
     plots.leads(a, b, right, (short[first], short[second]))
     table = pd.DataFrame([analysis.fairness(acc) for acc in (a, b)], names).round(2)
     table.insert(0, "rounds", [run["rounds"] for run in pair])
+    table = table.rename(columns=plots.MEASURE_LABELS)
     code = _call(
         "clients", source, column, first=first, second=second, when=when, select=select, seed=seed
     )
@@ -407,10 +426,22 @@ def clients(
 def _lead(names: Sequence[str], test: Mapping[str, float]) -> str:
     """The sentence on what `analysis.paired` found."""
     return (
-        f"{names[1]} is {'behind' if test['difference'] < 0 else 'ahead of'} {names[0]} by "
-        f"{abs(test['difference']):.2f} points on average, and ahead on {100 * test['better']:.0f} "
-        f"% of {test['n']} clients; Wilcoxon p = {test['p']:.3g}, over the clients of one seed."
+        f"{names[1]} {'trails' if test['difference'] < 0 else 'beats'} {names[0]} by "
+        f"{abs(test['difference']):.2f} points on average. It is better on "
+        f"{100 * test['better']:.0f} % of {test['n']} clients. Clients as if independent, which "
+        f"they are not: Wilcoxon p = {test['p']:.3g} for this seed."
     )
+
+
+def _square(ax: Axes, values: np.ndarray) -> None:
+    """Give both axes the same range and scale, and draw the line on which they are equal."""
+    low, high = values.min(), values.max()
+    room = max(0.05 * (high - low), 1)
+    ends = max(low - room, 0), min(high + room, 100)
+    ax.set(xlim=ends, ylim=ends, aspect="equal")
+    ax.set_xticks(ticks := [t for t in ax.get_yticks() if ends[0] <= t <= ends[1]])
+    ax.set_yticks(ticks)
+    ax.plot(ends, ends, color="0.7", lw=0.8, zorder=0)
 
 
 # -- what probes recorded --------------------------------------------------------------------------
@@ -432,7 +463,7 @@ def probe_choices(probe: str, wanted: Mapping[str, Any]) -> Choices:
         rounds, values = probes.read(committed.arrays_of(found[0]), probe)
     if probe == "weights":
         layers = dict.fromkeys(["all", *values]) if values else ()
-        choices.offer("layer", layers)
+        choices.offer("layer", layers, words=lambda name: "all layers" if name == "all" else name)
     choices.offer("round", map(int, rounds), int(rounds[-1]) if len(rounds) else None, "slide")
     return choices
 
@@ -462,7 +493,7 @@ def _recorded(
     rounds, values = probes.read(committed.arrays_of(found.run.iloc[0]), probe)
     at = int(np.abs(rounds - (rounds[-1] if round is None else round)).argmin())
     group, by = kin(found.iloc[0])
-    name = plots.label(sources.short(whole)[row])
+    name = plots.in_plain_words(sources.short(whole)[row])
     return _Recorded(name, group, by, rounds, at, values)
 
 
@@ -535,19 +566,21 @@ def collaboration(
         raise ValueError(f"layer {layer!r} has no weights; there are {', '.join(weights)}, and all")
     chosen = weights[layer] if layer in weights else np.mean(list(weights.values()), 0)
     fig, (left, right) = plots.panels(2, sharey=False)
-    _draw_weights(chosen[at], left).set_title(f"Layer {layer}, round {rounds[at]}")
+    where = "All layers" if layer == "all" else f"Layer {layer}"
+    _draw_weights(chosen[at], left).set_title(f"{where}, round {rounds[at]}")
     course = pd.DataFrame([analysis.shares(matrix, group) for matrix in chosen])
+    course = course.rename(columns=plots.MEASURE_LABELS)
     course = course.assign(rounds=rounds).melt("rounds", var_name="row").dropna()
     _mark(plots.curves(course, right, y="Mean weight"), rounds[at])
     said = (
         f"{name}, seed {seed}: weights of the aggregation after round {rounds[at]}; "
-        "the colours end at the largest weight on another client. Similar clients are alike by "
-        f"{by}."
+        f"the colours end at the largest weight on another client. Clients are similar by {by}."
     )
     by_layer = {key: analysis.shares(each[at], group) for key, each in weights.items()}
     shown = int(rounds[at])
     code = _call("collaboration", source, column, row=row, seed=seed, layer=layer, round=shown)
-    return Shown(fig, said, pd.DataFrame(by_layer).T.round(4), code)
+    table = pd.DataFrame(by_layer).T.round(4).rename(columns=plots.MEASURE_LABELS)
+    return Shown(fig, said, table, code)
 
 
 def _draw_weights(weights: np.ndarray, ax: Axes) -> Axes:

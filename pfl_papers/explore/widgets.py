@@ -41,6 +41,9 @@ SAYS = dict(
     column="Setting",
     rows="Methods",
     row="Method",
+    first="First method",
+    second="Second method",
+    alpha="α",
     against="Against",
     when="Evaluated",
     select="Which round",
@@ -318,7 +321,7 @@ class Explore:
         Which data are chosen at first: those of the first name, for partitions and training.
         Results open on the best evidence there is.
     methods, seeds : list, optional
-        Which methods and seeds are chosen at first; by default six with the paper's own, and all.
+        Which methods and seeds are chosen at first; by default those that `views.FIRST` names, and all.
     artefacts : list of str, optional
         Which explorers are shown: names of `views.VIEWS`, or "train"; all by default.
     train : bool

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pfl_core.analysis import plots
 from pfl_core.data import pools
+from pfl_core.experiments.experiment import Experiment
 from pfl_papers.evidence import committed
-
-_SCHEMES = {
-    "alphabets": "one alphabet each",
-    "coarse": "one coarse class each",
-    "dirichlet": "Dirichlet, class by class",
-    "dirichlet_columns": "Dirichlet, client by client",
-    "fedper_classes": "k classes each (FedPer)",
-    "groups": "groups with dominant classes (FedAGHN)",
-    "iid": "IID",
-    "pfedhn_classes": "k classes each (pFedHN)",
-    "pfedla_noniid1": "non-IID 1 (pFedLA)",
-    "pfedla_noniid2": "non-IID 2 (pFedLA)",
-    "pfedla_ring": "clients on a ring (pFedLA)",
-    "pfedla_target": "alike, less alike, others (pFedLA)",
-    "shards": "k shards each (pathological)",
-    "workers": "one rater each (FedPer)",
-}
-_NETWORKS = {
-    "lenet": "LeNet",
-    "lenet4": "LeNet, four convolutions",
-    "mlp": "MLP",
-    "cnn": "CNN",
-    "cnn_bn": "CNN with BatchNorm",
-    "resnet18": "ResNet-18",
-    "resnet34": "ResNet-34",
-    "mobilenet": "MobileNet",
-    "fasttext": "fastText",
-    "linear": "linear base",
-}
 
 
 def scheme(name: str) -> str:
     """A partition in words; one that a user registered keeps its name."""
-    return _SCHEMES.get(name, name)
+    return plots.PARTITION_LABELS.get(name, name)
 
 
 def network(name: str) -> str:
     """A network in words; one that a user registered keeps its name."""
-    return _NETWORKS.get(name, name)
+    return plots.MODEL_LABELS.get(name, name)
+
+
+def field(name: str, value: Any) -> str:
+    """A field of an Experiment, or an argument ("method_args.lam"), with its value: "λ 0.5"."""
+    shown = plots.in_words(value) if isinstance(value, str) else value
+    return f"{plots.display(name.rpartition('.')[2], plots.FIELD_LABELS)} {shown}"
+
+
+def setting(found: Experiment, fields: Iterable[str]) -> str:
+    """The setting of an Experiment: data, partition, clients, network, and what is unusual.
+
+    fields: those that belong to a setting; of them, these four are always said.
+    """
+    plain, defaults = found.plain(), Experiment().plain()
+    always = ("dataset", "partition", "clients", "model")
+    said = [
+        plots.in_words(found.dataset),
+        scheme(found.partition) + _arguments(found.partition_args),
+        f"{found.clients} clients",
+        network(found.model) + _arguments(found.model_args),
+    ]
+    others = [n for n in fields if n not in always and plain[n] != defaults[n]]
+    return "; ".join([*said, *(field(name, plain[name]) for name in others)])
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    return f" ({', '.join(field(*item) for item in values.items())})" if values else ""
 
 
 def data(name: str) -> str:

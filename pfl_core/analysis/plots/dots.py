@@ -12,14 +12,13 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from pfl_core.analysis.plots.names import in_words, label
 from pfl_core.analysis.plots.style import (
     COLOURS,
     Look,
     beside,
     bounds,
     finish,
-    in_words,
-    label,
     line_style,
     looks,
     names_of,

@@ -11,15 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import ScaledTranslation
 
 from pfl_core.analysis import verdicts
-from pfl_core.analysis.plots.style import (
-    Look,
-    bounds,
-    finish,
-    in_words,
-    line_style,
-    looks,
-    names_of,
-)
+from pfl_core.analysis.plots.names import in_words
+from pfl_core.analysis.plots.style import Look, bounds, finish, line_style, looks, names_of
 from pfl_core.analysis.select import alike
 
 FEW = 4  # lines of a panel with bands; more have a bar at their end

@@ -11,15 +11,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pfl_core.analysis.plots.style import (
-    COLOURS,
-    PANEL,
-    beside,
-    finish,
-    in_words,
-    outer_labels,
-    panels,
-)
+from pfl_core.analysis.plots.names import in_words
+from pfl_core.analysis.plots.style import COLOURS, PANEL, beside, finish, outer_labels, panels
 
 PRINTED = 10  # rows and columns of a matrix up to which its numbers are printed
 FLAT = 0.05  # share of the common scale below which a matrix has a scale of its own

@@ -1,4 +1,4 @@
-"""How figures look: names, the look of each method, panels, titles and legends."""
+"""How figures look: the look of each method, panels, titles and legends."""
 
 from __future__ import annotations
 
@@ -14,54 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pfl_core.analysis.plots.files import compact
+from pfl_core.analysis.plots.names import LABELS, in_words, key
 
-LABELS = {  # display names of methods, in the order of tables
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedavg_ft": "FedAvg-FT",
-    "fedprox": "FedProx",
-    "fedprox_ft": "FedProx-FT",
-    "perfedavg": "Per-FedAvg",
-    "pfedme": "pFedMe",
-    "lgfedavg": "LG-FedAvg",
-    "fedbn": "FedBN",
-    "fedper": "FedPer",
-    "fedrep": "FedRep",
-    "fedfomo": "FedFomo",
-    "ditto": "Ditto",
-    "fedcp": "FedCP",
-    "fedpac": "FedPAC",
-    "cfl": "CFL",
-    "fedamp": "FedAMP",
-    "heurfedamp": "HeurFedAMP",
-    "fedala": "FedALA",
-    "apple": "APPLE",
-    "gpfl": "GPFL",
-    "feddbe": "FedDBE",
-    "pfedhn": "pFedHN",
-    "pfedhn_pc": "pFedHN-PC",
-    "pfedla": "pFedLA",
-    "heurpfedla": "HeurpFedLA",
-    "flayer": "FLAYER",
-    "fedaghn": "FedAGHN",
-}
-DATA_LABELS = {  # display names of data sets
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "mnist": "MNIST",
-    "fashion_mnist": "Fashion-MNIST",
-    "emnist-digits": "EMNIST digits",
-    "emnist-balanced": "EMNIST balanced",
-    "emnist-letters": "EMNIST letters",
-    "omniglot": "Omniglot",
-    "tiny_imagenet": "Tiny ImageNet",
-    "ag_news": "AG News",
-    "flickr_aes": "FLICKR-AES",
-    "raters_cifar10": "CIFAR-10 with synthetic raters",
-    "raters_digits100": "pairs of digits with synthetic raters",
-    "digits100": "pairs of digits",
-}
-_SYMBOLS = {r"\bK_P\b": "$K_P$", r"\balpha\b": "α"}
 PANEL = (3.4, 2.5)  # inches: a column's width
 STYLE = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}  # of figures of this size
 LONG = 14  # entries of a legend: more stand in two columns
@@ -149,7 +103,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     """
     out = {name: LOOKS[name] for name in names if name in LOOKS}
     for name in names:
-        if name in out or (own := LOOKS.get(_key(name))) is None:
+        if name in out or (own := LOOKS.get(key(name))) is None:
             continue
         styles = [(own.dash, own.mark), *(STYLES[style] for style in _STYLES_IN_TURN)]
         every = [Look(own.colour, *style) for style in styles]
@@ -175,35 +129,6 @@ def dashes(names: Sequence[str]) -> dict[str, str | tuple[float, ...]]:
 def line_style(dash: str | tuple[float, ...]) -> Any:
     """Dashes as matplotlib's `linestyle` has them."""
     return (0, dash) if dash else "-"
-
-
-# -- names -----------------------------------------------------------------------------------------
-
-
-def _key(name: str) -> str:
-    return re.split(r"\W", str(name), maxsplit=1)[0]
-
-
-def label(name: Any) -> str:
-    """Display name of a method key, also where words follow it ("fedavg, lr 0.1").
-
-    Names of anything else are returned as they are.
-    """
-    key = _key(name)
-    return LABELS[key] + name[len(key) :] if key in LABELS else name
-
-
-def in_words(text: Any) -> str:
-    """A text for a figure: methods and data sets by their display names, symbols as they are set.
-
-    "fedavg, alpha = 0.1" becomes "FedAvg, α = 0.1", "cifar10" "CIFAR-10".
-    """
-    text = label(str(text))
-    for key in sorted(DATA_LABELS, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w-]){re.escape(key)}(?![\w-])", DATA_LABELS[key], text)
-    for key, symbol in _SYMBOLS.items():
-        text = re.sub(key, symbol, text)
-    return text
 
 
 def names_of(frame: pd.DataFrame, column: str) -> list[str]:

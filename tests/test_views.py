@@ -330,7 +330,9 @@ def test_fine_tuned_rows_are_shown_after_local_training_alone(tmp_path, monkeypa
     read = {tuple(pair) for pair in shown[["row", "when"]].to_numpy().tolist()}
     assert read == {("fedavg", "before"), ("fedavg", "after"), ("fedavg_ft", "after")}
     values = views.runs_choices({"source": "methods.quick-digits"}).values
-    assert list(values["rows"]) == ["fedavg"] and values["when"] == "before"
+    assert list(values["rows"]) == ["fedavg", "fedavg_ft"] and values["when"] == "own"
+    own = sources.timed(shown, "own")[["row", "when"]].drop_duplicates().to_numpy().tolist()
+    assert own == [["fedavg", "before"], ["fedavg_ft", "after"]]
 
 
 def test_rows_of_runs_go_before_committed_ones_and_artefacts_stay_apart(

@@ -321,7 +321,8 @@ class Explore:
         Which data are chosen at first: those of the first name, for partitions and training.
         Results open on the best evidence there is.
     methods, seeds : list, optional
-        Which methods and seeds are chosen at first; by default those that `views.FIRST` names, and all.
+        Which methods and seeds are chosen at first; by default the methods of `views.FIRST`, and
+        all seeds.
     artefacts : list of str, optional
         Which explorers are shown: names of `views.VIEWS`, or "train"; all by default.
     train : bool

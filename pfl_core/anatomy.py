@@ -279,16 +279,13 @@ def _has_parts(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class _Value:
-    """What lies in a tensor's memory: of which data and parameters it was made.
-
-    through: it is as large as its data, which it scales or shifts at most.
-    table: its size, if what scales it has several axes; larger than the scores, it is summed later.
-    """
+    """What lies in a tensor's memory: of which data and parameters it was made."""
 
     data: list[_Value] = field(default_factory=list)
     parameters: frozenset[str] = frozenset()
     is_data: bool = False
-    through: bool = True
+    through: bool = True  # as large as its data, which it scales or shifts at most
+    # Its size, if what scales it has several axes; larger than the scores, it is summed later.
     table: int = 0
 
 

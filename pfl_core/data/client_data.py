@@ -146,15 +146,29 @@ class ClientData:
     ) -> np.ndarray:
         """Pool indices (T, batches, B) int64 of client k's T local steps.
 
-        batch: B. epochs, steps: how long; steps > 0 replaces epochs.
-        kind: "wrap": ceil(n/B) batches an epoch, the last filled from the start of the epoch's
-        permutation; "drop": floor(n/B); "fresh": each batch is a new draw. With n < B, a batch
-        repeats the client's samples in turn.
-        shuffle: False takes the samples in their order.
-        stream: equal streams give equal batches.
-        batches: how many consecutive ones a step uses.
-        split, fraction: what is trained on, see `sample`.
-        Raises ValueError if that is empty.
+        Parameters
+        ----------
+        batch : int
+            B, samples in a batch.
+        epochs, steps : int
+            How long; steps > 0 replaces epochs.
+        kind : {"wrap", "drop", "fresh"}
+            "wrap" is ceil(n/B) batches an epoch, the last filled from the start of the epoch's
+            permutation; "drop" is floor(n/B); with "fresh" each batch is a new draw. With n < B, a
+            batch repeats the client's samples in turn.
+        shuffle : bool
+            False takes the samples in their order.
+        stream : str
+            Equal streams give equal batches.
+        batches : int
+            How many consecutive ones a step uses.
+        split, fraction
+            What is trained on, see `sample`.
+
+        Raises
+        ------
+        ValueError
+            If the client has no samples in that split.
         """
         idx = self.sample(k, round, split, stream, fraction)
         generator, n = rng(self.seed, stream, round, k), len(idx)

@@ -39,7 +39,12 @@ class Split:
 def label_counts(y: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """How many samples of each class each client holds, (N, classes) int64.
 
-    y: labels (n,); indices: N arrays of indices into them.
+    Parameters
+    ----------
+    y : (n,) int
+        Labels.
+    indices : N arrays
+        Each client's indices into them.
     """
     return np.stack([np.bincount(y[i], minlength=classes) for i in indices])
 
@@ -125,7 +130,7 @@ def sizes_of(by_class: list[np.ndarray]) -> np.ndarray:
 def official_parts(pool: Any, val: float, rng: Rng, each: bool = False) -> Pieces:
     """The official training part without val, val, and the official test part, each by class.
 
-    val: a random share of the training part; with `each`, of every class in it.
+    `val` is a random share of the training part; with `each`, of every class in it.
     """
     test, held = np.asarray(pool.is_test, bool), np.zeros(len(pool.y), bool)
     real("val", val, "[0, 1)")
@@ -176,7 +181,7 @@ def read_shares(split: str) -> Shares:
 def cut_sizes(n: int, shares: Shares, nearest: bool = False) -> tuple[int, int, int]:
     """Numbers of train, val and test samples of n: test, then val, are rounded up.
 
-    nearest: they are rounded to the nearest integer, and are at least 1.
+    With `nearest` they are rounded to the nearest integer, and are at least 1.
     """
 
     def size(amount: float) -> int:
@@ -198,7 +203,7 @@ def fewest(shares: Shares) -> int:
 def divide(pieces: Pieces, shares: Shares, rng: Rng, each: bool = False) -> Split:
     """Divide each client's samples at random into train, val and test.
 
-    each: every piece by itself, so that all three have the same label shares.
+    With `each` every piece is divided by itself, so that all three have the same label shares.
     """
     if each:
         pieces = [[rng.permutation(p) for p in client] for client in pieces]

@@ -210,20 +210,25 @@ class Pool:
 
 
 def statistics(
-    x: np.ndarray, rows: np.ndarray | None = None
+    x: np.ndarray, samples: np.ndarray | None = None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) per channel on the [0, 1] scale, to four digits; a constant channel has std 1.
 
-    x: images [n, h, w] or [n, h, w, channels], or a table [n, columns], all of it one channel.
-    rows: which of them count, by default all.
+    Parameters
+    ----------
+    x : (n, h, w), (n, h, w, channels) or (n, columns)
+        Images, or a table, which is one channel.
+    samples : (m,) int, optional
+        Which of them count, by default all.
     """
-    x, rows = x.reshape(*(*x.shape, 1)[:3], -1), np.arange(len(x)) if rows is None else rows
+    x = x.reshape(*(*x.shape, 1)[:3], -1)
+    samples = np.arange(len(x)) if samples is None else samples
     total = np.zeros((2, x.shape[-1]))
     # In pieces: the whole in float64 would be eight times its size.
-    for i in range(0, len(rows), 1024):
-        a = x[rows[i : i + 1024]] / (255.0 if x.dtype == np.uint8 else 1.0)
+    for i in range(0, len(samples), 1024):
+        a = x[samples[i : i + 1024]] / (255.0 if x.dtype == np.uint8 else 1.0)
         total += [a.sum((0, 1, 2), dtype=np.float64), np.square(a, dtype=np.float64).sum((0, 1, 2))]
-    mean, square = total / (len(rows) * x.shape[1] * x.shape[2])
+    mean, square = total / (len(samples) * x.shape[1] * x.shape[2])
     std = np.sqrt(np.maximum(square - mean**2, 0)).round(4)
     return tuple(mean.round(4).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
@@ -280,7 +285,7 @@ def _pool(
 ) -> Pool:
     """The Pool of what `arrays` reads from `path`; DatasetDamaged if that is not as it should be.
 
-    complete: it must be as large as the official set.
+    A `complete` one must be as large as the official set.
     """
     s = SOURCES[name]
     try:
@@ -611,7 +616,14 @@ def copies(name: str) -> list[str]:
 def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     """Make `load(name)` return `fn()`, a Pool.
 
-    doc: its line in `list_datasets`.
+    Parameters
+    ----------
+    name : str
+        What Experiment(dataset=...) and `load` call it.
+    fn : function without arguments
+        It returns the Pool.
+    doc : str
+        Its line in `list_datasets`.
 
     Raises
     ------

@@ -81,7 +81,14 @@ def idx(
 ) -> Arrays:
     """MNIST's form: four IDX files.
 
-    transposed: rows of an image are columns, as EMNIST has it; first_label: what labels begin at.
+    Parameters
+    ----------
+    train, test : str
+        What the names of the two parts' files begin with.
+    transposed : bool
+        Whether an image's rows are stored as columns, as EMNIST has it.
+    first_label : int
+        What labels begin at.
     """
 
     def part(prefix: str) -> tuple[np.ndarray, np.ndarray]:
@@ -103,8 +110,13 @@ def cifar(
 ) -> Arrays:
     """CIFAR's pickles. A file whose md5 is another than the published one is not opened.
 
-    md5: {file: digest}, the test part last; label: the key of the labels in these files; columns:
-    {our extra column: their key}.
+    Parameters
+    ----------
+    md5 : {file: digest}
+        Of every file, the test part last.
+    label : str
+        The key of the labels in these files.
+    columns : {our extra column: their key}
     """
 
     def read(name: str) -> dict:
@@ -135,7 +147,12 @@ def pixels(
 ) -> np.ndarray:
     """Encoded images as uint8: [n, h, w] for mode "L", [n, h, w, 3] for "RGB".
 
-    images: functions, each of which returns the bytes of one; size: (width, height) to resample to.
+    Parameters
+    ----------
+    images : functions
+        Each returns the bytes of one.
+    size : (width, height), optional
+        What they are resampled to.
     """
     from PIL import Image
 

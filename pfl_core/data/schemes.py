@@ -82,7 +82,7 @@ def _majors(
 ) -> Split:
     """k classes have `share` of a client's images in equal parts, the other classes the rest.
 
-    images: of each client; fewer if the pool has not as many.
+    Each client has `images` of them, fewer if the pool has not as many.
     """
     shares, members, others = read_shares(split), indices_by_class(pool), pool.classes - k
     sizes, few = sizes_of(members), fewest(shares)

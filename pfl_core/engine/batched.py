@@ -35,8 +35,11 @@ class Batched:
 
     Stacks are kept, so that later rounds find their memory and their graphs again.
 
-    executor: "batched" or "graphs", and how convolutions are multiplied (convolutions.py), as in
-    "graphs:fastest".
+    Parameters
+    ----------
+    executor : str
+        "batched" or "graphs", and how convolutions are multiplied (convolutions.py), as in
+        "graphs:fastest".
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Batched:
     def run(self, job: Job, executor: str | None = None) -> Params:
         """What local training changed, {name: (S, *shape)}.
 
-        executor: in place of the one that this was made with.
+        `executor` takes the place of the one that this was made with.
 
         Raises
         ------

@@ -20,7 +20,7 @@ from pfl_core.util.draws import rng
 class Context:
     """One round as a method's hooks see it: participants `sel` (S,), `round`, `state`, training.
 
-    ids: `sel` as numbers of the host, where they are known: a GPU is not waited for.
+    `ids` is `sel` as numbers of the host, where they are known, so that no GPU is waited for.
     """
 
     def __init__(

@@ -52,20 +52,20 @@ def check_shared(method: Method) -> None:
 
 
 def check_rows(
-    method: Method, hook: str, got: Any, rows: int, like: Params | None = None
+    method: Method, hook: str, got: Any, clients: int, like: Params | None = None
 ) -> Params:
-    """What a hook returned; ValueError unless that is {name: (rows, *shape)}.
+    """What a hook returned; ValueError unless that is {name: (clients, *shape)}.
 
-    like: what must be in it, with these shapes.
+    All that is in `like` must be in it, with these shapes.
     """
     said = f"{method.name}.{hook} returned"
     if not isinstance(got, dict):
         raise ValueError(f"{said} {_form(got)}, allowed is a dict {{name: tensor}}; {RETURN}")
     for name, v in got.items():
-        if not isinstance(v, Tensor) or v.dim() < 1 or len(v) != rows:
+        if not isinstance(v, Tensor) or v.dim() < 1 or len(v) != clients:
             raise ValueError(
                 f"{said} {name!r} as {_form(v)}; allowed is a tensor with a row for each of "
-                f"{rows} clients"
+                f"{clients} clients"
             )
     for name, v in (like or {}).items():
         if name not in got or got[name].shape != v.shape:

@@ -24,7 +24,12 @@ DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 class Rules(TorchFunctionMode):
     """Within it, ONE client's loss is computed by these rules.
 
-    form: of convolutions. labels: those of the batch.
+    Parameters
+    ----------
+    form : str
+        How convolutions are multiplied (convolutions.py).
+    labels : (B,) int64, optional
+        Those of the batch; without them cross-entropy is torch's.
     """
 
     def __init__(self, form: str = GROUPED, labels: Tensor | None = None):

@@ -142,7 +142,7 @@ def cast(config: TrainConfig, device: torch.device) -> AbstractContextManager:
 def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
     """Scale gradients in place to L2 norm <= limit, over all tensors together.
 
-    stacked: the tensors are (S, *shape), and each client has a norm of its own.
+    If `stacked`, the tensors are (S, *shape), and each client has a norm of its own.
     """
     if not stacked:
         norm = torch.stack(torch._foreach_norm(grads)).norm()

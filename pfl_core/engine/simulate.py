@@ -76,8 +76,10 @@ def simulate(
 
     Parameters
     ----------
-    executor, workers
-        What trains the clients, see engine.py; workers: threads, by default one per CPU core.
+    executor
+        What trains the clients, see engine.py.
+    workers
+        Its threads, by default one per CPU core.
     state
         What round 0 starts from, by default `initial_state(method)`.
     checkpoint, end, stamp

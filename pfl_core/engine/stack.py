@@ -42,8 +42,14 @@ def sizes(most: int) -> list[int]:
 class Stack:
     """Memory for `most` clients of one kind of job, and its step over the first rows of it.
 
-    capturing: what captures the step for each of `sizes`, if anything does. form: how it multiplies
-    convolutions.
+    Parameters
+    ----------
+    most : int
+        How many clients it has room for.
+    capturing : Graphs, optional
+        What captures the step for each of `sizes`, if anything does.
+    form : str
+        How convolutions are multiplied (convolutions.py).
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Threads:
     def run(self, job: Job, drawn: bool = False) -> Params:
         """What local training changed, {name: (S, *shape)}, in new memory.
 
-        drawn: torch's random draws (dropout) are seeded, for each client by `job.seeds`.
+        If `drawn`, torch's random draws (dropout) are seeded, for each client by `job.seeds`.
         """
         changing = job.changing(self.method.task.buffers) if job.step is None else ()
         out = clone({n: job.start[n] for n in changing})

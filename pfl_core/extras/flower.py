@@ -371,7 +371,10 @@ def _check_about(about: list[dict[str, Any]]) -> None:
 
 
 def _contradiction(said: dict[str, Any], first: dict[str, Any]) -> str:
-    """What is wrong with what a client says of itself; "" if nothing is. `first`: client 0's."""
+    """What is wrong with what a client says of itself; "" if nothing is.
+
+    `first` is what client 0 says.
+    """
     n, counts, shape = said.get("n"), said.get("counts"), said.get("shape")
     whole = _sizes(counts) and _sizes(shape) and _whole(n, 1) and _whole(said.get("test"))
     if not whole or counts is None or sum(counts) != n:

@@ -123,9 +123,17 @@ class Context(Protocol):
     def measure(self, fn: Callable[[Params, Batch], Any], p: Params, split: str = "train") -> Any:
         """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.
 
-        `fn` sees ONE client and returns a tensor or a dict of tensors, sums over its batch; what
-        comes back is stacked: (S, ...). split: "train", "holdout", "fit" (train without holdout),
-        "val", or, for methods that declare `leaks_test`, "test".
+        Parameters
+        ----------
+        fn : function of ONE client's Params and a Batch
+            It returns a tensor or a dict of tensors, sums over its batch.
+        p : {name: (S, *shape)}
+        split : {"train", "holdout", "fit", "val", "test"}
+            "fit" is train without holdout; "test" is for methods that declare `leaks_test`.
+
+        Returns
+        -------
+        (S, ...) tensor, or a dict of them
         """
 
 

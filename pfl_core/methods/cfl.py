@@ -115,8 +115,14 @@ class CFL(Method):
     ) -> tuple[Tensor, int]:
         """Clusters (K,) after splitting, and how many they are.
 
-        g (S, S): inner products of the updates of sel. a (clusters, S): `share`. mean (clusters,):
-        norms of the mean updates.
+        Parameters
+        ----------
+        g : (S, S)
+            Inner products of the updates of sel.
+        a : (clusters, S)
+            What `share` gives.
+        mean : (clusters,)
+            Norms of the mean updates.
         """
         cluster, norm, member = extra["cluster"].clone(), _norm(g.diagonal()), a > 0
         cosine = g / (norm[:, None] * norm + 1e-12)

@@ -194,8 +194,12 @@ def make_folder(path: Path, variable: str = "PFL_RUNS") -> None:
 def extra(name: str, what: str) -> Iterator[None]:
     """Imports within it that fail raise ImportError, which says how to install what is missing.
 
-    name: the extra of this package, "notebooks".
-    what: what needs it.
+    Parameters
+    ----------
+    name : str
+        The extra of this package, such as "notebooks".
+    what : str
+        What needs it, as the message begins.
     """
     try:
         yield

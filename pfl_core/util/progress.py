@@ -117,7 +117,7 @@ class Progress:
         return self
 
     def at(self, done: int, note: str = "") -> None:
-        """So many steps are done; note: a few words on the last one."""
+        """Say that so many steps are done, and in `note` a few words on the last one."""
         if self.done is None and self.bar is not None:
             self.bar.initial = done
         self.done = done

@@ -200,17 +200,7 @@ class Evidence:
         metric: str = "acc_pct",
         group: str = "",
     ) -> Contrast:
-        """Contrast two rows: the first minus the second, which has to be above `by`.
-
-        Parameters
-        ----------
-        first, second, column : str
-            Labels.
-        by : float
-            The threshold, in points.
-        metric, group : str
-            As for `contrast`.
-        """
+        """Contrast two rows: the first minus the second, which has to be above `by` points."""
         says = f"{label(first)} - {label(second)}, {column}"
         weights = {(first, column): 1.0, (second, column): -1.0}
         return self.contrast(says, weights, by, metric=metric, group=group)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -68,7 +67,7 @@ def value(name: str, text: str) -> Any:
 
     Also a=1,b=2 for a dict, a,b for a tuple, a run or a file for init_from.
     """
-    kind = late("experiments.experiment").kind(fields()[name])
+    kind = late("util.fields").kind(fields()[name])
     if kind == "str":
         return text
     if "Experiment" in kind and (Path(text).is_file() or Path(text).suffix):
@@ -252,8 +251,7 @@ def _options_of_run(add: Callable) -> None:
 def described(field: dataclasses.Field) -> str:
     """What a field of Experiment is, what is allowed, and its default."""
     experiments = late("experiments.experiment")
-    allowed = experiments.RANGES.get(field.name, ("", ""))[1]
-    allowed = re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", allowed)  # the doc says that
+    allowed = late("util.fields").allowed(field) if field.metadata.get("allowed") else ""
     default = experiments._default(field)
     if default in (None, {}, (), ""):
         default = "none"

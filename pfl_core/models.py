@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from pfl_core.util import checks, draws, identity
+from pfl_core.util import checks, draws, fields, identity
 from pfl_core.util.cards import Listing
+from pfl_core.util.fields import Range
 
 Shape = Sequence[int]
 Units = dict[str, dict[str, nn.Module]]
@@ -338,16 +339,12 @@ _OURS = {
 _MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     name: (fn, (inspect.getdoc(fn) or "").partition("\n")[0]) for name, fn in _OURS.items()
 }
-_COUNT = (lambda v: v >= 1, "an integer >= 1")
-_RANGES = {  # option of our networks: (test, what is allowed)
-    **dict.fromkeys(("kernels", "hidden", "vocab", "dim", "depth"), _COUNT),
-    "width": (lambda v: v > 0, "a number > 0, by which the channels are multiplied"),
-    "blocks": (lambda v: v >= 8, "an integer >= 8 (11 in FedPer, 13 in the original)"),
-    "kernel": (
-        (None, 3, 5).__contains__,
-        "5 (for 105x105 images), 3 (padded, for 28x28), or None (by the images)",
-    ),
-    "stem": ((None, *STEMS).__contains__, " or ".join(STEMS)),
+_LEGAL: dict[str, Range | tuple] = {  # option of our networks: what is allowed
+    **dict.fromkeys(("kernels", "hidden", "vocab", "dim", "depth"), Range(low=1)),
+    "width": Range(above=0),
+    "blocks": Range(low=8),
+    "kernel": (None, 3, 5),
+    "stem": (None, *STEMS),
 }
 
 
@@ -418,8 +415,9 @@ def check(name: str, options: Mapping[str, object]) -> None:
         checks.known(f"option of model {name!r}:", option, [*known, *([option] if free else [])])
         if option in known and not (value is None is known[option].default):
             checks.kind(name, option, value, known[option].annotation)
-        if name in _OURS and option in _RANGES and not _RANGES[option][0](value):
-            raise ValueError(f"{name}({option}={value!r}): allowed is {_RANGES[option][1]}")
+        if name in _OURS and option in _LEGAL and value not in _LEGAL[option]:
+            what = fields.said(str(known[option].annotation), _LEGAL[option])
+            raise ValueError(f"{name}({option}={value!r}): allowed is {what}")
 
 
 def build(

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pfl_core.util.fields import Range, said
+
 Rng = np.random.Generator
 Pieces = list[list[np.ndarray]]
 Shares = tuple[float, ...]
@@ -58,25 +60,21 @@ def need(ok: bool | np.bool, message: str) -> None:
         raise ValueError(message)
 
 
-def integer(name: str, value: Any, low: int, high: float = np.inf) -> int:
-    ok = (
-        isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
-    )
-    need(
-        ok,
-        f"{name}={value!r} must be an integer "
-        f"{f'from {low} to {high}' if isfinite(high) else f'>= {low}'}",
-    )
-    return int(value)
+def integer(name: str, value: Any, low: int, high: float | None = None) -> int:
+    """An integer from `low` to `high`; ValueError for another value, which says what is allowed."""
+    ok = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return int(_held(ok, name, value, "int", Range(low, high)))
 
 
-def real(name: str, value: Any, legal: str) -> float:
-    """A finite number in an interval such as "(0, 1]"."""
-    low, high = map(float, legal[1:-1].split(","))
-    ok = isinstance(value, int | float | np.number) and isfinite(value) and low <= value <= high
-    ok = ok and (value > low or legal[0] == "[") and (value < high or legal[-1] == "]")
-    need(ok, f"{name}={value!r} must be a finite number in {legal}")
-    return float(value)
+def real(name: str, value: Any, **ends: float) -> float:
+    """A number between ends, as `fields.Range` takes them; ValueError for another value."""
+    ok = isinstance(value, int | float | np.number) and isfinite(value)
+    return float(_held(ok, name, value, "float", Range(**ends)))
+
+
+def _held(ok: bool, name: str, value: Any, kind: str, legal: Range) -> Any:
+    need(ok and value in legal, f"{name}={value!r}: allowed is {said(kind, legal)}")
+    return value
 
 
 def classes_each(
@@ -133,7 +131,7 @@ def official_parts(pool: Any, val: float, rng: Rng, each: bool = False) -> Piece
     `val` is a random share of the training part; with `each`, of every class in it.
     """
     test, held = np.asarray(pool.is_test, bool), np.zeros(len(pool.y), bool)
-    real("val", val, "[0, 1)")
+    real("val", val, low=0, below=1)
     pieces = [np.flatnonzero(~test)]
     if each:
         pieces = indices_by_class(pool, ~test, "official training part")

@@ -151,7 +151,9 @@ def pfedla_noniid2(
     """
     k = classes_each(k, pool, min(2, pool.classes - 1), 6, top=pool.classes - 1)
     share = (
-        (0.48 if pool.classes < 100 else 0.53) if share is None else real("share", share, "(0, 1)")
+        (0.48 if pool.classes < 100 else 0.53)
+        if share is None
+        else real("share", share, above=0, below=1)
     )
     return _majors(pool, clients, rng, k, images, share, split)
 
@@ -361,7 +363,7 @@ def dirichlet(
     `least`, the first of them with fallback_least (the batch; None: never) is taken; split
     overrides train_ratio; a client never has fewer samples than fill its parts (2, with val 3).
     """
-    alpha, ratio = real("alpha", alpha, "(0, inf)"), real("train_ratio", train_ratio, "(0, 1)")
+    alpha, ratio = real("alpha", alpha, above=0), real("train_ratio", train_ratio, above=0, below=1)
     shares = (ratio, 0.0, 1 - ratio) if split is None else read_shares(split)
     need(source in ("all", "train"), f"source={source!r} must be 'all' or 'train'")
     members = indices_by_class(pool, source == "all" or ~np.asarray(pool.is_test, bool), empty=True)
@@ -428,7 +430,7 @@ def groups(
         fine, f"groups={groups} must divide {classes} classes and {clients} clients; legal: {legal}"
     )
     sizes, few = sizes_of(members), fewest(shares)
-    dominant = (sizes * real("share", share, "(0, 1]") + EPS).astype(int)
+    dominant = (sizes * real("share", share, above=0, high=1) + EPS).astype(int)
     rest, own, each = sizes - dominant, classes // groups, clients // groups
 
     def fits(n: int) -> bool:
@@ -481,7 +483,7 @@ def pfedhn_classes(
     leftover=False normalises over the owners, as the paper's formula, and uses all but the
     rounding. Ours: a class that the client has is passed over, so its k classes always differ.
     """
-    real("high", high, f"[{real('low', low, '(0, inf)')}, inf)")
+    real("high", high, low=real("low", low, above=0))
     k, classes = classes_each(k, pool, min(2, pool.classes), 10), pool.classes
     parts = official_parts(pool, val, rng)
     small = min(*sizes_of(parts[0]), *sizes_of(parts[2]))
@@ -569,8 +571,8 @@ def dirichlet_columns(
     own, so a seed draws the same training p for every novel_alpha; a client with fewer than `least`
     samples in all, or an empty part, is redrawn.
     """
-    alpha = real("alpha", alpha, "(0, inf)")
-    novel_alpha = alpha if novel_alpha is None else real("novel_alpha", novel_alpha, "(0, inf)")
+    alpha = real("alpha", alpha, above=0)
+    novel_alpha = alpha if novel_alpha is None else real("novel_alpha", novel_alpha, above=0)
     novel = integer("novel", clients // 10 if novel is None else novel, 0, clients - 1)
     integer("least", least, 1)
     check_room(

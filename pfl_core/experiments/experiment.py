@@ -8,11 +8,10 @@ import functools
 import importlib
 import itertools
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,46 +25,15 @@ from pfl_core.experiments import keys
 from pfl_core.experiments.keys import ARGS, WHICH
 from pfl_core.experiments.weights import Weights
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.util import checks, identity
+from pfl_core.util import checks, fields, identity
 from pfl_core.util.cards import card
+from pfl_core.util.fields import choice, number, value
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
 COMPUTED = ("lr", "momentum", "weight_decay", "clip", *ARGS)  # fields with numbers to train with
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
-RANGES = {  # field: (test, what is allowed)
-    "clients": (lambda v: v is None or v >= 1, "an integer >= 1, or None"),
-    "rounds": (lambda v: v >= 0, "an integer >= 0"),
-    "participation": (lambda v: 0 < v <= 1, "a share in (0, 1]"),
-    "epochs": (lambda v: v >= 0, "an integer >= 0"),
-    "steps": (lambda v: v >= 0, "an integer >= 0 (0: count in epochs)"),
-    "batch": (lambda v: v >= 1, "an integer >= 1"),
-    "plan": (PLANS.__contains__, "one of " + ", ".join(PLANS)),
-    "lr": (lambda v: v >= 0, "a number >= 0"),
-    "momentum": (lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    "weight_decay": (lambda v: v >= 0, "a number >= 0"),
-    "clip": (lambda v: v >= 0, "a number >= 0 (0: no clipping)"),
-    "buffers": (("local", "average", "reset").__contains__, "one of local, average, reset"),
-    "head_depth": (lambda v: v >= 0, "an integer >= 0"),
-    "head_by": (
-        ("block", "child", "module", "tensor").__contains__,
-        "one of block, child, module, tensor",
-    ),
-    "head_init": (("common", "own").__contains__, "common or own"),
-    "holdout": (lambda v: 0 <= v < 1, "a share in [0, 1)"),
-    "normalize": (
-        ("dataset", "half").__contains__,
-        "dataset (its mean and std) or half ((x - .5) / .5)",
-    ),
-    "max_samples": (lambda v: v >= 0, "an integer >= 0 (0: all)"),
-    "eval_every": (lambda v: v >= 1, "an integer >= 1"),
-    "eval_clients": (lambda v: v >= 0, "an integer >= 0 (0: all)"),
-    "seed": (lambda v: v >= 0, "an integer >= 0"),
-    "partition_seed": (lambda v: v is None or v >= 0, "an integer >= 0, or None"),
-    "dtype": (("float32", "float64").__contains__, "float32 or float64"),
-    "precision": (PRECISIONS.__contains__, "one of " + ", ".join(PRECISIONS)),
-}
 
 
 def _refused(self: Any, *args: Any, **kw: Any) -> Any:
@@ -103,12 +71,6 @@ def _freeze(v: Any) -> Any:
     return _FrozenList(map(_freeze, v)) if isinstance(v, list | tuple) else v
 
 
-def _is(default: Any, doc: str, given: str = "") -> Any:
-    # given: the type of what may be given, where an Experiment holds another.
-    made: dict[str, Any] = {"default_factory" if default is dict else "default": default}
-    return field(**made, metadata={"doc": doc, "given": given})
-
-
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """A run as plain values: everything that decides its numbers, checked when it is made.
@@ -136,128 +98,167 @@ class Experiment:
     True
     """
 
-    dataset: str = _is(
+    dataset: str = value(
         "digits",
         "Name of the data set (see list_datasets). own: the data are a Federation of yours, "
         "given to run(experiment, fed=...)",
     )
-    partition: str = _is(
+    partition: str = value(
         "dirichlet", "Rule by which samples are split over clients (see list_partitions)"
     )
-    partition_args: dict = _is(
-        dict,
+    partition_args: dict = value(
+        {},
         "Arguments of the partition, such as alpha=0.1. Every partition takes three more. of=50: "
         "split for 50 clients, and keep `clients` of them; first=10 (default 0) and every=2 "
         "(default 1): keep clients 10, 12, 14, ... of the 50",
     )
-    clients: int = _is(
+    clients: int = number(
         None,
         f"Number of clients, K. None: {CLIENTS}, or with own data as many as the Federation has",
+        low=1,
         given="int | None",
     )
-    model: str = _is("cnn", "Network that every client trains (see list_models)")
-    model_args: dict = _is(dict, "Options of the network, such as width=0.5")
-    method: str = _is("fedavg", "Method of federated learning (see list_methods)")
-    method_args: dict = _is(dict, "Hyper-parameters of the method, such as mu=0.1 for fedprox")
-    rounds: int = _is(10, "Number of communication rounds, R")
-    participation: float = _is(1.0, "Share of the clients that take part in a round")
-    epochs: int = _is(1, "How often a client goes through its training data in a round")
-    steps: int = _is(
-        0, "Local SGD steps of a client in a round, in place of epochs (0: count in epochs)"
+    model: str = value("cnn", "Network that every client trains (see list_models)")
+    model_args: dict = value({}, "Options of the network, such as width=0.5")
+    method: str = value("fedavg", "Method of federated learning (see list_methods)")
+    method_args: dict = value({}, "Hyper-parameters of the method, such as mu=0.1 for fedprox")
+    rounds: int = number(10, "Number of communication rounds, R", low=0)
+    participation: float = number(
+        1.0, "Share of the clients that take part in a round", above=0, high=1
     )
-    batch: int = _is(32, "Number of samples in a batch, B")
-    plan: str = _is(
-        "wrap",
-        "How an epoch is cut into batches. The last batch is filled up with samples from the "
-        "epoch's start (wrap) or left out (drop); or every batch is a new draw (fresh)",
+    epochs: int = number(1, "How often a client goes through its training data in a round", low=0)
+    steps: int = number(
+        0, "Local SGD steps of a client in a round, in place of epochs (0: count in epochs)", low=0
     )
-    shuffle: bool = _is(True, "Whether a client's samples are shuffled in each epoch")
-    lr: float = _is(0.01, "Learning rate of local SGD")
-    momentum: float = _is(0.0, "Momentum of local SGD (0: none)")
-    weight_decay: float = _is(0.0, "Weight decay (L2) of local SGD (0: none)")
-    clip: float = _is(
-        0.0, "Largest L2 norm of a client's gradient; a longer one is scaled down (0: no clipping)"
+    batch: int = number(32, "Number of samples in a batch, B", low=1)
+    plan: str = choice(
+        *PLANS,
+        doc=(
+            "How an epoch is cut into batches. The last batch is filled up with samples from the "
+            "epoch's start (wrap) or left out (drop); or every batch is a new draw (fresh)"
+        ),
     )
-    buffers: str = _is(
+    shuffle: bool = value(True, "Whether a client's samples are shuffled in each epoch")
+    lr: float = number(0.01, "Learning rate of local SGD", low=0)
+    momentum: float = number(0.0, "Momentum of local SGD (0: none)", low=0, below=1)
+    weight_decay: float = number(0.0, "Weight decay (L2) of local SGD (0: none)", low=0)
+    clip: float = number(
+        0.0,
+        "Largest L2 norm of a client's gradient; a longer one is scaled down (0: no clipping)",
+        low=0,
+    )
+    buffers: str = choice(
         "local",
-        "What becomes of BatchNorm statistics between rounds: they stay with the client (local), "
-        "are averaged with the parameters (average), or start anew in each round (reset)",
+        "average",
+        "reset",
+        doc=(
+            "What becomes of BatchNorm statistics between rounds: they stay with the client "
+            "(local), "
+            "are averaged with the parameters (average), or start anew in each round (reset)"
+        ),
     )
-    head: str = _is(
+    head: str = value(
         "",
         "Name of the module, or comma-separated names of modules, that are the head; '': found by "
         "a trial run, as the last head_depth layers before the scores",
     )
-    head_depth: int = _is(
-        1, "How many layers, counted from the end of the network, are its head (0: no head)"
+    head_depth: int = number(
+        1, "How many layers, counted from the end of the network, are its head (0: no head)", low=0
     )
-    head_by: str = _is(
+    head_by: str = choice(
         "block",
-        "What head_depth counts: residual blocks and the like (block), top-level children (child), "
-        "layers with parameters (module), or single tensors (tensor)",
+        "child",
+        "module",
+        "tensor",
+        doc=(
+            "What head_depth counts: residual blocks and the like (block), top-level "
+            "children (child), "
+            "layers with parameters (module), or single tensors (tensor)"
+        ),
     )
-    head_init: str = _is(
+    head_init: str = choice(
         "common",
-        "Whether the clients' heads start equal (common) or each from a draw of its own (own)",
+        "own",
+        doc="Whether the clients' heads start equal (common) or each from a draw of its own (own)",
     )
-    holdout: float = _is(
-        0.0, "Share of each client's training samples that SGD never sees; some methods need it"
+    holdout: float = number(
+        0.0,
+        "Share of each client's training samples that SGD never sees; some methods need it",
+        low=0,
+        below=1,
     )
-    normalize: str = _is(
+    normalize: str = choice(
         "dataset",
-        "How pixels are normalised: by mean and standard deviation of the data set (dataset), or "
-        "as (x - 0.5) / 0.5 (half)",
+        "half",
+        doc=(
+            "How pixels are normalised: by mean and standard deviation of the data set "
+            "(dataset), or "
+            "as (x - 0.5) / 0.5 (half)"
+        ),
     )
-    max_samples: int = _is(
+    max_samples: int = number(
         0,
         "Largest number of samples in each of a client's parts train, val and test (0: all); of "
         "own data drawn by the seed, classes in proportion",
+        low=0,
     )
-    eval_every: int = _is(
-        1, "Number of rounds between evaluations; the start and the last round are always evaluated"
+    eval_every: int = number(
+        1,
+        "Number of rounds between evaluations; the start and the last round are always evaluated",
+        low=1,
     )
-    eval_after: bool | None = _is(
+    eval_after: bool | None = value(
         None,
         "Whether models are evaluated after local training, too. None: if all clients take part in "
         "every round. True with fewer: the others are trained for it, which takes extra time",
     )
-    eval_clients: int = _is(0, "Number of clients that are evaluated, drawn by the seed (0: all)")
-    seed: int = _is(
-        0, "Decides the initial model, who takes part in which round, and which batches are drawn"
+    eval_clients: int = number(
+        0, "Number of clients that are evaluated, drawn by the seed (0: all)", low=0
     )
-    partition_seed: int | None = _is(None, "Decides who holds which samples (None: as seed)")
-    dtype: str = _is("float32", "Number format of models and data")
-    precision: str = _is(
-        "full",
-        "Arithmetic of local training in float32: all of it in float32 (full), a GPU's matrix "
-        "products in TensorFloat-32 (tf32), or products in bfloat16 (bf16)",
+    seed: int = number(
+        0,
+        "Decides the initial model, who takes part in which round, and which batches are drawn",
+        low=0,
     )
-    keep_models: bool = _is(False, "Whether the Result keeps the clients' models of the last round")
-    init_from: Experiment | Weights | str | Path | None = _is(
+    partition_seed: int | None = number(
+        None, "Decides who holds which samples (None: as seed)", low=0
+    )
+    dtype: str = choice("float32", "float64", doc="Number format of models and data")
+    precision: str = choice(
+        *PRECISIONS,
+        doc=(
+            "Arithmetic of local training in float32: all of it in float32 (full), a GPU's matrix "
+            "products in TensorFloat-32 (tf32), or products in bfloat16 (bf16)"
+        ),
+    )
+    keep_models: bool = value(
+        False, "Whether the Result keeps the clients' models of the last round"
+    )
+    init_from: Experiment | Weights | str | Path | None = value(
         None,
         "What the initial model is: another Experiment, whose model at the end it is; or a file of "
         "weights, torch.save(model.state_dict(), path), which counts by its content",
     )
-    new_head: bool = _is(
+    new_head: bool = value(
         False,
         "Whether the head is drawn anew and not taken from init_from, whose head may have another "
         "size",
     )
-    adopt: bool = _is(
+    adopt: bool = value(
         False,
         "Whether the clients are new to the server of init_from: it takes them in, and does not "
         "learn from them",
     )
-    record: tuple[str, ...] = _is(
+    record: tuple[str, ...] = value(
         (),
         "Probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, "
         "train (read them with result.probe)",
     )
-    plugins: tuple[str, ...] = _is(
+    plugins: tuple[str, ...] = value(
         (), "Modules of yours that are imported first: they register methods, models or partitions"
     )
-    tags: dict = _is(
-        dict,
+    tags: dict = value(
+        {},
         "What the columns paper, artefact, row, column and profile of the rows say; the only field "
         "that is not part of the id",
     )
@@ -289,12 +290,7 @@ class Experiment:
         probes.check(self.record, make_method(self.method, **self.method_args))
 
     def _check_values(self) -> None:
-        for f in dataclasses.fields(self):
-            checks.kind("Experiment", f.name, getattr(self, f.name), kind(f))
-        for name, (legal, allowed) in RANGES.items():
-            if not legal(getattr(self, name)):
-                given = getattr(self, name)
-                raise ValueError(f"Experiment({name}={given!r}): allowed is {allowed}")
+        fields.check("Experiment", self)
         if self.precision != "full" and self.dtype != "float32":
             raise ValueError(
                 f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): "
@@ -444,11 +440,11 @@ class Experiment:
         for name in told:
             checks.known("field of an Experiment:", name, cls.__dataclass_fields__)
         for f in dataclasses.fields(cls):
-            value = told.get(f.name, _default(f))
-            checks.kind("Experiment", f.name, value, kind(f))
-            texts: Any = value if f.name in ("plugins", "record") else None
-            value = _freeze(value) if texts is None else tuple(map(str, texts))
-            object.__setattr__(made, f.name, value)
+            given = told.get(f.name, _default(f))
+            checks.kind("Experiment", f.name, given, fields.kind(f))
+            texts: Any = given if f.name in ("plugins", "record") else None
+            given = _freeze(given) if texts is None else tuple(map(str, texts))
+            object.__setattr__(made, f.name, given)
         object.__setattr__(made, "_only_read", True)
         return made
 
@@ -642,11 +638,6 @@ def _default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
 
 
-def kind(f: dataclasses.Field) -> str:
-    """The type of what may be given for a field of Experiment, as text."""
-    return f.metadata["given"] or str(f.type)
-
-
 def defaults() -> dict[str, Any]:
     """{field: its value in a `plain()` that says nothing of it}."""
     usual = {f.name: _default(f) for f in dataclasses.fields(Experiment)}
@@ -670,19 +661,14 @@ def not_default(plain: dict[str, Any]) -> dict[str, Any]:
 checks.KINDS |= {"Experiment": Experiment, "Weights": Weights, "Path": Path}
 
 
-def allowed(name: str) -> str:
-    """What a field may be, "" if its kind says all; hints in brackets are the field's doc's."""
-    return re.sub(r" \((?:[^()]|\([^()]*\))*\)$", "", RANGES.get(name, ("", ""))[1])
-
-
 def _parameters() -> str:
     # The fields as a section of the class's docstring, for help(Experiment) and `Experiment?`.
     lines = ["Parameters", "----------"]
     for f in dataclasses.fields(Experiment):
         said = f"{f.metadata['doc']}."
-        if f.name in RANGES:
-            said += f" Allowed: {allowed(f.name)}."
-        lines.append(f"{f.name} : {kind(f)}, default {_default(f)!r}")
+        if f.metadata.get("allowed"):
+            said += f" Allowed: {fields.allowed(f)}."
+        lines.append(f"{f.name} : {fields.kind(f)}, default {_default(f)!r}")
         lines += textwrap.wrap(said, 92, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return textwrap.indent("\n".join(lines), " " * 4)
 

@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, unprefixed
+from pfl_core.util.fields import choice, number
 
 
 class APPLE(Method):

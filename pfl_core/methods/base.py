@@ -32,10 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core.methods import fields
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, expand, scalars, select, take, weighted_mean
-from pfl_core.util import checks, identity
+from pfl_core.util import checks, fields, identity
 from pfl_core.util.cards import Listing, card
 
 METHODS: dict[str, type[Method]] = {}
@@ -147,7 +146,7 @@ class Method:
 
     A subclass with a `name` is registered under it when it is created. Its annotated attributes are
     its hyper-parameters: every subclass is made a frozen dataclass, without a decorator.
-    methods/fields.py says how to declare what they may be. Hooks read them, and `self.task`: names
+    util/fields.py says how to declare what they may be. Hooks read them, and `self.task`: names
     and sizes of the model, and the experiment's settings (`self.task.config`).
 
     Examples

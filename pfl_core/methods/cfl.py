@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from pfl_core.methods.base import Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, expand, gram, mix, put, select, take
+from pfl_core.util.fields import choice, number
 
 
 def bipartition(s: Tensor, method: str) -> Tensor:

@@ -24,9 +24,9 @@ from typing import Any
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed
+from pfl_core.util.fields import number
 
 
 class Ditto(Method):

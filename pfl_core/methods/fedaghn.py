@@ -44,8 +44,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, cosine, gram, mix, put, select
+from pfl_core.util.fields import choice, number
 
 ABLATIONS = {  # App. Table 1: which of p, q are trained
     "": "pq",

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State, Step
-from pfl_core.methods.fields import number
 from pfl_core.stacked import Params, clone, prefixed, select
+from pfl_core.util.fields import number
 
 
 class FedALA(Method):

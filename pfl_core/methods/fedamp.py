@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import (
     Params,
@@ -50,6 +49,7 @@ from pfl_core.stacked import (
     select,
     unprefixed,
 )
+from pfl_core.util.fields import choice, number
 
 
 class Attention(Method):

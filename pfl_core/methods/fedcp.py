@@ -31,9 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import number
 from pfl_core.methods.terms import mmd
 from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed, weighted_mean
+from pfl_core.util.fields import number
 
 
 class FedCP(Method):

@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import number
 from pfl_core.stacked import Params, select, weighted_mean
+from pfl_core.util.fields import number
 
 
 class FedDBE(Method):

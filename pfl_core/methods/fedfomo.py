@@ -36,9 +36,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, total, unprefixed
 from pfl_core.util.draws import rng
+from pfl_core.util.fields import choice, number
 
 
 class FedFomo(Method):

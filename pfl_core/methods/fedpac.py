@@ -35,9 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import number, value
 from pfl_core.methods.terms import simplex_qp
 from pfl_core.stacked import Params, expand, gram, mix, put, select, take
+from pfl_core.util.fields import number, value
 
 
 def class_means(sums: dict[str, Tensor]) -> Tensor:

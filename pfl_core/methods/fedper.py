@@ -19,8 +19,8 @@ Differs from the paper
 from typing import Any
 
 from pfl_core.methods.base import Context, Method
-from pfl_core.methods.fields import number
 from pfl_core.stacked import Params
+from pfl_core.util.fields import number
 
 
 class FedPer(Method):

@@ -22,9 +22,9 @@ training.
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Method
-from pfl_core.methods.fields import number
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import Params
+from pfl_core.util.fields import number
 
 
 class FedProx(Method):

@@ -24,8 +24,8 @@ Differs from the authors' code
 """
 
 from pfl_core.methods.base import Context, Method
-from pfl_core.methods.fields import number
 from pfl_core.stacked import Params
+from pfl_core.util.fields import number
 
 
 class FedRep(Method):

@@ -54,9 +54,9 @@ import torch
 from torch import Tensor
 
 from pfl_core.methods.base import METHODS, Batch, Context, Method, State, Step, make_method
-from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, flat, prefixed, select, take, unflat, unprefixed
+from pfl_core.util.fields import choice, number, value
 
 INNER = ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 SORTED = 1024  # entries of a row that a GPU sorts whole; of longer ones it takes the largest

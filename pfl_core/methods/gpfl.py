@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, prefixed, unprefixed
+from pfl_core.util.fields import choice, number
 
 
 def branch(size: int) -> nn.Sequential:

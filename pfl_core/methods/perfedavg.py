@@ -39,8 +39,8 @@ from typing import Any
 import torch
 
 from pfl_core.methods.base import Context, Method, State, Step
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, axpy, select
+from pfl_core.util.fields import choice, number
 
 
 def _norm(p: Params) -> torch.Tensor:

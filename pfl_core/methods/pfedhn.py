@@ -48,9 +48,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Context, Method, State
-from pfl_core.methods.fields import choice, number, value
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, prefixed, select
+from pfl_core.util.fields import choice, number, value
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -43,8 +43,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, gram, inner, mix, put, select, take
+from pfl_core.util.fields import choice, number
 
 DEPTH = 3  # hidden layers of a hypernetwork
 

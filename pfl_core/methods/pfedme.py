@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from pfl_core.methods.base import Context, Method, State, Step
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import Params, clone, prefixed, select, unprefixed
+from pfl_core.util.fields import choice, number
 
 
 class PFedMe(Method):

@@ -7,6 +7,7 @@ __all__ = [
     "commands",
     "draws",
     "driver",
+    "fields",
     "gpu",
     "identity",
     "paths",

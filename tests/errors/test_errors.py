@@ -496,7 +496,7 @@ CASES = [
     Case("Experiment(rounds=-1)", lambda: tiny(rounds=-1), "allowed is an integer >= 0"),
     Case('Experiment(rounds="20")', lambda: tiny(rounds="20"), "got str, allowed is int"),
     Case("Experiment(clients=0)", lambda: tiny(clients=0), "allowed is an integer >= 1"),
-    Case("Experiment(participation=20)", lambda: tiny(participation=20), r"a share in \(0, 1\]"),
+    Case("Experiment(participation=20)", lambda: tiny(participation=20), r"a number in \(0, 1\]"),
     Case('Experiment(lr=float("nan"))', lambda: tiny(lr=float("nan")), "a finite number"),
     Case("Experiment(lr=1e39)", lambda: tiny(lr=1e39), r"lr=1e\+39\): float32 makes infinity of"),
     Case(
@@ -570,12 +570,12 @@ CASES = [
     Case(
         'partition_args={"alpha": 0}',
         lambda: run(tiny(partition="dirichlet", partition_args={"alpha": 0})),
-        r"alpha=0.0 must be a finite number in \(0",
+        r"alpha=0.0: allowed is a number > 0",
     ),
     Case(
         'partition_args={"k": 11} of 10 classes',
         lambda: run(tiny(partition="fedper_classes", partition_args={"k": 11})),
-        "k .*=11 must be an integer from 1 to 10",
+        "k .*=11: allowed is an integer in \\[1, 10\\]",
     ),
     Case(
         'partition_args={"alpha": 0.001}, 300 clients',

@@ -365,7 +365,7 @@ def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch, capsys):
 RAISES = """
     import os
     from pfl_core import Method, methods
-    from pfl_core.methods.fields import choice
+    from pfl_core.util.fields import choice
 
     class Odd(Exception):
         def __init__(self, one, two):

@@ -13,8 +13,8 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import METHODS, Method, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
-from pfl_core.methods.fields import choice, number
 from pfl_core.stacked import expand, weighted_mean
+from pfl_core.util.fields import choice, number
 from tests.core.methods.core_shared import run
 from tests.core.methods.setting import CONFIG, assert_same, client_data, leaves, setup, under
 
@@ -206,7 +206,7 @@ def test_annotated_attributes_are_hyper_parameters(pulled):
         (dict(lam=3.5), "lam=3.5): allowed is a number in (0, 3]"),
         (dict(lam="1"), "lam='1'): got str, allowed is float"),
         (dict(lam=float("inf")), "lam=inf): allowed is a finite number"),
-        (dict(near="far"), "near='far'): allowed is one of 'start', 'zero'"),
+        (dict(near="far"), "near='far'): allowed is one of start, zero"),
         (dict(more=0), "more=0): allowed is an integer >= 1 or None"),
         (dict(more=1.5), "more=1.5): got float, allowed is int | None"),
     ],
@@ -221,7 +221,7 @@ def test_help_and_the_card_show_hyper_parameters():
     text = inspect.getdoc(PulledMore)
     assert text.startswith("The same, with more.\n")
     assert "lam : a number in (0, 3], default 2.0\n    pull\n" in text
-    assert "near : one of 'start', 'zero', default 'start'" in text
+    assert "near : one of start, zero, default 'start'" in text
     html = PulledMore(lam=2.5)._repr_html_()
     assert "2.5: pull" in html and "<th>more</th>" in html
 

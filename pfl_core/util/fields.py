@@ -1,13 +1,14 @@
-"""Hyper-parameters of a method, declared where they stand: type, default, what is allowed, meaning.
+"""What a value may be, said once where it is declared: of Experiments, methods, models, partitions.
 
     class Mine(Method):
         lam: float = number(1.0, low=0, doc="pull to the global model; 0 is FedAvg")
         start: str = choice("own", "global", doc="the model that local training starts from")
         scaled: bool = value(True, doc="whether features are scaled")
 
-The annotation is the type; `float | None` allows None, too, whose meaning `doc` says. `doc` also
-says at which value the method becomes another one, and in parentheses where the default is from.
-A plain `lam: float = 1.0` is a hyper-parameter of any finite value.
+The annotation is the type; `float | None` allows None, too, whose meaning `doc` says. Of a method's
+hyper-parameter, `doc` also says at which value the method becomes another one, and in parentheses
+where the default is from. A plain `lam: float = 1.0` is one of any finite value. Errors, help and
+documentation read the declaration.
 """
 
 from __future__ import annotations
@@ -44,51 +45,68 @@ class Range:
         return f"in {left}{least}, {most}{right}"
 
 
+Legal = Range | tuple[Any, ...] | None  # numbers between ends; some values; any of the type
+
+
 def number(
     default: float | None,
+    doc: str,
     *,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    doc: str,
+    given: str = "",
 ) -> Any:
-    """A hyper-parameter that is a number: `low <= value <= high`, `above < value < below`."""
-    about = {"allowed": Range(low, high, above, below), "doc": doc}
+    """A field that is a number: `low <= value <= high`, `above < value < below`."""
+    about = {"allowed": Range(low, high, above, below), "doc": doc, "given": given}
     return field(default=default, metadata=about)
 
 
 def choice(default: str, *others: str, doc: str) -> Any:
-    """A hyper-parameter that is one of some strings."""
+    """A field that is one of some strings."""
     return field(default=default, metadata={"allowed": (default, *others), "doc": doc})
 
 
-def value(default: Any, *, doc: str) -> Any:
-    """A hyper-parameter that may be any value of its type: a bool, a tuple, a dict."""
-    if isinstance(default, dict | list):  # each method gets one of its own
-        return field(default_factory=lambda: copy.deepcopy(default), metadata={"doc": doc})
-    return field(default=default, metadata={"doc": doc})
+def value(default: Any, doc: str, *, given: str = "") -> Any:
+    """A field that may be any value of its type: a bool, a tuple, a dict.
+
+    given: the type of what may be given, where an object holds another.
+    """
+    about = {"doc": doc, "given": given}
+    if isinstance(default, dict | list):  # each object gets one of its own
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=about)
+    return field(default=default, metadata=about)
+
+
+def kind(f: dataclasses.Field) -> str:
+    """The type of what may be given for a field."""
+    return f.metadata.get("given") or getattr(f.type, "__name__", str(f.type))
 
 
 def allowed(f: dataclasses.Field) -> str:
-    """What a hyper-parameter may be, in words: "a number >= 0", "one of 'own', 'global'"."""
-    kind, legal = getattr(f.type, "__name__", str(f.type)), f.metadata.get("allowed")
+    """What a field may be, in words: "a number >= 0", "one of own, global"."""
+    return said(kind(f), f.metadata.get("allowed"))
+
+
+def said(kind: str, legal: Legal) -> str:
+    """What a value of a type may be, in words."""
     if isinstance(legal, tuple):
-        return "one of " + ", ".join(map(repr, legal))
+        return "one of " + ", ".join(map(str, legal))
     words = {"int": "an integer", "float": "a number", "bool": "True or False"}
     parts = [words.get(part, part) for part in kind.split(" | ")]
     parts[0] = f"{parts[0]} {legal or ''}".strip()
     return " or ".join(parts)
 
 
-def check(where: str, method: Any) -> None:
-    """ValueError unless every hyper-parameter of `method` (a dataclass) is what its field allows.
+def check(where: str, thing: Any) -> None:
+    """ValueError unless every field of `thing` (a dataclass) is what its declaration allows.
 
     The message says where, which, what was given and what is allowed.
     """
-    for f in dataclasses.fields(method):
-        given, legal = getattr(method, f.name), f.metadata.get("allowed")
-        checks.kind(where, f.name, given, f.type)
+    for f in dataclasses.fields(thing):
+        given, legal = getattr(thing, f.name), f.metadata.get("allowed")
+        checks.kind(where, f.name, given, kind(f))
         if legal is not None and given is not None and given not in legal:
             raise ValueError(f"{where}({f.name}={given!r}): allowed is {allowed(f)}")
 

@@ -22,8 +22,8 @@ from sphinx.util import logging
 
 import pfl_core
 from pfl_core import methods
-from pfl_core.util import fields
 from pfl_core.methods.base import METHODS
+from pfl_core.util import fields
 from pfl_core.util.paths import CHECKOUT as ROOT
 from tools import equations
 

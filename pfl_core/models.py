@@ -339,7 +339,7 @@ _OURS = {
 _MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     name: (fn, (inspect.getdoc(fn) or "").partition("\n")[0]) for name, fn in _OURS.items()
 }
-_LEGAL: dict[str, Range | tuple] = {  # option of our networks: what is allowed
+_LEGAL: dict[str, Any] = {  # option of our networks: what is allowed
     **dict.fromkeys(("kernels", "hidden", "vocab", "dim", "depth"), Range(low=1)),
     "width": Range(above=0),
     "blocks": Range(low=8),

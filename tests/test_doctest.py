@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the names that a newcomer meets first are right."""
+"""The examples in the docstrings of what a newcomer meets first, and of each method, are right."""
 
 import doctest
 
@@ -15,11 +15,14 @@ NAMES = (
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
-def examples(name):
-    """The examples of one public name, which may use all public names, and numpy as np."""
+OURS = sorted(name for name, c in METHODS.items() if c.__module__.startswith("pfl_core."))
+
+
+def examples(thing):
+    """The examples of a public thing, which may use all public names, and numpy as np."""
     known = {n: getattr(pfl_core, n) for n in pfl_core.__all__} | {"np": np}
     finder = doctest.DocTestFinder(recurse=False)
-    found = finder.find(getattr(pfl_core, name), name, globs=known)
+    found = finder.find(thing, thing.__name__, globs=known)
     return [test for test in found if test.examples]
 
 
@@ -42,16 +45,23 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_example_gives_what_it_says(name):
-    tests = examples(name)
+    tests = examples(getattr(pfl_core, name))
     assert tests, f"{name} has no example; write a short one, on digits"
     assert not failures(tests)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_example_of_a_method_gives_what_it_says(name):
+    (test,) = examples(METHODS[name])
+    assert any(f'method="{name}"' in line.source for line in test.examples), "it uses the method"
+    assert 3 <= len(test.examples) <= 6 and not failures([test])
 
 
 def test_the_example_of_a_partition_of_ones_own(monkeypatch):
     from pfl_core.data import partition
 
     monkeypatch.setattr(partition, "_SCHEMES", dict(partition._SCHEMES))
-    assert not failures(examples("register_partition")) and "one_class" in partition._SCHEMES
+    assert not failures(examples(pfl_core.register_partition)) and "one_class" in partition._SCHEMES
 
 
 def test_the_example_of_arrays_dealt_to_clients():

@@ -42,7 +42,17 @@ from pfl_core.util.fields import choice, number
 
 
 class APPLE(Method):
-    """Personal models as learned linear combinations of all core models (Luo and Wu, 2022)."""
+    """Personal models as learned linear combinations of all core models (Luo and Wu, 2022).
+
+    Examples
+    --------
+    Each visit uploads one core model and downloads those of all others:
+
+    >>> apple = Experiment(method="apple", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> moved = run(apple).history.query("average == 'total'").groupby("metric").value.max()
+    >>> float(moved.download_bytes / moved.upload_bytes)
+    2.0
+    """
 
     name = "apple"
     scheduled = True

@@ -57,7 +57,17 @@ def _norm(square: Tensor) -> Tensor:
 
 
 class CFL(Method):
-    """FedAvg within clusters, halved by the cosine similarity of updates (Sattler et al., 2020)."""
+    """FedAvg within clusters, halved by the cosine similarity of updates (Sattler et al., 2020).
+
+    Examples
+    --------
+    Clients take from their cluster alone; before a split that is all of them:
+
+    >>> cfl = Experiment(method="cfl", model="mlp", clients=3, rounds=2, max_samples=60)
+    >>> rounds, weights = run(cfl.but(record=["weights"])).probe("weights")
+    >>> weights["all"][-1].astype(float).round(2)[0].tolist()
+    [0.33, 0.33, 0.33]
+    """
 
     name = "cfl"
     scheduled = True

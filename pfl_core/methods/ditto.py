@@ -30,7 +30,18 @@ from pfl_core.util.fields import number
 
 
 class Ditto(Method):
-    """FedAvg plus personal models regularised towards its global one (Li et al., 2021)."""
+    """FedAvg plus personal models regularised towards its global one (Li et al., 2021).
+
+    Examples
+    --------
+    Without a pull to the global model, personal models are those of clients that train alone:
+
+    >>> ditto = Experiment(method="ditto", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> ditto = ditto.but(method_args={"lam": 0})
+    >>> losses = [run(e).arrays["before/test/loss"] for e in (ditto, ditto.but(method="local"))]
+    >>> np.allclose(*losses)
+    True
+    """
 
     name = "ditto"
     lam: float = number(

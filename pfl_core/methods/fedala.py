@@ -36,7 +36,18 @@ from pfl_core.util.fields import number
 
 
 class FedALA(Method):
-    """Local training starts from a learned blend of global and own head (Zhang et al., 2023)."""
+    """Local training starts from a learned blend of global and own head (Zhang et al., 2023).
+
+    Examples
+    --------
+    Weights that learn at rate 0 leave the received head as it is, which is FedAvg:
+
+    >>> ala = Experiment(method="fedala", model="mlp", clients=3, rounds=2, max_samples=60)
+    >>> ala = ala.but(method_args={"eta": 0})
+    >>> losses = [run(e).arrays["before/test/loss"] for e in (ala, ala.but(method="fedavg"))]
+    >>> np.allclose(*losses)
+    True
+    """
 
     name = "fedala"
     eta: float = number(1.0, low=0, doc="rate of the weights W (paper and codes); 0 is FedAvg")

@@ -121,7 +121,17 @@ class Attention(Method):
 
 
 class FedAMP(Attention):
-    """Attention by a Gaussian kernel of the distance between models (Huang et al., 2021)."""
+    """Attention by a Gaussian kernel of the distance between models (Huang et al., 2021).
+
+    Examples
+    --------
+    What each client's cloud model (row) takes of each client (column):
+
+    >>> amp = Experiment(method="fedamp", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> rounds, weights = run(amp.but(record=["weights"])).probe("weights")
+    >>> weights["all"][-1].shape, np.allclose(weights["all"].sum(2), 1)
+    ((3, 3), True)
+    """
 
     name = "fedamp"
     share: float = number(
@@ -149,7 +159,18 @@ class FedAMP(Attention):
 
 
 class HeurFedAMP(Attention):
-    """Attention by a softmax of cosines, the own model's weight fixed (Huang et al., 2021)."""
+    """Attention by a softmax of cosines, the own model's weight fixed (Huang et al., 2021).
+
+    Examples
+    --------
+    The weight of the own model is given; that of others follows from cosines:
+
+    >>> amp = Experiment(method="heurfedamp", model="mlp", clients=3, max_samples=60)
+    >>> amp = amp.but(method_args={"zeta": 0.4})
+    >>> rounds, weights = run(amp.but(rounds=1, record=["weights"])).probe("weights")
+    >>> weights["all"][-1].diagonal().astype(float).round(6).tolist()
+    [0.4, 0.4, 0.4]
+    """
 
     name = "heurfedamp"
     zeta: float | None = number(

@@ -24,7 +24,18 @@ from pfl_core.stacked import clone, select
 
 
 class FedBN(Method):
-    """FedAvg with every BatchNorm, statistics included, the client's own (Li et al., 2021)."""
+    """FedAvg with every BatchNorm, statistics included, the client's own (Li et al., 2021).
+
+    Examples
+    --------
+    Convolutions are shared, BatchNorm is not:
+
+    >>> bn = Experiment(method="fedbn", model="cnn_bn", clients=3, rounds=1, max_samples=60)
+    >>> result = run(bn.but(keep_models=True))
+    >>> first, second = (result.model(k).state_dict() for k in (0, 1))
+    >>> sorted({name.partition(".")[0] for name in first if not first[name].equal(second[name])})
+    ['bn1', 'bn2']
+    """
 
     name = "fedbn"
 

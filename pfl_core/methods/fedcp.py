@@ -37,7 +37,17 @@ from pfl_core.util.fields import number
 
 
 class FedCP(Method):
-    """Features gated by sample between a personal and a global head (Zhang et al., 2023)."""
+    """Features gated by sample between a personal and a global head (Zhang et al., 2023).
+
+    Examples
+    --------
+    A client's class scores need more than its network, and its model is a module around it:
+
+    >>> tiny = Experiment(method="fedcp", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> result = run(tiny.but(keep_models=True))
+    >>> type(result.model(0)).__name__, result.predict(0, load("digits").x[:5]).shape
+    ('Scores', (5,))
+    """
 
     name = "fedcp"
     lam: float = number(

@@ -34,7 +34,18 @@ from pfl_core.util.fields import number
 
 
 class FedDBE(Method):
-    """FedAvg whose clients keep the bias of their features in a vector (Zhang et al., 2023)."""
+    """FedAvg whose clients keep the bias of their features in a vector (Zhang et al., 2023).
+
+    Examples
+    --------
+    With a penalty, round 0 collects mean features and throws its models away:
+
+    >>> dbe = Experiment(method="feddbe", model="mlp", clients=3, rounds=2, max_samples=60)
+    >>> dbe = dbe.but(method_args={"kappa": 1.0})
+    >>> first, second = np.diff(run(dbe).arrays["before/test/loss"].sum(1)).round(4)
+    >>> bool(first == 0), bool(second < 0)
+    (True, True)
+    """
 
     name = "feddbe"
     kappa: float = number(

@@ -42,7 +42,19 @@ from pfl_core.util.fields import choice, number
 
 
 class FedFomo(Method):
-    """Own convex combination of a few others' models, by held-out loss (Zhang et al., 2021)."""
+    """Own convex combination of a few others' models, by held-out loss (Zhang et al., 2021).
+
+    Examples
+    --------
+    Clients compare models on samples that they hold out, and download at most `neighbours` of them:
+
+    >>> fomo = Experiment(method="fedfomo", model="mlp", clients=3, max_samples=60)
+    >>> fomo = fomo.but(method_args={"neighbours": 1})
+    >>> result = run(fomo.but(holdout=0.2, rounds=2))
+    >>> moved = result.history.query("average == 'total' and rounds == 2").set_index("metric").value
+    >>> round(float(moved.download_bytes / moved.upload_bytes), 2)  # 0 in round 0, then 1
+    0.5
+    """
 
     name = "fedfomo"
     neighbours: int = number(

@@ -24,7 +24,18 @@ from pfl_core.util.fields import number
 
 
 class FedPer(Method):
-    """Personal head, shared base, trained jointly (Arivazhagan et al., 2019)."""
+    """Personal head, shared base, trained jointly (Arivazhagan et al., 2019).
+
+    Examples
+    --------
+    Two clients have one base and heads of their own:
+
+    >>> tiny = Experiment(method="fedper", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> result = run(tiny.but(keep_models=True))
+    >>> first, second = (result.model(k).state_dict() for k in (0, 1))
+    >>> {name: first[name].equal(second[name]) for name in first if name.endswith("weight")}
+    {'fc1.weight': True, 'fc.weight': False}
+    """
 
     name = "fedper"
     finetune_epochs: int = number(

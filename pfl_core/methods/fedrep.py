@@ -29,7 +29,18 @@ from pfl_core.util.fields import number
 
 
 class FedRep(Method):
-    """Shared representation and personal head, trained in turn (Collins et al., 2021)."""
+    """Shared representation and personal head, trained in turn (Collins et al., 2021).
+
+    Examples
+    --------
+    With `body_epochs=0` the representation stays as it was drawn, and heads alone are trained:
+
+    >>> args = {"head_epochs": 2, "body_epochs": 0}
+    >>> rep = Experiment(method="fedrep", method_args=args, model="mlp", clients=3, max_samples=60)
+    >>> one, two = (run(rep.but(rounds=r, keep_models=True)).model(0).state_dict() for r in (1, 2))
+    >>> [np.allclose(one[name], two[name], atol=1e-6) for name in ("fc1.weight", "fc.weight")]
+    [True, False]
+    """
 
     name = "fedrep"
     head_epochs: int = number(

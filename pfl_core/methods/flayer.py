@@ -195,7 +195,17 @@ FORMS = {"paper": (paper_rates, paper_masks), "official": (official_rates, offic
 
 
 class Flayer(Method):
-    """Heads weighed by accuracy, rates by layer, masked uploads (Chen et al., 2025)."""
+    """Heads weighed by accuracy, rates by layer, masked uploads (Chen et al., 2025).
+
+    Examples
+    --------
+    Masks leave out of an upload what changed least:
+
+    >>> flayer = Experiment(method="flayer", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> sent = lambda e: run(e).history.query("metric == 'upload_bytes'").value.max()
+    >>> bool(sent(flayer) < sent(flayer.but(method_args={"masking": False})))
+    True
+    """
 
     name = "flayer"
     mode: str = choice("paper", "official", doc="whose rules: the paper's or the released code's")

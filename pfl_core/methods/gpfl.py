@@ -40,7 +40,17 @@ def branch(size: int) -> nn.Sequential:
 
 
 class GPFL(Method):
-    """Generic features, tied to class embeddings, and personal ones (Zhang et al., 2023)."""
+    """Generic features, tied to class embeddings, and personal ones (Zhang et al., 2023).
+
+    Examples
+    --------
+    Beside the base travel embeddings of 10 classes and the valve's two branches, over 100 features:
+
+    >>> gpfl = Experiment(method="gpfl", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> sent = lambda e: run(e).history.query("metric == 'upload_bytes'").value.max()
+    >>> int(sent(gpfl) - sent(gpfl.but(method="fedper"))) // 4 // 3
+    21600
+    """
 
     name = "gpfl"
     lam: float = number(

@@ -25,7 +25,18 @@ from pfl_core.methods.base import Method
 
 
 class LGFedAvg(Method):
-    """Personal lower layers under a shared head, trained jointly (Liang et al., 2020)."""
+    """Personal lower layers under a shared head, trained jointly (Liang et al., 2020).
+
+    Examples
+    --------
+    It is FedPer the other way round: clients share the head.
+
+    >>> tiny = Experiment(method="lgfedavg", model="mlp", clients=3, rounds=1, max_samples=60)
+    >>> result = run(tiny.but(keep_models=True))
+    >>> first, second = (result.model(k).state_dict() for k in (0, 1))
+    >>> {name: first[name].equal(second[name]) for name in first if name.endswith("weight")}
+    {'fc1.weight': False, 'fc.weight': True}
+    """
 
     name = "lgfedavg"
 

@@ -49,7 +49,17 @@ def _norm(p: Params) -> torch.Tensor:
 
 
 class PerFedAvg(Method):
-    """FedAvg on the loss after a gradient step, FO or Hessian-free (Fallah et al., 2020)."""
+    """FedAvg on the loss after a gradient step, FO or Hessian-free (Fallah et al., 2020).
+
+    Examples
+    --------
+    "before" reads the adapted models, the method's own number, "after" those made to be adapted:
+
+    >>> perfedavg = Experiment(method="perfedavg", model="mlp", clients=3, rounds=1, lr=0.1)
+    >>> table = run(perfedavg.but(method_args={"adapt_epochs": 3})).summary()
+    >>> bool(table["last round"].before > table["last round"].after)
+    True
+    """
 
     name = "perfedavg"
     version: str = choice(

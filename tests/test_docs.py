@@ -199,7 +199,6 @@ OTHER_DIALECT = {
     "pfl_core/analysis/noise.py",
     "pfl_core/analysis/verdicts.py",
     "pfl_core/models.py",
-    "pfl_core/util/fields.py",
     "pfl_papers/bench/comparison.py",
     "pfl_papers/compare/best.py",
     "pfl_papers/compare/overview.py",

@@ -46,7 +46,8 @@ class PFedMe(Method):
     Where lr * lam is 1, a client's local model after training is its personal one:
 
     >>> pfedme = Experiment(method="pfedme", model="mlp", clients=3, rounds=1, max_samples=60)
-    >>> scored = [pfedme.but(lr=1 / 15, method_args={"score": which}) for which in ("personal", "local")]
+    >>> pfedme = pfedme.but(lr=1 / 15)
+    >>> scored = [pfedme.but(method_args={"score": which}) for which in ("personal", "local")]
     >>> np.allclose(*[run(e).arrays["after/test/loss"] for e in scored])
     True
     """

@@ -71,7 +71,7 @@ def choice(default: str, *others: str, doc: str) -> Any:
 def value(default: Any, doc: str, *, given: str = "") -> Any:
     """A field that may be any value of its type: a bool, a tuple, a dict.
 
-    given: the type of what may be given, where an object holds another.
+    `given` is the type of what may be given, where an object holds another.
     """
     about = {"doc": doc, "given": given}
     if isinstance(default, dict | list):  # each object gets one of its own

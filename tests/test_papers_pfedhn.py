@@ -567,8 +567,11 @@ def test_gaps_and_capacity():
         ["b", "x", 0.5, 2.0],
     ]
     rows = frame(
-        row("fig6", "embedding dimension = 5", "a", 80), row("fig6", "hidden layers = 3", "a", 90)
-    )
+        *(
+            row("fig6", name, "CIFAR-10, N=50", value)
+            for name, value in {"embedding dimension = 5": 80, "hidden layers = 3": 90}.items()
+        )
+    ).assign(profile="paper")
     got = pfedhn.capacity(rows)
     assert (
         got.layer.tolist() == [5, 3]
@@ -698,9 +701,9 @@ def test_table_3_has_the_rates_of_the_best_validation_accuracy():
         return tried({e.tags["row"]: best.get(e.tags["row"], 50) for e in cells})
 
     found = pfedhn.PAPER.planned(papers.Scope("paper", finished=finished), "table3")
-    assert len(asked) == 16 and [s.artefact for s in found] == [papers.TUNING] + ["table3"] * 3
+    assert len(asked) == 16 and [s.artefact for s in found] == [papers.TUNING] * 4 + ["table3"] * 3
     plain = {s.base.clients: s.rows for s in pfedhn.PAPER.planned(papers.Scope("paper"), "table3")}
-    for s in found[1:]:
+    for s in found[4:]:
         rows, usual = s.rows, plain[s.base.clients]
         assert [*rows] == [*usual]
         assert rows["fedavg"] == usual["fedavg"] | {"lr": 0.1}

@@ -262,16 +262,19 @@ def test_each_method_at_its_best_rate(validated):
     for (row, rate), value in made_up.items():
         val = [0, 100 - value] if validated else ()  # validation says the opposite
         rows.append(run(row, [0, value], column=f"lr {rate:g}", val=val))
-    got = recount.tuned(runs(*rows))
+    rates = {"lr 0.02": 0.02, "lr 0.1": 0.1}
+    some = runs(*rows)
+    some = replace(some, paper=replace(some.paper, rates=rates))
+    got = recount.tuned(some)
     assert got["lr 0.02"].to_dict() == {"fedper": 70, "fedrep": 65}
     want = {"fedper": 60, "fedrep": 65} if validated else {"fedper": 70, "fedrep": 80}
     assert got.own.to_dict() == want and set(got.chosen) == {"val" if validated else "test"}
-    assert recount.columns(recount.recounted(runs(*rows)), 2) == {}
+    assert recount.columns(recount.recounted(some), 2) == {}
     for rate in (0.02, 0.1):  # FedAvg after local training, which has no rate of its own to choose
         for when in ("before", "after"):
             val = [0, 50] if validated else ()
             rows.append(run("fedavg", [0, 50], column=f"lr {rate:g}", when=when, val=val))
-    more = recount.tuned(runs(*rows))
+    more = recount.tuned(replace(some, rows=runs(*rows).rows))
     assert more.own.loc[["fedper", "fedrep"]].to_dict() == want
 
 
@@ -282,7 +285,9 @@ def test_runs_that_choose_rates_are_read_as_columns_of_rates(monkeypatch):
         for row, each in rates.items()
         for rate in each
     )
-    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: (scope, rows))
+    rows = rows.assign(column="MNIST, N=50")
+    full = papers.Scope("paper")
+    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: (full, rows))
     of_paper = [Runs(papers.paper("pfedhn"), a, rows) for a in ("table1", "table3", "fig5")]
     (got,) = recount.tunings(of_paper)
     assert got.name == "pFedHN, Table 3" and set(got.rows.row) == {"fedavg", "pfedhn"}

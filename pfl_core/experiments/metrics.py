@@ -111,6 +111,40 @@ def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataF
     return pd.DataFrame(dict(client=ids, acc_pct=accuracy(correct, n), n=n))
 
 
+def validated(
+    rows: pd.DataFrame, by: list[str], when: str | None = "before", *, last: bool = False
+) -> pd.Series:
+    """Return the accuracy in % on validation data that chooses among runs.
+
+    It is a run's mean over clients at its best round; `idxmax` is the choice, of equal ones the
+    first. Test data have no say.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        In the long form.
+    by : list of str
+        Columns that tell runs apart.
+    when : str or None
+        "before" or "after" local training, None for the better of both.
+    last : bool
+        At the last round in place of the best one.
+
+    Returns
+    -------
+    Series
+        By `by`, in the order of the rows; empty without validation data.
+    """
+    seen = rows[(rows.split == "val") & (rows.metric == "acc_pct")]
+    seen = seen[seen["average"] == "client"]
+    if when is not None:
+        seen = seen[seen.when == when]
+    if last:
+        ends = seen.groupby(by, sort=False)["rounds"].transform("max")
+        seen = seen[seen["rounds"] == ends]
+    return seen.groupby(by, sort=False).value.max()
+
+
 def summary(history: pd.DataFrame) -> pd.DataFrame:
     """Test accuracy in %, before and after local training, a line each; see `Result.summary`."""
     acc = history[

@@ -21,7 +21,7 @@ from pfl_core.data.federation import Federation
 from pfl_core.experiments import build, lookup, workers
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_core.experiments.run import check_how, pick_device
 from pfl_core.experiments.starts import Source, settled
 from pfl_core.experiments.store import Result
@@ -324,11 +324,10 @@ def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:
         raise ValueError(
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
-    rightly = (rows.split == "val") & (rows.when == when)
-    seen = rows[rightly & (rows["average"] == "client") & (rows.metric == "acc_pct")]
-    if seen.empty:
+    found = validated(rows, ["row"], when)
+    if found.empty:
         raise _no_validation_data(cells[0])
-    return str(seen.groupby("row", sort=False).value.max().idxmax())
+    return str(found.idxmax())
 
 
 def _check_tunable(cells: list[Experiment], when: str, fed: Federation | None) -> None:

@@ -23,6 +23,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
 from pfl_core.experiments.experiment import Experiment, grid
+from pfl_core.experiments.metrics import validated
 from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_papers import places
@@ -456,13 +457,10 @@ def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
     worst of nine: the accuracy of the worst choice. at the edge: which of both lies at the edge of
     its grid, so that a wider one might give more.
     """
-    rows = rows[
-        (rows.artefact == "tune") & (rows.metric == "acc_pct") & (rows["average"] == "client")
-    ]
-    rows, out = rows[(rows.split == "val") & (rows.when == rows.row.map(when))], {}
+    rows, out = rows[rows.artefact == "tune"], {}
     for row in dict.fromkeys(rows.row):
-        best = rows[rows.row == row].groupby("column", sort=False).value.max()
-        g, choice = grid_of(row), json.loads(best.idxmax())
+        best = validated(rows[rows.row == row], ["column"], when(row))
+        g, choice = grid_of(row), json.loads(str(best.idxmax()))
         got = {name: _of(choice, name) for name in (g.rate, g.own)}
         at = [n for n, vs in ((g.rate, g.rates), (g.own, g.values)) if got[n] in (vs[0], vs[-1])]
         out[row] = {

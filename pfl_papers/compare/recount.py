@@ -19,7 +19,7 @@ from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import grouped
 from pfl_core.analysis.verdicts import Interval
-from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_papers import places
 from pfl_papers.compare import report
 from pfl_papers.compare.best import best
@@ -51,7 +51,6 @@ RULES: dict[str, dict[str, str]] = {  # what each changes: keywords of `select.p
 }
 TEN = 10  # evaluations that "last10" averages
 FEWEST = 3  # methods that have an order worth a rank
-RATE = r"lr ([\d.]+)"  # columns that differ in the learning rate alone
 COLUMN = ["paper", "artefact", "column"]  # what tells columns of all papers apart
 
 
@@ -201,11 +200,12 @@ def recounted(runs: Runs) -> pd.DataFrame:
             some = rows[rows.column.isin(left.column)]
             found = reproduced(some, under(rule, runs.paper))
         out.append(found.assign(rule=rule, same=False))
-    return pd.concat(out, ignore_index=True)[_RECOUNTED]
+    whole = pd.concat(out, ignore_index=True)
+    return whole.assign(rate=whole.column.map(runs.paper.rates))[_RECOUNTED]
 
 
 _READ = "run paper artefact row column seed profile dataset rounds when split average metric value"
-_READ, _RECOUNTED = _READ.split(), "rule same row run seed value profile dataset".split()
+_READ, _RECOUNTED = _READ.split(), "rule same row run seed value profile dataset rate".split()
 _RECOUNTED = [*COLUMN, *_RECOUNTED]
 
 
@@ -242,7 +242,7 @@ def columns(
     numbers: as `recounted` gives them, of all artefacts.
     """
     usual = numbers[(numbers.rule == REPORTED) & numbers.row.isin(LABELS)]
-    usual = usual[~usual.column.str.fullmatch(RATE)]  # `tuned` has them
+    usual = usual[usual.rate.isna()]  # `tuned` has the others
     runs = {key: frozenset(of.run) for key, of in usual.groupby(COLUMN, sort=False)}
     out: dict[tuple[str, str, str], pd.DataFrame] = {}
     for key, of in grouped(usual, COLUMN):
@@ -367,18 +367,16 @@ def tuned(runs: Runs) -> pd.DataFrame:
     Columns: the rates, and "own": at the rate that is best for the method by validation accuracy,
     by `chosen`: "val", or "test" where there are no validation data. Empty without such runs.
     """
-    rows = runs.rows[runs.rows.column.str.fullmatch(RATE)]
+    rates = runs.paper.rates
+    rows = runs.rows[runs.rows.column.isin(rates)]
     if rows.empty:
         return pd.DataFrame()
     means = reproduced(rows, runs.paper).pivot_table(index="row", columns="column", values="value")
-    means = means.sort_index(axis=1, key=lambda c: c.str.extract(RATE)[0].astype(float)).dropna()
-    seen = _measured(rows)
-    chosen = "val" if set(seen.run[seen.split == "val"]) == set(seen.run) else "test"
+    means = means.sort_index(axis=1, key=lambda c: c.map(rates)).dropna()
+    tops = validated(rows, ["row", "column", "run"], None).reset_index()
+    chosen = "val" if set(tops.run) == set(_measured(rows).run) else "test"
     judge = means
     if chosen == "val":
-        tops = (
-            seen[seen.split == "val"].groupby(["row", "column", "run"], as_index=False).value.max()
-        )
         judge = tops.pivot_table(index="row", columns="column", values="value")
         means = means[means.index.isin(judge.index)]  # not those read after another's training
     picks = judge.loc[means.index, means.columns].idxmax(axis=1)
@@ -398,11 +396,19 @@ def tunings(found: Sequence[Runs]) -> list[Runs]:
         fuller = best(runs.paper, Scope("quick"), papers.TUNING) if tuned and printed else None
         if fuller is None:
             continue
-        rows = fuller[1]
-        tried = rows.row.str.extract("(?P<row>.*), rate (?P<rate>.*)")
-        rows = rows.assign(row=tried.row, column="lr " + tried.rate)[tried.row.isin(printed)]
+        tried = [
+            s.typed(fuller[1]).assign(row=s.base.but(**next(iter(s.rows.values()))).method)
+            for s in runs.paper.planned(fuller[0], papers.TUNING)
+            if s.vary and s.part == runs.artefact
+        ]
+        if not tried:
+            continue
+        rows = pd.concat(tried)
+        rows = rows.assign(column=[f"lr {rate:g}" for rate in rows.varied])
+        rates = dict(zip(rows.column, rows.varied, strict=True))
         of_all = rows.groupby("column").row.transform("nunique") == rows.row.nunique()
-        out += [Runs(runs.paper, runs.artefact, rows[of_all])] * bool(of_all.any())
+        paper = replace(runs.paper, rates=rates)
+        out += [Runs(paper, runs.artefact, rows[of_all])] * bool(of_all.any())
     return out
 
 

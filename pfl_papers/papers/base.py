@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ import pandas as pd
 
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment, grid
+from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
+from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
 
@@ -171,6 +173,8 @@ class Sweep:
     """Runs of an artefact: the grid rows x columns x seeds of changes to `base`.
 
     part: tells the sweeps of one artefact apart.
+    vary: the one field that its rows vary, as "head_depth" or "method_args.lr"; "" if they differ
+        otherwise.
     """
 
     artefact: str
@@ -179,10 +183,25 @@ class Sweep:
     columns: dict[str, dict[str, Any]]
     seeds: tuple[int, ...]
     part: str = ""
+    vary: str = ""
 
     def experiments(self) -> list[Experiment]:
         """Its runs, rows outermost."""
         return grid(self.base, self.rows, self.columns, list(self.seeds))
+
+    def typed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Those of some rows that are of its runs, with the value of `vary` as a column, `varied`.
+
+        It is that of a run's Experiment; of a run that nobody knows, that of the plan.
+        """
+        own = rows[rows.row.isin(self.rows) & rows.column.isin(self.columns)]
+        of_row = {row: field_of(self.base.but(**c), self.vary) for row, c in self.rows.items()}
+        known = {run: committed.experiment(run) for run in own.run.unique()}
+        values = [
+            field_of(e, self.vary) if (e := known[run]) else of_row[row]
+            for run, row in zip(own.run, own.row, strict=True)
+        ]
+        return own.assign(varied=values)
 
 
 @dataclass(frozen=True)
@@ -197,6 +216,7 @@ class Paper:
     seeds: {profile: how many} where the paper says so.
     runs: over how many runs its published numbers are, 0 if it does not say.
     unstated: artefacts of which it does not say the number of rounds: profile `paper` has ours.
+    rates: {column of ours: learning rate} of columns that differ in it alone.
     tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
         fields of an Experiment) and `rows` (the same -> {row: changes}).
     """
@@ -211,6 +231,7 @@ class Paper:
     seeds: dict[str, int] = field(default_factory=dict)
     runs: int = 0
     unstated: tuple[str, ...] = ()
+    rates: dict[str, float] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
     setting: Callable[..., dict[str, Any]] = dict
     rows: Callable[..., dict[str, dict[str, Any]]] = dict
@@ -312,11 +333,13 @@ class Scope:
         quick: int = 0,
         seeds: tuple[int, ...] = (),
         part: str = "",
+        vary: str = "",
     ) -> list[Sweep]:
         """One Sweep of changes to `base`, of the methods and seeds asked for; none if base is None.
 
         quick: seeds at profile quick, in place of the artefact's own number.
         seeds: these seeds, whatever was asked for.
+        part, vary: of the Sweep.
         """
         if base is None:
             return []
@@ -327,7 +350,7 @@ class Scope:
             return []
         artefact = base.tags["artefact"]
         seeds = seeds or self.seeds_of(paper, artefact, quick)
-        return [Sweep(artefact, base, rows, columns, seeds, part)]
+        return [Sweep(artefact, base, rows, columns, seeds, part, vary)]
 
     def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
         """The seeds asked for, else as many as the artefact, the paper or the profile says."""
@@ -338,6 +361,18 @@ class Scope:
         if self.profile == "quick":
             own = quick or own
         return tuple(range(own or paper.seeds.get(self.profile, usual[self.profile])))
+
+
+def field_of(experiment: Experiment, field: str) -> Any:
+    """The value of an Experiment's field, "lr", or of an argument in it, "method_args.lr".
+
+    What is not said is the method's default.
+    """
+    name, _, key = field.partition(".")
+    held = getattr(experiment, name)
+    if not key or key in held:
+        return held[key] if key else held
+    return {f.name: f.default for f in fields(METHODS[experiment.method])}[key]
 
 
 def reported(paper: str | Paper) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from pfl_core.analysis.select import pick, tuples
 from pfl_core.analysis.stats import shares, stages
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import validated
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
@@ -366,13 +367,12 @@ def tuning(rows: pd.DataFrame) -> pd.DataFrame:
 
     A line for each column of a table, and its pair in the last column, "chosen".
     """
-    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
-    seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
-    if seen.empty:
+    tried = rows[rows.artefact == TUNING]
+    found = validated(tried, ["column", "row"], PAPER.report["when"])
+    if found.empty:
         given = ["p0 = 0.03, q0 = 0.5, as given in the code's example"]
         return pd.DataFrame({"chosen": given}, index=["not tuned"])
-    best = seen.groupby(["column", "row"], sort=False).value.max().unstack("row")
-    best = best[list(dict.fromkeys(seen.row))]
+    best = found.unstack("row")[list(dict.fromkeys(found.index.get_level_values("row")))]
     return best.assign(chosen=best.idxmax(axis=1))
 
 

@@ -26,6 +26,7 @@ from pfl_core.analysis.stats import (
 from pfl_core.data import pools as data
 from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import validated
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Measure, Terms
@@ -100,6 +101,7 @@ DEPTHS = At((1, 2, 3, 4, 5), quick=(1, 3))
 # Table 3: the grids of App. B [P], searched with 50 clients [P] and a seed that no artefact shows.
 RATES, PERSONAL, TUNING_SEED = (0.1, 0.05, 0.01, 0.005), (0.05, 0.01, 0.005, 0.001), 7
 NOVEL = 10  # held-out clients (Sec. 5.3)
+NOVEL_ALPHAS = {f"alpha = {alpha:g}": alpha for alpha in (0.1, 0.25, 0.5, 1.0)}  # columns
 SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
 ALL = "all sizes"  # the column of Table 2's one pFedHN
 FOURTH = ("pfedhn_pc", "lgfedavg", "fedavg")  # with a fourth seed; LG-FedAvg starts from FedAvg
@@ -338,7 +340,7 @@ def sweeps(scope: Scope) -> list[Sweep]:
     Below profile paper some tables and figures have fewer columns and rows.
     """
     special = {"table1": _table1, "table2": _table2, "fig2": _novel, "fig7": _novel}
-    special["table3"] = _table3
+    special |= {"table3": _table3, "fig6": _capacity}
     return [
         sweep
         for artefact in PAPER.artefacts
@@ -370,6 +372,17 @@ def _table1(scope: Scope, artefact: str) -> list[Sweep]:
     return found + scope.sweep(PAPER, base, some, column, seeds=(3,), part="fourth seed")
 
 
+def _capacity(scope: Scope, artefact: str) -> list[Sweep]:
+    # Figure 6: one field a panel.
+    fields = {"embedding dimension": "method_args.dim", "hidden layers": "method_args.n_hidden"}
+    return [
+        replace(sweep, rows=kept, vary=field)
+        for sweep in _grid(scope, artefact)
+        for what, field in fields.items()
+        if (kept := {row: c for row, c in sweep.rows.items() if row.startswith(what)})
+    ]
+
+
 def _table3(scope: Scope, artefact: str) -> list[Sweep]:
     tried = tuning(scope)
     cells = [e for sweep in tried for e in sweep.experiments()]
@@ -382,29 +395,40 @@ def _table3(scope: Scope, artefact: str) -> list[Sweep]:
 
 
 def tuning(scope: Scope) -> list[Sweep]:
+    """All sweeps of `of_tuning`."""
+    return [*of_tuning(scope).values()]
+
+
+def of_tuning(scope: Scope) -> dict[str, Sweep]:
     """Runs that choose the rates of Table 3's rows, at profile paper alone: four values of each.
 
     Of pFedMe the clients' own rate varies, of pFedHN the hypernetwork's.
     """
     if scope.profile != "paper" or scope.data("mnist") != "mnist":
-        return []
+        return {}
     tags = {"paper": "pfedhn", "artefact": TUNING, "profile": scope.profile}
     base = Experiment(**setting("table3", scope.profile, "mnist", 50)).but(tags=tags)
-    tried = {
-        f"{row}, rate {rate:g}": _at(rate, row, changes)
-        for row, changes in rows("table3", scope.profile, "mnist", 50).items()
-        for rate in (PERSONAL if row == "pfedme" else RATES)
-    }
-    column = {"MNIST, N=50": {}}
-    return scope.sweep(PAPER, base, tried, column, seeds=(TUNING_SEED,), part="table3")
+    out: dict[str, Sweep] = {}
+    column: dict[str, dict[str, Any]] = {"MNIST, N=50": {}}
+    for row, changes in rows("table3", scope.profile, "mnist", 50).items():
+        each = PERSONAL if row == "pfedme" else RATES
+        tried = {f"{row}, rate {rate:g}": _at(rate, row, changes) for rate in each}
+        how: dict[str, Any] = dict(seeds=(TUNING_SEED,), part="table3", vary=_rate_of(row))
+        for sweep in scope.sweep(PAPER, base, tried, column, **how):
+            out[row] = sweep
+    return out
+
+
+def _rate_of(row: str) -> str:
+    return {"pfedme": "method_args.personal_lr", "pfedhn": "method_args.lr"}.get(row, "lr")
 
 
 def _at(rate: float, row: str, changes: dict[str, Any]) -> dict[str, Any]:
     # A row of Table 3 with another value of the rate that is tuned.
-    name = {"pfedme": "personal_lr", "pfedhn": "lr"}.get(row)
-    if name is None:
+    _, _, argument = _rate_of(row).partition(".")
+    if not argument:
         return changes | {"lr": rate}
-    return changes | {"method_args": changes["method_args"] | {name: rate}}
+    return changes | {"method_args": changes["method_args"] | {argument: rate}}
 
 
 def _table2(scope: Scope, artefact: str) -> list[Sweep]:
@@ -438,7 +462,9 @@ def _group(base: Experiment, place: int) -> Experiment:
 def _novel(scope: Scope, artefact: str) -> list[Sweep]:
     whole = scope.full
     found = []
-    for alpha in (0.1, 0.25, 0.5, 1.0) if whole else (1.0,):
+    for name, alpha in NOVEL_ALPHAS.items():
+        if not whole and alpha < 1:
+            continue
         base = scope.base(PAPER, artefact, "cifar10", partition_args={"novel_alpha": alpha})
         if base is None:
             continue
@@ -446,7 +472,7 @@ def _novel(scope: Scope, artefact: str) -> list[Sweep]:
         some = some if whole else {name: some[name] for name in ("pfedhn", "fedavg")}
         for new, before, part in ((False, TRAINING, "training"), (True, "", "")):
             cells = tuned(base, some, scope.profile, new)
-            column = {f"{before}alpha = {alpha:g}": {}}
+            column = {f"{before}{name}": {}}
             found += scope.sweep(PAPER, base, cells, column, part=part)
     return found
 
@@ -480,13 +506,14 @@ def rates(rows: pd.DataFrame) -> pd.DataFrame:
     A line for each of its rows, a column for each rate, NaN where it was not tried, and the best
     one in the last column, "chosen". Where nothing was tried one line says so.
     """
-    seen = rows[(rows.artefact == TUNING) & (rows.split == "val") & (rows.metric == "acc_pct")]
-    seen = seen[(seen.when == PAPER.report["when"]) & (seen["average"] == PAPER.report["average"])]
-    if seen.empty:
+    tried = [
+        sweep.typed(rows[rows.artefact == TUNING]).assign(row=row)
+        for row, sweep in of_tuning(Scope("paper")).items()
+    ]
+    found = validated(pd.concat(tried), ["row", "varied"], PAPER.report["when"])
+    if found.empty:
         return pd.DataFrame({"chosen": ["the rates of the profile"]}, index=["not tuned"])
-    tried = seen.row.str.extract("(?P<row>.*), rate (?P<rate>.*)")
-    seen = seen.assign(row=tried.row, rate=tried.rate.astype(float))
-    best = seen.groupby(["row", "rate"], sort=False).value.max().unstack("rate")
+    best = found.unstack("varied").rename_axis(columns="rate")
     best = best.sort_index(axis=1, ascending=False)
     return best.assign(chosen=best.idxmax(axis=1))
 
@@ -519,7 +546,7 @@ def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
 def _distances(rows: pd.DataFrame, column: str, seed: int) -> pd.DataFrame:
     some = rows.iloc[0]
     base = Experiment(**setting(some.artefact, some.profile, some.dataset), seed=int(seed))
-    base = base.but(partition_args={"novel_alpha": float(column.split(" = ")[1])})
+    base = base.but(partition_args={"novel_alpha": NOVEL_ALPHAS[column]})
     new = base.but(clients=NOVEL, partition_args={"first": base.clients})
     far = total_variation(*(committed.label_counts(e) for e in (new, base))).min(1)
     return pd.DataFrame({"column": column, "seed": seed, "client": range(NOVEL), "distance": far})
@@ -688,13 +715,16 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     got = pick(rows, **PAPER.report)
-    what, number = zip(*(r.split(" = ") for r in got.row), strict=True)
-    panel = {
-        "embedding dimension": "(a) Dimension of the embedding",
-        "hidden layers": "(b) Hidden layers",
+    panels = {
+        "method_args.dim": "(a) Dimension of the embedding",
+        "method_args.n_hidden": "(b) Hidden layers",
     }
-    got = got.assign(column=[panel[w] for w in what], layer=[int(n) for n in number], row="pfedhn")
-    return got.sort_values(["column", "layer"])
+    parts = []
+    for sweep in _capacity(Scope(rows.profile.iloc[0]), "fig6"):
+        own, default = sweep.typed(got), 1 + sweep.base.clients // 4
+        number = [n or default for n in own.varied]  # 0 is the default of a dimension
+        parts.append(own.assign(column=panels[sweep.vary], layer=number, row="pfedhn"))
+    return pd.concat(parts).sort_values(["column", "layer"])
 
 
 # -- claims ----------------------------------------------------------------------------------------

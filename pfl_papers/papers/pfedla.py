@@ -16,6 +16,7 @@ from pfl_core.analysis.select import records, tuples
 from pfl_core.analysis.stats import agreement, overlap
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import validated
 from pfl_core.methods.pfedla import table3_megabytes
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
@@ -119,6 +120,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 RATE = 50.0
 # Of `tuning`, on a seed that no artefact shows.
 RATES, TUNING_SEED = (0.05, 0.5, 5.0, 50.0), 7
+TRIED = {f"rate {rate:g}": rate for rate in RATES}  # rows of `tuning`
 _RATE = {"paper": RATE, "medium": RATE, "quick": 1.0, "smoke": 1.0}
 
 
@@ -298,7 +300,7 @@ def tuning(scope: Scope) -> list[Sweep]:
     base = Experiment(**setting("table1", scope.profile, "cifar10", 10)).but(
         partition_args={"split": SPLIT}, tags=tags
     )
-    tried = {f"rate {rate:g}": own(scope.profile, lr=rate) for rate in RATES}
+    tried = {row: own(scope.profile, lr=rate) for row, rate in TRIED.items()}
     tried["relu_norm, rate 0.005"] = own(scope.profile, lr=0.005, hn_out="relu_norm")
     return scope.sweep(PAPER, base, tried, {"CIFAR-10, N=10": {}}, seeds=(TUNING_SEED,))
 
@@ -313,16 +315,13 @@ def chosen_rate(scope: Scope, tried: list[Sweep]) -> float:
     if rows is None:
         return RATE
     acc = _validated(rows)
-    found = [rate for rate in RATES if f"rate {rate:g}" in acc]
-    return max(found, key=lambda rate: acc[f"rate {rate:g}"], default=RATE)
+    acc = acc[acc.index.isin(TRIED)]
+    return TRIED[str(acc.idxmax())] if len(acc) else RATE
 
 
 def _validated(rows: pd.DataFrame) -> pd.Series:
     # Validation accuracy (%) of what is served at the last round, by row.
-    rule = PAPER.report
-    seen = rows[(rows.split == "val") & (rows.metric == "acc_pct")]
-    seen = seen[(seen.when == rule["when"]) & (seen["average"] == rule["average"])]
-    return seen.sort_values("rounds").groupby("row", sort=False).value.last()
+    return validated(rows, ["row"], PAPER.report["when"], last=True)
 
 
 # -- numbers from finished runs --------------------------------------------------------------------
@@ -359,7 +358,7 @@ def rate_table(rows: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
     end = rounds.max()
     half = rounds[np.abs(rounds - end / 2).argmin()]
     out = out.assign(**{"weight on itself, middle": weights[half], "at the end": weights[end]})
-    ours = out[out.index.str.startswith("rate ")]["validation accuracy"]
+    ours = out[out.index.isin(TRIED)]["validation accuracy"]
     return out.assign(chosen=["best" * (row == ours.idxmax()) for row in out.index])
 
 

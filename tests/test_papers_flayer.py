@@ -144,7 +144,7 @@ def test_medium_is_the_papers_own_setting_with_fewer_rounds(swept, paper_cells):
     cells = [e for e in swept("flayer", "medium") if not e.tags["column"].startswith("lr ")]
     there = {a for a, v in flayer.PAPER.artefacts.items() if v.medium}
     columns = {a: {e.tags["column"] for e in cells if e.tags["artefact"] == a} for a in there}
-    assert columns == {a: set(flayer.SHOWN[a].medium) for a in there}
+    assert columns == {a: set(flayer.SHOWN[a].columns.medium) for a in there}
     assert {e.tags["artefact"] for e in cells} == there and {e.seed for e in cells} == {0, 1}
     full = {(e.tags["artefact"], e.tags["column"], e.tags["row"]): e for e in paper_cells}
     for e in cells:

@@ -23,6 +23,7 @@ from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import (
+    FULL,
     Artefact,
     At,
     Number,
@@ -60,22 +61,8 @@ ANEW = "CIFAR-10, CNN, a partition a seed"
 # Below profile paper the column of one data set stands for all: CIFAR-10's CNN, or the next whose
 # data are at hand (`image`).
 IMAGE, DEEP = "CIFAR-10, CNN", "CIFAR-100, ResNet-18"
-SHOWN = {  # an artefact's columns
-    "table1": At([DEEP], quick=[IMAGE]),
-    "table2": At(
-        [*COLUMNS, ANEW],
-        medium=[IMAGE, ANEW, "CIFAR-100, CNN", "AG News, fastText"],
-        quick=[IMAGE, "CIFAR-10, ResNet-18", "AG News, fastText"],
-    ),
-    "table3": At(list(COLUMNS)[:6], quick=[IMAGE]),
-    "table4": At(["CIFAR-100, CNN", DEEP], quick=[IMAGE]),
-    "table5a": At([DEEP], quick=[IMAGE]),
-    "table5b": At([DEEP], quick=[IMAGE]),
-    "table5c": At([DEEP], quick=[IMAGE]),
-    "fig2": At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]),
-    "fig3": At(["CIFAR-100, CNN", DEEP], medium=["CIFAR-100, CNN"], quick=[IMAGE]),
-}
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
+NEWER = ("gpfl", "fedcp")  # further ones of Tables 5a and 5b
 SLOW = ("apple", "ditto")  # not run in the column of ours
 RELEASED_DRAW = ("numpy_seed", "class_size")  # arguments of a partition
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
@@ -91,6 +78,57 @@ PARTS = {  # Figure 3's rows: one part of FLAYER each
     "masking only": _NO_PART | {"masking": True},
 }
 IMAGES = ("cifar10", "cifar100", "tiny_imagenet")
+DEPTHS = ("s=3", "s=2", "s=1")
+FASTER, ZEROS = "fedavg, lr 0.1", "flayer, zeros averaged"
+
+
+class Shown(NamedTuple):
+    """What a table or figure shows: its columns and its rows, as far as they are run at a profile.
+
+    columns: labels of `COLUMNS`.
+    rows: labels, as `every_row` has them; as a dict {label: what that row is there}.
+    instead: columns of changes to the first of `columns`, {label: changes}. All but the first have
+        only FedALA and FLAYER below profile paper.
+    probed: whether models of `PROBED` are recorded at medium, too.
+    """
+
+    columns: At
+    rows: tuple[str, ...] | dict[str, str]
+    instead: At = At({})
+    probed: bool = False
+
+
+def _alphas(*alphas: float) -> dict[str, dict[str, Any]]:
+    return {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in alphas}
+
+
+def _clients(*counts: int) -> dict[str, dict[str, Any]]:
+    return {f"N={n}": {"clients": n} for n in counts}
+
+
+_MAIN = (*BASELINES, "flayer", OFFICIAL)
+_WIDER = (*BASELINES, *NEWER, "flayer", OFFICIAL)
+_AROUND = {m: f"flayer around {m}" for m in BASELINES if m not in ("fedavg", "apple")}
+_PARTS = ("flayer", OFFICIAL, *PARTS, *(f"{p} (official)" for p in PARTS), "fedavg", FASTER, ZEROS)
+_LARGE, _BOTH = At([DEEP], quick=[IMAGE]), ["CIFAR-100, CNN", DEEP]
+_FEW = [IMAGE, "CIFAR-10, ResNet-18", "AG News, fastText"]
+_SOME = [IMAGE, ANEW, "CIFAR-100, CNN", "AG News, fastText"]
+# Below profile paper 1 stands for .01, at which ten classes cannot be dealt to 20 clients.
+_SKEW = At(_alphas(0.1, 0.01), medium=_alphas(0.1, 1), quick=_alphas(0.1, 1))
+_SIZE = At(_clients(20, 50, 100), medium=_clients(20, 50), quick=_clients(20, 50))
+SHOWN = {
+    "table1": Shown(_LARGE, ("fedavg", "apple", "fedper", "fedala")),
+    "table2": Shown(At([*COLUMNS, ANEW], medium=_SOME, quick=_FEW), (*_MAIN, AVERAGED)),
+    "table3": Shown(At([*COLUMNS][:6], quick=[IMAGE]), _MAIN),
+    "table4": Shown(At(_BOTH, quick=[IMAGE]), DEPTHS),
+    "table5a": Shown(_LARGE, _WIDER, instead=_SKEW),
+    "table5b": Shown(_LARGE, _WIDER, instead=_SIZE),
+    "table5c": Shown(_LARGE, {"fedavg": "flayer"} | _AROUND),
+    "fig2": Shown(
+        At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]), PROBED, probed=True
+    ),
+    "fig3": Shown(At(_BOTH, medium=["CIFAR-100, CNN"], quick=[IMAGE]), _PARTS),
+}
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -174,7 +212,7 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     The network is that of the artefact's first column.
     """
-    first = COLUMNS[SHOWN[artefact].value(profile)[0]].model
+    first = COLUMNS[SHOWN[artefact].columns.value(profile)[0]].model
     model = "fasttext" if dataset == "ag_news" else first
     known = DATA.get(dataset, {"partition_args": _SPLIT})
     fields = fields_at(profile, COMMON, NETS[model], known, {"dataset": dataset})
@@ -197,82 +235,55 @@ def rows(
     `model` is the network of their column, where it is another than the setting's.
     """
     model = model or setting(artefact, profile, dataset)["model"]
-    main = _main_rows(artefact, profile, dataset, model)
-    if artefact == "table1":
-        return _only(main, ("fedavg", "apple", "fedper", "fedala"))
-    if artefact == "fig2":
-        return _only(main, PROBED)
-    if artefact == "table4":
-        return _rows_by_depth(main["flayer"], profile, model)
-    if artefact == "table5c":
-        return _rows_around(main)
-    official = released(model, profile, dataset)
-    if artefact == "fig3":
-        return _rows_of_parts(main, official, profile, model)
-    if artefact.startswith("table5"):
-        main = _only(main, BASELINES) | _newer_baselines(model) | {"flayer": main["flayer"]}
-    main[OFFICIAL] = official
-    if artefact == "table2" and model == "resnet18":
-        main[AVERAGED] = use("fedavg") | {"buffers": "average"}
+    every, named = every_row(artefact, profile, dataset, model), SHOWN[artefact].rows
+    named = named if isinstance(named, dict) else dict(zip(named, named, strict=True))
+    found = {label: every[row] for label, row in named.items() if row in every}
     if model == "fasttext":
-        return {row: changes | {"record": ("train",)} for row, changes in main.items()}
-    return main
+        return {row: changes | {"record": ("train",)} for row, changes in found.items()}
+    return found
 
 
-def _main_rows(artefact: str, profile: str, dataset: str, model: str) -> dict[str, dict]:
-    """The baselines and FLAYER."""
+def every_row(artefact: str, profile: str, dataset: str, model: str) -> dict[str, dict]:
+    """All rows that an artefact may show of a network, as changes to its `setting`."""
     main = {method: use(method) for method in (*BASELINES, "flayer")}
     for method in HEADED:
         main[method]["head_depth"] = 1
     # Figure 2's runs are those of the tables, but at medium, whose tables were run without probes.
     # Where clients or their data are others, `sweeps` leaves the probe out.
     shown = dataset == "cifar10" if profile == "paper" else model == "cnn"
-    if shown and (profile != "medium" or artefact == "fig2"):
+    if shown and (profile != "medium" or SHOWN[artefact].probed):
         for method in PROBED:
             main[method]["record"] = ("cka", "cka_cores") if method == "apple" else ("cka",)
-    return main
+    # For ResNet-18 as in GPFL's own script [O].
+    main["gpfl"] = use("gpfl", **(dict(lam=1e-4, mu=0.0) if model == "resnet18" else {}))
+    main["fedcp"] = use("fedcp")
+    if model == "resnet18":
+        main[AVERAGED] = use("fedavg") | {"buffers": "average"}
+    else:
+        main[FASTER] = use("fedavg") | {"lr": FAST}
+    main[ZEROS] = use("flayer", agg="literal")
+    return main | _of_flayer(main, profile, dataset, model)
 
 
-def _rows_by_depth(flayer: dict[str, Any], profile: str, model: str) -> dict[str, dict]:
-    """Table 4: heads of three depths; the run at the network's own depth is that of the tables."""
-    own = network(model, profile)["head_depth"]
-    return {
-        f"s={depth}": (flayer if depth == own else use("flayer")) | {"head_depth": depth}
-        for depth in (3, 2, 1)
-    }
-
-
-def _rows_around(main: dict[str, dict]) -> dict[str, dict]:
-    """Table 5's applicability: FLAYER around other methods; around FedAvg it is FLAYER."""
-    around = {"fedavg": main["flayer"]}
-    for method in BASELINES:
-        if method not in ("fedavg", "apple"):
-            around[method] = main[method] | use("flayer", inner=method) | {"record": ()}
-    return around
-
-
-def _rows_of_parts(
-    main: dict[str, dict], official: dict[str, Any], profile: str, model: str
-) -> dict[str, dict]:
-    """Figure 3: each part of FLAYER alone, in both forms, beside the whole and FedAvg."""
-    out = {"flayer": main["flayer"], OFFICIAL: official}
+def _of_flayer(
+    main: dict[str, dict], profile: str, dataset: str, model: str
+) -> dict[str, dict[str, Any]]:
+    """FLAYER's other forms: as released, at three depths, in parts, around other methods."""
+    official = released(model, profile, dataset)
+    # The run at the network's own depth is that of the tables.
+    own = f"s={network(model, profile).get('head_depth')}"
+    out: dict[str, dict[str, Any]] = {OFFICIAL: official}
+    for depth, row in zip((3, 2, 1), DEPTHS, strict=True):
+        out[row] = (main["flayer"] if row == own else use("flayer")) | {"head_depth": depth}
     # As printed, rates or masks alone are served as one global model; the released code trains each
     # client's head first.
-    if profile in ("medium", "paper"):
+    if profile in FULL:
         out |= {row: use("flayer", **part) for row, part in PARTS.items()}
     for row, part in PARTS.items():
         out[f"{row} (official)"] = official | {"method_args": official["method_args"] | part}
-    out["fedavg"] = main["fedavg"]
-    if model != "resnet18":
-        out[f"fedavg, lr {FAST:g}"] = use("fedavg") | {"lr": FAST}
-    out["flayer, zeros averaged"] = use("flayer", agg="literal")
+    for inner, row in _AROUND.items():
+        out[row] = main[inner] | use("flayer", inner=inner) | {"record": ()}
     return out
-
-
-def _newer_baselines(model: str) -> dict[str, dict]:
-    """Table 5's further methods, with their defaults; for ResNet-18 as in GPFL's own script [O]."""
-    gpfl = use("gpfl", lam=1e-4, mu=0.0) if model == "resnet18" else use("gpfl")
-    return {"gpfl": gpfl, "fedcp": use("fedcp")}
 
 
 def released(model: str, profile: str, dataset: str) -> dict[str, Any]:
@@ -313,24 +324,18 @@ def image(scope: Scope) -> str:
 
 def columns(scope: Scope, artefact: str) -> dict[str, Column]:
     """An artefact's columns by label: at profile paper all that the paper prints."""
-    every = COLUMNS | {ANEW: COLUMNS[IMAGE]}
-    names = SHOWN[artefact].value(scope.profile)
+    every, shown = COLUMNS | {ANEW: COLUMNS[IMAGE]}, SHOWN[artefact]
+    names = shown.columns.value(scope.profile)
     if not scope.full:
         names = [image(scope) if name == IMAGE else name for name in names]
-    columns = {name: every[name] for name in names}
-    first, full = columns[names[0]], scope.profile == "paper"
-    if artefact == "table5a":  # ten classes cannot be dealt to 20 clients at .01
-        return {
-            f"Dir({alpha:g})": first._replace(changes={"partition_args": {"alpha": alpha}})
-            for alpha in (0.1, 0.01 if full else 1)
-        }
-    if artefact == "table5b":
-        sizes: dict[int, dict[str, Any]] = {20: {"clients": 20}, 50: {"clients": 50}}
-        sizes |= {100: {"clients": 100}} if full else {}
-        if not full and scope.label == "digits":  # too few digits for the usual least number
-            sizes[50] |= {"partition_args": {"fallback_least": 4}}
-        return {f"N={n}": first._replace(changes=changes) for n, changes in sizes.items()}
-    return columns
+    found = {name: every[name] for name in names}
+    if not (instead := shown.instead.value(scope.profile)):
+        return found
+    out = {name: found[names[0]]._replace(changes=changes) for name, changes in instead.items()}
+    if "N=50" in out and not scope.full and scope.label == "digits":
+        few = {"partition_args": {"fallback_least": 4}}  # too few digits for the usual least number
+        out["N=50"] = out["N=50"]._replace(changes=out["N=50"].changes | few)
+    return out
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
@@ -347,7 +352,7 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
         deep = column.model == "resnet18"
         served = scope.data(column.dataset) or ""
         every = rows(artefact, scope.profile, served, model=column.model)
-        other_clients = artefact in ("table5a", "table5b") and i > 0
+        other_clients = bool(column.changes) and i > 0
         if other_clients:
             every = _without_probes(every)
         if scope.profile != "paper" and deep:

@@ -18,8 +18,9 @@ from pfl_core.util.version import __version__ as release  # noqa: E402
 
 project, author, copyright = "pfl_core", "pfl_core contributors", "pfl_core contributors, MIT"
 root_doc = "README"
-include_patterns = ["*.md", "docs/**", "notebooks/*.ipynb", "benchmarks/README.md", "figures/**.md"]
-exclude_patterns = [".*", "*.egg-info", "runs", "build", "dist", "results", "tests", "data"]
+include_patterns = ["*.md", "docs/**", "notebooks/*.ipynb", "figures/**.md"]
+include_patterns += ["benchmarks/README.md", "results/README.md"]
+exclude_patterns = [".*", "*.egg-info", "runs", "build", "dist", "tests", "data"]
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb", "pydata_sphinx_theme", "tools.site"]
 
 html_theme = "pydata_sphinx_theme"
@@ -44,7 +45,7 @@ html_math_renderer = "mathml"
 
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # they would come from elsewhere; a notebook's sliders move in JupyterLab
-myst_enable_extensions = ["attrs_block", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "dollarmath"]
 myst_heading_anchors = 4
 
 default_role = "code"

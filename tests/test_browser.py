@@ -338,3 +338,65 @@ def test_the_site_in_a_browser(driver, tmp_path):
         assert [e for e in asked if not e.startswith(("data:", "file:"))] == [], page
         said = [e for e in driver.get_log("browser") if e["level"] != "INFO"]  # of its own scheme
         assert said == [], page
+
+
+# -- the site --------------------------------------------------------------------------------------
+
+CUT = """
+const box = e => e.getBoundingClientRect(), scrolls = e => /auto|scroll/.test(getComputedStyle(e).overflowX);
+const out = [];
+document.querySelectorAll('details').forEach(d => d.open = true);
+for (const t of document.querySelectorAll('article table')) {
+  const p = t.parentElement;
+  if (box(t).right > box(p).right + 1 && !scrolls(p)) out.push('table: ' + t.innerText.slice(0, 60));
+  if (box(p).right > innerWidth + 1) out.push('box: ' + t.innerText.slice(0, 60));
+}
+for (const p of document.querySelectorAll('.highlight-bash pre'))
+  if (p.scrollWidth > p.clientWidth + 1) out.push('shell: ' + p.innerText.slice(0, 60));
+if (document.documentElement.scrollWidth > innerWidth + 1) out.push('page is wider than the window');
+return out;
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The site of three pages with wide tables, many pictures and lines of a shell."""
+    out = tmp_path_factory.mktemp("site")
+    pages = "docs/results.md,docs/comparison.md,docs/tour.md,docs/errors.md,README.md"
+    command = "-q -b html -c docs -D".split()
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", *command, f"include_patterns={pages}", ".", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,  # links to pages that are left out are warnings
+    )
+    return out
+
+
+@pytest.mark.parametrize("width", [1400, 700])
+@pytest.mark.parametrize("page", ["results", "comparison", "tour", "errors"])
+def test_nothing_of_the_site_is_cut(driver, built, page, width):
+    size = dict(width=width, height=1200, deviceScaleFactor=1, mobile=False)
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        driver.get((built / "docs" / f"{page}.html").as_uri())
+        assert driver.execute_script(CUT) == []
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        driver.save_screenshot(str(PICTURES / f"site-{page}-{width}.png"))
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_figures_of_the_results_are_thumbnails_that_open(driver, built):
+    driver.get((built / "docs" / "results.html").as_uri())
+    found = driver.execute_script(
+        "document.querySelectorAll('details').forEach(d => d.open = true);"
+        "return [...document.querySelectorAll('ul.gallery a')].map("
+        "a => [a.href, a.querySelector('img').clientWidth, a.hasAttribute('download')])"
+    )
+    assert len(found) > 40
+    for address, width, download in found:
+        assert Path(address.removeprefix("file://")).is_file() and 0 < width <= 150
+        assert not download
+    bare = "a.download[href$='.png'], a[download][href$='.png']"
+    assert driver.execute_script(f'return document.querySelectorAll("{bare}").length') == 0

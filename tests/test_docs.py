@@ -314,6 +314,39 @@ def test_links_to_a_methods_file_lead_to_its_page(tmp_path, monkeypatch):
     assert Path("docs/tour").name in site.adapted("README", "")
 
 
+def test_lists_of_pictures_are_galleries_of_thumbnails_on_the_site():
+    line = "- medium: [Table 1](../f/table1.md) · [Figure 3](../f/fig3.png) · [Figure 5](../f/fig5.png)\n"
+    page = site.adapted("docs/results", line)
+    assert "**medium.** [Table 1](../f/table1.md)" in page
+    assert re.findall(r"^- !\[(.*?)\]\((.*?)\)\{width=150px\} (.*)$", page, flags=re.M) == [
+        ("Figure 3", "../f/fig3.png", "Figure 3"),
+        ("Figure 5", "../f/fig5.png", "Figure 5"),
+    ]
+    other = "- [a](b.md) and [c](d.png)\n- text\n"
+    assert site.adapted("docs/results", other) == other
+
+
+@pytest.mark.parametrize("word", site.TONES)
+def test_verdicts_are_coloured_on_the_site(word):
+    line = f"| a claim<br>*Sec. 1* | {word}: a reason | why |\n| row | 1.0<br>paper 2<br>{word} |\n"
+    page = site.adapted("docs/results", line)
+    tone = site.tone(word)
+    assert page.count(f"{{.pill .{tone}}}") == 2 and f"| [{word}: a reason]{{" in page
+    assert site.adapted("docs/data", line) == line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_page_has_a_bare_link_to_a_picture_but_in_a_list_of_them(page):
+    text = site.LISTED.sub("", page.read_text())
+    assert re.findall(r"(?<!!)\[[^\]]*\]\([^)]*\.png\)", text) == []
+
+
+def test_the_tours_shell_fits_its_box():
+    text = (ROOT / "docs" / "tour.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.S)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 80
+
+
 @pytest.mark.parametrize("key", PAPERS)
 def test_every_paper_is_to_be_cited(key):
     number = re.search(r"arXiv:(\d{4}\.\d{5})", (ROOT / f"pfl_core/methods/{key}.py").read_text())[

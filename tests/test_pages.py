@@ -5,12 +5,13 @@ import re
 import pytest
 
 from pfl_core import Experiment, sweep
+from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS
 from pfl_core.methods.base import METHODS
 from pfl_papers import places
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
-from pfl_papers.papers.base import PAPERS, paper, title
+from pfl_papers.papers.base import FULL, PAPERS, paper, title
 from tests import made
 from tools import pages
 
@@ -55,12 +56,63 @@ def test_the_results_page_is_current_and_its_links_lead_somewhere():
     assert len(links) > 20 and [link for link in links if not (pages.ROOT / link).is_file()] == []
 
 
-def test_every_artefact_has_a_line_for_every_result():
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_artefact_is_linked_or_said_to_be_not_run(name):
     text = (pages.ROOT / "docs" / "results.md").read_text()  # which is current
+    part = text.split(f"\n## {LABELS[name]}\n")[1].split("\n## ")[0]
+    if "None is run in the paper's setting" in part:
+        return
+    left = re.findall(r"^Not run in the paper's setting: (.*)\.$", part, flags=re.M)
+    for artefact in paper(name).artefacts:
+        files = [
+            f
+            for p in committed.parts(name).values()
+            if p.profile in FULL
+            for f in pages.shown(name, p.label).get(artefact, [])
+        ]
+        assert all(f"]({f.as_posix().replace(pages.ROOT.as_posix(), '..')})" in part for f in files)
+        assert files or title(artefact) in left[0].split(", ")
+
+
+def test_every_claim_stands_once_with_its_verdict_or_among_those_not_run():
+    text = (pages.ROOT / "docs" / "results.md").read_text()
     for name in PAPERS:
-        part = text.split(f"\n## {LABELS[name]}\n")[1].split("\n## ")[0]
-        for artefact in paper(name).artefacts:
-            assert part.count(f"\n| {title(artefact)} | ") == 1
+        part = text.split(f"\n## {LABELS[name]}\n")[1].split("\n## ")[0].split("On digits")[0]
+        says = [claim.says for claim in paper(name).claims]
+        lines = [line.replace("\\|", "|") for line in part.splitlines()]
+        for said in set(says):
+            starts = f"| {said}<br>", f"- {said} ("
+            assert sum(line.startswith(starts) for line in lines) == says.count(said), said
+
+
+def test_the_comparison_is_ranked_and_by_names():
+    text = (pages.ROOT / "docs" / "comparison.md").read_text()
+    tables = [t.splitlines() for t in re.findall(r"(?:^\|.*\n)+", text, flags=re.M)]
+    columns = [[cell.strip() for cell in line.split("|")] for line in tables[0][2:]]
+    assert [int(c[1]) for c in columns] == list(range(1, len(columns) + 1))
+    means = [float(c[3].strip("*").split()[0]) for c in columns]
+    assert means == sorted(means, reverse=True)
+    raw = {key for key, says in LABELS.items() if key != says}
+    for table in tables:
+        head = [cell.strip() for cell in table[0].split("|")]
+        assert not {line.split("|")[head.index("method")].strip() for line in table} & raw
+    assert text.index("**The setting leaves") < text.index(tables[0][0])  # findings first
+
+
+@pytest.mark.parametrize(
+    ("gap", "word"),
+    [
+        (None, "first"),
+        ((-1.0, float("nan"), float("nan")), "one seed"),
+        ((-2.0, -3.0, -1.0), "behind"),
+        ((-1.0, -3.0, 1.0), "tie"),
+        ((-10.0, -34.0, 14.0), "too wide"),
+        ((-2.0, -6.0, 2.0), "too wide"),
+    ],
+)
+def test_a_wide_interval_is_no_tie(gap, word):
+    found = verdicts.Interval(*gap, 1.0, 1.0, 2) if gap else None
+    assert pages._beside_the_first(found) == word
 
 
 def test_facts_of_fedper():

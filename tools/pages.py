@@ -14,6 +14,7 @@ import statistics
 import textwrap
 import tokenize
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -28,7 +29,7 @@ from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
 from pfl_papers.compare import overview, report
-from pfl_papers.compare.readable import LEGEND, flat
+from pfl_papers.compare.readable import LEGEND, worded
 from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import FULL, PAPERS, paper, title
@@ -163,6 +164,9 @@ def papers_section() -> str:
     return report.markdown(pd.DataFrame(lines)) + f"\n\n{says}\n"
 
 
+WIDE = 5  # points: an interval that holds 0 and ends beyond them says nothing
+
+
 def comparison_section() -> str:
     """The table of docs/comparison.md, once its runs are committed."""
     parts = [text for part in committed.parts("methods").values() for text in _comparison(part)]
@@ -207,21 +211,67 @@ def _comparison(part: committed.Part) -> list[str]:
     lost = ", ".join(row for row in comparison.chosen() if row not in tables["comparison"].index)
     folder = f"../figures/methods/{part.label}"
     picture = f"![Clients of all methods, from the worst to the best]({folder}/clients.png)"
-    says = (
-        f"**{part.data}, profile {part.profile}** ({setting['clients']} clients, "
-        f"Dir({setting['partition_args']['alpha']}), {rows.seed.nunique()} seeds; equal tuning; "
-        "best validation round, client mean of test accuracy in %; "
-        "read as the rules below say):"
+    where = (
+        f"*{plots.in_words(part.data)}, profile {part.profile}: {setting['clients']} clients, "
+        f"Dir({setting['partition_args']['alpha']}), {rows.seed.nunique()} seeds, equal tuning, "
+        "client mean of test accuracy in % at the best validation round. ± is the standard "
+        "deviation over seeds, brackets are 95 % intervals. Bold: the first row and all that tie "
+        f"with it: the interval holds 0 and ends within {WIDE} points.*"
     )
-    heads = {
-        "comparison": says,
-        "costs": "What it costs (a run's seconds beside another run on the other core):",
-        "choices": "What tuning chose, with its validation accuracy in %:",
+    gaps = comparison.gaps(rows)
+    shown = {
+        "Before and after local training:": _moments(tables["comparison"]),
+        "Cost (seconds of a run beside another run on the other core):": tables["costs"],
+        "What tuning chose, with its validation accuracy in %:": tables["choices"],
     }
-    out = [picture, *[f"Not run yet: {lost}."] * bool(lost)]
-    for name, head in heads.items():
-        out += [head, report.markdown(tables[name])]
+    out = [_leader(gaps, comparison.ranked(rows)), where]
+    out += [report.markdown(_ranking(tables["comparison"], gaps)), picture]
+    out += [f"Not run yet: {lost}."] * bool(lost)
+    for says, frame in shown.items():
+        out += [says, report.markdown(frame.rename(index=plots.label))]
     return [text + "\n" for text in out]
+
+
+def _beside_the_first(gap: Any) -> str:
+    # "tie", "behind", "too wide" to say, "one seed"; "first" for the first row itself.
+    if gap is None:
+        return "first"
+    if pd.isna(gap.low):
+        return "one seed"
+    if gap.high < 0:
+        return "behind"
+    return "tie" if -WIDE < gap.low and gap.high < WIDE else "too wide"
+
+
+def _leader(gaps: dict[str, Any], order: list[str]) -> str:
+    # Who comes first, and how the others compare with it.
+    found = {row: _beside_the_first(gaps[row]) for row in order}
+    by = {word: [plots.label(r) for r in order if found[r] == word] for word in found.values()}
+    tied, left = by.get("tie", []), by.get("too wide", []) + by.get("one seed", [])
+    text = (
+        f"**{plots.label(order[0])} comes first; {len(tied)} of the other {len(order) - 1} rows "
+        f"tie with it**: {', '.join(tied) or 'none'}. {len(by.get('behind', []))} fall behind."
+    )
+    return text + f" No interval decides for {' and '.join(left)}." * bool(left)
+
+
+def _ranking(frame: pd.DataFrame, gaps: dict[str, Any]) -> pd.DataFrame:
+    # Who is ahead, each row at its own time.
+    lines = []
+    for rank, (row, own) in enumerate(frame.iterrows(), 1):
+        level = _beside_the_first(gaps[str(row)]) in ("first", "tie")
+        accuracy = f"**{own[own['read']]}**" if level else own[own["read"]]
+        line = {"rank": rank, "method": plots.label(row), "accuracy": accuracy}
+        line |= {"behind the first": own.behind, "worst tenth": own["worst tenth"]}
+        lines.append(line | {"sd over clients": own.spread, "last round": own["last"]})
+    return pd.DataFrame(lines)
+
+
+def _moments(frame: pd.DataFrame) -> pd.DataFrame:
+    # The same models before and after local training.
+    names = {"read": "the paper reads", "served": "the model was just"}
+    shown = ["read", "served", "before", "rank before", "after", "rank after"]
+    return frame[shown].rename(columns=names)
 
 
 RESULTS = f"""# Every table, figure and claim
@@ -239,19 +289,23 @@ and `paper`). What `quick` shows on digits is judged below, but says nothing of 
 
 
 def results_page() -> str:
-    """docs/results.md: counts, where tables and figures are, and every claim with its verdict."""
-    out = [RESULTS, report.markdown(overview.counts())]
+    """docs/results.md: counts, every claim with its verdict, tables and figures."""
+    counts = overview.counts()
+    claimed = counts.columns.str.startswith("claims: ")
+    out = [RESULTS, report.markdown(counts.loc[:, ~claimed]), "", "Claims:", ""]
+    heads = counts.columns[claimed]
+    claims = counts[["paper", *heads]].rename(columns=lambda n: n.removeprefix("claims: "))
+    out += [report.markdown(claims)]
     for name in PAPERS:
-        out += ["", f"## {LABELS[name]}", "", report.markdown(_artefacts(name)), *_beside(name)]
-        out += ["", "Claims:", "", _claims(overview.best_claims(name))]
-        for part in committed.parts(name).values():
-            if part.profile not in FULL:
-                judged = report.claims(name, part.rows())
-                text = _claims(judged[judged.verdict != "not run"], status=False)
-                summary = f"Claims at profile {part.profile} on {part.data}"
-                out += ["", f"<details><summary>{summary}</summary>", "", text, "", "</details>"]
+        judged = overview.best_claims(name)
+        out += ["", f"## {LABELS[name]}", "", *_claims(judged), *_beside(name)]
+        out += ["", "Tables and figures:", "", *_files(name), *_on_digits(name)]
     out += ["", "## Where the papers contradict each other", "", CONTRADICT, ""]
     return "\n".join([*out, report.markdown(report.contradictions())]) + "\n"
+
+
+def _folded(summary: str, *lines: str) -> list[str]:
+    return ["", f"<details><summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 CONTRADICT = """Two methods of which one paper's own tables have the first ahead in at least three
@@ -267,39 +321,79 @@ def _beside(name: str) -> list[str]:
         ran = overview.every(name, number).dropna(subset=["reproduced"])
         for (table, metric), cells in ran.groupby(["table", "metric"], sort=False):
             what += ", on training data" * (metric == "train_acc_pct")
-            text = report.Table(cells).text(lambda text: f"**{text}**")
-            out += ["", f"{title(str(table))}, {what}:", "", report.markdown(flat(text))]
+            out += ["", f"{title(str(table))}, {what}:", "", report.markdown(_cells(cells))]
     return out
 
 
-def _artefacts(name: str) -> pd.DataFrame:
-    # A line a table or figure: its picture and its readable table, at each profile.
-    labels = [part.label for part in committed.parts(name).values()]
-    if "paper" not in {part.profile for part in committed.parts(name).values()}:
-        labels.append("paper")
-    return pd.DataFrame(
-        {"": title(artefact)} | {label: _links(name, label, artefact) for label in labels}
+def _cells(cells: pd.DataFrame) -> pd.DataFrame:
+    # A column a setting: ours, below it the paper's number with the difference, and the verdict.
+    text = report.Table(cells).text(lambda text: f"**{text}**")
+    out: dict[str, pd.Series] = {}
+    for column in dict.fromkeys(text.columns.get_level_values(0)):
+        part = text[column]
+        paper_s = (
+            "paper "
+            + part["reported"]
+            + (", " + part["difference"]).where(part["difference"] != "", "")
+        )
+        parts = [part["ours"], paper_s.where(part["reported"] != "", ""), part["verdict"]]
+        lines = pd.concat(parts, axis=1).apply(lambda line: "<br>".join(filter(None, line)), axis=1)
+        out[column] = lines.where(part["ours"] != "", "")
+    return pd.DataFrame(out).rename_axis("method")
+
+
+def _files(name: str) -> list[str]:
+    # Pictures and readable tables of the profiles that count; what has none is named.
+    labels = [part.label for part in committed.parts(name).values() if part.profile in FULL]
+    out = [f"- {label.partition('-')[0]}: {_links(name, label)}" for label in labels]
+    there = {artefact for label in labels for artefact in shown(name, label)}
+    left = [title(artefact) for artefact in paper(name).artefacts if artefact not in there]
+    if len(left) == len(paper(name).artefacts):
+        return ["None is run in the paper's setting."]
+    return out + ["", f"Not run in the paper's setting: {', '.join(left)}."] * bool(left)
+
+
+def _on_digits(name: str) -> list[str]:
+    # What a small version on embedded data shows, folded.
+    out = []
+    for part in committed.parts(name).values():
+        if part.profile not in FULL:
+            judged = report.claims(name, part.rows())
+            claims = _claims(judged[judged.verdict != "not run"], status=False)
+            files = _links(name, part.label)
+            out += _folded(f"On {part.data}: does it run", f"- {files}", "", *claims)
+    return out
+
+
+def _links(name: str, label: str) -> str:
+    found = shown(name, label)
+    return " · ".join(
+        f"[{_named(artefact, file)}](../figures/{name}/{label}/{file.name})"
         for artefact in paper(name).artefacts
+        for file in found.get(artefact, [])
     )
 
 
-def _links(name: str, label: str, artefact: str) -> str:
-    files = shown(name, label).get(artefact, [])
-    links = [f"[{file.name}](../figures/{name}/{label}/{file.name})" for file in files]
-    return " ".join(links) or "-"
+def _named(artefact: str, file: Path) -> str:
+    beside = file.suffix == ".md" and not artefact.startswith(("table", "app"))
+    return title(artefact) + ", numbers" * beside
 
 
-def _claims(judged: pd.DataFrame, status: bool = True) -> str:
+def _claims(judged: pd.DataFrame, status: bool = True) -> list[str]:
+    # In the report's form: claim with its place, verdict, why. Those that were not run are folded.
     # status: False where it says the same of every claim.
-    lines = []
-    for c in judged.itertuples():
-        verdict = f"{c.verdict}: {c.reason}" if c.reason else c.verdict
-        limit = f" ({c.limit})" if c.limit else ""
+    ran = judged[judged.verdict != "not run"]
+    lines, left = [], judged[judged.verdict == "not run"]
+    for c in ran.itertuples():
+        where = "; ".join(filter(None, (c.source, c.limit)))
         why = f"{c.why} ({c.scale})" if c.scale and status else c.why
-        line = {"the paper says": f"{c.says}{limit}", "where": c.source, "verdict": verdict}
-        line |= {"why": why}
-        lines.append(line | ({"what that says": c.status} if status else {}))
-    return report.markdown(pd.DataFrame(lines)) if lines else "None."
+        line = {"the paper says": f"{c.says}<br>*{where}*", "verdict": worded(c.verdict, c.reason)}
+        lines.append(line | {"why": why} | ({"what that says": c.status} if status else {}))
+    out = [report.markdown(pd.DataFrame(lines))] if lines else []
+    if len(left):
+        said = [f"- {c.says} ({c.source})" for c in left.itertuples()]
+        out += _folded(f"Claims that were not run: {len(left)}", *said)
+    return out or ["No claims."]
 
 
 def columns_section() -> str:
@@ -340,7 +434,9 @@ def write() -> list[Path]:
     pages = {
         ROOT / "docs" / "methods.md": methods_page(),
         ROOT / "docs" / "results.md": results_page(),
-        compared: between(table, "grids", report.markdown(comparison.grids())),
+        compared: between(
+            table, "grids", report.markdown(comparison.grids().rename(index=plots.label))
+        ),
         readme: between(text, "papers", papers_section()),
         columns: between(columns.read_text(), "columns", columns_section()),
     }

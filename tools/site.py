@@ -25,10 +25,12 @@ from pfl_core import methods
 from pfl_core.methods.base import METHODS
 from pfl_core.util import fields
 from pfl_core.util.paths import CHECKOUT as ROOT
+from pfl_papers.compare.readable import TONES, tone
 from tools import equations
 
 GENERATED = ROOT / "docs" / "generated"
 MANY = 12  # fields
+THUMB = "150px"  # wide
 ROOMS = [f"pfl_core.{n}" for n in "data methods engine experiments analysis extras util".split()]
 ROOMS += [f"pfl_papers.{n}" for n in "evidence papers compare bench notebook explore".split()]
 # {page: the pages below it}, which GitHub's readers find by links.
@@ -39,7 +41,8 @@ TREE = {
     "docs/notebooks": "notebooks/start notebooks/*",
     "docs/methods": "docs/generated/methods/*",
     "docs/README": """docs/evaluation docs/results docs/comparison docs/parity docs/data docs/runs
-        docs/errors docs/reliability docs/soak docs/cluster docs/house benchmarks/README""",
+        docs/errors docs/reliability docs/soak docs/cluster docs/house benchmarks/README
+        results/README""",
     "CONTRIBUTING": "CHANGELOG",
 }
 
@@ -50,7 +53,8 @@ TREE = {
 def adapted(docname: str, text: str) -> str:
     """The source of a page as the site has it.
 
-    Links to a method's file lead to its page, and pages know those below them.
+    Links to a method's file lead to its page, lists of pictures are galleries, verdicts are
+    coloured, and pages know those below them.
     """
     up = "../" * docname.count("/")
     file = r"\]\((?:\.\./)*pfl_core/methods/(\w+)\.py\)"
@@ -58,12 +62,37 @@ def adapted(docname: str, text: str) -> str:
     if not docname.startswith("docs/generated/"):
         there = f"]({up}docs/generated/methods/%s.md)"
         text = re.sub(file, lambda m: there % m[1] if m[1] in pages else m[0], text)
+    text = LISTED.sub(_gallery, text)
+    if docname == "docs/results":
+        text = VERDICT.sub(_coloured, text)
     if below := TREE.get(docname, "").split():
         listed = "\n".join(f"/{page}" for page in below)
         text += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{listed}\n```\n"
     if docname.startswith("figures/"):  # a table: results.md leads there, no tree does
         text = f"---\norphan: true\n---\n\n# {Path(docname).name}\n\n{text}"
     return text
+
+
+LISTED = re.compile(r"^- (?:([^\n\[:]+): )?((?:\[[^\]]+\]\([^)]+\)(?: · )?)+)$", re.M)
+LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+VERDICT = re.compile(rf"(\* \| |<br>)((?:{'|'.join(TONES)})(?:: [^|<]+?)?)(?= \||<br>)")
+
+
+def _gallery(listed: re.Match) -> str:
+    """A line of links: pictures as thumbnails that open, and the other links below them."""
+    says, links = listed[1] or "", LINK.findall(listed[2])
+    pictures = [(name, to) for name, to in links if to.endswith(".png")]
+    others = " · ".join(f"[{name}]({to})" for name, to in links if (name, to) not in pictures)
+    lines = [f"**{says}.** {others}" if says else others, ""]
+    if pictures:
+        lines += ["{.gallery}"]
+        lines += [f"- ![{name}]({to}){{width={THUMB}}} {name}" for name, to in pictures]
+    return "\n".join([*lines, ""])
+
+
+def _coloured(verdict: re.Match) -> str:
+    """A verdict, behind a claim with its place or below a number, in the report's colours."""
+    return f"{verdict[1]}[{verdict[2]}]{{.pill .{tone(verdict[2])}}}"
 
 
 ARGUMENT = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")

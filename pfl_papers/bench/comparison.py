@@ -197,7 +197,7 @@ def run(
     for name, frame in tables(every).items():
         report.save_table(frame, folder / name)
     plots.save(*drawn(every), folder / "clients")
-    return table(every)
+    return tables(every)["comparison"]
 
 
 # -- what it costs ---------------------------------------------------------------------------------
@@ -321,8 +321,18 @@ def _hours(experiment: Experiment, device: str) -> float:
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """All tables of the comparison by the names of their files."""
-    return {"comparison": table(rows), "costs": costs(rows), "choices": choices_table(rows)}
+    """All tables of the comparison by the names of their files, the best row first."""
+    found = {"comparison": table(rows), "costs": costs(rows), "choices": choices_table(rows)}
+    order = ranked(rows)
+    return {
+        name: frame.loc[[r for r in order if r in frame.index]] for name, frame in found.items()
+    }
+
+
+def ranked(rows: pd.DataFrame) -> list[str]:
+    """Rows of the comparison by their mean accuracy, each at its own time, the best one first."""
+    means = read(rows).groupby("row", sort=False).value.mean()
+    return means.sort_values(ascending=False, kind="stable").index.tolist()
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -376,27 +386,38 @@ def read(rows: pd.DataFrame, metric: str = "acc_pct") -> pd.DataFrame:
 
 
 def behind(rows: pd.DataFrame) -> pd.Series:
-    """How many points each row is behind the first one, each at its own time, as text.
+    """`gaps` as text: "-1.4 [-2.9, 0.2]"; "" where there is none."""
+    return pd.Series({row: _gap(found) for row, found in gaps(rows).items()}, dtype=object)
+
+
+def _gap(found: verdicts.Interval | None) -> str:
+    if found is None:
+        return ""
+    ends = "" if pd.isna(found.low) else f" [{found.low:.1f}, {found.high:.1f}]"
+    return f"{found.estimate:.1f}{ends}"
+
+
+def gaps(rows: pd.DataFrame) -> dict[str, verdicts.Interval | None]:
+    """By how many points each row differs from the first one, each at its own time.
 
     With the 95 % interval of the difference, seed by seed; noise is pooled over rows, without those
     that serve all clients one model (`verdicts.interval`). A row that lacks a seed cannot be the
-    first; "" for the first, and for a row that shares no seed with it.
+    first; None for the first, and for a row that shares no seed with it.
     """
-    names, out = _listed(rows), {}
+    names: list[str] = _listed(rows)
+    out: dict[str, verdicts.Interval | None] = {}
     found = read(rows).pivot(index="row", columns="seed", values="value").loc[names]
     most = found.count(axis=1)
     first = names[found.mean(axis=1).where(most == most.max()).argmax()]
     for row in names:
         shared = found.loc[:, found.loc[[row, first]].notna().all()].dropna()
         if row == first or not shared.shape[1]:
-            out[row] = ""
+            out[row] = None
             continue
         like = evidence.pooled(shared, (), (row, first))
         weights = 1.0 * (like.index == row) - (like.index == first)
-        gap = verdicts.interval([like.to_numpy()], [weights])
-        ends = "" if pd.isna(gap.low) else f" [{gap.low:.1f}, {gap.high:.1f}]"
-        out[row] = f"{gap.estimate:.1f}{ends}"
-    return pd.Series(out, dtype=object)
+        out[row] = verdicts.interval([like.to_numpy()], [weights])
+    return out
 
 
 def costs(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
+from pfl_core.analysis.select import records
 from pfl_core.experiments import listing, settings, store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import paths
@@ -198,8 +199,8 @@ def timed(frame: pd.DataFrame, when: str) -> pd.DataFrame:
     if when != "own":
         return frame[frame.when == when]
     there = frame.groupby("row").when.unique()
-    heads = frame.drop_duplicates("row").itertuples()
-    read = {v.row: _read(v.paper, v.row, v.method) for v in heads}
+    heads = records(frame.drop_duplicates("row"))
+    read = {v["row"]: _read(v["paper"], v["row"], v["method"]) for v in heads}
     read = {row: when if when in there[row] else there[row][0] for row, when in read.items()}
     return frame[frame.when == frame.row.map(read)]
 
@@ -254,7 +255,7 @@ def columns(frame: pd.DataFrame) -> dict[str, str]:
     heads = frame.drop_duplicates("column")
     if heads.artefact.any():
         return {column: plots.in_plain_words(column) for column in heads.column}
-    known = {v.column: committed.experiment(v.run) for v in heads.itertuples()}
+    known = {v["column"]: committed.experiment(v["run"]) for v in records(heads)}
     return {column: words.setting(e, _PROBLEM) if e else column for column, e in known.items()}
 
 

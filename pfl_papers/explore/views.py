@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 from pfl_core.analysis import plots
 from pfl_core.analysis import stats as analysis
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import pick, records
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.engine import probes
@@ -314,7 +314,8 @@ def _draw_last_round(frame: pd.DataFrame, ax: Axes) -> None:
     last = frame[frame["rounds"] == frame.groupby("run")["rounds"].transform("max")]
     heads = last.drop_duplicates(["run", "row"])
     each = [
-        committed.accuracies(v.run, v.when, v.rounds).assign(row=v.row) for v in heads.itertuples()
+        committed.accuracies(v["run"], v["when"], v["rounds"]).assign(row=v["row"])
+        for v in records(heads)
     ]
     wide = last.pivot_table(index="row", columns="metric", values="value")
     wide = wide.reindex(heads.row.unique())
@@ -341,7 +342,7 @@ def _last_and_best(frame: pd.DataFrame, metric: str, spent: pd.DataFrame) -> pd.
 
 def _picked(frame: pd.DataFrame, select: str, metric: str = "acc_pct") -> pd.DataFrame:
     """As `pick`, of rows that were evaluated at the moments which they have."""
-    parts = [pick(part, select, when, metric=metric) for when, part in frame.groupby("when")]
+    parts = [pick(part, select, str(t), metric=metric) for t, part in frame.groupby("when")]
     return pd.concat(parts, ignore_index=True)
 
 

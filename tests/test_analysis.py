@@ -41,24 +41,6 @@ def test_a_tie_in_the_digits_that_are_committed_is_one_in_the_store_too():
         assert select.pick(rows, "best_val").value.tolist() == [20], "the first of several"
 
 
-def test_ranks_share_ties_and_leave_gaps():
-    table = pd.DataFrame({"a": [70, 90, 70, 80], "b": [5.0, 1.0, np.nan, 9.0]}, index=[*"wxyz"])
-    got = analysis.ranks(table)
-    assert got.columns.tolist() == ["a", "b", "mean rank"] and got.index.tolist() == [*"zxwy"]
-    want = {"w": [3.5, 2, 2.75], "x": [1, 3, 2], "y": [3.5, np.nan, 3.5], "z": [2, 1, 1.5]}
-    np.testing.assert_array_equal(got, [want[r] for r in got.index])
-
-
-@given(arrays(int, (5, 3), elements=COUNTS))
-def test_ranks_add_up_and_forget_the_scale(values):
-    table = pd.DataFrame(values)
-    got = analysis.ranks(table)
-    assert (got.drop(columns="mean rank").sum() == 15).all() and got[
-        "mean rank"
-    ].is_monotonic_increasing
-    pd.testing.assert_frame_equal(got, analysis.ranks(np.exp(table)))
-
-
 # ---------------------------------------------------------------- pairs
 
 
@@ -232,18 +214,18 @@ def test_agreement_looks_off_the_diagonal():
     shared = np.array([[9, 2, 1, 0], [2, 9, 0, 1], [1, 0, 9, 2], [0, 1, 2, 9]])
     w = np.exp(shared.astype(float))
     np.fill_diagonal(w, -50)
-    got = analysis.agreement(w, shared)
+    got = analysis.correlation(w, shared)
     assert list(got) == ["rho", "p"]
     np.testing.assert_allclose(got["rho"], 1)
     assert got["p"] < 1e-6
-    np.testing.assert_allclose(analysis.agreement(-w, shared)["rho"], -1)
+    np.testing.assert_allclose(analysis.correlation(-w, shared)["rho"], -1)
     noisy = np.random.default_rng(0).random((4, 4))
     off = ~np.eye(4, dtype=bool)
     close(
-        analysis.agreement(noisy, shared),
+        analysis.correlation(noisy, shared),
         dict(zip(("rho", "p"), spearmanr(noisy[off], shared[off]), strict=True)),
     )
-    close(analysis.agreement(w, np.eye(4)), dict(rho=np.nan, p=np.nan))
+    close(analysis.correlation(w, np.eye(4)), dict(rho=np.nan, p=np.nan))
 
 
 # ---------------------------------------------------------------- embeddings

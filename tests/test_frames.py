@@ -61,7 +61,6 @@ def test_of_runs(store):
         form.numbers(form.lines(results[0].history).assign(run="a"))
         listing.side_by_side(results)
         stats.spent(rows, ["run"])
-        stats.ranks(pd.DataFrame({"a": [1.0, 2.0]}))
         pick(rows, "last")
     wanted = "store.rows store.clients store.summary sweep.sweep listing.side_by_side select.pick"
     assert frames.seen >= set(wanted.split()) and not frames.hidden

@@ -98,13 +98,13 @@ def partition():
     return plots.note(fig, "Partition, profile quick, data digits, 1 seed.")
 
 
-def agreement():
+def against_published():
     frame = pd.DataFrame(
         dict(paper=["pfedhn", "pfedla", "flayer", "fedaghn"], reported=[9, 50, 70, 99])
     )
     frame = frame.assign(reproduced=[1.0, 51, 75, 99.5], verdict="agrees")
     fig, (ax,) = plots.panels(1, size=(5, 4.2))  # as tools/pages.py draws it
-    plots.agreement(frame.assign(low=frame.reproduced - 3, high=frame.reproduced + 3), ax)
+    plots.against_published(frame.assign(low=frame.reproduced - 3, high=frame.reproduced + 3), ax)
     return fig
 
 
@@ -147,7 +147,7 @@ FIGURES = {
         columns=2,
         labels=[f"{a} / {b}" for a, b in itertools.pairwise([*CLASSES, "x"])],
     ),
-    "agreement": agreement,
+    "against_published": against_published,
 }
 
 

@@ -353,7 +353,7 @@ def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_undecided(ax):
             verdict=["agrees", "undecided", "undecided"],
         )
     )
-    plots.agreement(cells, ax)
+    plots.against_published(cells, ax)
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["pFedHN", "FLAYER"]
     dots = [c for c in ax.collections if isinstance(c, PathCollection) and len(c.get_offsets())]
     assert [len(c.get_offsets()) for c in dots] == [2, 1]

@@ -12,18 +12,9 @@ from scipy.stats import spearmanr, wilcoxon
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
+from pfl_core.util.percent import spread
+
 # -- tables and runs -------------------------------------------------------------------------------
-
-
-def ranks(table: pd.DataFrame) -> pd.DataFrame:
-    """Rank the rows in every column of a table: 1 is the highest number.
-
-    Ties share the mean of their ranks, and NaN stays NaN. A last column "mean rank" averages the
-    ranks that a row has; rows are returned sorted by it.
-    """
-    out = table.astype(float).rank(ascending=False)
-    mean = out.mean(axis=1)
-    return out.assign(**{"mean rank": mean}).sort_values("mean rank", kind="stable")
 
 
 def paired(a: ArrayLike, b: ArrayLike) -> dict[str, float]:
@@ -107,12 +98,8 @@ def fairness(acc: ArrayLike) -> dict[str, float]:
         "average"; "sd" (ddof 0); the percentiles "p10" and "p90"; and "worst10" and "best10", the
         means over the worst and the best tenth of the clients (one client at least).
     """
-    acc = np.sort(np.asarray(acc, dtype=float))
-    tenth = max(1, len(acc) // 10)
-    p10, p90 = np.percentile(acc, (10, 90))
-    worst, best = acc[:tenth].mean(), acc[-tenth:].mean()
-    out = dict(average=acc.mean(), sd=acc.std(), worst10=worst, p10=p10, p90=p90, best10=best)
-    return {name: float(number) for name, number in out.items()}
+    found = spread(np.asarray(acc, dtype=float))
+    return {n: float(found[n]) for n in ("average", "sd", "worst10", "p10", "p90", "best10")}
 
 
 # -- weights among clients -------------------------------------------------------------------------
@@ -211,7 +198,7 @@ def overlap(counts: np.ndarray) -> np.ndarray:
     return held @ held.T
 
 
-def agreement(weights: np.ndarray, overlap: np.ndarray) -> dict[str, float]:
+def correlation(weights: np.ndarray, overlap: np.ndarray) -> dict[str, float]:
     """Spearman's "rho", with its "p", of weights (K, K) and label overlap (K, K).
 
     Only pairs of different clients count; both numbers are NaN where one of the two matrices is

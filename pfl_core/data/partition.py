@@ -23,7 +23,6 @@ __all__ = [
     "partition",
     "read_shares",
     "register_partition",
-    "total_variation",
 ]
 
 _SCHEMES: dict[str, Callable[..., Split]] = {}
@@ -124,34 +123,6 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
         return _checked(fn(pool, clients, rng, **args), clients, len(pool.y))
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
-
-
-def total_variation(counts: np.ndarray) -> np.ndarray:
-    """Distances .5 * sum_c |p_ic - p_jc| between clients' label shares p (pFedHN Sec. 5.3).
-
-    Parameters
-    ----------
-    counts : (N, C)
-        How many samples of each class each client holds.
-
-    Returns
-    -------
-    (N, N)
-        0 for equal shares, 1 for clients without a common label.
-
-    Raises
-    ------
-    ValueError
-        If a client holds no samples.
-    """
-    counts = np.asarray(counts, float)
-    empty = np.flatnonzero(counts.sum(1) == 0).tolist()
-    need(
-        not empty,
-        f"clients {empty} hold no samples and so have no label shares; leave these rows out",
-    )
-    share = counts / counts.sum(1, keepdims=True)
-    return np.stack([0.5 * np.abs(share - row).sum(1) for row in share])
 
 
 def _checked(split: Any, clients: int, n: int) -> Split:

@@ -17,7 +17,7 @@ from pfl_core.engine.engine import automatic
 from pfl_core.engine.simulate import FINISH, Diverged, simulate
 from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.finish import Trained, finish
-from pfl_core.experiments.prepare import Job, Prepared, prepared
+from pfl_core.experiments.prepare import Call, Prepared, prepared
 from pfl_core.experiments.store import Result, clear_way, is_whole, read_about, set_aside
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, select
@@ -27,47 +27,47 @@ from pfl_core.util.say import say
 from pfl_core.util.version import __version__
 
 
-def compute(job: Job, source: Callable[[Experiment], Result]) -> Result:
-    """Compute a job, whose lock the caller holds, and keep the result in the store.
+def compute(call: Call, source: Callable[[Experiment], Result]) -> Result:
+    """Compute what a call asks for, whose lock the caller holds, and keep the result in the store.
 
     `source` runs the Experiment that this one starts from (`init_from`).
     """
-    run = prepared(job)
-    work = _work_folder(job)
-    stamp = _resume(job, run.method, work)
+    run = prepared(call)
+    work = _work_folder(call)
+    stamp = _resume(call, run.method, work)
     warned = unvisited.warn(run.method)
     trained = _train(run, work, stamp, source)
     stamp |= {"warned": warned} if warned else {}
-    if job.fed is not None:
-        job.fed.check_unchanged()
+    if call.fed is not None:
+        call.fed.check_unchanged()
     return finish(run, work, stamp, trained)
 
 
 def _train(
     run: Prepared, work: Path, stamp: dict[str, Any], source: Callable[[Experiment], Result]
 ) -> Trained:
-    job, method, data = run.job, run.method, run.data
-    e, began, status = job.experiment, time.monotonic(), "done"
+    call, method, data = run.call, run.method, run.data
+    e, began, status = call.experiment, time.monotonic(), "done"
     try:
-        state = _initial_state(job, method, source)
+        state = _initial_state(call, method, source)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
             final, history, before, _ = simulate(
                 method,
                 data,
                 executor=stamp["executor"],
-                workers=job.workers,
+                workers=call.workers,
                 state=state,
                 checkpoint=work / "checkpoint.pt",
                 stamp=stamp,
-                end=work / "state.pt" if job.keep_state or job.on_round else None,
-                on_round=_told(job, method, bar),
+                end=work / "state.pt" if call.keep_state or call.on_round else None,
+                on_round=_told(call, method, bar),
                 record=probes.recorder(e.record),
             )
     except Diverged as error:
         final, history, before, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
-            f"{e.method} on {job.device} is out of memory with batch={e.batch} and "
+            f"{e.method} on {call.device} is out of memory with batch={e.batch} and "
             f"{e.participation:.0%} of {data.K} clients at once; lower batch or participation, "
             "take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
             f"resumes from it ({str(error).partition('.')[0]})"
@@ -76,13 +76,13 @@ def _train(
     return Trained(history, final, before, status, wall)
 
 
-def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
+def _told(call: Call, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
     # Moves the bar, and passes on what the user's on_round says.
     def step(r: int, history: History) -> bool | str:
         acc = history.accuracy()
         bar.at(r, "" if acc is None else f"{acc:.1f} %")
-        told = job.on_round(r, history) if job.on_round else None
-        if told == FINISH and method.scheduled and r < job.experiment.rounds:
+        told = call.on_round(r, history) if call.on_round else None
+        if told == FINISH and method.scheduled and r < call.experiment.rounds:
             say(
                 f"{method.name}: what a round does depends on their number, so it cannot end "
                 f"early; run rounds={r} instead"
@@ -93,11 +93,11 @@ def _told(job: Job, method: Method, bar: Progress) -> Callable[[int, History], b
     return step
 
 
-def _work_folder(job: Job) -> Path:
+def _work_folder(call: Call) -> Path:
     # Where the run is written until it is whole. What stands in its way is set aside, and a trial
     # is written there, before anything is trained.
-    work = job.folder.with_suffix(".part")
-    for path in (job.folder, work):
+    work = call.folder.with_suffix(".part")
+    for path in (call.folder, work):
         clear_way(path)
     checks.make_folder(work)
     with writing(work):
@@ -107,7 +107,7 @@ def _work_folder(job: Job) -> Path:
     return work
 
 
-def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
+def _resume(call: Call, method: Method, work: Path) -> dict[str, Any]:
     """The stamp of a run, and in `work` the checkpoint that it goes on from, if there is one.
 
     The stamp's executor is that of the checkpoint. A checkpoint that is not this run's is set
@@ -115,32 +115,32 @@ def _resume(job: Job, method: Method, work: Path) -> dict[str, Any]:
     serves as one.
     """
     checkpoint = work / "checkpoint.pt"
-    stamp = dict(id=job.id, course=job.course, schema=SCHEMA, revision=method.revision)
-    stamp |= dict(version=__version__, device=job.device)
-    auto = automatic(method, job.device)
-    stamp["executor"] = auto if job.executor == "auto" else job.executor
-    may_continue = not (checkpoint.exists() or method.scheduled or job.anew)
-    if may_continue and (shorter := _beginning(job)):
+    stamp = dict(id=call.id, course=call.course, schema=SCHEMA, revision=method.revision)
+    stamp |= dict(version=__version__, device=call.device)
+    auto = automatic(method, call.device)
+    stamp["executor"] = auto if call.executor == "auto" else call.executor
+    may_continue = not (checkpoint.exists() or method.scheduled or call.anew)
+    if may_continue and (shorter := _beginning(call)):
         with writing(checkpoint):
             shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))
             os.replace(part, checkpoint)
     if checkpoint.exists():
         try:
             # A resumed run's numbers are of one kind.
-            stamp["executor"] = check(checkpoint, stamp, method, job.experiment.rounds)
+            stamp["executor"] = check(checkpoint, stamp, method, call.experiment.rounds)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             set_aside(checkpoint, error)  # damaged, another run's, or of another form
     return stamp
 
 
-def _beginning(job: Job) -> Path | None:
+def _beginning(call: Call) -> Path | None:
     # The end of the longest run that is a beginning of this one.
     shorter = {}
-    for path in job.store.glob("*/state.pt"):
+    for path in call.store.glob("*/state.pt"):
         meta = (read_about(path.parent) or {"meta": {}})["meta"]
-        if (meta.get("status"), meta.get("course")) != ("done", job.course):
+        if (meta.get("status"), meta.get("course")) != ("done", call.course):
             continue
-        if meta.get("rounds") not in range(job.experiment.rounds):
+        if meta.get("rounds") not in range(call.experiment.rounds):
             continue
         if is_whole(path):
             shorter[meta["rounds"]] = path
@@ -150,11 +150,11 @@ def _beginning(job: Job) -> Path | None:
 
 
 def _initial_state(
-    job: Job, method: Method, source: Callable[[Experiment], Result]
+    call: Call, method: Method, source: Callable[[Experiment], Result]
 ) -> State | None:
     # Another Experiment's end: its global model becomes the common initial model. What only the
     # clients have is averaged over them, or the first client's where it is not a float.
-    experiment = job.experiment
+    experiment = call.experiment
     if experiment.earlier is None:
         return None
     found = source(experiment.earlier.but(keep_models=True))
@@ -163,14 +163,14 @@ def _initial_state(
             f"{experiment.method}: init_from, run {found.id}, {found.meta['status']}", History()
         )
     try:
-        kept = found.kept("models.pt", job.device)
+        kept = found.kept("models.pt", call.device)
     except (ValueError, FileNotFoundError) as error:
-        if found is job.source:  # a Result that the user gave is not computed again
+        if found is call.source:  # a Result that the user gave is not computed again
             raise
         assert found.folder is not None  # it lies in the store, unless it was pruned just now
         if found.folder.is_dir():
             set_aside(found.folder, error)
-        return _initial_state(job, method, source)
+        return _initial_state(call, method, source)
     ended = _ended(kept)
     if experiment.adopt:
         method.task.joins = State(kept["server"], {}, kept["extra"])

@@ -20,7 +20,7 @@ from pfl_core.engine.checkpoint import History, writing
 from pfl_core.engine.simulate import final_models
 from pfl_core.experiments import metrics
 from pfl_core.experiments.personal import code_of_scores
-from pfl_core.experiments.prepare import Job, Prepared
+from pfl_core.experiments.prepare import Call, Prepared
 from pfl_core.experiments.store import Result, clear_way, digests, load_result, locked
 from pfl_core.methods.base import State
 from pfl_core.stacked import Params
@@ -56,22 +56,22 @@ def finish(run: Prepared, work: Path, stamp: dict[str, Any], trained: Trained) -
     OSError
         If the folder cannot be written, or not be read again.
     """
-    job, early = run.job, False
-    if trained.final is not None and trained.final.round < job.experiment.rounds:
-        early, short = True, job.experiment.but(rounds=trained.final.round)
-        stamp = stamp | {"ended_early": job.id}
-        job = replace(job, experiment=short, id=short.id_for(job.checksum, job.start))
-        stamp["id"] = job.id
-    meta = _meta(run, job, trained, stamp)
-    _write(run, job, work, meta, trained)
+    call, early = run.call, False
+    if trained.final is not None and trained.final.round < call.experiment.rounds:
+        early, short = True, call.experiment.but(rounds=trained.final.round)
+        stamp = stamp | {"ended_early": call.id}
+        call = replace(call, experiment=short, id=short.id_for(call.checksum, call.start))
+        stamp["id"] = call.id
+    meta = _meta(run, call, trained, stamp)
+    _write(run, call, work, meta, trained)
     # The caller holds the lock of the whole run; one that ended early is another run.
-    with locked(job.store / f"{job.id}.lock") if early else nullcontext():
-        return _moved(work, job)
+    with locked(call.store / f"{call.id}.lock") if early else nullcontext():
+        return _moved(work, call)
 
 
-def _write(run: Prepared, job: Job, work: Path, meta: dict[str, Any], trained: Trained) -> None:
-    experiment, early = job.experiment, "ended_early" in meta
-    if meta["status"] == "done" and not (job.keep_state or early):
+def _write(run: Prepared, call: Call, work: Path, meta: dict[str, Any], trained: Trained) -> None:
+    experiment, early = call.experiment, "ended_early" in meta
+    if meta["status"] == "done" and not (call.keep_state or early):
         (work / "state.pt").unlink(missing_ok=True)
     with writing(work):
         if experiment.keep_models and trained.final is not None:
@@ -81,7 +81,7 @@ def _write(run: Prepared, job: Job, work: Path, meta: dict[str, Any], trained: T
         frame = metrics.history_frame(arrays, trained.history, scalar_bytes)
         frame.to_csv(work / "history.csv", index=False)
         np.savez_compressed(work / "arrays.npz", **cast(dict[str, Any], arrays))
-        if job.code:
+        if call.code:
             (work / "code.txt").write_text(experiment.sources(), encoding="utf-8")
         plain = json.loads(json.dumps(experiment.plain()))
         whole = {"experiment": plain, "meta": json.loads(json.dumps(meta))}
@@ -89,27 +89,27 @@ def _write(run: Prepared, job: Job, work: Path, meta: dict[str, Any], trained: T
         (work / "experiment.json").write_text(json.dumps(whole, indent=1))
 
 
-def _moved(work: Path, job: Job) -> Result:
-    if found := load_result(job.folder, job.experiment):
+def _moved(work: Path, call: Call) -> Result:
+    if found := load_result(call.folder, call.experiment):
         shutil.rmtree(work)
         return found
-    clear_way(job.folder)
-    with writing(job.folder):
-        os.replace(work, job.folder)
+    clear_way(call.folder)
+    with writing(call.folder):
+        os.replace(work, call.folder)
     # Not before: until then a run that is killed goes on from it.
-    (job.folder / "checkpoint.pt").unlink(missing_ok=True)
-    if (found := load_result(job.folder, job.experiment)) is None:
-        raise OSError(f"{job.folder} cannot be read again; is something else writing there?")
+    (call.folder / "checkpoint.pt").unlink(missing_ok=True)
+    if (found := load_result(call.folder, call.experiment)) is None:
+        raise OSError(f"{call.folder} cannot be read again; is something else writing there?")
     return found
 
 
-def _meta(run: Prepared, job: Job, trained: Trained, stamp: dict[str, Any]) -> dict[str, Any]:
-    # job: that of the run, or of a shorter one where it ended early.
+def _meta(run: Prepared, call: Call, trained: Trained, stamp: dict[str, Any]) -> dict[str, Any]:
+    # call: that of the run, or of a shorter one where it ended early.
     data, method, history = run.data, run.method, trained.history
     initial, parameters = method.task.initial, set(method.task.parameters)
-    about_id = dict(key=job.id, code=job.code)
+    about_id = dict(key=call.id, code=call.code)
     about_data = dict(
-        pool=str(job.checksum),
+        pool=str(call.checksum),
         mean=data.mean,
         std=data.std,
         classes=data.classes,
@@ -118,25 +118,25 @@ def _meta(run: Prepared, job: Job, trained: Trained, stamp: dict[str, Any]) -> d
         partition_hash=data.federation.hash,
     )
     about_data |= {"dealing": dealing} if (dealing := data.federation.dealing) else {}
-    about_data |= {"init_from": job.start} if job.start else {}
-    if isinstance(job.source, Result):
-        of = job.source.meta
+    about_data |= {"init_from": call.start} if call.start else {}
+    if isinstance(call.source, Result):
+        of = call.source.meta
         about_data["source_pool"] = of.get("dealing") or of.get("pool", "")
-    elif job.source is not None:
-        about_data["source_pool"] = job.source.dealing or str(job.source.checksum)
+    elif call.source is not None:
+        about_data["source_pool"] = call.source.dealing or str(call.source.checksum)
     about_run = dict(
-        modules=job.experiment.modules,
+        modules=call.experiment.modules,
         vocabulary=run.vocabulary,
         own_scores=method.own_scores,
-        score_code=code_of_scores(job.experiment, method.own_scores),
+        score_code=code_of_scores(call.experiment, method.own_scores),
         status=trained.status,
-        rounds=job.experiment.rounds,
+        rounds=call.experiment.rounds,
         clients=data.K,
         parameters=sum(v.numel() for n, v in initial.items() if n in parameters),
         leaks_test=method.leaks_test,
     )
     ran_on = dict(
-        device=_device_name(job.device),
+        device=_device_name(call.device),
         executor=history.executor or stamp["executor"],
         executor_asked=stamp["executor"],
         torch=torch.__version__,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.engine.checkpoint import History
-from pfl_core.util.percent import DECIMALS, accuracy
+from pfl_core.util.percent import DECIMALS, accuracy, spread
 
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
@@ -19,6 +19,14 @@ ROW_COLUMNS = (
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
 SUMMARY = ("last round", "best round", "round of best", "worst tenth", "sd over clients")
 KEYS = ["rounds", "when", "split"]  # of a number in a run's history, besides average and metric
+OF_CLIENTS = {  # {metric over clients: its name in `spread`}
+    "acc_pct": "average",
+    "acc_sd": "sd",
+    "acc_min": "min",
+    "acc_max": "max",
+    "acc_p10": "p10",
+    "acc_worst10": "worst10",
+}
 TOTALS = {
     "download_bytes": "download",
     "upload_bytes": "upload",
@@ -48,7 +56,7 @@ def history_frame(
         n = arrays[f"n/{split}"]
         if (n > 0).any():
             loss = arrays[f"{when}/{split}/loss"]
-            for average, metric, values in _spread(correct, loss, n):
+            for average, metric, values in _measured(correct, loss, n):
                 frame = pd.DataFrame({"rounds": rounds, "value": values})
                 out.append(frame.assign(when=when, split=split, average=average, metric=metric))
     for metric, name in TOTALS.items():
@@ -66,21 +74,13 @@ def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarr
             yield when, split, arrays[key]
 
 
-def _spread(
+def _measured(
     correct: np.ndarray, loss: np.ndarray, n: np.ndarray
 ) -> list[tuple[str, str, np.ndarray]]:
     # From correct and loss (E, K): (average, metric, values (E,)), over the clients with samples.
     has = n > 0
-    acc = accuracy(correct[:, has], n[has])
-    tenth = max(1, acc.shape[1] // 10)
-    of_clients = {
-        "acc_pct": acc.mean(1),
-        "acc_sd": acc.std(1),
-        "acc_min": acc.min(1),
-        "acc_max": acc.max(1),
-        "acc_p10": np.percentile(acc, 10, axis=1),
-        "acc_worst10": np.sort(acc, 1)[:, :tenth].mean(1),
-    }
+    found = spread(accuracy(correct[:, has], n[has]))
+    of_clients = {metric: found[name] for metric, name in OF_CLIENTS.items()}
     pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
     both = (("client", of_clients), ("pooled", pooled))
     return [(average, metric, v) for average, values in both for metric, v in values.items()]

@@ -22,7 +22,7 @@ REPEATED = 1024  # the largest batch that may be more than twice what any client
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class Call:
     """One call of `run`: what is to be found or computed, where it is kept, and how."""
 
     experiment: Experiment
@@ -48,11 +48,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A job of which all is there that is trained.
+    """A call, with all that is trained.
 
     Attributes
     ----------
-    job : Job
+    call : Call
     data : ClientData
         Its clients' samples, on the device.
     method : Method
@@ -61,30 +61,30 @@ class Prepared:
         Options of the model that the data decide.
     """
 
-    job: Job
+    call: Call
     data: ClientData
     method: Method
     vocabulary: dict[str, int]
 
 
-def prepared(job: Job) -> Prepared:
-    """Load a job's data, build its method, and refuse what could not be trained or evaluated.
+def prepared(call: Call) -> Prepared:
+    """Load a call's data, build its method, and refuse what could not be trained or evaluated.
 
     Raises
     ------
     DatasetMissing, ValueError
     """
-    if job.device == "cuda":
+    if call.device == "cuda":
         gpu.tried()
-    e = job.experiment
-    data = client_data(e, job.device, job.fed)
+    e = call.experiment
+    data = client_data(e, call.device, call.fed)
     _check_batch(data, e.batch)
     options = vocabulary(e)
-    method = build_method(e, data, job.store, options)
+    method = build_method(e, data, call.store, options)
     _check_evaluated(data, method.task.config)
     if e.earlier:
-        _check_source(job, method, data)
-    return Prepared(job, data, method, options)
+        _check_source(call, method, data)
+    return Prepared(call, data, method, options)
 
 
 def _check_evaluated(data: ClientData, config: TrainConfig) -> None:
@@ -108,16 +108,16 @@ def _check_batch(data: ClientData, batch: int) -> None:
         )
 
 
-def _check_source(job: Job, method: Method, data: ClientData) -> None:
+def _check_source(call: Call, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
-    experiment = job.experiment
+    experiment = call.experiment
     if experiment.adopt:
         check_adopts(method)
         return
     source = experiment.earlier
     assert source is not None  # callers ask for it
     options = vocabulary(source) | source.model_args
-    drawn = models.build(source.model, *_shapes_of_source(job, source, data), **options)
+    drawn = models.build(source.model, *_shapes_of_source(call, source, data), **options)
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     new = method.task.named_head if experiment.new_head else ()
     for n, v in (method.task.initial | method.task.constants).items():
@@ -132,13 +132,13 @@ def _check_source(job: Job, method: Method, data: ClientData) -> None:
 
 
 def _shapes_of_source(
-    job: Job, source: Experiment, data: ClientData
+    call: Call, source: Experiment, data: ClientData
 ) -> tuple[tuple[int, ...], int]:
     # Of its samples, and how many classes it has.
-    if isinstance(job.source, Result):
-        return tuple(job.source.meta["input_shape"]), job.source.meta["classes"]
-    like = data if source.dataset == job.experiment.dataset else None
-    if source.dataset == "own" and job.source is not None:
-        like = job.source
+    if isinstance(call.source, Result):
+        return tuple(call.source.meta["input_shape"]), call.source.meta["classes"]
+    like = data if source.dataset == call.experiment.dataset else None
+    if source.dataset == "own" and call.source is not None:
+        like = call.source
     like = like or federation(source)
     return like.input_shape, like.classes

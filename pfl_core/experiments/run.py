@@ -20,7 +20,7 @@ from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments import lookup
 from pfl_core.experiments.compute import compute
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.prepare import Job
+from pfl_core.experiments.prepare import Call
 from pfl_core.experiments.starts import Source, id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
@@ -135,14 +135,14 @@ def _job(
     fed: Federation | None,
     source: Source | None,
     **how: Any,
-) -> Job:
-    # What `run` is to do; how: the fields of Job that are taken as they were given.
+) -> Call:
+    # What `run` is to do; how: the fields of Call that are taken as they were given.
     experiment = settled(experiment, fed, source)
     store = paths.store_folder(store)
     checks.make_folder(store)
     checksum = fed.checksum if fed is not None else pools.checksum(experiment.dataset)
     start = id_of_start(experiment, source)
-    return Job(
+    return Call(
         experiment=experiment,
         id=experiment.id_for(checksum, start),
         course=experiment.course_for(checksum, start),
@@ -157,28 +157,28 @@ def _job(
     )
 
 
-def _found_or_computed(job: Job) -> Result:
-    experiment = job.experiment
-    where = (experiment, job.id, job.checksum, job.store)
-    if not job.anew and (found := lookup.find(*where)):
+def _found_or_computed(call: Call) -> Result:
+    experiment = call.experiment
+    where = (experiment, call.id, call.checksum, call.store)
+    if not call.anew and (found := lookup.find(*where)):
         return found
-    if job.fed is None:
+    if call.fed is None:
         # The id may be known without the data, from a run that others published; computing is not.
         pools.load(experiment.dataset)
-    with locked(job.store / f"{job.id}.lock"):
-        if job.anew:
-            _keep_aside(job.folder)
+    with locked(call.store / f"{call.id}.lock"):
+        if call.anew:
+            _keep_aside(call.folder)
         elif found := lookup.find(*where, aside=True):
             return found
-        return compute(job, functools.partial(_run_source, job))
+        return compute(call, functools.partial(_run_source, call))
 
 
-def _run_source(job: Job, start: Experiment) -> Result:
-    if isinstance(job.source, Result):
-        return job.source
-    how: dict[str, Any] = dict(device=job.device, executor=job.executor, workers=job.workers)
-    how["fed" if start.dataset == "own" else "source"] = job.source
-    return run(start, store=job.store, **how)
+def _run_source(call: Call, start: Experiment) -> Result:
+    if isinstance(call.source, Result):
+        return call.source
+    how: dict[str, Any] = dict(device=call.device, executor=call.executor, workers=call.workers)
+    how["fed" if start.dataset == "own" else "source"] = call.source
+    return run(start, store=call.store, **how)
 
 
 def _keep_aside(folder: Path) -> None:

@@ -29,7 +29,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.personal import Personal
 from pfl_core.experiments.settings import setting
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.util import paths
+from pfl_core.util import paths, sums
 from pfl_core.util.cards import card
 from pfl_core.util.say import say
 
@@ -142,7 +142,7 @@ class Result:
         """
         assert self.folder is not None  # it lies in the store
         for path in (self.folder / name, *_aside(self.folder, name)):
-            if path.is_file() and file_digest(path) == self.sha256.get(name):
+            if path.is_file() and sums.file_digest(path) == self.sha256.get(name):
                 return load_whole(path, device)
         what = f"{name} of run {self.id}"
         if is_whole(self.folder / name):
@@ -367,7 +367,7 @@ def is_whole(path: Path) -> bool:
     if not about or not path.is_file():
         return False
     written = _digests_of(about)
-    return written is None or written.get(path.name) == file_digest(path)
+    return written is None or written.get(path.name) == sums.file_digest(path)
 
 
 FILES = ("history.csv", "arrays.npz", "models.pt", "state.pt", "code.txt")
@@ -383,17 +383,11 @@ def digests(
     """
     there = [name for name in names if (folder / name).exists()]
     whole = {"experiment.json": _digest(plain, meta)}
-    return whole | {name: file_digest(folder / name) for name in there}
+    return whole | {name: sums.file_digest(folder / name) for name in there}
 
 
 def _digest(plain: dict[str, Any], meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([plain, meta], sort_keys=True).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """sha256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finished() -> Iterable[Result]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import shutil
 from collections.abc import Callable, Iterable
@@ -39,7 +38,7 @@ class Weights:
                 f"Experiment(init_from={str(path)!r}): there is no such file; write one with "
                 "torch.save(model.state_dict(), path), or give an Experiment"
             )
-        return cls(str(where), _digest(where))
+        return cls(str(where), sums.file_digest(where))
 
     @classmethod
     def read(cls, plain: Any) -> Weights | None:
@@ -64,9 +63,9 @@ class Weights:
         ValueError if the content is neither there nor at its path any more.
         """
         kept, here = store / "weights" / f"{self.sha256}.pt", Path(self.path)
-        if kept.is_file() and _digest(kept) == self.sha256:
+        if kept.is_file() and sums.file_digest(kept) == self.sha256:
             return kept
-        if not here.is_file() or _digest(here) != self.sha256:
+        if not here.is_file() or sums.file_digest(here) != self.sha256:
             has = "has other content now" if here.is_file() else "is gone"
             raise ValueError(
                 f"init_from={self.path} {has}; this run starts from the content with sha256 "
@@ -95,11 +94,6 @@ class Weights:
     def _no_state(self, what: str) -> ValueError:
         cure = "write it with torch.save(model.state_dict(), path)"
         return ValueError(f"init_from={self.path} {what}; {cure}")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fill(model: nn.Module, given: dict[str, Tensor], where: str, new: Iterable[str] = ()) -> None:

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pfl_core.util import sums
+
 Visit = Generator[tuple[str, Any], str, list[str]]  # yields (label, child), is sent its digest
 PLAIN = (bool, int, float, complex, bytes, type(None), type(...), type(NotImplemented), np.generic)
 DRAWING = (
@@ -312,8 +314,7 @@ def _file(path: Any) -> str | None:
     try:
         if not os.path.isfile(path):  # a device or pipe need not end
             return None
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sums.file_digest(path)
     except (OSError, ValueError):
         return None
 

@@ -37,6 +37,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def file_digest(path: str | os.PathLike) -> str:
+    """sha256 (hex) of a file, read piece by piece."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def known(folder: Path) -> dict[str, str]:
     """{name: hex digest} of the files that SHA256SUMS in `folder` lists, {} without one.
 

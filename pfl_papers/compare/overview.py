@@ -67,7 +67,7 @@ def drawn(cells: pd.DataFrame) -> Figure:
     numbers = list(dict.fromkeys(cells.number))
     fig, axes = plots.panels(len(numbers), size=(3.6, 3.6), sharey=False)
     for ax, number in zip(axes, numbers, strict=True):
-        plots.agreement(cells[cells.number == number], ax, SHOWN[number])
+        plots.against_published(cells[cells.number == number], ax, SHOWN[number])
     plots.share_legend(fig)
     return fig
 

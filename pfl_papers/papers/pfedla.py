@@ -13,7 +13,7 @@ import pandas as pd
 
 from pfl_core import models
 from pfl_core.analysis.select import records, tuples
-from pfl_core.analysis.stats import agreement, overlap
+from pfl_core.analysis.stats import correlation, overlap
 from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import validated
@@ -490,7 +490,7 @@ def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
         for layer, w in _with_mean(p.at()).items():
             lead = w.diagonal() - np.where(np.eye(len(w), dtype=bool), -np.inf, w).max(1)
             largest = 100 * float((w.argmax(1) == np.arange(len(w))).mean())
-            values = dict(rho=agreement(w, held)["rho"], largest=largest, lead=float(lead.min()))
+            values = dict(rho=correlation(w, held)["rho"], largest=largest, lead=float(lead.min()))
             key = dict(run=p.run, row=layer, column=p.column)
             out += [key | dict(metric=metric, value=v) for metric, v in values.items()]
     return out

@@ -3,7 +3,14 @@
 Frames are rows in the long form, or what `analysis.stats` made of them. Nothing here sees a tensor.
 """
 
-from pfl_core.analysis.plots.dots import agreement, embedding, leads, points, ranges, reported
+from pfl_core.analysis.plots.dots import (
+    against_published,
+    embedding,
+    leads,
+    points,
+    ranges,
+    reported,
+)
 from pfl_core.analysis.plots.files import compact, save
 from pfl_core.analysis.plots.lines import curves, intervals, layers, spread
 from pfl_core.analysis.plots.maps import heat, heats, label_distribution
@@ -53,7 +60,7 @@ __all__ = [
     "PARTITION_LABELS",
     "STYLE",
     "Look",
-    "agreement",
+    "against_published",
     "colours",
     "compact",
     "curves",

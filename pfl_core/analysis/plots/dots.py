@@ -170,7 +170,7 @@ def _seen(at: np.ndarray) -> tuple[np.ndarray, float]:
     return centre, float((kept.max(0) - kept.min(0)).max()) / 2 or 1.0
 
 
-def agreement(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes:
+def against_published(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes:
     """Published numbers against ours, a colour a paper, with 95 % intervals and the diagonal.
 
     Cells that are undecided are hollow.

@@ -11,12 +11,21 @@ import torch
 
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.methods import base
 from pfl_core.methods.base import METHODS, Method, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
 from pfl_core.stacked import expand, weighted_mean
 from pfl_core.util.fields import choice, number
 from tests.core.methods.core_shared import run
 from tests.core.methods.setting import CONFIG, assert_same, client_data, leaves, setup, under
+
+
+@pytest.mark.parametrize("name", ["train", "measure"])
+def test_the_engine_takes_what_the_contract_says(name):
+    """Both stand twice, in methods/base.py for authors of methods: names, order and defaults."""
+    said, done = (inspect.signature(getattr(of, name)) for of in (base.Context, Context))
+    plain = [[p.replace(annotation=p.empty) for p in x.parameters.values()] for x in (said, done)]
+    assert plain[0] == plain[1]
 
 
 def test_fedavg_round_by_hand():

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from pfl_core.analysis import plots
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
-from pfl_papers.compare import report
+from pfl_papers.compare import fullest, report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.tables import Results
-from pfl_papers.papers.base import FULL, PAPERS, paper
+from pfl_papers.papers.base import PAPERS, paper
 
 CLAIMS = ("holds", "contradicted", "undecided", "not run")
 
@@ -128,12 +128,13 @@ def best_claims(name: str) -> pd.DataFrame:
     """
     none = report.claims(name, pd.DataFrame(columns=ROW_COLUMNS))
     out = [none.assign(data="")]
-    parts = [p for p in committed.parts(name).values() if p.profile in FULL]
-    for part in sorted(parts, key=lambda p: FULL.index(p.profile)):
+    for part in fullest.parts(name):
         judged = report.claims(name, part.rows())
         out.append(judged[judged.verdict != "not run"].assign(data=part.data))
-    both = pd.concat(out).rename_axis("place").reset_index()
-    weight = (both.verdict != "not run") * (1 + ~both.reason.isin(["one seed", "rows missing"]))
-    both = both.loc[weight.sort_values(kind="stable").index]
-    last = both.drop_duplicates("place", keep="last").sort_values("place")
-    return last.drop(columns="place").reset_index(drop=True)
+    placed = [judged.rename_axis("place").reset_index() for judged in out]
+    found = fullest.fullest(placed, ["place"], _worth_of_claims).sort_values("place")
+    return found.drop(columns="place").reset_index(drop=True)
+
+
+def _worth_of_claims(judged: pd.DataFrame) -> pd.Series:
+    return (judged.verdict != "not run") * (1 + ~judged.reason.isin(["one seed", "rows missing"]))

@@ -20,6 +20,7 @@ from pfl_core.analysis.stats import paired
 from pfl_core.data import partition as partitions
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_papers.compare import fullest
 from pfl_papers.compare.readable import Table, flat, markdown
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import (
@@ -506,8 +507,7 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
     about, out = papers.paper(name), []
     if not about.tables:
         return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
-    full = [p for p in committed.parts(name).values() if p.profile in papers.FULL]
-    parts = [p.rows() for p in sorted(full, key=lambda p: papers.FULL.index(p.profile))]
+    parts = [part.rows() for part in fullest.parts(name)]
     said = papers.reported(name)
     said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
     for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
@@ -517,13 +517,16 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
             for p in parts
             if len(of := p[p.artefact == table])
         ]
-        cells = pd.concat([c[c.reported.notna()] for c in each], ignore_index=True)
-        least = cells[cells.n > 0].groupby(["profile", "column"]).n.transform("min")
-        # One seed has no interval; 0: not run.
-        order = least.clip(upper=2).reindex(cells.index, fill_value=0).sort_values(kind="stable")
-        cells = cells.loc[order.index].drop_duplicates(["row", "column"], keep="last")
+        said_of = [cells[cells.reported.notna()] for cells in each]
+        cells = fullest.fullest(said_of, ["row", "column"], _worth_of_cells)
         out.append(cells.assign(table=table, metric=metric))
     return pd.concat(out, ignore_index=True)
+
+
+def _worth_of_cells(cells: pd.DataFrame) -> pd.Series:
+    # One seed has no interval; 0: not run.
+    least = cells[cells.n > 0].groupby(["profile", "column"]).n.transform("min")
+    return least.clip(upper=2).reindex(cells.index, fill_value=0)
 
 
 def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:
@@ -674,9 +677,8 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
     out, evidence, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
         printed = printed_rows(paper, needed)
-        some = rows[rows.artefact == needed]
-        place = some.profile.map(papers.PROFILES.index)
-        evidence[needed] = Evidence(some[place == place.max()], paper, printed)
+        some = fullest.of_fullest_profile(rows[rows.artefact == needed])
+        evidence[needed] = Evidence(some, paper, printed)
         scales[needed] = scale(paper, evidence[needed].rows, needed)
     for claim in paper.claims:
         profile = next(iter(evidence[claim.needs].rows.profile), "")

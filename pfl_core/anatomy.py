@@ -196,7 +196,10 @@ class Anatomy:
     def last_linear(self) -> tuple[str, ...]:
         """Names of weight and bias (if it has one) of the nn.Linear whose output are the scores.
 
-        Raises ValueError if the scores are not the output of one.
+        Raises
+        ------
+        ValueError
+            If the scores are not the output of one.
         """
         if not self.scoring:
             return models.last_linear(self.model)

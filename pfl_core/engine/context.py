@@ -49,8 +49,11 @@ class Context:
     ) -> Params:
         """Local training of the S clients; methods/base.py says what each argument is.
 
-        Raises ValueError for names that are not in start, and for split "test" if the method does
-        not declare `leaks_test`.
+        Raises
+        ------
+        ValueError
+            For names that are not in start, and for split "test" if the method does not declare
+            `leaks_test`.
         """
         self._check_split(split)
         engine, config = self._engine, self._engine.config
@@ -85,7 +88,10 @@ class Context:
     def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
         """Sums over each client's samples; methods/base.py says of what.
 
-        Raises ValueError for split "test" if the method does not declare `leaks_test`.
+        Raises
+        ------
+        ValueError
+            For split "test" if the method does not declare `leaks_test`.
         """
         self._check_split(split)
         return self._engine.measure(fn, p, split, self._ids)

@@ -350,7 +350,10 @@ def initial_state(method: Method) -> State:
     Clients that are new to a trained federation (`method.task.joins`) meet its server as it is, and
     each of them keeps what `init` gives the first of them.
 
-    Raises ValueError if a name in it is both the model's and the method's own.
+    Raises
+    ------
+    ValueError
+        If a name in it is both the model's and the method's own.
     """
     state, joins = method.init(), method.task.joins
     for n, v in method.task.initial.items():
@@ -413,8 +416,11 @@ def _first_line(cls: type) -> str:
 def make_method(name: str, **hyper: Any) -> Method:
     """The method registered as `name` with hyper-parameters `hyper`, not yet bound to a task.
 
-    Raises ValueError for a name or hyper-parameter that is unknown, and for a value that its field
-    does not allow.
+    Raises
+    ------
+    ValueError
+        For a name or hyper-parameter that is unknown, and for a value that its field does not
+        allow.
     """
     own = "a file of your own is named in plugins, and its class has a `name`"
     checks.known("method", name, sorted(METHODS), own)

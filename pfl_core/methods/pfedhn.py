@@ -153,8 +153,12 @@ def _power(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 def narrowed(task: Task, width: float) -> Shapes:
     """Shapes of the task's parameters with `width` times the channels in all convolutions.
 
-    What reads them reads fewer, outputs stay. Raises ValueError for BatchNorm, and for a width with
-    which channels are no integers >= 1.
+    What reads them reads fewer, outputs stay.
+
+    Raises
+    ------
+    ValueError
+        For BatchNorm, and for a width with which channels are no integers >= 1.
     """
     if task.bn and width != 1:
         raise ValueError(

@@ -127,7 +127,10 @@ class Task:
     def head(self) -> frozenset[str]:
         """Names of the experiment's head.
 
-        Raises ValueError if it was counted and is not what gives the scores, or is frozen.
+        Raises
+        ------
+        ValueError
+            If it was counted and is not what gives the scores, or is frozen.
         """
         if not self.config.head:
             self.anatomy.check_head(self._head, self.config.head_depth, self.config.head_by)
@@ -165,7 +168,10 @@ class Task:
     def last_linear(self) -> tuple[str, ...]:
         """Names of weight and bias (if it has one) of the model's last layer, frozen or not.
 
-        Raises ValueError if that is no nn.Linear.
+        Raises
+        ------
+        ValueError
+            If that is no nn.Linear.
         """
         try:
             return self.anatomy.last_linear()

@@ -32,7 +32,11 @@ class Draws(TorchDispatchMode):
     """Within it, what torch draws at random in this thread is a function of `seed`.
 
     `count` says how often it drew. On a CPU the numbers are those of torch.manual_seed(seed).
-    Raises ValueError for an operation that takes no generator.
+
+    Raises
+    ------
+    ValueError
+        For an operation that takes no generator.
     """
 
     @classmethod

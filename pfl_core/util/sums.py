@@ -66,7 +66,10 @@ def known(folder: Path) -> dict[str, str]:
 def read(path: Path) -> bytes:
     """The bytes of a file, checked against SHA256SUMS beside it, if there is one.
 
-    Raises ValueError if the digest differs, or the file or its line is missing.
+    Raises
+    ------
+    ValueError
+        If the digest differs, or the file or its line is missing.
     """
     listed, checked = known(path.parent), (path.parent / NAME).exists()
     raw = path.read_bytes() if path.exists() or path.name not in listed else None

@@ -4,14 +4,18 @@ The site itself is built by `./run_all.sh test`, where a warning fails it (tools
 """
 
 import ast
+import dataclasses
+import inspect
 import re
 import subprocess
 from pathlib import Path
 
 import latex2mathml.converter
 import pytest
+from numpydoc.docscrape import NumpyDocString
 
 import pfl_core
+from pfl_core.methods.base import METHODS
 from pfl_papers.papers.base import PAPERS
 from tests.made import main
 from tools import equations, site
@@ -91,8 +95,6 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     exec(method, known)
     result = pfl_core.run(known["setting"].but(method="my_fedper", rounds=1, max_samples=40))
     assert result.ok
-    from pfl_core.methods.base import METHODS
-
     METHODS.pop("my_fedper")
 
 
@@ -281,6 +283,19 @@ def right(x):
     '''
 """
     assert other_dialect(source) == ["a", "b", "C"]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in METHODS if METHODS[n].__module__.startswith("pfl_core.")]
+)
+def test_the_site_finds_the_sections_of_a_methods_class(name):
+    lines = inspect.getdoc(METHODS[name]).split("\n")
+    site.readable(None, "class", name, None, None, lines)
+    read = NumpyDocString("\n".join(lines))
+    example = [line for line in read["Examples"] if line.startswith(">>> ")]
+    assert len(example) >= 3, "flush left, as code"
+    fields = [f.name for f in dataclasses.fields(METHODS[name])]
+    assert [p.name for p in read["Other Parameters"]] == fields
 
 
 # ---------------------------------------------------------------- a finished site

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +128,7 @@ def check_names(where: str, cls: type, method: type) -> None:
 
 def documented(doc: str, cls: type) -> str:
     """A class's docstring with a section on its hyper-parameters, for `help` and `Method?`."""
-    out = [doc.rstrip(), "", "Hyper-parameters", "----------------"]
+    out = [inspect.cleandoc(doc), "", "Hyper-parameters", "----------------"]
     for f in dataclasses.fields(cls):
         default = "" if f.default is dataclasses.MISSING else f", default {f.default!r}"
         out.append(f"{f.name} : {allowed(f)}{default}")

@@ -1,0 +1,108 @@
+"""A user's own code."""
+
+import numpy as np
+import torch.nn.functional as F
+from torch import nn
+
+from pfl_core import Method, load, register_dataset, register_model, register_partition, run
+from tests.errors.table import Case, tiny
+
+
+def mine(**hooks) -> None:
+    """Runs a method of these hooks."""
+    type("Mine", (Method,), hooks | {"name": "mine", "__module__": __name__})
+    run(tiny(method="mine"))
+
+
+def forgets_the_mean(self, state, sel, start, end, weight):
+    state.server |= end
+    return state
+
+
+def logs() -> None:
+    class Net(nn.Module):
+        def __init__(self, shape: tuple, classes: int):
+            super().__init__()
+            self.fc = nn.Linear(784, classes)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1)).log()
+
+    register_model("logs", Net)
+    run(tiny(model="logs"))
+
+
+def partition_of_lists() -> None:
+    def halves(pool, clients, rng):
+        return np.array_split(rng.permutation(len(pool.y)), clients)
+
+    register_partition("halves", halves)
+    run(tiny(partition="halves"))
+
+
+CASES = [
+    # code of one's own
+    Case(
+        "upload without a return",
+        lambda: mine(upload=lambda self, state, sel, start, end, weight: None),
+        "mine.upload returned NoneType, allowed is a State; does every path",
+    ),
+    Case(
+        "is_shared without a return",
+        lambda: mine(is_shared=lambda self, name: None),
+        "mine.is_shared returned None for every name; does every path",
+    ),
+    Case(
+        "local that returns a part of start",
+        lambda: mine(local=lambda self, c, start: {"fc.bias": start["fc.bias"]}),
+        "mine.local returned no 'fc1.weight'; .*return start",
+    ),
+    Case(
+        "upload that forgets the mean",
+        lambda: mine(upload=forgets_the_mean),
+        r"mine.upload returned a tensor \(2, 100, 784\) .* average over the clients",
+    ),
+    Case(
+        'loss with reduction="none"',
+        lambda: mine(
+            loss=lambda self, p, anchor, batch: F.cross_entropy(
+                self.logits(p, batch.x), batch.y, reduction="none"
+            )
+        ),
+        r"mine: its loss returned a tensor \(8,\), allowed is a scalar",
+    ),
+    Case(
+        "logits that returns features",
+        lambda: mine(logits=lambda self, p, x: self.task.features(p, x)),
+        r"mine.logits returned a tensor \(2, 100\) .* allowed are class scores \(2, 10\)",
+    ),
+    Case(
+        "noise: float = 0.1, in a method",
+        lambda: mine(noise=0.1, __annotations__={"noise": "float"}),
+        r"mine\(noise=...\): .* because Method.noise is there; choose another name",
+    ),
+    Case(
+        'register_model("mine", nn.Linear(784, 10))',
+        lambda: register_model("mine", nn.Linear(784, 10)),
+        r"got a network, Linear; give a function that makes one: fn\(input_shape, classes\)",
+        TypeError,
+    ),
+    Case(
+        'register_model("mine", lambda classes: ...)',
+        lambda: register_model("mine", lambda classes: nn.Linear(784, classes)),
+        r"a function that is called as fn\(input_shape, classes\)",
+        TypeError,
+    ),
+    Case("a model whose scores are NaN", logs, "not finite before it is trained"),
+    Case(
+        "a partition that returns lists",
+        partition_of_lists,
+        r"partition 'halves': returned list, allowed is a Split\(train, val, test\)",
+    ),
+    Case(
+        'register_dataset("mine", pool)',
+        lambda: register_dataset("mine", load("digits")),
+        r"got Pool; allowed is a function that is called as fn\(\)",
+        TypeError,
+    ),
+]

@@ -45,7 +45,7 @@ def lock_of_a_stopped_process(w: World) -> Iterator[None]:
         ended.set()
 
     w.patch.setattr(store, "SAID_AFTER", 0.1)
-    w.patch.setattr(store, "print", said, raising=False)
+    w.patch.setattr(store, "say", said)
     threading.Thread(target=hold, daemon=True).start()
     held.wait()
     yield

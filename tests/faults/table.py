@@ -31,6 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 TINY = dict(partition_args={"alpha": 1.0}, clients=4, model="mlp", model_args={"hidden": 8})
+TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
 
 
 E = Experiment(**TINY)

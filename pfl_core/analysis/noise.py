@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -129,7 +129,8 @@ class Prior(NamedTuple):
         freedom = self.weight + own.freedom
         lent = np.where(np.asarray(self.weight) > 0, np.multiply(self.weight, self.value), 0.0)
         had = np.where(np.asarray(own.freedom) > 0, np.multiply(own.freedom, own.value), 0.0)
-        return Variance((lent + had) / np.where(freedom > 0, freedom, np.nan), freedom)
+        value: Any = (lent + had) / np.where(freedom > 0, freedom, np.nan)
+        return Variance(value, freedom)
 
 
 def prior(variances: ArrayLike, freedom: ArrayLike) -> Prior:
@@ -156,7 +157,9 @@ def prior(variances: ArrayLike, freedom: ArrayLike) -> Prior:
     shift = np.where(wide, digamma(worth / 2) - np.log(worth / 2), 0.0)
     weight = np.minimum(np.where(wide, worth, np.inf), np.minimum(MOST, count - 1))
     enough = count >= FEWEST
-    return Prior(np.where(enough, np.exp(mean + shift), np.nan), np.where(enough, weight, 0.0))
+    value: Any = np.where(enough, np.exp(mean + shift), np.nan)
+    lent: Any = np.where(enough, weight, 0.0)
+    return Prior(value, lent)
 
 
 def _inverse_trigamma(y: np.ndarray) -> np.ndarray:

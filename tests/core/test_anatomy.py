@@ -651,6 +651,7 @@ def test_common_modules_train_in_both_executors(name, registry):
         torch.testing.assert_close(ends[1][n], v, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*a run's id does not see")  # of what is scripted
 def test_scripted_modules_are_refused(registry):
     with pytest.warns(FutureWarning):
         made = torch.jit.trace(Plain().eval(), torch.zeros(2, *SHAPE))

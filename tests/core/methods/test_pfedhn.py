@@ -474,8 +474,8 @@ def test_proposition_1():
     "hyper, message",
     [
         (dict(embed="none"), "trainable"),
-        (dict(hn_sign="up"), "'descent', 'literal'"),
-        (dict(novel="zero"), "'mean', 'normal', 'trained'"),
+        (dict(hn_sign="up"), "one of descent, literal"),
+        (dict(novel="zero"), "one of mean, normal, trained"),
         (dict(dim=-1), "dim=-1"),
         (dict(widths=(0.3,)), "whole channels"),
         (dict(widths=(2,)), r"\(0, 1\]"),

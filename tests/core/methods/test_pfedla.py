@@ -211,8 +211,8 @@ def test_who_is_absent_keeps_model_and_hypernetwork():
 @pytest.mark.parametrize(
     "name, hyper, message",
     [
-        ("pfedla", dict(hn_sign="up"), "'descent', 'literal'"),
-        ("pfedla", dict(hn_out="max"), "'softmax', 'relu_norm'"),
+        ("pfedla", dict(hn_sign="up"), "one of descent, literal"),
+        ("pfedla", dict(hn_out="max"), "one of softmax, relu_norm"),
         ("pfedla", dict(dim=0), "dim=0"),
         ("pfedla", dict(by="net"), "net"),
         ("heurpfedla", dict(retain_k=6), "retain_k = 6; allowed: 0 to 5"),

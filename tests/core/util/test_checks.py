@@ -16,7 +16,7 @@ from pfl_core import (
     run,
 )
 from pfl_core.data.client_data import PLANS
-from pfl_core.experiments import compute, keys
+from pfl_core.experiments import keys, prepare
 from pfl_core.methods.base import METHODS
 from pfl_papers.evidence import committed
 
@@ -145,7 +145,7 @@ def test_rows_are_kept_in_a_folder_of_their_own(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_batch_far_above_all_samples_is_refused(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(compute, "build_method", lambda *args: pytest.fail("it went on"))
+    monkeypatch.setattr(prepare, "build_method", lambda *args: pytest.fail("it went on"))
     e = Experiment(**FEW, plan=plan, batch=10**6)
     said = r"batch=1000000\): no client trains on more than 40 samples.*batch=40 has all"
     with pytest.raises(ValueError, match=said):

@@ -169,7 +169,7 @@ def test_the_picture_says_what_copies_of_data_lack():
 
 
 def test_a_column_that_only_we_have_says_what_no_run_of_the_paper_has(monkeypatch):
-    (sweep,) = papers.paper("pfedhn").planned(papers.Scope("quick"), "fig6")
+    sweep, *_ = papers.paper("pfedhn").planned(papers.Scope("quick"), "fig6")
     ours = next(iter(sweep.experiments()))
     monkeypatch.setattr(committed, "experiment", lambda run: ours)
     rows = run(ours.tags["row"], [70.0], column="CIFAR-10, N=10")

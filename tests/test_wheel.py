@@ -93,7 +93,7 @@ def test_the_command_line_says_it_is_pfl(call):
     assert wrong.returncode == 2 and "pfl: error: argument WORD" in wrong.stderr
 
 
-HIDDEN = """
+HIDDEN = r"""
 import contextlib, io, sys
 from pathlib import Path
 
@@ -109,7 +109,8 @@ def said(main, words, code=0):
 """
 
 # What a user does with the library alone; notebooks' packages are hidden from it, pfl_papers is deleted.
-ALONE = """
+ALONE = r"""
+sys.modules["pfl_papers"] = None  # an editable install would lead to the checkout's
 import pfl_core
 
 assert "torch" not in sys.modules
@@ -128,14 +129,11 @@ plot(result).savefig("curves.png")
 assert result.id in said(main, f"show {result.id}")
 assert said(main, "list runs").count("fedper on digits") == 1
 assert "2 moved to" in said(main, "prune --yes")
-try:
-    import pfl_papers
-except ModuleNotFoundError:
-    print("all done", sorted(p.name for p in Path.cwd().iterdir()))
+print("all done", sorted(p.name for p in Path.cwd().iterdir()))
 """
 
 # What is there of the papers without the repository.
-PAPERS = """
+PAPERS = r"""
 from pfl_papers.__main__ import main
 
 for paper, known in (("pfedhn", "table1"), ("pfedla", "table1"), ("flayer", "table1"), ("fedaghn", "table1")):

@@ -6,11 +6,12 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
 MOST_CLASSES = 1_000_000  # a model has an output for each
@@ -96,6 +97,8 @@ def tensor(x: np.ndarray) -> Tensor:
 
     That is of arrays with negative strides, and of another machine's byte order.
     """
+    import torch  # seconds, which a list of data sets need not wait
+
     if x.dtype.kind == "u" and x.dtype != np.uint8:
         x = x.astype(np.int64)
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
@@ -135,7 +138,9 @@ def samples(x: Any) -> np.ndarray:
 
 def _array(name: str, v: Any) -> np.ndarray:
     # A tensor, an array or a list of numbers as an array; ValueError for anything else.
-    if isinstance(v, Tensor):
+    import torch
+
+    if isinstance(v, torch.Tensor):
         return _of_tensor(name, v)
     if isinstance(v, np.ma.MaskedArray) and np.ma.getmaskarray(v).any():
         raise ValueError(
@@ -149,6 +154,8 @@ def _array(name: str, v: Any) -> np.ndarray:
 
 
 def _of_tensor(name: str, v: Tensor) -> np.ndarray:
+    import torch
+
     if v.layout != torch.strided or v.is_nested:
         dense = "to_padded_tensor(0)" if v.is_nested else "to_dense()"
         kind = "nested" if v.is_nested else str(v.layout).removeprefix("torch.")
@@ -169,7 +176,7 @@ def _instead(v: Any) -> str:
         return "x=dataset.data, y=dataset.targets"
     if "pandas.DataFrame" in kinds and any(t.kind != "f" for t in v.dtypes if hasattr(t, "kind")):
         return "its columns of numbers as floats: x.to_numpy('float32')"
-    if isinstance(v, list | tuple) and len(v) and all(isinstance(s, Tensor) for s in v):
+    if isinstance(v, list | tuple) and len(v) and all(hasattr(s, "layout") for s in v):
         return "torch.stack(x)" if v[0].ndim else ""
     if isinstance(v, list) and v and all(isinstance(s, tuple) and len(s) == 2 for s in v):
         return "samples and labels apart: x, y = zip(*pairs), each as one array"
@@ -204,6 +211,8 @@ def _unequal(name: str, v: Any, error: Exception) -> str:
 
 def check_finite(x: Tensor) -> None:
     """ValueError for samples (n, ...) that hold NaN or infinite values in their number format."""
+    import torch
+
     rows = max(1, CHUNK // max(1, x[:1].numel()))
     parts = [~torch.isfinite(part).flatten(1).all(1) for part in x.split(rows)]
     bad = torch.nonzero(torch.cat(parts)).flatten().tolist()

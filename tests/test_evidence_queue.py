@@ -137,7 +137,8 @@ def test_a_stop_lets_a_run_keep_what_it_holds_and_start_goes_on(queue):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_closed_terminal_are_stops_also_where_a_shell_ignores_them(number, queue):
-    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignored += "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # which nohup lets tests ignore
     running = queue.start("run", before=ignored)
     until(queue.calls)
     running.send_signal(number)

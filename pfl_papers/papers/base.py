@@ -414,3 +414,8 @@ def title(artefact: str) -> str:
 def use(method: str, **args: Any) -> dict[str, Any]:
     """Changes to an Experiment that make it run a method with these hyper-parameters."""
     return dict(method=method, method_args=args)
+
+
+def without_probes(rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows (changes to a setting) of which nothing is recorded that no figure shows."""
+    return {row: changes | {"record": ()} for row, changes in rows.items()}

@@ -33,6 +33,7 @@ from pfl_papers.papers.base import (
     Sweep,
     fields_at,
     use,
+    without_probes,
 )
 from pfl_papers.papers.pfedla import RATE
 
@@ -321,13 +322,9 @@ def _column_sweeps(scope: Scope, artefact: str, name: str, column: Column) -> li
         # is the rate that validation chose in pFedLA's own table.
         every[f"pfedla (rate {RATE:g})"] = use("pfedla", lr=RATE)
     if base.model == "resnet18":  # no figure shows what its probes would record
-        every = {row: _without_probes(fields) for row, fields in every.items()}
+        every = without_probes(every)
     kept = {row: every[row] for row in every if not column.rows or row in column.rows}
     return [*tried, *scope.sweep(PAPER, base, kept, {name: {}})]
-
-
-def _without_probes(changes: dict[str, Any]) -> dict[str, Any]:
-    return {field: change for field, change in changes.items() if field != "record"}
 
 
 def _tried(scope: Scope, name: str, base: Experiment) -> list[Sweep]:

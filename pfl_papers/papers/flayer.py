@@ -34,6 +34,7 @@ from pfl_papers.papers.base import (
     Sweep,
     fields_at,
     use,
+    without_probes,
 )
 
 
@@ -354,7 +355,7 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
         every = rows(artefact, scope.profile, served, model=column.model)
         other_clients = bool(column.changes) and i > 0
         if other_clients:
-            every = _without_probes(every)
+            every = without_probes(every)
         if scope.profile != "paper" and deep:
             every = _only(every, ("fedavg", AVERAGED))
         elif scope.profile != "paper" and other_clients:
@@ -380,14 +381,10 @@ def _control(scope: Scope) -> list[Sweep]:
     wanted = (own, 0.05, FAST, 0.2) if scope.profile == "paper" else (own, FAST)
     out = []
     for name, lr in CONTROL.items():
-        arms = every if lr == own else _without_probes(every)  # at its own rate: the table's runs
+        arms = every if lr == own else without_probes(every)  # at its own rate: the table's runs
         if lr in wanted:
             out += scope.sweep(PAPER, base, arms, {name: {"lr": lr}}, seeds=seeds, part="control")
     return out
-
-
-def _without_probes(rows: dict[str, dict]) -> dict[str, dict]:
-    return {row: changes | {"record": ()} for row, changes in rows.items()}
 
 
 # -- numbers of finished runs ----------------------------------------------------------------------

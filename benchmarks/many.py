@@ -46,10 +46,13 @@ def _images(clients: int) -> Pool:
     return Pool(f"noise_{clients}", x, np.arange(n) % 10, np.arange(n) % 5 == 0, 10, {}, (0.5,))
 
 
-for _k in CLIENTS:
-    data.register_dataset(
-        f"noise_{_k}", functools.partial(_images, _k), f"{EACH} random images a client"
-    )
+def _random(clients: int) -> str:
+    """The name of the data set of so many clients, made known on first use."""
+    name = f"noise_{clients}"
+    if name not in data.list_datasets():
+        fn = functools.partial(_images, clients)
+        data.register_dataset(name, fn, f"{EACH} random images a client")
+    return name
 
 
 def experiments(most: int) -> Iterator[Experiment]:
@@ -57,7 +60,7 @@ def experiments(most: int) -> Iterator[Experiment]:
     for method, hyper in METHODS.items():
         for k in CLIENTS[: most + 1]:
             yield Experiment(
-                dataset=f"noise_{k}",
+                dataset=_random(k),
                 clients=k,
                 partition="iid",
                 partition_args={"split": "80/20"},
@@ -72,6 +75,7 @@ def experiments(most: int) -> Iterator[Experiment]:
 
 def measure(plain: dict[str, Any], device: str, repeats: int) -> dict[str, Any]:
     """Median seconds of rounds, peaks of memory of this process (MB), and a checkpoint's cost."""
+    _random(int(plain["dataset"].removeprefix("noise_")))
     e = Experiment.from_plain(plain).but(rounds=repeats + 2)
     began = time.perf_counter()
     clients = client_data(e, device)

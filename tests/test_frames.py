@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import pfl_core
+import pfl_papers
 from pfl_core import Experiment, grid, run, sweep
 from pfl_core.analysis import stats
 from pfl_core.analysis.select import pick
@@ -19,11 +20,11 @@ from pfl_papers.papers import base as papers
 
 pytestmark = pytest.mark.slow
 
-PACKAGE = str(Path(pfl_core.__file__).parent)
+PACKAGES = tuple(str(Path(package.__file__).parent) for package in (pfl_core, pfl_papers))
 
 
 class Frames:
-    """Which columns of frames, returned by public functions of pfl_core, hide what pandas has."""
+    """Which columns of frames, returned by public functions of the packages, hide what pandas has."""
 
     def __enter__(self):
         self.seen, self.hidden = set(), set()
@@ -37,7 +38,7 @@ class Frames:
         if event != "return" or not isinstance(value, pd.DataFrame):
             return
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith(("_", "<")):
+        if not code.co_filename.startswith(PACKAGES) or code.co_name.startswith(("_", "<")):
             return
         if code.co_filename in (
             form.__file__,

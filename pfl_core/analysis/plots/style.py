@@ -33,7 +33,7 @@ class Look(NamedTuple):
 
 
 # Lightness steps by 10 at least from one to the next, so that they differ in grey, too; under
-# protanopia they are farther apart than that. (held by tests/test_plots.py)
+# protanopia they are farther apart than that. (held by tests/core/analysis/test_plots.py)
 COLOURS = {
     "ink": "#000000",
     "purple": "#3f1276",

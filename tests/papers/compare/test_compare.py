@@ -711,7 +711,7 @@ def test_unknown_rows_and_profiles_are_named():
 
 
 def test_the_page_of_the_comparison_has_its_grids():
-    page = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "comparison.md").read_text(encoding="utf-8")
     assert report.markdown(comparison.grids().rename(index=label)) in page
 
 

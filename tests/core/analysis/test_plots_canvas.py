@@ -16,7 +16,7 @@ from PIL import Image
 from pfl_core.analysis import plots
 from pfl_papers.papers import base as papers
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ROWS = ["local", "fedavg", "fedavg_ft", "heurpfedla", "fedaghn", "fedavg, lr 0.1", "K_P = 2"]
 COLUMNS = ["MobileNet of width 1/4, synthetic raters\non raters_digits100", "CIFAR-10, N=100", "c"]
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 ROWS = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_papers/papers/published/pfedla.csv",
+    Path(__file__).parents[3] / "pfl_papers/papers/published/pfedla.csv",
     keep_default_na=False,
     dtype=str,
 )

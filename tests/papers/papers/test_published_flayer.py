@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 PUBLISHED = pd.read_csv(
-    Path(__file__).parents[1] / "pfl_papers/papers/published/flayer.csv",
+    Path(__file__).parents[3] / "pfl_papers/papers/published/flayer.csv",
     dtype=str,
     keep_default_na=False,
 ).assign(number=lambda f: f["value"].astype(float))

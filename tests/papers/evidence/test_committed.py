@@ -338,7 +338,8 @@ def test_a_published_file_that_was_changed_is_refused(home, name):
     folder = home / "results"
     path = folder / (name if (folder / name).exists() else f"fedaghn.{name}")
     raw = path.read_bytes()
-    for harm in (raw[:-9] + b"7" + raw[-8:], raw + raw[-20:], raw[: len(raw) // 2], b""):
+    other = raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:]
+    for harm in (other, raw + raw[-20:], raw[: len(raw) // 2], b""):
         path.write_bytes(harm)
         with pytest.raises(
             ValueError,

@@ -24,6 +24,7 @@ from pfl_core.util import checks
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers.shown import Changes, Column, Shown, rows_at
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
@@ -62,44 +63,6 @@ class Probed(NamedTuple):
         """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
         i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
         return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
-
-
-class At(NamedTuple):
-    """A value that hangs on the profile.
-
-    medium and quick are the paper's where they are not said, smoke is quick's. `...` is no value:
-    the field keeps its default.
-    """
-
-    paper: Any = ...
-    medium: Any = None
-    quick: Any = None
-    smoke: Any = None
-
-    def value(self, profile: str) -> Any:
-        """What it is at a profile, `...` where it has no value."""
-        quick = self.paper if self.quick is None else self.quick
-        every = {
-            "paper": self.paper,
-            "medium": self.paper if self.medium is None else self.medium,
-            "quick": quick,
-            "smoke": quick if self.smoke is None else self.smoke,
-        }
-        return every[profile]
-
-
-def fields_at(profile: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of an Experiment at a profile: later parts win, and dicts in them are merged."""
-    out: dict[str, Any] = {}
-    for part in parts:
-        for name, said in part.items():
-            value = said.value(profile) if isinstance(said, At) else said
-            if isinstance(value, Mapping):
-                if merged := fields_at(profile, out.get(name, {}), value):
-                    out[name] = merged
-            elif value is not ...:
-                out[name] = value
-    return out
 
 
 # Name of a probe -> what it recorded in the runs at hand.
@@ -323,6 +286,14 @@ class Scope:
         tags = {"paper": paper.key, "artefact": artefact, "profile": self.profile}
         return Experiment(**fields).but(**changes, tags=tags)
 
+    def at(self, paper: Paper, artefact: str, column: Column) -> Experiment | None:
+        """The Experiment that the runs of an artefact's column vary; None if it is not run."""
+        changes = column.changes
+        if not callable(changes):
+            return self.base(paper, artefact, column.dataset, **changes)
+        base = self.base(paper, artefact, column.dataset)
+        return base.but(**changes(base)) if base else None
+
     def sweep(
         self,
         paper: Paper,
@@ -351,6 +322,38 @@ class Scope:
         artefact = base.tags["artefact"]
         seeds = seeds or self.seeds_of(paper, artefact, quick)
         return [Sweep(artefact, base, rows, columns, seeds, part, vary)]
+
+    def sweeps(
+        self,
+        paper: Paper,
+        artefact: str,
+        shown: Shown,
+        columns: Mapping[str, Column],
+        rows: Mapping[str, Changes],
+        **how: Any,
+    ) -> list[Sweep]:
+        """A Sweep for each column that is shown.
+
+        Parameters
+        ----------
+        paper : Paper
+            Whose artefact it is.
+        artefact : str
+            Its key.
+        shown : Shown
+            What it shows.
+        columns, rows : dict
+            All columns and rows of the paper, by label.
+        **how
+            Of `sweep`.
+        """
+        out: list[Sweep] = []
+        for label in shown.labels(self.profile):
+            if base := self.at(paper, artefact, columns[label]):
+                named = columns[label].rows or shown.rows
+                some = rows_at(self.profile, base, rows, named)
+                out += self.sweep(paper, base, some, {label: {}}, **how)
+        return out
 
     def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
         """The seeds asked for, else as many as the artefact, the paper or the profile says."""
@@ -409,13 +412,3 @@ def title(artefact: str) -> str:
         return artefact.capitalize()
     kind = {"fig": "Figure ", "table": "Table ", "c": "C."}[parts[2]]
     return ("Appendix " if parts[1] else "") + kind + parts[3]
-
-
-def use(method: str, **args: Any) -> dict[str, Any]:
-    """Changes to an Experiment that make it run a method with these hyper-parameters."""
-    return dict(method=method, method_args=args)
-
-
-def without_probes(rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows (changes to a setting) of which nothing is recorded that no figure shows."""
-    return {row: changes | {"record": ()} for row, changes in rows.items()}

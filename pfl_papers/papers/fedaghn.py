@@ -21,21 +21,9 @@ from pfl_core.experiments.metrics import validated
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import (
-    TUNING,
-    Artefact,
-    At,
-    Number,
-    Paper,
-    Probed,
-    Recorded,
-    Scope,
-    Sweep,
-    fields_at,
-    use,
-    without_probes,
-)
+from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
 from pfl_papers.papers.pfedla import RATE
+from pfl_papers.papers.shown import At, fields_at, use, without_probes
 
 
 class Column(NamedTuple):

@@ -12,7 +12,8 @@ from pfl_core.analysis.verdicts import Contrast
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import Artefact, At, Paper, Scope, Sweep, fields_at, use
+from pfl_papers.papers.base import Artefact, Paper, Scope, Sweep
+from pfl_papers.papers.shown import At, fields_at, use
 
 # -- settings --------------------------------------------------------------------------------------
 

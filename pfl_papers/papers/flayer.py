@@ -22,20 +22,8 @@ from pfl_core.util.percent import accuracy
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import (
-    FULL,
-    Artefact,
-    At,
-    Number,
-    Paper,
-    Probed,
-    Recorded,
-    Scope,
-    Sweep,
-    fields_at,
-    use,
-    without_probes,
-)
+from pfl_papers.papers.base import FULL, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.shown import At, fields_at, use, without_probes
 
 
 class Column(NamedTuple):

@@ -31,20 +31,99 @@ from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import (
-    FULL,
-    TUNING,
-    Artefact,
-    At,
-    Number,
-    Paper,
-    Probed,
-    Recorded,
-    Scope,
-    Sweep,
-    fields_at,
-    use,
+from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.shown import At, Changes, Column, Shown, fields_at, rows_at, use
+
+# -- what the paper shows --------------------------------------------------------------------------
+
+DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "MNIST": "mnist", "Omniglot": "omniglot"}
+SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
+ALL = "all sizes"  # the column of Table 2's one pFedHN
+NOVEL_ALPHAS = {f"alpha = {alpha:g}": alpha for alpha in (0.1, 0.25, 0.5, 1.0)}
+TRAINING = "training, "  # before a column of Figures 2 and 7 over the training clients
+
+
+def _group(place: int) -> Changes:
+    # A federation of the clients of one size, every third one.
+    return lambda base: dict(
+        clients=base.clients // 3,
+        participation=min(1.0, 5 * 3 / base.clients),
+        model_args={"kernels": base.model_args["kernels"] * 2**place // 4},
+        partition_args=dict(of=base.clients, first=place, every=3),
+    )
+
+
+HOLDING = {f"{name}, N={n}": (d, n) for name, d in DATA.items() for n in (10, 20, 50, 100)}
+COLUMNS = {label: Column(dataset, {"clients": n}) for label, (dataset, n) in HOLDING.items()}
+for _name in ("CIFAR-10", "CIFAR-100"):
+    COLUMNS |= {f"{_name}, {size}": Column(DATA[_name], _group(i)) for i, size in enumerate(SIZES)}
+    COLUMNS[f"{_name}, {ALL}"] = Column(DATA[_name], rows={"pfedhn": "pfedhn (three widths)"})
+for _name, _alpha in NOVEL_ALPHAS.items():
+    COLUMNS[_name] = Column("cifar10", {"partition_args": {"novel_alpha": _alpha}})
+
+
+def _each(before: str, *values: Any) -> list[str]:
+    return [f"{before}{value}" for value in values]
+
+
+def _first(columns: list[str]) -> At:
+    # Below profile paper tables have their first column only.
+    return At(columns, medium=columns[:1], quick=columns[:1])
+
+
+_TEN, _HUNDRED = (_each(f"{name}, N=", 10, 50, 100) for name in ("CIFAR-10", "CIFAR-100"))
+_FIFTY = At(["CIFAR-10, N=50"], quick=["CIFAR-10, N=10"])
+_SIZED = _each("CIFAR-10, ", *SIZES, ALL)
+# Figures 5 and 6; below the paper's scale the defaults there are among them [C].
+_K, _DIM, _DEPTH = "K = ", "embedding dimension = ", "hidden layers = "
+_STEPS = At(
+    _each(_K, 1, 25, 50, 100, 200),
+    medium=_each(_K, 1, 25, 50, 100),
+    quick=_each(_K, 1, 10, 20),
+    smoke=_each(_K, 1, 2),
 )
+_DIMS = At(_each(_DIM, 5, 15, 25, 35), quick=_each(_DIM, 3, 15))
+_DEPTHS = At(_each(_DEPTH, 1, 2, 3, 4, 5), quick=_each(_DEPTH, 1, 3))
+PANELS = {"method_args.dim": _DIMS, "method_args.n_hidden": _DEPTHS}  # Figure 6's: what each varies
+_NOVEL = Shown(
+    At([*NOVEL_ALPHAS], quick=["alpha = 1"]),
+    At(("pfedhn", "perfedavg", "pfedme", "fedavg"), quick=("pfedhn", "fedavg")),
+)
+SHOWN = {
+    "table1": Shown(
+        _first([*_TEN, *_HUNDRED, "Omniglot, N=50"]),
+        ("local", "fedavg", "perfedavg", "fedper", "pfedme", "lgfedavg", "pfedhn", "pfedhn_pc"),
+    ),
+    "table2": Shown(
+        At([*_SIZED, *_each("CIFAR-100, ", *SIZES, ALL)], medium=_SIZED, quick=_SIZED),
+        At(("fedavg", "perfedavg", "pfedme", "lgfedavg"), quick=("pfedme",)),
+    ),
+    "fig2": _NOVEL,  # rows tune the federations of these: `tuned`
+    "fig3": Shown(_TEN[:1], ("pfedhn_pc",)),
+    "fig4": Shown(
+        At(["CIFAR-100, N=100"], quick=["CIFAR-100, N=50"], smoke=["CIFAR-100, N=20"]),
+        {"pfedhn": "pfedhn (embeddings)"},
+    ),
+    "table3": Shown(
+        _first(_each("MNIST, N=", 10, 50, 100)),
+        {m: m for m in ("fedavg", "perfedavg", "pfedme")} | {"pfedhn": f"{_DEPTH}1"},
+    ),
+    "fig5": Shown(_FIFTY, _STEPS),
+    "fig6": Shown(_FIFTY, At(_DIMS.paper + _DEPTHS.paper, quick=_DIMS.quick + _DEPTHS.quick)),
+    "table4": Shown(
+        _first(_TEN), {"pfedhn": "pfedhn (spectral norm)", "pfedhn (no spectral norm)": "pfedhn"}
+    ),
+    "fig7": _NOVEL,
+    "appc5": Shown(
+        At(["CIFAR-10, N=50"], quick=["CIFAR-10, N=20"]),
+        ("trainable embedding", "fixed embedding", "fixed embedding (over classes)"),
+    ),
+}
+# Parts of Table 1 that are ours: other readings, and a fourth seed where three leave the two best
+# rows too close to tell apart; LG-FedAvg starts from FedAvg.
+_READINGS = ["pfedhn (literal sign)", "local (all data)", "pfedhn (all data)"]
+OURS = Shown(_TEN[:1], At([*_READINGS, "perfedavg (one step)"], quick=_READINGS[:1]))
+FOURTH = ("fedavg", "lgfedavg", "pfedhn_pc")
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -68,68 +147,45 @@ COMMON: dict[str, Any] = dict(
     max_samples=At(quick=50, smoke=8),
 )
 _REAL = dict(max_samples=At(quick=300, smoke=8))  # where data are not embedded
-# LeNet's kernels, hidden units of MNIST's network, width of the hypernetwork [P; C].
+# LeNet's kernels, and what an artefact or data have in its place [P; C]: twice the width, so many
+# hidden units of MNIST's network.
 NETS: dict[str, dict[str, Any]] = {
     "lenet": dict(model="lenet", model_args={"kernels": At(16, quick=4, smoke=2)}),
-    "lenet of twice the width": dict(
-        model="lenet", model_args={"kernels": At(32, quick=8, smoke=4)}
-    ),
-    "mlp": dict(model="mlp", model_args={"hidden": At(100, quick=32, smoke=8)}),
-    "lenet4": dict(model="lenet4"),
+    "table2": dict(model="lenet", model_args={"kernels": At(32, quick=8, smoke=4)}),
+    "table3": dict(model="mlp", model_args={"hidden": At(100, quick=32, smoke=8)}),
+    "omniglot": dict(model="lenet4", partition="alphabets"),
 }
-HN_WIDTH = {"hidden": At(quick=50, smoke=8)}  # the method's default is the paper's
-# Clients where the paper has one number.
-CLIENTS = {
-    "table2": At(75, quick=12, smoke=6),
-    "fig2": At(90, quick=20),
-    "fig7": At(90, quick=20),
-    "fig3": At(10),
-    "fig4": At(100, quick=50, smoke=20),
-    "appc5": At(50, quick=20),
-}
+# Clients where no column says how many, or none is picked.
+CLIENTS: dict[str, At] = dict.fromkeys(("table1", "table3", "table4"), At(50, quick=10))
+CLIENTS |= dict.fromkeys(("fig2", "fig7"), At(90, quick=20)) | {"table2": At(75, quick=12, smoke=6)}
+NOVEL = 10  # held-out clients (Sec. 5.3)
+_HELD_OUT = dict(
+    partition="dirichlet_columns",
+    partition_args=dict(alpha=0.1, novel_alpha=1.0, novel=NOVEL),
+    keep_models=True,
+)
 # What an artefact has otherwise than Table 1, beside its network.
 OTHERWISE: dict[str, dict[str, Any]] = {
     "table2": dict(rounds=At(quick=40, smoke=...)),
     "table3": dict(dataset=At("mnist", medium=..., quick=...)),
+    "fig2": _HELD_OUT,
     "fig4": dict(partition="coarse", rounds=At(quick=120, smoke=...)),
+    "fig7": _HELD_OUT,
+    # Below the paper's scale App. C.5 has the training clients of Figure 2.
+    "appc5": dict(
+        partition="dirichlet_columns",
+        partition_args=dict(
+            alpha=0.1,
+            novel_alpha=At(..., medium=1.0, quick=1.0),
+            novel=At(0, medium=NOVEL, quick=NOVEL),
+        ),
+        keep_models=At(..., medium=True, quick=True),
+    ),
 }
-# Figures 5 and 6: local steps K, dimensions of the embedding, hidden layers [P]; below the paper's
-# scale the defaults there are among them [C].
-STEPS = At((1, 25, 50, 100, 200), medium=(1, 25, 50, 100), quick=(1, 10, 20), smoke=(1, 2))
-DIMS = At((5, 15, 25, 35), quick=(3, 15))
-DEPTHS = At((1, 2, 3, 4, 5), quick=(1, 3))
 # Table 3: the grids of App. B [P], searched with 50 clients [P] and a seed that no artefact shows.
 RATES, PERSONAL, TUNING_SEED = (0.1, 0.05, 0.01, 0.005), (0.05, 0.01, 0.005, 0.001), 7
-NOVEL = 10  # held-out clients (Sec. 5.3)
-NOVEL_ALPHAS = {f"alpha = {alpha:g}": alpha for alpha in (0.1, 0.25, 0.5, 1.0)}  # columns
-SIZES = ("S", "M", "L")  # 8, 16 and 32 kernels (App. B)
-ALL = "all sizes"  # the column of Table 2's one pFedHN
-FOURTH = ("pfedhn_pc", "lgfedavg", "fedavg")  # with a fourth seed; LG-FedAvg starts from FedAvg
-TRAINING = "training, "  # before a column of Figures 2 and 7 over the training clients
-LABELS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST", "omniglot": "Omniglot"}
-
-
-def clients_of(artefact: str, profile: str) -> int:
-    """How many clients an artefact has where its columns do not say.
-
-    Those of the paper, or fewer at profiles quick and smoke.
-    """
-    return CLIENTS.get(artefact, At(50, quick=10)).value(profile)
-
-
-def columns(artefact: str, profile: str) -> dict[str, tuple[str, int]]:
-    """The columns of an artefact: {label: (data set, clients)}.
-
-    Below profile paper a table has its first one only.
-    """
-    counts = (10, 50, 100) if artefact in PAPER.tables else (clients_of(artefact, profile),)
-    places = [
-        (dataset, clients)
-        for dataset in PAPER.artefacts[artefact].data
-        for clients in ((50,) if dataset == "omniglot" else counts)
-    ]
-    kept = places if profile == "paper" else places[:1]
-    return {f"{LABELS[dataset]}, N={clients}": (dataset, clients) for dataset, clients in kept}
+# Visits that tune a model to a client in Figures 2 and 7, which the paper does not say [C].
+VISITS = At(200, medium=10, quick=20, smoke=2)
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
@@ -137,45 +193,43 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     They are those of the baselines; what pFedHN has of its own is with its rows (`own`).
     """
-    clients = clients or clients_of(artefact, profile)
-    net = {"table3": "mlp", "table2": "lenet of twice the width"}.get(artefact, "lenet")
-    if dataset == "omniglot":
-        net = "lenet4"
+    if not clients and artefact in CLIENTS:
+        clients = CLIENTS[artefact].value(profile)
+    elif not clients:
+        _, clients = HOLDING[SHOWN[artefact].labels(profile)[0]]
+    net = NETS.get("omniglot" if dataset == "omniglot" else artefact, NETS["lenet"])
     own = dict(dataset=dataset, clients=clients, participation=min(1.0, 5 / clients))
-    parts = [own, COMMON, {} if dataset.startswith("digits") else _REAL, NETS[net]]
-    parts += [_dealt(artefact, profile, dataset, clients), OTHERWISE.get(artefact, {})]
-    return fields_at(profile, *parts)
-
-
-def _dealt(artefact: str, profile: str, dataset: str, clients: int) -> dict[str, Any]:
-    # How clients get their classes where it is not as in Table 1.
-    if artefact == "appc5" and profile == "paper":
-        return dict(partition="dirichlet_columns", partition_args={"alpha": 0.1, "novel": 0})
-    # Below the paper's scale App. C.5 has the training clients of Figure 2.
-    if artefact in ("fig2", "fig7", "appc5"):
-        args = dict(alpha=0.1, novel_alpha=1.0, novel=NOVEL, of=clients + NOVEL)
-        return dict(partition="dirichlet_columns", partition_args=args, keep_models=True)
-    return {"partition": "alphabets"} if dataset == "omniglot" else {}
+    real = {} if dataset.startswith("digits") else _REAL
+    fields = fields_at(profile, own, COMMON, real, net, OTHERWISE.get(artefact, {}))
+    if fields.get("partition_args", {}).get("novel"):
+        fields["partition_args"]["of"] = clients + NOVEL
+    return fields
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> dict[str, Any]:
-    """Changes that make `base`, a baseline's Experiment, one of pFedHN's.
+def own(base: Experiment, method: str = "pfedhn", **args: Any) -> dict[str, Any]:
+    """Changes that make `base`, a baseline's Experiment, one of pFedHN's, at any profile.
 
     It has one client a communication step, and as many visits of clients. The classifiers of
-    pFedHN-PC are drawn one by one, as the authors' clients build theirs.
+    pFedHN-PC are drawn one by one, as the authors' clients build theirs. The method's default width
+    is the paper's.
 
-    args: hyper-parameters of the method.
+    Parameters
+    ----------
+    base : Experiment
+        Of a column.
+    method : str
+        Which of the two.
+    **args
+        Hyper-parameters of the method.
     """
-    paper = profile in FULL
-    width = fields_at(profile, HN_WIDTH)
     fields = dict(
         participation=1 / base.clients,
         rounds=5 * base.rounds,
-        eval_every=30 if paper else 5 * base.eval_every,
-        lr=0.005 if paper else 0.01,
+        eval_every=At(30, quick=5 * base.eval_every),
+        lr=At(0.005, quick=0.01),
         momentum=0.9,
         weight_decay=5e-5,
         clip=50.0,
@@ -183,120 +237,94 @@ def own(base: Experiment, profile: str, method: str = "pfedhn", **args: Any) -> 
     )
     if method == "pfedhn_pc":
         fields |= {"head_init": "own"}
-    return use(method, **width | args) | fields
+    return use(method, hidden=At(quick=50, smoke=8), **args) | fields
 
 
-def literal(base: Experiment | None, profile: str) -> dict[str, dict]:
-    """Our row for Algorithm 1 as printed, whose step climbs; {} without a base.
-
-    It has 30 communication steps, for after about 60 the weights overflow.
-    """
-    if base is None:
-        return {}
-    few = dict(rounds=min(30, base.rounds), eval_every=6)
-    return {"pfedhn (literal sign)": own(base, profile, hn_sign="literal") | few}
+def _hn(**args: Any) -> Changes:
+    return lambda base: own(base, **args)
 
 
-def all_data(base: Experiment | None, profile: str) -> dict[str, dict]:
-    """Our rows of Table 1 where all data are dealt out, as the paper's formula has it.
-
-    The released partition leaves a third to nobody. {} without a base, and where clients' data are
-    cut anyway.
-    """
-    if base is None or base.max_samples:
-        return {}
-    of_table = rows("table1", profile, base.dataset, base.clients)
-    every = dict(partition_args={"leftover": False})
-    return {f"{name} (all data)": of_table[name] | every for name in ("local", "pfedhn")}
+def _local(base: Experiment) -> dict[str, Any]:
+    # 2000 steps on each client [P].
+    alone = At(40, quick=5 * base.rounds // base.clients)
+    return use("local") | dict(rounds=alone, participation=1.0, eval_every=2)
 
 
-def one_step(base: Experiment | None, profile: str) -> dict[str, dict]:
-    """Our row of Table 1 for Per-FedAvg as its own Algorithm 1 adapts a model: by one step.
-
-    The row "perfedavg" adapts for an epoch. {} without a base, and below profile medium.
-    """
-    if base is None or profile not in FULL:
-        return {}
-    return {"perfedavg (one step)": use("perfedavg", adapt_steps=1)}
-
-
-def baselines(base: Experiment, profile: str) -> dict[str, dict]:
-    """Rows of Table 2's baselines for the clients of `base`."""
-    fedavg = use("fedavg") | dict(keep_models=True)
+def _pfedme(base: Experiment) -> dict[str, Any]:
     # 20 outer steps of 3 inner ones [P].
-    pfedme = use("pfedme", inner_steps=3, personal_lr=0.01 if profile in FULL else 0.03)
-    pfedme |= dict(steps=max(1, base.steps * 2 // 5), lr=0.05)
+    args = dict(inner_steps=3, personal_lr=At(0.01, quick=0.03))
+    return use("pfedme", **args) | dict(steps=max(1, base.steps * 2 // 5), lr=0.05)
+
+
+_FEDAVG = use("fedavg") | dict(keep_models=True)
+
+
+def _lgfedavg(base: Experiment) -> dict[str, Any]:
     # 1000 communication steps more than the 5000 of FedAvg [P].
     more = dict(rounds=max(1, base.rounds // 5), eval_every=max(1, base.eval_every // 5))
-    return {
-        "fedavg": fedavg,
-        "perfedavg": use("perfedavg"),
-        "pfedme": pfedme,
-        "lgfedavg": use("lgfedavg") | more | dict(init_from=base.but(**fedavg)),
-    }
+    return use("lgfedavg") | more | dict(init_from=base.but(**_FEDAVG))
+
+
+def _pfedhn_pc(base: Experiment) -> dict[str, Any]:
+    # One run of Table 1's is Figure 3's, too.
+    shown = base.clients == 10 and base.dataset in ("cifar10", "digits")
+    return own(base, "pfedhn_pc") | (dict(record=("mix_and_match",)) if shown else {})
+
+
+def _three_widths(base: Experiment) -> dict[str, Any]:
+    rounds = At(5 * base.rounds, quick=base.rounds * base.clients)
+    return own(base, widths=[0.25, 0.5, 1.0]) | dict(rounds=rounds)
+
+
+def _literal(base: Experiment) -> dict[str, Any]:
+    # Algorithm 1 as printed, whose step climbs. 30 communication steps, for after about 60 the
+    # weights overflow.
+    return own(base, hn_sign="literal") | dict(rounds=min(30, base.rounds), eval_every=6)
+
+
+def _steps(n: int) -> Changes:
+    return lambda base: own(base) | {"steps": n}
+
+
+def _dim(n: int) -> Changes:
+    # A default is left out, so that the run is one with those of other artefacts.
+    return lambda base: own(base) if n == 1 + base.clients // 4 else own(base, dim=n)
+
+
+# All data are dealt out, as the paper's formula has it; the released partition leaves a third to
+# nobody.
+_ALL_DATA: dict[str, Any] = dict(partition_args={"leftover": False})
+ROWS: dict[str, Changes] = {
+    "local": _local,
+    "fedavg": _FEDAVG,
+    "perfedavg": use("perfedavg"),  # adapts for an epoch
+    "fedper": use("fedper"),
+    "pfedme": _pfedme,
+    "lgfedavg": _lgfedavg,
+    "pfedhn": _hn(),
+    "pfedhn_pc": _pfedhn_pc,
+    "pfedhn (three widths)": _three_widths,
+    "pfedhn (spectral norm)": _hn(spectral_norm=True),
+    "pfedhn (embeddings)": lambda base: own(base) | dict(record=("embeddings",)),
+    # The paper's fixed descriptor is normalised over clients, our other one over classes.
+    "trainable embedding": _hn(dim=At(10, medium=..., quick=...)),
+    "fixed embedding": _hn(embed="fixed_columns"),
+    "fixed embedding (over classes)": _hn(embed="fixed"),
+    # Ours; Per-FedAvg's own Algorithm 1 adapts a model by one step.
+    "pfedhn (literal sign)": _literal,
+    "local (all data)": lambda base: _local(base) | _ALL_DATA,
+    "pfedhn (all data)": lambda base: own(base) | _ALL_DATA,
+    "perfedavg (one step)": use("perfedavg", adapt_steps=1),
+}
+ROWS |= {f"{_K}{n}": _steps(n) for n in (1, 2, 10, 20, 25, 50, 100, 200)}
+ROWS |= {f"{_DIM}{n}": _dim(n) for n in (3, 5, 15, 25, 35)}
+ROWS |= {f"{_DEPTH}{n}": _hn(n_hidden=n) for n in (1, 2, 4, 5)} | {f"{_DEPTH}3": _hn()}
 
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`."""
     base = Experiment(**setting(artefact, profile, dataset, clients))
-    hn, others = own(base, profile), baselines(base, profile)
-    if artefact == "table1":
-        return _rows_of_table1(base, profile)
-    # Its baselines have groups of clients of their own: `_table2`.
-    if artefact == "table2":
-        each = {} if profile in FULL else dict(rounds=base.rounds * base.clients)
-        return {"pfedhn": own(base, profile, widths=[0.25, 0.5, 1.0]) | each}
-    if artefact == "table3":
-        some = {name: others[name] for name in ("fedavg", "perfedavg", "pfedme")}
-        return some | {"pfedhn": own(base, profile, n_hidden=1)}
-    if artefact == "table4":
-        return {"pfedhn": own(base, profile, spectral_norm=True), "pfedhn (no spectral norm)": hn}
-    if artefact in ("fig2", "fig7"):
-        return {"pfedhn": hn} | {name: others[name] for name in ("perfedavg", "pfedme", "fedavg")}
-    if artefact == "fig3":
-        return {"pfedhn_pc": own(base, profile, "pfedhn_pc") | dict(record=("mix_and_match",))}
-    if artefact == "fig4":
-        return {"pfedhn": hn | dict(record=("embeddings",))}
-    if artefact == "fig5":
-        return {f"K = {steps}": hn | {"steps": steps} for steps in STEPS.value(profile)}
-    return _rows_of_capacity(base, profile) if artefact == "fig6" else _descriptors(base, profile)
-
-
-def _rows_of_table1(base: Experiment, profile: str) -> dict[str, dict]:
-    others = baselines(base, profile)
-    # 2000 steps on each client [P].
-    alone = 40 if profile in FULL else 5 * base.rounds // base.clients
-    start = {
-        "local": use("local") | dict(rounds=alone, participation=1.0, eval_every=2),
-        "fedavg": others.pop("fedavg"),
-        "perfedavg": others.pop("perfedavg"),
-        "fedper": use("fedper"),
-    }
-    mixed = own(base, profile, "pfedhn_pc")
-    # One run of pFedHN-PC is that of Figure 3, too.
-    if base.clients == 10 and base.dataset in ("cifar10", "digits"):
-        mixed |= dict(record=("mix_and_match",))
-    return start | others | {"pfedhn": own(base, profile), "pfedhn_pc": mixed}
-
-
-def _rows_of_capacity(base: Experiment, profile: str) -> dict[str, dict]:
-    dims, depths = DIMS.value(profile), DEPTHS.value(profile)
-    # A default is left out, so that the run is one with those of other artefacts.
-    default = 1 + base.clients // 4
-    wide = {n: {} if n == default else {"dim": n} for n in dims}
-    deep = {n: {} if n == 3 else {"n_hidden": n} for n in depths}
-    out = {f"embedding dimension = {n}": own(base, profile, **args) for n, args in wide.items()}
-    return out | {f"hidden layers = {n}": own(base, profile, **args) for n, args in deep.items()}
-
-
-def _descriptors(base: Experiment, profile: str) -> dict[str, dict]:
-    # The paper's fixed descriptor is normalised over clients, our other one over classes.
-    kinds = {
-        "trainable embedding": {"dim": 10} if profile == "paper" else {},
-        "fixed embedding": {"embed": "fixed_columns"},
-        "fixed embedding (over classes)": {"embed": "fixed"},
-    }
-    return {name: own(base, profile, **args) for name, args in kinds.items()}
+    return rows_at(profile, base, ROWS, SHOWN[artefact].rows)
 
 
 def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -> dict[str, dict]:
@@ -313,8 +341,7 @@ def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -
     new : bool
         Whether the clients are the held-out ones, else the federation's own.
     """
-    # How many visits the paper does not say [C].
-    visits = {"medium": 10, "quick": 20, "smoke": 2}.get(profile, 200)
+    visits = VISITS.value(profile)
     fields = dict(participation=1.0, rounds=visits, eval_every=max(1, visits // 10))
     fields |= dict(keep_models=False)
     if new:
@@ -335,52 +362,50 @@ def tuned(base: Experiment, trained: dict[str, dict], profile: str, new: bool) -
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
-    """All runs of the paper, artefact by artefact.
-
-    Below profile paper some tables and figures have fewer columns and rows.
-    """
-    special = {"table1": _table1, "table2": _table2, "fig2": _novel, "fig7": _novel}
-    special |= {"table3": _table3, "fig6": _capacity}
+    """All runs of the paper, a Sweep for each column that an artefact shows."""
+    special = {"table1": _table1, "table3": _table3, "fig6": _capacity}
+    special |= {"fig2": _novel, "fig7": _novel}
     return [
         sweep
         for artefact in PAPER.artefacts
-        for sweep in special.get(artefact, _grid)(scope, artefact)
+        for sweep in special.get(artefact, _columns)(scope, artefact)
     ]
 
 
-def _grid(scope: Scope, artefact: str) -> list[Sweep]:
-    # Each column has its own number of client visits, and so a base of its own.
-    found = []
-    for column, (dataset, clients) in columns(artefact, scope.profile).items():
-        base = scope.base(PAPER, artefact, dataset, clients=clients)
-        some = rows(artefact, scope.profile, base.dataset, clients) if base else {}
-        found += scope.sweep(PAPER, base, some, {column: {}})
-    return found
+def _columns(scope: Scope, artefact: str) -> list[Sweep]:
+    return scope.sweeps(PAPER, artefact, SHOWN[artefact], COLUMNS, ROWS)
 
 
 def _table1(scope: Scope, artefact: str) -> list[Sweep]:
-    base = scope.base(PAPER, artefact, "cifar10", clients=10)
-    ours = {}
-    for rows_of in (literal, all_data, one_step):
-        ours |= rows_of(base, scope.profile)
-    column = {"CIFAR-10, N=10": {}}
-    found = _grid(scope, artefact) + scope.sweep(PAPER, base, ours, column, quick=1, part="ours")
-    if base is None or scope.seeds or scope.profile != "paper":
+    of_paper = PAPER, artefact
+    found = _columns(scope, artefact)
+    found += scope.sweeps(*of_paper, OURS, COLUMNS, ROWS, quick=1, part="ours")
+    if scope.seeds or scope.profile != "paper":
         return found
-    # Three seeds leave the two best rows too close to tell apart.
-    some = {r: c for r, c in rows(artefact, "paper", base.dataset, 10).items() if r in FOURTH}
-    return found + scope.sweep(PAPER, base, some, column, seeds=(3,), part="fourth seed")
+    fourth: dict[str, Any] = dict(seeds=(3,), part="fourth seed")
+    return found + scope.sweeps(*of_paper, Shown(_TEN[:1], FOURTH), COLUMNS, ROWS, **fourth)
 
 
 def _capacity(scope: Scope, artefact: str) -> list[Sweep]:
-    # Figure 6: one field a panel.
-    fields = {"embedding dimension": "method_args.dim", "hidden layers": "method_args.n_hidden"}
     return [
         replace(sweep, rows=kept, vary=field)
-        for sweep in _grid(scope, artefact)
-        for what, field in fields.items()
-        if (kept := {row: c for row, c in sweep.rows.items() if row.startswith(what)})
+        for sweep in _columns(scope, artefact)
+        for field, names in PANELS.items()
+        if (kept := {row: c for row, c in sweep.rows.items() if row in names.value(scope.profile)})
     ]
+
+
+def _novel(scope: Scope, artefact: str) -> list[Sweep]:
+    found = []
+    for label in SHOWN[artefact].labels(scope.profile):
+        base = scope.at(PAPER, artefact, COLUMNS[label])
+        if base is None:
+            continue
+        some = rows_at(scope.profile, base, ROWS, SHOWN[artefact].rows)
+        for new, before, part in ((False, TRAINING, "training"), (True, "", "")):
+            cells = tuned(base, some, scope.profile, new)
+            found += scope.sweep(PAPER, base, cells, {f"{before}{label}": {}}, part=part)
+    return found
 
 
 def _table3(scope: Scope, artefact: str) -> list[Sweep]:
@@ -390,7 +415,7 @@ def _table3(scope: Scope, artefact: str) -> list[Sweep]:
     chosen = {} if finished is None else rates(finished).chosen.to_dict()
     return tried + [
         replace(s, rows={r: _at(chosen[r], r, c) if chosen else c for r, c in s.rows.items()})
-        for s in _grid(scope, artefact)
+        for s in _columns(scope, artefact)
     ]
 
 
@@ -429,52 +454,6 @@ def _at(rate: float, row: str, changes: dict[str, Any]) -> dict[str, Any]:
     if not argument:
         return changes | {"lr": rate}
     return changes | {"method_args": changes["method_args"] | {argument: rate}}
-
-
-def _table2(scope: Scope, artefact: str) -> list[Sweep]:
-    # A run of each baseline for each size's clients, one of pFedHN for all.
-    whole = scope.full
-    found = []
-    for dataset in PAPER.artefacts[artefact].data[: None if scope.profile == "paper" else 1]:
-        base = scope.base(PAPER, artefact, dataset)
-        if base is None:
-            continue
-        for place, size in enumerate(SIZES):
-            group = _group(base, place)
-            some = baselines(group, scope.profile)
-            some = some if whole else {"pfedme": some["pfedme"]}
-            found += scope.sweep(PAPER, group, some, {f"{LABELS[dataset]}, {size}": {}})
-        hn = rows(artefact, scope.profile, base.dataset)
-        found += scope.sweep(PAPER, base, hn, {f"{LABELS[dataset]}, {ALL}": {}})
-    return found
-
-
-def _group(base: Experiment, place: int) -> Experiment:
-    # A federation of the clients of one size, every third one.
-    return base.but(
-        clients=base.clients // 3,
-        participation=min(1.0, 5 * 3 / base.clients),
-        model_args={"kernels": base.model_args["kernels"] * 2**place // 4},
-        partition_args=dict(of=base.clients, first=place, every=3),
-    )
-
-
-def _novel(scope: Scope, artefact: str) -> list[Sweep]:
-    whole = scope.full
-    found = []
-    for name, alpha in NOVEL_ALPHAS.items():
-        if not whole and alpha < 1:
-            continue
-        base = scope.base(PAPER, artefact, "cifar10", partition_args={"novel_alpha": alpha})
-        if base is None:
-            continue
-        some = rows(artefact, scope.profile, base.dataset)
-        some = some if whole else {name: some[name] for name in ("pfedhn", "fedavg")}
-        for new, before, part in ((False, TRAINING, "training"), (True, "", "")):
-            cells = tuned(base, some, scope.profile, new)
-            column = {f"{before}{name}": {}}
-            found += scope.sweep(PAPER, base, cells, column, part=part)
-    return found
 
 
 # -- numbers of finished runs ----------------------------------------------------------------------

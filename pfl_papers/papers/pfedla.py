@@ -27,16 +27,14 @@ from pfl_papers.papers.base import (
     FULL,
     TUNING,
     Artefact,
-    At,
     Number,
     Paper,
     Probed,
     Recorded,
     Scope,
     Sweep,
-    fields_at,
-    use,
 )
+from pfl_papers.papers.shown import At, fields_at, use
 
 DATA = {
     "EMNIST": "emnist-digits",

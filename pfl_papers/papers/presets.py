@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import checks
-from pfl_papers.papers.base import PAPERS, paper, use
+from pfl_papers.papers.base import PAPERS, paper
+from pfl_papers.papers.shown import use
 
 
 def presets(

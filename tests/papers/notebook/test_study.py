@@ -21,7 +21,8 @@ from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.notebook.study import Study
 from pfl_papers.papers import base, fedaghn, fedper
-from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, use
+from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact
+from pfl_papers.papers.shown import use
 from tests import made
 
 # Where a display is set, Agg says that it shows nothing.

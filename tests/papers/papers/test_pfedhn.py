@@ -11,6 +11,7 @@ from pfl_core.experiments.build import client_data
 from pfl_papers.compare import report
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import pfedhn
+from pfl_papers.papers.shown import rows_at
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,6 @@ def test_rows_with_all_data_stand_beside_the_released_partition(paper_cells):
     ]
     used, total = (int(n.sum()) for n in dealt)
     assert 0.6 < used / total < 0.73
-    assert pfedhn.all_data(None, "paper") == {}
 
 
 def test_tuning_on_leaves_what_was_trained_as_it_was(store):
@@ -207,10 +207,7 @@ def test_tuning_on_leaves_what_was_trained_as_it_was(store):
         keep_models=True,
         eval_after=False,
     )
-    some = {
-        "pfedhn": pfedhn.own(base, "smoke"),
-        "fedavg": pfedhn.baselines(base, "smoke")["fedavg"],
-    }
+    some = rows_at("smoke", base, pfedhn.ROWS, ("pfedhn", "fedavg"))
     for row, e in pfedhn.tuned(base, some, "smoke", False).items():
         source = run(base.but(**e["init_from"].plain() | {"init_from": None}))
         kept = (source.folder / "models.pt").read_bytes()
@@ -525,10 +522,9 @@ def test_per_fedavg_adapted_by_one_step_is_a_row_of_ours(paper_cells, quick_cell
 
 def test_the_literal_sign_is_a_row_of_ours():
     base = Experiment(**pfedhn.setting("table1", "paper", "cifar10", 10))
-    ((name, changes),) = pfedhn.literal(base, "paper").items()
-    assert name == "pfedhn (literal sign)"
+    assert pfedhn.OURS.rows.quick == ["pfedhn (literal sign)"]
+    (changes,) = rows_at("paper", base, pfedhn.ROWS, pfedhn.OURS.rows.quick).values()
     assert base.but(**changes).method_args == {"hn_sign": "literal"}
-    assert pfedhn.literal(None, "paper") == {}
 
 
 # -- numbers of made runs --------------------------------------------------------------------------
@@ -656,12 +652,13 @@ def test_profiles_below_the_papers_say_their_number_of_clients():
         "table3": "MNIST, N=10",
         "appc5": "CIFAR-10, N=20",
     }
-    assert {a: list(pfedhn.columns(a, "quick")) for a in first} == {
+    assert {a: pfedhn.SHOWN[a].labels("quick") for a in first} == {
         a: [label] for a, label in first.items()
     }
-    assert list(pfedhn.columns("table1", "medium")) == ["CIFAR-10, N=10"]
-    assert list(pfedhn.columns("table1", "paper"))[-2:] == ["CIFAR-100, N=100", "Omniglot, N=50"]
-    assert len(pfedhn.columns("table1", "paper")) == 7 and papers.title("appc5") == "Appendix C.5"
+    table1 = pfedhn.SHOWN["table1"].labels
+    assert table1("medium") == ["CIFAR-10, N=10"]
+    assert table1("paper")[-2:] == ["CIFAR-100, N=100", "Omniglot, N=50"]
+    assert len(table1("paper")) == 7 and papers.title("appc5") == "Appendix C.5"
 
 
 # -- rates of Table 3 ------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def value(name: str, text: str) -> Any:
     if "Experiment" in kind and (Path(text).is_file() or Path(text).suffix):
         return text  # a file of weights
     if "Experiment" in kind:
-        return late("experiments.listing").stored(text).experiment
+        return late("experiments.listing").by_id(text).experiment
     if kind == "dict" and not text.startswith("{"):
         return {k: _literal(v) for k, _, v in (pair.partition("=") for pair in text.split(","))}
     return tuple(text.split(",")) if kind.startswith("tuple") else _literal(text)
@@ -102,7 +102,7 @@ def do_run(args: Namespace) -> int:
     if args.fed:
         how["fed"] = late("data.federation").Federation.open(args.fed)
     if late("experiments.starts").over_own(experiment):  # --init_from names its run
-        how["source"] = late("experiments.listing").stored(given["init_from"])
+        how["source"] = late("experiments.listing").by_id(given["init_from"])
     result = late("experiments.run").run(experiment, on_round=log, **how)
     show(result)
     if not result.ok:
@@ -114,7 +114,7 @@ def do_show(args: Namespace) -> None:
     """Show a finished run: its experiment, its accuracies, and what it ran on; or several side by
     side, with the fields in which they differ"""
     listing = late("experiments.listing")
-    found = [listing.stored(start) for start in args.run]
+    found = [listing.by_id(start) for start in args.run]
     if len(found) == 1:
         show(found[0])
     else:

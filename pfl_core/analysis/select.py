@@ -154,7 +154,7 @@ def _pooled(own: pd.DataFrame, name: str) -> str:
     if name != "setting":
         found = ", ".join(map(str, own[name].unique()))
         return f"has numbers of several kinds, {name} {found}: choose one"
-    said = settings.in_words(own.setting)
+    said = settings.differences_text(own.setting)
     if not said and "run" in own:
         some = " ".join(own.drop_duplicates("setting").run[:2])
         said = f"`python -m pfl_core show {some}` says in what"

@@ -166,7 +166,7 @@ def _normalisation(
 # -- the method ------------------------------------------------------------------------------------
 
 
-class Shapes(Protocol):
+class DataShape(Protocol):
     """What a method must know of the data before any of them is seen.
 
     `ClientData` is one; so is what the clients of a Flower federation say of themselves.
@@ -189,7 +189,7 @@ class Shapes(Protocol):
 
 def build_method(
     experiment: Experiment,
-    data: Shapes,
+    data: DataShape,
     store: Path | None = None,
     options: dict[str, int] | None = None,
 ) -> Method:

@@ -19,7 +19,7 @@ HEAD = ("method", "dataset", "seed", "lr")  # said of every run, whether they di
 RECORDED = ("status", "commit", "processor", "device", "version")  # of a run's meta
 
 
-def stored(start: str) -> Result:
+def by_id(start: str) -> Result:
     """The finished run whose id begins so; ValueError if there is none, or more than one."""
     if not re.fullmatch("[0-9a-f]{1,16}", start):
         raise ValueError(

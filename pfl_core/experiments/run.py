@@ -21,7 +21,7 @@ from pfl_core.experiments import lookup
 from pfl_core.experiments.compute import compute
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.prepare import Call
-from pfl_core.experiments.starts import Source, id_of_start, settled
+from pfl_core.experiments.starts import id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
 from pfl_core.util.say import say
@@ -35,7 +35,7 @@ def run(
     workers: int | None = None,
     store: str | Path | None = None,
     fed: Federation | None = None,
-    source: Source | None = None,
+    source: Result | Federation | None = None,
     recompute: bool = False,
     keep_state: bool = False,
     on_round: Callable[[int, History], bool | str | None] | None = None,
@@ -133,7 +133,7 @@ def _job(
     device: str,
     store: str | Path | None,
     fed: Federation | None,
-    source: Source | None,
+    source: Result | Federation | None,
     **how: Any,
 ) -> Call:
     # What `run` is to do; how: the fields of Call that are taken as they were given.

@@ -90,8 +90,8 @@ def differences(settings: Iterable[str]) -> dict[str, list[Any]]:
     return {n: [v.get(n, w.get(n)) for v, w in filter(None, found)] for n in apart}
 
 
-def in_words(settings: Iterable[str]) -> str:
-    """In what settings differ: "partition_args.alpha (0.1, 1.0)"; "" where that is not known."""
+def differences_text(settings: Iterable[str]) -> str:
+    """Return in what settings differ: "partition_args.alpha (0.1, 1.0)"; "" if unknown."""
     said = []
     for name, values in differences(settings).items():
         texts = [_text(name, v) for v in dict.fromkeys(map(_hashable, values))]

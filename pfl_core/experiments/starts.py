@@ -11,8 +11,6 @@ from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
 
-Source = Result | Federation
-
 
 def chain(experiment: Any) -> Iterator[Experiment]:
     """An Experiment, what it starts from, what that starts from, and so on."""
@@ -26,7 +24,9 @@ def over_own(experiment: Experiment) -> list[Experiment]:
     return [e for e in chain(experiment.earlier) if e.dataset == "own"]
 
 
-def settled(experiment: Experiment, fed: Federation | None, source: Source | None) -> Experiment:
+def settled(
+    experiment: Experiment, fed: Federation | None, source: Result | Federation | None
+) -> Experiment:
     """The Experiment as `run` takes it: with as many clients as `fed` has, its start as `source`'s.
 
     Parameters
@@ -107,7 +107,7 @@ def _like(given: Experiment, ran: Experiment) -> Experiment:
     return given.but(init_from=start, clients=clients, keep_models=ran.keep_models)
 
 
-def id_of_start(experiment: Experiment, source: Source | None) -> str | None:
+def id_of_start(experiment: Experiment, source: Result | Federation | None) -> str | None:
     """What stands for `init_from` in the id of an Experiment that is `settled`.
 
     None if the Experiment itself can say it: then no own data are behind it.

@@ -23,7 +23,7 @@ from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_core.experiments.run import check_how, pick_device
-from pfl_core.experiments.starts import Source, settled
+from pfl_core.experiments.starts import settled
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.workers import Failed, tried
 from pfl_core.util import checks, paths
@@ -42,7 +42,7 @@ def sweep(
     gpus: float | None = None,
     store: str | Path | None = None,
     fed: Federation | None = None,
-    source: Source | None = None,
+    source: Result | Federation | None = None,
     **how: Any,
 ) -> pd.DataFrame:
     """Run many Experiments, those that the store has not got yet, and return the rows of all.
@@ -102,7 +102,7 @@ def sweep(
 
 
 def _fitted(
-    experiments: Any, fed: Federation | None, on: str, source: Source | None
+    experiments: Any, fed: Federation | None, on: str, source: Result | Federation | None
 ) -> list[Experiment]:
     if isinstance(experiments, Experiment):
         raise TypeError(

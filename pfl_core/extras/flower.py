@@ -43,7 +43,7 @@ Good = tuple[Model, Sums]  # an answer: the upload, {} to "evaluate", and the su
 Answer = Good | str  # a text says why there is no answer
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each name of a Model
 # Asks clients: (kind, round, {client: what it is sent}) -> {client: what it answers}.
-Ask = Callable[[str, int, dict[int, Model]], dict[int, Answer]]
+AskClients = Callable[[str, int, dict[int, Model]], dict[int, Answer]]
 NOTHING: Good = ({}, dict.fromkeys(SUMS, math.nan))  # stands for a client without a good answer
 # More than a client may say of itself: samples, classes, and numbers in a sample.
 MOST = {"n": 10**12, "test": 10**12, "classes": 10**6, "shape": 10**8}
@@ -141,7 +141,7 @@ class Client:
 
 
 def serve(
-    experiment: Experiment, about: list[dict[str, Any]], ask: Ask, enough: float = 0.5
+    experiment: Experiment, about: list[dict[str, Any]], ask: AskClients, enough: float = 0.5
 ) -> tuple[State, dict[str, np.ndarray]]:
     """The server's side of a run, whatever the transport.
 
@@ -279,7 +279,7 @@ class _Checked:
     test : how many test samples each client has; enough : see `serve`.
     """
 
-    def __init__(self, ask: Ask, test: list[int], enough: float):
+    def __init__(self, ask: AskClients, test: list[int], enough: float):
         self.ask, self.test, self.enough = ask, test, enough
         self.form: Form = {}  # of uploads, once a round has had good ones
 
@@ -625,7 +625,7 @@ class _Nodes:
         return {reply.metadata.src_node_id: dict(reply.content["about"]) for reply in replies}
 
     def ask(self, kind: str, round: int, sent: dict[int, Model]) -> dict[int, Answer]:
-        """Ask these clients over Flower; see `Ask`."""
+        """Ask these clients over Flower; see `AskClients`."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
         asked = ConfigRecord({"kind": kind, "round": round})

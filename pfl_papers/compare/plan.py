@@ -100,8 +100,8 @@ def _is_there(experiment: Experiment, train: bool) -> bool:
         return False
 
 
-def in_words(experiments: Sequence[Experiment], device: str) -> str:
-    """How long runs take on this computer, as `plan` says it: "about 3 min"."""
+def expected_time(experiments: Sequence[Experiment], device: str) -> str:
+    """Return how long runs take on this computer: "about 3 min"."""
     try:
         hours = sum(_cost(e, device)[1] for e in experiments)
     except data.DatasetMissing:

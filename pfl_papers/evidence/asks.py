@@ -75,7 +75,7 @@ class Terms:
         return self.measures.get(metric, POOLED)
 
 
-class Part(NamedTuple):
+class Comparison(NamedTuple):
     """One comparison: alternatives on each side, the sign between them, and the columns."""
 
     sides: tuple[tuple[str, ...], ...]
@@ -97,7 +97,7 @@ class Ask:
     """What a claim asks of the evidence.
 
     judge: one of `judges.JUDGES`.
-    parts: its comparisons.
+    comparisons: in turn.
     row: whose columns, or metrics, are compared.
     metric: what is compared, "" for accuracy.
     by: the threshold.
@@ -114,7 +114,7 @@ class Ask:
     """
 
     judge: str
-    parts: tuple[Part, ...]
+    comparisons: tuple[Comparison, ...]
     row: str = ""
     metric: str = ""
     by: float = 0.0
@@ -151,19 +151,19 @@ def term(name: str) -> dict[str, float]:
     return {} if name == ZERO else {first: 1.0} | dict.fromkeys(less, -1.0)
 
 
-def parts(compares: str) -> tuple[Part, ...]:
+def comparisons(compares: str) -> tuple[Comparison, ...]:
     """The comparisons of a line. ValueError if it has none, or mixes signs."""
-    return tuple(_part(text) for text in _split(compares, ";"))
+    return tuple(_comparison(text) for text in _split(compares, ";"))
 
 
-def _part(text: str) -> Part:
+def _comparison(text: str) -> Comparison:
     text, _, columns = text.partition(" @ ")
     signs = [sign for sign in (">", "<", "==") if f" {sign} " in text]
     if len(signs) > 1:
         raise ValueError(f"compares {text!r}: one of >, < and == is allowed in a comparison")
     sign = signs[0] if signs else ">"
     sides = tuple(_split(side, "|") for side in text.split(f" {sign} "))
-    return Part(sides, sign, _split(columns, "|") if columns else ())
+    return Comparison(sides, sign, _split(columns, "|") if columns else ())
 
 
 def options(how: str) -> dict[str, Any]:

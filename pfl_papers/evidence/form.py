@@ -28,7 +28,7 @@ OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
 
 
-class Table(NamedTuple):
+class Schema(NamedTuple):
     """What is known of a table.
 
     Attributes
@@ -128,7 +128,7 @@ _METRICS = {
 }
 _AVERAGES = ("client.", "pooled.", "total.")  # of metrics: what their columns begin with
 TABLES = {
-    RUNS: Table(
+    RUNS: Schema(
         "A line a run: what was asked for, what answered it, and where. The columns from `dataset` "
         "to `plugins` are the fields of an `Experiment`, defaults written out.",
         {
@@ -141,10 +141,10 @@ TABLES = {
         ["revision", "n_clients", "parameters", "schema"],
         ["wall_s"],
     ),
-    "cells.csv": Table(
+    "cells.csv": Schema(
         "Which run is shown where, a line a run and place.", _CELL, [*PART, *CELL], [], []
     ),
-    "pools.csv": Table(
+    "pools.csv": Schema(
         "The data that runs used, a line a copy: some copies lack samples.",
         {
             "name": "name of the data set",
@@ -161,7 +161,7 @@ TABLES = {
         ["samples", "test", "classes"],
         [],
     ),
-    "derived.csv": Table(
+    "derived.csv": Schema(
         "Numbers that were computed from finished runs, one a line, such as a weight in a figure.",
         _CELL
         | {"dataset": "data set of the number where it is another than the run's"}
@@ -175,14 +175,14 @@ TABLES = {
         ["rounds"],
         ["value"],
     ),
-    "history.csv.gz": Table(
+    "history.csv.gz": Schema(
         "What runs measured: a line a run, round, when and split. In files `PAPER.history.csv.gz`.",
         _RUN | _KEYS | _METRICS,
         ["run", *KEYS],
         ["rounds"],
         [],
     ),
-    "clients.csv.gz": Table(
+    "clients.csv.gz": Schema(
         "Client by client: a line of counts a run, split, when and round. In files "
         "`PAPER.clients.csv.gz`.",
         _RUN

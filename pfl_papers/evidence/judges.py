@@ -25,7 +25,7 @@ import pandas as pd
 
 from pfl_core.analysis.plots import in_words, label
 from pfl_core.analysis.verdicts import Contrast
-from pfl_papers.evidence.asks import ZERO, Ask, Measure, Part, is_pattern, matches, term
+from pfl_papers.evidence.asks import ZERO, Ask, Comparison, Measure, is_pattern, matches, term
 from pfl_papers.evidence.contrasts import Evidence
 
 
@@ -45,9 +45,9 @@ def judge(ask: Ask, evidence: Evidence) -> list[Contrast]:
     if ask.on and set(evidence.rows.dataset) != {ask.on}:  # a stand-in says nothing about it
         raise LookupError(in_words(ask.on))
     case = Case(ask, evidence)
-    found = [contrast for part in ask.parts for contrast in JUDGES[ask.judge](case, part)]
+    found = [contrast for part in ask.comparisons for contrast in JUDGES[ask.judge](case, part)]
     if not found:
-        part = ask.parts[0]
+        part = ask.comparisons[0]
         raise LookupError(ask.absent or ", ".join(map(label, case.needed(part) or part.names)))
     return found
 
@@ -71,7 +71,7 @@ class Case:
 
     def there(self, column: str) -> list[str]:
         """The rows that a column has, of a number of its own those that have it."""
-        metrics = self.ask.parts[0].names if self.ask.metrics else [self.ask.metric]
+        metrics = self.ask.comparisons[0].names if self.ask.metrics else [self.ask.metric]
         trained, rows = self.evidence.methods(column), self.evidence.rows
         if self.measure(metrics[0]).pooled:
             return trained
@@ -91,17 +91,17 @@ class Case:
         printed = self.ask.printed(column) if self.ask.asked else pd.Series(dtype=float)
         if printed.empty:
             return but
-        own = self.ask.parts[0].names[0]
+        own = self.ask.comparisons[0].names[0]
         asked = printed if self.ask.asked == "printed" else printed[printed < printed[own]]
         known = {*self.evidence.printed, *self.there(column), *printed.index}
         return but | (known - {*asked.index, own})
 
-    def needed(self, part: Part) -> list[str]:
+    def needed(self, part: Comparison) -> list[str]:
         """The rows without which a part compares nothing."""
         named = [self.ask.row] if self.ask.metrics else part.names
         return [row for name in named if name and not is_pattern(name) for row in term(name)]
 
-    def columns(self, part: Part) -> list[str]:
+    def columns(self, part: Comparison) -> list[str]:
         """The columns of a part: those named, else the paper's that have all its rows."""
         if part.columns and not any(map(is_pattern, part.columns)):
             return list(part.columns)
@@ -113,7 +113,7 @@ class Case:
         columns = [c for c in self.evidence.columns if not (ours and matches(c, ours))]
         return [c for c in columns if set(needed) <= set(self.there(c))]
 
-    def expanded(self, part: Part, side: tuple[str, ...], columns: list[str]) -> list[str]:
+    def expanded(self, part: Comparison, side: tuple[str, ...], columns: list[str]) -> list[str]:
         """The names of a side; of patterns the rows that all columns have and no side names."""
         if not any(map(is_pattern, side)):
             return list(side)
@@ -193,7 +193,7 @@ def _shown(name: str) -> str:
 # -- of rows ---------------------------------------------------------------------------------------
 
 
-def ahead(case: Case, part: Part) -> list[Contrast]:
+def ahead(case: Case, part: Comparison) -> list[Contrast]:
     """Names before the sign against those behind it."""
     if case.ask.metrics:
         return _of_metrics(case, part)
@@ -212,7 +212,9 @@ def ahead(case: Case, part: Part) -> list[Contrast]:
     ]
 
 
-def _one_ahead(case: Case, part: Part, first: str, second: str, columns: list[str]) -> Contrast:
+def _one_ahead(
+    case: Case, part: Comparison, first: str, second: str, columns: list[str]
+) -> Contrast:
     more, less = (first, second) if part.sign == ">" else (second, first)
     found = case.rows_apart(more, less, columns, case.ask.by)
     measure, (column, *_) = case.measure(), columns
@@ -231,7 +233,7 @@ def _ends(evidence: Evidence, row: str, column: str) -> pd.Series:
     return runs.groupby("seed")["rounds"].max()
 
 
-def _of_metrics(case: Case, part: Part) -> list[Contrast]:
+def _of_metrics(case: Case, part: Comparison) -> list[Contrast]:
     """A metric against another one, or 0, of each row that is asked for."""
     pairs = [pair for one, other in part.steps() for pair in itertools.product(one, other)]
     row, out = case.ask.row, []
@@ -254,7 +256,7 @@ def _metrics_apart(case: Case, more: str, less: str, row: str, column: str) -> C
     return case.contrast(cells, case.ask.by, **words, row=label(row), column=column)
 
 
-def best(case: Case, part: Part) -> list[Contrast]:
+def best(case: Case, part: Comparison) -> list[Contrast]:
     """One row against all others; those printed that were not run leave it open."""
     (own,), out = part.names, []
     for column in case.columns(part):
@@ -270,7 +272,7 @@ def best(case: Case, part: Part) -> list[Contrast]:
     return out
 
 
-def alike(case: Case, part: Part) -> list[Contrast]:
+def alike(case: Case, part: Comparison) -> list[Contrast]:
     """Each row against each other one."""
     (side,), out = part.sides, []
     for column in case.columns(part):
@@ -282,7 +284,7 @@ def alike(case: Case, part: Part) -> list[Contrast]:
 # -- of columns ------------------------------------------------------------------------------------
 
 
-def change(case: Case, part: Part) -> list[Contrast]:
+def change(case: Case, part: Comparison) -> list[Contrast]:
     """Columns against those behind them, of a row or of each that they have."""
     out = []
     for pair in _pairs(case, part):
@@ -294,7 +296,7 @@ def change(case: Case, part: Part) -> list[Contrast]:
     return out
 
 
-def _pairs(case: Case, part: Part) -> list[tuple[str, str]]:
+def _pairs(case: Case, part: Comparison) -> list[tuple[str, str]]:
     """Pairs of columns: the steps of a chain, or for a pattern each with its counterpart."""
     needed = [] if is_pattern(case.ask.row) else [*term(case.ask.row)]
     columns = case.paper_columns(needed)
@@ -310,7 +312,7 @@ def _pairs(case: Case, part: Part) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[1] in columns]
 
 
-def equal(case: Case, part: Part) -> list[Contrast]:
+def equal(case: Case, part: Comparison) -> list[Contrast]:
     """Columns before the sign against the one behind it, either way."""
     firsts, (second,) = part.sides
     return [
@@ -320,7 +322,7 @@ def equal(case: Case, part: Part) -> list[Contrast]:
     ]
 
 
-JUDGES: dict[str, Callable[[Case, Part], list[Contrast]]] = {
+JUDGES: dict[str, Callable[[Case, Comparison], list[Contrast]]] = {
     "ahead": ahead,
     "ladder": ahead,  # of more than two
     "best": best,

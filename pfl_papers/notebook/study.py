@@ -116,8 +116,8 @@ class Study:
         of = ", ".join(dict.fromkeys(e.tags["artefact"] for e in runs))
         print(
             f"profile='best': no committed runs of {of} are such as asked for; {len(runs)} are "
-            f"trained at profile quick, {plan.in_words(runs, self.device)} on this computer. What "
-            "is committed shows without datasets, methods, seeds and train"
+            f"trained at profile quick, {plan.expected_time(runs, self.device)} on this computer. "
+            "What is committed shows without datasets, methods, seeds and train"
         )
 
     # -- runs --------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ def _asked(paper: str, line: dict[str, str], terms: Terms) -> Ask:
     judge = line["judge"]
     printed = functools.partial(_printed, paper, line["artefact"])
     given = asks.options(line["how"])
-    ask = Ask(judge, asks.parts(line["compares"]), **given, terms=terms, printed=printed)
-    for part in ask.parts:
+    ask = Ask(judge, asks.comparisons(line["compares"]), **given, terms=terms, printed=printed)
+    for part in ask.comparisons:
         most = MOST_SIDES.get(judge, len(part.sides))
         if not LEAST_SIDES[judge] <= len(part.sides) <= most:
             raise ValueError(f"compares {line['compares']!r}: not what judge {judge!r} compares")
@@ -163,10 +163,10 @@ def labels(paper: Paper, artefact: str) -> tuple[set[str], set[str]]:
 
 
 def _check(ask: Ask, known: tuple[set[str], set[str]]) -> None:
-    compared = [name for part in ask.parts for name in part.names]
+    compared = [name for part in ask.comparisons for name in part.names]
     but = [name.partition(" @ ") for name in ask.but]
     rows = [ask.row, *(row for row, _, _ in but)]
-    columns = [where for _, _, where in but] + [c for part in ask.parts for c in part.columns]
+    columns = [where for _, _, where in but] + [c for part in ask.comparisons for c in part.columns]
     metrics = [ask.metric]
     over = metrics if ask.metrics else columns if ask.judge in OF_COLUMNS else rows
     over += compared

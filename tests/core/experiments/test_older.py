@@ -122,7 +122,7 @@ def test_a_run_is_read_without_its_code(orphan, capsys):
     pd.testing.assert_frame_equal(found.rows, result.rows)
     pd.testing.assert_frame_equal(found.clients, result.clients)
     assert repr(found) == repr(result) and found.summary().equals(result.summary())
-    assert listing.stored(result.id[:6]).id == result.id
+    assert listing.by_id(result.id[:6]).id == result.id
     assert plot(found).axes
     assert committed.experiment(result.id).plain() == result.experiment.plain()
     assert result.id in set(sources.rows(sources.OWN).run)
@@ -170,7 +170,7 @@ def test_every_older_schema_is_read(store, schema, signed, capsys):
     if signed:
         about["sha256"] = digests(about["experiment"], about["meta"], old)
     (old / "experiment.json").write_text(json.dumps(about))
-    found = listing.stored("0123")
+    found = listing.by_id("0123")
     assert found.rows.drop(columns=["run", "setting"]).equals(
         new.rows.drop(columns=["run", "setting"])
     )

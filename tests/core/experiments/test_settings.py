@@ -12,7 +12,7 @@ from pfl_core import Experiment, Federation, run, sweep
 from pfl_core.analysis import plots, select
 from pfl_core.analysis.select import pick, summary
 from pfl_core.experiments import settings
-from pfl_core.experiments.settings import SEEDS, SILENT, in_words, setting
+from pfl_core.experiments.settings import SEEDS, SILENT, differences_text, setting
 from pfl_core.methods.base import make_method
 from pfl_papers.evidence import committed
 
@@ -84,7 +84,7 @@ def test_each_field_but_the_seeds_and_what_is_kept_tells_settings_apart(name):
     base, other = changed(name)
     assert (of(base) == of(other)) == (name in NEUTRAL)
     if name not in NEUTRAL:
-        said = in_words([of(base), of(other)])
+        said = differences_text([of(base), of(other)])
         assert name in said
         if name in ("lr", "batch", "method", "buffers"):
             assert said == f"{name} ({getattr(base, name)}, {getattr(other, name)})"
@@ -96,13 +96,13 @@ def test_each_field_but_the_seeds_and_what_is_kept_tells_settings_apart(name):
 def test_fields_of_a_source_count_too(name):
     base, other = changed(name)
     a, b = BASE.but(init_from=base), BASE.but(init_from=other)
-    assert of(a) != of(b) and f"init_from.{name}" in in_words([of(a), of(b)])
+    assert of(a) != of(b) and f"init_from.{name}" in differences_text([of(a), of(b)])
 
 
 @pytest.mark.parametrize("name", settings.ABOUT)
 def test_data_code_and_revision_tell_settings_apart(name):
     assert of(BASE) != of(BASE, **{name: "b" * 16})
-    assert name in in_words([of(BASE), of(BASE, **{name: "b" * 16})])
+    assert name in differences_text([of(BASE), of(BASE, **{name: "b" * 16})])
 
 
 def test_a_setting_has_one_form_however_it_is_written():

@@ -54,7 +54,7 @@ def derived(metric, cells):
 
 
 def asked(judge, compares, how="", rows=None, printed=(), **more):
-    ask = Ask(judge, asks.parts(compares), **asks.options(how), terms=TERMS)
+    ask = Ask(judge, asks.comparisons(compares), **asks.options(how), terms=TERMS)
     return judges.judge(replace(ask, **more), Evidence(rows, OurPaper(), printed))
 
 
@@ -140,7 +140,9 @@ def test_only_what_the_paper_prints_is_asked():
         ("printed", ["a - b, x", "a - c, x", "a - b, y"]),
         ("behind", ["a - c, x", "a - b, y"]),
     ):
-        ask = Ask("best", asks.parts("a"), asked=asked_for, terms=TERMS, printed=own.__getitem__)
+        ask = Ask(
+            "best", asks.comparisons("a"), asked=asked_for, terms=TERMS, printed=own.__getitem__
+        )
         found = judges.judge(ask, Evidence(TWO, OurPaper(), ("a", "b", "c")))
         assert [c.says for c in found] == wanted
 

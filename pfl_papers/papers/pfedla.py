@@ -23,18 +23,10 @@ from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence, majority
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import (
-    FULL,
-    TUNING,
-    Artefact,
-    Number,
-    Paper,
-    Probed,
-    Recorded,
-    Scope,
-    Sweep,
-)
-from pfl_papers.papers.shown import At, fields_at, use
+from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.shown import At, Changes, Column, Shown, at, fields_at, rows_at, use
+
+# -- what the paper shows --------------------------------------------------------------------------
 
 DATA = {
     "EMNIST": "emnist-digits",
@@ -42,22 +34,60 @@ DATA = {
     "CIFAR-10": "cifar10",
     "CIFAR-100": "cifar100",
 }
-COLUMNS = {f"{name}, N={n}": (name, n) for name in DATA for n in (10, 100)}
-# At medium, with ten clients; Table 2 where a run is cheapest.
-AT_MEDIUM = {"table1": ("CIFAR-10", "FMNIST", "EMNIST"), "table2": ("EMNIST",)}
-AT_MEDIUM_ELSE = ("CIFAR-10", "FMNIST")
 # Layers that Table 3 retains, in turn: its differences are their sizes [I].
 RETAINED = {"EMNIST": ("fc", "fc1"), "CIFAR-10": ("fc1", "conv2", "fc")}
 # Clients of Figure 5; the others have random labels.
 KINDS = {0: "target itself", 1: "same 4 labels", 2: "3 labels shared"}
 RANDOM = "random labels"
 HEUR = "heurpfedla"
-BASELINES = ("local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo")
-OWN_STATISTICS = ("local", "fedbn")  # methods that by definition share no BatchNorm statistics
 # Weights in Figure 7; the target is client 0.
 WHOSE = ("target, on itself", "target, on each other", "all, on themselves")
 ALL_LAYERS = "mean of all layers"
 PERIODS = {"prior": (0.0, 0.1), "middle": (0.45, 0.55), "last": (0.9, 1.0)}  # of the rounds [C]
+
+
+def _n(clients: int, *names: str) -> list[str]:
+    return [f"{name}, N={clients}" for name in names]
+
+
+COLUMNS = {
+    f"{name}, N={n}": Column(d, {"clients": n}) for name, d in DATA.items() for n in (10, 100)
+}
+_EVERY = [*COLUMNS]
+COLUMNS |= {name: Column(dataset) for name, dataset in DATA.items()}  # with the artefact's clients
+_TWO = At(["EMNIST", "CIFAR-10"], medium=["CIFAR-10"])
+BASELINES = ("local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo")
+OWN_STATISTICS = ("local", "fedbn")  # methods that by definition share no BatchNorm statistics
+METHODS = (*BASELINES, "pfedla", HEUR)
+# quick: what it has time for where data are real; on digits the first column of all (`columns`).
+SHOWN = {
+    "table1": Shown(
+        At(_EVERY, medium=_n(10, "CIFAR-10", "FMNIST", "EMNIST"), quick=_n(10, "CIFAR-10")), METHODS
+    ),
+    "table2": Shown(At(_EVERY, medium=_n(10, "EMNIST"), quick=_n(10, "FMNIST")), METHODS),
+    "table3": Shown(_TWO, [f"k={k}" for k in range(8)]),  # at medium those of `RETAINED`
+    "fig1": Shown(["CIFAR-10"], ("layer-wise", "model-wise")),
+    "fig5": Shown(_TWO, ("pfedla",)),
+    "fig6": Shown(At([*DATA], medium=["CIFAR-10", "FMNIST"]), ("pfedla",)),
+    "fig7": Shown(_TWO, ("pfedla",)),
+}
+# Rows of ours for Table 1, other readings of what the paper leaves open: the other sign; the
+# third-party code's outputs with its rate; with the paper's networks that rate alone, Per-FedAvg as
+# its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe with w scored, as its authors'
+# code does, and one client with as many images as ten have together, of all classes, which a global
+# model is not expected to beat; and averaged BatchNorm statistics, with the paper's networks and
+# ten clients of every method that can.
+AVERAGED = {f"{m} (BatchNorm averaged)": m for m in METHODS if m not in OWN_STATISTICS}
+_OPEN = ["pfedla (literal sign)", "pfedla (relu_norm, rate 0.005)"]
+_ALONE = [f"{method} (BatchNorm averaged)" for method in ("fedavg", "pfedla")]
+_MORE = ["pfedla (rate 0.005)", "perfedavg (one step)", "perfedavg (one step, beta 0.001)"]
+_MORE += ["pfedme (w scored)", "centralized"]
+OURS = Shown(SHOWN["table1"].columns, At([*_OPEN, *_MORE, *AVERAGED], quick=[*_OPEN, *_ALONE]))
+# Rows of networks with BatchNorm, which have seven layers in place of five: those for CIFAR.
+NORMALIZED = {"fedbn", "k=6", "k=7", *AVERAGED}
+OF_TEN = {"centralized", *AVERAGED} - set(_ALONE)  # rows with ten clients only
+
+# -- settings --------------------------------------------------------------------------------------
 
 # Sec. 4.1, 4.2 [P]: SGD, batch 32, lr .01 (CIFAR) or .005, 600 rounds of 10 epochs with 10 clients,
 # 2500 of 20 with a tenth of 100.
@@ -119,157 +149,146 @@ RATE = 50.0
 # Of `tuning`, on a seed that no artefact shows.
 RATES, TUNING_SEED = (0.05, 0.5, 5.0, 50.0), 7
 TRIED = {f"rate {rate:g}": rate for rate in RATES}  # rows of `tuning`
-_RATE = {"paper": RATE, "medium": RATE, "quick": 1.0, "smoke": 1.0}
+_RATE = At(RATE, quick=1.0)
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
-    """Fields of the Experiment that an artefact's runs vary.
-
-    clients: 0 for as many as the artefact has.
-    """
+    """Fields of the Experiment that an artefact's runs vary; `clients` 0: as many as it has."""
     parts = [COMMON, _EMBEDDED if dataset.startswith("digits") else _REAL]
     parts += [_CIFAR] * dataset.startswith("cifar") + [MANY] * (clients > 10)
     own: dict[str, Any] = {"dataset": dataset} | ({"clients": clients} if clients else {})
     return fields_at(profile, *parts, OTHERWISE.get(artefact, {}), own)
 
 
-def own(profile: str, method: str = "pfedla", **args: Any) -> dict[str, Any]:
-    """The row of pFedLA or HeurpFedLA at a profile; its weights are recorded.
+# -- rows ------------------------------------------------------------------------------------------
 
-    args: other hyper-parameters than the profile's.
+
+def own(method: str = "pfedla", **args: Any) -> dict[str, Any]:
+    """The row of pFedLA or HeurpFedLA; its weights are recorded.
+
+    Parameters
+    ----------
+    method : str
+        Which of the two.
+    **args
+        Other hyper-parameters than the profile's.
     """
-    return use(method, **{"lr": _RATE[profile]} | args) | dict(record=("weights",))
+    return use(method, **{"lr": _RATE} | args) | dict(record=("weights",))
+
+
+def _pfedhn(base: Experiment) -> dict[str, Any]:
+    # It has one client a round, and as many visits in all as the others.
+    visits = max(1, round(base.participation * base.clients))
+    local = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
+    return (use("pfedhn") | local) | dict(
+        participation=1 / base.clients,
+        eval_after=At(False, medium=True),
+        rounds=base.rounds * visits,
+        eval_every=base.eval_every * visits,
+    )
+
+
+def _centralized(base: Experiment) -> dict[str, Any]:
+    held = dict(k=100 if base.dataset == "cifar100" else 10, images=600 * base.clients)
+    return use("fedavg") | dict(clients=1, partition_args=held)
+
+
+def _averaged(row: Changes) -> Changes:
+    return lambda base: (row(base) if callable(row) else row) | dict(buffers="average")
+
+
+def _similar(by: str) -> Changes:
+    # FedAGHN's graphs without strengths: softmax(5 cos) of the last updates over all clients, kept
+    # as they are [C].
+    return use("fedaghn", ablation="no_p", q0=5.0, h=0.0, by=by) | dict(record=("weights",))
+
+
+# The paper gives no hyper-parameters of baselines ?: their files' defaults (Per-FedAvg alpha = beta
+# = lr; pFedMe 15, 5, .01, 1; FedRep 1 + E epochs; FedFomo all others). quick [C]: what suits its
+# rate, pFedMe with fewer inner steps.
+ROWS: dict[str, Changes] = {
+    "local": use("local"),
+    "fedavg": use("fedavg"),
+    "perfedavg": use("perfedavg", alpha=At(quick=0.01), passes=At(quick=2)),
+    "pfedme": use("pfedme", inner_steps=At(quick=2), personal_lr=At(quick=0.05)),
+    "pfedhn": _pfedhn,
+    "fedbn": use("fedbn"),
+    "fedrep": use("fedrep"),
+    "fedfomo": lambda base: use("fedfomo", neighbours=base.clients) | dict(holdout=0.2),
+    "pfedla": own(),
+    HEUR: own(HEUR),
+    "k=0": own(),
+    "k=1": own(HEUR),
+    **{f"k={k}": own(HEUR, retain_k=k) for k in range(2, 8)},
+    "layer-wise": _similar("module"),
+    "model-wise": _similar("model"),
+    "pfedla (literal sign)": own(hn_sign="literal"),
+    "pfedla (relu_norm, rate 0.005)": own(lr=0.005, hn_out="relu_norm"),
+    "pfedla (rate 0.005)": own(lr=0.005),
+    "perfedavg (one step)": use("perfedavg", adapt_steps=1),
+    "perfedavg (one step, beta 0.001)": use("perfedavg", beta=0.001, adapt_steps=1),
+    "pfedme (w scored)": use("pfedme", score="local"),
+    "centralized": _centralized,
+}
+ROWS |= {label: _averaged(ROWS[method]) for label, method in AVERAGED.items()}
+
+
+def made(profile: str, base: Experiment, shown: Shown) -> dict[str, dict]:
+    """The rows that are shown, as changes to `base`, a column's Experiment, if it can have them."""
+    normalized, ten = base.model_args["bn"], base.clients <= 10
+    names = [row for row in at(profile, shown.rows) if normalized or row not in NORMALIZED]
+    return rows_at(profile, base, ROWS, [row for row in names if ten or row not in OF_TEN])
 
 
 def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
     """Rows of an artefact as changes to its `setting`."""
-    if artefact == "table3":
-        layers = 7 if dataset.startswith("cifar") else 5
-        kept = {f"k={k}": own(profile, HEUR, retain_k=k) for k in range(2, layers + 1)}
-        return {"k=0": own(profile), "k=1": own(profile, HEUR)} | kept
-    if artefact == "fig1":
-        # FedAGHN's graphs without strengths: softmax(5 cos) of the last updates over all clients,
-        # kept as they are [C].
-        how = dict(ablation="no_p", q0=5.0, h=0.0)
-        names = {"layer-wise": "module", "model-wise": "model"}
-        recorded = dict(record=("weights",))
-        return {row: use("fedaghn", **how, by=by) | recorded for row, by in names.items()}
-    if artefact in ("fig5", "fig6", "fig7"):
-        return {"pfedla": own(profile)}
-    return _methods(artefact, profile, dataset, clients)
+    base = Experiment(**setting(artefact, profile, dataset, clients))
+    return made(profile, base, SHOWN[artefact])
 
 
-def _methods(artefact: str, profile: str, dataset: str, clients: int) -> dict[str, dict]:
-    # Rows of Tables 1 and 2. The paper gives no hyper-parameters of baselines ?: their files'
-    # defaults (Per-FedAvg alpha = beta = lr; pFedMe 15, 5, .01, 1; FedRep 1 + E epochs; FedFomo all
-    # others). quick [C]: what suits its rate, pFedMe with fewer inner steps.
-    fields, clients = setting(artefact, profile, dataset, clients), clients or 10
-    few = profile not in FULL
-    # pFedHN has one client a round, and as many visits in all as the others.
-    visits = max(1, round(fields.get("participation", 1) * clients))
-    hn = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
-    hn |= dict(participation=1 / clients, eval_after=profile == "medium")
-    hn |= {name: fields[name] * visits for name in ("rounds", "eval_every")}
-    out = {"local": use("local"), "fedavg": use("fedavg")}
-    out["perfedavg"] = use("perfedavg", **(dict(alpha=0.01, passes=2) if few else {}))
-    out["pfedme"] = use("pfedme", **(dict(inner_steps=2, personal_lr=0.05) if few else {}))
-    out["pfedhn"] = use("pfedhn") | hn
-    out |= {"fedbn": use("fedbn")} if dataset.startswith("cifar") else {}
-    out["fedrep"] = use("fedrep")
-    out["fedfomo"] = use("fedfomo", neighbours=clients) | dict(holdout=0.2)
-    return out | {"pfedla": own(profile), HEUR: own(profile, HEUR)}
+# -- runs ------------------------------------------------------------------------------------------
 
 
-def extras(profile: str, dataset: str, clients: int = 10) -> dict[str, dict]:
-    """Rows of ours for Table 1: other readings of what the paper leaves open.
-
-    The other sign; the third-party code's outputs with its rate; with the paper's networks that
-    rate alone, Per-FedAvg as its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe
-    with w scored, as its authors' code does, and one client with as many images as ten have
-    together, of all classes, which a global model is not expected to beat; and averaged BatchNorm
-    statistics where there are any, with the paper's networks and ten clients of every method that
-    can.
-    """
-    out = {"pfedla (literal sign)": own(profile, hn_sign="literal")}
-    out["pfedla (relu_norm, rate 0.005)"] = own(profile, lr=0.005, hn_out="relu_norm")
-    if profile in FULL:
-        out["pfedla (rate 0.005)"] = own(profile, lr=0.005)
-        out["perfedavg (one step)"] = use("perfedavg", adapt_steps=1)
-        out["perfedavg (one step, beta 0.001)"] = use("perfedavg", beta=0.001, adapt_steps=1)
-        out["pfedme (w scored)"] = use("pfedme", score="local")
-    if profile in FULL and clients <= 10:
-        held = dict(k=100 if dataset == "cifar100" else 10, images=600 * clients)
-        args = setting("table1", profile, dataset, clients).get("partition_args", {})
-        out["centralized"] = use("fedavg") | dict(clients=1, partition_args=args | held)
-    if dataset.startswith("cifar"):
-        every = profile in FULL and clients <= 10
-        for method, row in _methods("table1", profile, dataset, clients).items():
-            if method in ("fedavg", "pfedla") or every and method not in OWN_STATISTICS:
-                out[f"{method} (BatchNorm averaged)"] = row | dict(buffers="average")
-    return out
-
-
-# -- sweeps ----------------------------------------------------------------------------------------
-
-
-def columns(scope: Scope, artefact: str) -> dict[str, tuple[str, int]]:
-    """The columns, or panels, that an artefact has at a profile and data.
-
-    {label: (name of the data set in the paper, clients or 0 for the artefact's own)}
-    """
-    if artefact in ("table1", "table2"):
-        found = COLUMNS
-    else:
-        needed = PAPER.artefacts[artefact].data
-        found = {name: (name, 0) for name in DATA if DATA[name] in needed}
-    if scope.profile == "medium":
-        some = AT_MEDIUM.get(artefact, AT_MEDIUM_ELSE)
-        few = {name: (c, n) for c, (name, n) in found.items() if n <= 10}
-        found = {c: (name, n) for name in some if name in few for c, n in [few[name]]}
+def columns(scope: Scope, artefact: str) -> list[str]:
+    """Labels of the columns, or panels, that an artefact has at a profile and data."""
+    shown = SHOWN[artefact].labels(scope.profile)
+    found = shown if scope.full else SHOWN[artefact].labels("paper")
     if scope.full and not scope.datasets:
         return found
     if scope.label == "digits":
-        return dict([next(iter(found.items()))])
-    found = {c: v for c, v in found.items() if scope.data(DATA[v[0]]) == DATA[v[0]]}
-    if scope.full:
-        return found
-    # What quick has time for, or the first column that there is.
-    few = {"table1": ("CIFAR-10",), "table2": ("FMNIST",)}.get(artefact, tuple(DATA))
-    some = {c: (name, n) for c, (name, n) in found.items() if name in few and n < 100}
-    return some or dict(list(found.items())[:1])
+        return found[:1]
+    found = [c for c in found if scope.data(COLUMNS[c].dataset) == COLUMNS[c].dataset]
+    return found if scope.full else [c for c in found if c in shown] or found[:1]
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
     """All runs of the paper, a Sweep for each column.
 
-    The part "ours" of Table 1 is the rows of `extras`.
+    The part "ours" of Table 1 has the rows of `OURS`.
     """
     tried = tuning(scope)
     rate = chosen_rate(scope, tried)
     few = scope.pick(1, quick=2)  # seeds of Figure 7 and of our rows at quick
     found = [
-        _columns_swept(scope, a, rate, quick=few if a == "fig7" else 0) for a in PAPER.artefacts
+        _columns_swept(scope, artefact, shown, rate, quick=few if artefact == "fig7" else 0)
+        for artefact, shown in SHOWN.items()
     ]
-    ours = _columns_swept(scope, "table1", rate, quick=few, part="ours")
+    ours = _columns_swept(scope, "table1", OURS, rate, quick=few, part="ours")
     return [*tried, *itertools.chain(*found), *ours]
 
 
 def _columns_swept(
-    scope: Scope, artefact: str, rate: float, quick: int, part: str = ""
+    scope: Scope, artefact: str, shown: Shown, rate: float, quick: int, part: str = ""
 ) -> list[Sweep]:
     out = []
-    for column, (name, clients) in columns(scope, artefact).items():
-        changes = {"clients": clients} if clients else {}
-        base = scope.base(PAPER, artefact, DATA[name], **changes)
+    for column in columns(scope, artefact):
+        base = scope.at(PAPER, artefact, COLUMNS[column])
         if base is None:
             continue
-        if part:
-            some = extras(scope.profile, base.dataset, clients)
-        else:
-            some = rows(artefact, scope.profile, base.dataset, clients)
+        some = made(scope.profile, base, shown)
         every_k = scope.profile != "medium" and scope.label in ("digits", "paper")
         if artefact == "table3" and not every_k:
-            some = {row: some[row] for row in _printed_k(name)}
+            some = {row: some[row] for row in _printed_k(column)}
         some = {row: _at(rate, changes) for row, changes in some.items()}
         out += scope.sweep(PAPER, base, some, {column: {}}, quick=quick, part=part)
     return out
@@ -298,8 +317,8 @@ def tuning(scope: Scope) -> list[Sweep]:
     base = Experiment(**setting("table1", scope.profile, "cifar10", 10)).but(
         partition_args={"split": SPLIT}, tags=tags
     )
-    tried = {row: own(scope.profile, lr=rate) for row, rate in TRIED.items()}
-    tried["relu_norm, rate 0.005"] = own(scope.profile, lr=0.005, hn_out="relu_norm")
+    tried = {row: own(lr=rate) for row, rate in TRIED.items()}
+    tried["relu_norm, rate 0.005"] = own(lr=0.005, hn_out="relu_norm")
     return scope.sweep(PAPER, base, tried, {"CIFAR-10, N=10": {}}, seeds=(TUNING_SEED,))
 
 
@@ -608,15 +627,15 @@ def _fig7_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     return self_weights(by_layer(recorded("weights")))
 
 
-_ALL, _TWO = tuple(DATA.values()), (DATA["EMNIST"], DATA["CIFAR-10"])
+_ALL, _BOTH = tuple(DATA.values()), (DATA["EMNIST"], DATA["CIFAR-10"])
 _RANKS = ("compare", "standing")
 ARTEFACTS = {
     "table1": Artefact(_ALL, _RANKS, medium=5, quick=2, tuned=True),
     "table2": Artefact(_ALL, _RANKS, medium=3, quick=1, tuned=True),
-    "table3": Artefact(_TWO, medium=2, quick=1, numbers=_table3_numbers, tuned=True),
+    "table3": Artefact(_BOTH, medium=2, quick=1, numbers=_table3_numbers, tuned=True),
     "fig1": Artefact((DATA["CIFAR-10"],), (), quick=1, numbers=_fig1_numbers),
     "fig5": Artefact(
-        _TWO,
+        _BOTH,
         (),
         medium=7,
         quick=1,
@@ -628,7 +647,7 @@ ARTEFACTS = {
         _ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True, makes=((ALL_LAYERS,), ())
     ),
     "fig7": Artefact(
-        _TWO, (), medium=2, numbers=_fig7_numbers, tuned=True, makes=(("fc", "fc1"), ())
+        _BOTH, (), medium=2, numbers=_fig7_numbers, tuned=True, makes=(("fc", "fc1"), ())
     ),
 }
 PAPER = Paper(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_papers import places
 from pfl_papers.compare import report
@@ -134,8 +135,14 @@ def test_published_labels_are_those_of_the_notebook(table):
     assert set(said.column) <= (set(pfedla.RETAINED) if table == "table3" else set(pfedla.COLUMNS))
 
 
+def of_ours(profile, dataset):
+    """Our rows beside Table 1's first column."""
+    base = Experiment(**pfedla.setting("table1", profile, dataset, 10))
+    return pfedla.made(profile, base, pfedla.OURS)
+
+
 def test_extra_rows_are_named_apart_from_published_ones():
-    more = pfedla.extras("paper", "cifar10")
+    more = of_ours("paper", "cifar10")
     averaged = {n.removesuffix(" (BatchNorm averaged)") for n in more if n.endswith("averaged)")}
     assert averaged == set(pfedla.rows("table1", "paper", "cifar10")) - set(pfedla.OWN_STATISTICS)
     assert len(more) == 15 and not set(more) & set(SAID.row)
@@ -143,7 +150,7 @@ def test_extra_rows_are_named_apart_from_published_ones():
     assert more["perfedavg (one step)"]["method_args"] == {"adapt_steps": 1}
     both = {"adapt_steps": 1, "beta": 0.001}
     assert more["perfedavg (one step, beta 0.001)"]["method_args"] == both
-    assert set(pfedla.extras("paper", "digits")) == set(list(more)[:7])
+    assert set(of_ours("paper", "digits")) == set(list(more)[:7])
 
 
 @pytest.mark.parametrize("profile", ["medium", "paper"])
@@ -336,15 +343,13 @@ def test_numbers_derived_from_a_run_are_not_read_as_runs_of_their_own(monkeypatc
 
 @pytest.mark.parametrize("profile", ["quick", "medium", "paper"])
 def test_the_third_party_rate_stands_with_the_outputs_that_it_belongs_to(profile):
-    extra = pfedla.extras(profile, "cifar10")
+    extra = of_ours(profile, "cifar10")
     assert extra["pfedla (relu_norm, rate 0.005)"]["method_args"] == {
         "lr": 0.005,
         "hn_out": "relu_norm",
     }
-    assert pfedla.own(profile)["method_args"]["lr"] > 0.1, (
-        "with softmax and zero heads 0.005 is FedAvg"
-    )
-    assert pfedla.own("paper") == pfedla.own("medium")
+    assert pfedla._RATE.value(profile) > 0.1, "with softmax and zero heads 0.005 is FedAvg"
+    assert pfedla._RATE.value("paper") == pfedla._RATE.value("medium")
 
 
 def test_rates_are_tried_on_the_papers_network_and_another_seed(swept):
@@ -438,7 +443,7 @@ def test_until_all_rates_are_finished_the_default_stands():
     for profile, rate in (
         ("medium", pfedla.RATE),
         ("paper", pfedla.RATE),
-        ("quick", pfedla._RATE["quick"]),
+        ("quick", pfedla._RATE.quick),
     ):
         swept = pfedla.sweeps(Scope(profile))
         assert {
@@ -446,7 +451,7 @@ def test_until_all_rates_are_finished_the_default_stands():
         } == {rate}
     asked = []
     pfedla.sweeps(Scope("quick", finished=asked.append))
-    assert not asked and pfedla._RATE["quick"] != pfedla.RATE
+    assert not asked and pfedla._RATE.quick != pfedla.RATE
 
 
 def test_tuning_serves_every_artefact_with_hypernetworks():
@@ -464,7 +469,7 @@ def test_the_rows_of_ours_are_a_part_of_table_1_with_fewer_seeds_on_real_data():
         )
         assert ({s.seeds for s in first}, {s.seeds for s in ours}) == ({seeds[0]}, {seeds[1]})
         assert [list(s.columns) for s in first] == [list(s.columns) for s in ours]
-        assert all(set(s.rows) == set(pfedla.extras("quick", s.base.dataset)) for s in ours)
+        assert all(set(s.rows) == set(of_ours("quick", s.base.dataset)) for s in ours)
 
 
 def test_no_rates_where_none_were_tried():

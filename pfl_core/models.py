@@ -36,9 +36,18 @@ STEMS = ("imagenet", "cifar")
 class Net(nn.Module):
     """A chain of modules in named units, of which the last is an nn.Linear: fc(features(x)).
 
-    units: {unit: {module name: module}} in forward order; "layer1.0" lies in a container `layer1`;
-    a module without parameters may come again. No dropout, no in-place ReLU: one call serves many
-    clients under torch.func.vmap. Raises ValueError if the last module is not `fc`, an nn.Linear.
+    No dropout, no in-place ReLU: one call serves many clients under torch.func.vmap.
+
+    Parameters
+    ----------
+    units : dict of dict of nn.Module
+        {unit: {module name: module}} in forward order. "layer1.0" lies in a container `layer1`.
+        A module without parameters may come again.
+
+    Raises
+    ------
+    ValueError
+        If the last module is not `fc`, an nn.Linear.
     """
 
     fc: nn.Linear
@@ -132,7 +141,14 @@ def lenet(input_shape: Shape, classes: int, kernels: int = 16, bn: bool = False)
 def lenet4(input_shape: Shape, classes: int, kernel: int | None = None) -> nn.Module:
     """pFedHN's Omniglot LeNet: four convolutions (16 to 128), fc 120, 84, C.
 
-    kernel: 5 for images of 76x76 and more, else 3, with padding.
+    Parameters
+    ----------
+    input_shape : tuple of int
+        (channels, height, width).
+    classes : int
+        C.
+    kernel : int, optional
+        By default 5 for images of 76x76 and more, else 3, with padding.
     """
     if kernel is None:
         kernel = 5 if min(_image("lenet4", input_shape)[1:]) >= 76 else 3
@@ -181,7 +197,18 @@ def mobilenet(
 ) -> nn.Module:
     """MobileNet-v1 of 11 (FedPer) or 13 blocks.
 
-    stem: "cifar" has stride 1 (the default up to 32x32), "imagenet" stride 2.
+    Parameters
+    ----------
+    input_shape : tuple of int
+        (channels, height, width).
+    classes : int
+        The number of classes.
+    blocks : int
+        The number of depthwise separable blocks.
+    width : float
+        The number of channels is multiplied by it.
+    stem : str, optional
+        "cifar" has stride 1 (the default up to 32x32), "imagenet" stride 2.
     """
     c, *size = _image("mobilenet", input_shape)
     stem = stem or ("cifar" if min(size) <= 32 else "imagenet")
@@ -351,8 +378,15 @@ _LEGAL: dict[str, Any] = {  # option of our networks: what is allowed
 def register_model(name: str, fn: Callable[..., nn.Module], doc: str = "") -> None:
     """Add a model of your own, `fn(input_shape, classes, **options) -> nn.Module`.
 
-    doc: its line in `list_models`, by default the first one of fn's docstring. A name of yours may
-    be registered again, as when a notebook's cell runs twice.
+    Parameters
+    ----------
+    name : str
+        What an Experiment calls it. A name of yours may be registered again, as when a notebook's
+        cell runs twice.
+    fn : callable
+        Makes the model of (input_shape, classes, **options).
+    doc : str
+        Its line in `list_models`, by default the first one of fn's docstring.
 
     Raises
     ------
@@ -567,7 +601,13 @@ def layers(
 def head(model: nn.Module, depth: int = 1, by: str = "block") -> list[str]:
     """Names of the last `depth` layers' trained parameters, and then of their BatchNorm buffers.
 
-    depth: K_P of FedPer, Sec. 4.3. 0 is no head (FedAvg), all layers are the whole model (Local).
+    Parameters
+    ----------
+    model : nn.Module
+    depth : int
+        K_P of FedPer, Sec. 4.3. 0 is no head (FedAvg), all layers are the whole model (Local).
+    by : str
+        What counts as a layer, as for `layers`.
 
     Raises
     ------
@@ -636,8 +676,18 @@ def last_linear(model: nn.Module) -> tuple[str, ...]:
 def features(model: nn.Module, x: Tensor, path: str | None = None) -> Tensor:
     """The input of the last nn.Linear, (B, F), of a batch x (B, *input_shape).
 
-    path: that layer, where a trial run found it (anatomy.py); by default the one registered last.
-    Raises ValueError for a model whose scores are not what that layer gives.
+    Parameters
+    ----------
+    model : nn.Module
+    x : Tensor
+        (B, *input_shape).
+    path : str, optional
+        That layer, where a trial run found it (anatomy.py); by default the one registered last.
+
+    Raises
+    ------
+    ValueError
+        For a model whose scores are not what that layer gives.
     """
     if isinstance(model, Net):
         return model.features(x)

@@ -34,9 +34,19 @@ def check(
     artefacts: list[str] | None = None,
     train: bool = False,
 ) -> None:
-    """ValueError for a parameter that is unknown or of the wrong type.
+    """Check a notebook's parameters.
 
-    known: the artefacts that the notebook may name.
+    Parameters
+    ----------
+    known : iterable of str
+        The artefacts that the notebook may name.
+    profile, datasets, methods, seeds, artefacts, train
+        As the notebook has them; None and empty lists mean the profile's own.
+
+    Raises
+    ------
+    ValueError
+        For a parameter that is unknown or of the wrong type.
     """
     checks.known("profile:", profile, papers.PROFILES)
     _check_names("datasets", datasets, pools.list_datasets())
@@ -66,13 +76,23 @@ def asked(
     shown: Callable[[Scope, str], object] = lambda scope, artefact: None,
     **lists: Any,
 ) -> Scope:
-    """The Scope that a notebook's parameters ask for, checked.
+    """Return the Scope that a notebook's parameters ask for, checked.
 
-    lists: datasets, methods, seeds, artefacts, as for `check`.
-    train: what is only committed does not count as finished.
-    shown: of an artefact what there is to show without a run in a scope, None for nothing.
+    Parameters
+    ----------
+    paper : Paper
+    profile : str
+    train : bool
+        What is only committed does not count as finished.
+    shown : callable
+        (scope, artefact) -> what there is to show of it without a run, None for nothing.
+    **lists
+        datasets, methods, seeds, artefacts, as for `check`.
 
-    Raises ValueError as `check` does, and for artefacts, data and methods that select no run.
+    Raises
+    ------
+    ValueError
+        As `check` does, and for artefacts, data and methods that select no run.
     """
     check(paper.artefacts, profile=profile, train=train, **lists)
     some = {name: tuple(v or ()) for name, v in lists.items()}
@@ -203,11 +223,18 @@ def _is_finished(experiment: Experiment, train: bool) -> bool:
 def check_injected(notebook: dict[str, Any]) -> None:
     """Check the names of parameters that papermill gave a notebook; the first thing it does.
 
-    notebook: its `globals()`, in which `In` holds the cells that ran. papermill writes all that it
-        is given into a cell of its own, after that of the parameters.
+    Understands `recompute`, which is `train` since version 0.3.
 
-    Understands `recompute`, which is `train` since version 0.3. Raises ValueError for a name that
-    is none of the parameters.
+    Parameters
+    ----------
+    notebook : dict
+        Its `globals()`, in which `In` holds the cells that ran. papermill writes all that it is
+        given into a cell of its own, after that of the parameters.
+
+    Raises
+    ------
+    ValueError
+        For a name that is none of the parameters.
     """
     cells = notebook.get("In", [])
     at = next((i for i, cell in enumerate(cells) if cell.startswith(INJECTED)), 0)

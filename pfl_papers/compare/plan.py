@@ -34,8 +34,14 @@ def planned(paper: str | Paper, train: bool = False, **how: Any) -> list[Experim
     """The runs that a notebook asks for, each once an artefact, after what it starts from.
 
     What tuning chose is known where all of its runs are finished.
-    train: in the store, not only committed.
-    how: the notebook's parameters, as for `parameters.check`.
+
+    Parameters
+    ----------
+    paper : str or Paper
+    train : bool
+        Finished means in the store, not only committed.
+    **how
+        The notebook's parameters, as for `parameters.check`.
     """
     paper = papers.paper(paper)
     scope = parameters.asked(paper, train=train, **how)
@@ -84,7 +90,11 @@ def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: A
 def lacking(cells: Iterable[Experiment], train: bool) -> list[Experiment]:
     """The runs that training these Experiments takes, each once, with what they start from.
 
-    train: also those that are only committed.
+    Parameters
+    ----------
+    cells : iterable of Experiment
+    train : bool
+        Also those that are only committed.
     """
     once: dict[str, Experiment] = {}
     for cell in (c for c in cells if not _is_there(c, train)):
@@ -133,11 +143,24 @@ def compute(
     What chooses parameters of others comes first. Then in the paper's order of artefacts; of each,
     all rows of the first seed before those of the next, and what others start from before them.
     Finished runs are found and interrupted ones go on, so that the same call resumes.
-    train: also what is committed; by default that counts as computed.
-    jobs: runs at a time, as for `sweep`.
-    how: the notebook's other parameters, as for `parameters.check`.
 
-    Raises DatasetMissing or ValueError before anything is trained.
+    Parameters
+    ----------
+    paper : str or Paper
+    profile : str
+    device : str
+        As for `run`.
+    jobs : int, optional
+        Runs at a time, as for `sweep`.
+    train : bool
+        Also what is committed; by default that counts as computed.
+    **how
+        The notebook's other parameters, as for `parameters.check`.
+
+    Raises
+    ------
+    DatasetMissing, ValueError
+        Before anything is trained.
     """
     checks.count("compute", "jobs", jobs, "the number of runs computed at a time")
     asked = functools.partial(planned, paper, train, profile=profile, **how)
@@ -182,7 +205,17 @@ def _net(experiment: Experiment) -> tuple[str, str, int]:
 def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
     """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters.
 
-    A large model's from a batch of 16. rest: data set and arguments of the model, as JSON.
+    A large model's seconds are measured with a batch of 16.
+
+    Parameters
+    ----------
+    model : str
+    rest : str
+        Data set and arguments of the model, as JSON.
+    batch : int
+        Samples in a step.
+    device : str
+        "cpu" or "cuda".
     """
     dataset, options = json.loads(rest)
     pool = data.load(dataset)

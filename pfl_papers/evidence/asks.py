@@ -30,15 +30,25 @@ ZERO = "0"  # the other side of a number that has to be above 0, or below it
 class Measure:
     """How a metric is compared and said.
 
-    says: a difference in words, of {difference}, {row} and {column}.
-    name: what it is called beside other metrics.
-    unit, small, digits: as of a `Contrast`.
-    scale: what it is multiplied by.
-    pooled: whether noise is pooled over a column's rows, as it is of accuracies; else it is the
+    Attributes
+    ----------
+    says : str
+        A difference in words, of {difference}, {row} and {column}.
+    name : str
+        What it is called beside other metrics.
+    unit, small, digits
+        As of a `Contrast`.
+    scale : float
+        What it is multiplied by.
+    pooled : bool
+        Whether noise is pooled over a column's rows, as it is of accuracies; else it is the
         number's own.
-    least: whether less is better; who has less has to have learned.
-    last: whether it is a round, which a run's end may have cut off.
-    across: whether it is read as the mean over all columns.
+    least : bool
+        Whether less is better; who has less has to have learned.
+    last : bool
+        Whether it is a round, which a run's end may have cut off.
+    across : bool
+        Whether it is read as the mean over all columns.
     """
 
     says: str = "{difference}, {column}"
@@ -60,9 +70,14 @@ POOLED = Measure(pooled=True)  # of metrics in points that nothing is said of
 class Terms:
     """The terms on which a paper's claims are judged.
 
-    measures: of its metrics.
-    our_rows, our_columns: patterns of those that the paper does not have; they decide nothing.
-    instead: the metric that stands for accuracy in a column.
+    Attributes
+    ----------
+    measures : dict of Measure
+        {metric: how it is compared}.
+    our_rows, our_columns : tuple of str
+        Patterns of those that the paper does not have; they decide nothing.
+    instead : dict of str
+        {column: the metric that stands for accuracy in it}.
     """
 
     measures: Mapping[str, Measure] = field(default_factory=dict)
@@ -96,21 +111,41 @@ class Comparison(NamedTuple):
 class Ask:
     """What a claim asks of the evidence.
 
-    judge: one of `judges.JUDGES`.
-    comparisons: in turn.
-    row: whose columns, or metrics, are compared.
-    metric: what is compared, "" for accuracy.
-    by: the threshold.
-    within: how far apart is still alike, or equal.
-    but: rows of which nothing is asked, "row" or "row @ column".
-    asked: "printed": in a column of the paper's only the rows that it prints there; "behind": of
+    Attributes
+    ----------
+    judge : str
+        One of `judges.JUDGES`.
+    comparisons : tuple of Comparison
+        What is compared, one after the other.
+    row : str
+        Whose columns, or metrics, are compared.
+    metric : str
+        What is compared, "" for accuracy.
+    by : float
+        The threshold.
+    within : float
+        How far apart is still alike, or equal.
+    but : tuple of str
+        Rows of which nothing is asked, "row" or "row @ column".
+    asked : str
+        "printed": in a column of the paper's only the rows that it prints there. "behind": of
         these only those that it prints behind.
-    on: the data set without which nothing is judged.
-    said: sentences in place of the usual ones, in order; the last one serves all that follow.
-    absent: what was not run where nothing can be compared.
-    mean: over the columns, in place of each.
-    metrics: whether metrics are compared, of `row` or of all.
-    most: whether more than half of the columns are enough.
+    on : str
+        The data set without which nothing is judged.
+    said : tuple of str
+        Sentences in place of the usual ones, in order; the last one serves all that follow.
+    absent : str
+        What was not run where nothing can be compared.
+    mean : bool
+        Whether the mean over the columns is compared, in place of each.
+    metrics : bool
+        Whether metrics are compared, of `row` or of all.
+    most : bool
+        Whether more than half of the columns are enough.
+    terms : Terms
+        The paper's.
+    printed : callable
+        A column -> the paper's own numbers by row.
     """
 
     judge: str
@@ -128,7 +163,6 @@ class Ask:
     metrics: bool = False
     most: bool = False
     terms: Terms = field(default_factory=Terms)
-    # A column -> the paper's own numbers by row.
     printed: Callable[[str], pd.Series] = lambda column: pd.Series(dtype=float)
 
 

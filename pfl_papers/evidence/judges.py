@@ -123,9 +123,16 @@ class Case:
     # -- contrasts ---------------------------------------------------------------------------------
 
     def contrast(self, sums: Sequence[Cells], by: float, **words: str) -> Contrast:
-        """The first of two sums of cells less the second one, which has to be above `by`.
+        """Contrast two sums of cells: the first less the second, which has to be above `by`.
 
-        words: first and second, and where it is.
+        Parameters
+        ----------
+        sums : list of Cells
+            The two.
+        by : float
+            The threshold.
+        **words
+            What the sentence is made of: first, second, row, column, difference.
         """
         plus, minus = sums
         metric = next(iter(plus | minus)).metric

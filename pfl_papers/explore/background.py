@@ -125,7 +125,7 @@ def _work(plain: dict[str, Any], how: dict[str, Any], stop: Event, outbox: Conne
 
 
 def _curve(history: History, samples: np.ndarray) -> pd.DataFrame | None:
-    """The clients' mean test accuracy; `samples` (K,): how many test samples each client has."""
+    """The mean test accuracy of clients that have so many test `samples` (K,)."""
     points = []
     for when in ("before", "after"):
         series = history.evals.get(f"{when}/test/correct", [])

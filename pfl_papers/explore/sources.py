@@ -51,7 +51,10 @@ _SILENT = ("seed", "record", "keep_models", "tags")  # are in no label
 def names(array: str = "") -> list[str]:
     """The sources that there are, those of the fullest profile first, the run store's last.
 
-    array: only those with runs that have kept this array.
+    Parameters
+    ----------
+    array : str
+        Only those with runs that have kept this array; by default all.
     """
     parts = sorted(committed.parts(own=True).values(), key=_rank)
     found = [part.name for part in parts]

@@ -30,7 +30,11 @@ def field(name: str, value: Any) -> str:
 def setting(found: Experiment, fields: Iterable[str]) -> str:
     """The setting of an Experiment: data, partition, clients, network, and what is unusual.
 
-    fields: those that belong to a setting; of them, these four are always said.
+    Parameters
+    ----------
+    found : Experiment
+    fields : iterable of str
+        Those that belong to a setting. The four named above are always said.
     """
     plain, defaults = found.plain(), Experiment().plain()
     always = ("dataset", "partition", "clients", "model")

@@ -24,7 +24,7 @@ from pfl_core.util import checks
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
-from pfl_papers.papers.shown import Changes, Column, Shown, rows_at
+from pfl_papers.papers.shown import Changes, Column, Shown, at, rows_at
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
@@ -350,7 +350,7 @@ class Scope:
         out: list[Sweep] = []
         for label in shown.labels(self.profile):
             if base := self.at(paper, artefact, columns[label]):
-                named = columns[label].rows or shown.rows
+                named = at(self.profile, columns[label].rows) or shown.rows
                 some = rows_at(self.profile, base, rows, named)
                 out += self.sweep(paper, base, some, {label: {}}, **how)
         return out

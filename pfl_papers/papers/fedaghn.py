@@ -7,7 +7,7 @@ Tables 1 to 4, Figures 4 and 5, Appendix Tables 1 and 2, Appendix Figures 1 and 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,23 +23,72 @@ from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
 from pfl_papers.papers.pfedla import RATE
-from pfl_papers.papers.shown import At, fields_at, use, without_probes
-
-
-class Column(NamedTuple):
-    """A column of a table: the paper's data set, changes to `setting`, and its rows (none: all)."""
-
-    dataset: str
-    changes: dict[str, Any] = {}
-    rows: tuple[str, ...] = ()
-
+from pfl_papers.papers.shown import (
+    At,
+    Changes,
+    Column,
+    Names,
+    Shown,
+    at,
+    drawn_anew,
+    fields_at,
+    rows_at,
+    use,
+    without_probes,
+)
 
 # -- what the paper shows --------------------------------------------------------------------------
 
 OWN = "fedaghn"
 DESCENT = "fedaghn (descent)"  # our row: the corrected sign of App. Eq. 1
-# Table 1's methods whose rows need no parameters here [P].
-PLAIN = (
+GROUPS = 5  # of clients in the case study; a group's clients follow each other
+STAGES = ("First", "Prior", "Middle", "Final")
+PLACES = ("first", "second", "last but one", "last")  # Figure 5's convolution and linear layers
+ABLATED = {  # App. Table 1's rows, and the method's `ablation`
+    "w/o p and q": "no_pq",
+    "frozen": "frozen",
+    "w/o p": "no_p",
+    "w/o q": "no_q",
+    "per client": "shared",
+}
+RESNET: dict[str, Any] = dict(model="resnet18", rounds=80)
+COLUMNS = {  # CIFAR-100* is ResNet-18 on CIFAR-100
+    "CIFAR-10": Column("cifar10"),
+    "CIFAR-100": Column("cifar100"),
+    "CIFAR-100*": Column("cifar100", RESNET),
+    "TINY": Column("tiny_imagenet"),
+}
+DATA = [*COLUMNS]
+
+
+def _shards(changes: dict[str, Any]) -> Changes:
+    # 5, 20 or 40 classes a client [P]: the default of "shards". Its samples are Dirichlet's.
+    return lambda base: dict(
+        partition="shards",
+        partition_args={
+            k: v for k, v in base.partition_args.items() if k not in ("alpha", "least")
+        },
+        **changes,
+    )
+
+
+COLUMNS |= {
+    f"Pathological, {name}": Column(COLUMNS[name].dataset, _shards(RESNET if "*" in name else {}))
+    for name in DATA
+}
+COLUMNS |= {f"Dir(0.1), {name}": COLUMNS[name] for name in DATA}
+# Our column of Table 1: clients are drawn anew for each seed, the paper's are one draw.
+ANEW = "Dir(0.1), CIFAR-10, a partition a seed"
+COLUMNS[ANEW] = COLUMNS["CIFAR-10"]
+# Table 2's, and the panels of App. Figure 1, as changes to `setting`.
+PARTITIONS = {f"Dir({a:g})": {"partition_args": {"alpha": a}} for a in (0.1, 0.2, 0.5)}
+_TWO = At((), medium=("fedavg", OWN), quick=("fedavg", OWN))
+COLUMNS |= {
+    name: Column("cifar10", changes, () if name == "Dir(0.1)" else _TWO)
+    for name, changes in PARTITIONS.items()
+}
+
+METHODS = (
     "local",
     "fedavg",
     "fedprox",
@@ -50,58 +99,61 @@ PLAIN = (
     "fedpac",
     "cfl",
     "fedamp",
+    "heurfedamp",
+    "pfedla",
+    "fedala",
+    OWN,
 )
 GRAPHS = ("cfl", "heurfedamp", OWN)  # methods whose weights are drawn
-ABLATED = {  # App. Table 1's rows, and the method's `ablation`
-    "w/o p and q": "no_pq",
-    "frozen": "frozen",
-    "w/o p": "no_p",
-    "w/o q": "no_q",
-    "per client": "shared",
-}
-CASE = {  # artefacts of the case study, and their rows
-    "table3": ("local", *GRAPHS, DESCENT),
-    "table4": (OWN, DESCENT),
-    "fig4": GRAPHS,
-    "fig5": (OWN,),
-    "apptable2": GRAPHS,
-    "appfig2": GRAPHS,
-}
-AT_MEDIUM = {  # the rows of artefacts of which not all are run there
-    "table3": ("local", *GRAPHS),
-    "apptable1": ("w/o p and q", "frozen", OWN),
-}
-GROUPS = 5  # of clients in the case study; a group's clients follow each other
-STAGES = ("First", "Prior", "Middle", "Final")
-PLACES = ("first", "second", "last but one", "last")  # Figure 5's convolution and linear layers
 
-RESNET: dict[str, Any] = dict(model="resnet18", rounds=80)
-DATA = {  # columns; CIFAR-100* is ResNet-18 on CIFAR-100
-    "CIFAR-10": Column("cifar10"),
-    "CIFAR-100": Column("cifar100"),
-    "CIFAR-100*": Column("cifar100", RESNET),
-    "TINY": Column("tiny_imagenet"),
+
+def _each(before: str, names: list[str]) -> list[str]:
+    return [before + name for name in names]
+
+
+# Below profile medium there is one data set, the first of these that is at hand, whichever the
+# paper shows. medium has CIFAR-10, the case study as printed also CIFAR-100, with the CNN.
+_HAND, _CIFAR = ["CIFAR-10", "CIFAR-100", "TINY"], ["CIFAR-10", "CIFAR-100"]
+_DIRICHLET = _each("Dir(0.1), ", DATA)
+# The paper names the data of Figure 5; those of the case study's others but Table 3 are [C].
+_DRAWN = At(["CIFAR-100"], quick=_HAND)
+SHOWN = {
+    "table1": Shown(
+        At(
+            [*_each("Pathological, ", DATA), *_DIRICHLET, ANEW],
+            medium=["Dir(0.1), CIFAR-10"],
+            quick=_each("Dir(0.1), ", _HAND),
+        ),
+        METHODS,
+    ),
+    "table2": Shown(At([*PARTITIONS], quick=["Dir(0.1)", "Dir(0.5)"]), METHODS),
+    "table3": Shown(
+        At(DATA, medium=_CIFAR, quick=_HAND),
+        At(("local", *GRAPHS, DESCENT), medium=("local", *GRAPHS)),
+    ),
+    "fig4": Shown(At(_CIFAR, quick=_HAND), GRAPHS),
+    "fig5": Shown(_DRAWN, (OWN,)),
+    "table4": Shown(_DRAWN, (OWN, DESCENT)),
+    "apptable1": Shown(
+        At(DATA, medium=["CIFAR-10"], quick=_HAND),
+        At((*ABLATED, OWN), medium=("w/o p and q", "frozen", OWN)),
+    ),
+    "appfig1": Shown((), ()),  # draws partitions, and runs nothing
+    "apptable2": Shown(_DRAWN, GRAPHS),
+    "appfig2": Shown(_DRAWN, GRAPHS),
 }
-# Our column of Table 1: clients are drawn anew for each seed, the paper's are one draw.
-ANEW = {
-    "Dir(0.1), CIFAR-10, a partition a seed": Column(
-        "cifar10", {"partition_args": {"alpha": 0.1, "least": 1, "split": "70/10/20"}}
-    )
-}
-# Where the paper does not show all four; it names the data of Figure 5, the others are [C].
-PRINTED = {"fig4": ("CIFAR-10", "CIFAR-100")}
-PRINTED |= dict.fromkeys(("table4", "fig5", "apptable2", "appfig2"), ("CIFAR-100",))
-ALPHAS = (0.1, 0.2, 0.5)
-# The panels of App. Figure 1, as changes to `setting`.
-PARTITIONS = {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in ALPHAS}
+CASE = ("table3", "table4", "fig4", "fig5", "apptable2", "appfig2")  # of the case study
+# Our row of Table 1: at the default rate pFedLA's weights hardly leave 1/N, so that it is
+# FedAvg-FT; this is the rate that validation chose in pFedLA's own table.
+OURS = At((f"pfedla (rate {RATE:g})",), quick=())
+
+# -- settings --------------------------------------------------------------------------------------
 
 # p0 and q0 are tuned for each data set and partition [P]; the grid is lost [C].
 GRID = {"p0": (0.01, 0.03, 0.1), "q0": (0.5, 1.0, 3.0)}
 TUNING_SEED = 7  # no artefact shows it
 # With p0 = .03, the method's default: the example of the code, CIFAR-10 with Dir(.1) [O].
 EXAMPLE = {"q0": 0.5}
-
-# -- settings --------------------------------------------------------------------------------------
 
 # Sec. 4, App. C.3 [P]: 20 clients, all of which take part; 5 local epochs, batch 64, lr .01; 200
 # rounds for the CNN with BatchNorm, 80 (CIFAR-100*) and 40 (TINY) for ResNet-18.
@@ -160,7 +212,7 @@ SETS: dict[str, dict[str, Any]] = {
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
     """Fields of the Experiment that an artefact's runs vary; `clients` replaces their number.
 
-    Other columns of Tables 1 and 2 are changes to it: see `columns`.
+    Columns are changes to it: see `COLUMNS`.
     """
     dealt, of_set = (
         GROUPED if artefact in CASE else DIRICHLET,
@@ -170,115 +222,80 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
     return fields | ({"clients": clients} if clients else {})
 
 
-def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
-    """Rows of an artefact as changes to its `setting`, with the p0 and q0 of the code's example."""
-    base = Experiment(**setting(artefact, profile, dataset, clients))
-    return _rows(artefact, profile, base, EXAMPLE)
-
-
-def _rows(
-    artefact: str, profile: str, base: Experiment, strengths: dict[str, float]
-) -> dict[str, dict]:
-    """Rows as changes to `base`; `strengths` are FedAGHN's p0 and q0 outside of the case study."""
-    if artefact in CASE:
-        return _case_rows(artefact, base)
-    own = {OWN: use("fedaghn", **strengths)}
-    if artefact == "apptable1":
-        ablated = {row: use("fedaghn", **strengths, ablation=part) for row, part in ABLATED.items()}
-        return ablated | own
-    return _compared(profile, base) | own
-
+# -- rows ------------------------------------------------------------------------------------------
 
 # Values of baselines are lost from the paper's text: ? defaults of the methods' files, mostly those
 # of pFedGraph, which it follows. HeurFedAMP: the nearly equal weights of similar and other clients
 # in App. Table 2 need cosines of models, and sigma near 1 [inferred].
 _HEURFEDAMP = use("heurfedamp", similarity="params", sigma=1.0)
-# pFedHN's local optimiser in its paper. At quick six steps at so small a rate move nothing.
-HN_LOCAL = dict(
-    lr=At(0.005, quick=...),
-    momentum=At(0.9, quick=...),
-    weight_decay=At(5e-5, quick=...),
-    clip=At(50.0, quick=...),
-    plan=At("fresh", quick=...),
-)
 
 
-def _case_rows(artefact: str, base: Experiment) -> dict[str, dict]:
-    # q0 = 3 is fitted to Table 4 [inferred]. CFL has a parameter of its own here [P], whose value
-    # is lost; App. Table 2 shows groups of four clients: ? the smallest cluster.
-    weighted = {
-        "cfl": use("cfl", min_size=max(2, base.clients // GROUPS)),
-        "heurfedamp": _HEURFEDAMP,
-        OWN: use("fedaghn", q0=3.0),
-        DESCENT: use("fedaghn", q0=3.0, hn_sign="descent"),
-    }
-    recorded = {row: changes | {"record": ("weights",)} for row, changes in weighted.items()}
-    every = {"local": use("local")} | recorded
-    return {row: every[row] for row in CASE[artefact]}
+def _pfedhn(base: Experiment) -> dict[str, Any]:
+    # It has one client a communication round, as in its paper, and in all as many visits of clients
+    # as the others. Its local optimiser is that of its paper; at quick six steps at so small a rate
+    # move nothing.
+    return use("pfedhn") | dict(
+        participation=1 / base.clients,
+        rounds=base.rounds * base.clients,
+        eval_every=base.eval_every * base.clients,
+        eval_after=True,
+        lr=At(0.005, quick=...),
+        momentum=At(0.9, quick=...),
+        weight_decay=At(5e-5, quick=...),
+        clip=At(50.0, quick=...),
+        plan=At("fresh", quick=...),
+    )
 
 
-def _compared(profile: str, base: Experiment) -> dict[str, dict]:
-    """The methods of Tables 1 and 2 that FedAGHN is compared with."""
-    every = {method: use(method) for method in PLAIN}
-    every |= {"heurfedamp": _HEURFEDAMP, "pfedla": use("pfedla"), "fedala": use("fedala")}
-    # ? FedCP's own script: 5 for the CNN
-    every["fedcp"] = use("fedcp", lam=1.0 if base.model == "resnet18" else 5.0)
-    # pFedHN has one client a communication round, as in its paper, and in all as many visits of
-    # clients as the others.
-    every["pfedhn"] |= dict(participation=1 / base.clients, rounds=base.rounds * base.clients)
-    every["pfedhn"] |= fields_at(profile, HN_LOCAL)
-    every["pfedhn"] |= dict(eval_every=base.eval_every * base.clients, eval_after=True)
-    return every
+def _fedcp(base: Experiment) -> dict[str, Any]:
+    return use("fedcp", lam=1.0 if base.model == "resnet18" else 5.0)  # ? its own script: CNN 5
+
+
+def _cfl(base: Experiment) -> dict[str, Any]:
+    # CFL has a parameter of its own in the case study [P], whose value is lost; App. Table 2 shows
+    # groups of four clients: ? the smallest cluster.
+    return use("cfl", min_size=max(2, base.clients // GROUPS)) | _RECORDED
+
+
+ROWS: dict[str, Changes] = {method: use(method) for method in METHODS}
+ROWS |= {"heurfedamp": _HEURFEDAMP, "pfedhn": _pfedhn, "fedcp": _fedcp}
+ROWS[OWN] = use("fedaghn", **EXAMPLE)
+ROWS |= {row: use("fedaghn", **EXAMPLE, ablation=part) for row, part in ABLATED.items()}
+ROWS[f"pfedla (rate {RATE:g})"] = use("pfedla", lr=RATE)
+# The case study; q0 = 3 is fitted to Table 4 [inferred].
+_RECORDED = dict(record=("weights",))
+STUDIED: dict[str, Changes] = {
+    "local": use("local"),
+    "cfl": _cfl,
+    "heurfedamp": _HEURFEDAMP | _RECORDED,
+    OWN: use("fedaghn", q0=3.0) | _RECORDED,
+    DESCENT: use("fedaghn", q0=3.0, hn_sign="descent") | _RECORDED,
+}
+
+
+def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
+    """Rows of an artefact as changes to its `setting`, with the p0 and q0 of the code's example."""
+    base = Experiment(**setting(artefact, profile, dataset, clients))
+    return _rows(artefact, profile, base, SHOWN[artefact].rows)
+
+
+def _rows(artefact: str, profile: str, base: Experiment, names: Names) -> dict[str, dict]:
+    every = STUDIED if artefact in CASE else ROWS
+    return rows_at(profile, base, every, names)
 
 
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def columns(scope: Scope, artefact: str) -> dict[str, Column]:
-    """An artefact's columns by label; none for App. Figure 1, which runs nothing.
-
-    Below profile medium there is one data set, the first that is at hand, and of Table 2 also
-    Dir(.5), for FedAvg and FedAGHN. medium has CIFAR-10, the case study as printed also CIFAR-100,
-    with the CNN.
-    """
-    if artefact == "appfig1":
-        return {}
-    data, full = _data_columns(scope, artefact), scope.profile == "paper"
-    if artefact == "table1":
-        dirichlet = {f"Dir(0.1), {name}": column for name, column in data.items()}
-        return _pathological(data) | dirichlet | ANEW if full else dirichlet
-    if artefact == "table2":
-        kept = dict.fromkeys(ALPHAS, ()) if full else {0.1: (), 0.5: ("fedavg", OWN)}
-        return {
-            f"Dir({alpha:g})": Column("cifar10", {"alpha": alpha}, rows)
-            for alpha, rows in kept.items()
-        }
-    kept = AT_MEDIUM.get(artefact, ()) if scope.profile == "medium" else ()
-    return {name: column._replace(rows=kept) for name, column in data.items()}
-
-
-def _data_columns(scope: Scope, artefact: str) -> dict[str, Column]:
-    """The columns of `DATA` that an artefact has in a scope."""
-    printed = PRINTED.get(artefact)
+def columns(scope: Scope, artefact: str) -> list[str]:
+    """Labels of an artefact's columns that are run; none for App. Figure 1, which runs nothing."""
+    found = SHOWN[artefact].labels(scope.profile)
     if scope.profile == "paper":
-        return {name: column for name, column in DATA.items() if name in (printed or DATA)}
-    if scope.profile == "medium":  # no stand-ins
-        usual = ("CIFAR-10", "CIFAR-100") if artefact in CASE else ("CIFAR-10",)
-        wanted = {name: DATA[name] for name in printed or usual}
-        return {n: c for n, c in wanted.items() if scope.data(c.dataset) == c.dataset}
-    served = [(name, column) for name, column in DATA.items() if scope.data(column.dataset)]
-    return dict(served[:1])
-
-
-def _pathological(data: dict[str, Column]) -> dict[str, Column]:
-    # 5, 20 or 40 classes a client [P]: the default of "shards".
-    found = {}
-    for name, column in data.items():
-        drawn = fields_at("paper", SETS[column.dataset])["partition_args"]
-        dealt = {"split": "70/10/20"} | drawn
-        changes = dict(partition="shards", partition_args=dealt) | column.changes
-        found[f"Pathological, {name}"] = column._replace(changes=changes)
-    return found
+        return found
+    if scope.full:  # no stand-ins
+        return [c for c in found if scope.data(COLUMNS[c].dataset) == COLUMNS[c].dataset]
+    served = [c for c in found if scope.data(COLUMNS[c].dataset)]
+    return [c for c in served if COLUMNS[c].dataset == COLUMNS[served[0]].dataset]
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
@@ -289,30 +306,31 @@ def sweeps(scope: Scope) -> list[Sweep]:
     return [
         sweep
         for artefact in PAPER.artefacts
-        for name, column in columns(scope, artefact).items()
-        for sweep in _column_sweeps(scope, artefact, name, column)
+        for name in columns(scope, artefact)
+        for sweep in _column_sweeps(scope, artefact, name)
     ]
 
 
-def _column_sweeps(scope: Scope, artefact: str, name: str, column: Column) -> list[Sweep]:
-    base = scope.base(PAPER, artefact, column.dataset)
+def _column_sweeps(scope: Scope, artefact: str, name: str) -> list[Sweep]:
+    column, shown = COLUMNS[name], SHOWN[artefact].rows
+    base = scope.at(PAPER, artefact, column)
     if base is None:
         return []
-    changes = column.changes
-    if "alpha" in changes:  # Table 2: the rest of the partition is as it was
-        changes = {"partition_args": base.partition_args | changes}
-    base = replace(base, **changes)  # `but` would merge the arguments of two partitions
+    if name == ANEW:
+        base = drawn_anew(base)
+    if artefact == "table1":
+        shown = (*shown, *OURS.value(scope.profile))
     tuned = scope.full and PAPER.artefacts[artefact].tuned
     tried = _tried(scope, name, base) if tuned else []
-    every = _rows(artefact, scope.profile, base, _chosen(scope, tried))
-    if scope.full and artefact == "table1":
-        # Ours: at the default rate pFedLA's weights hardly leave 1/N, so that it is FedAvg-FT; this
-        # is the rate that validation chose in pFedLA's own table.
-        every[f"pfedla (rate {RATE:g})"] = use("pfedla", lr=RATE)
+    every = _rows(artefact, scope.profile, base, at(scope.profile, column.rows) or shown)
     if base.model == "resnet18":  # no figure shows what its probes would record
         every = without_probes(every)
-    kept = {row: every[row] for row in every if not column.rows or row in column.rows}
-    return [*tried, *scope.sweep(PAPER, base, kept, {name: {}})]
+    if chosen := _chosen(scope, tried):
+        every = {
+            row: c | {"method_args": c["method_args"] | chosen} if c["method"] == OWN else c
+            for row, c in every.items()
+        }
+    return [*tried, *scope.sweep(PAPER, base, every, {name: {}})]
 
 
 def _tried(scope: Scope, name: str, base: Experiment) -> list[Sweep]:
@@ -335,12 +353,12 @@ def _strengths(p0: float, q0: float) -> dict[str, float]:
 def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
     """p0 and q0 of a column: those of the best validation accuracy among the runs `tried`.
 
-    Until these are finished, and where none are tried, they are those of the code's example.
+    {} until these are finished, and where none are tried: those of the code's example stay.
     """
     experiments = [experiment for sweep in tried for experiment in sweep.experiments()]
     finished = scope.finished(experiments) if experiments else None
     if finished is None or finished.empty:
-        return EXAMPLE
+        return {}
     return tried[0].rows[tuning(finished).chosen.iloc[0]]["method_args"]
 
 
@@ -469,10 +487,10 @@ def course(weights: list[Probed]) -> pd.DataFrame:
     lines = []
     for probed in weights:
         for part, layers in _parts(probed).items():
-            for at, matrix in zip(probed.rounds, np.mean(layers, 0), strict=True):
+            for when, matrix in zip(probed.rounds, np.mean(layers, 0), strict=True):
                 for kind, weight in shares(matrix, _groups(probed)).items():
                     line = dict(kind=f"On {WHOM[kind]}", row=part, seed=probed.seed)
-                    lines.append(line | dict(rounds=int(at), value=weight))
+                    lines.append(line | dict(rounds=int(when), value=weight))
     return pd.DataFrame(lines, columns=["kind", "row", "seed", "rounds", "value"])
 
 
@@ -579,7 +597,7 @@ TERMS = Terms(
         "weight": Measure(**WEIGHTS),
         "similar minus other": Measure("similar - other, {difference}", across=True, **WEIGHTS),
     },
-    our_columns=tuple(ANEW),
+    our_columns=(ANEW,),
 )
 CLAIMS = claims.read("fedaghn", TERMS, own_group_alone=own_group_alone, slightly_more=slightly_more)
 
@@ -588,7 +606,7 @@ CLAIMS = claims.read("fedaghn", TERMS, own_group_alone=own_group_alone, slightly
 # Below profile paper the case study's tables and figures are of the first data set that is at hand,
 # whichever the paper shows.
 _DATA = ("cifar10", "cifar100", "tiny_imagenet")
-_DRAWN = Artefact(_DATA, show=(), medium=3, quick=1)
+_DRAWING = Artefact(_DATA, show=(), medium=3, quick=1)
 _WEIGHTS = Artefact(_DATA, medium=3, quick=1, metrics=("weight",), digits=4)
 
 PAPER = Paper(
@@ -597,14 +615,14 @@ PAPER = Paper(
         "table1": Artefact(_DATA, show=("compare", "standing"), medium=3, quick=2, tuned=True),
         "table2": Artefact(("cifar10",), quick=1, tuned=True),
         "table3": Artefact(_DATA, medium=3, quick=1),
-        "fig4": replace(_DRAWN, numbers=final_weights, makes=((), ("Self", "Similar", "Other"))),
-        "fig5": replace(_DRAWN, numbers=layer_weights, makes=(PLACES, ())),
+        "fig4": replace(_DRAWING, numbers=final_weights, makes=((), ("Self", "Similar", "Other"))),
+        "fig5": replace(_DRAWING, numbers=layer_weights, makes=(PLACES, ())),
         "table4": replace(_WEIGHTS, numbers=stage_weights),
         "apptable1": Artefact(_DATA, medium=2, quick=1, tuned=True),
         "appfig1": Artefact(("cifar10",), show=()),
         "apptable2": replace(_WEIGHTS, numbers=final_weights),
         "appfig2": replace(
-            _DRAWN, numbers=course_of_methods, makes=(("heurfedamp, self",), STAGES)
+            _DRAWING, numbers=course_of_methods, makes=(("heurfedamp, self",), STAGES)
         ),
     },
     claims=CLAIMS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import FULL, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
-from pfl_papers.papers.shown import At, fields_at, use, without_probes
+from pfl_papers.papers.shown import At, drawn_anew, fields_at, use, without_probes
 
 
 class Column(NamedTuple):
@@ -53,7 +52,6 @@ IMAGE, DEEP = "CIFAR-10, CNN", "CIFAR-100, ResNet-18"
 BASELINES = ("fedavg", "apple", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 NEWER = ("gpfl", "fedcp")  # further ones of Tables 5a and 5b
 SLOW = ("apple", "ditto")  # not run in the column of ours
-RELEASED_DRAW = ("numpy_seed", "class_size")  # arguments of a partition
 PROBED = ("fedavg", "apple", "fedrep", "fedala", "flayer")  # Figure 2
 # Their head is the classifier, as in their papers and code [O]; its depth s is FLAYER's.
 HEADED = ("fedper", "fedrep", "fedala")
@@ -351,8 +349,7 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
         base = scope.base(PAPER, artefact, column.dataset, **network(column.model, scope.profile))
         if name == ANEW and base:
             every = {row: every[row] for row in every if row not in SLOW}
-            dealt = {k: v for k, v in base.partition_args.items() if k not in RELEASED_DRAW}
-            base = replace(base, partition_args=dealt)
+            base = drawn_anew(base)
         cells = {name: column.changes}
         out += scope.sweep(PAPER, base, every, cells, quick=1 if deep else 0)
     return out

@@ -7,7 +7,7 @@ changes to the artefact's setting, in the dicts `COLUMNS` and `ROWS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pfl_core.experiments.experiment import Experiment
@@ -133,3 +133,10 @@ def use(method: str, **args: Any) -> dict[str, Any]:
 def without_probes(rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Rows (changes to a setting) of which nothing is recorded that no figure shows."""
     return {row: changes | {"record": ()} for row, changes in rows.items()}
+
+
+def drawn_anew(base: Experiment) -> Experiment:
+    """An Experiment whose clients are drawn for each seed, and not those of a released script."""
+    released = ("numpy_seed", "class_size")
+    args = {name: v for name, v in base.partition_args.items() if name not in released}
+    return replace(base, partition_args=args)

@@ -48,6 +48,13 @@ def store(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The test's own $PFL_RUNS, in which nothing was run."""
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory) -> Path:
     """A folder with the committed results and figures, and the report page of them.

@@ -1,4 +1,4 @@
-"""The command line: the same Experiment and the same store as at the prompt; plans; logging; how objects look."""
+"""The command line `pfl`: the same Experiment and the same store as at the prompt; how objects look."""
 
 import dataclasses
 import json
@@ -9,13 +9,11 @@ import sys
 import zipfile
 from datetime import UTC, datetime
 
-import numpy as np
 import pytest
 
 import pfl_core
 from pfl_core import (
     Experiment,
-    Federation,
     list_datasets,
     list_methods,
     list_models,
@@ -25,39 +23,13 @@ from pfl_core import (
 )
 from pfl_core.__main__ import described, fields, show, value
 from pfl_core.engine import simulate
-from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import prune, store
 from pfl_core.experiments import run as runs
 from pfl_core.experiments.listing import listed, side_by_side
 from pfl_core.methods.base import make_method
-from pfl_papers import places
-from pfl_papers.compare import plan
-from pfl_papers.evidence import committed
-from pfl_papers.papers import base
+from tests.commands import TINY, WORDS, said
 from tests.made import main
 from tools import notebooks
-
-TINY = dict(
-    dataset="digits",
-    partition="dirichlet",
-    partition_args={"alpha": 0.5, "split": "70/10/20"},
-    clients=3,
-)
-TINY |= dict(model="mlp", rounds=2, max_samples=20, batch=10, method="fedper")
-WORDS = "--partition_args alpha=.5,split=70/10/20 --clients 3 --model mlp --rounds 2 --max-samples 20 --batch 10"
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
-def said(capsys, words: str, code: int = 0) -> str:
-    assert main(words.split()) == code
-    out = capsys.readouterr()
-    return out.err if code else out.out
-
 
 # -- run, show, list -----------------------------------------------------------------------------------------------------
 
@@ -157,24 +129,12 @@ def test_every_field_is_an_option(capsys):
         ("list run", 1, "list 'run' is unknown; did you mean 'runs'"),
         ("show 12AB", 1, "'12AB' is no id of a run"),
         ("show 12ab", 1, "`python -m pfl_core list runs` shows all"),
-        ("compare fedpr", 1, "did you mean 'fedper'"),
-        ("compare 12ab", 1, "`python -m pfl_core show 12ab` shows runs"),
-        ("compare 12ab 34cd 56ef", 1, "`python -m pfl_core show 12ab 34cd 56ef` shows runs"),
-        ("compare fedaghn table1 table2", 1, "compare takes one table, got table1 table2"),
         ("show 12ab 34cd", 1, "`python -m pfl_core list runs` shows all"),
-        ("compare pfedhn table99", 1, "'table99' is unknown; did you mean 'table4'"),
-        ("compare methods", 1, "run `python -m pfl_papers methods-table DATASET` first"),
-        ("plan fedper --artefacts fig99", 1, "did you mean 'fig9'"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys, monkeypatch):
-    monkeypatch.setattr(places, "results_folder", lambda: home / "none")
+def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys):
     message = said(capsys, words, code)
-    assert (
-        line in message
-        and message.startswith(("pfl_core ", "pfl_papers "))
-        and message.count("\n") == 1
-    )
+    assert line in message and message.startswith("pfl_core ") and message.count("\n") == 1
 
 
 def test_all_lists_at_once_and_a_reader_that_leaves():
@@ -183,7 +143,7 @@ def test_all_lists_at_once_and_a_reader_that_leaves():
     assert done.stdout.startswith("\nmethods:\napple ") and done.stderr == ""
 
 
-# -- show several, compare -----------------------------------------------------------------------------------------------
+# -- show several --------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_shown_side_by_side(home, capsys):
@@ -200,167 +160,6 @@ def test_runs_are_shown_side_by_side(home, capsys):
         and len(lines["date"]) == 4
         and {"commit", "processor", "before", "after"} <= set(lines)
     )
-
-
-def test_compare_a_papers_claims_and_all_methods(home, capsys, monkeypatch):
-    assert "FedPer is significantly better than FedAvg" in said(capsys, "compare fedper")
-    shown = said(capsys, "compare methods")
-    assert all(column in shown for column in ("worst tenth", "seconds", "validation"))
-    monkeypatch.setattr(places, "results_folder", lambda: home / "none")
-    assert "no rows of 'methods' in results/" in said(capsys, "compare methods", 1)
-
-
-def test_compare_a_table(home, capsys):
-    rows = sweep([Experiment(**TINY | {"method": m}) for m in ("fedavg", "fedaghn")])
-    first = base.reported("fedaghn").query("table == 'table1'").column.iloc[0]
-    rows = rows.assign(artefact="table1", row=rows.method, column=first, profile="quick")
-    committed.save(rows, "fedaghn", "quick", "digits")
-    out = said(capsys, "compare fedaghn table1")
-    assert "quick-digits" in out and f"{first}: on digits" in out and "FedAGHN" in out
-    own = out.partition("fedaghn, quick-digits:")[2].partition("published")
-    assert own[1] and "±" not in own[0]  # a part of the digits stands beside no published number
-    assert f"{first}: published, not run" in out
-    tex = said(capsys, "compare fedaghn table1 --latex")
-    assert tex.startswith("% fedaghn, ")
-    own = tex.partition("% fedaghn, quick-digits:\n")[2]
-    assert own.startswith(r"\begin{tabular}") and r"\toprule" in own
-    assert "FedAvg-FT &" in tex and r"\bottomrule" in tex
-    assert "known are table1, table2" in said(capsys, "compare fedaghn table9", 1)
-
-
-# -- plan ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_names_the_runs_of_the_notebook_and_trains_nothing(home, capsys, monkeypatch):
-    out = said(capsys, "plan fedper --profile smoke --artefacts fig2 fig3 --train")
-    lines = [line.split() for line in out.splitlines()[2:]]
-    assert [line[0] for line in lines] == ["fig2", "fig3", "all,"] and not home.exists()
-    cells = plan.planned("fedper", profile="smoke", artefacts=["fig3"])
-    assert len(cells) == 2 and {e.tags["artefact"] for e in cells} == {"fig3"}
-    before = plan.plan("fedper", profile="smoke", artefacts=["fig3"], train=True)
-    run(cells[0])
-    after = plan.plan("fedper", profile="smoke", artefacts=["fig3"], train=True)
-    assert (
-        before.loc["fig3", "runs"],
-        before.loc["fig3", "cached"],
-        after.loc["fig3", "cached"],
-    ) == (2, 0, 1)
-    assert after.loc["fig3", "client-steps"] == before.loc["fig3", "client-steps"] / 2
-    assert before.loc["all, each run once"].tolist() == before.loc["fig3"].tolist()
-
-
-def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
-    out = said(capsys, "plan fedper --profile paper --artefacts fig2")
-    assert (
-        "NaN: the time cannot be told without cifar10" in out
-        and "python -m pfl_core fetch cifar10" in out
-    )
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}]
-)
-def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
-    e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
-    made = []
-    from pfl_core.data.client_data import ClientData
-
-    original = ClientData.batch_indices
-
-    def counted(self, *args, **kw):
-        made.append(len(out := original(self, *args, **kw)))
-        return out
-
-    monkeypatch.setattr(ClientData, "batch_indices", counted)
-    run(e, workers=1)
-    assert plan.client_steps(e) == pytest.approx(
-        sum(made), rel=0.25
-    )  # which clients are drawn differs from round to round
-
-
-def test_sources_are_runs_too(home):
-    e = Experiment(**TINY, init_from=Experiment(**TINY | {"rounds": 1}))
-    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[
-        0
-    ].keep_models
-
-
-# -- logging -------------------------------------------------------------------------------------------------------------
-
-
-def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
-    said(capsys, f"run --method fedper {WORDS} --tensorboard {tmp_path / 'logs'}")
-    check_logged(scalars(next((tmp_path / "logs").iterdir())))
-
-
-def scalars(folder):
-    """{name: [(step, value)]} of what TensorBoard shows of a folder."""
-    from tensorboard.backend.event_processing import event_accumulator as events
-
-    seen = events.EventAccumulator(str(folder)).Reload()
-    return {
-        name: [(s.step, s.value) for s in seen.Scalars(name)] for name in seen.Tags()["scalars"]
-    }
-
-
-@pytest.mark.parametrize("stop", [0, 1])
-def test_tensorboard_of_a_resumed_run_has_each_step_once(home, tmp_path, stop):
-    from pfl_core.extras.logging import tensorboard
-
-    e = Experiment(**TINY)
-    log = tensorboard(e, tmp_path / "logs")
-    with pytest.raises(Interrupted):
-        run(e, on_round=lambda r, h: (log(r, h), r == stop)[1])
-    run(e, on_round=tensorboard(e, tmp_path / "logs"))
-    (folder,) = (tmp_path / "logs").iterdir()
-    check_logged(scalars(folder))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"lr": 0.5}, {"partition_args": {"alpha": 1.0}}, {"model_args": {"hidden": 9}}]
-)
-def test_tensorboard_has_a_folder_for_each_run(home, tmp_path, changes):
-    from pfl_core.extras.logging import tensorboard
-
-    e = Experiment(**TINY)
-    for each in (e, e.but(**changes)):
-        run(each, on_round=tensorboard(each, tmp_path / "logs"))
-    assert len(list((tmp_path / "logs").iterdir())) == 2
-
-
-def test_tensorboard_of_own_data_names_them(home, tmp_path):
-    from pfl_core.extras.logging import tensorboard
-
-    e = Experiment(dataset="own", model="mlp", rounds=1)
-    with pytest.raises(ValueError, match="a Federation go together"):
-        tensorboard(e, tmp_path)
-    for seed in (0, 1):
-        x = np.random.default_rng(seed).random((40, 8), dtype=np.float32)
-        fed = Federation(x, np.arange(40) % 2, np.arange(40).reshape(4, 10))
-        run(e, fed=fed, on_round=tensorboard(e, tmp_path / "logs", fed))
-    assert len(list((tmp_path / "logs").iterdir())) == 2
-
-
-def check_logged(logged):
-    h = run(Experiment(**TINY)).history
-    for mean, metric in (("client", "acc_pct"), ("pooled", "loss")):
-        own = h[
-            (h.when == "after")
-            & (h.split == "test")
-            & (h["average"] == mean)
-            & (h.metric == metric)
-        ]
-        got = logged[f"after/test/{metric}"]
-        assert [s for s, _ in got] == own["rounds"].tolist()
-        assert np.allclose([v for _, v in got], own.value, rtol=1e-5)
-    assert len(logged["upload"]) == 3
-
-
-def test_a_logger_that_is_not_installed_is_named(monkeypatch, tmp_path, capsys, home):
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    message = said(capsys, f"run {WORDS} --tensorboard {tmp_path}", 1)
-    assert message.startswith("pfl_core run: logging needs the package tensorboard: pip install")
 
 
 # -- at the prompt -------------------------------------------------------------------------------------------------------

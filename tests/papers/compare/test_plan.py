@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment
+from pfl_core import Experiment, run
 from pfl_core.data import pools as data
+from pfl_core.data.client_data import ClientData
 from pfl_core.engine.simulate import Interrupted, evaluates_after
 from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
@@ -18,14 +19,8 @@ from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
 from pfl_papers.papers.base import TUNING
+from tests.commands import TINY
 from tests.made import main
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
 
 HOW = dict(
     profile="smoke",
@@ -216,3 +211,29 @@ def test_at_profile_paper_every_row_is_evaluated_when_it_is_read(name):
         for e in dataclasses.replace(sweep, seeds=sweep.seeds[:1]).experiments():
             when = about.when.get(e.tags["row"], about.report["when"])
             assert when == "before" or evaluates_after(train_config(e), e.clients), e.tags
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"participation": 0.34}, {"plan": "drop"}, {"epochs": 2}, {"steps": 3}]
+)
+def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
+    e = Experiment(**TINY | {"eval_every": 2, "rounds": 3, "method": "fedavg"} | changes)
+    made = []
+    original = ClientData.batch_indices
+
+    def counted(self, *args, **kw):
+        made.append(len(out := original(self, *args, **kw)))
+        return out
+
+    monkeypatch.setattr(ClientData, "batch_indices", counted)
+    run(e, workers=1)
+    assert plan.client_steps(e) == pytest.approx(
+        sum(made), rel=0.25
+    )  # which clients are drawn differs from round to round
+
+
+def test_sources_are_runs_too(home):
+    e = Experiment(**TINY, init_from=Experiment(**TINY | {"rounds": 1}))
+    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[
+        0
+    ].keep_models

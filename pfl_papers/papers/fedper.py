@@ -1,4 +1,8 @@
-"""FedPer (Arivazhagan et al., 2019): Figures 2 to 18. The paper has no tables."""
+"""FedPer (Arivazhagan et al., 2019): settings, runs, and what decides its claims.
+
+Figures 2 to 18; the paper has no tables. [P], [O], [C] and ? say where a value is from; see
+`papers.base`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,84 @@ import pandas as pd
 
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.verdicts import Contrast
+from pfl_core.experiments.experiment import Experiment
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import Artefact, Paper, Scope, Sweep
-from pfl_papers.papers.shown import At, fields_at, use
+from pfl_papers.papers.shown import At, Changes, Shown, at, fields_at, rows_at, use
+
+# -- what the paper shows --------------------------------------------------------------------------
+
+MOBILE, RES = "MobileNet", "ResNet-34"
+
+
+def holding(k: int) -> dict[str, Any]:
+    """Clients that hold k classes each, as a change to an Experiment."""
+    return {"partition_args": {"k": k}}
+
+
+def _k(net: str, *counts: int) -> list[str]:
+    return [f"{net}, k={k}" for k in counts]
+
+
+def _depths(*depths: int) -> list[str]:
+    return [f"K_P = {depth}" for depth in depths]
+
+
+# A figure's columns are networks, some with the classes that each client holds.
+_NETS, _MANY = At([MOBILE, RES], quick=[MOBILE]), (40, 80, 100)
+_BOTH, _TUNED = ("fedavg", "fedper"), ("fedper", "fedper + fine-tuning")
+_LINEAR = ("original", "linear base")
+SHOWN = {
+    "fig2": Shown(
+        At(
+            _k(MOBILE, 4, 8, 10) + _k(RES, 4, 8, 10),
+            medium=_k(MOBILE, 4, 10),
+            quick=_k(MOBILE, 4, 8, 10) + _k(RES, 4),
+        ),
+        _BOTH,
+    ),
+    "fig3": Shown(_k(MOBILE, 4), _BOTH),
+    "fig4": Shown(_NETS, At(_depths(1, 2, 3, 4), quick=_depths(1, 2, 4))),
+    "fig5": Shown([MOBILE], (*_LINEAR, "local")),
+    "fig6": Shown([RES], (*_LINEAR, "local")),
+    "fig7": Shown([MOBILE], _BOTH),
+    "fig8": Shown([RES], _BOTH),
+    "fig9": Shown([MOBILE], _LINEAR),
+    "fig10": Shown([RES], _LINEAR),
+    "fig11": Shown(At(_k(RES, *_MANY), quick=_k(RES, 40)), _BOTH),
+    "fig12": Shown(At(_k(MOBILE, *_MANY), quick=_k(MOBILE, 40, 100), smoke=_k(MOBILE, 40)), _BOTH),
+    "fig13": Shown(_k(MOBILE, 10), _BOTH),
+    "fig14": Shown(_NETS, At(_depths(1, 2, 3, 4), quick=_depths(1, 2))),
+    "fig15": Shown([MOBILE], _TUNED),
+    "fig16": Shown([RES], _TUNED),
+    "fig17": Shown([MOBILE], _TUNED),
+    "fig18": Shown([RES], _TUNED),
+}
+
+# Of which data each figure is.
+CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
+CURVES, SPREAD = ("curves",), ("spread",)
+FIGURES = {
+    "fig2": Artefact(CIFAR10, CURVES, medium=3, said="K_P = 2."),
+    "fig3": Artefact(CIFAR10, SPREAD, medium=3, said="K_P = 2."),
+    "fig4": Artefact(CIFAR10, CURVES),
+    "fig5": Artefact(CIFAR100, CURVES),
+    "fig6": Artefact(CIFAR100, CURVES),
+    "fig7": Artefact(FLICKR, CURVES),
+    "fig8": Artefact(FLICKR, CURVES),
+    "fig9": Artefact(FLICKR, CURVES),
+    "fig10": Artefact(FLICKR, CURVES),
+    "fig11": Artefact(CIFAR100, CURVES, said="K_P = 2."),
+    "fig12": Artefact(CIFAR100, CURVES, said="K_P = 2."),
+    "fig13": Artefact(CIFAR10, SPREAD, said="K_P = 2."),
+    "fig14": Artefact(CIFAR100, CURVES),
+    "fig15": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
+    "fig16": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
+    "fig17": Artefact(FLICKR, CURVES),
+    "fig18": Artefact(FLICKR, CURVES),
+}
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -40,8 +117,18 @@ COMMON: dict[str, Any] = dict(
     head_init="own",
     head_depth=2,
 )
-NETS = {"MobileNet": "mobilenet", "ResNet-34": "resnet34"}
-WIDTH, STEM = At(1.0, medium=0.5, quick=0.25, smoke=0.0625), At("cifar", quick="imagenet")
+WIDTH = At(1.0, medium=0.5, quick=0.25, smoke=0.0625)
+_SHAPE = {"width": WIDTH, "stem": At("cifar", quick="imagenet")}
+NETS: dict[str, dict[str, Any]] = {
+    MOBILE: dict(model="mobilenet", model_args=_SHAPE),
+    RES: dict(model="resnet34", model_args=_SHAPE),
+}
+COLUMNS = NETS | {
+    label: NETS[net] | holding(k)
+    for net in NETS
+    for k in (4, 8, 10, *_MANY)
+    for label in _k(net, k)
+}
 _CIFAR = dict(
     batch=At(quick=32, smoke=...),
     max_samples=At(quick=320, smoke=...),
@@ -51,109 +138,74 @@ _CIFAR = dict(
 _RATED = dict(partition="workers", clients=At(30, quick=...), batch=At(4, quick=8, smoke=...))
 DATA: dict[str, dict[str, Any]] = {"cifar10": _CIFAR, "cifar100": _CIFAR}
 DATA |= dict.fromkeys(("flickr_aes", "raters_cifar10", "raters_digits100"), _RATED)
-LINEAR = ("fig5", "fig6", "fig9", "fig10")  # figures with a linear base
-
-
-def nets(profile: str) -> dict[str, dict[str, Any]]:
-    """FedPer's two networks at a profile, as changes to an Experiment.
-
-    The label says where a network is narrower than the paper's.
-    """
-    width = WIDTH.value(profile)
-    narrower = {1.0: "", 0.5: " of half width"}
-    narrow = narrower.get(width, f" of width 1/{1 / width:.0f}")
-    args = {"width": width, "stem": STEM.value(profile)}
-    return {name + narrow: {"model": net, "model_args": args} for name, net in NETS.items()}
-
-
-def linear_rows(net: dict[str, Any]) -> dict[str, dict]:
-    """Rows "original" and "linear base" (Sec. 4.4).
-
-    With a linear base all below the classifier (K_P = 1) is one linear layer.
-    """
-    linear = {"model": "linear", "model_args": net["model_args"] | {"of": net["model"]}}
-    return {"original": {}, "linear base": linear}
+# What a figure has otherwise than Figure 2: classes a client where no column says them, K_P.
+_LINEAR_BASE = dict(head_depth=1)
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "fig4": holding(4),
+    "fig5": holding(40) | _LINEAR_BASE,
+    "fig6": holding(40) | _LINEAR_BASE,
+    "fig9": _LINEAR_BASE,
+    "fig10": _LINEAR_BASE,
+    "fig14": holding(40),
+    "fig15": holding(40),
+    "fig16": holding(40),
+}
 
 
 def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, Any]:
-    """Fields of the Experiment that FedPer's figures vary; network, k and K_P are set there."""
-    own: dict[str, Any] = {"dataset": dataset} | ({"head_depth": 1} if artefact in LINEAR else {})
-    fields = fields_at(profile, COMMON, DATA.get(dataset, {}), own)
-    return fields | ({"clients": clients} if clients else {})
+    """Fields of the Experiment that FedPer's figures vary; columns set the network."""
+    own: dict[str, Any] = {"dataset": dataset} | ({"clients": clients} if clients else {})
+    parts = COMMON, DATA.get(dataset, {}), OTHERWISE.get(artefact, {}), own
+    return fields_at(profile, *parts)
 
 
-# -- figures and their runs ------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
-CIFAR10, CIFAR100, FLICKR = ("cifar10",), ("cifar100",), ("flickr_aes",)
-CURVES, SPREAD = ("curves",), ("spread",)
-FIGURES = {
-    "fig2": Artefact(
-        CIFAR10, CURVES, medium=3, said="K_P = 2."
-    ),  # at medium MobileNet, k = 4 and 10
-    "fig3": Artefact(CIFAR10, SPREAD, medium=3, said="K_P = 2."),
-    "fig4": Artefact(CIFAR10, CURVES),
-    "fig5": Artefact(CIFAR100, CURVES),
-    "fig6": Artefact(CIFAR100, CURVES),
-    "fig7": Artefact(FLICKR, CURVES),
-    "fig8": Artefact(FLICKR, CURVES),
-    "fig9": Artefact(FLICKR, CURVES),
-    "fig10": Artefact(FLICKR, CURVES),
-    "fig11": Artefact(CIFAR100, CURVES, said="K_P = 2."),
-    "fig12": Artefact(CIFAR100, CURVES, said="K_P = 2."),
-    "fig13": Artefact(CIFAR10, SPREAD, said="K_P = 2."),
-    "fig14": Artefact(CIFAR100, CURVES),
-    "fig15": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
-    "fig16": Artefact(CIFAR100, CURVES, said="k = 40, K_P = 2."),
-    "fig17": Artefact(FLICKR, CURVES),
-    "fig18": Artefact(FLICKR, CURVES),
+
+def _linear(base: Experiment) -> dict[str, Any]:
+    # All below the classifier (K_P = 1) is one linear layer (Sec. 4.4).
+    linear = {"model": "linear", "model_args": base.model_args | {"of": base.model}}
+    return use("fedper") | linear
+
+
+ROWS: dict[str, Changes] = {
+    "fedavg": use("fedavg"),
+    "fedper": use("fedper"),
+    "fedper + fine-tuning": use("fedper", finetune_epochs=1),
+    "original": use("fedper"),
+    "linear base": _linear,
+    "local": use("local"),  # Sec. 4.4
+    **{f"K_P = {depth}": use("fedper") | {"head_depth": depth} for depth in (1, 2, 3, 4)},
 }
-BOTH = {"fedavg": use("fedavg"), "fedper": use("fedper")}
-TUNED = {"fedper": use("fedper"), "fedper + fine-tuning": use("fedper", finetune_epochs=1)}
-ALONE = {"local": use("local")}  # Sec. 4.4
+
+# -- runs ------------------------------------------------------------------------------------------
 
 
-def holding(k: int) -> dict[str, Any]:
-    """Clients that hold k classes each, as a change to an Experiment."""
-    return {"partition_args": {"k": k}}
+def narrower(profile: str) -> str:
+    """How labels say that a profile's networks are narrower than the paper's."""
+    width = WIDTH.value(profile)
+    return {1.0: "", 0.5: " of half width"}.get(width, f" of width 1/{1 / width:.0f}")
 
 
 def sweeps(scope: Scope) -> list[Sweep]:
-    """All runs of Figures 2 to 18: of each figure its changes, its rows and its columns."""
-    both = nets(scope.profile)
-    (mobile, mobilenet), (res, resnet) = both.items()
-    raters = "" if scope.data("flickr_aes") == "flickr_aes" else ", synthetic raters"
-    own = {"method": "fedper"}
-    each_k = {mobile: scope.pick((4, 8, 10), quick=(4, 8, 10), medium=(4, 10))}
-    each_k[res] = scope.pick((4, 8, 10), quick=(4,), medium=())
-    many_k = scope.pick((40, 80, 100), quick=(40, 100), smoke=(40,))
-    few_k = scope.pick(many_k, quick=(40,))
-    depths = [scope.pick((1, 2, 3, 4), quick=few) for few in ((1, 2, 4), (1, 2))]
-    fig4, fig14 = ({f"K_P = {d}": {"head_depth": d} for d in ds} for ds in depths)
-    deep = scope.pick(both, quick={mobile: mobilenet})
-    fig2 = {f"{n}, k={k}": both[n] | holding(k) for n, ks in each_k.items() for k in ks}
-    runs: dict[str, tuple[dict, dict, dict]] = {
-        "fig2": ({}, BOTH, fig2),
-        "fig3": (mobilenet | holding(4), BOTH, {f"{mobile}, k=4": {}}),
-        "fig4": (own | holding(4), fig4, deep),
-        "fig5": (own | holding(40) | mobilenet, linear_rows(mobilenet) | ALONE, {mobile: {}}),
-        "fig6": (own | holding(40) | resnet, linear_rows(resnet) | ALONE, {res: {}}),
-        "fig7": (mobilenet, BOTH, {mobile + raters: {}}),
-        "fig8": (resnet, BOTH, {res + raters: {}}),
-        "fig9": (own | mobilenet, linear_rows(mobilenet), {mobile + raters: {}}),
-        "fig10": (own | resnet, linear_rows(resnet), {res + raters: {}}),
-        "fig11": (resnet, BOTH, {f"{res}, k={k}": holding(k) for k in few_k}),
-        "fig12": (mobilenet, BOTH, {f"{mobile}, k={k}": holding(k) for k in many_k}),
-        "fig13": (mobilenet | holding(10), BOTH, {f"{mobile}, k=10": {}}),
-        "fig14": (own | holding(40), fig14, deep),
-        "fig15": (holding(40) | mobilenet, TUNED, {mobile: {}}),
-        "fig16": (holding(40) | resnet, TUNED, {res: {}}),
-        "fig17": (mobilenet, TUNED, {mobile + raters: {}}),
-        "fig18": (resnet, TUNED, {res + raters: {}}),
-    }
+    """All runs of Figures 2 to 18, a Sweep each: a base with the first column's changes."""
+    # quick has all columns and rows where data are real.
+    size = "paper" if scope.profile == "quick" and scope.label != "digits" else scope.profile
+    synthetic = scope.data("flickr_aes") != "flickr_aes"
     out = []
-    for figure, (changes, rows, columns) in runs.items():
-        base = scope.base(PAPER, figure, FIGURES[figure].data[0], **changes)
-        out += scope.sweep(PAPER, base, rows, columns)
+    for figure, shown in SHOWN.items():
+        (dataset,) = FIGURES[figure].data
+        raters = ", synthetic raters" if synthetic and dataset == "flickr_aes" else ""
+        columns = {}
+        for name in shown.labels(size):
+            net, comma, k = name.partition(", ")
+            label = f"{net}{narrower(scope.profile)}{comma}{k}{raters}"
+            columns[label] = fields_at(scope.profile, COLUMNS[name])
+        first = next(iter(columns))
+        base = scope.base(PAPER, figure, dataset, **columns[first])
+        if base:
+            rows = rows_at(scope.profile, base, ROWS, at(size, shown.rows))
+            out += scope.sweep(PAPER, base, rows, columns | {first: {}})
     return out
 
 
@@ -211,6 +263,9 @@ def guesses(evidence: Evidence) -> list[Contrast]:
 TERMS = Terms(
     {"acc_sd": Measure("sd over clients, {difference}, {column}", pooled=True, least=True)}
 )
+
+# -- the paper -------------------------------------------------------------------------------------
+
 PAPER = Paper(
     key="fedper",
     artefacts=FIGURES,

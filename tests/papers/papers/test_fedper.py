@@ -10,6 +10,7 @@ import pytest
 from pfl_core import models
 from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import base as papers
 from pfl_papers.papers import fedper
 from pfl_papers.papers.fedper import PAPER
 from tests.made import judged
@@ -90,7 +91,8 @@ def test_medium_is_figures_2_and_3_of_a_network_that_is_said_to_be_narrow(swept)
     ],
 )
 def test_a_narrow_network_is_labelled_so(profile, said):
-    assert list(fedper.nets(profile)) == [f"MobileNet{said}", f"ResNet-34{said}"]
+    (sweep,) = papers.paper("fedper").planned(papers.Scope(profile), "fig3")
+    assert [*sweep.columns] == [f"MobileNet{said}, k=4"] and fedper.narrower(profile) == said
 
 
 def test_synthetic_raters_are_named(swept):

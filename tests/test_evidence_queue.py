@@ -20,7 +20,9 @@ import json, os, pathlib, sys, time
 runs = pathlib.Path(os.environ["PFL_RUNS"])
 runs.mkdir(exist_ok=True)
 word = sys.argv[1]
-said = dict(word=word, words=sys.argv[2:], version=VERSION, at=os.getcwd(), nice=os.nice(0), data=os.environ.get("PFL_DATA"))
+group = pathlib.Path("/proc/self/autogroup")
+group = group.read_text().split()[-1] if group.exists() else "19"
+said = dict(word=word, group=group, words=sys.argv[2:], version=VERSION, at=os.getcwd(), nice=os.nice(0), data=os.environ.get("PFL_DATA"))
 with (runs / "calls").open("a") as calls:
     calls.write(json.dumps(said) + "\\n")
 if word == "fail":
@@ -108,6 +110,7 @@ def test_commands_run_in_their_order_and_one_that_fails_lets_the_next_begin(queu
     ]
     for call in queue.calls():
         assert call["at"] == str(queue.folder / "tree") and call["nice"] == 19
+        assert call["group"] == "19"
         assert call["data"] == str(evidence.ROOT / "somewhere"), "it runs in another folder"
     log = queue.log()
     assert "no such thing" in log and "== ended with status 1: fail" in log

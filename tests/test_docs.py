@@ -211,11 +211,6 @@ OTHER_DIALECT = {
     "pfl_papers/notebook/rank_figures.py",
     "pfl_papers/notebook/study.py",
     "pfl_papers/notebook/what_holds.py",
-    "pfl_papers/papers/base.py",
-    "pfl_papers/papers/flayer.py",
-    "pfl_papers/papers/pfedhn.py",
-    "pfl_papers/papers/pfedla.py",
-    "pfl_papers/papers/presets.py",
 }
 
 

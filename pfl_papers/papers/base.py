@@ -75,16 +75,28 @@ Number = dict[str, Any]
 class Artefact:
     """A table or figure with data: what it needs, and what `Study.show` makes of its runs.
 
-    data: the paper's data sets in it.
-    show: of "compare", "standing" (tables), "curves", "spread" (figures).
-    medium, quick, paper: seeds at these profiles. medium 0: not run there; the others 0: as many
-        as usual.
-    metrics: published numbers to compare, with so many digits.
-    numbers: (its rows, what probes recorded) -> what is derived from them.
-    each: whether these are numbers of one run each; else they wait for all runs.
-    said: a sentence for the figure's caption.
-    tuned: whether runs of the artefact "tuning" choose its parameters.
-    makes: rows and columns of its `numbers` that its runs do not have.
+    Attributes
+    ----------
+    data : tuple of str
+        The paper's data sets in it.
+    show : tuple of str
+        Of "compare", "standing" (tables), "curves", "spread" (figures).
+    medium, quick, paper : int
+        Seeds at these profiles. medium 0: not run there; the others 0: as many as usual.
+    metrics : tuple of str
+        Published numbers to compare.
+    digits : int
+        With which they are shown.
+    numbers : callable
+        (its rows, what probes recorded) -> what is derived from them.
+    each : bool
+        Whether these are numbers of one run each; else they wait for all runs.
+    said : str
+        A sentence for the figure's caption.
+    tuned : bool
+        Whether runs of the artefact "tuning" choose its parameters.
+    makes : (tuple of str, tuple of str)
+        Rows and columns of its `numbers` that its runs do not have.
     """
 
     data: tuple[str, ...]
@@ -105,17 +117,31 @@ class Artefact:
 class Claim:
     """What a paper says, and the differences on which it rests: a line of `papers.claims`.
 
-    says: in the paper's words or near to them.
-    where: section, table or figure of the paper.
-    needs: the artefact whose runs decide it.
-    judge: evidence of these runs -> contrasts, each of which has to be above its threshold.
+    Attributes
+    ----------
+    says : str
+        In the paper's words or near to them.
+    where : str
+        Section, table or figure of the paper.
+    needs : str
+        The artefact whose runs decide it.
+    judge : callable
+        Evidence of these runs -> contrasts, each of which has to be above its threshold.
         LookupError for what was not run.
-    limit: a threshold that is ours and not the paper's, in words.
-    most: whether it speaks of most cases: of more than half of the contrasts' groups.
-    status: what a person found out about its contradiction; "" leaves it to `report.claims`.
-    key: its name in the paper.
-    kind: one of `KINDS`. why_kind: why it holds by construction.
-    ask: what its judge asks, None of a function of the paper's own.
+    limit : str
+        A threshold that is ours and not the paper's, in words.
+    most : bool
+        Whether it speaks of most cases: of more than half of the contrasts' groups.
+    status : str
+        What a person found out about its contradiction; "" leaves it to `report.claims`.
+    key : str
+        Its name in the paper.
+    kind : str
+        One of `KINDS`.
+    why_kind : str
+        Why it holds by construction.
+    ask : Ask or None
+        What its judge asks, None of a function of the paper's own.
     """
 
     says: str
@@ -135,8 +161,20 @@ class Claim:
 class Sweep:
     """Runs of an artefact: the grid rows x columns x seeds of changes to `base`.
 
-    part: tells the sweeps of one artefact apart.
-    vary: the one field that its rows vary, as "head_depth" or "method_args.lr"; "" if they differ
+    Attributes
+    ----------
+    artefact : str
+        Its key.
+    base : Experiment
+        What all runs have in common.
+    rows, columns : {label: changes}
+        As in `grid`.
+    seeds : tuple of int
+        Values of the field `seed`.
+    part : str
+        Tells the sweeps of one artefact apart.
+    vary : str
+        The one field that its rows vary, as "head_depth" or "method_args.lr"; "" if they differ
         otherwise.
     """
 
@@ -171,17 +209,37 @@ class Sweep:
 class Paper:
     """A paper as data.
 
-    sweeps: scope -> all runs that its artefacts need there. It trains nothing, and may read
-        finished runs of the artefact "tuning" with `scope.finished`.
-    own: the row of the paper's own method.
-    report: which number of a run the paper reports, as keywords of `select.pick`.
-    when: rows that are read at another time.
-    seeds: {profile: how many} where the paper says so.
-    runs: over how many runs its published numbers are, 0 if it does not say.
-    unstated: artefacts of which it does not say the number of rounds: profile `paper` has ours.
-    rates: {column of ours: learning rate} of columns that differ in it alone.
-    tables: artefacts that `presets` has, by `setting` (artefact, profile, data set, clients ->
-        fields of an Experiment) and `rows` (the same -> {row: changes}).
+    Attributes
+    ----------
+    key : str
+        Its name in `PAPERS`.
+    artefacts : {key: Artefact}
+        Its tables and figures, in the notebook's order.
+    claims : tuple of Claim
+        What it says of them.
+    sweeps : callable
+        Scope -> all runs that its artefacts need there. It trains nothing, and may read finished
+        runs of the artefact "tuning" with `scope.finished`.
+    own : str
+        The row of the paper's own method.
+    report : {str: str}
+        Which number of a run the paper reports, as keywords of `select.pick`.
+    when : {row: str}
+        Rows that are read at another time.
+    seeds : {profile: int}
+        How many, where the paper says so.
+    runs : int
+        Over how many runs its published numbers are, 0 if it does not say.
+    unstated : tuple of str
+        Artefacts of which it does not say the number of rounds: profile `paper` has ours.
+    rates : {column: float}
+        Learning rates of columns of ours that differ in them alone.
+    tables : tuple of str
+        Artefacts that `presets` has.
+    setting : callable
+        (artefact, profile, data set, clients) -> fields of an Experiment.
+    rows : callable
+        The same -> {row: changes}.
     """
 
     key: str
@@ -235,7 +293,16 @@ class Paper:
 class Scope:
     """What is asked of a paper: a profile, and what to restrict it to (empty: the profile's own).
 
-    finished: Experiments -> their rows if all of them are finished, else None; by default none are.
+    Attributes
+    ----------
+    profile : str
+        One of `PROFILES`.
+    datasets, methods, artefacts : tuple of str
+        The only ones.
+    seeds : tuple of int
+        The only ones.
+    finished : callable
+        Experiments -> their rows if all of them are finished, else None; by default none are.
     """
 
     profile: str = "quick"
@@ -267,7 +334,14 @@ class Scope:
     def pick(self, paper: Any, *, quick: Any, smoke: Any = None, medium: Any = None) -> Any:
         """The value for the profile; smoke takes quick's where it has none, medium the paper's.
 
-        quick: on the embedded data only; on others its value is the paper's.
+        Parameters
+        ----------
+        paper : object
+            The value at that profile.
+        quick : object
+            On the embedded data only; on others its value is the paper's.
+        smoke, medium : object
+            The values at these profiles.
         """
         if self.profile == "quick" and self.label != "digits":
             return paper
@@ -277,7 +351,16 @@ class Scope:
     def base(self, paper: Paper, artefact: str, dataset: str, **changes: Any) -> Experiment | None:
         """The Experiment that an artefact's runs vary; None if it is not run.
 
-        dataset: as the paper has it; what serves for it here is taken.
+        Parameters
+        ----------
+        paper : Paper
+            Whose artefact it is.
+        artefact : str
+            Its key.
+        dataset : str
+            As the paper has it; what serves for it here is taken.
+        **changes
+            To the artefact's setting.
         """
         served = self.data(dataset)
         if served is None or paper.missing(self, artefact):
@@ -308,9 +391,20 @@ class Scope:
     ) -> list[Sweep]:
         """One Sweep of changes to `base`, of the methods and seeds asked for; none if base is None.
 
-        quick: seeds at profile quick, in place of the artefact's own number.
-        seeds: these seeds, whatever was asked for.
-        part, vary: of the Sweep.
+        Parameters
+        ----------
+        paper : Paper
+            Whose artefact it is.
+        base : Experiment or None
+            What all runs have in common.
+        rows, columns : {label: changes}
+            To `base`.
+        quick : int
+            Seeds at profile quick, in place of the artefact's own number.
+        seeds : tuple of int
+            These seeds, whatever was asked for.
+        part, vary : str
+            Of the Sweep.
         """
         if base is None:
             return []

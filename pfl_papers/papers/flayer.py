@@ -17,12 +17,23 @@ from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import grouped, pick, records, tuples
 from pfl_core.analysis.stats import spent
 from pfl_core.analysis.verdicts import SMALL, Contrast
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import FULL, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
-from pfl_papers.papers.shown import At, drawn_anew, fields_at, use, without_probes
+from pfl_papers.papers.base import Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.shown import (
+    At,
+    Changes,
+    Shown,
+    at,
+    drawn_anew,
+    fields_at,
+    rows_at,
+    use,
+    without_probes,
+)
 
 
 class Column(NamedTuple):
@@ -69,22 +80,6 @@ DEPTHS = ("s=3", "s=2", "s=1")
 FASTER, ZEROS = "fedavg, lr 0.1", "flayer, zeros averaged"
 
 
-class Shown(NamedTuple):
-    """What a table or figure shows: its columns and its rows, as far as they are run at a profile.
-
-    columns: labels of `COLUMNS`.
-    rows: labels, as `every_row` has them; as a dict {label: what that row is there}.
-    instead: columns of changes to the first of `columns`, {label: changes}. All but the first have
-        only FedALA and FLAYER below profile paper.
-    probed: whether models of `PROBED` are recorded at medium, too.
-    """
-
-    columns: At
-    rows: tuple[str, ...] | dict[str, str]
-    instead: At = At({})
-    probed: bool = False
-
-
 def _alphas(*alphas: float) -> dict[str, dict[str, Any]]:
     return {f"Dir({alpha:g})": {"partition_args": {"alpha": alpha}} for alpha in alphas}
 
@@ -96,7 +91,8 @@ def _clients(*counts: int) -> dict[str, dict[str, Any]]:
 _MAIN = (*BASELINES, "flayer", OFFICIAL)
 _WIDER = (*BASELINES, *NEWER, "flayer", OFFICIAL)
 _AROUND = {m: f"flayer around {m}" for m in BASELINES if m not in ("fedavg", "apple")}
-_PARTS = ("flayer", OFFICIAL, *PARTS, *(f"{p} (official)" for p in PARTS), "fedavg", FASTER, ZEROS)
+_PARTS = (*(f"{part} (official)" for part in PARTS), "fedavg", FASTER, ZEROS)
+_PARTED = At(("flayer", OFFICIAL, *PARTS, *_PARTS), quick=("flayer", OFFICIAL, *_PARTS))
 _LARGE, _BOTH = At([DEEP], quick=[IMAGE]), ["CIFAR-100, CNN", DEEP]
 _FEW = [IMAGE, "CIFAR-10, ResNet-18", "AG News, fastText"]
 _SOME = [IMAGE, ANEW, "CIFAR-100, CNN", "AG News, fastText"]
@@ -108,14 +104,15 @@ SHOWN = {
     "table2": Shown(At([*COLUMNS, ANEW], medium=_SOME, quick=_FEW), (*_MAIN, AVERAGED)),
     "table3": Shown(At([*COLUMNS][:6], quick=[IMAGE]), _MAIN),
     "table4": Shown(At(_BOTH, quick=[IMAGE]), DEPTHS),
-    "table5a": Shown(_LARGE, _WIDER, instead=_SKEW),
-    "table5b": Shown(_LARGE, _WIDER, instead=_SIZE),
+    "table5a": Shown(_LARGE, _WIDER),
+    "table5b": Shown(_LARGE, _WIDER),
     "table5c": Shown(_LARGE, {"fedavg": "flayer"} | _AROUND),
-    "fig2": Shown(
-        At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]), PROBED, probed=True
-    ),
-    "fig3": Shown(At(_BOTH, medium=["CIFAR-100, CNN"], quick=[IMAGE]), _PARTS),
+    "fig2": Shown(At([IMAGE, "CIFAR-10, ResNet-18"], medium=[IMAGE], quick=[IMAGE]), PROBED),
+    "fig3": Shown(At(_BOTH, medium=["CIFAR-100, CNN"], quick=[IMAGE]), _PARTED),
 }
+# Tables 5a and 5b: columns of changes to their first one, {label: changes}. All but the first have
+# only FedALA and FLAYER below profile paper.
+VARIED = {"table5a": _SKEW, "table5b": _SIZE}
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -199,7 +196,7 @@ def setting(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict
 
     The network is that of the artefact's first column.
     """
-    first = COLUMNS[SHOWN[artefact].columns.value(profile)[0]].model
+    first = COLUMNS[SHOWN[artefact].labels(profile)[0]].model
     model = "fasttext" if dataset == "ag_news" else first
     known = DATA.get(dataset, {"partition_args": _SPLIT})
     fields = fields_at(profile, COMMON, NETS[model], known, {"dataset": dataset})
@@ -214,81 +211,76 @@ def network(model: str, profile: str) -> dict[str, Any]:
     return fields_at(profile, NETS[model])
 
 
-def rows(
-    artefact: str, profile: str, dataset: str, clients: int = 0, model: str = ""
-) -> dict[str, dict]:
-    """Rows of an artefact as changes to its `setting`.
-
-    `model` is the network of their column, where it is another than the setting's.
-    """
-    model = model or setting(artefact, profile, dataset)["model"]
-    every, named = every_row(artefact, profile, dataset, model), SHOWN[artefact].rows
-    named = named if isinstance(named, dict) else dict(zip(named, named, strict=True))
-    found = {label: every[row] for label, row in named.items() if row in every}
-    if model == "fasttext":
-        return {row: changes | {"record": ("train",)} for row, changes in found.items()}
-    return found
+# -- rows ------------------------------------------------------------------------------------------
 
 
-def every_row(artefact: str, profile: str, dataset: str, model: str) -> dict[str, dict]:
-    """All rows that an artefact may show of a network, as changes to its `setting`."""
-    main = {method: use(method) for method in (*BASELINES, "flayer")}
-    for method in HEADED:
-        main[method]["head_depth"] = 1
-    # Figure 2's runs are those of the tables, but at medium, whose tables were run without probes.
-    # Where clients or their data are others, `sweeps` leaves the probe out.
-    shown = dataset == "cifar10" if profile == "paper" else model == "cnn"
-    if shown and (profile != "medium" or SHOWN[artefact].probed):
-        for method in PROBED:
-            main[method]["record"] = ("cka", "cka_cores") if method == "apple" else ("cka",)
+def _gpfl(base: Experiment) -> dict[str, Any]:
     # For ResNet-18 as in GPFL's own script [O].
-    main["gpfl"] = use("gpfl", **(dict(lam=1e-4, mu=0.0) if model == "resnet18" else {}))
-    main["fedcp"] = use("fedcp")
-    if model == "resnet18":
-        main[AVERAGED] = use("fedavg") | {"buffers": "average"}
-    else:
-        main[FASTER] = use("fedavg") | {"lr": FAST}
-    main[ZEROS] = use("flayer", agg="literal")
-    return main | _of_flayer(main, profile, dataset, model)
+    return use("gpfl", **(dict(lam=1e-4, mu=0.0) if base.model == "resnet18" else {}))
 
 
-def _of_flayer(
-    main: dict[str, dict], profile: str, dataset: str, model: str
-) -> dict[str, dict[str, Any]]:
-    """FLAYER's other forms: as released, at three depths, in parts, around other methods."""
-    official = released(model, profile, dataset)
-    # The run at the network's own depth is that of the tables.
-    own = f"s={network(model, profile).get('head_depth')}"
-    out: dict[str, dict[str, Any]] = {OFFICIAL: official}
-    for depth, row in zip((3, 2, 1), DEPTHS, strict=True):
-        out[row] = (main["flayer"] if row == own else use("flayer")) | {"head_depth": depth}
-    # As printed, rates or masks alone are served as one global model; the released code trains each
-    # client's head first.
-    if profile in FULL:
-        out |= {row: use("flayer", **part) for row, part in PARTS.items()}
-    for row, part in PARTS.items():
-        out[f"{row} (official)"] = official | {"method_args": official["method_args"] | part}
-    for inner, row in _AROUND.items():
-        out[row] = main[inner] | use("flayer", inner=inner) | {"record": ()}
-    return out
-
-
-def released(model: str, profile: str, dataset: str) -> dict[str, Any]:
-    """The row "flayer (official)", to the letter of the released code [O].
+def _released(**part: bool) -> Changes:
+    """The row "flayer (official)", to the letter of the released code [O], or one part of it.
 
     Its head is counted in tensors (`-p`), batches come in order, and the CNN's middle layers learn
     20 times as fast as at .005, whatever the base rate is. Its reader takes AG News' training texts
     for the test texts.
     """
-    own = setting("table2", profile, dataset) | network(model, profile)
-    fast = FAST / own["lr"] if model == "cnn" else 1.0
-    tested = {"acc_on": "train"} if model == "fasttext" else {}
-    return use("flayer", mode="official", middle=fast, **tested) | dict(
-        head_by="tensor",
-        head_depth=4 if model == "resnet18" else 2,
-        shuffle=False,
-        rounds=min(own["rounds"], RELEASED.get((dataset, model), own["rounds"])),
-    )
+
+    def row(base: Experiment) -> dict[str, Any]:
+        fast = FAST / base.lr if base.model == "cnn" else 1.0
+        tested = {"acc_on": "train"} if base.model == "fasttext" else {}
+        return use("flayer", mode="official", middle=fast, **tested, **part) | dict(
+            head_by="tensor",
+            head_depth=4 if base.model == "resnet18" else 2,
+            shuffle=False,
+            rounds=min(base.rounds, RELEASED.get((base.dataset, base.model), base.rounds)),
+        )
+
+    return row
+
+
+_METHODS = {method: use(method) for method in (*BASELINES, "fedcp", "flayer")}
+_METHODS |= {method: use(method) | {"head_depth": 1} for method in HEADED}
+ROWS: dict[str, Changes] = {
+    **_METHODS,
+    "gpfl": _gpfl,
+    OFFICIAL: _released(),
+    AVERAGED: use("fedavg") | {"buffers": "average"},
+    FASTER: use("fedavg") | {"lr": FAST},
+    ZEROS: use("flayer", agg="literal"),
+    **{row: use("flayer") | {"head_depth": s} for s, row in zip((3, 2, 1), DEPTHS, strict=True)},
+    # As printed, rates or masks alone are served as one global model; the released code trains each
+    # client's head first.
+    **{row: use("flayer", **part) for row, part in PARTS.items()},
+    **{f"{row} (official)": _released(**part) for row, part in PARTS.items()},
+    **{row: _METHODS[inner] | use("flayer", inner=inner) for inner, row in _AROUND.items()},
+}
+
+
+def rows(artefact: str, profile: str, dataset: str, clients: int = 0) -> dict[str, dict]:
+    """Rows of an artefact as changes to its `setting`."""
+    return made(artefact, profile, Experiment(**setting(artefact, profile, dataset)))
+
+
+def made(artefact: str, profile: str, base: Experiment) -> dict[str, dict]:
+    """Rows of an artefact as changes to `base`, its Experiment with the network of a column."""
+    names = at(profile, SHOWN[artefact].rows)
+    names = names if isinstance(names, dict) else {name: name for name in names}
+    missing = FASTER if base.model == "resnet18" else AVERAGED  # the CNN has no BatchNorm
+    named = {label: name for label, name in names.items() if name != missing}
+    found = rows_at(profile, base, ROWS, named)
+    if base.model == "fasttext":
+        return {row: changes | {"record": ("train",)} for row, changes in found.items()}
+    # Figure 2's runs are those of the tables, but at medium, whose tables were run without probes.
+    # Where clients or their data are others, `sweeps` leaves the probe out.
+    shown = base.dataset == "cifar10" if profile == "paper" else base.model == "cnn"
+    if shown and (profile != "medium" or artefact == "fig2"):
+        usual = f"s={base.head_depth}"  # the tables' run of FLAYER
+        for label, name in named.items():
+            if name in (*PROBED, usual):
+                found[label]["record"] = ("cka", "cka_cores") if name == "apple" else ("cka",)
+    return found
 
 
 def _only(rows: dict[str, dict], names: Iterable[str]) -> dict[str, dict]:
@@ -311,13 +303,13 @@ def image(scope: Scope) -> str:
 
 def columns(scope: Scope, artefact: str) -> dict[str, Column]:
     """An artefact's columns by label: at profile paper all that the paper prints."""
-    every, shown = COLUMNS | {ANEW: COLUMNS[IMAGE]}, SHOWN[artefact]
-    names = shown.columns.value(scope.profile)
+    every, names = COLUMNS | {ANEW: COLUMNS[IMAGE]}, SHOWN[artefact].labels(scope.profile)
     if not scope.full:
         names = [image(scope) if name == IMAGE else name for name in names]
     found = {name: every[name] for name in names}
-    if not (instead := shown.instead.value(scope.profile)):
+    if artefact not in VARIED:
         return found
+    instead = VARIED[artefact].value(scope.profile)
     out = {name: found[names[0]]._replace(changes=changes) for name, changes in instead.items()}
     if "N=50" in out and not scope.full and scope.label == "digits":
         few = {"partition_args": {"fallback_least": 4}}  # too few digits for the usual least number
@@ -337,8 +329,10 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
     out = []
     for i, (name, column) in enumerate(columns(scope, artefact).items()):
         deep = column.model == "resnet18"
-        served = scope.data(column.dataset) or ""
-        every = rows(artefact, scope.profile, served, model=column.model)
+        base = scope.base(PAPER, artefact, column.dataset, **network(column.model, scope.profile))
+        if base is None:
+            continue
+        every = made(artefact, scope.profile, base)
         other_clients = bool(column.changes) and i > 0
         if other_clients:
             every = without_probes(every)
@@ -346,8 +340,7 @@ def _column_sweeps(scope: Scope, artefact: str) -> list[Sweep]:
             every = _only(every, ("fedavg", AVERAGED))
         elif scope.profile != "paper" and other_clients:
             every = _only(every, ("fedala", "flayer"))
-        base = scope.base(PAPER, artefact, column.dataset, **network(column.model, scope.profile))
-        if name == ANEW and base:
+        if name == ANEW:
             every = {row: every[row] for row in every if row not in SLOW}
             base = drawn_anew(base)
         cells = {name: column.changes}
@@ -359,7 +352,9 @@ def _control(scope: Scope) -> list[Sweep]:
     """FedAvg, FedALA and FLAYER with the CNN, at the main table's rate and at larger ones."""
     column = COLUMNS[image(scope)]
     base = scope.base(PAPER, "table2", column.dataset)
-    every = rows("table2", scope.profile, scope.data(column.dataset) or "")
+    if base is None:
+        return []
+    every = made("table2", scope.profile, base)
     every = _only(every, ("fedavg", "fedala", "flayer"))
     seeds = scope.seeds_of(PAPER, "control")  # as many as the profile has, not as Table 2
     own = network(column.model, scope.profile)["lr"]

@@ -560,7 +560,10 @@ def gaps(lines: pd.DataFrame) -> pd.DataFrame:
 
     low and high are the ends of the gap's 95 % interval, NaN for one seed.
 
-    lines: of `newcomers`.
+    Parameters
+    ----------
+    lines : DataFrame
+        Of `newcomers`.
     """
     if lines.empty:
         return lines
@@ -622,7 +625,12 @@ def scaled(swapped: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     The paper scales each row to its own range, 0 to 1; a row of equal accuracies has none, and is
     NaN. {} for a seed that was not run.
 
-    swapped: accuracies (K, K) by seed, of `crossed`.
+    Parameters
+    ----------
+    swapped : {str: (K, K) float}
+        Accuracies by seed, of `crossed`.
+    seed : int
+        Which of them.
     """
     acc = swapped.get(f"seed {seed}")
     if acc is None:

@@ -17,8 +17,23 @@ def presets(
 ) -> dict[str, dict[str, Any]]:
     """{row: fields of its Experiment} of a paper's table at the paper's scale.
 
-    dataset, clients: pick the column. Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox
-    read at when="after". ValueError for an unknown paper or table.
+    Views (FedAvg-FT, FedProx-FT) are rows of fedavg and fedprox read at when="after".
+
+    Parameters
+    ----------
+    name : str
+        Of the paper.
+    artefact : str
+        The table's key, "table1".
+    dataset : str
+        Picks the column; "" for CIFAR-10.
+    clients : int
+        Picks the column; 0 for as many as the paper has where no column says it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown paper or table.
     """
     tables = {p: paper(p).tables for p in PAPERS if paper(p).tables}
     checks.known("paper with presets", name, tables)
@@ -123,10 +138,20 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
 class Grid(NamedTuple):
     """What of a row is tuned: three learning rates times three values of a parameter of its own.
 
-    own: the parameter that its paper or code tunes.
-    source: where the values come from.
-
     Names are fields of an Experiment, or "method_args.NAME".
+
+    Attributes
+    ----------
+    own : str
+        The parameter that its paper or code tunes.
+    values : tuple of float
+        Which are tried.
+    source : str
+        Where they come from.
+    rate : str
+        The learning rate that is tuned.
+    rates : tuple of float
+        Which are tried.
     """
 
     own: str

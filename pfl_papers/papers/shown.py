@@ -69,7 +69,7 @@ def changes_at(profile: str, base: Experiment, changes: Changes) -> dict[str, An
 class Column(NamedTuple):
     """A column of a table.
 
-    Parameters
+    Attributes
     ----------
     dataset : str
         The paper's data set.
@@ -88,7 +88,7 @@ class Column(NamedTuple):
 class Shown:
     """What a table or figure shows, as far as it is run at a profile; each may be an `At`.
 
-    Parameters
+    Attributes
     ----------
     columns : sequence of str, or At
         Labels in the paper's `COLUMNS`.

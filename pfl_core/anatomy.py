@@ -54,7 +54,10 @@ class Anatomy:
 
         A copy of it runs, in evaluation mode. Our own networks need none.
 
-        ValueError if a parameter that it uses is not registered in it.
+        Raises
+        ------
+        ValueError
+            If a parameter that it uses is not registered in it.
         """
         if type(model) is models.Net:
             return cls(model)

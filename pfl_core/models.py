@@ -657,7 +657,10 @@ def buffers(model: nn.Module) -> list[str]:
 def last_linear(model: nn.Module) -> tuple[str, ...]:
     """Names of weight and bias (if it has one) of the nn.Linear that was registered last.
 
-    Raises ValueError if that is another layer.
+    Raises
+    ------
+    ValueError
+        If that is another layer.
     """
     names = [n for n, _ in model.named_parameters()]
     path = names[-1].rpartition(".")[0] if names else ""

@@ -128,8 +128,12 @@ def _check_paper(name: str) -> None:
 def shown(papers: Collection[str] = ()) -> set[str]:
     """Runs that rows in results/ or runs/results/ show, of some papers or of all.
 
-    `prune` asks for them (the entry point "pfl_core.shown" in pyproject.toml). ValueError for an
-    unknown paper.
+    `prune` asks for them (the entry point "pfl_core.shown" in pyproject.toml).
+
+    Raises
+    ------
+    ValueError
+        For an unknown paper.
     """
     for paper in papers:
         _check_paper(paper)

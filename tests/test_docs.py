@@ -195,7 +195,7 @@ def test_docstrings_are_read_as_they_are_meant():
     ]
 
 
-# Files with docstrings that still say "rows: what they are" in running lines. None may join them,
+# Files with docstrings that still say "rows: what they are", or what is raised, in running lines. None may join them,
 # and one that is mended leaves; with the last, ARGUMENT goes from tools/site.py.
 OTHER_DIALECT = {
     "pfl_core/analysis/noise.py",
@@ -225,13 +225,19 @@ def takes(thing):
     return fields + [name for init in made for name in takes(init)]
 
 
+# What a function raises, said in running lines below the first one.
+RAISES = re.compile(r"\n.*\b(?<!Raise )[A-Z]\w*(Error|Missing) (for|if|where|unless)\b", re.DOTALL)
+
+
 def other_dialect(source):
-    """The functions and classes whose docstring describes an argument outside of a section."""
+    """The functions and classes whose docstring says of an argument or an error outside of a section."""
     out = []
     for thing in ast.walk(ast.parse(source)):
-        if isinstance(thing, ast.FunctionDef | ast.ClassDef) and takes(thing):
-            said = rf"(^|[.;,] )`?(\w+, )*({'|'.join(takes(thing))})`?( \([^)]*\))?: (?=\S)"
-            if re.search(said, ast.get_docstring(thing) or "", flags=re.M):
+        if isinstance(thing, ast.FunctionDef | ast.ClassDef) and (doc := ast.get_docstring(thing)):
+            names = "|".join(takes(thing) or ["self"])
+            said = rf"(^|[.;,] )`?(\w+, )*({names})`?( \([^)]*\))?: (?=\S)"
+            prose = re.split(r"\n.+\n-{3,}\n", doc)[0]
+            if re.search(said, doc, flags=re.M) or RAISES.search(prose):
                 out.append(thing.name)
     return out
 
@@ -260,16 +266,26 @@ class C:
     x (n,): numbers.
     '''
     def __init__(self, x): ...
+def d(y):
+    '''One.
+
+    Of two; ValueError for more.
+    '''
 def right(x):
-    '''A dict {x: number}.
+    '''A dict {x: number}; ValueError for others.
 
     Parameters
     ----------
     x : int
         Of two: this.
+
+    Raises
+    ------
+    ValueError
+        ValueError for others.
     '''
 """
-    assert other_dialect(source) == ["a", "b", "C"]
+    assert other_dialect(source) == ["a", "b", "C", "d"]
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,11 @@ def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") ->
     """Table of picked numbers as text: the mean over seeds, and "± sd" (ddof 1) over several.
 
     `rows` and `columns` name the columns of `picked` whose values label the table's two sides.
-    ValueError if runs of a cell differ in more than the seed.
+
+    Raises
+    ------
+    ValueError
+        If runs of a cell differ in more than the seed.
     """
 
     def cell(values: pd.Series) -> str:

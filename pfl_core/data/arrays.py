@@ -210,7 +210,7 @@ def _unequal(name: str, v: Any, error: Exception) -> str:
 
 
 def check_finite(x: Tensor) -> None:
-    """ValueError for samples (n, ...) that hold NaN or infinite values in their number format."""
+    """Raise ValueError for samples (n, ...) that hold NaN or infinity in their number format."""
     import torch
 
     rows = max(1, CHUNK // max(1, x[:1].numel()))

@@ -272,7 +272,7 @@ class Federation:
         return Checksum(whole, self.input_shape, self.classes)
 
     def check_unchanged(self) -> None:
-        """ValueError if a file that x maps has changed since the Federation was made."""
+        """Raise ValueError if a file that x maps has changed since the Federation was made."""
         files.check_unchanged(self._stamps)
 
     def save(self, path: str | Path) -> None:

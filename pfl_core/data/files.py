@@ -81,7 +81,7 @@ def stamps(paths: Iterable[str | Path]) -> tuple[Stamp, ...]:
 
 
 def check_unchanged(before: Sequence[Stamp]) -> None:
-    """ValueError unless files are as their stamps say."""
+    """Raise ValueError unless files are as their stamps say."""
     for stamp in before:
         path = Path(stamp[0])
         now = stamps([path])[0] if path.exists() else None
@@ -122,7 +122,10 @@ def write_folder(
 def read_folder(folder: Path) -> dict[str, Any]:
     """The arguments of the Federation in a folder, x mapped, and its `hash`.
 
-    ValueError for another folder, or a damaged one.
+    Raises
+    ------
+    ValueError
+        For another folder, or a damaged one.
     """
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         raise ValueError(

@@ -585,7 +585,10 @@ def fetch(name: str, *, root: str | os.PathLike | None = None) -> Pool:
 def checksum(name: str) -> str:
     """The checksum of a data set: of the data that are here, else of a copy that others know of.
 
-    DatasetMissing where there is neither.
+    Raises
+    ------
+    DatasetMissing
+        Where there is neither.
     """
     try:
         return load(name).checksum

@@ -321,8 +321,12 @@ def _possible(sizes: np.ndarray, clients: int, alpha: float, wanted: float, spar
     """Which of two least numbers of samples draws for very many clients can give all of them.
 
     That is `wanted`, or `spare` if draws would leave clients with fewer than `wanted`. How many
-    these are is seen in draws for MANY clients, of as many samples each. ValueError if `spare` is
-    out of reach, too.
+    these are is seen in draws for MANY clients, of as many samples each.
+
+    Raises
+    ------
+    ValueError
+        If `spare` is out of reach, too.
     """
     rng, fewer = np.random.default_rng(0), np.rint(sizes * (MANY / clients)).astype(int)
     if abs(fewer.sum() - sizes.sum() * MANY / clients) > 0.01 * fewer.sum():

@@ -104,7 +104,12 @@ class Engine:
     def drawing(self, purpose: str, *ids: int) -> Iterator[None]:
         """Within it, foreign code in this thread draws at random by (seed, purpose, ids) only.
 
-        Global generators play no part in that: ValueError if one of them has moved.
+        Global generators play no part in that.
+
+        Raises
+        ------
+        ValueError
+            If one of them has moved.
         """
         if not self.foreign:
             yield

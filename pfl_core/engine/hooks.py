@@ -22,7 +22,7 @@ RETURN = "does every path through it end in `return`?"
 
 
 def rehearse(method: Method, data: ClientData, state: State) -> None:
-    """ValueError unless client 0 gets a model that gives class scores; nothing is trained."""
+    """Raise ValueError unless client 0 gets a model that gives class scores; nothing is trained."""
     check_state(method, "init", state)
     check_rows(method, "init, in its clients,", state.clients, data.K)
     first = torch.zeros(1, dtype=torch.int64, device=data.device)
@@ -46,7 +46,7 @@ def rehearse(method: Method, data: ClientData, state: State) -> None:
 
 
 def check_shared(method: Method) -> None:
-    """ValueError where `is_shared` says nothing of any name."""
+    """Raise ValueError where `is_shared` says nothing of any name."""
     if all(method.is_shared(name) is None for name in method.task.names):
         raise ValueError(f"{method.name}.is_shared returned None for every name; {RETURN}")
 
@@ -54,9 +54,12 @@ def check_shared(method: Method) -> None:
 def check_rows(
     method: Method, hook: str, got: Any, clients: int, like: Params | None = None
 ) -> Params:
-    """What a hook returned; ValueError unless that is {name: (clients, *shape)}.
+    """Return what a hook returned, checked: {name: (clients, *shape)}.
 
-    All that is in `like` must be in it, with these shapes.
+    Raises
+    ------
+    ValueError
+        Unless it is, and has all that is in `like`, with these shapes.
     """
     said = f"{method.name}.{hook} returned"
     if not isinstance(got, dict):
@@ -80,7 +83,7 @@ def check_rows(
 def check_state(
     method: Method, hook: str, got: Any, shapes: dict[str, torch.Size] | None = None
 ) -> State:
-    """What a hook returned; ValueError unless that is a State whose server has these shapes."""
+    """Return what a hook returned, checked: a State whose server has these shapes."""
     said = f"{method.name}.{hook} returned"
     if not isinstance(got, State):
         raise ValueError(f"{said} {_form(got)}, allowed is a State; {RETURN}")
@@ -95,7 +98,7 @@ def check_state(
 
 
 def check_loss(method: Method, got: Any, names: list[str]) -> None:
-    """ValueError unless a loss is one number that depends on what is trained."""
+    """Raise ValueError unless a loss is one number that depends on what is trained."""
     if not isinstance(got, Tensor) or got.numel() != 1:
         raise ValueError(
             f"{method.name}: its loss returned {_form(got)}, allowed is a scalar, such as the mean "

@@ -118,7 +118,7 @@ NEEDS = {"weights": "weights", "embeddings": "embeddings", "cka_cores": "combine
 
 
 def check(names: Iterable[str], method: Any) -> None:
-    """ValueError for an unknown probe, or one that the method has nothing for."""
+    """Raise ValueError for an unknown probe, or one that the method has nothing for."""
     for name in names:
         checks.known("probe of `record`", name, PROBES)
         if name in NEEDS and not hasattr(method, NEEDS[name]):

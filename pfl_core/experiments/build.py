@@ -91,7 +91,10 @@ def _whole_federation(experiment: Experiment, pool: pools.Pool | None = None) ->
 def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:
     """The Experiment with as many clients as the user's own Federation, if there is one.
 
-    ValueError where the two contradict each other, or where one of them is missing.
+    Raises
+    ------
+    ValueError
+        Where the two contradict each other, or where one of them is missing.
     """
     e = experiment.checked()
     if fed is not None and not isinstance(fed, Federation):

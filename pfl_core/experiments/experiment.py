@@ -451,7 +451,12 @@ class Experiment:
     def checked(self) -> Experiment:
         """This Experiment, checked if it was only read.
 
-        ValueError if its code is not here; no module is imported because a stored run names it.
+        No module is imported because a stored run names it.
+
+        Raises
+        ------
+        ValueError
+            If its code is not here.
         """
         if not self._only_read:
             return self
@@ -506,7 +511,12 @@ class Experiment:
         That is: all fields but `tags`, the checksum of the data, the store's schema, the method's
         `revision`, and the source of code that is not part of pfl_core (see util/identity.py).
         Where the data are not here, the checksum is that of a copy elsewhere that is known of
-        (`pools.register_copies`); DatasetMissing if there is none.
+        (`pools.register_copies`).
+
+        Raises
+        ------
+        DatasetMissing
+            If there is none.
         """
         return self.id_for(data.checksum(self.dataset))
 
@@ -703,7 +713,10 @@ def import_plugin(plugin: str) -> None:
 def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:
     """For how many clients a partition with these arguments splits, and which of them are kept.
 
-    ValueError if the split has too few clients to keep `clients` of them.
+    Raises
+    ------
+    ValueError
+        If the split has too few clients to keep `clients` of them.
     """
     of, first, every = args.get("of", clients), args.get("first", 0), args.get("every", 1)
     if all(type(v) is int for v in (of, first, every)) and first >= 0 and every >= 1:

@@ -23,7 +23,11 @@ def stored(
     """The finished run of an Experiment in a store (default: one's own); None without one.
 
     `checksum` is that of the data where they are the user's own.
-    DatasetMissing where its id cannot be said.
+
+    Raises
+    ------
+    DatasetMissing
+        Where its id cannot be said.
     """
     checksum, store = checksum or pools.checksum(experiment.dataset), store or paths.store_folder()
     return find(experiment, experiment.id_for(checksum), checksum, store)

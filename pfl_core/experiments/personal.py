@@ -98,7 +98,10 @@ class Personal:
     def scores(self, x: np.ndarray) -> Tensor:
         """Class scores (n, C) of samples x (n, ...), as they are before normalisation.
 
-        ValueError for samples of another kind or shape than the run's.
+        Raises
+        ------
+        ValueError
+            For samples of another kind or shape than the run's.
         """
         f, n = self.facts, len(x)
         fed = Federation(x, np.zeros(n, np.int64), [np.arange(n)], classes=f["classes"])
@@ -186,8 +189,11 @@ def _bound(facts: dict[str, Any], net: nn.Module) -> Method:
 def load_model(path: str | Path) -> Personal:
     """The personal model that `Result.save` or `Personal.save` wrote.
 
-    ValueError for another file, a damaged one, and where the code of a model of your own, or of a
-    method with class scores of its own, is not imported; it names the module.
+    Raises
+    ------
+    ValueError
+        For another file, a damaged one, and where the code of a model of your own, or of a method
+        with class scores of its own, is not imported: it names the module.
     """
     path = paths.expanded(path, "path")
     if not path.is_file():

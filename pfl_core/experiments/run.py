@@ -195,7 +195,10 @@ def _keep_aside(folder: Path) -> None:
 def pick_device(device: str) -> str:
     """The device that is meant: "cpu" or "cuda". "auto" is $PFL_DEVICE, else a GPU if there is one.
 
-    ValueError for a GPU that is not there, or that torch cannot use; of the latter "auto" warns.
+    Raises
+    ------
+    ValueError
+        For a GPU that is not there, or that torch cannot use; "auto" warns of one that it cannot.
     """
     if device == "auto":
         device = os.environ.get("PFL_DEVICE") or _automatic()

@@ -120,7 +120,10 @@ class Result:
     def probe(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}.
 
-        ValueError if the run did not record it.
+        Raises
+        ------
+        ValueError
+            If the run did not record it.
         """
         return probes.read(self.arrays, name)
 
@@ -138,7 +141,11 @@ class Result:
         """What the file "models.pt" or "state.pt" that this run wrote holds.
 
         If the run was computed anew since, this Result's own file is read, which is kept aside.
-        ValueError if it is nowhere, or damaged.
+
+        Raises
+        ------
+        ValueError
+            If it is nowhere, or damaged.
         """
         assert self.folder is not None  # it lies in the store
         for path in (self.folder / name, *_aside(self.folder, name)):

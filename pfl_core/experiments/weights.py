@@ -60,7 +60,10 @@ class Weights:
     def keep(self, store: Path) -> Path:
         """The file in a store: its copy there, made now if it is not there yet.
 
-        ValueError if the content is neither there nor at its path any more.
+        Raises
+        ------
+        ValueError
+            If the content is neither there nor at its path any more.
         """
         kept, here = store / "weights" / f"{self.sha256}.pt", Path(self.path)
         if kept.is_file() and sums.file_digest(kept) == self.sha256:

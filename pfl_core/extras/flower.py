@@ -361,7 +361,7 @@ def _sizes(v: Any) -> bool:
 
 
 def _check_about(about: list[dict[str, Any]]) -> None:
-    """ValueError for the first client that says of itself what cannot be."""
+    """Raise ValueError for the first client that says of itself what cannot be."""
     for k, said in enumerate(about):
         if why := _contradiction(said, about[0]):
             raise ValueError(

@@ -29,7 +29,10 @@ CARRIED = ("PFL_DATA", "PFL_OFFLINE", "PFL_HEADLESS")  # environment variables t
 def start(ray: Any) -> None:
     """Connect to $RAY_ADDRESS; where it is not set, start Ray for this computer only.
 
-    RuntimeError if that Ray would listen to other computers, too.
+    Raises
+    ------
+    RuntimeError
+        If that Ray would listen to other computers, too.
     """
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
@@ -130,7 +133,7 @@ def _as_they_end(ray: ModuleType, waiting: list[Any]) -> Iterator[Result | Faile
 
 
 def _check_fit(nodes: list[dict[str, float]], cpus: float, gpus: float) -> None:
-    """ValueError if no node has the resources of a run: Ray would wait for ever."""
+    """Raise ValueError if no node has the resources of a run: Ray would wait for ever."""
     if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
         return
     there = "; ".join(

@@ -324,7 +324,12 @@ class Method:
     def bind(self, task: Task, check: bool = True) -> Method:
         """This method with its hyper-parameters, for one task.
 
-        ValueError if they do not fit; `check` is False where they were looked at before.
+        `check` is False where they were looked at before.
+
+        Raises
+        ------
+        ValueError
+            If they do not fit.
         """
         bound = dataclasses.replace(self)  # without what another task left in it
         object.__setattr__(bound, "task", task)
@@ -371,7 +376,7 @@ def initial_state(method: Method) -> State:
 
 
 def check_adopts(method: Method) -> None:
-    """ValueError unless the method can take clients into a federation that was trained without."""
+    """Raise ValueError unless the method takes clients into a federation trained without them."""
     extra = {} if method.adopts else method.init().extra
     if not extra:
         return

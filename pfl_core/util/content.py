@@ -56,7 +56,10 @@ class Reader(NamedTuple):
 def digest(things: list[Any], reader: Reader) -> tuple[str, list[str]]:
     """sha256 (hex) of the contents of things, and what in them has none: ["label (type)"].
 
-    ValueError for a generator of random numbers.
+    Raises
+    ------
+    ValueError
+        For a generator of random numbers.
     """
     walk = _Walk(reader)
     return walk.of(("", things)), walk.opaque

@@ -129,9 +129,14 @@ def _states() -> dict[str, object]:
 
 @contextmanager
 def unmoved(where: str) -> Iterator[None]:
-    """ValueError, after it, if a global generator has moved within it; `where` begins the message.
+    """Watch the global generators, and raise afterwards if one has moved.
 
     All threads share these generators, so what is drawn from them differs from run to run.
+
+    Raises
+    ------
+    ValueError
+        If one has moved; `where` begins the message.
     """
     before = _states()
     yield

@@ -101,7 +101,7 @@ def said(kind: str, legal: Legal) -> str:
 
 
 def check(where: str, thing: Any) -> None:
-    """ValueError unless every field of `thing` (a dataclass) is what its declaration allows.
+    """Raise ValueError unless every field of `thing` (a dataclass) is what its declaration allows.
 
     The message says where, which, what was given and what is allowed.
     """
@@ -113,7 +113,7 @@ def check(where: str, thing: Any) -> None:
 
 
 def check_names(where: str, cls: type, method: type) -> None:
-    """ValueError where a hyper-parameter of `cls` has the name of something that `method` has.
+    """Raise ValueError where a hyper-parameter of `cls` has a name that `method` has, too.
 
     A hook or a setting, such as `loss` or `noise`, would be gone.
     """

@@ -63,8 +63,17 @@ def note(thing: Any) -> None:
 def digest(*things: Any) -> str:
     """sha256 (hex) of the foreign code of classes and functions, and of all that it reads.
 
-    "" if all is ours. ValueError for a generator of random numbers in it; a UserWarning names what
-    has no content that could be compared.
+    "" if all is ours.
+
+    Raises
+    ------
+    ValueError
+        For a generator of random numbers in it.
+
+    Warns
+    -----
+    UserWarning
+        It names what has no content that could be compared.
     """
     hashed, opaque, _ = _read(things)
     if opaque:

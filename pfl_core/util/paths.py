@@ -28,7 +28,10 @@ def absolute(given: str | os.PathLike, what: str) -> Path:
 def expanded(given: str | os.PathLike, what: str) -> Path:
     """A path whose "~" is written out.
 
-    ValueError for a "~name" of no user; it says `what` the path is.
+    Raises
+    ------
+    ValueError
+        For a "~name" of no user; it says `what` the path is.
     """
     try:
         return Path(given).expanduser()

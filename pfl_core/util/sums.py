@@ -46,7 +46,10 @@ def file_digest(path: str | os.PathLike) -> str:
 def known(folder: Path) -> dict[str, str]:
     """{name: hex digest} of the files that SHA256SUMS in `folder` lists, {} without one.
 
-    ValueError if it is no text, or names what lies elsewhere.
+    Raises
+    ------
+    ValueError
+        If it is no text, or names what lies elsewhere.
     """
     file = folder / NAME
     try:

@@ -203,7 +203,10 @@ def _comparison(text: str) -> Comparison:
 def options(how: str) -> dict[str, Any]:
     """The other fields of an `Ask` that a line says: "row=flayer; by=2; mean".
 
-    ValueError for an unknown word, or a value that is not of its kind.
+    Raises
+    ------
+    ValueError
+        For an unknown word, or a value that is not of its kind.
     """
     out: dict[str, Any] = {}
     for text in _split(how, ";") if how else ():

@@ -78,7 +78,10 @@ def parts(paper: str = "", *, own: bool = False, folder: Path | None = None) -> 
 def named_runs(of: Collection[str] = ()) -> set[str]:
     """Names and keys of all runs that results/ or runs/results/ show; with `of`, of these papers.
 
-    ValueError for a damaged file.
+    Raises
+    ------
+    ValueError
+        For a damaged file.
     """
     ids = set()
     for found in map(results, [places.results_folder(), *tables.kept_folders()]):
@@ -248,8 +251,12 @@ def arrays_of(run: str) -> Arrays:
     """The arrays of a finished run (see `Result.arrays`).
 
     They come from the store if it holds the run undamaged, else from results/ or runs/results/,
-    which have only the numbers client by client and what probes recorded. KeyError if none has the
-    run.
+    which have only the numbers client by client and what probes recorded.
+
+    Raises
+    ------
+    KeyError
+        If none has the run.
     """
     file = paths.store_folder() / run / "arrays.npz"
     if is_whole(file):
@@ -314,7 +321,12 @@ def label_counts(experiment: Experiment) -> np.ndarray:
     """How many training samples of each class clients have: (K, C).
 
     Where the data are not here, the labels that pools.csv counts are split by the same rule (see
-    `copies.labels_of`); DatasetMissing if it has not got the data set either.
+    `copies.labels_of`).
+
+    Raises
+    ------
+    DatasetMissing
+        If pools.csv has not got the data set either.
     """
     try:
         return build.federation(experiment).counts()

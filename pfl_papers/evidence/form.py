@@ -245,7 +245,10 @@ def fields(plain: Mapping[str, Any]) -> dict[str, str]:
 def plain(line: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `fields`, of a line that may have other columns and may lack young fields.
 
-    ValueError for what is no JSON where it should be.
+    Raises
+    ------
+    ValueError
+        For what is no JSON where it should be.
     """
     out: dict[str, Any] = {n: {} if n in ARGS else v for n, v in defaults().items() if n in FIELDS}
     for column, text in line.items():

@@ -485,7 +485,10 @@ def _recorded(
 ) -> _Recorded:
     """A run's records of a probe; the recorded round nearest to `round` is shown, None: the last.
 
-    ValueError if there is no such run, or it did not record the probe.
+    Raises
+    ------
+    ValueError
+        If there is no such run, or it did not record the probe.
     """
     whole = _rows_of(source, column)
     found = whole.query("row == @row and seed == @seed")

@@ -475,7 +475,10 @@ def field_of(experiment: Experiment, field: str) -> Any:
 def reported(paper: str | Paper) -> pd.DataFrame:
     """Every number that a paper prints: table, row, column, metric, value, sd, note.
 
-    ValueError for a paper without tables.
+    Raises
+    ------
+    ValueError
+        For a paper without tables.
     """
     name = paper if isinstance(paper, str) else paper.key
     file = resources.files("pfl_papers.papers") / "published" / f"{name}.csv"

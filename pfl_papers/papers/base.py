@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from pfl_core.util import checks
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
-from pfl_papers.papers.shown import Changes, Column, Shown, at, rows_at
+from pfl_papers.papers.shown import Column
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 PROFILES = ("smoke", "quick", "medium", "paper")
@@ -416,38 +416,6 @@ class Scope:
         artefact = base.tags["artefact"]
         seeds = seeds or self.seeds_of(paper, artefact, quick)
         return [Sweep(artefact, base, rows, columns, seeds, part, vary)]
-
-    def sweeps(
-        self,
-        paper: Paper,
-        artefact: str,
-        shown: Shown,
-        columns: Mapping[str, Column],
-        rows: Mapping[str, Changes],
-        **how: Any,
-    ) -> list[Sweep]:
-        """A Sweep for each column that is shown.
-
-        Parameters
-        ----------
-        paper : Paper
-            Whose artefact it is.
-        artefact : str
-            Its key.
-        shown : Shown
-            What it shows.
-        columns, rows : dict
-            All columns and rows of the paper, by label.
-        **how
-            Of `sweep`.
-        """
-        out: list[Sweep] = []
-        for label in shown.labels(self.profile):
-            if base := self.at(paper, artefact, columns[label]):
-                named = at(self.profile, columns[label].rows) or shown.rows
-                some = rows_at(self.profile, base, rows, named)
-                out += self.sweep(paper, base, some, {label: {}}, **how)
-        return out
 
     def seeds_of(self, paper: Paper, artefact: str, quick: int = 0) -> tuple[int, ...]:
         """The seeds asked for, else as many as the artefact, the paper or the profile says."""

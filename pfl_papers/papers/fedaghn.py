@@ -62,14 +62,13 @@ DATA = [*COLUMNS]
 
 
 def _shards(changes: dict[str, Any]) -> Changes:
-    # 5, 20 or 40 classes a client [P]: the default of "shards". Its samples are Dirichlet's.
-    return lambda base: dict(
-        partition="shards",
-        partition_args={
-            k: v for k, v in base.partition_args.items() if k not in ("alpha", "least")
-        },
-        **changes,
-    )
+    # 5, 20 or 40 classes a client [P]: the default of "shards".
+    def dealt(base: Experiment) -> dict[str, Any]:
+        of_shards = ("split", "numpy_seed", "class_size")
+        args = {k: v for k, v in base.partition_args.items() if k in of_shards}
+        return dict(partition="shards", partition_args=args) | changes
+
+    return dealt
 
 
 COLUMNS |= {

@@ -372,18 +372,23 @@ def sweeps(scope: Scope) -> list[Sweep]:
     ]
 
 
-def _columns(scope: Scope, artefact: str) -> list[Sweep]:
-    return scope.sweeps(PAPER, artefact, SHOWN[artefact], COLUMNS, ROWS)
+def _columns(scope: Scope, artefact: str, shown: Shown | None = None, **how: Any) -> list[Sweep]:
+    shown, found = shown or SHOWN[artefact], []
+    for label in shown.labels(scope.profile):
+        column = COLUMNS[label]
+        if base := scope.at(PAPER, artefact, column):
+            some = rows_at(scope.profile, base, ROWS, column.rows or shown.rows)
+            found += scope.sweep(PAPER, base, some, {label: {}}, **how)
+    return found
 
 
 def _table1(scope: Scope, artefact: str) -> list[Sweep]:
-    of_paper = PAPER, artefact
     found = _columns(scope, artefact)
-    found += scope.sweeps(*of_paper, OURS, COLUMNS, ROWS, quick=1, part="ours")
+    found += _columns(scope, artefact, OURS, quick=1, part="ours")
     if scope.seeds or scope.profile != "paper":
         return found
-    fourth: dict[str, Any] = dict(seeds=(3,), part="fourth seed")
-    return found + scope.sweeps(*of_paper, Shown(_TEN[:1], FOURTH), COLUMNS, ROWS, **fourth)
+    fourth = Shown(_TEN[:1], FOURTH)
+    return found + _columns(scope, artefact, fourth, seeds=(3,), part="fourth seed")
 
 
 def _capacity(scope: Scope, artefact: str) -> list[Sweep]:

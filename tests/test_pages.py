@@ -1,11 +1,11 @@
 """Generated pages are current, and the command line says what it does."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from pfl_core import Experiment, sweep
-from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import LABELS
 from pfl_core.methods.base import METHODS
 from pfl_papers import places
@@ -111,7 +111,7 @@ def test_the_comparison_is_ranked_and_by_names():
     ],
 )
 def test_a_wide_interval_is_no_tie(gap, word):
-    found = verdicts.Interval(*gap, 1.0, 1.0, 2) if gap else None
+    found = gap and SimpleNamespace(**dict(zip(("estimate", "low", "high"), gap, strict=True)))
     assert pages._beside_the_first(found) == word
 
 

@@ -221,6 +221,22 @@ def largest_block(table: pd.DataFrame) -> pd.DataFrame:
     return max(blocks, key=lambda b: ((len(b) - 1) * (b.shape[1] - 1), b.size, b.shape[1]))
 
 
+class _Block(NamedTuple):
+    """A block's rows and noise: N, M, and that of its odd rows."""
+
+    rows: list[str]
+    own: Variance
+    seed: Variance
+    odd: dict[str, Variance]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> _Block:
+        block = largest_block(table)
+        values, rows = block.to_numpy(), list(block.index)
+        odd = {rows[i]: variance for i, variance in odd_rows(values).items()}
+        return cls(rows, own_noise(values), seed_noise(values), odd)
+
+
 # -- a column --------------------------------------------------------------------------------------
 
 
@@ -315,8 +331,8 @@ class Column:
 
     def raw(self) -> dict[str, Variance]:
         """The column's own variances, by the names of `Priors`."""
-        block = self._block().to_numpy()
-        m, own, seed = len(block), own_noise(block), seed_noise(block)
+        block = self._usual
+        m, own, seed = len(block.rows), block.own, block.seed
         row = seed if m < 2 else seed._replace(value=seed.value + own.value * (m - 1) / m)
         each = [self.table.loc[r].dropna() for r in self.table.index if r in self.shared]
         return {
@@ -327,14 +343,22 @@ class Column:
             "shared": _mean([_over_seeds(series) for series in each]),
         }
 
-    def _block(self, wanted: Collection[str] = ()) -> pd.DataFrame:
+    @functools.cached_property
+    def _usual(self) -> _Block:
+        personal = [r for r in self.table.index if r not in self.shared]
+        return _Block.of(self.table.loc[[r for r in personal if not self.pool or r in self.pool]])
+
+    def _block(self, wanted: Collection[str]) -> _Block:
+        # The pool, and the personal rows that an estimate is of.
         personal = [r for r in self.table.index if r not in self.shared]
         rows = [r for r in personal if r in wanted or not self.pool or r in self.pool]
-        return largest_block(self.table.loc[rows])
+        if not self.pool or set(wanted) <= {*self.pool, *self.shared}:
+            return self._usual
+        return _Block.of(self.table.loc[rows])
 
     def _beside(self, series: pd.Series, wanted: Collection[str]) -> Variance:
         # Of a number a seed minus the mean of the personal rows.
-        rows = self.table.loc[self._block(wanted).index, series.index].dropna()
+        rows = self.table.loc[self._block(wanted).rows, series.index].dropna()
         return _over_seeds(series - rows.mean()) if len(rows) else UNKNOWN
 
     def _parts(self, weights: Mapping[str, float], seeds: list) -> list[Variance]:
@@ -355,24 +379,22 @@ class Column:
     def _of_personal(self, weights: Mapping[str, float], moved: float) -> list[Variance]:
         parts = self._beside_seeds(weights, moved)
         if abs(moved) > TINY:
-            block = self._block(weights).to_numpy()
-            common = self.priors.seed if len(block) > 1 else self.priors.row
-            parts.append(common.moderate(seed_noise(block)).times(moved**2))
+            block = self._block(weights)
+            common = self.priors.seed if len(block.rows) > 1 else self.priors.row
+            parts.append(common.moderate(block.seed).times(moved**2))
         return parts
 
     def _beside_seeds(self, weights: Mapping[str, float], moved: float) -> list[Variance]:
         # Of a sum of personal rows, beside `moved` times their mean.
         block = self._block(weights)
         squares = {row: w**2 for row, w in weights.items()}
-        share = 1 - moved**2 / (len(block) * sum(squares.values()))
+        share = 1 - moved**2 / (len(block.rows) * sum(squares.values()))
         if share < TINY:
             return []
-        values = block.to_numpy()
-        own = self.priors.own.moderate(own_noise(values))
-        odd = {str(block.index[i]): v for i, v in odd_rows(values).items()}
-        usual = sum(square for row, square in squares.items() if row not in odd)
-        parts = [own.times(usual * share)] * (usual > 0)
-        return parts + [v.times(squares[r] * share) for r, v in odd.items() if r in squares]
+        usual = sum(square for row, square in squares.items() if row not in block.odd)
+        parts = [self.priors.own.moderate(block.own).times(usual * share)] * (usual > 0)
+        odd = [v.times(squares[row] * share) for row, v in block.odd.items() if row in squares]
+        return parts + odd
 
 
 def _over_seeds(series: pd.Series) -> Variance:

@@ -1,218 +1,183 @@
-"""Verdicts: the only place where a number is said to agree, and a claim to hold.
+"""Verdicts: the only place where a lead, an accuracy or a claim is said to come out.
 
-Seeds are the replicates: a seed draws clients, batches and initial weights anew, and moves all rows
-of a table together. So rows are compared seed by seed, and clients are never counted as replicates.
-Few seeds say little of one row's noise, but a table has many rows, whose noise is pooled. (Agarwal
-et al., NeurIPS 2021, on what few runs can say)
+They are words for intervals and thresholds, nothing else. Seeds are the replicates, clients never
+(`noise` has the intervals). A lead is ahead, behind, no lead, too small to tell or open. An
+accuracy is inside or outside what our runs predict. A claim holds, is contradicted, is a tie or
+open. What is open says what would decide it. (Patil, Peng and Leek 2016, on prediction intervals
+for replications; Agarwal et al. 2021, on what few runs can say)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import linregress
 from scipy.stats import t as student
 
-LEVEL = 0.95  # of every interval
-AGREES, CLOSE, DIFFERS = 2.0, 5.0, 1.0  # points between a published number and ours
-SMALL = 2.0  # points: a difference whose interval ends within them is a tie
-MOVES = 1.0  # points that a curve may still move by at its end
-OWN_SEEDS = 5  # with so many seeds a contrast's own spread is known well enough
-OUTLIER = 3.0  # times the median row's spread
-REASONS = {
-    "rows missing": "not all rows were run",
-    "one seed": "one seed has no interval",
-    "not learned": "a row has not learned",
-    "stopped early": "it still moves",
-    "fewer samples": "the paper trains on more samples",
-    "censored": "the best round is the last one",
-    "tie": "the interval says that it is small",
-    "too wide": "the interval is too wide to say",
+from pfl_core.analysis.noise import LEVEL, Interval, Variance
+
+SMALL = 2.0  # points: a difference whose interval ends within them is no lead
+MOVES = 1.0  # points that a row may move over the last quarter of its rounds and be at rest
+ROW_MOVES = 2.0  # points that each row of a difference may move, if the difference is at rest
+MANY = 30  # seeds beyond which no more of them are asked for
+LEADS = ("ahead", "behind", "no lead", "too small to tell", "open")
+ACCURACIES = ("inside", "outside", "open")
+CLAIMS = ("holds", "contradicted", "tie", "open")
+DEPENDS = "depends on reading"
+REASONS = {  # why something is open, and what would decide it; the first that fits is said
+    "rows missing": "not all rows were run; the missing ones would decide it",
+    "one seed": "one seed has no interval; a second one would decide whether it has",
+    "not learned": "a row has not learned; more rounds would decide it",
+    "still moves": "it is not at rest; more rounds would decide it",
+    "censored": "the best round is the last one; more rounds would decide it",
+    "too wide": "the interval is too wide",
 }
-# What a verdict says of the paper.
-MEANS = {
-    "rows missing": "open",
-    "one seed": "open",
-    "not learned": "under-trained here",
-    "stopped early": "under-trained here",
-    "fewer samples": "under-trained here",
-    "censored": "under-trained here",
-    "tie": "open",
-    "too wide": "open",
-}
-
-
-# -- intervals -------------------------------------------------------------------------------------
-
-
-class Interval(NamedTuple):
-    """An estimate with its 95 % t interval; error and ends are NaN for one seed.
-
-    error: standard error. freedom: degrees of freedom of `error`. seeds: how many.
-    """
-
-    estimate: float
-    low: float
-    high: float
-    error: float
-    freedom: float
-    seeds: int
-
-    @property
-    def half(self) -> float:
-        """Half its width."""
-        return (self.high - self.low) / 2
-
-    @classmethod
-    def none(cls) -> Interval:
-        """That of what was not run."""
-        return cls(np.nan, np.nan, np.nan, np.nan, 0.0, 0)
-
-    def below(self, threshold: float) -> float:
-        """p of the test that the true value is at least `threshold`, one-sided."""
-        if self.error == 0:
-            return float(self.estimate >= threshold)
-        return float(student.cdf((self.estimate - threshold) / self.error, self.freedom))
-
-
-class _Part(NamedTuple):
-    # A variance, and on how many degrees of freedom it was estimated.
-    variance: float
-    freedom: float
-
-
-def _interval(estimate: float, parts: Sequence[_Part], seeds: int) -> Interval:
-    # Of a sum of variances each takes the t of its own degrees of freedom (Cochran). With
-    # Satterthwaite's, a variance that came out small by chance makes a short interval.
-    total = sum(part.variance for part in parts)
-    if seeds < 2 or np.isnan(total):
-        return Interval(estimate, np.nan, np.nan, np.nan, 0.0, seeds)
-    spread = sum(part.variance**2 / part.freedom for part in parts)
-    freedom = total**2 / spread if spread > 0 else min(part.freedom for part in parts)
-    upper = (1 + LEVEL) / 2
-    half = sum(float(student.ppf(upper, p.freedom)) ** 2 * p.variance for p in parts) ** 0.5
-    error = half / float(student.ppf(upper, freedom))
-    return Interval(estimate, estimate - half, estimate + half, error, freedom, seeds)
-
-
-def _residuals(table: np.ndarray) -> np.ndarray:
-    return table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
-
-
-def _noise(table: np.ndarray) -> tuple[_Part, np.ndarray]:
-    """Variance of one number of a table beside its row and its seed, and its odd rows.
-
-    A row is odd if its residuals spread over more than three times the median row's. It is counted
-    in all the same: left out by chance it would make the others look surer than they are.
-    """
-    rows, seeds = table.shape
-    freedom = (rows - 1) * (seeds - 1)
-    if freedom < 1:
-        return _Part(np.nan, 0.0), np.ones(rows, bool)
-    spread = np.sqrt((_residuals(table) ** 2).sum(1))
-    odd = spread > OUTLIER * np.median(spread) if rows > 2 else np.zeros(rows, bool)
-    return _Part(float((_residuals(table) ** 2).sum() / freedom), freedom), odd
-
-
-def interval(tables: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Interval:
-    """A sum of weighted rows, of one column of a table or of several, with its interval.
-
-    The noise is pooled over a column's rows where the weights of the column add up to 0, so that
-    what a seed does to all rows falls out. It is the sum's own with five seeds or more, for a row
-    with an odd spread, and where weights do not add up to 0.
-
-    Parameters
-    ----------
-    tables : sequence of (m, S) float
-        One number a row and seed, for each column; seeds are the same in all rows.
-    weights : sequence of (m,) float
-        The weight of each row: 1 and -1 for a difference of two.
-
-    Returns
-    -------
-    Interval
-        NaN ends for one seed.
-    """
-    estimate, parts, seeds = 0.0, [], np.asarray(tables[0]).shape[1]
-    for values, weight in zip(tables, weights, strict=True):
-        table, weight = np.asarray(values, dtype=float), np.asarray(weight, dtype=float)
-        by_seed = weight @ table
-        estimate += float(by_seed.mean())
-        if seeds < 2:
-            continue
-        noise, odd = _noise(table)
-        if seeds >= OWN_SEEDS or odd[weight != 0].any() or abs(weight.sum()) > 1e-9:
-            parts.append(_Part(float(by_seed.var(ddof=1)) / seeds, seeds - 1))
-        else:
-            parts.append(_Part(noise.variance * float((weight**2).sum()) / seeds, noise.freedom))
-    return _interval(estimate, parts, seeds)
-
-
-def cell_interval(table: np.ndarray, row: int) -> Interval:
-    """A row's mean with its interval, in which what a seed does to all rows counts.
-
-    Parameters
-    ----------
-    table : (m, S) float
-        Our numbers of the column, a row a method and a column a seed.
-    row : int
-        The row that is meant.
-    """
-    table = np.asarray(table, dtype=float)
-    (m, seeds), parts = table.shape, []
-    if seeds > 1:
-        noise, odd = _noise(table)
-        if m < 3 or seeds >= OWN_SEEDS or odd[row]:
-            parts = [_Part(float(table[row].var(ddof=1)) / seeds, seeds - 1)]
-        else:  # what a seed does to all rows, with 1/m of a row's noise, and the rest of that noise
-            moved = float(table.mean(0).var(ddof=1))
-            rest = noise._replace(variance=noise.variance * (m - 1) / m / seeds)
-            parts = [_Part(moved / seeds, seeds - 1), rest]
-    return _interval(float(table[row].mean()), parts, seeds)
-
-
-def beside(
-    found: Interval, reported: float, reported_sd: float = np.nan, runs: int = 0
-) -> Interval:
-    """An estimate of ours minus the published number, with the interval of this difference.
-
-    The published number varies as one more seed of ours would, or as its printed spread says if
-    that is larger: it is of one draw of clients, which released code makes once for all runs.
-
-    Parameters
-    ----------
-    found : Interval
-        Our estimate, of a cell or of a difference of two.
-    reported, reported_sd : float
-        The published number and its standard deviation, NaN if there is none.
-    runs : int
-        Over how many runs the paper took it, 0 if it does not say: then its standard deviation
-        counts as that of its mean.
-    """
-    estimate = found.estimate - reported
-    if np.isnan(found.error):
-        return _interval(estimate, [], found.seeds)
-    ours = _Part(found.error**2, found.freedom)
-    one = _Part(found.seeds * ours.variance, ours.freedom)
-    said = _Part(reported_sd**2 / max(runs, 1), runs - 1 if runs > 1 else np.inf)
-    return _interval(estimate, [ours, said if said.variance > one.variance else one], found.seeds)
-
-
-# -- verdicts --------------------------------------------------------------------------------------
 
 
 class Verdict(NamedTuple):
-    """A verdict, the reason if it is "undecided", and why, in a sentence.
+    """A verdict, what belongs to it, and why, in a sentence.
 
-    verdict: of a cell "agrees", "close", "differs"; of a claim "holds", "contradicted"; of both
-    "undecided" and "not run".
+    verdict: one of `LEADS`, `ACCURACIES` or `CLAIMS`; "depends on reading"; "not run".
+    reason: of what is open one of `REASONS`; of an accuracy what our runs lack.
+    size: of a lead that is ahead, beside the printed one: "as printed", "smaller", "larger", "".
+    decided: of an accuracy, whether more seeds, rounds or samples could hardly change it.
     """
 
     verdict: str
     reason: str = ""
     why: str = ""
+    size: str = ""
+    decided: bool = True
+
+
+class Budget(NamedTuple):
+    """What our runs had of the paper's, and whether they came to rest.
+
+    rounds: the paper's rounds over ours. fewer: whether the paper trains on more samples.
+    rest: whether the row, or the difference, is at rest.
+    """
+
+    rounds: float = 1.0
+    fewer: bool = False
+    rest: bool = True
+
+    @property
+    def missing(self) -> str:
+        """ "full budget", "fewer rounds", "fewer samples" or both."""
+        lacks = ["fewer rounds"] * (self.rounds > 1) + ["fewer samples"] * self.fewer
+        return ", ".join(lacks) or "full budget"
+
+
+def at_rest(moved: float | None, half: float = 0.0, rows: Collection[float | None] = ()) -> bool:
+    """Whether a row, or a difference of rows, stood still over the last quarter of the rounds.
+
+    A row may move by 1 point; a difference by 1 point or half its interval's width, and each of its
+    rows by 2. What has no curve is at rest.
+
+    moved: by how many points; half: of a difference; rows: by how many each of its rows moved.
+    """
+    if moved is None:
+        return True
+    each = all(r is None or abs(r) <= ROW_MOVES for r in rows)
+    return bool(each and abs(moved) <= max(MOVES, np.nan_to_num(half)))
+
+
+def seeds_needed(found: Interval, margin: float) -> int | None:
+    """About how many seeds make half the interval's width smaller than a margin; None: too many."""
+    if not found.known or margin <= 0:
+        return None
+    needed = math.ceil(found.seeds * (found.half / margin) ** 2)
+    return max(needed, found.seeds + 1) if needed <= MANY else None
+
+
+def _more_seeds(found: Interval, margin: float) -> str:
+    # What decides an interval that is too wide.
+    n = seeds_needed(found, margin)
+    if n is None:
+        return f"more than {MANY} seeds would be needed"
+    return f"about {n} seeds in place of {found.seeds} would decide it"
+
+
+def ends(found: Interval, digits: int = 1, unit: str = "points", sign: str = "+") -> str:
+    """ "+1.2 [+0.3, +2.1] points"; no brackets where there is no interval."""
+    how = f"{sign}.{digits}f"
+    inside = f" [{found.low:{how}}, {found.high:{how}}]" if found.known else ""
+    return f"{found.estimate:{how}}{inside}" + f" {unit}" * bool(unit)
+
+
+# -- leads and accuracies --------------------------------------------------------------------------
+
+
+def of_lead(found: Interval, predicted: Interval, printed: float, unlearned: str = "") -> Verdict:
+    """Whether a printed lead comes out: the paper's own method minus another row.
+
+    Parameters
+    ----------
+    found : Interval
+        Our lead.
+    predicted : Interval
+        Where a published lead is to be expected, by our runs.
+    printed : float
+        The published lead.
+    unlearned : str
+        What has not learned, "" if both rows have.
+    """
+    why = f"{ends(found)}, printed {printed:+.1f}"
+    if not found.known or unlearned:
+        reason = "not learned" if unlearned else "one seed"
+        more = f": {unlearned}" * bool(unlearned)
+        return Verdict("open", reason, f"{why}; {REASONS[reason]}{more}", decided=False)
+    excluded = abs(predicted.estimate - printed) > predicted.half
+    if found.below(0):
+        return Verdict("behind", "", why)
+    if found.above(0):
+        size = "as printed" * (not _holds(predicted, 0.0))
+        if excluded:
+            size = "smaller" if printed > found.estimate else "larger"
+        return Verdict("ahead", "", why, size)
+    if found.within(SMALL):
+        return Verdict("no lead" if excluded else "too small to tell", "", why)
+    return Verdict(
+        "open", "too wide", f"{why}; {_more_seeds(found, _nearest(found))}", decided=False
+    )
+
+
+def _holds(found: Interval, value: float) -> bool:
+    return bool(found.low <= value <= found.high)
+
+
+def _nearest(found: Interval) -> float:
+    # The half width at which an interval would leave out 0, or end within 2 points of it.
+    gap = abs(found.estimate)
+    return max(gap, SMALL - gap)
+
+
+def of_accuracy(predicted: Interval, printed: float, budget: Budget) -> Verdict:
+    """Whether a published accuracy lies where our runs predict it.
+
+    predicted: the prediction interval of a published number. budget: what our runs had.
+
+    It is decided if it is inside an interval of at most 2 points to each side, at full budget or at
+    rest, or outside at full budget.
+    """
+    if not predicted.known:
+        gap = f"{predicted.estimate - printed:+.1f} points"
+        return Verdict("open", "one seed", f"{gap}; {REASONS['one seed']}", decided=False)
+    full = budget.missing == "full budget"
+    why = f"printed {printed:.1f}, predicted {predicted.estimate:.1f} ± {predicted.half:.1f}"
+    why += "" if full else f", {budget.missing} than the paper"
+    if _holds(predicted, printed):
+        sure = predicted.half <= SMALL and (full or budget.rest)
+        return Verdict("inside", "", why, decided=sure)
+    return Verdict("outside", budget.missing, why, decided=full)
+
+
+# -- claims ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -223,6 +188,7 @@ class Contrast:
     found: the difference.
     above: the threshold.
     moved: how much of it came in the last quarter of the rounds, None if that is not known.
+    rows: how much each of its rows moved.
     unlearned: what has not learned, "" if all have.
     censored: whether a number of rounds in it is that of the last round.
     group: claims on "most cases" count groups.
@@ -233,6 +199,7 @@ class Contrast:
     found: Interval
     above: float = 0.0
     moved: float | None = None
+    rows: tuple[float, ...] = ()
     unlearned: str = ""
     censored: bool = False
     group: str = ""
@@ -243,40 +210,55 @@ class Contrast:
     @property
     def clears(self) -> bool:
         """Whether the whole interval is above the threshold."""
-        return self.found.low > self.above
+        return self.found.above(self.above)
 
     @property
     def tied(self) -> bool:
         """Whether the interval ends within a small distance of the threshold on both sides."""
-        inside = self.found.low > self.above - self.small
-        return bool(inside and self.found.high < self.above + self.small)
+        return self.found.within(self.small, self.above)
 
     @property
-    def moves(self) -> bool:
-        """Whether it still goes towards the threshold: more rounds could change the verdict."""
-        if self.moved is None:
-            return False
-        towards = self.moved * (self.found.estimate - self.above) < 0
-        least = MOVES if self.unit == "points" else 0.0
-        return bool(towards and abs(self.moved) > max(least, self.found.half))
+    def rest(self) -> bool:
+        """Whether it stood still over the last quarter; what is no accuracy may move away."""
+        if self.unit == "points":
+            return at_rest(self.moved, self.found.half, self.rows)
+        return not (self._nears and abs(self.moved or 0.0) > self.found.half)
+
+    @property
+    def _nears(self) -> bool:
+        return (self.moved or 0.0) * (self.found.estimate - self.above) < 0
+
+    @property
+    def approaches(self) -> bool:
+        """Whether it is not at rest and goes towards the threshold: more rounds could change it."""
+        return self._nears and not self.rest
 
     @property
     def unsure(self) -> str:
         """Why nothing can be concluded from it, whatever its interval; "" if that is not so."""
         if not self.found.seeds:
             return "rows missing"
-        if np.isnan(self.found.error):
+        if not self.found.known:
             return "one seed"
         if self.unlearned:
             return "not learned"
-        if self.moves:
-            return "stopped early"
         return "censored" if self.censored else ""
 
     @property
     def open(self) -> str:
-        """The reason why it is undecided, if it is."""
-        return self.unsure or ("tie" if self.tied else "too wide")
+        """The reason why it is open, if it is."""
+        return self.unsure or ("too wide" if self.rest else "still moves")
+
+    @property
+    def decides(self) -> str:
+        """What would decide it, if it is open."""
+        if self.open == "too wide":
+            gap = abs(self.found.estimate - self.above)
+            return f"too wide; {_more_seeds(self.found, max(gap, self.small - gap))}"
+        more = f" ({self.unlearned})" * bool(self.unlearned)
+        if self.open == "still moves":
+            more = f" ({self.moved:+.{self.digits}f} over the last quarter of the rounds)"
+        return f"{REASONS[self.open]}{more}"
 
     def __str__(self) -> str:
         d, f = self.digits, self.found
@@ -285,42 +267,42 @@ class Contrast:
         largest = np.nanmax(np.abs([f.estimate, f.low, f.high]))
         if 0 < largest < 0.5 * 10**-d and self.unit != "points":
             d = 1 - int(np.floor(np.log10(largest)))  # two digits of the largest are left
-        how = f"+.{d}f"
-        ends = "" if np.isnan(f.error) else f" [{f.low:{how}}, {f.high:{how}}]"
-        unit = f" {self.unit}" if self.unit else ""
         bar = f", to be above {self.above:g}" if self.above else ""
-        return f"{self.says}: {f.estimate:{how}}{ends}{unit}{bar}"
+        return f"{self.says}: {ends(f, d, self.unit)}{bar}"
 
 
 def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     """The verdict of a claim that rests on contrasts.
 
-    It holds if every contrast clears its threshold, and is contradicted if one, Holm-adjusted for
-    their number, lies beyond it on the other side.
+    It holds if every contrast is above its threshold and at rest. It is contradicted if one is
+    below after Holm's correction for their number, and does not approach its threshold. It is a tie
+    if none is below, and those that are not above lie within the limit: a result, no lack of one.
+    Else it is open.
 
-    most: the claim speaks of most cases. Then it is judged in every group of contrasts, and holds
-    if it does in more than half of the groups; it is contradicted if it is in at least half.
+    most: the claim speaks of most cases. Then it is judged in every group of contrasts, and has the
+    verdict of more than half of the groups; half of them suffice to contradict it.
     """
     if not contrasts:
         return Verdict("not run")
     if most:
         return _of_most(contrasts)
     sure = [c for c in contrasts if not c.unsure]
-    if len(sure) == len(contrasts) and all(c.clears for c in contrasts):
+    if len(sure) == len(contrasts) and all(c.clears and c.rest for c in contrasts):
         nearest = min(contrasts, key=lambda c: c.found.low - c.above)
         return Verdict("holds", "", _also(nearest, contrasts, "the smallest"))
-    against = {c: c.found.below(c.above) for c in sure}
-    if against and min(against.values()) * len(contrasts) <= (1 - LEVEL) / 2:
-        worst = min(sure, key=against.__getitem__)
+    against = [c for c in sure if c.found.below(c.above, len(contrasts)) and not c.approaches]
+    if against:
+        worst = min(against, key=lambda c: (c.found.high - c.above) / (c.found.half or 1.0))
         return Verdict("contradicted", "", _also(worst, contrasts, "the clearest"))
-    left = [c for c in contrasts if c.unsure or not c.clears]
+    left = [c for c in contrasts if c.unsure or not (c.clears and c.rest)]
+    if all(not c.unsure and c.rest and c.tied for c in left):
+        nearest = min(left, key=lambda c: c.found.estimate - c.above)
+        return Verdict("tie", "", _also(nearest, contrasts, "the smallest"))
+    undecided = [c for c in left if not (c.tied and c.rest) or c.unsure]
     order = list(REASONS)
-    first = min(left, key=lambda c: (order.index(c.open), c.found.estimate - c.above))
-    more = f": {first.unlearned}" if first.open == "not learned" else ""
-    if first.open == "stopped early":
-        more = f" ({first.moved:+.{first.digits}f} over the last quarter of the rounds)"
-    why = f"{_also(first, left, 'one')}; {REASONS[first.open]}{more}"
-    return Verdict("undecided", first.open, why)
+    first = min(undecided, key=lambda c: (order.index(c.open), c.found.estimate - c.above))
+    why = f"{_also(first, undecided, 'one')}; {first.decides}"
+    return Verdict("open", first.open, why, decided=False)
 
 
 def _also(shown: Contrast, among: Sequence[Contrast], which: str) -> str:
@@ -332,55 +314,93 @@ def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
     for contrast in contrasts:
         groups.setdefault(contrast.group, []).append(contrast)
     judged = {group: of_claim(some) for group, some in groups.items()}
-    count = {v: sum(j.verdict == v for j in judged.values()) for v in ("holds", "contradicted")}
+    count = {v: sum(j.verdict == v for j in judged.values()) for v in CLAIMS}
     why = "; ".join(f"{group}: {j.verdict}, {j.why}" for group, j in judged.items())
     if 2 * count["holds"] > len(groups):
         return Verdict("holds", "", why)
     if 2 * count["contradicted"] >= len(groups):
         return Verdict("contradicted", "", why)
-    # Some group is undecided: with none, one of the two counts would have decided.
-    reasons = [j.reason for j in judged.values() if j.reason]
-    return Verdict("undecided", min(reasons, key=list(REASONS).index), why)
+    if 2 * (count["holds"] + count["tie"]) > len(groups):
+        return Verdict("tie", "", why)
+    reasons = [j.reason for j in judged.values() if j.reason] or ["too wide"]
+    return Verdict("open", min(reasons, key=list(REASONS).index), why, decided=False)
 
 
-def of_cell(
-    found: Interval, moved: float | None = None, missing: float = 1.0, fewer: bool = False
-) -> Verdict:
-    """The verdict of our number minus the published one of the same setting.
+def over_readings(found: Mapping[str, Verdict]) -> Verdict:
+    """The verdict over readings of what a paper leaves open: theirs if all agree.
 
-    It agrees if the interval lies within 2 points of 0, and is close within 5. It differs if the
-    interval lies beyond 1 point, and neither more samples nor more rounds could change that: over
-    the last quarter of the rounds it came at most 1 point closer to the published number, and it
-    stays beyond if it goes on so, by the logarithm of the rounds, to as many as the paper has.
+    found: {reading: its verdict}, the one that is shown first.
+    """
+    (_, first), *others = found.items()
+    if all(v.verdict == first.verdict for _, v in others):
+        return first
+    why = "; ".join(f"{reading}: {v.verdict} ({v.why})" for reading, v in found.items())
+    return Verdict(DEPENDS, "", why, decided=False)
+
+
+# -- order -----------------------------------------------------------------------------------------
+
+
+class Order(NamedTuple):
+    """How our order of a column's methods is that of the paper.
+
+    tau: Kendall's, with its 95 % interval; ceiling: what noise alone would leave of it, had the
+    paper the true order. slope: of our accuracies over the published ones, with its 95 % interval.
+    """
+
+    rows: int
+    tau: float
+    tau_low: float
+    tau_high: float
+    ceiling: float
+    slope: float
+    slope_low: float
+    slope_high: float
+
+
+DRAWN = 4000  # sets of numbers that tau's interval and ceiling are simulated with
+
+
+def order(printed: ArrayLike, ours: ArrayLike, own: Variance, seeds: int, draws: int = 1) -> Order:
+    """Compare two orders of the same methods.
 
     Parameters
     ----------
-    found : Interval
-        Of the difference.
-    moved : float or None
-        Points that our number gained over the last quarter, None if not known.
-    missing : float
-        The paper's rounds over ours.
-    fewer : bool
-        Whether the paper trains on more samples, and these could close the gap.
+    printed, ours : (m,) float
+        A number a method, three methods or more.
+    own : Variance
+        N of our column: the noise of one run of one method.
+    seeds, draws : int
+        Over how many seeds ours are, and over how many draws the published numbers.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than three methods, or unequally many.
     """
-    text = f"{found.estimate:+.1f}"
-    if np.isnan(found.error):
-        return Verdict("undecided", "one seed", f"{text} points, one seed")
-    text = f"{text} [{found.low:+.1f}, {found.high:+.1f}] points"
-    reach = max(-found.low, found.high)
-    if reach <= AGREES:
-        return Verdict("agrees", "", text)
-    if reach <= CLOSE:
-        return Verdict("close", "", text)
-    if found.low <= DIFFERS and found.high >= -DIFFERS:
-        return Verdict("undecided", "too wide", text)
-    if fewer:
-        return Verdict("undecided", "fewer samples", f"{text}, on a part of the paper's samples")
-    if moved is not None and moved * found.estimate < 0:
-        gained = moved * max(np.log(missing), 0.0) / np.log(4 / 3)
-        near = found.high if found.estimate < 0 else found.low
-        if abs(moved) > MOVES or abs(gained) >= abs(near) - DIFFERS:
-            more = f"{text}, and {moved:+.1f} over the last quarter of the rounds"
-            return Verdict("undecided", "stopped early", more)
-    return Verdict("differs", "", text)
+    printed, ours = np.asarray(printed, float), np.asarray(ours, float)
+    m = len(printed)
+    if m < 3 or ours.shape != printed.shape:
+        raise ValueError(f"an order of {m} and {len(ours)} methods; give three or more in both")
+    rng = np.random.default_rng(0)
+    noise = rng.standard_t(own.freedom, (2, DRAWN, m)) * np.sqrt(own.value) if own.freedom else None
+    low = high = ceiling = np.nan
+    if noise is not None:
+        low, high = np.percentile(_tau(printed, ours + noise[0] / np.sqrt(seeds)), (2.5, 97.5))
+        other = noise[0] / np.sqrt(seeds) + noise[1] / np.sqrt(draws)
+        ceiling = float(_tau(printed, printed + other).mean())
+    slope = np.nan, np.nan
+    if np.ptp(printed) > 0:
+        fit: Any = linregress(printed, ours)
+        slope = float(fit.slope), float(fit.stderr) * float(student.ppf((1 + LEVEL) / 2, m - 2))
+    tau = float(_tau(printed, ours))
+    ends = slope[0] - slope[1], slope[0] + slope[1]
+    return Order(m, tau, float(low), float(high), ceiling, slope[0], *ends)
+
+
+def _tau(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    # Kendall's tau-b over the last axis.
+    i, j = np.triu_indices(a.shape[-1], 1)
+    x, y = np.sign(a[..., i] - a[..., j]), np.sign(b[..., i] - b[..., j])
+    ties = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+    return (x * y).sum(-1) / np.where(ties > 0, ties, np.nan)

@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots, verdicts
+from pfl_core.analysis.noise import Interval
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.experiments import lookup
@@ -390,33 +391,28 @@ def behind(rows: pd.DataFrame) -> pd.Series:
     return pd.Series({row: _gap(found) for row, found in gaps(rows).items()}, dtype=object)
 
 
-def _gap(found: verdicts.Interval | None) -> str:
+def _gap(found: Interval | None) -> str:
     if found is None:
         return ""
-    ends = "" if pd.isna(found.low) else f" [{found.low:.1f}, {found.high:.1f}]"
-    return f"{found.estimate:.1f}{ends}"
+    return verdicts.ends(found, unit="", sign="")
 
 
-def gaps(rows: pd.DataFrame) -> dict[str, verdicts.Interval | None]:
+def gaps(rows: pd.DataFrame) -> dict[str, Interval | None]:
     """By how many points each row differs from the first one, each at its own time.
 
     With the 95 % interval of the difference, seed by seed; noise is pooled over rows, without those
-    that serve all clients one model (`verdicts.interval`). A row that lacks a seed cannot be the
+    that serve all clients one model (`noise.Column`). A row that lacks a seed cannot be the
     first; None for the first, and for a row that shares no seed with it.
     """
     names: list[str] = _listed(rows)
-    out: dict[str, verdicts.Interval | None] = {}
+    out: dict[str, Interval | None] = {}
     found = read(rows).pivot(index="row", columns="seed", values="value").loc[names]
     most = found.count(axis=1)
     first = names[found.mean(axis=1).where(most == most.max()).argmax()]
+    column = evidence.column_of(found)
     for row in names:
-        shared = found.loc[:, found.loc[[row, first]].notna().all()].dropna()
-        if row == first or not shared.shape[1]:
-            out[row] = None
-            continue
-        like = evidence.pooled(shared, (), (row, first))
-        weights = 1.0 * (like.index == row) - (like.index == first)
-        out[row] = verdicts.interval([like.to_numpy()], [weights])
+        known = row != first and found.loc[[row, first]].notna().all().any()
+        out[row] = column.difference(row, first) if known else None
     return out
 
 

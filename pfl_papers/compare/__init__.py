@@ -1,4 +1,14 @@
 """Papers' numbers beside ours: tables, verdicts, the fullest evidence, what runs would take."""
 
 # What other rooms may take from it.
-__all__ = ["best", "overview", "parameters", "plan", "readable", "recount", "report"]
+__all__ = [
+    "best",
+    "judged",
+    "overview",
+    "parameters",
+    "plan",
+    "priors",
+    "readable",
+    "recount",
+    "report",
+]

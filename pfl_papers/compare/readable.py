@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable
 
 import pandas as pd
@@ -11,26 +12,34 @@ from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import label
 
 _INTERVALS = (
-    "In brackets: 95 % t intervals, from seeds, whose noise is pooled over the paper's rows of a "
-    "column that give clients models of their own; none for one seed."
+    "In brackets: 95 % intervals over seeds; none for one seed. Noise is pooled over the paper's "
+    "personal rows of a column, and drawn towards that of all columns."
 )
-_BEST = "Bold: the best of ours in a column, and all that are not told apart from it."
+_BEST = "Bold: the best value in a column and all that tie with it."
 _VERDICTS = (
-    "Verdicts on our number minus the paper's, which counts as one more seed: "
-    f"agrees, its interval lies within {verdicts.AGREES:g} points; close, within "
-    f"{verdicts.CLOSE:g}; differs, it lies beyond {verdicts.DIFFERS:g}, and neither as many "
-    "samples nor as many rounds as the paper's would change that, if what the last quarter "
-    "brought goes on by the logarithm of rounds; else undecided, with the reason."
+    "Accuracies: inside, the printed number lies in the 95 % interval where our runs predict it; "
+    "outside, it does not, with what our runs lack of the paper's budget. Leads of the paper's own "
+    "method: ahead, its interval lies above 0; behind, below 0; no lead, it ends within "
+    f"{verdicts.SMALL:g} points of 0 and the printed lead is excluded; too small to tell, it ends "
+    "within them and the printed lead is possible; open, wider. We assume that a paper compares "
+    "its methods on the same draws of clients."
 )
 LEGEND = f"{_INTERVALS} {_BEST} {_VERDICTS}"
-TONES = {"agrees": "good", "holds": "good", "close": "fair", "differs": "bad"}
-TONES |= {"contradicted": "bad", "undecided": "open"}
+TONES = {"inside": "good", "ahead": "good", "holds": "good"}
+TONES |= {"too small to tell": "fair", "tie": "fair", verdicts.DEPENDS: "fair"}
+TONES |= {
+    "outside": "bad",
+    "behind": "bad",
+    "no lead": "bad",
+    "contradicted": "bad",
+    "open": "open",
+}
 _COLOURS = {"good": "#1b7837", "fair": "#5aae61", "bad": "#b2182b", "open": "#6e6e6e"}
 
 
 def tone(verdict: str) -> str:
     """ "good", "fair", "bad", "open" or "": how a verdict is coloured."""
-    return TONES.get(verdict.partition(":")[0], "")
+    return TONES.get(re.split("[:,]", verdict)[0], "")
 
 
 def number(value: float, digits: int, sign: str = "") -> str:
@@ -79,7 +88,7 @@ class Table:
                 last = {r: number(c["last"], self.digits) for r, c in cells.iterrows()}
                 out[column, "ours, last round"] = last
             out[column, "difference"] = {r: self._difference(c) for r, c in cells.iterrows()}
-            out[column, "verdict"] = {r: worded(c.verdict, c.reason) for r, c in cells.iterrows()}
+            out[column, "verdict"] = {r: worded(*c[_WORDED]) for r, c in cells.iterrows()}
         return self._framed(out)
 
     def not_run(self) -> pd.DataFrame:
@@ -134,13 +143,14 @@ class Table:
         return "\n".join([self.caption] * bool(self.caption) + [self.text().to_string()])
 
 
-def worded(verdict: str, reason: str = "") -> str:
-    """A verdict with its reason; "" for what is no verdict on a cell."""
+def worded(verdict: str, reason: str = "", size: str = "") -> str:
+    """A verdict with its reason or size; "" for what is no verdict on a cell."""
     if verdict in ("no published number", "not run", "not judged"):
         return ""
-    return f"{verdict}: {reason}" if reason else verdict
+    return f"{verdict}: {reason}" if reason else f"{verdict}, {size}" if size else verdict
 
 
+_WORDED = ["verdict", "reason", "size"]
 _BOLD = "\ue000"  # of no alphabet; stands before what is to be bold
 
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis import verdicts
+from pfl_core.analysis import noise
+from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import grouped
-from pfl_core.analysis.verdicts import Interval
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_papers import places
 from pfl_papers.compare import report
 from pfl_papers.compare.best import best
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
-from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, reproduced
+from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, column_of, reproduced
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import FULL, PROFILES, Paper, Scope
@@ -324,8 +324,7 @@ def reversals(column: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lead(table: pd.DataFrame, a: str, b: str) -> Interval:
-    weights = (table.index == a).astype(float) - (table.index == b)
-    return verdicts.interval([table.to_numpy()], [weights])
+    return column_of(table).difference(a, b)
 
 
 # -- what the choice of a round is worth -----------------------------------------------------------
@@ -344,7 +343,7 @@ def gains(column: pd.DataFrame) -> pd.DataFrame:
         if not {"best_test", rule} <= set(column.rule):
             continue
         each = _table(column, "best_test") - _table(column, rule)
-        gain = verdicts.interval([each.mean().to_numpy()[None]], [np.ones(1)])
+        gain = noise.of_values(each.mean())
         means = each.mean(axis=1)
         line = dict(against=rule, gain=gain, largest=means.max(), of=means.idxmax())
         lines.append(line | dict(methods=len(each), seeds=each.shape[1]))

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis import verdicts
+from pfl_core.analysis import noise, verdicts
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import SELECT, grouped, pick, summary, tuples
 from pfl_core.analysis.stats import paired
+from pfl_core.analysis.verdicts import Budget, Verdict
 from pfl_core.data import partition as partitions
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import fullest
+from pfl_papers.compare.priors import printed_rows, priors
 from pfl_papers.compare.readable import Table, flat, markdown
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import (
@@ -28,7 +30,7 @@ from pfl_papers.evidence.contrasts import (
     READ_AFTER,
     Evidence,
     before_the_last_quarter,
-    pooled,
+    column_of,
     reproduced,
 )
 from pfl_papers.papers import base as papers
@@ -40,25 +42,13 @@ __all__ = [
     "Table",
     "markdown",
     "pick",
+    "printed_rows",
     "reproduced",
     "summary",
 ]  # defined in other files
 
 
 # -- published beside reproduced -------------------------------------------------------------------
-
-
-def printed_rows(paper: Paper, artefact: str) -> list[str]:
-    """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
-
-    FedPer has none.
-    """
-    if not paper.tables:
-        return []
-    found = papers.reported(paper)
-    found = found[found.metric == "acc_pct"]
-    own = found[found.table == artefact]
-    return list(dict.fromkeys((own if len(own) else found).row))
 
 
 # What has to be the paper's for a number of ours to stand beside a published one.
@@ -203,12 +193,19 @@ def compare(
     how: select, when, average in place of the paper's.
 
     Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
-    interval of ours), best (whether ours is the column's best or not told apart from it),
-    last (ours at the last round, where another is reported), difference, difference_low,
-    difference_high, verdict, reason, why (see `analysis.verdicts`), profile, dataset, and setting
+    interval of ours), best (whether ours is the column's best or ties with it),
+    last (ours at the last round, where another is reported), difference (ours minus the published
+    one), difference_low, difference_high (of the interval that predicts a published number),
+    verdict, reason, size, decided, why (see `analysis.verdicts`), profile, dataset, and setting
     (the column as the rows have it).
     """
-    paper = papers.paper(paper)
+    one = functools.partial(_compared, paper=papers.paper(paper), table=table, metric=metric, **how)
+    return _over_readings(rows, papers.paper(paper), one)
+
+
+def _compared(
+    rows: pd.DataFrame, paper: Paper, table: str, metric: str, **how: str
+) -> pd.DataFrame:
     said = papers.reported(paper)
     said = said[(said.table == table) & (said.metric == metric)]
     if said.empty:
@@ -230,8 +227,8 @@ def compare(
     )
     frame["verdict"] = frame.verdict.astype(object).fillna("not run")
     frame["n"] = frame.n.fillna(0).astype(int)
-    frame["best"] = frame.best.eq(True)
-    texts = ["profile", "dataset", "reason", "why", "setting"]
+    frame[["best", "decided"]] = frame[["best", "decided"]].eq(True)
+    texts = ["profile", "dataset", "reason", "size", "why", "setting"]
     frame[texts] = frame[texts].astype(object).fillna("")
     if metric != "acc_pct" or (paper.report | how)["select"] == "last":
         frame = frame.drop(columns="last")
@@ -240,28 +237,32 @@ def compare(
 
 _COMPARED = (
     "row column reported reported_sd reproduced sd n low high best last difference "
-    "difference_low difference_high verdict reason why profile dataset setting"
+    "difference_low difference_high verdict reason size decided why profile dataset setting"
 ).split()
 
 
 def advantages(
     rows: pd.DataFrame, paper: str | Paper, table: str, *, metric: str = "acc_pct"
 ) -> pd.DataFrame:
-    """By how many points the paper's own method is ahead of each other row: published beside ours.
+    """By how many points the paper's own method leads each other row: published beside ours.
 
-    What a draw of clients does to all rows of a column falls out of such a difference, in the
-    paper's numbers as in ours. So two seeds can say more of it than of a single accuracy.
+    What a draw of clients does to all rows of a column falls out of such a difference, in our
+    numbers and, as we assume, in the paper's. So two seeds say more of it than of an accuracy.
 
     rows: as for `compare`; only columns that are like the paper's count.
 
     Columns as `compare` has them, a line a column and row that is compared with; n counts the seeds
     that both rows have.
     """
-    paper = papers.paper(paper)
-    evidence, out = Evidence(rows, paper, printed_rows(paper, table)), []
-    compared = compare(rows, paper, table, metric=metric)
+    one = functools.partial(_leads, paper=papers.paper(paper), table=table, metric=metric)
+    return _over_readings(rows, papers.paper(paper), one)
+
+
+def _leads(rows: pd.DataFrame, paper: Paper, table: str, metric: str) -> pd.DataFrame:
+    evidence, out = Evidence(rows, paper, printed_rows(paper, table), priors(rows)), []
+    compared = _compared(rows, paper, table, metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
-    for _, cells in grouped(there[there.profile != "smoke"], "column"):
+    for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
             out.append(_advantage(evidence, paper, table, own.iloc[0], other, metric))
@@ -273,20 +274,14 @@ def _advantage(
 ) -> dict:
     # Of the paper's row over another one, which are lines of `compare`.
     ours = evidence.ahead(own["row"], other["row"], other.setting, metric=metric)
-    reported = own.reported - other.reported
-    spread = float(np.hypot(own.reported_sd, other.reported_sd))
-    found = verdicts.beside(ours.found, reported, spread, paper.runs)
-    cuts = [
-        _cuts(paper, table, r, other.setting, evidence.rows) for r in (own["row"], other["row"])
-    ]
-    missing, fewer = (max(cut) for cut in zip(*cuts, strict=True))
-    verdict = verdicts.of_cell(found, ours.moved, missing, fewer)
-    if ours.unlearned:
-        verdict = verdicts.Verdict("undecided", "not learned", ours.unlearned)
+    reported, column = own.reported - other.reported, evidence.column(other.setting, metric)
+    predicted = column.difference(own["row"], other["row"], paper.draws)
+    verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
+    off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
-    line |= dict(reported=reported, reported_sd=spread, best=False, n=ours.found.seeds)
+    line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
     line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
-    line |= dict(difference=found.estimate, difference_low=found.low, difference_high=found.high)
+    line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
     return line | verdict._asdict()
 
 
@@ -358,43 +353,100 @@ class _Cells:
         """What a cell of ours shows; said: what the paper has in it."""
         of_column = self.ours[self.ours.column == column]
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
-        seeds = sorted(table.loc[row].dropna().index)
-        table = table[seeds].dropna()
-        best = str(table.mean(axis=1).idxmax())
-        both = pooled(table, self.printed, (row, best))
-        weights = (both.index == best) * 1.0 - (both.index == row)
-        behind = verdicts.interval([both.to_numpy()], [weights])
-        table = pooled(table, self.printed, (row,))
-        place, values = list(table.index).index(row), table.to_numpy()
-        own = verdicts.cell_interval(values, place)
-        setting = cells.setting.iloc[0]
-        runs = [(run, row, setting) for run in cells.run]
+        known = priors(self.rows) if self.metric in ACCURACIES else None
+        noisy = column_of(table, self.printed, known)
+        own, setting = noisy.level(row), cells.setting.iloc[0]
+        least, most = bounds(self.metric)
         line = dict(
             reproduced=cells.value.mean(),
             sd=cells.value.std(ddof=1),
             n=len(cells),
-            low=max(own.low, 0.0) if self.metric in ACCURACIES else own.low,
-            high=min(own.high, 100.0) if self.metric in ACCURACIES else own.high,
-            best=row == best or behind.low <= 0,
-            last=self.last.reindex(runs).mean(),
+            low=max(own.low, least),
+            high=min(own.high, most),
+            best=_best(noisy, row, better(self.metric)),
+            last=self.last.reindex([(run, row, setting) for run in cells.run]).mean(),
             setting=setting,
             profile=cells.profile.iloc[0],
             dataset=cells.dataset.iloc[0],
         )
         if np.isnan(said["reported"]):
             return line | dict(verdict="no published number")
-        found = verdicts.beside(own, said["reported"], said["reported_sd"], self.paper.runs)
-        line |= dict(
-            difference=found.estimate, difference_low=found.low, difference_high=found.high
-        )
-        if line["profile"] == "smoke" or self.metric not in ACCURACIES:
+        paper = self.paper
+        predicted = noisy.level(row, paper.draws, said["reported_sd"], paper.runs)
+        off = predicted.minus(said["reported"])
+        line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
+        if line["profile"] not in papers.FULL or self.metric not in ACCURACIES:
             return line | dict(verdict="not judged")
-        each = self.moved.reindex(runs)
-        moved = each.mean() if each.notna().all() else None
-        missing, fewer = _cuts(self.paper, self.table, row, setting, self.rows)
-        # More images make no row less accurate.
-        fewer &= found.estimate < 0
-        return line | verdicts.of_cell(found, moved, missing, fewer)._asdict()
+        each = self.moved.reindex([(run, row, setting) for run in cells.run])
+        rest = verdicts.at_rest(each.mean() if each.notna().all() else None)
+        budget = Budget(*_cuts(paper, self.table, row, setting, self.rows), rest)
+        return line | verdicts.of_accuracy(predicted, said["reported"], budget)._asdict()
+
+
+def _over_readings(
+    rows: pd.DataFrame, paper: Paper, make: Callable[[pd.DataFrame], pd.DataFrame]
+) -> pd.DataFrame:
+    """Lines of `make` for rows as run, whose verdicts hold under every declared reading.
+
+    Where a reading gives another verdict, the verdict is that it depends on the reading.
+    """
+    found = make(rows)
+    for reading in papers.readings(paper):
+        if not set(reading.runs) & set(rows.row):
+            continue
+        other = make(swapped(rows, reading)).set_index(["row", "column"])
+        for i, line in found.iterrows():
+            key = line["row"], line["column"]
+            if key in other.index and line.verdict in _JUDGED:
+                both = {"as run": _verdict(line), reading.says: _verdict(other.loc[key])}
+                for name, value in verdicts.over_readings(both)._asdict().items():
+                    found.at[i, name] = value
+    return found
+
+
+_JUDGED = (*verdicts.LEADS, *verdicts.ACCURACIES, verdicts.DEPENDS)
+
+
+def _verdict(line: pd.Series) -> Verdict:
+    return Verdict(**{name: line[name] for name in Verdict._fields})
+
+
+def swapped(rows: pd.DataFrame, reading: papers.Reading) -> pd.DataFrame:
+    """Rows under a reading: its runs stand, by column, in the place of those that they vary."""
+    other = rows[rows.row.isin(reading.runs)]
+    other = other.assign(row=other.row.map(reading.runs))
+    taken = set(zip(other.column, other.row, strict=True))
+    gone = np.array([key in taken for key in zip(rows.column, rows.row, strict=True)], bool)
+    return pd.concat([rows[~rows.row.isin(reading.runs) & ~gone], other])
+
+
+# Metrics of which less is better, and those of which nothing is better.
+_LESS = ("iterations", "total_s", "s_per_iteration", "mbytes")
+_NEUTRAL = ("weight",)
+
+
+def better(metric: str) -> int:
+    """1 if more of a metric is better, -1 if less is, 0 if neither is."""
+    return -1 if metric in _LESS else 0 if metric in _NEUTRAL else 1
+
+
+def bounds(metric: str) -> tuple[float, float]:
+    """Between which values a metric can lie."""
+    if metric in ACCURACIES:
+        return 0.0, 100.0
+    return (0.0 if metric in (*_LESS, *_NEUTRAL) else -np.inf), np.inf
+
+
+def _best(column: noise.Column, row: str, sign: int) -> bool:
+    # Whether a row has the best mean of its column, or ties with the row that has.
+    if not sign:
+        return False
+    best = str((sign * column.table.mean(axis=1)).idxmax())
+    try:
+        behind = column.sum({best: sign, row: -sign}) if row != best else None
+    except LookupError:  # no seed that both have
+        return False
+    return behind is None or not behind.above(0) and (behind.known or behind.estimate <= 0)
 
 
 def _by_run(picked: pd.DataFrame) -> pd.Series:
@@ -476,7 +528,7 @@ def standing(
         out["rank among these"] = cells.reproduced.where(like).rank(ascending=False)
     out[f"{label(own)} ahead by"] = tests.difference.round(2)
     out["share of clients ahead"] = tests.better.round(2)
-    out["p"] = tests.p.round(4)
+    out["p, clients as if independent"] = tests.p.round(4)
     return out.sort_values("rank").rename(index=label).rename_axis("method")
 
 
@@ -529,23 +581,6 @@ def _worth_of_cells(cells: pd.DataFrame) -> pd.Series:
     return least.clip(upper=2).reindex(cells.index, fill_value=0)
 
 
-def order_agreement(cells: pd.DataFrame) -> pd.DataFrame:
-    """Kendall's tau of the published and our order of methods, a line a table and column.
-
-    cells: as `every_cell` gives them; columns with fewer than three rows of ours are left out.
-
-    Columns: table, column, rows, tau.
-    """
-    out = []
-    for (table, column), of in cells.dropna(subset=["reproduced"]).groupby(
-        ["table", "column"], sort=False
-    ):
-        if len(of) > 2:
-            tau = of.reported.corr(of.reproduced, method="kendall")
-            out.append(dict(table=table, column=column, rows=len(of), tau=round(tau, 2)))
-    return pd.DataFrame(out, columns=["table", "column", "rows", "tau"])
-
-
 def contradictions(share: float = 0.75) -> pd.DataFrame:
     """Pairs of methods whose order two papers print differently: a line a pair.
 
@@ -580,12 +615,12 @@ def contradictions(share: float = 0.75) -> pd.DataFrame:
 def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     """What a table says of accuracies, a Markdown paragraph for each column that was run.
 
-    Who leads and by how much, how that stands beside the paper, and what is undecided and why.
+    Which method is best and by how much, how that compares with the paper, and what is open.
     """
     paper = papers.paper(paper)
     if not len(rows) or set(rows.profile) == {"smoke"}:
         return []
-    evidence = Evidence(rows, paper, printed_rows(paper, table))
+    evidence = Evidence(rows, paper, printed_rows(paper, table), priors(rows))
     compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
@@ -609,15 +644,15 @@ def _leader(evidence: Evidence, column: str, names: list[str]) -> str:
     best = str(mean.idxmax())
     leads = {r: evidence.ahead(best, r, column) for r in names if r != best}
     second = str(mean.drop(best).idxmax())
-    first, found = f"{label(best)} has most, {mean[best]:.1f} %", leads[second].found
-    if np.isnan(found.error):
-        gap = f"{found.estimate:.1f} points before {label(second)}"
+    first, found = f"{label(best)} has the highest mean, {mean[best]:.1f} %", leads[second].found
+    if not found.known:
+        gap = f"{found.estimate:.1f} points above {label(second)}"
         return f"{first}, {gap}; one seed does not say whether that is more than chance."
-    gap = f"{found.estimate:.1f} [{found.low:.1f}, {found.high:.1f}] points before {label(second)}"
+    gap = f"{verdicts.ends(found, sign='')} above {label(second)}"
     level = [label(r) for r, c in leads.items() if not c.clears]
     if not level:
-        return f"{first}, {gap}, and is ahead of all others by more than chance."
-    return f"{first}, {gap}. Not told apart from it: {_listed(level)}."
+        return f"{first}, {gap}. It beats all others by more than chance."
+    return f"{first}, {gap}. It ties with {_listed(level)}."
 
 
 def _listed(names: list[str], most: int = 6) -> str:
@@ -631,28 +666,26 @@ def _beside(lines: pd.DataFrame) -> list[str]:
     if len(both) > 1:
         there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
         same = "as here" if there == here else f"here {label(here)} among the same rows"
-        said.append(f"In the paper {label(there)} has most, {both.reported[there]:.1f} %; {same}.")
+        said.append(f"In the paper {label(there)} is best, {both.reported[there]:.1f} %; {same}.")
     if len(both) > 2:
         tau = both.reported.corr(both.reproduced, method="kendall")
         said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")
-    why = both[both.verdict == "undecided"].reason.value_counts()
-    reasons = "; ".join(f"{n} {reason}" for reason, n in why.items())
-    said.append(f"Of its cells: {counted(both.verdict)}{f' ({reasons})' if reasons else ''}.")
-    worst = both[both.verdict == "differs"]
+    if counts := counted(both.verdict):
+        said.append(f"Published accuracies and what our runs predict: {counts}.")
+    worst = both[both.verdict == "outside"]
     if len(worst):
         row = str(worst.difference.abs().idxmax())
-        said.append(f"The largest difference is {label(row)}'s, {worst.why[row]}.")
+        said.append(f"The largest difference is {label(row)}'s: {worst.why[row]}.")
     return said
 
 
-CELLS = ("agrees", "close", "differs", "undecided")
+WORDS = (*dict.fromkeys((*verdicts.ACCURACIES, *verdicts.LEADS)), verdicts.DEPENDS)
 
 
 def counted(words: pd.Series) -> str:
-    """Verdicts on cells, counted: "1 agrees, 2 differ, 3 undecided"."""
-    many = {"agrees": "agree", "differs": "differ"}
-    counts = {word: int((words == word).sum()) for word in CELLS}
-    return ", ".join(f"{n} {w if n == 1 else many.get(w, w)}" for w, n in counts.items() if n)
+    """Verdicts, counted: "11 inside, 3 outside, 1 open"."""
+    counts = {word: int((words == word).sum()) for word in WORDS}
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 
 # -- claims ----------------------------------------------------------------------------------------
@@ -664,8 +697,8 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
     rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile
     count. Without them every committed result of the paper is judged, and a column names its data.
 
-    Columns: says, source, artefact, verdict, reason, why, status (what the verdict says of the
-    paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
+    Columns: says, source, artefact, kind, verdict, reason, why, status (what the verdict says of
+    the paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
     profile.
     """
     paper = papers.paper(paper)
@@ -674,53 +707,61 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         none = pd.DataFrame(columns=_CLAIMED)
         out = [claims(paper, part.rows()).assign(data=part.data) for part in parts]
         return pd.concat(out or [none], ignore_index=True)
-    out, evidence, scales = [], {}, {}
+    out, parts, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        printed = printed_rows(paper, needed)
-        some = fullest.of_fullest_profile(rows[rows.artefact == needed])
-        evidence[needed] = Evidence(some, paper, printed)
-        scales[needed] = scale(paper, evidence[needed].rows, needed)
+        parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])
+        scales[needed] = scale(paper, parts[needed], needed)
+    under = {needed: _under_readings(paper, needed, of) for needed, of in parts.items()}
     for claim in paper.claims:
-        profile = next(iter(evidence[claim.needs].rows.profile), "")
-        verdict = _judged(claim, evidence[claim.needs], profile)
+        profile = next(iter(parts[claim.needs].profile), "")
+        found = {says: _judged(claim, of, profile) for says, of in under[claim.needs].items()}
+        verdict = verdicts.over_readings(found)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
-        line |= verdict._asdict() | dict(profile=profile, scale="")
+        line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why)
+        line |= dict(kind=claim.kind, profile=profile, scale="")
         line["status"] = _status(claim, verdict, profile)
-        if verdict.verdict not in ("not run", "not judged"):
+        if verdict.verdict not in _SILENT:
             line["scale"] = scales[claim.needs]
         out.append(line)
     return pd.DataFrame(out, columns=_CLAIMED)
 
 
-_CLAIMED = "says source artefact verdict reason why status limit scale profile".split()
+_CLAIMED = "says source artefact kind verdict reason why status limit scale profile".split()
+_SILENT = ("not run", "not judged")
 
 
-def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> verdicts.Verdict:
+def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, Evidence]:
+    # The evidence of an artefact as run, and under each reading that some rows were run for.
+    printed, known = printed_rows(paper, needed), priors(rows)
+    out = {"as run": Evidence(rows, paper, printed, known)}
+    for reading in papers.readings(paper):
+        if set(reading.runs) & set(rows.row):
+            out[reading.says] = Evidence(swapped(rows, reading), paper, printed, known)
+    return out
+
+
+def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> Verdict:
     if not len(evidence.rows):
-        return verdicts.Verdict("not run")
-    if profile == "smoke":
-        return verdicts.Verdict("not judged", "", "profile smoke is for tests")
+        return Verdict("not run")
+    if profile not in papers.FULL:
+        return Verdict("not judged", "", f"profile {profile} has other data and networks")
     try:
         return verdicts.of_claim(claim.judge(evidence), claim.most)
     except LookupError as missing:
-        return verdicts.Verdict("not run", "", f"{missing.args[0]} was not run")
+        return Verdict("not run", "", f"{missing.args[0]} was not run")
 
 
-def _status(claim: papers.Claim, verdict: verdicts.Verdict, profile: str) -> str:
-    """What a verdict says of the paper: of runs in its own setting, or nearly."""
-    if verdict.verdict in ("not run", "not judged"):
-        return ""
-    if profile not in papers.FULL:
-        return "says nothing of the paper: other data and networks"
-    if verdict.verdict == "undecided":
-        return verdicts.MEANS[verdict.reason]
+def _status(claim: papers.Claim, verdict: Verdict, profile: str) -> str:
+    """What a verdict says of the paper, in words."""
     if verdict.verdict == "holds":
         return "as the paper says"
+    if verdict.verdict != "contradicted":
+        return ""
     if claim.status:
         return claim.status
     if claim.limit:
         return "a definition of ours"
-    return "a finding about the paper" if profile == "paper" else "open"
+    return "a finding about the paper" if profile == "paper" else "at a cut budget"
 
 
 # -- tables to read --------------------------------------------------------------------------------

@@ -13,16 +13,19 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis import verdicts
+from pfl_core.analysis import noise
+from pfl_core.analysis.noise import Column, Interval, Priors
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import pick
-from pfl_core.analysis.verdicts import Contrast, Interval
+from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data.pools import DatasetMissing
 from pfl_papers.evidence import committed
 
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
-ONE_MODEL = frozenset(READ_AFTER.values())  # rows that serve all clients the same model
+ONE_MODEL = frozenset(
+    {*READ_AFTER.values(), "centralized"}
+)  # methods that serve all clients the same model
 ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are verdicts
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
@@ -94,8 +97,10 @@ def reproduced(
     )
 
 
-def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str]) -> pd.DataFrame:
-    """Return the rows of a column over which noise is pooled: those that the paper prints.
+def column_of(
+    table: pd.DataFrame, printed: Collection[str] = (), priors: Priors | None = None
+) -> Column:
+    """Return a column whose noise is pooled over the personal rows that the paper prints.
 
     Rows of ours are other readings, some made to fail: what they scatter says nothing of the
     paper's. Nor does one model for all of models of one's own: clients whose own tasks are easy can
@@ -106,12 +111,18 @@ def pooled(table: pd.DataFrame, printed: Collection[str], wanted: Collection[str
     table : DataFrame
         A number a row (index) and seed (columns).
     printed : collection of str
-        Rows that the paper prints; all if it is empty.
-    wanted : collection of str
-        Rows that are there in any case.
+        Rows that the paper prints; all if none of them is there.
+    priors : Priors, optional
+        What other columns say of noise.
     """
-    like = [row for row in printed or table.index if row not in ONE_MODEL]
-    return table[table.index.isin([*wanted, *like])]
+    shared = [row for row in table.index if serves_one_model(row)]
+    pool = [row for row in table.index if row in printed]
+    return Column(table, shared, pool, priors or Priors())
+
+
+def serves_one_model(row: str) -> bool:
+    """Whether a row serves all clients the same model, as it is or in another setting."""
+    return row.partition(" (")[0] in ONE_MODEL
 
 
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
@@ -168,10 +179,18 @@ class Evidence:
         Says which number of a run is reported.
     printed : collection of str
         The rows that the paper prints beside each other; noise is pooled over them.
+    priors : Priors, optional
+        What all judged columns say of the noise of accuracies.
     """
 
-    def __init__(self, rows: pd.DataFrame, paper: Rules, printed: Collection[str] = ()):
-        self.rows, self.paper, self.printed = rows, paper, printed
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        paper: Rules,
+        printed: Collection[str] = (),
+        priors: Priors | None = None,
+    ):
+        self.rows, self.paper, self.printed, self.priors = rows, paper, printed, priors
         self._all = functools.cache(self._picked)
         self._table = functools.cache(self._pivoted)
 
@@ -222,7 +241,7 @@ class Evidence:
         if len(lost) == len(others):
             return []
         says = [f"{label(first)} - {label(row)}, {column}" for row in lost]
-        return [Contrast(text, Interval.none(), group=column) for text in says]
+        return [Contrast(text, Interval(), group=column) for text in says]
 
     def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
         """Contrast each ordered pair of rows: none is more than `within` points below another."""
@@ -254,41 +273,39 @@ class Evidence:
         group : str
             What claims on most cases count.
         """
-        columns = list(dict.fromkeys(column for _, column in weights))
-        tables, sums = [], []
-        seeds = self._common_seeds(weights, metric)
-        for column in columns:
-            table = self._table("now", metric, column)[seeds].dropna()
-            table = pooled(table, self.printed, [row for row, at in weights if at == column])
-            tables.append(table)
-            sums.append(np.array([weights.get((row, column), 0.0) for row in table.index]))
-        found = verdicts.interval([t.to_numpy() for t in tables], sums)
-        curve, moved = "acc_pct" if metric in ACCURACIES else metric, 0.0
-        for (row, column), weight in weights.items():
-            now, past = (self._table(at, curve, column) for at in ("now", "earlier"))
-            known = all(row in at.index and set(seeds) <= set(at) for at in (now, past))
-            gone = now.loc[row, seeds] - past.loc[row, seeds] if known else pd.Series([np.nan])
-            moved += weight * cast(pd.Series, gone).mean()
+        found, moved = [], {}
+        curve = "acc_pct" if metric in ACCURACIES else metric
+        for column in dict.fromkeys(column for _, column in weights):
+            own = {row: weight for (row, at), weight in weights.items() if at == column}
+            of = self.column(column, metric)
+            if lost := [row for row in own if row not in of.table.index]:
+                raise LookupError(f"{label(lost[0])} / {column}")
+            found.append(of.sum(own))
+            seeds = cast(list[int], of.table.loc[list(own)].dropna(axis=1).columns.tolist())
+            moved |= {(row, column): self._moved(row, column, curve, seeds) for row in own}
+        gone = sum(weight * moved[cell] for cell, weight in weights.items())
         return Contrast(
             says,
-            found,
+            noise.summed(found),
             above,
-            moved=None if np.isnan(moved) else moved,
+            moved=None if np.isnan(gone) else gone,
+            rows=tuple(moved.values()),
             unlearned=self._unlearned(weights, above < 0) if metric in ACCURACIES else "",
             group=group,
         )
 
-    def _common_seeds(self, weights: Mapping[tuple[str, str], float], metric: str) -> list[int]:
-        seeds: set[int] | None = None
-        for row, column in weights:
-            table = self._table("now", metric, column)
-            if row not in table.index:
-                raise LookupError(f"{label(row)} / {column}")
-            there = set(table.loc[row].dropna().index)
-            seeds = there if seeds is None else seeds & there
-        if not seeds:
-            raise LookupError(f"a seed that all of {sorted({r for r, _ in weights})} have")
-        return sorted(seeds)
+    def column(self, column: str, metric: str = "acc_pct") -> Column:
+        """A column's reported numbers with their noise."""
+        priors = self.priors if metric in ACCURACIES else None
+        return column_of(self._table("now", metric, column), self.printed, priors)
+
+    def _moved(self, row: str, column: str, metric: str, seeds: Collection[int]) -> float:
+        # By how much a row's mean changed over the last quarter of the rounds, NaN if not known.
+        now, past = (self._table(at, metric, column) for at in ("now", "earlier"))
+        if not all(row in at.index and set(seeds) <= set(at) for at in (now, past)):
+            return np.nan
+        gone = now.loc[row, list(seeds)] - past.loc[row, list(seeds)]
+        return float(cast(pd.Series, gone).mean())
 
     def _picked(self, moment: str, metric: str) -> pd.DataFrame:
         """What is reported of every run.
@@ -394,7 +411,7 @@ class Evidence:
         values = by_seed.dropna().to_numpy(dtype=float)
         if not len(values):
             raise LookupError(says)
-        found = verdicts.interval([values[None]], [np.ones(1)])
+        found = noise.of_values(values)
         how: dict[str, Any] = dict(unit=unit, small=small, digits=digits)
         how |= dict(censored=censored, group=group)
         return Contrast(says, found, threshold, **how)

@@ -90,7 +90,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
         found = report.tables(rows, part.paper, artefact)
         if "acc_pct" in found:
             own, of = label(paper(part.paper).own), rows[rows.artefact == artefact]
-            found[f"points by which {own} is ahead"] = report.advantages(of, part.paper, artefact)
+            found[f"points by which {own} leads"] = report.advantages(of, part.paper, artefact)
         for what, cells in found.items():
             if cells.reproduced.notna().any():
                 name = title(artefact) + (f", {what}" if what != "acc_pct" else "")
@@ -134,7 +134,11 @@ def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
         ends = cell["difference"], cell["difference_low"], cell["difference_high"]
         gap = readable.with_interval(*ends, digits, sign="+")
         said = f"paper {cell['reported']:.{digits}f} ({gap})"
-    return dict(ours=ours, reported=said, verdict=readable.worded(cell["verdict"], cell["reason"]))
+    return dict(
+        ours=ours,
+        reported=said,
+        verdict=readable.worded(cell["verdict"], cell["reason"], cell["size"]),
+    )
 
 
 def _figure(path: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from matplotlib.patches import Rectangle
 
 from pfl_core.analysis import plots
 from pfl_core.analysis.plots import label
-from pfl_core.analysis.verdicts import Interval
 from pfl_papers.compare.recount import AVERAGED, REPORTED, RULES
 
 WORDS = {  # of rules, in figures and tables
@@ -107,7 +106,7 @@ def gains(every: pd.DataFrame, ax: Axes) -> Axes:
         own, shade = every[every.against == rule], plots.COLOURS[colour]
         at = np.array([names.index(name) for name in own.column]) + (i - 1) * 0.22
         mean, low, high = (
-            np.array([getattr(g, e) for g in own.gain]) for e in Interval._fields[:3]
+            np.array([getattr(g, e) for g in own.gain]) for e in ("estimate", "low", "high")
         )
         reach = np.nan_to_num([mean - low, high - mean]) if len(own) else None
         ax.errorbar(mean, at, xerr=reach, fmt="none", ecolor=shade, elinewidth=0.8)

@@ -459,7 +459,7 @@ class Study:
     def reading(self, table: str) -> None:
         """Display what a table that was shown says, in sentences made of its rows.
 
-        Who leads and by how much, how that stands beside the paper, what is undecided and why.
+        Who leads and by how much, how that stands beside the paper, what is open and why.
         """
         with checks.extra("notebooks", "showing text"):
             from IPython.display import Markdown, display

@@ -16,9 +16,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots
+from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import grouped, tuples
-from pfl_core.analysis.verdicts import Interval
 from pfl_core.util import checks
 from pfl_core.util.version import __version__
 from pfl_papers import places
@@ -172,7 +172,8 @@ class WhatHolds:
             return pd.DataFrame()
         verdicts = every[rules].astype(object).where(every[rules].notna(), "")
         sets = [{v.partition(":")[0] for v in line} for line in verdicts.to_numpy()]
-        kinds = pd.Series([kind - {"", "not run"} for kind in sets], verdicts.index, dtype=object)
+        silent = {"", "not run", "not judged"}
+        kinds = pd.Series([kind - silent for kind in sets], verdicts.index, dtype=object)
         flips = kinds[kinds.map(len) > 1]
         turned = sum({"holds", "contradicted"} <= kind for kind in flips)
         judged = int((kinds.map(len) > 0).sum())
@@ -409,7 +410,9 @@ def _worded_reversals(sure: pd.DataFrame) -> pd.DataFrame:
 
 
 def _flat_gains(every: pd.DataFrame) -> pd.DataFrame:
-    ends = pd.DataFrame([g[:3] for g in every.gain], columns=["gain", "low", "high"])
+    ends = pd.DataFrame(
+        [(g.estimate, g.low, g.high) for g in every.gain], columns=["gain", "low", "high"]
+    )
     return pd.concat([every.drop(columns="gain").reset_index(drop=True), ends], axis=1)
 
 

@@ -7,6 +7,7 @@ substitute for what the paper's text does not hold.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable
@@ -230,6 +231,8 @@ class Paper:
         How many, where the paper says so.
     runs : int
         Over how many runs its published numbers are, 0 if it does not say.
+    draws : int
+        Over how many draws of clients they are, 1 if it does not say.
     unstated : tuple of str
         Artefacts of which it does not say the number of rounds: profile `paper` has ours.
     rates : {column: float}
@@ -251,6 +254,7 @@ class Paper:
     when: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     runs: int = 0
+    draws: int = 1
     unstated: tuple[str, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
@@ -457,6 +461,44 @@ def reported(paper: str | Paper) -> pd.DataFrame:
     with file.open(encoding="utf-8") as f:
         found = pd.read_csv(f, keep_default_na=False, na_values={"std": [""]})
     return found.rename(columns={"std": "sd"})
+
+
+class Reading(NamedTuple):
+    """Another reading of what a paper leaves open, for which rows of ours were run.
+
+    Attributes
+    ----------
+    says : str
+        The reading.
+    runs : {str: str}
+        {row of ours: the row in whose place it stands}.
+    source : str
+        Where the reading is from.
+    seen : bool
+        Whether it was declared after a verdict was known. Such a reading only weakens verdicts.
+    """
+
+    says: str
+    runs: dict[str, str]
+    source: str
+    seen: bool
+
+
+@functools.cache
+def _readings() -> pd.DataFrame:
+    file = resources.files("pfl_papers.papers") / "published" / "readings.csv"
+    with file.open(encoding="utf-8") as f:
+        return pd.read_csv(f, keep_default_na=False)
+
+
+def readings(paper: str | Paper) -> list[Reading]:
+    """The readings of a paper under which its verdicts have to be the same."""
+    found = _readings()
+    found = found[found.paper == (paper if isinstance(paper, str) else paper.key)]
+    return [
+        Reading(str(says), dict(zip(of.run, of.row, strict=True)), of.source.iloc[0], seen == "yes")
+        for (says, seen), of in found.groupby(["says", "seen"], sort=False)
+    ]
 
 
 def paper(name: str | Paper) -> Paper:

@@ -761,6 +761,7 @@ PAPER = Paper(
     own="pfedhn",
     report=dict(select="best_val", when="before", average="client"),
     runs=3,
+    draws=3,  # each seed draws clients anew [O]
     tables=("table1", "table3", "table4"),
     setting=setting,
     rows=rows,

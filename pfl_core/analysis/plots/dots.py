@@ -173,7 +173,7 @@ def _seen(at: np.ndarray) -> tuple[np.ndarray, float]:
 def against_published(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes:
     """Published numbers against ours, a colour a paper, with 95 % intervals and the diagonal.
 
-    Cells that are undecided are hollow.
+    Cells that are open are hollow.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def against_published(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)")
         reach = np.abs(part[["low", "high"]].to_numpy().T - part.reproduced.to_numpy())
         bars: dict[str, Any] = dict(fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
         ax.errorbar(part.reported, part.reproduced, yerr=np.nan_to_num(reach), **bars)
-        fill = [colour if v != "undecided" else "white" for v in part.verdict]
+        fill = [colour if v != "open" else "white" for v in part.verdict]
         dots: dict[str, Any] = dict(s=16, marker=mark, edgecolors=colour, lw=0.8, clip_on=False)
         ax.scatter(part.reported, part.reproduced, c=fill, **dots)
         ax.scatter([], [], s=16, marker=mark, color=colour, label=label(name))

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.transforms import ScaledTranslation
 
-from pfl_core.analysis import verdicts
+from pfl_core.analysis.noise import Column
 from pfl_core.analysis.plots.names import in_words
 from pfl_core.analysis.plots.style import Look, bounds, finish, line_style, looks, names_of
 from pfl_core.analysis.select import alike
@@ -24,8 +24,8 @@ def intervals(
 ) -> pd.DataFrame:
     """Mean over seeds of `value` for each value of `hue` and `x`, with a 95 % t interval.
 
-    The interval is `verdicts.cell_interval` over all rows (values of `hue`) that are drawn
-    together, seeds as replicates; tables pool noise over fewer rows (`evidence.pooled`).
+    The interval is that of `noise.Column.level`, with seeds as replicates and noise pooled over all
+    rows (values of `hue`) that are drawn together; tables know more of the noise.
 
     Parameters
     ----------
@@ -51,12 +51,11 @@ def intervals(
     out = []
     for at, part in each.groupby(x, sort=False):
         table = part.pivot(index=hue, columns="seed", values="value")
+        column = Column(table)
         for name in dict.fromkeys(part[hue]):
-            seeds = table.columns[table.loc[name].notna()]
-            whole = table[seeds].dropna()
-            if not len(seeds):
+            if table.loc[name].isna().all():
                 continue
-            found = verdicts.cell_interval(whole.to_numpy(), whole.index.get_loc(name))
+            found = column.level(name)
             ends = np.array([found.low, found.high])
             low, high = ends if within is None else np.clip(ends, *within)
             out.append({hue: name, x: at, "value": found.estimate, "low": low, "high": high})

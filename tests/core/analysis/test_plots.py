@@ -9,7 +9,8 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
-from pfl_core.analysis import plots, verdicts
+from pfl_core.analysis import plots
+from pfl_core.analysis.noise import Column
 from pfl_core.methods.base import METHODS
 
 SAFE = [to_rgb(c) for c in plots.COLOURS.values()]
@@ -204,7 +205,7 @@ def test_curves(ax):
     ]
     assert [line.get_linestyle() for line in lines] == ["--", "-"]
     low, high = (f(ax.collections[0].get_paths()[0].vertices[:, 1]) for f in (min, max))
-    found = verdicts.cell_interval(np.array([[8.0, 10], [18, 20]]), 0)
+    found = Column(pd.DataFrame([[8.0, 10], [18, 20]], ["a", "b"])).level("a")
     assert low == 0 > 1 - (found.high - 9), "never below 0 %"
     assert high == pytest.approx(found.high), "the interval of a cell"
 

@@ -7,7 +7,8 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 
-from pfl_core.analysis import plots, verdicts
+from pfl_core.analysis import plots
+from pfl_core.analysis.noise import Column
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,7 @@ def test_layers_go_in_the_model_s_order(ax):
     assert [line.get_linestyle() for line in got] == ["-", "--"]
     (low, high) = ax.collections[0].get_segments()[1][:, 1]
     seeds = np.array([[0.899, 0.901], [0.889, 0.891]])
-    found = verdicts.cell_interval(seeds, 0)
+    found = Column(pd.DataFrame(seeds, ["a", "b"])).level("a")
     np.testing.assert_allclose(
         (low, high), (found.low, found.high), err_msg="the interval of a cell"
     )
@@ -342,7 +343,7 @@ def test_leads_are_sorted_and_in_the_colour_of_who_is_ahead(ax):
     assert ax.patches[2].get_facecolor()[:3] == pytest.approx(colours["fedper"])
 
 
-def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_undecided(ax):
+def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_open(ax):
     cells = pd.DataFrame(
         dict(
             paper=["pfedhn", "pfedhn", "flayer"],
@@ -350,7 +351,7 @@ def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_undecided(ax):
             reproduced=[81.0, 85.0, 69.0],
             low=[80.0, float("nan"), 60.0],
             high=[82.0, float("nan"), 78.0],
-            verdict=["agrees", "undecided", "undecided"],
+            verdict=["inside", "open", "open"],
         )
     )
     plots.against_published(cells, ax)

@@ -700,7 +700,7 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     assert table.caption.startswith("Table 1, profile medium, data cifar10, 1 seed")
     assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
     assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
-    assert set(s.claims().query("artefact == 'table1'").verdict) <= {"undecided", "not run"}
+    assert set(s.claims().query("artefact == 'table1'").verdict) <= {"open", "not run"}
     kept = {p.parent.name: pd.read_csv(p) for p in places.figures_folder().rglob("claims.csv")}
     assert set(kept) == {"medium-paper", "quick-digits"}
     assert "table1" in set(kept["medium-paper"].artefact) and len(kept["quick-digits"])

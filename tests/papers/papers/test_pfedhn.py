@@ -302,7 +302,7 @@ def made(artefact: str, numbers: dict[tuple[str, ...], float], seeds: int = 3) -
 
 
 def verdict(says: str, rows: pd.DataFrame) -> tuple[str, str]:
-    found = report.claims("pfedhn", rows.assign(profile="quick"))
+    found = report.claims("pfedhn", rows.assign(profile="medium"))
     (line,) = found[found.says.str.startswith(says)].itertuples()
     return line.verdict, line.reason
 
@@ -476,7 +476,7 @@ DECIDED = [
 def test_a_claim_is_decided(says, artefact, upheld, contradicted, few):
     assert verdict(says, made(artefact, upheld)) == ("holds", "")
     assert verdict(says, made(artefact, contradicted)) == ("contradicted", "")
-    assert verdict(says, made(artefact, upheld, seeds=1)) == ("undecided", "one seed")
+    assert verdict(says, made(artefact, upheld, seeds=1)) == ("open", "one seed")
     assert verdict(says, made(artefact, few)) == ("not run", "")
 
 
@@ -484,7 +484,7 @@ def test_to_be_ahead_of_all_all_have_to_be_there():
     whole = competing("a", fedper=80, pfedhn=70, pfedhn_pc=83)
     del whole["pfedme", "a"]
     claim = "pFedHN achieves improvements"
-    assert verdict(claim, made("table1", whole)) == ("undecided", "rows missing")
+    assert verdict(claim, made("table1", whole)) == ("open", "rows missing")
     behind = whole | {("pfedhn_pc", "a"): 75}
     assert verdict(claim, made("table1", behind)) == ("contradicted", "")
 
@@ -503,8 +503,9 @@ def test_the_papers_own_tables_uphold_what_its_text_says():
     printed["table4"] |= {("pfedhn (no spectral norm)", c): v for c, v in plain.items()}
     tables = ("table1", "table2", "table3", "table4", "appc5")
     rows = pd.concat([made(t, printed[t]) for t in tables], ignore_index=True)
-    found = report.claims("pfedhn", rows.assign(profile="quick"))
-    assert set(found[found.artefact.isin(tables)].verdict) == {"holds"}
+    found = report.claims("pfedhn", rows.assign(profile="medium"))
+    # Noise is drawn towards that of real columns, by which two printed leads are ties.
+    assert set(found[found.artefact.isin(tables)].verdict) == {"holds", "tie"}
     assert set(found[~found.artefact.isin(tables)].verdict) == {"not run"}
 
 

@@ -1,0 +1,195 @@
+"""What holds: every lead, accuracy, order and claim of the papers' own data, judged in one place.
+
+Only runs with a paper's own data, networks and clients count. README, notebooks, docs/results.md
+and the report page take their words and their counts from here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from pfl_core.analysis import verdicts
+from pfl_core.analysis.noise import LEVEL
+from pfl_core.analysis.select import tuples
+from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_papers.compare import fullest, report
+from pfl_papers.compare.priors import judged_columns
+from pfl_papers.evidence import committed
+from pfl_papers.evidence.contrasts import serves_one_model
+from pfl_papers.evidence.tables import Results
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import FULL, KINDS, PAPERS
+
+# When the rules were committed. Of older runs the numbers were known when they were made.
+RULES_OF = "2026-11-25T22:00:00Z"
+LARGE = 2.0  # points: printed leads above it, and those of at most as much, are counted apart
+RETROSPECTIVE, PROSPECTIVE = "retrospective", "prospective"
+PERSONAL, ONE_MODEL = "personal", "one model"
+
+
+def accuracies() -> pd.DataFrame:
+    """Every published accuracy that was run, once: columns of `report.every_cell`, and three more.
+
+    paper; kind ("personal" or "one model": what the row serves); dated ("retrospective" or
+    "prospective").
+    """
+    return _each("accuracy", committed.results()).copy()
+
+
+def leads() -> pd.DataFrame:
+    """Every printed lead of a paper's own method that was run, once; columns as `accuracies` has.
+
+    kind is that of the other row.
+    """
+    return _each("lead", committed.results()).copy()
+
+
+def claims() -> pd.DataFrame:
+    """Every claim of every paper with its verdict, of the fullest profile; columns of
+    `report.claims`, paper, data, and dated.
+    """
+    return _claims(committed.results()).copy()
+
+
+def of_paper(name: str, number: str) -> pd.DataFrame:
+    """Accuracies ("accuracy") or leads ("lead") of one paper in all its tables, run or not."""
+    return _of_paper(name, number, committed.results()).copy()
+
+
+_MAKE: dict[str, Callable[[str], pd.DataFrame]] = {
+    "accuracy": report.every_cell,
+    "lead": report.every_advantage,
+}
+
+
+@functools.lru_cache(maxsize=4 * len(PAPERS))
+def _of_paper(name: str, number: str, known: Results) -> pd.DataFrame:
+    return _MAKE[number](name)
+
+
+@functools.lru_cache(maxsize=8)
+def _each(number: str, known: Results) -> pd.DataFrame:
+    found = [_of_paper(name, number, known).assign(paper=name) for name in PAPERS]
+    cells = pd.concat([of for of in found if len(of)] or found[:1], ignore_index=True)
+    cells = cells[cells.reproduced.notna() & cells.verdict.isin([*report.WORDS])]
+    once = ["paper", "row", "reported", "reproduced"]  # tables may print a number again
+    cells = cells.assign(reported=cells.reported.round(6), reproduced=cells.reproduced.round(6))
+    cells = cells.drop_duplicates(once).reset_index(drop=True)
+    kind = [ONE_MODEL if serves_one_model(row) else PERSONAL for row in cells.row]
+    dated = [_dated(v.paper, v.table, v.row, v.setting) for v in tuples(cells)]
+    return cells.assign(kind=kind, dated=dated)
+
+
+@functools.lru_cache(maxsize=4)
+def _claims(known: Results) -> pd.DataFrame:
+    found = [_best_claims(name).assign(paper=name) for name in PAPERS]
+    every = pd.concat(found, ignore_index=True)
+    return every.assign(dated=[_dated(v.paper, v.artefact) for v in tuples(every)])
+
+
+def _dated(paper: str, artefact: str, row: str = "", column: str = "") -> str:
+    # Prospective if all runs began after the rules were committed.
+    known = committed.results()
+    of = known.cells[(known.cells.paper == paper) & (known.cells.artefact == artefact)]
+    of = of[of.profile.isin(FULL)]
+    of = of[of.column == column] if column else of
+    of = of[of.row.isin([row, papers.paper(paper).own])] if row else of
+    dates = known.runs.date.reindex(of.run.unique())
+    return PROSPECTIVE if len(dates) and (dates > RULES_OF).all() else RETROSPECTIVE
+
+
+def _best_claims(name: str) -> pd.DataFrame:
+    """A paper's claims, each from the fullest profile at which it was judged.
+
+    A verdict that rests on too few runs gives way to any other.
+    """
+    none = report.claims(name, pd.DataFrame(columns=ROW_COLUMNS))
+    out = [none.assign(data="")]
+    for part in fullest.parts(name):
+        judged = report.claims(name, part.rows())
+        out.append(judged[judged.verdict != "not run"].assign(data=part.data))
+    placed = [judged.rename_axis("place").reset_index() for judged in out]
+    found = fullest.fullest(placed, ["place"], _worth_of_claims).sort_values("place")
+    return found.drop(columns="place").reset_index(drop=True)
+
+
+def _worth_of_claims(judged: pd.DataFrame) -> pd.Series:
+    return (judged.verdict != "not run") * (1 + ~judged.reason.isin(["one seed", "rows missing"]))
+
+
+# -- order -----------------------------------------------------------------------------------------
+
+
+def orders() -> pd.DataFrame:
+    """How our order of methods is that of a paper: a line a column and kind of rows.
+
+    Columns: paper, table, column, kind, and those of `verdicts.Order`; only where three rows or
+    more of a kind were run.
+    """
+    out, noisy = [], judged_columns()
+    for keys, of in accuracies().groupby(["paper", "table", "column", "kind"], sort=False):
+        paper, table, column, kind = map(str, keys)
+        if len(of) < 3 or (paper, table, column) not in noisy:
+            continue
+        own = noisy[paper, table, column].raw()["own" if kind == PERSONAL else "shared"]
+        draws = papers.paper(paper).draws
+        found = verdicts.order(of.reported, of.reproduced, own, int(of.n.min()), draws)
+        out.append(dict(paper=paper, table=table, column=column, kind=kind) | found._asdict())
+    columns = ["paper", "table", "column", "kind", *verdicts.Order._fields]
+    return pd.DataFrame(out, columns=columns)
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+def summary() -> dict[str, Any]:
+    """All counts, once: what README, notebooks, docs and the report page say.
+
+    leads: {(kind, "above 2" | "at most 2" | "behind"): {word: count}}, of retrospective and
+    prospective runs together; "behind": the paper prints its own method below the other.
+    chance: how many of these leads would be ahead, or behind, by chance were all methods equal.
+    accuracies: {word: count}; decided: how many of them are decided.
+    claims: {kind: {word: count}}.
+    prospective: how many leads, accuracies and claims rest on runs younger than the rules.
+    """
+    ours, cells, said = leads(), accuracies(), claims()
+    size = ours.reported.map(_size)
+    judged = ours[ours.low.notna()]
+    ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
+    return dict(
+        leads={
+            (kind, which): _counts(ours[(ours.kind == kind) & (size == which)].verdict)
+            for kind in (PERSONAL, ONE_MODEL)
+            for which in SIZES
+        },
+        chance={
+            kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
+            for kind in (PERSONAL, ONE_MODEL)
+        },
+        accuracies=_counts(cells.verdict),
+        decided=int(cells.decided.sum()),
+        claims={k: _counts(of) for k in KINDS if len(of := ran.verdict[ran.kind == k])},
+        prospective={
+            what: int((of.dated == PROSPECTIVE).sum())
+            for what, of in dict(leads=ours, accuracies=cells, claims=ran).items()
+        },
+    )
+
+
+SIZES = ("above 2", "at most 2", "behind")
+
+
+def _size(printed: float) -> str:
+    if printed <= 0:
+        return "behind"
+    return "above 2" if printed > LARGE else "at most 2"
+
+
+def _counts(words: pd.Series) -> dict[str, int]:
+    order = dict.fromkeys([*verdicts.LEADS, *verdicts.ACCURACIES, *verdicts.CLAIMS])
+    every = {word: int((words == word).sum()) for word in (*order, verdicts.DEPENDS)}
+    return {word: n for word, n in every.items() if n}

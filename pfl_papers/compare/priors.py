@@ -35,7 +35,7 @@ def priors(rows: pd.DataFrame) -> Priors | None:
 
     None where these are of other data or networks.
     """
-    return _priors(committed.results()) if set(rows.profile) & set(FULL) else None
+    return _priors(committed.results()) if set(rows.profile.unique()) & set(FULL) else None
 
 
 def judged_columns() -> dict[tuple[str, str, str], Column]:
@@ -62,6 +62,7 @@ def _columns(paper: Paper) -> dict[tuple[str, str, str], tuple[frozenset[str], C
     if not paper.tables:
         return out
     every = [part.rows() for part in fullest.parts(paper.key)]
+    every = [rows[rows.metric.isin(ACCURACIES)] for rows in every]
     said = papers.reported(paper)
     said = said[said.metric.isin(ACCURACIES)]
     for v in tuples(said.drop_duplicates(["table", "metric", "column"])):

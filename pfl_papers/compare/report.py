@@ -346,15 +346,20 @@ class _Cells:
             reproduced(before_the_last_quarter(rows), paper, **how)
         )
         self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
+        self._noisy = functools.cache(self._column)
+
+    def _column(self, column: str) -> noise.Column:
+        # A column of ours with its noise.
+        of_column = self.ours[self.ours.column == column]
+        table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+        known = priors(self.rows) if self.metric in ACCURACIES else None
+        return column_of(table, self.printed, known)
 
     def line(
         self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
     ) -> dict[str, Any]:
         """What a cell of ours shows; said: what the paper has in it."""
-        of_column = self.ours[self.ours.column == column]
-        table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
-        known = priors(self.rows) if self.metric in ACCURACIES else None
-        noisy = column_of(table, self.printed, known)
+        noisy = self._noisy(column)
         own, setting = noisy.level(row), cells.setting.iloc[0]
         least, most = bounds(self.metric)
         line = dict(
@@ -392,7 +397,7 @@ def _over_readings(
     """
     found = make(rows)
     for reading in papers.readings(paper):
-        if not set(reading.runs) & set(rows.row):
+        if not set(reading.runs).intersection(rows.row.unique()):
             continue
         other = make(swapped(rows, reading)).set_index(["row", "column"])
         for i, line in found.iterrows():
@@ -415,8 +420,8 @@ def swapped(rows: pd.DataFrame, reading: papers.Reading) -> pd.DataFrame:
     """Rows under a reading: its runs stand, by column, in the place of those that they vary."""
     other = rows[rows.row.isin(reading.runs)]
     other = other.assign(row=other.row.map(reading.runs))
-    taken = set(zip(other.column, other.row, strict=True))
-    gone = np.array([key in taken for key in zip(rows.column, rows.row, strict=True)], bool)
+    taken = pd.MultiIndex.from_frame(other[["column", "row"]].drop_duplicates())
+    gone = pd.MultiIndex.from_frame(rows[["column", "row"]]).isin(taken)
     return pd.concat([rows[~rows.row.isin(reading.runs) & ~gone], other])
 
 
@@ -559,7 +564,8 @@ def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFram
     about, out = papers.paper(name), []
     if not about.tables:
         return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
-    parts = [part.rows() for part in fullest.parts(name)]
+    every = [part.rows() for part in fullest.parts(name)]
+    parts = [rows[rows.metric.isin(ACCURACIES)] for rows in every]
     said = papers.reported(name)
     said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
     for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
@@ -618,7 +624,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     Which method is best and by how much, how that compares with the paper, and what is open.
     """
     paper = papers.paper(paper)
-    if not len(rows) or set(rows.profile) == {"smoke"}:
+    if not len(rows) or set(rows.profile.unique()) == {"smoke"}:
         return []
     evidence = Evidence(rows, paper, printed_rows(paper, table), priors(rows))
     compared = compare(rows, paper, table)
@@ -735,7 +741,7 @@ def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, 
     printed, known = printed_rows(paper, needed), priors(rows)
     out = {"as run": Evidence(rows, paper, printed, known)}
     for reading in papers.readings(paper):
-        if set(reading.runs) & set(rows.row):
+        if set(reading.runs).intersection(rows.row.unique()):
             out[reading.says] = Evidence(swapped(rows, reading), paper, printed, known)
     return out
 

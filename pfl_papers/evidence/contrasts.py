@@ -193,6 +193,7 @@ class Evidence:
         self.rows, self.paper, self.printed, self.priors = rows, paper, printed, priors
         self._all = functools.cache(self._picked)
         self._table = functools.cache(self._pivoted)
+        self._column = functools.cache(self._with_noise)
 
     @functools.cached_property
     def columns(self) -> list[str]:
@@ -296,6 +297,9 @@ class Evidence:
 
     def column(self, column: str, metric: str = "acc_pct") -> Column:
         """A column's reported numbers with their noise."""
+        return self._column(column, metric)
+
+    def _with_noise(self, column: str, metric: str) -> Column:
         priors = self.priors if metric in ACCURACIES else None
         return column_of(self._table("now", metric, column), self.printed, priors)
 

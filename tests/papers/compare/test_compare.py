@@ -381,7 +381,10 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     counts = pd.read_csv(csv).number.value_counts()
     assert png.stat().st_size > 5000 and counts.to_dict() == {"accuracy": 4, "lead": 3}
     said = pages.picture_section().replace("\n", " ")
-    assert "of 4 published accuracies" in said and "printed leads above 2 points over personal methods" in said
+    assert (
+        "of 4 published accuracies" in said
+        and "printed leads above 2 points over personal methods" in said
+    )
 
 
 @pytest.mark.parametrize(("full", "shown"), [((90.0,), "medium"), ((90.0, 91.0), "paper")])

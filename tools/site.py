@@ -95,14 +95,10 @@ def _coloured(verdict: re.Match) -> str:
     return f"{verdict[1]}[{verdict[2]}]{{.pill .{tone(verdict[2])}}}"
 
 
-ARGUMENT = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
-
-
 def readable(app, what, name, obj, options, lines: list[str]) -> None:
     """Make of a plain docstring what Sphinx reads.
 
-    Stars and bars are signs, "name: what it is" a list, and deeper blocks code. Of a method's file
-    its page is named.
+    Stars and bars are signs, and deeper blocks code. Of a method's file its page is named.
     """
     file = name.removeprefix("pfl_core.methods.")
     if what == "module" and (GENERATED / "methods" / f"{file}.md").is_file():
@@ -133,8 +129,6 @@ def _block(block: list[str]) -> list[str]:
     if all(line.startswith("    ") for line in block):
         return ["::", "", *block]
     lines = [_signs(line) for line in block]
-    if all(ARGUMENT.match(line) or line.startswith("    ") for line in block):
-        return [ARGUMENT.sub(r"* **\1**: ", x, 1) if x[0] != " " else x for x in lines]
     numbered = [i for i, line in enumerate(lines) if line.startswith("1. ")]
     return [*lines[: numbered[0]], "", *lines[numbered[0] :]] if numbered else lines
 

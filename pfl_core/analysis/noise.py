@@ -46,8 +46,13 @@ UNKNOWN = Variance(np.nan, 0.0)
 class Interval:
     """An estimate with its 95 % interval, whose ends are NaN where the noise is not known.
 
-    parts: variances whose sum is the estimate's; each has the t of its own freedom (Cochran).
-    seeds: over how many seeds the estimate is.
+    Attributes
+    ----------
+    estimate : float
+    parts : tuple of Variance
+        Their sum is the estimate's variance; each has the t of its own freedom (Cochran).
+    seeds : int
+        Over how many seeds the estimate is.
     """
 
     estimate: float = np.nan
@@ -211,7 +216,10 @@ def odd_rows(block: np.ndarray) -> dict[int, Variance]:
 def largest_block(table: pd.DataFrame) -> pd.DataFrame:
     """The rows and seeds without a gap on which a column's noise is known best.
 
-    table: a row a method, a column a seed, NaN where a row lacks a seed.
+    Parameters
+    ----------
+    table : DataFrame
+        A row a method, a column a seed, NaN where a row lacks a seed.
     """
     there = table.notna()
     sets = {tuple(of) for of in there.to_numpy()} | {tuple(there.all())}
@@ -243,9 +251,16 @@ class _Block(NamedTuple):
 class Priors(NamedTuple):
     """What columns have in common, for each kind of variance.
 
-    own, seed: N and M of personal rows; row: M + N (m - 1) / m, of a row that stands alone.
-    between: of a row with one model for all, beside what a seed does to personal ones.
-    shared: of such a row by itself.
+    Attributes
+    ----------
+    own, seed : Prior
+        Of N and M of personal rows.
+    row : Prior
+        Of M + N (m - 1) / m, of a row that stands alone.
+    between : Prior
+        Of a row with one model for all, beside what a seed does to personal ones.
+    shared : Prior
+        Of such a row by itself.
     """
 
     own: Prior = Prior()
@@ -273,11 +288,17 @@ def _of_all(variances: Sequence[Variance]) -> Prior:
 class Column:
     """A column's numbers, and the noise of sums of its rows.
 
-    table: a row a method and a column a seed, NaN for gaps.
-    shared: the rows that serve all clients one model.
-    pool: the rows over which noise is pooled; all if it is empty. Rows that an estimate is of are
-        in the pool in any case.
-    priors: what other columns say; by default nothing.
+    Attributes
+    ----------
+    table : DataFrame
+        A row a method and a column a seed, NaN for gaps.
+    shared : collection of str
+        The rows that serve all clients one model.
+    pool : collection of str
+        The rows over which noise is pooled; all if it is empty. Rows that an estimate is of are in
+        the pool in any case.
+    priors : Priors
+        What other columns say; by default nothing.
     """
 
     table: pd.DataFrame
@@ -286,15 +307,21 @@ class Column:
     priors: Priors = Priors()
 
     def difference(self, first: str, second: str, draws: float = np.inf) -> Interval:
-        """A row minus another; draws: see `sum`."""
+        """A row minus another, as `sum` with so many `draws`."""
         return self.sum({first: 1.0, second: -1.0}, draws)
 
     def level(self, row: str, draws: float = np.inf, sd: float = np.nan, runs: int = 0) -> Interval:
         """A row's mean over seeds, in which what a seed does to all rows counts.
 
-        draws: see `sum`.
-        sd: the printed standard deviation of the number that is predicted, over `runs` runs, or of
+        Parameters
+        ----------
+        row : str
+        draws : float
+            As for `sum`.
+        sd : float
+            The printed standard deviation of the number that is predicted, over `runs` runs, or of
             the mean where runs is 0. It counts in place of our noise where it is larger.
+        runs : int
         """
         return self.sum(
             {row: 1.0}, draws, Variance(sd**2 / max(runs, 1), runs - 1 if runs > 1 else np.inf)
@@ -305,9 +332,15 @@ class Column:
     ) -> Interval:
         """A sum of weighted rows over the seeds that they share, with its interval.
 
-        draws: of how many draws of clients a published number is the mean, which the interval then
-            predicts; infinitely many: it is our estimate's own.
-        said: the published number's variance as printed.
+        Parameters
+        ----------
+        weights : dict of float
+            {row: its weight}.
+        draws : float
+            Of how many draws of clients a published number is the mean, which the interval then
+            predicts. With infinitely many it is the interval of our estimate.
+        said : Variance
+            The published number's variance as printed.
 
         Raises
         ------

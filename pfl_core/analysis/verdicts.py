@@ -42,10 +42,18 @@ REASONS = {  # why something is open, and what would decide it; the first that f
 class Verdict(NamedTuple):
     """A verdict, what belongs to it, and why, in a sentence.
 
-    verdict: one of `LEADS`, `ACCURACIES` or `CLAIMS`; "depends on reading"; "not run".
-    reason: of what is open one of `REASONS`; of an accuracy what our runs lack.
-    size: of a lead that is ahead, beside the printed one: "as printed", "smaller", "larger", "".
-    decided: of an accuracy, whether more seeds, rounds or samples could hardly change it.
+    Attributes
+    ----------
+    verdict : str
+        One of `LEADS`, `ACCURACIES` or `CLAIMS`; "depends on reading"; "not run".
+    reason : str
+        Of what is open one of `REASONS`; of an accuracy what our runs lack.
+    why : str
+        The sentence.
+    size : str
+        Of a lead that is ahead, beside the printed one: "as printed", "smaller", "larger", "".
+    decided : bool
+        Of an accuracy, whether more seeds, rounds or samples could hardly change it.
     """
 
     verdict: str
@@ -58,8 +66,14 @@ class Verdict(NamedTuple):
 class Budget(NamedTuple):
     """What our runs had of the paper's, and whether they came to rest.
 
-    rounds: the paper's rounds over ours. fewer: whether the paper trains on more samples.
-    rest: whether the row, or the difference, is at rest.
+    Attributes
+    ----------
+    rounds : float
+        The paper's rounds over ours.
+    fewer : bool
+        Whether the paper trains on more samples.
+    rest : bool
+        Whether the row, or the difference, is at rest.
     """
 
     rounds: float = 1.0
@@ -79,7 +93,14 @@ def at_rest(moved: float | None, half: float = 0.0, rows: Collection[float | Non
     A row may move by 1 point; a difference by 1 point or half its interval's width, and each of its
     rows by 2. What has no curve is at rest.
 
-    moved: by how many points; half: of a difference; rows: by how many each of its rows moved.
+    Parameters
+    ----------
+    moved : float, optional
+        By how many points it moved; None without a curve.
+    half : float
+        Half the width of a difference's interval.
+    rows : collection of float
+        By how many points each row of a difference moved.
     """
     if moved is None:
         return True
@@ -160,10 +181,17 @@ def _nearest(found: Interval) -> float:
 def of_accuracy(predicted: Interval, printed: float, budget: Budget) -> Verdict:
     """Whether a published accuracy lies where our runs predict it.
 
-    predicted: the prediction interval of a published number. budget: what our runs had.
-
     It is decided if it is inside an interval of at most 2 points to each side, at full budget or at
     rest, or outside at full budget.
+
+    Parameters
+    ----------
+    predicted : Interval
+        The prediction interval of a published number.
+    printed : float
+        The published number.
+    budget : Budget
+        What our runs had.
     """
     if not predicted.known:
         gap = f"{predicted.estimate - printed:+.1f} points"
@@ -184,15 +212,30 @@ def of_accuracy(predicted: Interval, printed: float, budget: Budget) -> Verdict:
 class Contrast:
     """A difference on which a claim rests: it has to be above a threshold.
 
-    says: what is compared, "FedPer - FedAvg, CIFAR-10".
-    found: the difference.
-    above: the threshold.
-    moved: how much of it came in the last quarter of the rounds, None if that is not known.
-    rows: how much each of its rows moved.
-    unlearned: what has not learned, "" if all have.
-    censored: whether a number of rounds in it is that of the last round.
-    group: claims on "most cases" count groups.
-    unit: what it is measured in; small: below what it counts as a tie, in this unit.
+    Attributes
+    ----------
+    says : str
+        What is compared, "FedPer - FedAvg, CIFAR-10".
+    found : Interval
+        The difference.
+    above : float
+        The threshold.
+    moved : float, optional
+        How much of it came in the last quarter of the rounds, None if that is not known.
+    rows : tuple of float
+        How much each of its rows moved.
+    unlearned : str
+        What has not learned, "" if all have.
+    censored : bool
+        Whether a number of rounds in it is that of the last round.
+    group : str
+        Claims on "most cases" count groups.
+    unit : str
+        What it is measured in.
+    small : float
+        Below what it counts as a tie, in this unit.
+    digits : int
+        Decimals that are shown.
     """
 
     says: str
@@ -279,8 +322,12 @@ def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     if none is below, and those that are not above lie within the limit: a result, no lack of one.
     Else it is open.
 
-    most: the claim speaks of most cases. Then it is judged in every group of contrasts, and has the
-    verdict of more than half of the groups; half of them suffice to contradict it.
+    Parameters
+    ----------
+    contrasts : list of Contrast
+    most : bool
+        The claim speaks of most cases. Then it is judged in every group of contrasts, and has the
+        verdict of more than half of the groups; half of them suffice to contradict it.
     """
     if not contrasts:
         return Verdict("not run")
@@ -329,7 +376,10 @@ def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
 def over_readings(found: Mapping[str, Verdict]) -> Verdict:
     """The verdict over readings of what a paper leaves open: theirs if all agree.
 
-    found: {reading: its verdict}, the one that is shown first.
+    Parameters
+    ----------
+    found : dict of Verdict
+        {reading: its verdict}, the one that is shown first.
     """
     (_, first), *others = found.items()
     if all(v.verdict == first.verdict for _, v in others):
@@ -344,8 +394,16 @@ def over_readings(found: Mapping[str, Verdict]) -> Verdict:
 class Order(NamedTuple):
     """How our order of a column's methods is that of the paper.
 
-    tau: Kendall's, with its 95 % interval; ceiling: what noise alone would leave of it, had the
-    paper the true order. slope: of our accuracies over the published ones, with its 95 % interval.
+    Attributes
+    ----------
+    rows : int
+        How many methods are compared.
+    tau, tau_low, tau_high : float
+        Kendall's, with its 95 % interval.
+    ceiling : float
+        What noise alone would leave of tau, had the paper the true order.
+    slope, slope_low, slope_high : float
+        Of our accuracies over the published ones, with its 95 % interval.
     """
 
     rows: int

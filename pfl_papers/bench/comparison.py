@@ -42,7 +42,10 @@ START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
 def chosen(methods: Iterable[str] = ()) -> list[str]:
     """Rows of the comparison in the order of its table, all or those named.
 
-    ValueError for an unknown one.
+    Raises
+    ------
+    ValueError
+        For an unknown one.
     """
     views = {
         v: [w for w, source in report.READ_AFTER.items() if source == v] for v in presets.COMPARED
@@ -57,7 +60,10 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
 def common(dataset: str, profile: str = "medium", **changes: Any) -> Experiment:
     """The settings that all rows share; `changes` to those of `presets.COMPARISON`.
 
-    ValueError for an unknown profile.
+    Raises
+    ------
+    ValueError
+        For an unknown profile.
     """
     checks.known("profile of the comparison", profile, presets.SCALES)
     fields: dict[str, Any] = presets.COMPARISON | {"dataset": dataset}
@@ -127,7 +133,15 @@ def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.
     """A row's best choice by validation accuracy, read at the row's own time; and all nine's rows.
 
     On the seed of `shared`. Rows are labelled with the row of the comparison, their column is the
-    choice as JSON. how: for `sweep`.
+    choice as JSON.
+
+    Parameters
+    ----------
+    row : str
+    shared : Experiment
+        What all rows have in common.
+    **how
+        For `sweep`.
     """
     e, changes = tuning(row, shared)
     best, rows = sweeps.tune(e, changes, when=when(row), **how)
@@ -150,8 +164,17 @@ def experiments(
 ) -> list[Experiment]:
     """The runs of the comparison, each after what it starts from, on its own seed.
 
-    choices: {row: what tuning chose}, by default the middle of its grid.
-    changes: to the common settings.
+    Parameters
+    ----------
+    dataset : str
+    methods : iterable of str
+        Rows of the comparison, by default all.
+    seeds : iterable of int
+    profile : str
+    choices : dict of dict, optional
+        {row: what tuning chose}, by default the middle of its grid.
+    **changes
+        To the common settings.
     """
     shared, out = common(dataset, profile, **changes), []
     for row in chosen(methods):
@@ -179,7 +202,15 @@ def run(
 
     Prints each grid and what was chosen. Keeps rows and runs in
     runs/results/methods.<profile>-<dataset>/, tables and picture in runs/figures/methods/.
-    how: for `sweep`: device, jobs, ...
+
+    Parameters
+    ----------
+    dataset, methods, seeds, profile
+        As for `experiments`.
+    changes : dict, optional
+        To the common settings.
+    **how
+        For `sweep`: device, jobs, ...
     """
     shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
     for row in chosen(methods):
@@ -376,7 +407,16 @@ def _listed(rows: pd.DataFrame) -> list[str]:
 def read(rows: pd.DataFrame, metric: str = "acc_pct") -> pd.DataFrame:
     """One number a run: at the best validation round, at the row's own time, of test samples.
 
-    rows: of the comparison, as `run` keeps them. Returns them as `select.pick` does.
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the comparison, as `run` keeps them.
+    metric : str
+
+    Returns
+    -------
+    DataFrame
+        As `select.pick` returns it.
     """
     rows = rows[rows.artefact == "comparison"]
     parts = [
@@ -419,8 +459,11 @@ def gaps(rows: pd.DataFrame) -> dict[str, Interval | None]:
 def costs(rows: pd.DataFrame) -> pd.DataFrame:
     """What each row spends, a line a row of the comparison, with what its run starts from.
 
-    gradients: over one batch, of a client and round. down, up: traffic of a client and visit.
-    seconds: of a run.
+    Returns
+    -------
+    DataFrame
+        gradients (over one batch, of a client and round), down and up (traffic of a client and
+        visit), seconds (of a run).
     """
     rows = rows[rows.artefact == "comparison"]
     out = {row: _spent(rows[rows.row.isin([row, row + START])], row) for row in _listed(rows)}

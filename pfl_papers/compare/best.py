@@ -23,8 +23,14 @@ def best(
     a printed row of each such column has one seed, which has no interval, a smaller profile that
     has two of all comes first. Nothing is trained, and no data set is needed.
 
-    scope: whose methods and seeds are asked for; with data sets of its own there is nothing better.
-    part: only the sweeps of this part.
+    Parameters
+    ----------
+    paper : Paper
+    scope : Scope
+        Whose methods and seeds are asked for; with data sets of its own there is nothing better.
+    artefact : str
+    part : str, optional
+        Only the sweeps of this part.
     """
     found = []
     for profile in reversed(FULL) if not scope.datasets else ():

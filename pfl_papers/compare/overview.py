@@ -72,7 +72,10 @@ def headline() -> str:
 def said(cells: pd.DataFrame) -> str:
     """What comes out and what does not, with all counts.
 
-    cells: as `ran` gives them.
+    Parameters
+    ----------
+    cells : DataFrame
+        As `ran` gives them.
     """
     counts = judged.summary()
     seeds = f"{cells.n.min():.0f} seeds or more" if len(cells) else ""
@@ -170,5 +173,5 @@ def best_claims(name: str) -> pd.DataFrame:
 
 
 def every(name: str, number: str = "accuracy") -> pd.DataFrame:
-    """What stands beside a paper's published numbers; number: "accuracy" or "lead"."""
+    """What stands beside a paper's published numbers, each an "accuracy" or a "lead"."""
     return judged.of_paper(name, number)

@@ -66,8 +66,14 @@ def with_interval(value: float, low: float, high: float, digits: int, sign: str 
 class Table:
     """What `report.compare` found, as Markdown, as HTML in a notebook, and as frames of text.
 
-    compared: its lines, and a column `last` where the last round is shown beside.
-    caption: a sentence above; digits: decimals.
+    Attributes
+    ----------
+    compared : DataFrame
+        Its lines, and a column `last` where the last round is shown beside.
+    caption : str
+        A sentence above.
+    digits : int
+        Decimals.
     """
 
     def __init__(self, compared: pd.DataFrame, caption: str = "", digits: int = 2):

@@ -86,8 +86,12 @@ def evidence(
 ) -> list[Runs]:
     """The best runs of every artefact: of profile paper where there are enough, else medium, quick.
 
-    profile: the smallest that counts.
-    datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
+    Parameters
+    ----------
+    profile : str
+        The smallest that counts.
+    datasets, methods, seeds, artefacts
+        What to restrict it to, empty for the profile's own.
     """
     parts, out = committed.parts(own=True), []
     some: dict[str, tuple] = dict(datasets=tuple(datasets), methods=tuple(methods))
@@ -239,7 +243,12 @@ def columns(
 
     A column all of whose runs stand in another one is left out.
 
-    numbers: as `recounted` gives them, of all artefacts.
+    Parameters
+    ----------
+    numbers : DataFrame
+        As `recounted` gives them, of all artefacts.
+    fewest : int
+        Methods that a column has at least.
     """
     usual = numbers[(numbers.rule == REPORTED) & numbers.row.isin(LABELS)]
     usual = usual[usual.rate.isna()]  # `tuned` has the others
@@ -277,7 +286,10 @@ def agreement(every: Iterable[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame
 
     And over how many columns; those in which the two are one way to count are not among them.
 
-    every: columns, as `columns` gives them.
+    Parameters
+    ----------
+    every : iterable of DataFrame
+        Columns, as `columns` gives them.
     """
     taus: dict[tuple[str, str], list[float]] = {}
     for column in every:

@@ -109,10 +109,7 @@ def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experi
 def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> tuple[float, bool]:
-    """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too.
-
-    column: as in `rows`.
-    """
+    """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too."""
     theirs = _counterpart(paper.key, artefact, row, column)
     of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
     found = {run: committed.experiment(run) for run in rows.run[of_cell].unique()}
@@ -189,15 +186,27 @@ def compare(
     the paper's. Else they stand in a column of their own, named by the data that were used, without
     a difference.
 
-    rows: of the table's runs, labelled as the published rows and columns are.
-    how: select, when, average in place of the paper's.
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the table's runs, labelled as the published rows and columns are.
+    paper : str or Paper
+    table : str
+        "table1".
+    metric : str
+        The published number.
+    **how
+        select, when, average in place of the paper's.
 
-    Columns: row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
-    interval of ours), best (whether ours is the column's best or ties with it),
-    last (ours at the last round, where another is reported), difference (ours minus the published
-    one), difference_low, difference_high (of the interval that predicts a published number),
-    verdict, reason, size, decided, why (see `analysis.verdicts`), profile, dataset, and setting
-    (the column as the rows have it).
+    Returns
+    -------
+    DataFrame
+        Columns row, column, reported, reported_sd, reproduced, sd, n (runs), low and high (95 %
+        interval of ours), best (whether ours is the column's best or ties with it), last (ours at
+        the last round, where another is reported), difference (ours minus the published one),
+        difference_low, difference_high (of the interval that predicts a published number), verdict,
+        reason, size, decided, why (see `analysis.verdicts`), profile, dataset, and setting (the
+        column as the rows have it).
     """
     one = functools.partial(_compared, paper=papers.paper(paper), table=table, metric=metric, **how)
     return _over_readings(rows, papers.paper(paper), one)
@@ -249,10 +258,16 @@ def advantages(
     What a draw of clients does to all rows of a column falls out of such a difference, in our
     numbers and, as we assume, in the paper's. So two seeds say more of it than of an accuracy.
 
-    rows: as for `compare`; only columns that are like the paper's count.
+    Parameters
+    ----------
+    rows, paper, table, metric
+        As for `compare`; only columns that are like the paper's count.
 
-    Columns as `compare` has them, a line a column and row that is compared with; n counts the seeds
-    that both rows have.
+    Returns
+    -------
+    DataFrame
+        Columns as `compare` has them, a line a column and row that is compared with; n counts the
+        seeds that both rows have.
     """
     one = functools.partial(_leads, paper=papers.paper(paper), table=table, metric=metric)
     return _over_readings(rows, papers.paper(paper), one)
@@ -326,7 +341,10 @@ def column_of_ours(paper: Paper, artefact: str, row: str, column: str, run: str)
 class _Cells:
     """Our side of a table: intervals, the last round, and how far curves still move.
 
-    ours: one number a run, its columns named by `_own_columns`.
+    Parameters
+    ----------
+    ours : DataFrame
+        One number a run, its columns named by `_own_columns`.
     """
 
     def __init__(
@@ -358,7 +376,7 @@ class _Cells:
     def line(
         self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
     ) -> dict[str, Any]:
-        """What a cell of ours shows; said: what the paper has in it."""
+        """What a cell of ours shows, beside what is `said` in the paper."""
         noisy = self._noisy(column)
         own, setting = noisy.level(row), cells.setting.iloc[0]
         least, most = bounds(self.metric)
@@ -461,7 +479,12 @@ def _by_run(picked: pd.DataFrame) -> pd.Series:
 def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
     """{metric: `compare`} of its Artefact's metrics that the paper prints; {} if it prints none.
 
-    rows: of the whole paper.
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the whole paper.
+    paper : str or Paper
+    table : str
     """
     paper = papers.paper(paper)
     if not paper.tables:
@@ -473,10 +496,7 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
 
 
 def seeds_in_words(counts: Iterable[int]) -> str:
-    """How many seeds some cells have, as "2 seeds" or, where they differ, "2 to 5 seeds".
-
-    counts: seeds of each cell, at least one.
-    """
+    """Return how many seeds some cells have, as "2 seeds" or, where they differ, "2 to 5 seeds"."""
     found = sorted(counts)
     low, high = found[0], found[-1]
     return f"{low} to {high} seeds" if low < high else f"{high} seed{'s' * (high > 1)}"
@@ -504,13 +524,19 @@ def standing(
 ) -> pd.DataFrame:
     """Ranks in one column, and the paper's own row against each other one, client by client.
 
-    clients: test accuracy of every client of every run at the round that is reported, with columns
-    row, column, seed, client, acc_pct.
-    column: as the rows have it, by default the first.
-
     p is of Wilcoxon's signed ranks over clients and seeds: clients of one seed are not independent,
     so it says less than as many seeds would. The paper's ranks are shown where the column is like
     the paper's.
+
+    Parameters
+    ----------
+    rows, paper, table, **how
+        As for `compare`.
+    clients : DataFrame
+        Test accuracy of every client of every run at the round that is reported, with columns row,
+        column, seed, client, acc_pct.
+    column : str
+        As the rows have it, by default the first.
     """
     paper = papers.paper(paper)
     column = column or clients.column.iloc[0]
@@ -590,9 +616,15 @@ def _worth_of_cells(cells: pd.DataFrame) -> pd.Series:
 def contradictions(share: float = 0.75) -> pd.DataFrame:
     """Pairs of methods whose order two papers print differently: a line a pair.
 
-    share: in how many of its columns a paper has to have one of the two ahead, to say so.
+    Parameters
+    ----------
+    share : float
+        In how many of its columns a paper has to have one of the two ahead, to say so.
 
-    Columns: ahead, behind, and for each paper in how many of how many columns that order holds.
+    Returns
+    -------
+    DataFrame
+        Columns ahead, behind, and for each paper in how many of how many columns that order holds.
     """
     wins: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
     for name in papers.PAPERS:
@@ -700,12 +732,19 @@ def counted(words: pd.Series) -> str:
 def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """The paper's claims with a verdict, and the numbers that decide it.
 
-    rows: of a notebook, with its derived numbers; of an artefact those of the fullest profile
-    count. Without them every committed result of the paper is judged, and a column names its data.
+    Parameters
+    ----------
+    paper : str or Paper
+    rows : DataFrame, optional
+        Of a notebook, with its derived numbers; of an artefact those of the fullest profile count.
+        Without them every committed result of the paper is judged, and a column names its data.
 
-    Columns: says, source, artefact, kind, verdict, reason, why, status (what the verdict says of
-    the paper, in words), limit (a threshold of ours), scale (the share of the paper that was run),
-    profile.
+    Returns
+    -------
+    DataFrame
+        Columns says, source, artefact, kind, verdict, reason, why, status (what the verdict says of
+        the paper, in words), limit (a threshold of ours), scale (the share of the paper that was
+        run), profile.
     """
     paper = papers.paper(paper)
     if rows is None:

@@ -30,7 +30,7 @@ ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are ver
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
 
-class Rules(Protocol):
+class Reporting(Protocol):
     """Which number of a run is reported, as a `Paper` says it: keywords of `select.pick`."""
 
     @property
@@ -45,7 +45,7 @@ class Rules(Protocol):
 
 
 def reproduced(
-    rows: pd.DataFrame, paper: Rules, metric: str = "acc_pct", **how: str
+    rows: pd.DataFrame, paper: Reporting, metric: str = "acc_pct", **how: str
 ) -> pd.DataFrame:
     """Pick one number a run, as the paper reports it.
 
@@ -55,7 +55,7 @@ def reproduced(
     ----------
     rows : DataFrame
         In the long form, with derived numbers.
-    paper : Rules
+    paper : Reporting
         Says which number is reported.
     metric : str
         Another one than accuracy is a derived one (`Artefact.numbers`) where there is one of this
@@ -175,7 +175,7 @@ class Evidence:
     ----------
     rows : DataFrame
         In the long form, with derived numbers.
-    paper : Rules
+    paper : Reporting
         Says which number of a run is reported.
     printed : collection of str
         The rows that the paper prints beside each other; noise is pooled over them.
@@ -186,7 +186,7 @@ class Evidence:
     def __init__(
         self,
         rows: pd.DataFrame,
-        paper: Rules,
+        paper: Reporting,
         printed: Collection[str] = (),
         priors: Priors | None = None,
     ):
@@ -314,7 +314,11 @@ class Evidence:
     def _picked(self, moment: str, metric: str) -> pd.DataFrame:
         """What is reported of every run.
 
-        moment: "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        Parameters
+        ----------
+        moment : str
+            "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        metric : str
         """
         rows = self.rows
         if moment == "earlier":

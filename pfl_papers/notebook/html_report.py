@@ -28,9 +28,17 @@ from pfl_papers.papers.base import PAPERS, paper, title
 
 
 def build(root: Path | None = None) -> Path:
-    """Write root/figures/report.html from what lies below root; returns its path.
+    """Write root/figures/report.html from what lies below root, and return its path.
 
-    root: by default the repository; OSError where the package is installed without it.
+    Parameters
+    ----------
+    root : path, optional
+        By default the repository.
+
+    Raises
+    ------
+    OSError
+        Where the package is installed without the repository, and no root is given.
     """
     from jinja2 import Environment, PackageLoader
 

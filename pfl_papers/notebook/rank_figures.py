@@ -50,9 +50,15 @@ def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
 
     Blue: better than as the paper counts; red: worse; grey: no such numbers.
 
-    order: as `recount.ranks` gives it; a rule that is missing is grey.
-    same: the rules that are how the paper counts, which get a star.
-    lines: how many there is room for, so that panels with fewer methods have the same cells.
+    Parameters
+    ----------
+    order : DataFrame
+        As `recount.ranks` gives it; a rule that is missing is grey.
+    same : set of str
+        The rules that are how the paper counts, which get a star.
+    ax : Axes
+    lines : int
+        How many there is room for, so that panels with fewer methods have the same cells.
     """
     rules = list(RULES) if AVERAGED in order else [rule for rule in RULES if rule != AVERAGED]
     shown = order.reindex(columns=rules)
@@ -98,7 +104,11 @@ def gains(every: pd.DataFrame, ax: Axes) -> Axes:
 
     Dots are means over methods, with 95 % intervals over seeds; ticks the method with most.
 
-    every: as `recount.gains` gives them, with the names of columns in `column`.
+    Parameters
+    ----------
+    every : DataFrame
+        As `recount.gains` gives them, with the names of columns in `column`.
+    ax : Axes
     """
     names = list(dict.fromkeys(every.column))
     looks = dict(best_val=("blue", "o"), last=("orange", "s"), last10=("crimson", "D"))

@@ -53,16 +53,26 @@ _SEEDS = (
 class Study:
     """The notebook of one paper: `show` an artefact, or `run` it and make more of its rows.
 
-    paper: a Paper, or its name.
-    profile: "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the
-        fullest profile of which rows are committed, else run at quick: what that trains, and how
-        long, is printed first.
-    datasets, methods, seeds, artefacts: what to restrict it to, empty for the profile's own.
-    train: train even where committed rows exist.
-    finished: show only runs that are finished, and train nothing.
+    Parameters
+    ----------
+    paper : Paper or str
+        A Paper, or its name.
+    profile : str
+        "smoke", "quick", "medium", "paper"; or "best", where an artefact is shown at the fullest
+        profile of which rows are committed, else run at quick. What that trains, and how long it
+        takes, is printed first.
+    datasets, methods, seeds, artefacts
+        What to restrict it to, empty for the profile's own.
+    train : bool
+        Train even where committed rows exist.
+    finished : bool
+        Show only runs that are finished, and train nothing.
 
-    Raises ValueError for an unknown or ill-typed parameter, and for artefacts, data and methods
-    that select no run, before anything runs.
+    Raises
+    ------
+    ValueError
+        For an unknown or ill-typed parameter, and for artefacts, data and methods that select no
+        run, before anything runs.
     """
 
     def __init__(
@@ -139,7 +149,12 @@ class Study:
 
         What chooses its parameters is run first; "tuning" is an artefact, too. If it is not run
         here, that is printed with the reason, and the frame is empty.
-        part: only the sweeps of this part.
+
+        Parameters
+        ----------
+        artefact : str
+        part : str, optional
+            Only the sweeps of this part.
         """
         if (artefact, part) not in self.ran:
             self.ran[artefact, part] = self._run(artefact, part)
@@ -189,7 +204,13 @@ class Study:
     def show(self, artefact: str, part: str | None = None, **how: Any) -> None:
         """Run an artefact and display what its `Artefact.show` names.
 
-        how: for `compare` and `standing` select, when, average; for `curves` and `spread` columns.
+        Parameters
+        ----------
+        artefact : str
+        part : str, optional
+            As for `run`.
+        **how
+            For `compare` and `standing` select, when, average; for `curves` and `spread` columns.
         """
         with checks.extra("notebooks", "showing tables and figures"):
             from IPython.display import display
@@ -222,9 +243,17 @@ class Study:
     ) -> None:
         """Save a figure with its numbers below runs/, and show it.
 
-        frame: the numbers.
-        said: the end of its caption, which begins with profile, data and seeds.
-        rows: of the runs behind it, by default the frame.
+        Parameters
+        ----------
+        name : str
+            Of its files.
+        fig : Figure
+        frame : DataFrame
+            The numbers.
+        said : str
+            The end of its caption, which begins with profile, data and seeds.
+        rows : DataFrame, optional
+            Of the runs behind it, by default the frame.
         """
         with checks.extra("notebooks", "showing figures"):
             from IPython.display import Image, display
@@ -306,9 +335,24 @@ class Study:
         size: tuple[float, float] = plots.PANEL,
         **kw: Any,
     ) -> None:
-        """Figure `name`: plot(part of frame, axes, **kw) in a panel for each value of frame[by].
+        """Draw figure `name`: plot(part of frame, axes, **kw), a panel for each value of frame[by].
 
-        rows: of the runs behind it.
+        Parameters
+        ----------
+        name, frame, rows, said
+            As for `figure`.
+        plot : callable
+            Draws a panel.
+        columns : int
+            Panels side by side.
+        by : str
+            A column of the frame.
+        sharey : bool
+            Whether panels have one axis of y.
+        size : tuple of float
+            Of a panel, in inches.
+        **kw
+            For `plot`.
         """
         if frame.empty:
             return
@@ -353,9 +397,16 @@ class Study:
         said: str = "",
         **kw: Any,
     ) -> None:
-        """Figure `name`: heat maps of matrices {title: (R, C)} in one colour scale.
+        """Draw figure `name`: heat maps in one colour scale.
 
-        rows: of the runs that they are from; kw: for `plots.heats`.
+        Parameters
+        ----------
+        name, rows, said
+            As for `figure`.
+        matrices : dict of ndarray
+            {title: (R, C)}.
+        **kw
+            For `plots.heats`.
         """
         if not matrices:
             return
@@ -369,9 +420,15 @@ class Study:
     def show_partitions(
         self, base: Experiment | None, columns: dict[str, dict[str, Any]], name: str = "partition"
     ) -> None:
-        """Figure `name`: who holds which labels of the training data.
+        """Draw figure `name`: who holds which labels of the training data.
 
-        columns: {title of a panel: changes to base}.
+        Parameters
+        ----------
+        base : Experiment, optional
+            Without one nothing is drawn.
+        columns : dict of dict
+            {title of a panel: changes to base}.
+        name : str
         """
         if base is None:
             return
@@ -403,9 +460,14 @@ class Study:
         digits: int = 0,
         **how: str,
     ) -> report.Table:
-        """Table `table`: reported beside reproduced, by `report.compare`; a table to display.
+        """Return table `table` to display: reported beside reproduced, by `report.compare`.
 
-        digits: decimals shown, by default the artefact's.
+        Parameters
+        ----------
+        table, rows, metric, **how
+            As for `report.compare`.
+        digits : int
+            Decimals shown, by default the artefact's.
         """
         got = report.compare(rows, self.paper, table, metric=metric, **how)
         title, name, rule = papers.title(table), table, self.paper.report | how
@@ -511,8 +573,13 @@ class Study:
     def derive(self, rows: pd.DataFrame, numbers: list[Number]) -> pd.DataFrame:
         """Numbers computed from finished runs, as rows that are kept and judged with the others.
 
-        numbers: dicts of run, metric, value, and what else differs from that run's rows in `rows`
-        (row, column, artefact, round).
+        Parameters
+        ----------
+        rows : DataFrame
+            Of the finished runs.
+        numbers : list of dict
+            run, metric, value, and what else differs from that run's rows in `rows` (row, column,
+            artefact, round).
         """
         out = []
         for number in numbers:

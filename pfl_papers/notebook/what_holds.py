@@ -38,10 +38,17 @@ STYLE = {"font.size": 8, "axes.titlesize": 8}
 class WhatHolds:
     """The notebook: each method displays a part of the page. Nothing is trained.
 
-    profile: the smallest that counts; of each artefact the best is shown.
-    datasets, methods, seeds, artefacts: what to restrict it to, empty for all.
+    Parameters
+    ----------
+    profile : str
+        The smallest that counts; of each artefact the best is shown.
+    datasets, methods, seeds, artefacts
+        What to restrict it to, empty for all.
 
-    Raises ValueError for an unknown or ill-typed parameter, and for a choice without any run.
+    Raises
+    ------
+    ValueError
+        For an unknown or ill-typed parameter, and for a choice without any run.
     """
 
     def __init__(self, profile: str = "quick", **lists: Any):

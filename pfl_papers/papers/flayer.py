@@ -448,9 +448,12 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
 
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of `similarity` among rows: run, row, column, panel, seed, stage, layer, value.
+    """The numbers of `similarity` among rows.
 
-    panel: the column and the row.
+    Returns
+    -------
+    DataFrame
+        Columns run, row, column, panel (the column and the row), seed, stage, layer, value.
     """
     found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
     words = found.metric.str.split(" ", n=2)

@@ -495,9 +495,12 @@ def ring_maps(found: list[Probed]) -> dict[str, np.ndarray]:
 def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     """Figure 6 by layer.
 
-    rho: Spearman's, of the weights and the common labels of two clients.
-    largest: the share of clients (%) whose own weight is the largest.
-    lead: by how much a client's own weight is ahead of its largest other one, the smallest.
+    Returns
+    -------
+    list of Number
+        rho (Spearman's, of the weights and the common labels of two clients), largest (the share of
+        clients, in %, whose own weight is the largest), and lead (by how much a client's own weight
+        is ahead of its largest other one, the smallest).
     """
     out = []
     for p in recorded("weights"):

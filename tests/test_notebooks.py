@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from papermill import inspect_notebook
 
-from pfl_papers.compare.best import BEST
+from pfl_papers.compare.fullest import BEST
 from pfl_papers.papers import base as papers
 from tools.clean import KERNELSPEC
 from tools.notebooks import NAMES, NOTEBOOKS

@@ -2,7 +2,7 @@
 
 # What other rooms may take from it.
 __all__ = [
-    "best",
+    "fullest",
     "judged",
     "overview",
     "parameters",

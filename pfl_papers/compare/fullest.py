@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pandas as pd
 
+from pfl_papers import places
 from pfl_papers.evidence import committed
-from pfl_papers.papers.base import FULL, PROFILES
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import FULL, PROFILES, TUNING, Paper, Scope
+
+BEST = "best"  # as the profile of a notebook
 
 
 def parts(paper: str) -> list[committed.Part]:
@@ -39,3 +44,66 @@ def of_fullest_profile(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the fullest profile among some."""
     place = rows.profile.map(PROFILES.index)
     return rows[place == place.max()]
+
+
+def best(
+    paper: Paper, scope: Scope, artefact: str, part: str | None = None
+) -> tuple[Scope, pd.DataFrame] | None:
+    """The fullest scope of which an artefact has enough rows, and these; None if none has.
+
+    Enough is of a table the paper's own row and another in one column, of all else every run. While
+    a printed row of each such column has one seed, which has no interval, a smaller profile that
+    has two of all comes first. Nothing is trained, and no data set is needed.
+
+    Parameters
+    ----------
+    paper : Paper
+    scope : Scope
+        Whose methods and seeds are asked for; with data sets of its own there is nothing better.
+    artefact : str
+    part : str, optional
+        Only the sweeps of this part.
+    """
+    found = []
+    for profile in reversed(FULL) if not scope.datasets else ():
+        full = replace(scope, profile=profile)
+        if enough := _enough(paper, full, artefact, part):
+            seeds, rows = enough
+            if seeds > 1:
+                return full, rows
+            found.append((full, rows))
+    return found[0] if found else None
+
+
+def _enough(
+    paper: Paper, full: Scope, artefact: str, part: str | None
+) -> tuple[float, pd.DataFrame] | None:
+    """The rows of an artefact at a profile, and how many seeds each printed row has; or None.
+
+    Infinitely many where every planned run is there.
+    """
+    label = places.label(full.profile, full.label)
+    kept = committed.parts(paper.key, own=True).get(f"{paper.key}.{label}")
+    if kept is None or (artefact != TUNING and paper.missing(full, artefact)):
+        return None
+    planned = [s for s in paper.planned(full, artefact, part) if s.artefact == artefact]
+    cells = {(r, c, n) for s in planned for r in s.rows for c in s.columns for n in s.seeds}
+    rows = kept.rows()
+    rows = rows[rows.artefact == artefact]
+    made = rows.average == "derived"
+    rows, derived = rows[~made], rows[made]
+    if rows.empty:
+        return None
+    rows = rows[[cell in cells for cell in zip(rows.row, rows.column, rows.seed, strict=True)]]
+    there = rows.drop_duplicates(["row", "column", "seed"])
+    seeds = float("inf") if 0 < len(there) == len(cells) else 0.0
+    if artefact in paper.tables and not seeds:
+        each = there.groupby("column").row.agg(set)
+        compared = [c for c, r in each.items() if paper.own in r and len(r) > 1]
+        there = there[
+            there.column.isin(compared) & there.row.isin(papers.printed_rows(paper, artefact))
+        ]
+        many = there.groupby(["column", "row"]).seed.nunique().groupby("column").min()
+        seeds = float(many.max()) if compared else 0.0
+    own = derived[derived.run.isin(rows.run)]
+    return (seeds, pd.concat([rows, own], ignore_index=True)) if seeds else None

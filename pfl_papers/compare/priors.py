@@ -17,19 +17,6 @@ from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import FULL, Paper
 
 
-def printed_rows(paper: Paper, artefact: str) -> list[str]:
-    """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
-
-    FedPer has none.
-    """
-    if not paper.tables:
-        return []
-    found = papers.reported(paper)
-    found = found[found.metric == "acc_pct"]
-    own = found[found.table == artefact]
-    return list(dict.fromkeys((own if len(own) else found).row))
-
-
 def priors(rows: pd.DataFrame) -> Priors | None:
     """What the committed columns of all papers' own data say of the noise of some rows.
 
@@ -71,6 +58,6 @@ def _columns(paper: Paper) -> dict[tuple[str, str, str], tuple[frozenset[str], C
             of = reproduced(of, paper, v.metric) if len(of) else of
             table = of.pivot_table(index="row", columns="seed", values="value", sort=False)
             if table.shape[1] > 1:
-                column = column_of(table, printed_rows(paper, v.table))
+                column = column_of(table, papers.printed_rows(paper, v.table))
                 out[paper.key, v.table, v.column] = frozenset(of.run), column
     return out

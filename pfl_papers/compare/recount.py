@@ -21,8 +21,7 @@ from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import grouped
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_papers import places
-from pfl_papers.compare import report
-from pfl_papers.compare.best import best
+from pfl_papers.compare import fullest, report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
 from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, column_of, reproduced
@@ -100,7 +99,7 @@ def evidence(
         for artefact in paper.artefacts:
             if artefacts and artefact not in artefacts:
                 continue
-            fuller = best(paper, _scope("quick", some), artefact)
+            fuller = fullest.best(paper, _scope("quick", some), artefact)
             rows = fuller[1] if fuller else _smaller(paper, artefact, profile, parts, some)
             if len(rows) and _rank(rows.profile.iloc[0]) >= _rank(profile):
                 out.append(Runs(paper, artefact, rows))
@@ -402,9 +401,11 @@ def tunings(found: Sequence[Runs]) -> list[Runs]:
     """
     out = []
     for runs in found:
-        printed = report.printed_rows(runs.paper, runs.artefact)
+        printed = papers.printed_rows(runs.paper, runs.artefact)
         tuned = runs.paper.artefacts[runs.artefact].tuned
-        fuller = best(runs.paper, Scope("quick"), papers.TUNING) if tuned and printed else None
+        fuller = (
+            fullest.best(runs.paper, Scope("quick"), papers.TUNING) if tuned and printed else None
+        )
         if fuller is None:
             continue
         tried = [

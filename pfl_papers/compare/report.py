@@ -22,7 +22,7 @@ from pfl_core.data import partition as partitions
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import fullest
-from pfl_papers.compare.priors import printed_rows, priors
+from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import Table, flat, markdown
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import (
@@ -42,7 +42,6 @@ __all__ = [
     "Table",
     "markdown",
     "pick",
-    "printed_rows",
     "reproduced",
     "summary",
 ]  # defined in other files
@@ -274,7 +273,7 @@ def advantages(
 
 
 def _leads(rows: pd.DataFrame, paper: Paper, table: str, metric: str) -> pd.DataFrame:
-    evidence, out = Evidence(rows, paper, printed_rows(paper, table), priors(rows)), []
+    evidence, out = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows)), []
     compared = _compared(rows, paper, table, metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
@@ -358,7 +357,7 @@ class _Cells:
     ):
         self.rows, self.ours = rows, ours
         self.paper, self.table, self.metric = paper, table, metric
-        self.printed = printed_rows(paper, table)
+        self.printed = papers.printed_rows(paper, table)
         # Of accuracy on training data only the test data say whether it still moves.
         self.moved = _by_run(reproduced(rows, paper, **how)) - _by_run(
             reproduced(before_the_last_quarter(rows), paper, **how)
@@ -658,7 +657,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     paper = papers.paper(paper)
     if not len(rows) or set(rows.profile.unique()) == {"smoke"}:
         return []
-    evidence = Evidence(rows, paper, printed_rows(paper, table), priors(rows))
+    evidence = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows))
     compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
@@ -777,7 +776,7 @@ _SILENT = ("not run", "not judged")
 
 def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, Evidence]:
     # The evidence of an artefact as run, and under each reading that some rows were run for.
-    printed, known = printed_rows(paper, needed), priors(rows)
+    printed, known = papers.printed_rows(paper, needed), priors(rows)
     out = {"as run": Evidence(rows, paper, printed, known)}
     for reading in papers.readings(paper):
         if set(reading.runs).intersection(rows.row.unique()):

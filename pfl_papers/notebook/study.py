@@ -31,7 +31,7 @@ from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 from pfl_papers import places
 from pfl_papers.compare import parameters, plan, report
-from pfl_papers.compare.best import BEST, best
+from pfl_papers.compare.fullest import BEST, best
 from pfl_papers.evidence import committed
 from pfl_papers.notebook import drawing
 from pfl_papers.papers import base as papers

@@ -463,6 +463,19 @@ def reported(paper: str | Paper) -> pd.DataFrame:
     return found.rename(columns={"std": "sd"})
 
 
+def printed_rows(paper: Paper, artefact: str) -> list[str]:
+    """The rows of accuracies that a paper prints in a table; of a figure those of all its tables.
+
+    FedPer has none.
+    """
+    if not paper.tables:
+        return []
+    found = reported(paper)
+    found = found[found.metric == "acc_pct"]
+    own = found[found.table == artefact]
+    return list(dict.fromkeys((own if len(own) else found).row))
+
+
 class Reading(NamedTuple):
     """Another reading of what a paper leaves open, for which rows of ours were run.
 

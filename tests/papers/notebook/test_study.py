@@ -16,7 +16,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.util import gpu
 from pfl_papers import places
 from pfl_papers.compare import report
-from pfl_papers.compare.best import best
+from pfl_papers.compare.fullest import best
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.notebook.study import Study
@@ -657,7 +657,8 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
     assert s.rows().equals(
         pd.concat([s.rows()[s.rows()["average"] != "derived"], rows.tail(2)], ignore_index=True)
     )
-    s.show("table3")
+    with pd.option_context("display.width", 200, "display.max_columns", None):
+        s.show("table3")
     out = capsys.readouterr().out
     assert out.startswith("Table 3, profile smoke") and "FedAGHN ahead by" in out
     assert set(report.reproduced(rows, s.paper, "acc_gain").value) == {3.0}

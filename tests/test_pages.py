@@ -1,14 +1,17 @@
 """Generated pages are current, and the command line says what it does."""
 
+import io
 import re
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from pfl_core import Experiment, sweep
 from pfl_core.analysis.plots import LABELS
 from pfl_core.methods.base import METHODS
 from pfl_papers import places
+from pfl_papers.compare import overview
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import FULL, PAPERS, paper, title
@@ -41,6 +44,15 @@ def test_the_methods_page_is_current():
 def test_pages_hold_what_the_rows_say(page, name, section):
     text = (pages.ROOT / page).read_text()
     assert pages.between(text, name, section()) == text, "run: python -m tools.pages"
+
+
+@pytest.mark.slow
+def test_the_picture_is_of_the_leads_that_were_run():
+    known = pd.read_csv(pages.PICTURE.with_suffix(".csv"), keep_default_na=False)
+    cells = overview.ran()
+    assert list(known) == list(cells), "run: python -m tools.pages"
+    again = pd.read_csv(io.StringIO(cells.round(4).to_csv(index=False)), keep_default_na=False)
+    pd.testing.assert_frame_equal(known, again)
 
 
 def test_the_methods_page_says_how_long_methods_are():

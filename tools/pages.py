@@ -177,9 +177,9 @@ PICTURE = ROOT / "figures" / "published_and_reproduced.png"
 
 
 def picture() -> list[Path]:
-    """Write the picture of all cells that were run in the paper's setting; [] without any.
+    """Write the picture of all leads that were run in the paper's setting; [] without any.
 
-    Its numbers, with Kendall's tau of the orders beside them, are in the CSV of the same name.
+    What it draws is in the CSV of the same name.
     """
     cells = overview.ran()
     if cells.empty:
@@ -197,12 +197,12 @@ digits in place of CIFAR-10. It says nothing of the paper.*
 
 
 def picture_section() -> str:
-    """README's picture: published and reproduced accuracies, once a cell was run as published."""
-    cells = overview.ran()
-    if cells.empty:
+    """README's picture: printed leads and ours, once one was run in the paper's setting."""
+    if overview.ran().empty:
         return FIRST_RUN
-    text = f"{overview.headline()} Hollow: open."
-    image = f"![Published and reproduced accuracies](figures/{PICTURE.name})"
+    text = "Leads of the papers' methods: as printed, and ours with 95 % intervals."
+    text += f" {overview.headline()}"
+    image = f"![Printed leads and ours](figures/{PICTURE.name})"
     return f"{image}\n\n{textwrap.fill(f'*{text}*', 100)}\n"
 
 

@@ -157,12 +157,12 @@ def summary() -> dict[str, Any]:
     prospective: how many leads, accuracies and claims rest on runs younger than the rules.
     """
     ours, cells, said = leads(), accuracies(), claims()
-    size = ours.reported.map(_size)
+    size = ours.reported.map(size_of)
     judged = ours[ours.low.notna()]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads={
-            (kind, which): _counts(ours[(ours.kind == kind) & (size == which)].verdict)
+            (kind, which): tally(ours[(ours.kind == kind) & (size == which)].verdict)
             for kind in (PERSONAL, ONE_MODEL)
             for which in SIZES
         },
@@ -170,9 +170,9 @@ def summary() -> dict[str, Any]:
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)
         },
-        accuracies=_counts(cells.verdict),
+        accuracies=tally(cells.verdict),
         decided=int(cells.decided.sum()),
-        claims={k: _counts(of) for k in KINDS if len(of := ran.verdict[ran.kind == k])},
+        claims={k: tally(of) for k in KINDS if len(of := ran.verdict[ran.kind == k])},
         prospective={
             what: int((of.dated == PROSPECTIVE).sum())
             for what, of in dict(leads=ours, accuracies=cells, claims=ran).items()
@@ -183,13 +183,13 @@ def summary() -> dict[str, Any]:
 SIZES = ("above 2", "at most 2", "behind")
 
 
-def _size(printed: float) -> str:
+def size_of(printed: float) -> str:
     if printed <= 0:
         return "behind"
     return "above 2" if printed > LARGE else "at most 2"
 
 
-def _counts(words: pd.Series) -> dict[str, int]:
+def tally(words: pd.Series) -> dict[str, int]:
     order = dict.fromkeys([*verdicts.LEADS, *verdicts.ACCURACIES, *verdicts.CLAIMS])
     every = {word: int((words == word).sum()) for word in (*order, verdicts.DEPENDS)}
     return {word: n for word, n in every.items() if n}

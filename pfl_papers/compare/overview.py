@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots, verdicts
+from pfl_core.analysis.select import grouped, tuples
 from pfl_core.methods.base import METHODS
 from pfl_papers.compare import judged
 from pfl_papers.compare.judged import ONE_MODEL, PERSONAL, SIZES
 from pfl_papers.evidence import committed
-from pfl_papers.papers.base import PAPERS, paper
+from pfl_papers.papers.base import PAPERS, paper, title
 
 CLAIMS = (*verdicts.CLAIMS, verdicts.DEPENDS, "not run")
-SHOWN = {"accuracy": "Accuracy (%)", "lead": "Lead of the paper's method (points)"}
 
 
 def address(name: str) -> str:
@@ -30,43 +32,90 @@ def address(name: str) -> str:
 
 
 def ran() -> pd.DataFrame:
-    """All published accuracies, and all printed leads, that two seeds or more were run of.
+    """All printed leads of a paper's own method that two seeds or more were run of.
 
-    Columns: number ("accuracy" or "lead"), paper, and those of `judged.accuracies` that say what
-    came out.
+    Columns: paper, table, column, row (the other method), kind, printed (one of `judged.SIZES`),
+    and those of `judged.leads` that say what came out. Rows of a column are sorted by what is
+    printed.
     """
-    found = {"accuracy": judged.accuracies(), "lead": judged.leads()}
-    cells = pd.concat([of.assign(number=number) for number, of in found.items()])
-    cells = cells[cells.n > 1].reset_index(drop=True)  # one seed has no interval
-    first = ["number", "paper"]
-    return cells[first + [c for c in cells if c not in (*first, "comparable", "why")]]
+    cells = judged.leads()
+    cells = cells[cells.n > 1]  # one seed has no interval
+    each = [of.sort_values("reported", ascending=False) for _, of in grouped(cells, COLUMN)]
+    cells = pd.concat(each or [cells], ignore_index=True)
+    cells = cells.assign(printed=cells.reported.map(judged.size_of))
+    return cells.reindex(columns=PICTURED)  # without any, some are not there
 
 
+COLUMN = ["paper", "table", "column"]
+PICTURED = [*COLUMN, "row", "kind", "printed", "reported", "reproduced", "low", "high", "n"]
+PICTURED += ["verdict", "size", "budget", "profile", "dataset", "dated"]
+WIDTH = 7.2  # inches of the picture
+
+
+@matplotlib.rc_context(plots.STYLE)
 def drawn(cells: pd.DataFrame) -> Figure:
-    """The picture of `ran`: published against reproduced, accuracies and leads."""
-    numbers = list(dict.fromkeys(cells.number))
-    fig, axes = plots.panels(len(numbers), size=(3.6, 3.6), sharey=False)
-    for ax, number in zip(axes, numbers, strict=True):
-        plots.against_published(cells[cells.number == number], ax, SHOWN[number])
-    plots.share_legend(fig)
+    """The picture of `ran`: leads over personal methods by size, and those over one model apart."""
+    words = [w for w in (*verdicts.LEADS, verdicts.DEPENDS) if w in set(cells.verdict)]
+    columns = [f"{plots.LABELS[c.paper]}, {title(c.table)}: {c.column}" for c in tuples(cells)]
+    cells = cells.assign(
+        verdict=pd.Categorical(cells.verdict, words),
+        full=cells.budget == "full budget",
+        group=columns,
+    )
+    personal, large = cells.kind == PERSONAL, cells.printed == SIZES[0]
+    alone = cells[~personal]  # a line a column as a rule: its name stands beside the method's
+    alone = alone.assign(row=alone.group + ", " + alone.row.map(plots.label), group="")
+    lines = [[cells[personal & large], cells[personal & ~large]], [alone]]
+    lines = [found for line in lines if (found := [of for of in line if len(of)])]
+    heights = [max(map(_height, line)) for line in lines]
+    fig = plots.Picture(figsize=(WIDTH, sum(heights) + 0.4), layout="constrained")
+    parts = fig.subfigures(len(lines), 1, height_ratios=heights, squeeze=False)
+    for line, part in zip(lines, parts.ravel(), strict=True):
+        for of, panel in zip(line, part.subfigures(1, len(line), squeeze=False)[0], strict=True):
+            said = _heading(of, letters=int(17 * WIDTH / len(line)))
+            panel.suptitle(said, x=0.01, ha="left", fontsize=8)
+            ax = plots.forest(of, panel.subplots())
+            ax.tick_params(labelsize=plots.STYLE["font.size"])  # of ticks that are made later, too
+    plots.legend_above(fig)
     return fig
 
 
+def _height(part: pd.DataFrame) -> float:
+    # Of a panel of the picture, in inches: its lines, heading and axis.
+    return 0.14 * (len(part) + 1.25 * part.group[part.group != ""].nunique()) + 0.9
+
+
+def _heading(part: pd.DataFrame, letters: int) -> str:
+    # Of a panel: what became of its leads, in lines that fit.
+    found = {size: judged.tally(part.verdict[part.printed == size]) for size in SIZES}
+    whole = [re.sub(r"(\d) ", "\\1\xa0", line) for line in _printed(found, part.kind.iloc[0])]
+    return "\n".join(textwrap.fill(line, letters).replace("\xa0", " ") for line in whole)
+
+
+def _printed(found: Mapping[str, Mapping[str, int]], kind: str) -> list[str]:
+    # A line a size: "29 printed leads above 2 points over personal methods: 8 ahead, 21 behind".
+    out, over = [], f" over {OVER[kind]}"
+    says = {"above 2": " above 2 points", "at most 2": " of at most 2 points"}
+    for size, of in found.items():
+        if n := sum(of.values()):
+            what = f"{'deficit' if size == 'behind' else 'lead'}{'s' * (n != 1)}"
+            out.append(f"{n} printed {what}{says.get(size, '')}{over}: {_listed(of)}")
+            over = ""
+    return out
+
+
+OVER = {PERSONAL: "personal methods", ONE_MODEL: "one model for all"}
+
+
 def headline() -> str:
-    """What comes out and what does not, in a sentence with its counts."""
-    counts = judged.summary()
-    large, small = (counts["leads"][PERSONAL, size] for size in SIZES[:2])
-    parts = [
-        f"{sum(large.values())} printed leads above 2 points over personal methods "
-        f"{_listed(large)}",
-        f"of {sum(small.values())} of at most 2 points {_listed(small)}",
-        f"of {sum(counts['accuracies'].values())} published accuracies "
-        f"{_listed(counts['accuracies'])}",
-    ]
-    cells = judged.accuracies()
-    cut = int(cells.reason[cells.verdict == "outside"].str.contains("fewer").sum())
-    less = f" ({cut} of those outside with fewer rounds or samples than the paper)" * bool(cut)
-    return f"Of {'; '.join(parts)}{less}."
+    """What becomes of printed leads: how many of each word, what chance gives, and the order."""
+    counts, said = judged.summary(), []
+    for kind, chance in counts["chance"].items():
+        parts = _printed({size: counts["leads"][kind, size] for size in SIZES}, kind)
+        if parts:
+            by_chance = f"by chance {chance:.1f} ahead and as many behind"
+            said.append(f"Of {'; of '.join(parts)} ({by_chance}).")
+    return " ".join(said + _order())
 
 
 def said(cells: pd.DataFrame) -> str:
@@ -79,9 +128,9 @@ def said(cells: pd.DataFrame) -> str:
     """
     counts = judged.summary()
     seeds = f"{cells.n.min():.0f} seeds or more" if len(cells) else ""
-    text = f"{_leads(counts)} Of {sum(counts['accuracies'].values())} published accuracies "
+    text = f"{headline()} Of {sum(counts['accuracies'].values())} published accuracies: "
     text += f"{_listed(counts['accuracies'])}; {counts['decided']} are decided. {_claims(counts)} "
-    text += f"{_order()}The papers' own data, networks and clients; profile "
+    text += "The papers' own data, networks and clients; profile "
     text += f"{' and '.join(dict.fromkeys(cells.profile))}, {seeds}"
     text += "; medium has fewer rounds, and in part fewer samples" * (
         "medium" in set(cells.profile)
@@ -92,24 +141,7 @@ def said(cells: pd.DataFrame) -> str:
     when = "All" if not any(young.values()) else "Most"
     text += f". {when} of these runs are older than the rules that judge them (retrospective)"
     text += f"; prospective: {_listed(young)}" * any(young.values())
-    return f"{text}. Hollow: open."
-
-
-def _leads(counts: Mapping) -> str:
-    # "Printed leads above 2 points over personal rows: 3 ahead, 2 behind; ..."
-    parts = []
-    for kind, rows in ((PERSONAL, "personal methods"), (ONE_MODEL, "one model for all")):
-        of = {size: counts["leads"][kind, size] for size in SIZES}
-        words = {"above 2": "above 2 points", "at most 2": "of at most 2 points"}
-        found = [
-            f"{sum(of[size].values())} printed leads {what}: {_listed(of[size])}"
-            for size, what in words.items()
-            if of[size]
-        ]
-        if found:
-            chance = f"by chance {counts['chance'][kind]:.1f} ahead and as many behind"
-            parts.append(f"Over {rows}, {'; '.join(found)} ({chance}).")
-    return " ".join(parts)
+    return f"{text}."
 
 
 def _claims(counts: Mapping) -> str:
@@ -119,20 +151,28 @@ def _claims(counts: Mapping) -> str:
     )
 
 
-def _order() -> str:
+def _order() -> list[str]:
     found = judged.orders()
     own = found[found.kind == PERSONAL]
     if own.empty:
-        return ""
-    return (
-        f"Kendall's tau of the order of personal methods: {own.tau.median():.2f}, median over "
-        f"{len(own)} columns; noise alone would leave {own.ceiling.median():.2f}. "
-    )
+        return []
+    return [
+        f"Kendall's tau of the order of personal methods, {len(own)} column{'s' * (len(own) > 1)}: "
+        f"{_range(own.tau)}; noise alone would leave {_range(own.ceiling)}."
+    ]
+
+
+def _range(values: pd.Series) -> str:
+    # "0.43", or "-1.00 to 0.67, median 0.07".
+    if len(values) == 1:
+        return f"{values.iloc[0]:.2f}"
+    return f"{values.min():.2f} to {values.max():.2f}, median {values.median():.2f}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:
+    one = {verdicts.DEPENDS: "depends on a reading"}
     many = {"holds": "hold", "tie": "ties", verdicts.DEPENDS: "depend on a reading"}
-    said = [f"{n} {many.get(word, word) if n > 1 else word}" for word, n in counts.items() if n]
+    said = [f"{n} {(many if n > 1 else one).get(word, word)}" for word, n in counts.items() if n]
     return ", ".join(said) or "none"
 
 

@@ -265,8 +265,9 @@ def advantages(
     Returns
     -------
     DataFrame
-        Columns as `compare` has them, a line a column and row that is compared with; n counts the
-        seeds that both rows have.
+        Columns as `compare` has them, a line a column and row that is compared with, and budget:
+        what both rows had of the paper's (`verdicts.Budget.missing`). n counts the seeds that both
+        have.
     """
     one = functools.partial(_leads, paper=papers.paper(paper), table=table, metric=metric)
     return _over_readings(rows, papers.paper(paper), one)
@@ -280,7 +281,7 @@ def _leads(rows: pd.DataFrame, paper: Paper, table: str, metric: str) -> pd.Data
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
             out.append(_advantage(evidence, paper, table, own.iloc[0], other, metric))
-    return pd.DataFrame(out, columns=[c for c in _COMPARED if c != "last"])
+    return pd.DataFrame(out, columns=[*(c for c in _COMPARED if c != "last"), "budget"])
 
 
 def _advantage(
@@ -296,7 +297,9 @@ def _advantage(
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
     line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
     line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
-    return line | verdict._asdict()
+    cuts = [_cuts(paper, table, r["row"], r.setting, evidence.rows) for r in (own, other)]
+    budget = Budget(max(rounds for rounds, _ in cuts), any(fewer for _, fewer in cuts))
+    return line | dict(budget=budget.missing) | verdict._asdict()
 
 
 def _by_column(frame: pd.DataFrame) -> pd.DataFrame:

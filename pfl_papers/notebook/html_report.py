@@ -66,7 +66,7 @@ def build(root: Path | None = None) -> Path:
 
 
 def _first_screen() -> dict[str, Any]:
-    """The picture of published and reproduced accuracies, its caption, and the counts."""
+    """The picture of printed and reproduced leads, its caption, and the counts."""
     cells = overview.ran()
     counts = overview.counts()
     picture = None

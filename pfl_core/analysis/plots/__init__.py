@@ -3,14 +3,7 @@
 Frames are rows in the long form, or what `analysis.stats` made of them. Nothing here sees a tensor.
 """
 
-from pfl_core.analysis.plots.dots import (
-    against_published,
-    embedding,
-    leads,
-    points,
-    ranges,
-    reported,
-)
+from pfl_core.analysis.plots.dots import embedding, forest, leads, points, ranges, reported
 from pfl_core.analysis.plots.files import compact, save
 from pfl_core.analysis.plots.lines import curves, intervals, layers, spread
 from pfl_core.analysis.plots.maps import heat, heats, label_distribution
@@ -35,10 +28,12 @@ from pfl_core.analysis.plots.style import (
     PANEL,
     STYLE,
     Look,
+    Picture,
     colours,
     dashes,
     entitle,
     finish,
+    legend_above,
     looks,
     note,
     outer_labels,
@@ -60,7 +55,7 @@ __all__ = [
     "PARTITION_LABELS",
     "STYLE",
     "Look",
-    "against_published",
+    "Picture",
     "colours",
     "compact",
     "curves",
@@ -69,6 +64,7 @@ __all__ = [
     "embedding",
     "entitle",
     "finish",
+    "forest",
     "heat",
     "heats",
     "in_plain_words",
@@ -78,6 +74,7 @@ __all__ = [
     "label_distribution",
     "layers",
     "leads",
+    "legend_above",
     "looks",
     "note",
     "outer_labels",

@@ -11,18 +11,11 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 
 from pfl_core.analysis.plots.names import in_words, label
-from pfl_core.analysis.plots.style import (
-    COLOURS,
-    Look,
-    beside,
-    bounds,
-    finish,
-    line_style,
-    looks,
-    names_of,
-)
+from pfl_core.analysis.plots.style import COLOURS, Look, beside, finish, line_style, looks, names_of
+from pfl_core.analysis.select import tuples
 
 
 def reported(frame: pd.DataFrame, ax: Axes) -> Axes:
@@ -170,47 +163,79 @@ def _seen(at: np.ndarray) -> tuple[np.ndarray, float]:
     return centre, float((kept.max(0) - kept.min(0)).max()) / 2 or 1.0
 
 
-def against_published(cells: pd.DataFrame, ax: Axes, what: str = "Accuracy (%)") -> Axes:
-    """Published numbers against ours, a colour a paper, with 95 % intervals and the diagonal.
+# -- leads beside printed ones ---------------------------------------------------------------------
 
-    Cells that are open are hollow.
+WORDS = {  # of a lead: a colour and a mark; those that decide nothing are hollow
+    "ahead": Look(COLOURS["blue"], "", ">"),
+    "behind": Look(COLOURS["crimson"], "", "<"),
+    "no lead": Look(COLOURS["ink"], "", "s"),
+    "too small to tell": Look(COLOURS["orange"], "", "D"),
+    "open": Look(COLOURS["green"], "", "o"),
+    "depends on reading": Look("0.5", "", "X"),
+}
+HOLLOW = ("open", "depends on reading")
+
+
+def forest(frame: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw printed leads (a tick) beside ours (a mark with its interval), a line each, in groups.
+
+    Colour and mark say the verdict. Where our runs had less than the paper's budget they are pale.
 
     Parameters
     ----------
-    cells : DataFrame
-        Columns paper (a method key), reported, reproduced, low, high (NaN for one seed) and
-        verdict; a line a cell.
-    what : str
-        What the numbers are, with their unit; in percent they end at 0 and 100. Others have a
-        logarithmic scale beyond 5 either way: most differences are small, some large.
+    frame : DataFrame
+        Columns group (its name stands above its lines; none for ""), row, reported, reproduced,
+        low, high (points; NaN for one seed), verdict (of `WORDS`) and full (whether at full
+        budget); a line a lead, those of a group together, the first at the top.
     """
-    names = list(dict.fromkeys(cells.paper))
-    ends = cells[["reported", "reproduced"]]
-    low, high = np.floor(ends.min().min()) - 2, np.ceil(ends.max().max()) + 2
-    least, most = bounds(what) or (-np.inf, np.inf)
-    span = max(float(low), least), min(float(high), most)
-    ax.plot(span, span, color="0.6", lw=0.8, ls="--", zorder=0)
-    # Solid styles are the papers' own, so their marks are alike: here each has one of its own.
-    for (name, look), mark in zip(looks(names).items(), "osD^v", strict=False):
-        part, colour = cells[cells.paper == name], look.colour
-        reach = np.abs(part[["low", "high"]].to_numpy().T - part.reproduced.to_numpy())
-        bars: dict[str, Any] = dict(fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
-        ax.errorbar(part.reported, part.reproduced, yerr=np.nan_to_num(reach), **bars)
-        fill = [colour if v != "open" else "white" for v in part.verdict]
-        dots: dict[str, Any] = dict(s=16, marker=mark, edgecolors=colour, lw=0.8, clip_on=False)
-        ax.scatter(part.reported, part.reproduced, c=fill, **dots)
-        ax.scatter([], [], s=16, marker=mark, color=colour, label=label(name))
-    if not bounds(what):
-        ax.set_xscale("symlog", linthresh=5)
-        ax.set_yscale("symlog", linthresh=5)
-        ax.minorticks_off()
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_ticks([-20, -10, -5, 0, 5, 10, 20, 50])
-            axis.set_major_formatter("{x:g}")
-    ax.set(xlim=span, ylim=span)
-    ax.set_box_aspect(1)
-    ax.set_title(what)
-    return finish(ax, "Published", "Reproduced")
+    at, names = 0.0, {}
+    for group, leads in frame.groupby("group", sort=False):
+        if group:
+            said: dict[str, Any] = dict(weight="bold", fontsize=7, va="center", zorder=1)
+            said |= dict(transform=ax.get_yaxis_transform(), bbox=dict(fc="w", ec="none", pad=0.6))
+            ax.text(0.01, at, in_words(group), **said)
+            at += 1
+        for lead in tuples(leads):
+            _lead(lead, at, ax)
+            names[at] = in_words(lead.row)
+            at += 1
+        at += 0.25
+    ax.axvline(0, color="0.3", lw=0.8, zorder=0)
+    ax.grid(axis="x", lw=0.4, color="0.9")
+    ax.set_axisbelow(True)
+    ax.set_yticks(list(names), list(names.values()))
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(at - 0.6, -0.7)
+    words = sorted(names_of(frame, "verdict"), key=list(WORDS).index)
+    entries = {"printed": dict(_PRINTED)} | {word: _mark(word) for word in words}
+    if not frame.full.all():
+        entries["pale: fewer rounds or samples"] = dict(s=30, marker="s", color=_pale("k"), lw=0)
+    for text, how in entries.items():
+        ax.scatter([], [], label=text, **how)
+    return finish(ax, "Lead (points)", "", legend=False)
+
+
+_PRINTED: dict[str, Any] = dict(s=42, marker="|", color="k", lw=1.5)
+STRENGTH = 0.4  # of a colour where the budget is cut
+
+
+def _lead(lead: Any, at: float, ax: Axes) -> None:
+    # A line of `forest`.
+    colour = WORDS[lead.verdict].colour
+    ax.plot([lead.reported, lead.reproduced], [at, at], color="0.75", lw=0.7, ls=":", zorder=1)
+    ax.hlines(at, lead.low, lead.high, color=colour if lead.full else _pale(colour), lw=1.6)
+    ax.scatter(lead.reported, at, zorder=3, **_PRINTED)
+    ax.scatter(lead.reproduced, at, zorder=4, **_mark(lead.verdict, lead.full))
+
+
+def _mark(word: str, full: bool = True) -> dict[str, Any]:
+    colour, _, mark = WORDS[word]
+    fill = "white" if word in HOLLOW else colour if full else _pale(colour)
+    return dict(s=30, marker=mark, facecolors=[fill], edgecolors=[colour], lw=1)
+
+
+def _pale(colour: str) -> tuple[float, ...]:
+    return tuple(1 - STRENGTH * (1 - part) for part in to_rgb(colour))
 
 
 def _name_rows(ax: Axes, names: Sequence[str]) -> Axes:

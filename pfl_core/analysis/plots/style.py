@@ -17,7 +17,8 @@ from pfl_core.analysis.plots.files import compact
 from pfl_core.analysis.plots.names import LABELS, in_words, key
 
 PANEL = (3.4, 2.5)  # inches: a column's width
-STYLE = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}  # of figures of this size
+# Of figures of this size.
+STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 9, "figure.dpi": 72}
 LONG = 14  # entries of a legend: more stand in two columns
 
 
@@ -283,6 +284,16 @@ def share_legend(fig: Figure) -> None:
     where = dict(loc="outside right upper", title=title)
     fig.legend(entries.values(), entries.keys(), **where, **_LEGEND)
     fig.set_figwidth(fig.get_figwidth() + _width(entries))
+
+
+def legend_above(fig: Figure, columns: int = 4) -> None:
+    """One legend above all panels, in lines of as many columns; its entries are theirs."""
+    entries: dict[str, Any] = {}
+    for ax in fig.axes:
+        handles, texts = ax.get_legend_handles_labels()
+        entries |= dict(zip(texts, handles, strict=True))
+    where: dict[str, Any] = dict(loc="outside upper center", ncols=columns)
+    fig.legend(entries.values(), entries.keys(), **where, **_LEGEND)
 
 
 def bounds(y: str) -> tuple[float, float] | None:

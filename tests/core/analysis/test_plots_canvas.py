@@ -98,13 +98,16 @@ def partition():
     return plots.note(fig, "Partition, profile quick, data digits, 1 seed.")
 
 
-def against_published():
-    frame = pd.DataFrame(
-        dict(paper=["pfedhn", "pfedla", "flayer", "fedaghn"], reported=[9, 50, 70, 99])
-    )
-    frame = frame.assign(reproduced=[1.0, 51, 75, 99.5], verdict="agrees")
-    fig, (ax,) = plots.panels(1, size=(5, 4.2))  # as tools/pages.py draws it
-    plots.against_published(frame.assign(low=frame.reproduced - 3, high=frame.reproduced + 3), ax)
+def forest():
+    names = [f"FedAGHN, Table {i}: Dir(0.1), CIFAR-100" for i in (1, 3)]
+    frame = pd.DataFrame(dict(group=np.repeat(names, 3), row=[*ROWS[:3]] * 2))
+    frame = frame.assign(reported=14.0, reproduced=[-6.0, 0, 2, 2, 3, 20], full=[True, False] * 3)
+    frame = frame.assign(low=frame.reproduced - 3, high=frame.reproduced + 3)
+    frame = frame.assign(verdict=["behind", "no lead", "open", "open", "ahead", "ahead"])
+    fig, axes = plots.panels(2, sharey=False)
+    for ax in axes:
+        plots.forest(frame, ax)
+    plots.legend_above(fig)
     return fig
 
 
@@ -147,7 +150,7 @@ FIGURES = {
         columns=2,
         labels=[f"{a} / {b}" for a, b in itertools.pairwise([*CLASSES, "x"])],
     ),
-    "against_published": against_published,
+    "forest": forest,
 }
 
 

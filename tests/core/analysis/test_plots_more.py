@@ -4,11 +4,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
 
-from pfl_core.analysis import plots
+from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.noise import Column
+from pfl_core.analysis.plots import dots
 
 
 @pytest.fixture(autouse=True)
@@ -343,22 +344,81 @@ def test_leads_are_sorted_and_in_the_colour_of_who_is_ahead(ax):
     assert ax.patches[2].get_facecolor()[:3] == pytest.approx(colours["fedper"])
 
 
-def test_agreement_has_a_dot_a_cell_and_hollow_ones_where_it_is_open(ax):
-    cells = pd.DataFrame(
-        dict(
-            paper=["pfedhn", "pfedhn", "flayer"],
-            reported=[80.0, 90.0, 70.0],
-            reproduced=[81.0, 85.0, 69.0],
-            low=[80.0, float("nan"), 60.0],
-            high=[82.0, float("nan"), 78.0],
-            verdict=["inside", "open", "open"],
-        )
+def forest_frame(**changes):
+    cells = dict(
+        group=["Table 1", "Table 1", "Table 3", ""],
+        row=["local", "ditto", "local", "fedavg"],
+        reported=[9.0, 2.0, 5.0, 40.0],
+        reproduced=[1.0, -3.0, 0.5, 30.0],
+        low=[0.5, -4.0, float("nan"), 28.0],
+        high=[1.5, -2.0, float("nan"), 32.0],
+        verdict=["ahead", "behind", "open", "depends on reading"],
+        full=[True, False, True, True],
     )
-    plots.against_published(cells, ax)
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["pFedHN", "FLAYER"]
-    dots = [c for c in ax.collections if isinstance(c, PathCollection) and len(c.get_offsets())]
-    assert [len(c.get_offsets()) for c in dots] == [2, 1]
-    assert (
-        dots[0].get_facecolors()[1].tolist() == [1, 1, 1, 1] != dots[0].get_facecolors()[0].tolist()
+    return pd.DataFrame(cells | changes)
+
+
+def marks(ax):
+    """{(x, y): what is drawn there} of a forest."""
+    found = [c for c in ax.collections if isinstance(c, PathCollection) and len(c.get_offsets())]
+    return {tuple(c.get_offsets()[0]): c for c in found}
+
+
+def test_a_forest_has_a_line_a_lead_with_what_is_printed(ax):
+    plots.forest(forest_frame(), ax)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["Local", "Ditto", "Local", "FedAvg"]
+    assert [t.get_text() for t in ax.texts] == ["Table 1", "Table 3"]  # none for ""
+    at = ax.get_yticks()
+    assert sorted(at) == list(at) and len(set(at)) == 4 and ax.yaxis_inverted()
+    drawn = marks(ax)
+    for y, lead in zip(at, forest_frame().itertuples(), strict=True):
+        assert {(lead.reported, y), (lead.reproduced, y)} <= set(drawn)
+    bars = [
+        segment[:, 0].tolist()
+        for c in ax.collections
+        if isinstance(c, LineCollection)
+        for segment in c.get_segments()
+        if len(segment)
+    ]
+    assert [[0.5, 1.5], [-4, -2], [28, 32]] == bars
+    assert ax.get_xscale() == "linear"
+
+
+def test_a_forest_says_verdict_and_budget_in_colour_and_in_shape(ax):
+    plots.forest(forest_frame(), ax)
+    drawn, at = marks(ax), ax.get_yticks()
+    ahead, behind, still, depends = (
+        drawn[x, y] for x, y in zip(forest_frame().reproduced, at, strict=True)
     )
-    assert ax.get_xlim() == ax.get_ylim() == (67, 92)
+    for mark, word in zip((ahead, behind, still, depends), forest_frame().verdict, strict=True):
+        edge = mark.get_edgecolor()[0][:3]
+        assert edge == pytest.approx(to_rgb(dots.WORDS[word].colour)), word
+        hollow = (mark.get_facecolor()[0][:3] == 1).all()
+        assert hollow == (word in ("open", "depends on reading"))
+    assert ahead.get_facecolor()[0][:3] == pytest.approx(ahead.get_edgecolor()[0][:3])
+    pale, full = behind.get_facecolor()[0][:3], behind.get_edgecolor()[0][:3]
+    assert (pale > full).all() and pale.max() < 1
+    entries = ax.get_legend_handles_labels()[1]
+    words = list(forest_frame().verdict)
+    assert entries == ["printed", *words, "pale: fewer rounds or samples"]
+
+
+def test_a_forest_names_only_what_it_draws_in_the_order_of_words(ax):
+    words = pd.Categorical(["no lead"] * 4, ["ahead", "no lead"])
+    plots.forest(forest_frame(verdict=words, full=True), ax)
+    assert ax.get_legend_handles_labels()[1] == ["printed", "ahead", "no lead"]
+
+
+def test_every_word_of_a_lead_has_a_mark_of_its_own():
+    assert list(dots.WORDS) == [*verdicts.LEADS, verdicts.DEPENDS]
+    assert len({look.mark for look in dots.WORDS.values()}) == len(dots.WORDS)
+    assert len({look.colour for look in dots.WORDS.values()}) == len(dots.WORDS)
+
+
+def test_one_legend_stands_above_all_panels():
+    fig, axes = plots.panels(2)
+    for ax, word in zip(axes, ("ahead", "no lead"), strict=True):
+        plots.forest(forest_frame(verdict=word, full=True), ax)
+    plots.legend_above(fig)
+    (legend,) = fig.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["printed", "ahead", "no lead"]

@@ -13,7 +13,7 @@ from PIL import Image
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.util import sums
 from pfl_papers import places
-from pfl_papers.compare import overview, readable, report
+from pfl_papers.compare import judged, overview, readable, report
 from pfl_papers.notebook import html_report
 from pfl_papers.papers import base
 from pfl_papers.papers.base import PAPERS
@@ -121,26 +121,28 @@ def test_a_table_has_its_verdicts_in_colour(root):
 def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
     cells = pd.DataFrame(
         dict(
-            number=["accuracy"] * 3 + ["lead"],
             paper="fedaghn",
             table="table1",
             column="a",
-            metric="acc_pct",
-            reported=[80.0, 85.0, 90.0, -5.0],
-            reproduced=[80.5, 84.0, 70.0, -3.5],
-            low=[79.0, 82.0, np.nan, -4.0],
-            high=[82.0, 86.0, np.nan, -3.0],
-            verdict=["inside", "inside", "outside", "open"],
-            profile=["medium", "medium", "paper", "medium"],
+            row=["local", "ditto", "fedavg"],
+            kind=[judged.PERSONAL, judged.PERSONAL, judged.ONE_MODEL],
+            printed=["above 2", "at most 2", "above 2"],
+            reported=[3.0, 1.0, 40.0],
+            reproduced=[3.5, 0.5, 30.0],
+            low=[2.5, -1.0, 28.0],
+            high=[4.5, 2.0, 32.0],
+            verdict=["ahead", "too small to tell", "ahead"],
+            budget=["fewer rounds", "full budget", "fewer rounds"],
+            profile=["medium", "paper", "medium"],
             dataset="digits",
-            n=[2, 3, 2, 2],
+            n=[2, 3, 2],
         )
     )
     monkeypatch.setattr(overview, "ran", lambda: cells)
     first = html_report.build(root).read_text().split("<main>")[0]
     page = Page(first.replace("<!doctype html>", ""))
     (picture,) = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert picture["src"].startswith("data:image/png;base64,") and "No published" not in first
+    assert picture["src"].startswith("data:image/png;base64,") and "No printed" not in first
     assert "profile medium and paper, 2 seeds or more" in picture["alt"]
     assert "<strong>596</strong> published accuracies, <strong>590</strong> of them" in first
     counted = re.findall(r">(\w+)</a></th>\n<td>(?:\d+ of (\d+)|figures only)</td>", first)
@@ -156,7 +158,7 @@ def test_the_first_screen_is_the_picture_and_the_counts(root, monkeypatch):
 def test_without_runs_in_the_papers_setting_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     first = html_report.build(tmp_path).read_text().split("<main>")[0]
-    assert "No published accuracy has been run" in first and "<img" not in first
+    assert "No printed lead has been run" in first and "<img" not in first
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,13 @@ def problems(path: Path) -> list[str]:
         found.append(
             "was run with parameters of its own (injected-parameters): run it with its defaults"
         )
-    if not code or [number for number, cell in enumerate(code) if "parameters" in tags(cell)] != [
-        0
-    ]:
+    first = int(bool(code) and "card" in tags(code[0]))  # before all a paper's card
+    if [number for number, cell in enumerate(code) if "parameters" in tags(cell)] != [first]:
         found.append("the first code cell, and no other, must be tagged parameters")
     else:
-        found += parameter_problems(path, code[0].source)
+        found += parameter_problems(path, code[first].source)
+    if (path.stem in papers.PAPERS) > first:
+        found.append("a paper's notebook begins with its card, tagged card")
     if not code or "nbval-ignore-output" not in tags(code[-1]):
         found.append(
             "the last code cell (versions and wall time) must be tagged nbval-ignore-output"

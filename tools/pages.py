@@ -28,7 +28,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
-from pfl_papers.compare import overview, report
+from pfl_papers.compare import card, overview, report
 from pfl_papers.compare.readable import LEGEND, worded
 from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
@@ -141,23 +141,16 @@ def _spread(lines: list[int]) -> str:
 
 
 def papers_section() -> str:
-    """README's five papers: what each proposes, and how much of it has been run in its setting."""
-    table = overview.counts()
+    """README's five papers: what each proposes, and the line of its card."""
     lines = []
-    for name, c in zip(PAPERS, table.to_dict("records"), strict=True):
+    for name in PAPERS:
         facts = method_facts(paper(name).own)
-        claimed = [c[f"claims: {word}"] for word in overview.CLAIMS]
-        lines.append(
-            {
-                "paper": f"[{LABELS[name]}]({overview.address(name)}), {facts['paper']}",
-                "idea": facts["idea"],
-                "notebook": f"[{name}.ipynb](notebooks/{name}.ipynb)",
-                "accuracies run": f"{c['run']} of {c['comparable']}" if c["comparable"] else "-",
-                "claims run": f"{sum(claimed) - c['claims: not run']} of {sum(claimed)}",
-            }
-        )
+        head = f"[{LABELS[name]}]({overview.address(name)}), {facts['paper']}"
+        about = {"paper": f"{head}: {facts['idea']} [Notebook](notebooks/{name}.ipynb)"}
+        lines.append(about | card.card(name).line())
     says = textwrap.fill(
-        "*Run* counts only what has the paper's own data, network, partition and clients. "
+        "A headline claim says that the paper's method beats others. Only runs with the paper's "
+        f"own data, network, partition and clients count. {card.LEGEND} "
         "[Every table, figure and claim](docs/results.md) has its verdict.",
         100,
     )

@@ -54,6 +54,9 @@ class Verdict(NamedTuple):
         Of a lead that is ahead, beside the printed one: "as printed", "smaller", "larger", "".
     decided : bool
         Of an accuracy, whether more seeds, rounds or samples could hardly change it.
+    brief : str
+        Of a claim the difference that decides it, with its interval; of an open one also what
+        would decide it.
     """
 
     verdict: str
@@ -61,6 +64,7 @@ class Verdict(NamedTuple):
     why: str = ""
     size: str = ""
     decided: bool = True
+    brief: str = ""
 
 
 class Budget(NamedTuple):
@@ -336,20 +340,22 @@ def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     sure = [c for c in contrasts if not c.unsure]
     if len(sure) == len(contrasts) and all(c.clears and c.rest for c in contrasts):
         nearest = min(contrasts, key=lambda c: c.found.low - c.above)
-        return Verdict("holds", "", _also(nearest, contrasts, "the smallest"))
+        return Verdict("holds", "", _also(nearest, contrasts, "the smallest"), brief=f"{nearest}")
     against = [c for c in sure if c.found.below(c.above, len(contrasts)) and not c.approaches]
     if against:
         worst = min(against, key=lambda c: (c.found.high - c.above) / (c.found.half or 1.0))
-        return Verdict("contradicted", "", _also(worst, contrasts, "the clearest"))
+        return Verdict(
+            "contradicted", "", _also(worst, contrasts, "the clearest"), brief=f"{worst}"
+        )
     left = [c for c in contrasts if c.unsure or not (c.clears and c.rest)]
     if all(not c.unsure and c.rest and c.tied for c in left):
         nearest = min(left, key=lambda c: c.found.estimate - c.above)
-        return Verdict("tie", "", _also(nearest, contrasts, "the smallest"))
+        return Verdict("tie", "", _also(nearest, contrasts, "the smallest"), brief=f"{nearest}")
     undecided = [c for c in left if not (c.tied and c.rest) or c.unsure]
     order = list(REASONS)
     first = min(undecided, key=lambda c: (order.index(c.open), c.found.estimate - c.above))
     why = f"{_also(first, undecided, 'one')}; {first.decides}"
-    return Verdict("open", first.open, why, decided=False)
+    return Verdict("open", first.open, why, decided=False, brief=f"{first}; {first.decides}")
 
 
 def _also(shown: Contrast, among: Sequence[Contrast], which: str) -> str:
@@ -363,14 +369,16 @@ def _of_most(contrasts: Sequence[Contrast]) -> Verdict:
     judged = {group: of_claim(some) for group, some in groups.items()}
     count = {v: sum(j.verdict == v for j in judged.values()) for v in CLAIMS}
     why = "; ".join(f"{group}: {j.verdict}, {j.why}" for group, j in judged.items())
+    brief = {j.verdict: j.brief for j in reversed(judged.values())}  # of the first of each
     if 2 * count["holds"] > len(groups):
-        return Verdict("holds", "", why)
+        return Verdict("holds", "", why, brief=brief["holds"])
     if 2 * count["contradicted"] >= len(groups):
-        return Verdict("contradicted", "", why)
+        return Verdict("contradicted", "", why, brief=brief["contradicted"])
     if 2 * (count["holds"] + count["tie"]) > len(groups):
-        return Verdict("tie", "", why)
+        return Verdict("tie", "", why, brief=brief["tie"])
     reasons = [j.reason for j in judged.values() if j.reason] or ["too wide"]
-    return Verdict("open", min(reasons, key=list(REASONS).index), why, decided=False)
+    least = min(reasons, key=list(REASONS).index)
+    return Verdict("open", least, why, decided=False, brief=brief.get("open", ""))
 
 
 def over_readings(found: Mapping[str, Verdict]) -> Verdict:
@@ -385,7 +393,11 @@ def over_readings(found: Mapping[str, Verdict]) -> Verdict:
     if all(v.verdict == first.verdict for _, v in others):
         return first
     why = "; ".join(f"{reading}: {v.verdict} ({v.why})" for reading, v in found.items())
-    return Verdict(DEPENDS, "", why, decided=False)
+    reading, other = next((r, v) for r, v in found.items() if v.verdict != first.verdict)
+    parts = [("as run ", first), (f"{reading}: ", other)]
+    decided = other if first.verdict == "open" else first
+    brief = "; ".join(f"{p}{v.verdict}" + f" ({v.brief})" * (v is decided) for p, v in parts)
+    return Verdict(DEPENDS, "", why, decided=False, brief=brief)
 
 
 # -- order -----------------------------------------------------------------------------------------

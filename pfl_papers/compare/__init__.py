@@ -2,6 +2,7 @@
 
 # What other rooms may take from it.
 __all__ = [
+    "card",
     "fullest",
     "judged",
     "overview",

@@ -37,22 +37,26 @@ def accuracies() -> pd.DataFrame:
     paper; kind ("personal" or "one model": what the row serves); dated ("retrospective" or
     "prospective").
     """
-    return _each("accuracy", committed.results()).copy()
+    return _each("accuracy", committed.results(), tuple(PAPERS)).copy()
 
 
-def leads() -> pd.DataFrame:
+def leads(name: str = "") -> pd.DataFrame:
     """Every printed lead of a paper's own method that was run, once; columns as `accuracies` has.
 
     kind is that of the other row.
+    name: of this paper alone.
     """
-    return _each("lead", committed.results()).copy()
+    return _each("lead", committed.results(), (name,) if name else tuple(PAPERS)).copy()
 
 
-def claims() -> pd.DataFrame:
-    """Every claim of every paper with its verdict, of the fullest profile; columns of
-    `report.claims`, paper, data, and dated.
+def claims(name: str = "") -> pd.DataFrame:
+    """Every claim of a paper, by default of all of them, with its verdict at the fullest profile.
+
+    Columns of `report.claims`, paper, data, and dated.
     """
-    return _claims(committed.results()).copy()
+    known = committed.results()
+    found = [_claims(each, known) for each in ([name] if name else PAPERS)]
+    return pd.concat(found, ignore_index=True)
 
 
 def of_paper(name: str, number: str) -> pd.DataFrame:
@@ -71,9 +75,9 @@ def _of_paper(name: str, number: str, known: Results) -> pd.DataFrame:
     return _MAKE[number](name)
 
 
-@functools.lru_cache(maxsize=8)
-def _each(number: str, known: Results) -> pd.DataFrame:
-    found = [_of_paper(name, number, known).assign(paper=name) for name in PAPERS]
+@functools.lru_cache(maxsize=16)
+def _each(number: str, known: Results, names: tuple[str, ...]) -> pd.DataFrame:
+    found = [_of_paper(name, number, known).assign(paper=name) for name in names]
     cells = pd.concat([of for of in found if len(of)] or found[:1], ignore_index=True)
     cells = cells[cells.reproduced.notna() & cells.verdict.isin([*report.WORDS])]
     once = ["paper", "row", "reported", "reproduced"]  # tables may print a number again
@@ -84,10 +88,9 @@ def _each(number: str, known: Results) -> pd.DataFrame:
     return cells.assign(kind=kind, dated=dated)
 
 
-@functools.lru_cache(maxsize=4)
-def _claims(known: Results) -> pd.DataFrame:
-    found = [_best_claims(name).assign(paper=name) for name in PAPERS]
-    every = pd.concat(found, ignore_index=True)
+@functools.lru_cache(maxsize=4 * len(PAPERS))
+def _claims(name: str, known: Results) -> pd.DataFrame:
+    every = _best_claims(name).assign(paper=name)
     return every.assign(dated=[_dated(v.paper, v.artefact) for v in tuples(every)])
 
 
@@ -157,15 +160,10 @@ def summary() -> dict[str, Any]:
     prospective: how many leads, accuracies and claims rest on runs younger than the rules.
     """
     ours, cells, said = leads(), accuracies(), claims()
-    size = ours.reported.map(size_of)
     judged = ours[ours.low.notna()]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
-        leads={
-            (kind, which): tally(ours[(ours.kind == kind) & (size == which)].verdict)
-            for kind in (PERSONAL, ONE_MODEL)
-            for which in SIZES
-        },
+        leads=counted(ours),
         chance={
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)
@@ -178,6 +176,19 @@ def summary() -> dict[str, Any]:
             for what, of in dict(leads=ours, accuracies=cells, claims=ran).items()
         },
     )
+
+
+def counted(leads: pd.DataFrame) -> dict[tuple[str, str], dict[str, int]]:
+    """Leads by kind and size, as `summary` has them: {(kind, size): {verdict: count}}.
+
+    leads: as `leads` gives them.
+    """
+    size = leads.reported.map(size_of)
+    return {
+        (kind, which): tally(leads[(leads.kind == kind) & (size == which)].verdict)
+        for kind in (PERSONAL, ONE_MODEL)
+        for which in SIZES
+    }
 
 
 SIZES = ("above 2", "at most 2", "behind")

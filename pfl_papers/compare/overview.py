@@ -16,6 +16,7 @@ from pfl_core.analysis.select import grouped, tuples
 from pfl_core.methods.base import METHODS
 from pfl_papers.compare import judged
 from pfl_papers.compare.judged import ONE_MODEL, PERSONAL, SIZES
+from pfl_papers.compare.readable import listed
 from pfl_papers.evidence import committed
 from pfl_papers.papers.base import PAPERS, paper, title
 
@@ -99,7 +100,7 @@ def _printed(found: Mapping[str, Mapping[str, int]], kind: str) -> list[str]:
     for size, of in found.items():
         if n := sum(of.values()):
             what = f"{'deficit' if size == 'behind' else 'lead'}{'s' * (n != 1)}"
-            out.append(f"{n} printed {what}{says.get(size, '')}{over}: {_listed(of)}")
+            out.append(f"{n} printed {what}{says.get(size, '')}{over}: {listed(of)}")
             over = ""
     return out
 
@@ -129,7 +130,7 @@ def said(cells: pd.DataFrame) -> str:
     counts = judged.summary()
     seeds = f"{cells.n.min():.0f} seeds or more" if len(cells) else ""
     text = f"{headline()} Of {sum(counts['accuracies'].values())} published accuracies: "
-    text += f"{_listed(counts['accuracies'])}; {counts['decided']} are decided. {_claims(counts)} "
+    text += f"{listed(counts['accuracies'])}; {counts['decided']} are decided. {_claims(counts)} "
     text += "The papers' own data, networks and clients; profile "
     text += f"{' and '.join(dict.fromkeys(cells.profile))}, {seeds}"
     text += "; medium has fewer rounds, and in part fewer samples" * (
@@ -140,13 +141,13 @@ def said(cells: pd.DataFrame) -> str:
     young = counts["prospective"]
     when = "All" if not any(young.values()) else "Most"
     text += f". {when} of these runs are older than the rules that judge them (retrospective)"
-    text += f"; prospective: {_listed(young)}" * any(young.values())
+    text += f"; prospective: {listed(young)}" * any(young.values())
     return f"{text}."
 
 
 def _claims(counts: Mapping) -> str:
     return " ".join(
-        f"{f'{kind} claims'.strip().capitalize()}: {_listed(of)}."
+        f"{f'{kind} claims'.strip().capitalize()}: {listed(of)}."
         for kind, of in counts["claims"].items()
     )
 
@@ -167,13 +168,6 @@ def _range(values: pd.Series) -> str:
     if len(values) == 1:
         return f"{values.iloc[0]:.2f}"
     return f"{values.min():.2f} to {values.max():.2f}, median {values.median():.2f}"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    one = {verdicts.DEPENDS: "depends on a reading"}
-    many = {"holds": "hold", "tie": "ties", verdicts.DEPENDS: "depend on a reading"}
-    said = [f"{n} {(many if n > 1 else one).get(word, word)}" for word, n in counts.items() if n]
-    return ", ".join(said) or "none"
 
 
 def _lacking(names: Iterable[str]) -> str:
@@ -208,8 +202,7 @@ def counts() -> pd.DataFrame:
 
 def best_claims(name: str) -> pd.DataFrame:
     """A paper's claims with their verdicts, as `judged.claims` has them."""
-    every = judged.claims()
-    return every[every.paper == name].reset_index(drop=True)
+    return judged.claims(name)
 
 
 def every(name: str, number: str = "accuracy") -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -136,7 +136,7 @@ class Table:
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self.caption)}</p>"] * bool(self.caption)
         if self.ran:
-            ran = _escaped(self.text(lambda text: f"{_BOLD}{text}")).map(_coloured)
+            ran = _escaped(self.text(lambda text: f"{_BOLD}{text}")).map(coloured)
             legend = f"<p><small>{self._legend()}</small></p>"
             parts += [ran.to_html(escape=False, border=0), legend]
         if len(rest := self.not_run()):
@@ -156,6 +156,14 @@ def worded(verdict: str, reason: str = "", size: str = "") -> str:
     return f"{verdict}: {reason}" if reason else f"{verdict}, {size}" if size else verdict
 
 
+def listed(counts: Mapping[str, int]) -> str:
+    """Verdicts, counted: "3 hold, 1 tie, 2 depend on a reading"; "none" without any."""
+    one = {verdicts.DEPENDS: "depends on a reading"}
+    many = {"holds": "hold", "tie": "ties", verdicts.DEPENDS: "depend on a reading"}
+    said = [f"{n} {(many if n > 1 else one).get(word, word)}" for word, n in counts.items() if n]
+    return ", ".join(said) or "none"
+
+
 _WORDED = ["verdict", "reason", "size"]
 _BOLD = "\ue000"  # of no alphabet; stands before what is to be bold
 
@@ -165,10 +173,14 @@ def _escaped(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.map(html.escape).rename(index=html.escape).set_axis(columns, axis=1)
 
 
-def _coloured(text: str) -> str:
+def coloured(text: str, verdict: str = "") -> str:
+    """A verdict as HTML in its colour; what begins with the mark of bold text is bold.
+
+    verdict: whose colour a text has that is not a verdict itself.
+    """
     if text.startswith(_BOLD):
         return f"<b>{text.removeprefix(_BOLD)}</b>"
-    colour = _COLOURS.get(tone(text))
+    colour = _COLOURS.get(tone(verdict or text))
     return f'<span style="color: {colour}">{text}</span>' if colour else text
 
 

@@ -424,8 +424,9 @@ def _over_readings(
             key = line["row"], line["column"]
             if key in other.index and line.verdict in _JUDGED:
                 both = {"as run": _verdict(line), reading.says: _verdict(other.loc[key])}
-                for name, value in verdicts.over_readings(both)._asdict().items():
-                    found.at[i, name] = value
+                over = verdicts.over_readings(both)._asdict()
+                for name in found.columns.intersection([*over]):
+                    found.at[i, name] = over[name]
     return found
 
 
@@ -433,7 +434,7 @@ _JUDGED = (*verdicts.LEADS, *verdicts.ACCURACIES, verdicts.DEPENDS)
 
 
 def _verdict(line: pd.Series) -> Verdict:
-    return Verdict(**{name: line[name] for name in Verdict._fields})
+    return Verdict(**{name: line[name] for name in Verdict._fields if name in line})
 
 
 def swapped(rows: pd.DataFrame, reading: papers.Reading) -> pd.DataFrame:
@@ -746,7 +747,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
     DataFrame
         Columns says, source, artefact, kind, verdict, reason, why, status (what the verdict says of
         the paper, in words), limit (a threshold of ours), scale (the share of the paper that was
-        run), profile.
+        run), profile, brief (the difference that decides).
     """
     paper = papers.paper(paper)
     if rows is None:
@@ -765,7 +766,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         verdict = verdicts.over_readings(found)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why)
-        line |= dict(kind=claim.kind, profile=profile, scale="")
+        line |= dict(kind=claim.kind, profile=profile, scale="", brief=verdict.brief)
         line["status"] = _status(claim, verdict, profile)
         if verdict.verdict not in _SILENT:
             line["scale"] = scales[claim.needs]
@@ -773,7 +774,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
     return pd.DataFrame(out, columns=_CLAIMED)
 
 
-_CLAIMED = "says source artefact kind verdict reason why status limit scale profile".split()
+_CLAIMED = "says source artefact kind verdict reason why status limit scale profile brief".split()
 _SILENT = ("not run", "not judged")
 
 

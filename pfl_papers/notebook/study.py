@@ -605,7 +605,7 @@ class Study:
         """
         got = report.claims(self.paper, self.rows())
         decided = got.profile.where(got.profile != "", self.scope.profile)
-        got = got.drop(columns=["profile"])
+        got = got.drop(columns=["profile", "brief"])
         for profile, some in got.groupby(decided):
             folder = self.folder(replace(self.scope, profile=str(profile)))
             report.save_table(some.reset_index(drop=True), folder / "claims")

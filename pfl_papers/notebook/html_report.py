@@ -74,7 +74,6 @@ def _first_screen() -> dict[str, Any]:
         png = plots.compact(overview.drawn(cells))
         picture = _embedded(png) | dict(title=overview.said(cells))
     totals = counts.drop(columns="paper").sum()
-    claims = [f"{totals[f'claims: {w}']} {w}".replace("holds", "hold") for w in overview.CLAIMS]
     return dict(
         picture=picture,
         counts=[dict(zip(counts, line, strict=True)) for line in counts.to_numpy().tolist()],
@@ -82,7 +81,7 @@ def _first_screen() -> dict[str, Any]:
         published=f"{totals['accuracies published']:,}",
         comparable=f"{totals.comparable:,}",
         ran=f"{totals.run:,}",
-        claimed=", ".join(claims),
+        claimed=readable.listed({w: totals[f"claims: {w}"] for w in overview.CLAIMS}),
     )
 
 

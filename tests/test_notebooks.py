@@ -45,7 +45,7 @@ def texts(cell) -> str:
             output.get("text", ""),
             *(v for k, v in output.get("data", {}).items() if k.startswith("text/")),
         ]
-    return "\n".join(found)
+    return re.sub(r"data:image/png;base64,[\w+/=]+", "", "\n".join(found))
 
 
 def typed_results(prose: str) -> list[str]:

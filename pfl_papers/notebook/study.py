@@ -33,7 +33,7 @@ from pfl_papers import places
 from pfl_papers.compare import parameters, plan, report
 from pfl_papers.compare.fullest import BEST, best
 from pfl_papers.evidence import committed
-from pfl_papers.notebook import drawing
+from pfl_papers.notebook import drawing, folded
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
 
@@ -99,6 +99,7 @@ class Study:
         self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
         if self.best and not finished:
             self._say_what_is_trained()
+        self._said: set[str] = set()  # artefacts whose card was shown
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
@@ -167,6 +168,8 @@ class Study:
         if artefact == TUNING:
             return self._sweep(self.paper.planned(self.scope, TUNING))
         if why := self.paper.missing(self.scope, artefact):
+            if self.best:
+                self._say_not_run(artefact)
             print(f"{artefact}: {why}")
             return pd.DataFrame(columns=metrics.ROW_COLUMNS)
         planned = self.paper.planned(self.scope, artefact, part)
@@ -231,6 +234,31 @@ class Study:
                 if not how and (ahead := self.advantages(artefact, rows)) is not None:
                     display(ahead)
 
+    def _placed(self, name: str, profile: str, thing: Any) -> Any:
+        """What is displayed under an artefact's heading: the thing, or what it is folded into.
+
+        At profile "best" a thing that is not of the paper's own data is folded, below a card that
+        says so once. What was asked for at a smaller profile is shown as it is.
+        """
+        artefact = self._artefact(name)
+        if not self.best or profile in papers.FULL or not artefact:
+            return thing
+        self._say_not_run(artefact)
+        return folded.fold(artefact, thing)
+
+    def _artefact(self, name: str) -> str:
+        """The artefact of a figure or table: "fig6" of "fig6a" and "fig6.kept"; else ""."""
+        known = [a for a in self.paper.artefacts if name.startswith(a)]
+        return max(known, key=len, default="")
+
+    def _say_not_run(self, artefact: str) -> None:
+        with checks.extra("notebooks", "showing tables and figures"):
+            from IPython.display import display
+
+        if artefact not in self._said:
+            self._said.add(artefact)
+            display(folded.not_run(self.paper, artefact))
+
     # -- figures -----------------------------------------------------------------------------------
 
     def figure(
@@ -275,7 +303,8 @@ class Study:
         plots.share_legend(fig)
         plots.note(fig, ", ".join(caption))
         path = self.folder(replace(self.scope, profile=profile)) / name
-        display(Image(data=plots.save(fig, frame, path).read_bytes()))
+        drawn = Image(data=plots.save(fig, frame, path).read_bytes())
+        display(self._placed(name, profile, drawn))
         plt.close(fig)
 
     def curves(
@@ -320,7 +349,7 @@ class Study:
             kept = kept.drop(columns="published")
         self.draw(name, kept, plot, rows, said, columns, sharey=True)
         last = report.summary(report.pick(rows, "last", when, metric=shown[0]))
-        return last.rename(index=plots.label)
+        return self._placed(name, kept.profile.iloc[0], last.rename(index=plots.label))
 
     def draw(
         self,
@@ -498,7 +527,7 @@ class Study:
         folder.mkdir(parents=True, exist_ok=True)
         got.to_csv(folder / f"{name}.csv", index=False)
         (folder / f"{name}.md").write_text(shown.markdown() + "\n")
-        return shown
+        return self._placed(table, self.scope_of(table).profile, shown)
 
     def _caption(
         self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
@@ -529,7 +558,9 @@ class Study:
         whole = [(table, None)] if (table, None) in self.ran else []
         for part in whole or [key for key in self.ran if key[0] == table]:
             if said := report.reading(self.ran[part], self.paper, table):
-                display(Markdown("\n\n".join(said)))
+                text, profile = "\n\n".join(said), next(iter(self.ran[part].profile))
+                placed = self._placed(table, profile, text)
+                display(Markdown(text) if placed is text else placed)
 
     def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
         """Test accuracy of every client at the round that is reported.
@@ -551,12 +582,13 @@ class Study:
             return None
         got = report.standing(rows, self.paper, table, self.clients(rows, **how), **how)
         self.table(f"{table}.standing", got)
-        return got.map(lambda v: f"{v:.4g}").replace("nan", "")
+        shown = got.map(lambda v: f"{v:.4g}").replace("nan", "")
+        return self._placed(table, next(iter(rows.profile)), shown)
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV and Markdown below runs/, and return it for display."""
         report.save_table(frame, self.folder(self.scope_of(name)) / name)
-        return frame
+        return self._placed(name, self.scope_of(name).profile, frame)
 
     # -- numbers made of runs ----------------------------------------------------------------------
 

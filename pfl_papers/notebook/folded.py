@@ -1,0 +1,74 @@
+"""What stands under a heading of the paper that was not run on its data: a card, and a fold.
+
+The card says that it was not run, and how to. What a small run on embedded data draws is folded
+below it: it shows that everything works, and nothing of the paper.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from pfl_core.analysis import plots
+from pfl_papers.compare import card
+from pfl_papers.papers import base as papers
+from pfl_papers.papers.base import Paper
+
+SUMMARY = "on digits: does it run"
+
+
+class Shown(NamedTuple):
+    """What a notebook displays, as HTML and as text."""
+
+    page: str
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.page
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def not_run(paper: Paper, artefact: str) -> Shown:
+    """The card of an artefact without evidence on the paper's own data."""
+    profile = "medium" if paper.artefacts[artefact].medium else "paper"
+    title, train = papers.title(artefact), card.command(paper.key, [artefact], profile)
+    plan = train.replace(" compute ", " plan ")
+    on_gpu = f"{plan} --device cuda"
+    data = plots.in_words(", ".join(paper.artefacts[artefact].data))
+    lines = {f"{title}: not run yet": f"on the paper's own data ({data})."}
+    lines |= {"Train it": train, "Hours here": plan, "Hours on a GPU": on_gpu}
+    first, *rest = lines.items()
+    text = "\n".join([" ".join(first), *(f"{says}: {what}" for says, what in rest)])
+    commands = "".join(f"<br>{says}: <code>{what}</code>" for says, what in rest)
+    box = "border-left: 4px solid #888; padding: 0 1em"
+    page = f'<div style="{box}"><p><b>{first[0]}</b> {html.escape(first[1])}{commands}</p></div>'
+    return Shown(page, text)
+
+
+def fold(artefact: str, thing: Any) -> Shown:
+    """A figure (`IPython.display.Image`), a table or Markdown text, folded under its artefact."""
+    if isinstance(thing, str):
+        text, inside = thing, _paragraphs(thing)
+    elif isinstance(thing, pd.DataFrame) or hasattr(thing, "markdown"):
+        text, inside = repr(thing), str(thing._repr_html_())
+    else:
+        coded = base64.b64encode(thing.data).decode()
+        text, inside = (
+            "a figure",
+            f'<img style="max-width: 100%" src="data:image/png;base64,{coded}">',
+        )
+    summary = f"{papers.title(artefact)}, {SUMMARY}"
+    page = f"<details><summary>{summary}</summary>\n{inside}\n</details>"
+    return Shown(page, f"{summary}: {text}")
+
+
+def _paragraphs(markdown: str) -> str:
+    # Of sentences whose only mark is bold.
+    safe = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(markdown))
+    return "\n".join(f"<p>{part}</p>" for part in safe.split("\n\n"))

@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -146,7 +146,7 @@ def card(name: str) -> Card:
     headline = [Line(v.says, v.source, v.verdict, v.brief or v.why) for v in tuples(ran)]
     once = ran.drop_duplicates("artefact")
     claimed = {
-        kind: {
+        str(kind): {
             word: tuple(of[of.verdict == word].says)
             for word in (*WORDS, NOT_RUN)
             if (of.verdict == word).any()
@@ -182,7 +182,7 @@ def titles(artefacts: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
-def _budget(paper: papers.Paper, claim: tuple) -> str:
+def _budget(paper: papers.Paper, claim: Any) -> str:
     """What was run of the table or figure that a claim rests on: data, seeds, rounds, samples."""
     rows = pd.concat([p.rows() for p in fullest.parts(paper.key) if p.profile == claim.profile])
     rows = rows[(rows.artefact == claim.artefact) & (rows["average"] != "derived")]

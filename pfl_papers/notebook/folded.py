@@ -15,6 +15,7 @@ import pandas as pd
 
 from pfl_core.analysis import plots
 from pfl_papers.compare import card
+from pfl_papers.compare.readable import Table
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper
 
@@ -55,8 +56,9 @@ def fold(artefact: str, thing: Any) -> Shown:
     """A figure (`IPython.display.Image`), a table or Markdown text, folded under its artefact."""
     if isinstance(thing, str):
         text, inside = thing, _paragraphs(thing)
-    elif isinstance(thing, pd.DataFrame) or hasattr(thing, "markdown"):
-        text, inside = repr(thing), str(thing._repr_html_())
+    elif isinstance(thing, pd.DataFrame | Table):
+        shown: Any = thing
+        text, inside = repr(thing), str(shown._repr_html_())
     else:
         coded = base64.b64encode(thing.data).decode()
         text, inside = (

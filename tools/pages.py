@@ -141,19 +141,12 @@ def _spread(lines: list[int]) -> str:
 
 
 def papers_section() -> str:
-    """README's five papers: what each proposes, and the line of its card."""
+    """README's five papers: the line of each one's card."""
     lines = []
     for name in PAPERS:
-        facts = method_facts(paper(name).own)
-        head = f"[{LABELS[name]}]({overview.address(name)}), {facts['paper']}"
-        about = {"paper": f"{head}: {facts['idea']} [Notebook](notebooks/{name}.ipynb)"}
-        lines.append(about | card.card(name).line())
-    says = textwrap.fill(
-        "A headline claim says that the paper's method beats others. Only runs with the paper's "
-        f"own data, network, partition and clients count. {card.LEGEND} "
-        "[Every table, figure and claim](docs/results.md) has its verdict.",
-        100,
-    )
+        head = f"[{LABELS[name]}](notebooks/{name}.ipynb), [paper]({overview.address(name)})"
+        lines.append({"notebook": head} | card.card(name).line())
+    says = "[What these words mean, and every table, figure and claim](docs/results.md)."
     return report.markdown(pd.DataFrame(lines)) + f"\n\n{says}\n"
 
 

@@ -81,10 +81,10 @@ class Card:
         """What README says of the paper: the counts, its first claim's number, and the budget."""
         number = budget = "-"
         for first in self.headline[:1]:
-            number = f"{_marked(first.verdict)}: {first.number}"
-            budget = "; ".join(f"{title}: {said}" for title, said in self.budgets.items())
+            number = first.number.partition("; ")[0] if first.verdict == "open" else first.number
+            budget = next(iter(self.budgets.values())).partition(";")[0]  # of that claim
         counts = _listed(self.counted(), _marked)
-        return {"headline claims": counts, "the first that was run": number, "budget": budget}
+        return {"headline claims": counts, "what decides the first": number, "budget": budget}
 
     def _said(
         self, mark: Callable[[str, str], str], code: Callable[[str], str]
@@ -136,9 +136,16 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """The card of a paper, made of what is committed; nothing is trained.
+    """Return the card of a paper, made of what is committed; nothing is trained.
 
-    Raises ValueError for an unknown paper.
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    ValueError
+        For an unknown paper.
     """
     paper = papers.paper(name)
     said = judged.claims(paper.key)

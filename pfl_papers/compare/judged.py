@@ -44,7 +44,11 @@ def leads(name: str = "") -> pd.DataFrame:
     """Every printed lead of a paper's own method that was run, once; columns as `accuracies` has.
 
     kind is that of the other row.
-    name: of this paper alone.
+
+    Parameters
+    ----------
+    name : str
+        Of this paper alone; "" for all of them.
     """
     return _each("lead", committed.results(), (name,) if name else tuple(PAPERS)).copy()
 
@@ -181,7 +185,10 @@ def summary() -> dict[str, Any]:
 def counted(leads: pd.DataFrame) -> dict[tuple[str, str], dict[str, int]]:
     """Leads by kind and size, as `summary` has them: {(kind, size): {verdict: count}}.
 
-    leads: as `leads` gives them.
+    Parameters
+    ----------
+    leads : DataFrame
+        As `leads` gives them.
     """
     size = leads.reported.map(size_of)
     return {

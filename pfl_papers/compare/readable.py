@@ -176,7 +176,11 @@ def _escaped(frame: pd.DataFrame) -> pd.DataFrame:
 def coloured(text: str, verdict: str = "") -> str:
     """A verdict as HTML in its colour; what begins with the mark of bold text is bold.
 
-    verdict: whose colour a text has that is not a verdict itself.
+    Parameters
+    ----------
+    text : str
+    verdict : str
+        Whose colour a text has that is not a verdict itself.
     """
     if text.startswith(_BOLD):
         return f"<b>{text.removeprefix(_BOLD)}</b>"

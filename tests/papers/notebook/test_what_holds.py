@@ -289,13 +289,13 @@ def test_runs_that_choose_rates_are_read_as_columns_of_rates(monkeypatch):
     )
     rows = rows.assign(column="MNIST, N=50")
     full = papers.Scope("paper")
-    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: (full, rows))
+    monkeypatch.setattr(recount.fullest, "best", lambda paper, scope, artefact: (full, rows))
     of_paper = [Runs(papers.paper("pfedhn"), a, rows) for a in ("table1", "table3", "fig5")]
     (got,) = recount.tunings(of_paper)
     assert got.name == "pFedHN, Table 3" and set(got.rows.row) == {"fedavg", "pfedhn"}
     assert set(got.rows.column) == {"lr 0.05"}, "0.1 was not tried for all"
     assert recount.tuned(got)["lr 0.05"].to_dict() == {"fedavg": 5, "pfedhn": 5}
-    monkeypatch.setattr(recount, "best", lambda paper, scope, artefact: None)
+    monkeypatch.setattr(recount.fullest, "best", lambda paper, scope, artefact: None)
     assert recount.tunings(of_paper) == []
 
 

@@ -16,6 +16,7 @@ from pfl_core.__main__ import read_without
 from pfl_core.util import checks, commands
 from pfl_core.util.commands import several
 from pfl_papers import places
+from pfl_papers.compare import readable
 
 
 def late(name: str) -> Any:
@@ -70,7 +71,7 @@ def _tables(part: Any, table: str = "") -> list[Any]:
         return [judged[["verdict", "reason", "says", "why", "status"]]]
     digits = late("papers.base").paper(part.paper).artefacts[table].digits
     compared = report.tables(rows, part.paper, table).values()
-    shown = [report.Table(cells, digits=digits) for cells in compared]
+    shown = [readable.Table(cells, digits=digits) for cells in compared]
     published = [t.not_run().add_suffix(": published, not run") for t in shown]
     return [frame for frame in (*(t.text() for t in shown), *published) if len(frame)]
 

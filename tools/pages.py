@@ -28,7 +28,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
-from pfl_papers.compare import card, overview, report
+from pfl_papers.compare import card, overview, readable, report
 from pfl_papers.compare.readable import LEGEND, worded
 from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
@@ -121,7 +121,7 @@ with its equations and with what differs from the paper and from the authors' co
 
 {lengths()}
 """
-    return head + report.markdown(pd.DataFrame(rows)) + "\n"
+    return head + readable.markdown(pd.DataFrame(rows)) + "\n"
 
 
 def lengths() -> str:
@@ -147,7 +147,7 @@ def papers_section() -> str:
         head = f"[{LABELS[name]}](notebooks/{name}.ipynb), [paper]({overview.address(name)})"
         lines.append({"notebook": head} | card.card(name).line())
     says = "[What these words mean, and every table, figure and claim](docs/results.md)."
-    return report.markdown(pd.DataFrame(lines)) + f"\n\n{says}\n"
+    return readable.markdown(pd.DataFrame(lines)) + f"\n\n{says}\n"
 
 
 WIDE = 5  # points: an interval that holds 0 and ends beyond them says nothing
@@ -212,10 +212,10 @@ def _comparison(part: committed.Part) -> list[str]:
         "What tuning chose, with its validation accuracy in %:": tables["choices"],
     }
     out = [_leader(gaps, comparison.ranked(rows)), where]
-    out += [report.markdown(_ranking(tables["comparison"], gaps)), picture]
+    out += [readable.markdown(_ranking(tables["comparison"], gaps)), picture]
     out += [f"Not run yet: {lost}."] * bool(lost)
     for says, frame in shown.items():
-        out += [says, report.markdown(frame.rename(index=plots.label))]
+        out += [says, readable.markdown(frame.rename(index=plots.label))]
     return [text + "\n" for text in out]
 
 
@@ -284,17 +284,17 @@ def results_page() -> str:
     whole = textwrap.fill(overview.said(cells), 100) if len(cells) else ""
     parts = {"leads: ": "Leads of a paper's own method", "claims: ": "Claims"}
     of = counts.columns.str.startswith(tuple(parts))
-    out = [RESULTS, whole, "", report.markdown(counts.loc[:, ~of])]
+    out = [RESULTS, whole, "", readable.markdown(counts.loc[:, ~of])]
     for head, says in parts.items():
         some = counts.columns[counts.columns.str.startswith(head)]
         named = counts[["paper", *some]].rename(columns=lambda n, h=head: n.removeprefix(h))
-        out += ["", f"{says}:", "", report.markdown(named)]
+        out += ["", f"{says}:", "", readable.markdown(named)]
     for name in PAPERS:
         judged = overview.best_claims(name)
         out += ["", f"## {LABELS[name]}", "", *_claims(judged), *_beside(name)]
         out += ["", "Tables and figures:", "", *_files(name), *_on_digits(name)]
     out += ["", "## Where the papers contradict each other", "", CONTRADICT, ""]
-    return "\n".join([*out, report.markdown(report.contradictions())]) + "\n"
+    return "\n".join([*out, readable.markdown(report.contradictions())]) + "\n"
 
 
 def _folded(summary: str, *lines: str) -> list[str]:
@@ -314,13 +314,13 @@ def _beside(name: str) -> list[str]:
         ran = overview.every(name, number).dropna(subset=["reproduced"])
         for (table, metric), cells in ran.groupby(["table", "metric"], sort=False):
             what += ", on training data" * (metric == "train_acc_pct")
-            out += ["", f"{title(str(table))}, {what}:", "", report.markdown(_cells(cells))]
+            out += ["", f"{title(str(table))}, {what}:", "", readable.markdown(_cells(cells))]
     return out
 
 
 def _cells(cells: pd.DataFrame) -> pd.DataFrame:
     # A column a setting: ours, below it the paper's number with the difference, and the verdict.
-    text = report.Table(cells).text(lambda text: f"**{text}**")
+    text = readable.Table(cells).text(lambda text: f"**{text}**")
     out: dict[str, pd.Series] = {}
     for column in dict.fromkeys(text.columns.get_level_values(0)):
         part = text[column]
@@ -378,7 +378,7 @@ def _claims(judged: pd.DataFrame) -> list[str]:
         why = f"{c.why} ({c.scale})" if c.scale else c.why
         line = {"the paper says": f"{c.says}<br>*{where}*", "verdict": worded(c.verdict, c.reason)}
         lines.append(line | {"kind": c.kind, "why": why, "what that says": c.status})
-    out = [report.markdown(pd.DataFrame(lines))] if lines else []
+    out = [readable.markdown(pd.DataFrame(lines))] if lines else []
     if len(left):
         said = [f"- {c.says} ({c.source})" for c in left.itertuples()]
         out += _folded(f"Claims that were not run: {len(left)}", *said)
@@ -392,7 +392,7 @@ def columns_section() -> str:
         lines = [
             {"column": f"`{name}`", "what it says": says} for name, says in about.columns.items()
         ]
-        parts.append(f"### {file}\n\n{about.says}\n\n{report.markdown(pd.DataFrame(lines))}")
+        parts.append(f"### {file}\n\n{about.says}\n\n{readable.markdown(pd.DataFrame(lines))}")
     return "\n\n".join(parts)
 
 
@@ -424,7 +424,7 @@ def write() -> list[Path]:
         ROOT / "docs" / "methods.md": methods_page(),
         ROOT / "docs" / "results.md": results_page(),
         compared: between(
-            table, "grids", report.markdown(comparison.grids().rename(index=plots.label))
+            table, "grids", readable.markdown(comparison.grids().rename(index=plots.label))
         ),
         readme: between(text, "papers", papers_section()),
         columns: between(columns.read_text(), "columns", columns_section()),

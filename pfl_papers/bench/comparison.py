@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from pfl_core.analysis import plots, verdicts
+from pfl_core.analysis import plots, select, verdicts
 from pfl_core.analysis.noise import Interval
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
@@ -31,6 +31,7 @@ from pfl_papers import places
 from pfl_papers.compare import plan, report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence
+from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.papers import presets
 
 START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
@@ -47,9 +48,7 @@ def chosen(methods: Iterable[str] = ()) -> list[str]:
     ValueError
         For an unknown one.
     """
-    views = {
-        v: [w for w, source in report.READ_AFTER.items() if source == v] for v in presets.COMPARED
-    }
+    views = {v: [w for w, source in READ_AFTER.items() if source == v] for v in presets.COMPARED}
     every = [row for m in presets.COMPARED for row in (m, *views[m])]
     wanted = list(methods)
     for row in wanted:
@@ -97,7 +96,7 @@ def cell(row: str, shared: Experiment, choice: dict[str, Any] | None = None) -> 
     """A row's run with one choice of its grid; what it starts from has the same learning rate."""
     choice = grid_of(row).choices()[4] if choice is None else choice
     rate = {n: v for n, v in choice.items() if n == "lr"}
-    own = presets.COMPARED[report.READ_AFTER.get(row, row)]
+    own = presets.COMPARED[READ_AFTER.get(row, row)]
     return shared.but(**own(shared.but(**rate))).but(**choice)
 
 
@@ -109,7 +108,7 @@ def shorter(row: str, shared: Experiment) -> Experiment:
     rounds = math.ceil(shared.rounds * presets.TUNING["rounds"])
     most = int(presets.TUNING["max_samples"])
     # Rows of one method, read at different times, share their runs.
-    both = when(row) == "after" or row in report.READ_AFTER.values()
+    both = when(row) == "after" or row in READ_AFTER.values()
     return shared.but(
         rounds=rounds,
         eval_every=math.ceil(rounds / 2),
@@ -118,7 +117,7 @@ def shorter(row: str, shared: Experiment) -> Experiment:
     )
 
 
-def tuning(row: str, shared: Experiment) -> tuple[Experiment, list[dict[str, Any]]]:
+def candidates(row: str, shared: Experiment) -> tuple[Experiment, list[dict[str, Any]]]:
     """What `tune` gets for a row: an Experiment, and the changes to try."""
     short = shorter(row, shared)
     tags = {"paper": "methods", "artefact": "tune", "column": row}
@@ -143,7 +142,7 @@ def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.
     **how
         For `sweep`.
     """
-    e, changes = tuning(row, shared)
+    e, changes = candidates(row, shared)
     best, rows = sweeps.tune(e, changes, when=when(row), **how)
     at = next(i for i, c in enumerate(changes) if e.but(**c).plain() == best.plain())
     choices = grid_of(row).choices()
@@ -314,7 +313,7 @@ def hours(
     """
     device, shared, lines = runs.pick_device(device), common(dataset, profile, **changes or {}), {}
     for row in chosen(methods):
-        e, tried = tuning(row, shared)
+        e, tried = candidates(row, shared)
         tunes = [e.but(**c) for c in tried]
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not lookup.is_there(c)]
@@ -382,11 +381,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         seeds = dict.fromkeys(own.seed)
         some = "" if len(seeds) == rows.seed.nunique() else f" (seed {', '.join(map(str, seeds))})"
         times = [t for t in both if t == main or t not in _blank(row)]
-        picked = {t: report.pick(own, "best_val", t) for t in times}
+        picked = {t: select.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
         cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
         cells |= {t: _cell(picked[t]) + some if t in picked else "" for t in both}
-        cells |= {"behind": gaps[row], "last": _cell(report.pick(own, "last", main))}
+        cells |= {"behind": gaps[row], "last": _cell(select.pick(own, "last", main))}
         for name, metric in (("spread", "acc_sd"), ("worst tenth", "acc_worst10")):
             cells[name] = _cell(read(own, metric))
         out[row] = cells
@@ -420,7 +419,7 @@ def read(rows: pd.DataFrame, metric: str = "acc_pct") -> pd.DataFrame:
     """
     rows = rows[rows.artefact == "comparison"]
     parts = [
-        report.pick(rows[rows.row == row], "best_val", when(row), metric=metric)
+        select.pick(rows[rows.row == row], "best_val", when(row), metric=metric)
         for row in _listed(rows)
     ]
     return pd.concat(parts, ignore_index=True)
@@ -486,9 +485,9 @@ def drawn(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 def _blank(row: str) -> tuple[str, ...]:
     # A method and its view are two rows, tuned each for its own time; models that nobody is meant
     # to use have no number.
-    if row in report.READ_AFTER:
+    if row in READ_AFTER:
         return ("before",)
-    return ("after",) if row in report.READ_AFTER.values() or row in presets.UNSERVED_AFTER else ()
+    return ("after",) if row in READ_AFTER.values() or row in presets.UNSERVED_AFTER else ()
 
 
 def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
@@ -508,7 +507,7 @@ def _spent(rows: pd.DataFrame, row: str) -> dict[str, str]:
 
 
 def _cell(picked: pd.DataFrame) -> str:
-    return str(report.summary(picked.assign(row="", column="")).iloc[0, 0])
+    return str(select.summary(picked.assign(row="", column="")).iloc[0, 0])
 
 
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:

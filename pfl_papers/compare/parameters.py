@@ -16,8 +16,7 @@ from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
-from pfl_papers.compare import report
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, contrasts
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper, Scope, Sweep
 
@@ -50,7 +49,7 @@ def check(
     """
     checks.known("profile:", profile, papers.PROFILES)
     _check_names("datasets", datasets, pools.list_datasets())
-    _check_names("methods", methods, (*METHODS, *report.READ_AFTER))
+    _check_names("methods", methods, (*METHODS, *contrasts.READ_AFTER))
     _check_names("artefacts", artefacts, known)
     if not isinstance(train, bool):
         got = f"train={train!r}: got {type(train).__name__}"
@@ -184,7 +183,7 @@ def _check_methods(
         return
     what = f"{', '.join(bare)} of {paper.key}" if bare else f"what is asked of {paper.key}"
     known = sorted(set().union(*(has[a] for a in bare or has)) & {*METHODS})
-    read = [(m, report.READ_AFTER[m]) for m in none if m in report.READ_AFTER]
+    read = [(m, contrasts.READ_AFTER[m]) for m in none if m in contrasts.READ_AFTER]
     raise ValueError(
         f"methods={list(scope.methods)}: {what} has no run of {', '.join(none or scope.methods)}; "
         f"it has runs of {', '.join(known) or 'none'}"

@@ -75,7 +75,7 @@ class Runs:
 # -- the best there is -----------------------------------------------------------------------------
 
 
-def evidence(
+def best_runs(
     profile: str = "quick",
     *,
     datasets: Sequence[str] = (),

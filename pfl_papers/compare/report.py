@@ -15,7 +15,7 @@ import pandas as pd
 
 from pfl_core.analysis import noise, verdicts
 from pfl_core.analysis.plots import LABELS, label
-from pfl_core.analysis.select import SELECT, grouped, pick, summary, tuples
+from pfl_core.analysis.select import grouped, tuples
 from pfl_core.analysis.stats import paired
 from pfl_core.analysis.verdicts import Budget, Verdict
 from pfl_core.data import partition as partitions
@@ -23,7 +23,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import fullest
 from pfl_papers.compare.priors import priors
-from pfl_papers.compare.readable import Table, flat, markdown
+from pfl_papers.compare.readable import flat, markdown
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.contrasts import (
     ACCURACIES,
@@ -35,17 +35,6 @@ from pfl_papers.evidence.contrasts import (
 )
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper, Scope
-
-__all__ = [
-    "READ_AFTER",
-    "SELECT",
-    "Table",
-    "markdown",
-    "pick",
-    "reproduced",
-    "summary",
-]  # defined in other files
-
 
 # -- published beside reproduced -------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from pfl_core.experiments import listing, settings, store
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
-from pfl_papers.compare.report import READ_AFTER
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
+from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.explore import words
 from pfl_papers.papers import base as papers
 

@@ -19,7 +19,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pfl_core.analysis import plots
+from pfl_core.analysis import plots, select
 from pfl_core.analysis.select import tuples
 from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.engine import probes
@@ -30,9 +30,9 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import checks, paths
 from pfl_core.util.version import __version__
 from pfl_papers import places
-from pfl_papers.compare import parameters, plan, report
+from pfl_papers.compare import parameters, plan, readable, report
 from pfl_papers.compare.fullest import BEST, best
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, contrasts
 from pfl_papers.notebook import drawing, folded
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
@@ -348,7 +348,7 @@ class Study:
         if (kept := drawing.with_published(kept, self.paper, name)).published.isna().all():
             kept = kept.drop(columns="published")
         self.draw(name, kept, plot, rows, said, columns, sharey=True)
-        last = report.summary(report.pick(rows, "last", when, metric=shown[0]))
+        last = select.summary(select.pick(rows, "last", when, metric=shown[0]))
         return self._placed(name, kept.profile.iloc[0], last.rename(index=plots.label))
 
     def draw(
@@ -488,7 +488,7 @@ class Study:
         metric: str = "acc_pct",
         digits: int = 0,
         **how: str,
-    ) -> report.Table:
+    ) -> readable.Table:
         """Return table `table` to display: reported beside reproduced, by `report.compare`.
 
         Parameters
@@ -507,7 +507,7 @@ class Study:
             caption += f" {_SEEDS}"
         return self._saved(table, name, got, caption, digits)
 
-    def advantages(self, table: str, rows: pd.DataFrame) -> report.Table | None:
+    def advantages(self, table: str, rows: pd.DataFrame) -> readable.Table | None:
         """By how much the paper's own method is ahead of each other row, by `report.advantages`.
 
         None without a row to compare, as where data or networks are not the paper's.
@@ -521,8 +521,8 @@ class Study:
 
     def _saved(
         self, table: str, name: str, got: pd.DataFrame, caption: str, digits: int = 0
-    ) -> report.Table:
-        shown = report.Table(got, caption, digits or self.paper.artefacts[table].digits)
+    ) -> readable.Table:
+        shown = readable.Table(got, caption, digits or self.paper.artefacts[table].digits)
         folder = self.folder(self.scope_of(table))
         folder.mkdir(parents=True, exist_ok=True)
         got.to_csv(folder / f"{name}.csv", index=False)
@@ -568,7 +568,7 @@ class Study:
         Columns row, column, seed, client, acc_pct, n (test samples).
         """
         out = [pd.DataFrame(columns=["row", "column", "seed", "client", "acc_pct", "n"])]
-        for v in tuples(report.reproduced(rows, self.paper, **how)):
+        for v in tuples(contrasts.reproduced(rows, self.paper, **how)):
             head = pd.DataFrame(dict(row=[v.row], column=v.column, seed=v.seed))
             out.append(head.merge(committed.accuracies(v.run, v.when, v.rounds), how="cross"))
         return pd.concat(out[1:] or out, ignore_index=True)

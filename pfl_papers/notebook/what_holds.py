@@ -56,7 +56,7 @@ class WhatHolds:
         every = {a for name in papers.PAPERS for a in papers.paper(name).artefacts}
         parameters.check(sorted(every), profile=profile, **lists)
         self.profile = profile
-        self.runs = recount.evidence(profile, **lists)
+        self.runs = recount.best_runs(profile, **lists)
         if not self.runs and any(lists.values()):
             there = ", ".join(committed.parts(own=True)) or "none"
             raise ValueError(

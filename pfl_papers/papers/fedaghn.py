@@ -358,13 +358,13 @@ def _chosen(scope: Scope, tried: list[Sweep]) -> dict[str, float]:
     finished = scope.finished(experiments) if experiments else None
     if finished is None or finished.empty:
         return {}
-    return tried[0].rows[tuning(finished).chosen.iloc[0]]["method_args"]
+    return tried[0].rows[tuned(finished).chosen.iloc[0]]["method_args"]
 
 
 # -- numbers and pictures of finished runs ---------------------------------------------------------
 
 
-def tuning(rows: pd.DataFrame) -> pd.DataFrame:
+def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """Validation accuracy (%) at the best round for each p0 and q0 that was tried.
 
     A line for each column of a table, and its pair in the last column, "chosen".

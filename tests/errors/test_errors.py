@@ -18,7 +18,7 @@ from pfl_core import models
 from pfl_core.data import partition, pools
 from pfl_core.methods.base import METHODS
 from pfl_core.util import paths
-from pfl_papers.compare import report
+from pfl_papers.compare import readable
 from tests.errors.table import Case
 
 PARTS = [
@@ -110,7 +110,7 @@ def page() -> str:
                 "": case.raises.__name__ if case.raises else "goes on",
             }
         )
-    return HEAD + report.markdown(pd.DataFrame(lines)) + "\n"
+    return HEAD + readable.markdown(pd.DataFrame(lines)) + "\n"
 
 
 def code(text: str) -> str:

@@ -23,7 +23,7 @@ from pfl_core.engine import simulate
 from pfl_core.experiments.store import Result
 from pfl_core.methods.base import METHODS
 from pfl_papers import places
-from pfl_papers.compare import report
+from pfl_papers.compare import readable
 from tests.faults.table import (
     BYSTANDER,
     PAGE,
@@ -197,7 +197,7 @@ def table() -> str:
         )
         said = "<br>".join(code(line.strip()) for line in said.splitlines()) or "-"
         lines.append({"fault": fault.what, "what it says": said, "what is left": fault.left})
-    return report.markdown(pd.DataFrame(lines))
+    return readable.markdown(pd.DataFrame(lines))
 
 
 def test_the_page_holds_the_table():

@@ -12,7 +12,7 @@ from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.sweep import sweep
 from pfl_papers import places
 from pfl_papers.bench import comparison
-from pfl_papers.compare import report
+from pfl_papers.compare import readable
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
 from tools import pages
@@ -35,7 +35,7 @@ def test_every_row_has_an_equal_grid_of_legal_values():
     data = client_data(shared.but(holdout=0.2))
     for row in comparison.chosen():
         g = comparison.grid_of(row)
-        e, changes = comparison.tuning(row, shared)
+        e, changes = comparison.candidates(row, shared)
         assert (len(g.rates), len(g.values), g.source != "") == (3, 3, True), row
         assert list(g.rates) == sorted(g.rates) and list(g.values) == sorted(g.values), row
         tried = [e.but(**c) for c in changes]
@@ -63,7 +63,7 @@ def test_rows_start_from_runs_of_their_own_seed():
 
 
 def test_a_rate_is_that_of_what_a_row_starts_from_too():
-    _, changes = comparison.tuning("lgfedavg", comparison.common("digits", "smoke"))
+    _, changes = comparison.candidates("lgfedavg", comparison.common("digits", "smoke"))
     assert [c["init_from"].lr for c in changes] == [c["lr"] for c in changes]
     assert {c["init_from"].head_depth for c in changes} == {1}  # FedAvg has no head
 
@@ -233,7 +233,7 @@ def test_unknown_rows_and_profiles_are_named():
 
 def test_the_page_of_the_comparison_has_its_grids():
     page = (Path(__file__).parents[3] / "docs" / "comparison.md").read_text(encoding="utf-8")
-    assert report.markdown(comparison.grids().rename(index=label)) in page
+    assert readable.markdown(comparison.grids().rename(index=label)) in page
 
 
 def test_the_pages_need_no_comparison(tmp_path, monkeypatch):

@@ -9,16 +9,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pfl_core.analysis import select
 from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers import places
 from pfl_papers.compare import judged, overview, report
-from pfl_papers.compare.report import Table, compare, reproduced, standing
+from pfl_papers.compare.readable import Table
+from pfl_papers.compare.report import compare, standing
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence
-from pfl_papers.evidence.contrasts import READ_AFTER
+from pfl_papers.evidence.contrasts import READ_AFTER, reproduced
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import reported
 from tools import pages
@@ -488,7 +490,7 @@ def test_every_paper_holds_what_it_must(name):
     assert paper.key == name and paper.own
     assert (
         set(paper.report) == {"select", "when", "average"}
-        and paper.report["select"] in report.SELECT
+        and paper.report["select"] in select.SELECT
     )
     assert set(paper.tables) <= set(paper.artefacts) and set(paper.when.values()) <= {
         "before",

@@ -5,9 +5,12 @@ import dataclasses
 import pandas as pd
 import pytest
 
+from pfl_core.analysis import select
+from pfl_core.analysis.select import pick, summary
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import report
-from pfl_papers.compare.report import claims, latex, markdown, pick, save_table, summary
+from pfl_papers.compare.readable import markdown
+from pfl_papers.compare.report import claims, latex, save_table
 from pfl_papers.papers import base, fedper
 from pfl_papers.papers.base import PAPERS, Claim
 
@@ -67,7 +70,7 @@ def test_four_rules(select, value, round):
 def test_accuracy_chooses_the_round_of_every_metric():
     spread = [series([5, 2, 3, 9, 1], split=s, metric="acc_sd") for s in ("test", "val")]
     rows = join(series(TEST), series(VAL, split="val"), *spread)
-    got = {s: pick(rows, s, metric="acc_sd").value.tolist() for s in report.SELECT}
+    got = {s: pick(rows, s, metric="acc_sd").value.tolist() for s in select.SELECT}
     assert got == {"last": [1], "last10": [3.75], "best_val": [2], "best_test": [3]}
 
 
@@ -80,7 +83,7 @@ def test_ties_take_the_first_best():
     assert pick(series([1, 9, 3, 9]), "best_test")["rounds"].tolist() == [1]
 
 
-@pytest.mark.parametrize("select", report.SELECT)
+@pytest.mark.parametrize("select", select.SELECT)
 def test_every_run_gets_its_own_number(select):
     a = series([0, 80, 90], "fedavg", rounds=[0, 10, 20])
     b = series([1, 5, 2], "fedper", rounds=[0, 3, 6])
@@ -101,8 +104,8 @@ def test_every_run_gets_its_own_number(select):
 
 def test_one_run_under_two_artefacts_counts_in_both():
     rows = join(series([1, 2]), series([1, 2], artefact="fig3"))
-    for select in ("last", "last10", "best_test"):
-        assert sorted(pick(rows, select).artefact) == ["fig2", "fig3"]
+    for which in ("last", "last10", "best_test"):
+        assert sorted(pick(rows, which).artefact) == ["fig2", "fig3"]
 
 
 def test_pick_reads_only_what_it_is_asked_for():

@@ -17,7 +17,7 @@ from pfl_core.util import gpu
 from pfl_papers import places
 from pfl_papers.compare import report
 from pfl_papers.compare.fullest import best
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, contrasts
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.notebook.study import Study
 from pfl_papers.papers import base, fedaghn, fedper
@@ -533,7 +533,7 @@ def test_a_table_beside_the_papers(case):
     assert column == "CIFAR-10: on digits"
     shown = table.text()[column]
     assert set(shown.index) == {"Local", "FedAGHN"} and set(shown) == {"ours", "ours, last round"}
-    picked = report.reproduced(rows, s.paper).groupby("row").value.mean()
+    picked = contrasts.reproduced(rows, s.paper).groupby("row").value.mean()
     assert shown.ours["FedAGHN"].startswith(f"{picked['fedaghn']:.2f} [")
     cells = report.tables(rows, s.paper, "table3")["acc_pct"]
     assert len(cells) == 16 + 2 and set(cells.verdict) == {"not run", "no published number"}
@@ -583,7 +583,7 @@ def test_captions_say_where_rows_of_a_column_have_other_seeds(case):
 def test_clients_are_read_at_the_round_that_is_reported(case):
     s, rows = case
     clients = s.clients(rows)
-    picked = report.reproduced(rows, s.paper).set_index(["row", "seed"]).value
+    picked = contrasts.reproduced(rows, s.paper).set_index(["row", "seed"]).value
     for key, mean in clients.groupby(["row", "seed"]).acc_pct.mean().items():
         assert mean == pytest.approx(picked[key])
     standing = s.standing("table3", rows)
@@ -661,8 +661,8 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
         s.show("table3")
     out = capsys.readouterr().out
     assert out.startswith("Table 3, profile smoke") and "FedAGHN ahead by" in out
-    assert set(report.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
-    assert "acc_gain" not in set(report.reproduced(rows, s.paper).metric)
+    assert set(contrasts.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
+    assert "acc_gain" not in set(contrasts.reproduced(rows, s.paper).metric)
 
 
 # ---------------------------------------------------------------- the best evidence there is

@@ -197,7 +197,7 @@ def test_one_seed_claims_nothing():
 
 
 def test_as_the_paper_counts_leads_are_as_far_from_print_as_every_advantage_says():
-    read = {r.paper.key: r for r in recount.evidence("medium", artefacts=["table3"])}
+    read = {r.paper.key: r for r in recount.best_runs("medium", artefacts=["table3"])}
     some = read["fedaghn"]
     assert some.profile == "medium"
     found = recount.distances(some)
@@ -328,15 +328,15 @@ def flayer(profile, dataset, high):
 
 def test_runs_of_medium_are_shown_as_soon_as_there_are_some(results):
     made.publish(results, flayer("quick", "digits", 60), "flayer")
-    (found,) = recount.evidence()
+    (found,) = recount.best_runs()
     assert (found.profile, found.name) == ("quick", "FLAYER, Table 2")
-    assert recount.evidence("medium") == []
+    assert recount.best_runs("medium") == []
     made.publish(results, flayer("medium", "cifar10", 90), "flayer", "medium", "paper")
-    (found,) = recount.evidence()
+    (found,) = recount.best_runs()
     assert found.profile == "medium" and set(found.rows.dataset) == {"cifar10"}
-    assert len(recount.evidence("medium", artefacts=["table2"])) == 1
-    assert recount.evidence(artefacts=["table1"]) == []
-    (few,) = recount.evidence(seeds=[1], methods=["fedavg", "fedala"])
+    assert len(recount.best_runs("medium", artefacts=["table2"])) == 1
+    assert recount.best_runs(artefacts=["table1"]) == []
+    (few,) = recount.best_runs(seeds=[1], methods=["fedavg", "fedala"])
     assert set(few.rows.seed) == {1} and set(few.rows.row) == {"fedavg", "fedala"}
 
 

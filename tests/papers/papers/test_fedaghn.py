@@ -601,9 +601,9 @@ def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_
 
 def test_the_table_of_what_was_tried():
     best = {"p0 = 0.01, q0 = 0.5": 40.0, "p0 = 0.1, q0 = 3": 50.0}
-    table = fedaghn.tuning(pd.concat([scored(best), rows({"fedaghn": 99}, C)]))
+    table = fedaghn.tuned(pd.concat([scored(best), rows({"fedaghn": 99}, C)]))
     assert table.loc[C].tolist() == [40.0, 50.0, "p0 = 0.1, q0 = 3"]
-    assert "as given" in fedaghn.tuning(scored({})).chosen.item()
+    assert "as given" in fedaghn.tuned(scored({})).chosen.item()
 
 
 def test_every_tuned_column_is_tuned_once(swept):

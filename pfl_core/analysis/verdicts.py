@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
         Of what is open one of `REASONS`; of an accuracy what our runs lack.
     why : str
         The sentence.
-    size : str
+    extent : str
         Of a lead that is ahead, beside the printed one: "as printed", "smaller", "larger", "".
     decided : bool
         Of an accuracy, whether more seeds, rounds or samples could hardly change it.
@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
     verdict: str
     reason: str = ""
     why: str = ""
-    size: str = ""
+    extent: str = ""
     decided: bool = True
     brief: str = ""
 

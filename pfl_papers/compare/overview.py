@@ -49,7 +49,7 @@ def ran() -> pd.DataFrame:
 
 COLUMN = ["paper", "table", "column"]
 PICTURED = [*COLUMN, "row", "kind", "printed", "reported", "reproduced", "low", "high", "n"]
-PICTURED += ["verdict", "size", "budget", "profile", "dataset", "dated"]
+PICTURED += ["verdict", "extent", "budget", "profile", "dataset", "dated"]
 WIDTH = 7.2  # inches of the picture
 
 

@@ -149,11 +149,11 @@ class Table:
         return "\n".join([self.caption] * bool(self.caption) + [self.text().to_string()])
 
 
-def worded(verdict: str, reason: str = "", size: str = "") -> str:
-    """A verdict with its reason or size; "" for what is no verdict on a cell."""
+def worded(verdict: str, reason: str = "", extent: str = "") -> str:
+    """A verdict with its reason or extent; "" for what is no verdict on a cell."""
     if verdict in ("no published number", "not run", "not judged"):
         return ""
-    return f"{verdict}: {reason}" if reason else f"{verdict}, {size}" if size else verdict
+    return f"{verdict}: {reason}" if reason else f"{verdict}, {extent}" if extent else verdict
 
 
 def listed(counts: Mapping[str, int]) -> str:
@@ -164,7 +164,7 @@ def listed(counts: Mapping[str, int]) -> str:
     return ", ".join(said) or "none"
 
 
-_WORDED = ["verdict", "reason", "size"]
+_WORDED = ["verdict", "reason", "extent"]
 _BOLD = "\ue000"  # of no alphabet; stands before what is to be bold
 
 

@@ -193,7 +193,7 @@ def compare(
         interval of ours), best (whether ours is the column's best or ties with it), last (ours at
         the last round, where another is reported), difference (ours minus the published one),
         difference_low, difference_high (of the interval that predicts a published number), verdict,
-        reason, size, decided, why (see `analysis.verdicts`), profile, dataset, and setting (the
+        reason, extent, decided, why (see `analysis.verdicts`), profile, dataset, and setting (the
         column as the rows have it).
     """
     one = functools.partial(_compared, paper=papers.paper(paper), table=table, metric=metric, **how)
@@ -225,7 +225,7 @@ def _compared(
     frame["verdict"] = frame.verdict.astype(object).fillna("not run")
     frame["n"] = frame.n.fillna(0).astype(int)
     frame[["best", "decided"]] = frame[["best", "decided"]].eq(True)
-    texts = ["profile", "dataset", "reason", "size", "why", "setting"]
+    texts = ["profile", "dataset", "reason", "extent", "why", "setting"]
     frame[texts] = frame[texts].astype(object).fillna("")
     if metric != "acc_pct" or (paper.report | how)["select"] == "last":
         frame = frame.drop(columns="last")
@@ -234,7 +234,7 @@ def _compared(
 
 _COMPARED = (
     "row column reported reported_sd reproduced sd n low high best last difference "
-    "difference_low difference_high verdict reason size decided why profile dataset setting"
+    "difference_low difference_high verdict reason extent decided why profile dataset setting"
 ).split()
 
 

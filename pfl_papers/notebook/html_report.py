@@ -144,7 +144,7 @@ def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
     return dict(
         ours=ours,
         reported=said,
-        verdict=readable.worded(cell["verdict"], cell["reason"], cell["size"]),
+        verdict=readable.worded(cell["verdict"], cell["reason"], cell["extent"]),
     )
 
 

@@ -38,7 +38,7 @@ ONE = Interval(9.0, (), 1)
 )
 def test_a_lead(estimate, half, predicted, printed, word, size):
     got = of_lead(about(estimate, half), about(estimate, predicted), printed)
-    assert (got.verdict, got.size) == (word, size) and got.decided == (word != "open")
+    assert (got.verdict, got.extent) == (word, size) and got.decided == (word != "open")
     assert f"printed {printed:+.1f}" in got.why
 
 

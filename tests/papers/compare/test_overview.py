@@ -16,7 +16,7 @@ WORDS = [*verdicts.LEADS, verdicts.DEPENDS]
 
 def lead(row="local", printed=3.0, verdict="ahead", **other):
     line = dict(paper="fedaghn", table="table1", column="a", row=row, kind=PERSONAL, n=2)
-    line |= dict(reported=printed, reproduced=1.0, low=0.5, high=1.5, verdict=verdict, size="")
+    line |= dict(reported=printed, reproduced=1.0, low=0.5, high=1.5, verdict=verdict, extent="")
     line |= dict(budget="fewer rounds", profile="medium", dataset="digits", dated="retrospective")
     return line | other
 
@@ -41,7 +41,7 @@ def test_what_was_run_is_sorted_by_what_is_printed_within_a_column(monkeypatch):
     assert list(cells) == overview.PICTURED
     assert overview.PICTURED == [
         *("paper", "table", "column", "row", "kind", "printed", "reported", "reproduced"),
-        *("low", "high", "n", "verdict", "size", "budget", "profile", "dataset", "dated"),
+        *("low", "high", "n", "verdict", "extent", "budget", "profile", "dataset", "dated"),
     ]
 
 

@@ -3,16 +3,12 @@
 Accuracy on AG News is `train_acc_pct`: the released reader gives training texts in place of test ones.
 """
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-PUBLISHED = pd.read_csv(
-    Path(__file__).parents[3] / "pfl_papers/papers/published/flayer.csv",
-    dtype=str,
-    keep_default_na=False,
-).assign(number=lambda f: f["value"].astype(float))
+from tests.papers.papers.published import printed
+
+PUBLISHED = printed("flayer")
 
 IMAGES = [
     f"{data}, {net}" for net in ("CNN", "ResNet-18") for data in ("CIFAR-10", "CIFAR-100", "Tiny")
@@ -67,22 +63,6 @@ def said(row, column):
     return PUBLISHED.query("table == 'text' and row == @row and column == @column")["number"].item()
 
 
-def test_columns_are_the_agreed_ones_and_no_number_is_there_twice():
-    assert list(PUBLISHED)[:-1] == [
-        "paper",
-        "table",
-        "row",
-        "column",
-        "metric",
-        "value",
-        "std",
-        "note",
-    ]
-    assert set(PUBLISHED["paper"]) == {"flayer"}
-    assert set(PUBLISHED["table"]) == {*TABLES, "text"}
-    assert not PUBLISHED.duplicated(["table", "row", "column", "metric"]).any()
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_is_there(name):
     rows, columns, metrics, deviation = TABLES[name]
@@ -104,31 +84,6 @@ def test_training_accuracy_is_noted_as_such():
     assert TEXT not in set(
         PUBLISHED.query("metric == 'acc_pct'")["column"]
     )  # compared with no test accuracy
-
-
-def test_counts_of_numbers():
-    counts = dict(
-        table1=16, table2=56, table3=96, table4=6, table5a=20, table5b=30, table5c=12, text=14
-    )
-    assert PUBLISHED["table"].value_counts().to_dict() == counts
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "deviations"),
-    [
-        ("table1", 20803.28, 0),
-        ("table2", 3599.09, 18.47),
-        ("table3", 256941, 0),
-        ("table4", 349.14, 0),
-        ("table5a", 1226.45, 6.59),
-        ("table5b", 1481.5, 10.67),
-        ("table5c", 435.83, 1.88),
-    ],
-)
-def test_control_totals(name, values, deviations):
-    part = PUBLISHED[PUBLISHED["table"] == name]
-    assert part["number"].sum() == pytest.approx(values, abs=1e-6)
-    assert pd.to_numeric(part["std"]).sum() == pytest.approx(deviations, abs=1e-6)
 
 
 def test_numbers_are_printed_as_such_and_lie_in_sensible_ranges():

@@ -1,15 +1,10 @@
 """The numbers that pFedHN's paper prints: every cell, and what holds between cells."""
 
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
-ROWS = pd.read_csv(
-    Path(__file__).parents[3] / "pfl_papers/papers/published/pfedhn.csv",
-    keep_default_na=False,
-    dtype=str,
-)
+from tests.papers.papers.published import printed
+
+ROWS = printed("pfedhn")
 NUMBERS = ROWS.assign(value=ROWS["value"].astype(float))
 OURS = ["pfedhn", "pfedhn_pc"]
 
@@ -49,31 +44,6 @@ def gains(table, row="pfedhn"):
 def printed_gain(table):
     ends = [f"{table}, min", f"{table}, max"]
     return NUMBERS.query("table == 'text'").set_index("column").loc[ends, "value"].tolist()
-
-
-def test_the_file_is_one_number_a_line():
-    assert list(ROWS.columns) == [
-        "paper",
-        "table",
-        "row",
-        "column",
-        "metric",
-        "value",
-        "std",
-        "note",
-    ]
-    assert set(ROWS["paper"]) == {"pfedhn"}
-    assert not ROWS.duplicated(["table", "row", "column", "metric"]).any()
-    counts = {
-        "table1": 56,
-        "table2": 30,
-        "table3": 12,
-        "table4": 3,
-        "fig6": 2,
-        "appc5": 2,
-        "text": 4,
-    }
-    assert ROWS["table"].value_counts().to_dict() == counts
 
 
 @pytest.mark.parametrize("table", LAYOUT)

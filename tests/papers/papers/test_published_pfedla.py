@@ -1,15 +1,11 @@
 """The numbers that pFedLA's paper prints: every cell that survives, and what holds between cells."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-ROWS = pd.read_csv(
-    Path(__file__).parents[3] / "pfl_papers/papers/published/pfedla.csv",
-    keep_default_na=False,
-    dtype=str,
-)
+from tests.papers.papers.published import printed
+
+ROWS = printed("pfedla")
 NUMBERS = ROWS.assign(value=ROWS["value"].astype(float))
 OURS = ["pfedla", "heurpfedla"]
 METHODS = ["local", "fedavg", "perfedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", *OURS]
@@ -24,22 +20,6 @@ def cells(table, metric="acc_pct"):
     )
 
 
-def test_the_file_is_one_number_a_line():
-    assert list(ROWS.columns) == [
-        "paper",
-        "table",
-        "row",
-        "column",
-        "metric",
-        "value",
-        "std",
-        "note",
-    ]
-    assert set(ROWS["paper"]) == {"pfedla"}
-    assert not ROWS.duplicated(["table", "row", "column", "metric"]).any()
-    assert ROWS["table"].value_counts().to_dict() == {"table1": 76, "table2": 76, "table3": 8}
-
-
 @pytest.mark.parametrize("table", ["table1", "table2"])
 def test_only_fedbn_without_batchnorm_is_missing_from_tables_1_and_2(table):
     missing = cells(table).reindex(index=METHODS, columns=COLUMNS).isna()
@@ -47,17 +27,13 @@ def test_only_fedbn_without_batchnorm_is_missing_from_tables_1_and_2(table):
     assert found == {("fedbn", c) for c in COLUMNS if "MNIST" in c}
 
 
-@pytest.mark.parametrize(
-    "table, total, spread", [("table1", 5511.78, 55.17), ("table2", 4913.17, 48.80)]
-)
-def test_values_are_accuracies_with_a_spread_and_keep_their_sums(table, total, spread):
+@pytest.mark.parametrize("table", ["table1", "table2"])
+def test_values_are_accuracies_with_a_spread(table):
     rows = ROWS[ROWS["table"] == table]
     assert (
         rows["value"].str.fullmatch(r"\d\d\.\d\d").all()
         and rows["std"].str.fullmatch(r"[0-3]\.\d\d").all()
     )
-    assert rows["value"].astype(float).sum() == pytest.approx(total, abs=0.001)
-    assert rows["std"].astype(float).sum() == pytest.approx(spread, abs=0.001)
 
 
 @pytest.mark.parametrize(

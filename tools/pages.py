@@ -28,7 +28,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
-from pfl_papers.compare import card, overview, readable, report
+from pfl_papers.compare import card, judged, overview, readable, report
 from pfl_papers.compare.readable import LEGEND, worded
 from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
@@ -290,8 +290,7 @@ def results_page() -> str:
         named = counts[["paper", *some]].rename(columns=lambda n, h=head: n.removeprefix(h))
         out += ["", f"{says}:", "", readable.markdown(named)]
     for name in PAPERS:
-        judged = overview.best_claims(name)
-        out += ["", f"## {LABELS[name]}", "", *_claims(judged), *_beside(name)]
+        out += ["", f"## {LABELS[name]}", "", *_claims(judged.claims(name)), *_beside(name)]
         out += ["", "Tables and figures:", "", *_files(name), *_on_digits(name)]
     out += ["", "## Where the papers contradict each other", "", CONTRADICT, ""]
     return "\n".join([*out, readable.markdown(report.contradictions())]) + "\n"
@@ -311,7 +310,7 @@ def _beside(name: str) -> list[str]:
     out = []
     lead = f"points by which {LABELS[paper(name).own]} leads other rows"
     for number, what in {"accuracy": "accuracy (%)", "lead": lead}.items():
-        ran = overview.every(name, number).dropna(subset=["reproduced"])
+        ran = judged.of_paper(name, number).dropna(subset=["reproduced"])
         for (table, metric), cells in ran.groupby(["table", "metric"], sort=False):
             what += ", on training data" * (metric == "train_acc_pct")
             out += ["", f"{title(str(table))}, {what}:", "", readable.markdown(_cells(cells))]

@@ -112,7 +112,7 @@ class Card:
         others = f" ({code('--profile paper')} has the others)"
         profile = "medium" if cut else "paper"
         line = code(command(self.name, cut or self.left, profile))
-        plan = code(f"python -m pfl_papers plan {self.name} --profile {profile}")
+        plan = code(command(self.name, tuple(about), profile, "plan"))
         return f"Train them: {line}{others * (0 < len(cut) < len(self.left))}. Hours: {plan}."
 
     def _repr_html_(self) -> str:
@@ -172,11 +172,11 @@ def card(name: str) -> Card:
     )
 
 
-def command(name: str, artefacts: Collection[str], profile: str) -> str:
-    """The command that trains artefacts of a paper at a profile."""
+def command(name: str, artefacts: Collection[str], profile: str, word: str = "compute") -> str:
+    """The command that trains artefacts of a paper at a profile, or another one ("plan")."""
     some = f" --artefacts {' '.join(artefacts)}"
     every = len(artefacts) == len(papers.paper(name).artefacts)
-    return f"python -m pfl_papers compute {name} --profile {profile}" + some * (not every)
+    return f"python -m pfl_papers {word} {name} --profile {profile}" + some * (not every)
 
 
 def titles(artefacts: Iterable[str]) -> str:
@@ -207,9 +207,8 @@ def _budget(paper: papers.Paper, claim: Any) -> str:
 def _leads(leads: pd.DataFrame) -> str:
     parts = []
     for (kind, size), counts in judged.counted(leads).items():
-        if kind == judged.PERSONAL and size != judged.SIZES[-1] and counts:
-            which = {"above 2": "above 2 points", "at most 2": "of at most 2 points"}[size]
-            parts.append(f"of {sum(counts.values())} {which} {listed(counts)}")
+        if kind == judged.PERSONAL and size != judged.BEHIND and counts:
+            parts.append(f"of {sum(counts.values())}{judged.SIZES[size]} {listed(counts)}")
     return f"Printed leads over personal methods: {'; '.join(parts)}." if parts else ""
 
 

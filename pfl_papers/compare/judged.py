@@ -198,16 +198,19 @@ def counted(leads: pd.DataFrame) -> dict[tuple[str, str], dict[str, int]]:
     }
 
 
-SIZES = ("above 2", "at most 2", "behind")
+ABOVE, AT_MOST, BEHIND = "above 2", "at most 2", "behind"
+SIZES = {ABOVE: " above 2 points", AT_MOST: " of at most 2 points", BEHIND: ""}  # and in words
 
 
 def size_of(printed: float) -> str:
+    """One of `SIZES`: how large a printed lead is, in points."""
     if printed <= 0:
-        return "behind"
-    return "above 2" if printed > LARGE else "at most 2"
+        return BEHIND
+    return ABOVE if printed > LARGE else AT_MOST
 
 
 def tally(words: pd.Series) -> dict[str, int]:
+    """Verdicts that are there, counted, in one order: {verdict: count}."""
     order = dict.fromkeys([*verdicts.LEADS, *verdicts.ACCURACIES, *verdicts.CLAIMS])
     every = {word: int((words == word).sum()) for word in (*order, verdicts.DEPENDS)}
     return {word: n for word, n in every.items() if n}

@@ -15,7 +15,7 @@ from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.select import grouped, tuples
 from pfl_core.methods.base import METHODS
 from pfl_papers.compare import judged
-from pfl_papers.compare.judged import ONE_MODEL, PERSONAL, SIZES
+from pfl_papers.compare.judged import ABOVE, BEHIND, ONE_MODEL, PERSONAL, SIZES
 from pfl_papers.compare.readable import listed
 from pfl_papers.evidence import committed
 from pfl_papers.papers.base import PAPERS, paper, title
@@ -63,7 +63,7 @@ def drawn(cells: pd.DataFrame) -> Figure:
         full=cells.budget == "full budget",
         group=columns,
     )
-    personal, large = cells.kind == PERSONAL, cells.printed == SIZES[0]
+    personal, large = cells.kind == PERSONAL, cells.printed == ABOVE
     alone = cells[~personal]  # a line a column as a rule: its name stands beside the method's
     alone = alone.assign(row=alone.group + ", " + alone.row.map(plots.label), group="")
     lines = [[cells[personal & large], cells[personal & ~large]], [alone]]
@@ -96,11 +96,10 @@ def _heading(part: pd.DataFrame, letters: int) -> str:
 def _printed(found: Mapping[str, Mapping[str, int]], kind: str) -> list[str]:
     # A line a size: "29 printed leads above 2 points over personal methods: 8 ahead, 21 behind".
     out, over = [], f" over {OVER[kind]}"
-    says = {"above 2": " above 2 points", "at most 2": " of at most 2 points"}
     for size, of in found.items():
         if n := sum(of.values()):
-            what = f"{'deficit' if size == 'behind' else 'lead'}{'s' * (n != 1)}"
-            out.append(f"{n} printed {what}{says.get(size, '')}{over}: {listed(of)}")
+            what = f"{'deficit' if size == BEHIND else 'lead'}{'s' * (n != 1)}"
+            out.append(f"{n} printed {what}{SIZES[size]}{over}: {listed(of)}")
             over = ""
     return out
 
@@ -198,13 +197,3 @@ def counts() -> pd.DataFrame:
         line |= {f"claims: {word}": int((of_claims == word).sum()) for word in CLAIMS}
         lines.append(line)
     return pd.DataFrame(lines)
-
-
-def best_claims(name: str) -> pd.DataFrame:
-    """A paper's claims with their verdicts, as `judged.claims` has them."""
-    return judged.claims(name)
-
-
-def every(name: str, number: str = "accuracy") -> pd.DataFrame:
-    """What stands beside a paper's published numbers, each an "accuracy" or a "lead"."""
-    return judged.of_paper(name, number)

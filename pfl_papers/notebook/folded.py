@@ -38,8 +38,10 @@ class Shown(NamedTuple):
 def not_run(paper: Paper, artefact: str) -> Shown:
     """The card of an artefact without evidence on the paper's own data."""
     profile = "medium" if paper.artefacts[artefact].medium else "paper"
-    title, train = papers.title(artefact), card.command(paper.key, [artefact], profile)
-    plan = train.replace(" compute ", " plan ")
+    title = papers.title(artefact)
+    train, plan = (
+        card.command(paper.key, [artefact], profile, word) for word in ("compute", "plan")
+    )
     on_gpu = f"{plan} --device cuda"
     data = plots.in_words(", ".join(paper.artefacts[artefact].data))
     lines = {f"{title}: not run yet": f"on the paper's own data ({data})."}

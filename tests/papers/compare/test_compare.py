@@ -254,10 +254,10 @@ def test_a_run_that_serves_two_columns_has_its_own_last_round_in_each():
 
 
 def test_where_a_paper_prints_training_accuracy_ours_is_judged_beside_it():
-    cells = overview.every("flayer")
+    cells = judged.of_paper("flayer", "accuracy")
     text = cells[cells.metric == "train_acc_pct"].dropna(subset=["reproduced"])
     assert set(text.column) == {"AG News, fastText"} and set(text.verdict) <= set(report.WORDS)
-    ahead = overview.every("flayer", "lead").set_index("metric").loc["train_acc_pct"]
+    ahead = judged.of_paper("flayer", "lead").set_index("metric").loc["train_acc_pct"]
     assert len(ahead) == len(text) - 1 and set(ahead.verdict) <= set(report.WORDS)
     runs = committed.parts("flayer")["flayer.medium-paper"].rows().groupby("dataset").run.first()
     share = runs.map(committed.share_of)
@@ -408,7 +408,7 @@ def test_a_seed_of_profile_paper_waits_for_the_next_one(monkeypatch, full, shown
     judged._claims.cache_clear()  # of what results/ holds, which is not what is asked here
     ran = report.every_cell("fedaghn").dropna(subset=["reproduced"])
     assert {"fedaghn", "local"} <= set(ran.row) and set(ran.profile) == {shown}
-    claimed = overview.best_claims("fedaghn").query("reason != 'rows missing'")
+    claimed = judged.claims("fedaghn").query("reason != 'rows missing'")
     assert set(claimed[claimed.verdict != "not run"].profile) == {shown}
     judged._claims.cache_clear()
 

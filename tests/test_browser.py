@@ -143,7 +143,7 @@ class Page:
     def __init__(self, driver):
         self.driver = driver
 
-    def until(self, seen, seconds: float = 600):
+    def until(self, seen, seconds: float = 180):
         """Wait for `seen()` to give something, and return it; if it never does, keep a picture."""
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.ui import WebDriverWait
@@ -251,10 +251,10 @@ def curves_move_to_another_axis(page):
 
 
 def a_slider_moved_by_keys_changes_picture_and_code(page):
-    panel = page.panel("Alpha")
+    panel = page.panel("α")
     before = page.picture(panel)
     assert "'alpha': 0.1}" in page.text(panel)
-    page.slide(panel, "Alpha", "\ue014")  # arrow to the right
+    page.slide(panel, "α", "\ue014")  # arrow to the right
     page.until(lambda: "'alpha': 0.2}" in page.text(panel) and page.picture(panel) != before)
     page.one(f"{panel}//button[normalize-space()='Copy as code']").click()
     page.one(f"{panel}//button[normalize-space()='Copied']")
@@ -262,7 +262,7 @@ def a_slider_moved_by_keys_changes_picture_and_code(page):
 
 
 def run_stop_and_run_again(page, runs):
-    panel, other = page.panel("Rounds"), page.panel("Alpha")
+    panel, other = page.panel("Rounds"), page.panel("α")
     for _ in range(9):
         page.slide(panel, "Rounds", "\ue014")
     page.until(lambda: "rounds=1000" in page.text(panel))
@@ -273,7 +273,7 @@ def run_stop_and_run_again(page, runs):
     page.until(lambda: page.picture(panel) != first)
     page.keep("4-running", panel)
 
-    page.slide(other, "Alpha", "\ue014")  # the notebook stays usable
+    page.slide(other, "α", "\ue014")  # the notebook stays usable
     page.until(lambda: "'alpha': 0.5}" in page.text(other))
     assert "running" in page.text(panel)
 

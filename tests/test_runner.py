@@ -257,13 +257,15 @@ def test_environment_leaves_the_backend_to_the_kernel(monkeypatch, tmp_path):
 
 def test_nbval_waits_for_silent_cells_and_compares_no_progress():
     class Item:
-        output_timeout, parent = 5, type("Notebook", (), {"skip_compare": ("name",)})
+        output_timeout = 5
+        parent = type("Notebook", (), {"skip_compare": ("name",), "sanitize_patterns": {}})
 
     item = Item()
     scope = {}
     exec((notebooks.NOTEBOOKS / "conftest.py").read_text(), scope)
     scope["pytest_collection_modifyitems"]([item, item])
     assert item.output_timeout > 100 and item.parent.skip_compare == ("name", "stderr")
+    assert list(item.parent.sanitize_patterns.values()) == ["figure"]
 
 
 @pytest.mark.slow

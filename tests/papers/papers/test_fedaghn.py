@@ -578,7 +578,7 @@ def test_compute_tunes_first_and_then_computes_what_was_chosen(monkeypatch, tmp_
         fedaghn, "columns", lambda scope, artefact: [C] if artefact == "table1" else []
     )
     monkeypatch.setattr(
-        fedaghn, "tuning", lambda rows: pd.DataFrame({"chosen": ["p0 = 0.01, q0 = 3"]})
+        fedaghn, "tuned", lambda rows: pd.DataFrame({"chosen": ["p0 = 0.01, q0 = 3"]})
     )
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     how = dict(profile="medium", datasets=["digits"], methods=["fedaghn"], artefacts=["table1"])

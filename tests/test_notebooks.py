@@ -17,6 +17,7 @@ PARAMETERS = {
     **{"profile": "quick", "datasets": [], "methods": [], "seeds": [], "artefacts": []},
     **{"train": False, "device": "auto"},
 }
+OF_PAPERS = {"profile": BEST, "overrides": {}}
 LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 1000, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
 NOT_REPEATABLE = set(
@@ -151,7 +152,7 @@ def problems(path: Path) -> list[str]:
 
 def parameter_problems(path: Path, source: str) -> list[str]:
     """The parameters cell holds literals that papermill sees, at least `PARAMETERS`, with these defaults."""
-    wanted = PARAMETERS | ({"profile": BEST} if path.stem in papers.PAPERS else {})
+    wanted = PARAMETERS | (OF_PAPERS if path.stem in papers.PAPERS else {})
     try:
         values = {}
         for node in ast.parse(source).body:

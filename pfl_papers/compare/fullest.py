@@ -11,6 +11,7 @@ from pfl_papers import places
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import FULL, PROFILES, TUNING, Paper, Scope
+from pfl_papers.papers.overrides import profile_of
 
 BEST = "best"  # as the profile of a notebook
 
@@ -42,7 +43,7 @@ def fullest(
 
 def of_fullest_profile(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the fullest profile among some."""
-    place = rows.profile.map(PROFILES.index)
+    place = rows.profile.map(profile_of).map(PROFILES.index)
     return rows[place == place.max()]
 
 
@@ -59,13 +60,14 @@ def best(
     ----------
     paper : Paper
     scope : Scope
-        Whose methods and seeds are asked for; with data sets of its own there is nothing better.
+        Whose methods and seeds are asked for; with data sets of its own, or with overrides, there
+        is nothing better.
     artefact : str
     part : str, optional
         Only the sweeps of this part.
     """
     found = []
-    for profile in reversed(FULL) if not scope.datasets else ():
+    for profile in reversed(FULL) if not (scope.datasets or scope.overrides) else ():
         full = replace(scope, profile=profile)
         if enough := _enough(paper, full, artefact, part):
             seeds, rows = enough

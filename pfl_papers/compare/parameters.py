@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,12 @@ from pfl_core.data import pools
 from pfl_core.experiments import lookup
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.keys import ARGS
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
 from pfl_papers.evidence import committed, contrasts
 from pfl_papers.papers import base as papers
+from pfl_papers.papers import overrides as changes
 from pfl_papers.papers.base import Paper, Scope, Sweep
 
 INJECTED = "# Parameters\n"  # the first line of the cell that papermill adds
@@ -31,6 +34,7 @@ def check(
     methods: list[str] | None = None,
     seeds: list[int] | None = None,
     artefacts: list[str] | None = None,
+    overrides: dict[str, Any] | None = None,
     train: bool = False,
 ) -> None:
     """Check a notebook's parameters.
@@ -39,8 +43,8 @@ def check(
     ----------
     known : iterable of str
         The artefacts that the notebook may name.
-    profile, datasets, methods, seeds, artefacts, train
-        As the notebook has them; None and empty lists mean the profile's own.
+    profile, datasets, methods, seeds, artefacts, overrides, train
+        As the notebook has them; None and empty ones mean the profile's own.
 
     Raises
     ------
@@ -57,6 +61,7 @@ def check(
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if seeds is not None and not whole:
         raise ValueError(f"seeds={seeds!r}: give a list of integers >= 0")
+    changes.check({} if overrides is None else overrides)
 
 
 def _check_names(name: str, given: list[str] | None, known: Iterable[str]) -> None:
@@ -71,6 +76,7 @@ def asked(
     paper: Paper,
     *,
     profile: str = "quick",
+    overrides: dict[str, Any] | None = None,
     train: bool = False,
     shown: Callable[[Scope, str], object] = lambda scope, artefact: None,
     **lists: Any,
@@ -81,6 +87,8 @@ def asked(
     ----------
     paper : Paper
     profile : str
+    overrides : dict, optional
+        As for `check`.
     train : bool
         What is only committed does not count as finished.
     shown : callable
@@ -91,11 +99,19 @@ def asked(
     Raises
     ------
     ValueError
-        As `check` does, and for artefacts, data and methods that select no run.
+        As `check` does, for artefacts, data and methods that select no run, and for overrides
+        that change none or that a run cannot have.
     """
-    check(paper.artefacts, profile=profile, train=train, **lists)
+    check(paper.artefacts, profile=profile, overrides=overrides, train=train, **lists)
     some = {name: tuple(v or ()) for name, v in lists.items()}
     scope = Scope(profile, **some, finished=functools.partial(finished, train=train))
+    _check_selection(paper, scope, shown)
+    if overrides:
+        _check_overrides(paper, scope, overrides)
+    return replace(scope, overrides=overrides or {})
+
+
+def _check_selection(paper: Paper, scope: Scope, shown: Callable[[Scope, str], object]) -> None:
     if scope.artefacts or scope.datasets or scope.methods:
         wanted = scope.artefacts or tuple(paper.artefacts)
         every = paper.planned(replace(scope, methods=()))
@@ -103,8 +119,41 @@ def asked(
         _check_runs(paper, scope, [a for a, some in has.items() if not some], shown)
         _check_methods(paper, scope, has, shown)
         if idle := [d for d in scope.datasets if d not in _data_sets(every)]:
-            print(f"datasets: {', '.join(idle)}: no run of {paper.key} at profile {profile} has it")
-    return scope
+            at = f"at profile {scope.profile}"
+            print(f"datasets: {', '.join(idle)}: no run of {paper.key} {at} has it")
+
+
+def _check_overrides(paper: Paper, scope: Scope, given: dict[str, Any]) -> None:
+    # All runs are made with them, so that the Experiments say what they cannot have.
+    usual = _without_tuning(paper, scope)
+    for field in given.keys() & ARGS.keys():
+        names = dict.fromkeys(given.get(ARGS[field], getattr(e, ARGS[field])) for e in usual)
+        taken = {name: changes.arguments(field, name) for name in names}
+        for argument in given[field]:
+            if not any(argument in known for known in taken.values()):
+                listed = "; ".join(f"{n}: {', '.join(of)}" for n, of in taken.items() if of)
+                raise ValueError(
+                    f"overrides={{{field!r}: {{{argument!r}: ...}}}}: no {ARGS[field]} of these "
+                    f"runs has it; they have {listed or 'none'}"
+                )
+    try:
+        made = _without_tuning(paper, replace(scope, overrides=given))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"overrides={given}: a run cannot have them: {error}") from None
+    known = {json.dumps(e.plain()) for e in usual}
+    changed = sum(json.dumps(e.plain()) not in known for e in made)
+    if not changed:
+        raise ValueError(
+            f"overrides={given}: these {len(usual)} runs have such values already, or their rows "
+            "say others; leave overrides out"
+        )
+    words = changes.in_words(given)
+    print(f"overrides: {words}: {changed} of {len(made)} runs are {changes.UNLIKE}")
+
+
+def _without_tuning(paper: Paper, scope: Scope) -> list[Experiment]:
+    planned = [s for s in paper.planned(scope) if s.artefact != papers.TUNING]
+    return [e for s in planned for e in s.experiments()]
 
 
 def _data_sets(planned: Iterable[Sweep]) -> set[str]:

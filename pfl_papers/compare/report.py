@@ -34,6 +34,7 @@ from pfl_papers.evidence.contrasts import (
     reproduced,
 )
 from pfl_papers.papers import base as papers
+from pfl_papers.papers import overrides
 from pfl_papers.papers.base import Paper, Scope
 
 # -- published beside reproduced -------------------------------------------------------------------
@@ -172,7 +173,7 @@ def compare(
 
     Ours stand beside a published number only if data, network, partition and number of clients are
     the paper's. Else they stand in a column of their own, named by the data that were used, without
-    a difference.
+    a difference. Where a reader overrode the paper's setting, ours stand alone.
 
     Parameters
     ----------
@@ -208,6 +209,7 @@ def _compared(
     if said.empty:
         known = sorted(set(papers.reported(paper).table))
         raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {known}")
+    said = said[:0] if overrides.in_rows(rows) else said
     ours = (
         _own_columns(reproduced(rows, paper, metric, **how), rows, paper, table)
         if len(rows)
@@ -648,7 +650,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     Which method is best and by how much, how that compares with the paper, and what is open.
     """
     paper = papers.paper(paper)
-    if not len(rows) or set(rows.profile.unique()) == {"smoke"}:
+    if not len(rows) or set(map(overrides.profile_of, rows.profile.unique())) == {"smoke"}:
         return []
     evidence = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows))
     compared = compare(rows, paper, table)
@@ -664,7 +666,9 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
             said += _beside(lines)
         else:
             other = lines.column.iloc[0].removeprefix(column).removeprefix(": ")
-            said.append(f"Run {other}: not held against the paper's numbers." * bool(other))
+            instead = f"Run {other}" if other else overrides.UNLIKE.capitalize()
+            unlike = other or overrides.in_rows(rows)
+            said.append(f"{instead}: not held against the paper's numbers." * bool(unlike))
         out.append(f"**{column}.** " + " ".join(said))
     return out
 
@@ -780,6 +784,8 @@ def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, 
 def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> Verdict:
     if not len(evidence.rows):
         return Verdict("not run")
+    if overrides.UNLIKE in profile:
+        return Verdict("not judged", "", profile)
     if profile not in papers.FULL:
         return Verdict("not judged", "", f"profile {profile} has other data and networks")
     try:

@@ -9,7 +9,7 @@ from pfl_core.analysis import plots
 from pfl_core.analysis.select import tuples
 from pfl_papers.compare import report
 from pfl_papers.evidence.contrasts import majority
-from pfl_papers.papers import base
+from pfl_papers.papers import base, overrides
 from pfl_papers.papers.base import Paper
 
 
@@ -23,10 +23,10 @@ def with_published(rows: pd.DataFrame, paper: Paper, artefact: str) -> pd.DataFr
     """Rows with a column `published`: the accuracy (%) that the paper prints, else NaN.
 
     It is taken from the artefact itself or from a table with the same row and column, and only for
-    runs that are like the paper's there (`report.unlike`).
+    runs that are like the paper's there (`report.unlike`) and that no reader changed.
     """
     printed: dict[tuple[str, str], float] = {}
-    if paper.tables:
+    if paper.tables and not overrides.in_rows(rows):
         said = base.reported(paper)
         said = said[said.metric == "acc_pct"]
         said = pd.concat([said[said.table == artefact], said])  # the artefact's own come first

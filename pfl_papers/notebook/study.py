@@ -35,6 +35,7 @@ from pfl_papers.compare.fullest import BEST, best
 from pfl_papers.evidence import committed, contrasts
 from pfl_papers.notebook import drawing, folded
 from pfl_papers.papers import base as papers
+from pfl_papers.papers import overrides
 from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
 
 SELECTED = {
@@ -63,6 +64,9 @@ class Study:
         takes, is printed first.
     datasets, methods, seeds, artefacts
         What to restrict it to, empty for the profile's own.
+    overrides
+        What to change in the paper's runs, {"lr": 0.1, "partition_args": {"alpha": 0.5}}. They are
+        labelled as not the paper's setting, held against no number of it, and not kept.
     train : bool
         Train even where committed rows exist.
     finished : bool
@@ -97,7 +101,7 @@ class Study:
         self.device = runs.pick_device(device)
         self.wanted = device  # on a cluster, "auto" is what each node has
         self._fuller = functools.cache(functools.partial(best, self.paper, self.scope))
-        if self.best and not finished:
+        if not (finished or train or self.scope.profile == "smoke"):
             self._say_what_is_trained()
         self._said: set[str] = set()  # artefacts whose card was shown
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
@@ -113,22 +117,21 @@ class Study:
         return self.scope_of(artefact).base(self.paper, artefact, dataset, **changes)
 
     def _say_what_is_trained(self) -> None:
-        """Print what is trained at quick where nothing is committed, and how long that takes."""
-        wanted = self.scope.artefacts or self.paper.artefacts
-        planned = [
-            s
-            for a in wanted
-            if self._fuller(a, None) is None
-            for s in self.paper.planned(self.scope, a)
-        ]
+        """Print what is trained because it is neither committed nor finished, and how long."""
+        asked = self.scope.artefacts or tuple(self.paper.artefacts)
+        wanted = tuple(a for a in asked if not (self.best and self._fuller(a, None)))
+        scope = replace(self.scope, artefacts=wanted)
+        planned = self.paper.planned(scope) if wanted else []
         runs = plan.lacking((e for s in planned for e in s.experiments()), self.train)
         if not runs:
             return
         of = ", ".join(dict.fromkeys(e.tags["artefact"] for e in runs))
+        where = f"at profile {self.scope.profile}, " * self.best
         print(
-            f"profile='best': no committed runs of {of} are such as asked for; {len(runs)} are "
-            f"trained at profile quick, {plan.expected_time(runs, self.device)} on this computer. "
-            "What is committed shows without datasets, methods, seeds and train"
+            f"no committed runs of {of} are such as asked for; {len(runs)} are trained {where}"
+            f"{plan.expected_time(runs, self.device)} on this computer"
+            + ". What is committed shows without datasets, methods, seeds, overrides and train"
+            * self.best
         )
 
     # -- runs --------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class Study:
     def folder(self, scope: Scope | None = None) -> Path:
         """Where figures and tables of a scope are saved, by default of the notebook's own."""
         scope = scope or self.scope
-        label = places.label(scope.profile, scope.label)
+        label = places.label(scope.profile, scope.label) + overrides.folder(scope.overrides)
         return places.figures_folder() / self.paper.key / label
 
     def run(self, artefact: str, part: str | None = None) -> pd.DataFrame:
@@ -287,7 +290,7 @@ class Study:
             from IPython.display import Image, display
 
         rows = frame if rows is None else rows
-        profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).profile
+        profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).said
         named = rows.get("dataset", [self.scope.label])
         used = report.data_sets(rows) if "run" in rows else ", ".join(sorted(set(named)))
         cells = [name for name in ("column", "row") if name in rows]
@@ -302,7 +305,7 @@ class Study:
                 plots.entitle(ax, title)
         plots.share_legend(fig)
         plots.note(fig, ", ".join(caption))
-        path = self.folder(replace(self.scope, profile=profile)) / name
+        path = self.folder(replace(self.scope, profile=overrides.profile_of(profile))) / name
         drawn = Image(data=plots.save(fig, frame, path).read_bytes())
         display(self._placed(name, profile, drawn))
         plt.close(fig)
@@ -465,7 +468,9 @@ class Study:
         names = CLASS_NAMES.get(base.dataset)
         frames, seed = [], self.scope.seeds_of(self.paper, base.tags["artefact"])[0]
         dealt = {
-            label: committed.label_counts(base.but(**changes, seed=seed))
+            label: committed.label_counts(
+                overrides.overridden(base.but(**changes, seed=seed), self.scope.overrides)
+            )
             for label, changes in columns.items()
         }
         most = max(int(counts.max()) for counts in dealt.values())
@@ -475,7 +480,8 @@ class Study:
             held = {"column": label, "client": k, "class": c, "count": counts[k, c]}
             frames.append(pd.DataFrame(held))
         plots.outer_labels(axes, sharey=True)
-        frame = pd.concat(frames).assign(dataset=base.dataset, profile=base.tags["profile"])
+        said = overrides.labelled(overrides.profile_of(base.tags["profile"]), self.scope.overrides)
+        frame = pd.concat(frames).assign(dataset=base.dataset, profile=said)
         self.figure(name, fig, frame, "Area: number of training samples.")
 
     # -- tables ------------------------------------------------------------------------------------
@@ -533,7 +539,7 @@ class Study:
         self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]
     ) -> str:
         ran = got[got.reproduced.notna()]
-        profile = next(iter(rows.profile), self.scope_of(table).profile)
+        profile = next(iter(rows.profile), self.scope_of(table).said)
         parts = [title, f"profile {profile}"]
         if len(ran):
             parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
@@ -639,7 +645,7 @@ class Study:
         decided = got.profile.where(got.profile != "", self.scope.profile)
         got = got.drop(columns=["profile", "brief"])
         for profile, some in got.groupby(decided):
-            folder = self.folder(replace(self.scope, profile=str(profile)))
+            folder = self.folder(replace(self.scope, profile=overrides.profile_of(str(profile))))
             report.save_table(some.reset_index(drop=True), folder / "claims")
         return got
 
@@ -647,10 +653,11 @@ class Study:
         """Keep all rows and their runs in runs/results/; a line on versions, device and time.
 
         At profile "best" nothing is kept: what is committed stands there, the rest in the store.
+        So does what is not the paper's setting.
         """
         self._style.close()
         rows, kept = self.rows(), ""
-        if not self.best:
+        if not (self.best or self.scope.overrides):
             out = committed.save(rows, self.paper.key, self.scope.profile, self.scope.label)
             kept = f"rows in {_short(out)}, "
         cpu = f"cpu, {os.cpu_count()} cores"

@@ -25,6 +25,7 @@ from pfl_core.util import checks
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers.overrides import Overrides, labelled, overridden
 from pfl_papers.papers.shown import Column
 
 PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
@@ -177,6 +178,8 @@ class Sweep:
     vary : str
         The one field that its rows vary, as "head_depth" or "method_args.lr"; "" if they differ
         otherwise.
+    overrides : mapping
+        What a reader changes in all of its runs, as for `overridden`.
     """
 
     artefact: str
@@ -186,10 +189,12 @@ class Sweep:
     seeds: tuple[int, ...]
     part: str = ""
     vary: str = ""
+    overrides: Overrides = field(default_factory=dict)
 
     def experiments(self) -> list[Experiment]:
         """Its runs, rows outermost."""
-        return grid(self.base, self.rows, self.columns, list(self.seeds))
+        cells = grid(self.base, self.rows, self.columns, list(self.seeds))
+        return [overridden(cell, self.overrides) for cell in cells]
 
     def typed(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Those of some rows that are of its runs, with the value of `vary` as a column, `varied`.
@@ -275,7 +280,8 @@ class Paper:
         wanted = [artefact] if artefact else scope.artefacts or tuple(self.artefacts)
         tuned = [a for a in wanted if self.artefacts[a].tuned]
         first = [s for s in tuning if tuned and s.part in ("", *tuned)]
-        return first + [s for s in found if s.artefact in wanted and part in (None, s.part)]
+        rest = [s for s in found if s.artefact in wanted and part in (None, s.part)]
+        return first + [replace(s, overrides=scope.overrides) for s in rest]
 
     def missing(self, scope: Scope, artefact: str) -> str:
         """Why an artefact is not run in this scope, "" if it is."""
@@ -307,6 +313,8 @@ class Scope:
         The only ones.
     finished : callable
         Experiments -> their rows if all of them are finished, else None; by default none are.
+    overrides : mapping
+        What is changed in all runs but those that tune: the results are not the paper's.
     """
 
     profile: str = "quick"
@@ -317,6 +325,12 @@ class Scope:
     finished: Callable[[list[Experiment]], pd.DataFrame | None] = field(
         default=lambda cells: None, compare=False
     )
+    overrides: Overrides = field(default_factory=dict, hash=False)
+
+    @property
+    def said(self) -> str:
+        """The profile as rows and captions say it: with what is overridden."""
+        return labelled(self.profile, self.overrides)
 
     @property
     def label(self) -> str:
@@ -370,8 +384,8 @@ class Scope:
         if served is None or paper.missing(self, artefact):
             return None
         fields = paper.setting(artefact, self.profile, served, changes.get("clients", 0))
-        tags = {"paper": paper.key, "artefact": artefact, "profile": self.profile}
-        return Experiment(**fields).but(**changes, tags=tags)
+        tags = {"paper": paper.key, "artefact": artefact, "profile": self.said}
+        return overridden(Experiment(**fields).but(**changes, tags=tags), self.overrides, True)
 
     def at(self, paper: Paper, artefact: str, column: Column) -> Experiment | None:
         """The Experiment that the runs of an artefact's column vary; None if it is not run."""
@@ -379,7 +393,7 @@ class Scope:
         if not callable(changes):
             return self.base(paper, artefact, column.dataset, **changes)
         base = self.base(paper, artefact, column.dataset)
-        return base.but(**changes(base)) if base else None
+        return overridden(base.but(**changes(base)), self.overrides, True) if base else None
 
     def sweep(
         self,

@@ -32,6 +32,7 @@ from pfl_papers.evidence import committed
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.overrides import profile_of
 from pfl_papers.papers.shown import At, Changes, Column, Shown, fields_at, rows_at, use
 
 # -- what the paper shows --------------------------------------------------------------------------
@@ -529,7 +530,9 @@ def newcomers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _distances(rows: pd.DataFrame, column: str, seed: int) -> pd.DataFrame:
     some = rows.iloc[0]
-    base = Experiment(**setting(some.artefact, some.profile, some.dataset), seed=int(seed))
+    usual = setting(some.artefact, profile_of(some.profile), some.dataset)
+    trained = rows.run[(rows.column == f"{TRAINING}{column}") & (rows.seed == seed)].iloc[0]
+    base = committed.experiment(trained) or Experiment(**usual, seed=int(seed))
     base = base.but(partition_args={"novel_alpha": NOVEL_ALPHAS[column]})
     new = base.but(clients=NOVEL, partition_args={"first": base.clients})
     far = total_variation(*(committed.label_counts(e) for e in (new, base))).min(1)
@@ -712,7 +715,7 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
         "method_args.n_hidden": "(b) Hidden layers",
     }
     parts = []
-    for sweep in _capacity(Scope(rows.profile.iloc[0]), "fig6"):
+    for sweep in _capacity(Scope(profile_of(rows.profile.iloc[0])), "fig6"):
         own, default = sweep.typed(got), 1 + sweep.base.clients // 4
         number = [n or default for n in own.varied]  # 0 is the default of a dimension
         parts.append(own.assign(column=panels[sweep.vary], layer=number, row="pfedhn"))

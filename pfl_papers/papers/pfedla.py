@@ -24,6 +24,7 @@ from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence, majority
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
+from pfl_papers.papers.overrides import profile_of
 from pfl_papers.papers.shown import At, Changes, Column, Shown, at, fields_at, rows_at, use
 
 # -- what the paper shows --------------------------------------------------------------------------
@@ -505,8 +506,9 @@ def ring_numbers(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     out = []
     for p in recorded("weights"):
         run = rows[rows.run == p.run].iloc[0]
-        alike = Experiment(**setting("fig6", run.profile, run.dataset), seed=p.seed)
-        held = overlap(committed.label_counts(alike))
+        usual = setting("fig6", profile_of(run.profile), run.dataset)
+        ran = committed.experiment(p.run) or Experiment(**usual, seed=p.seed)
+        held = overlap(committed.label_counts(ran))
         for layer, w in _with_mean(p.at()).items():
             lead = w.diagonal() - np.where(np.eye(len(w), dtype=bool), -np.inf, w).max(1)
             largest = 100 * float((w.argmax(1) == np.arange(len(w))).mean())

@@ -88,5 +88,15 @@ CASES = [
     ),
     Case('Study(datasets="cifar10")', lambda: Study("fedper", datasets="cifar10"), "give a list"),
     Case("Study(seeds=[0.5])", lambda: Study("fedper", seeds=[0.5]), "a list of integers >= 0"),
+    Case(
+        'Study("fedaghn", overrides={"round": 400})',
+        lambda: Study("fedaghn", overrides={"round": 400}),
+        "overrides: 'round' is unknown; did you mean 'rounds'",
+    ),
+    Case(
+        'Study("fedaghn", overrides={"method_args": {"nu": 1.0}}, artefacts=["fig5"])',
+        lambda: Study("fedaghn", overrides={"method_args": {"nu": 1.0}}, artefacts=["fig5"]),
+        "no method of these runs has it; they have",
+    ),
     Case('publish("fedper") before a run', lambda: committed.publish("fedper"), "run its notebook"),
 ]

@@ -143,14 +143,89 @@ def test_what_best_would_train_is_said_with_its_time_before_it_begins(home, caps
     how = dict(profile="best", device="cpu", artefacts=["table1"])
     Study("pfedhn", **how, methods=["fedavg"], seeds=[7])
     said = capsys.readouterr().out
-    assert said.startswith("profile='best': no committed runs of table1 are such as asked for; ")
-    assert "trained at profile quick, in less than a minute" in said or "about" in said
+    assert said.startswith("no committed runs of table1 are such as asked for; 1 are trained at ")
+    assert "profile quick, in less than a minute" in said or "about" in said
+    Study("pfedhn", **how | {"profile": "quick"}, methods=["fedavg"])
+    assert capsys.readouterr().out.startswith("no committed runs of table1 are such as asked for")
     assert not (home / "runs").exists()
     Study("pfedhn", **how, finished=True)
-    Study("pfedhn", **how | {"profile": "quick"})
+    Study("pfedhn", **how | {"profile": "quick"}, train=True)
     monkeypatch.setattr(parameters, "is_there", lambda experiment, train: True)
     Study("pfedhn", **how)
     assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- overrides
+
+REFUSED = {
+    "no dict": ("{'rounds': 400}", ["give a dict, such as {'rounds': 400}", "papermill -y"]),
+    "unknown": ({"round": 400}, ["'round' is unknown; did you mean 'rounds'? known are partition"]),
+    "type": ({"rounds": "400"}, ["overrides(rounds='400'): got str, allowed is int"]),
+    "bool": ({"rounds": True}, ["overrides(rounds=True): got bool, allowed is int"]),
+    "range": ({"rounds": -1}, ["Experiment(rounds=-1): allowed is an integer >= 0"]),
+    "choice": ({"buffers": "mean"}, ["Experiment(buffers='mean'): allowed is one of local"]),
+    "method": ({"method": "fedavg"}, ["choose with methods=[...]"]),
+    "seed": ({"seed": 3}, ["choose with seeds=[...]"]),
+    "data": ({"dataset": "mnist"}, ["choose with datasets=[...]"]),
+    "tags": ({"tags": {"row": "x"}}, ["'tags' is unknown; "]),
+    "no arguments": ({"method_args": {}}, ["give a dict of arguments and their values"]),
+    "argument": (
+        {"partition_args": {"alhpa": 1.0}},
+        ["{'alhpa': ...}}: no partition of these runs has it; they have ", "dirichlet: alpha, "],
+    ),
+    "its type": ({"partition_args": {"alpha": "x"}}, ["a run cannot have them: "]),
+    "another": ({"partition": "shard"}, ["partition 'shard' is unknown; did you mean 'shards'?"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_overrides_that_no_run_can_have_are_refused_with_what_is_allowed(case, home):
+    given, said = REFUSED[case]
+    with pytest.raises(ValueError) as error:
+        Study("fedaghn", profile="smoke", device="cpu", overrides=given)
+    for part in said:
+        assert part in str(error.value)
+    assert not (home / "runs").exists()
+
+
+def test_overrides_that_change_nothing_are_refused():
+    how = dict(profile="smoke", artefacts=["table1"], overrides={"dtype": "float32"})
+    with pytest.raises(ValueError, match="runs have such values already"):
+        parameters.asked(base.paper("pfedla"), **how)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_an_override_reaches_every_run_what_it_starts_from_and_the_rounds_of_rows(name, capsys):
+    paper, given = base.paper(name), {"momentum": 0.75, "rounds": 8}
+    usual = Scope("smoke")
+    scope = parameters.asked(paper, profile="smoke", overrides=given)
+    assert "momentum=0.75, rounds=8: " in capsys.readouterr().out
+    pairs = [
+        (a, b)
+        for s, t in zip(paper.planned(usual), paper.planned(scope), strict=True)
+        for a, b in zip(s.experiments(), t.experiments(), strict=True)
+    ]
+    assert pairs
+    for before, after in pairs:
+        if before.tags["artefact"] == base.TUNING:
+            assert before.plain() == after.plain() and before.tags == after.tags
+            continue
+        chain = [after, *([after.earlier] if after.earlier else [])]
+        assert all(e.momentum == 0.75 for e in chain)
+        said = "smoke, not the paper's setting (momentum=0.75, rounds=8)"
+        assert after.tags == before.tags | {"profile": said}
+    every = {b.rounds for _, b in pairs}
+    assert any(r % 8 == 0 for r in every)
+    if name == "pfedhn":  # five times as many communication steps
+        assert {b.rounds for _, b in pairs if b.method == "pfedhn" and not b.adopt} == {40}
+
+
+def test_an_argument_changes_where_a_method_has_it():
+    given = {"method_args": {"mu": 0.25}}
+    scope = parameters.asked(base.paper("fedaghn"), profile="smoke", overrides=given)
+    runs = [e for s in base.paper("fedaghn").planned(scope) for e in s.experiments()]
+    assert {e.method_args.get("mu") for e in runs if e.method == "fedprox"} == {0.25}
+    assert not any("mu" in e.method_args for e in runs if e.method != "fedprox")
 
 
 # ---------------------------------------------------------------- names

@@ -486,6 +486,19 @@ def test_a_column_that_was_not_evaluated_is_named():
     assert plt.get_fignums() == []
 
 
+def test_what_is_overridden_is_labelled_drawn_apart_and_not_kept(home, trained, capsys):
+    about = small(rows={"fedper": {"method": "fedper"}}, rounds=1)
+    s = Study(about, profile="smoke", device="cpu", overrides={"rounds": 3})
+    s.show("fig3")
+    rows, said = s.rows(), "smoke, not the paper's setting (rounds=3)"
+    assert set(rows.profile) == {said} and rows["rounds"].max() == 3 and len(trained) == 1
+    folders = list((home / "runs" / "figures" / "fedper").iterdir())
+    assert folders == [s.folder()] and "-overridden-" in folders[0].name
+    line = s.finish()
+    assert "rows in" not in line and not (home / "runs" / "results").exists()
+    capsys.readouterr()
+
+
 def test_finishing_without_runs_writes_an_empty_file(home):
     assert study().finish().startswith("0 runs; pfl_core ")
     assert (

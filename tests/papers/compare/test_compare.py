@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core.analysis import select, verdicts
+from pfl_core.analysis import select
 from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
 from pfl_core.experiments.experiment import Experiment
@@ -529,10 +529,11 @@ def test_other_test_data_are_another_partition():
     assert all(alike(x) == alike(e) for x in same) and all(alike(x) != alike(e) for x in other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pfedhn", "pfedla", "flayer", "fedaghn"])
 def test_what_a_reader_overrode_stands_beside_no_published_number_and_under_no_verdict(name):
     (part,) = [p for p in committed.parts(name).values() if p.profile == "medium"]
-    rows, paper, judged = part.rows(), papers.paper(name), 0
+    rows, paper = part.rows(), papers.paper(name)
     said = overrides.labelled("medium", {"rounds": 400})
     changed = rows.assign(profile=said)
     for table in paper.tables:
@@ -540,7 +541,6 @@ def test_what_a_reader_overrode_stands_beside_no_published_number_and_under_no_v
         if of.empty:
             continue
         own = changed[changed.artefact == table]
-        judged += report.compare(of, paper, table).verdict.isin(verdicts.ACCURACIES).sum()
         got = report.compare(own, paper, table)
         assert got.reported.isna().all() and set(got.verdict) == {"no published number"}
         assert set(got.profile) == {said} and got.reproduced.notna().all()
@@ -549,5 +549,5 @@ def test_what_a_reader_overrode_stands_beside_no_published_number_and_under_no_v
         assert drawing.beside_published(got) is None
         text = " ".join(report.reading(own, paper, table))
         assert "In the paper" not in text and "not held against the paper's numbers" in text
-    assert judged
+        assert of.metric.eq("acc_pct").any()
     assert set(report.claims(paper, changed).verdict) <= {"not judged", "not run"}

@@ -103,7 +103,7 @@ def asked(
         that change none or that a run cannot have.
     """
     check(paper.artefacts, profile=profile, overrides=overrides, train=train, **lists)
-    some = {name: tuple(v or ()) for name, v in lists.items()}
+    some: dict[str, Any] = {name: tuple(v or ()) for name, v in lists.items()}
     scope = Scope(profile, **some, finished=functools.partial(finished, train=train))
     _check_selection(paper, scope, shown)
     if overrides:

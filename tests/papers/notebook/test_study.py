@@ -269,7 +269,9 @@ def test_medium_runs_what_its_paper_names_and_as_many_seeds(capsys):
         ValueError, match="no such run of fig4 at profile medium; it has fig2, fig3"
     ):
         asked(artefacts=["fig3", "fig4"])
-    study(paper, profile="medium", datasets=["cifar10"]).run("fig4")
+    medium = study(paper, profile="medium", datasets=["cifar10"])
+    capsys.readouterr()  # what it would train
+    medium.run("fig4")
     said = "fig4: not run at profile medium, which has fig2, fig3; use profile='paper'"
     assert capsys.readouterr().out.splitlines() == [said]
     none = dataclasses.replace(paper, artefacts={"fig4": some["fig4"]})

@@ -1,0 +1,38 @@
+"""The library's own lines of a rule, beside its equation."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+
+from IPython.display import Markdown
+
+
+def source(*functions: Callable) -> Markdown:
+    """Return the source of functions and classes as a notebook shows it, without docstrings.
+
+    Parameters
+    ----------
+    *functions : callable
+        Of one file, such as `FedAGHN.attention`.
+
+    Raises
+    ------
+    ValueError
+        Without functions, or for such of several files.
+    """
+    files = dict.fromkeys(f.__module__ for f in functions)
+    if len(files) != 1:
+        raise ValueError(f"source(): given functions of {[*files]}: give such of one file")
+    parts = "\n\n".join(_lines(f) for f in functions)
+    return Markdown(f"`{'/'.join(next(iter(files)).split('.'))}.py`\n\n```python\n{parts}\n```")
+
+
+def _lines(function: Callable) -> str:
+    text = textwrap.dedent(inspect.getsource(function)).rstrip()
+    lines, node = text.splitlines(), ast.parse(text).body[0]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+        del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
+    return "\n".join(lines)

@@ -160,8 +160,8 @@ class Batched:
         """Free all stacks and graphs, and what the device keeps for them."""
         self.stacks.clear()
         self.graphs = None
-        gc.collect()
-        if self.data.device.type == "cuda":
+        if self.data.device.type == "cuda":  # on a CPU nothing is kept, and collecting takes 0.2 s
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _stack(self, job: Job, how: str, form: str, most: int) -> Stack:

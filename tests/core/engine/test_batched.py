@@ -1,5 +1,7 @@
 """The batched executor: stack sizes, captured steps (through a stand-in for CUDA graphs), chunks that fit, counts of what is launched."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -498,3 +500,25 @@ def test_a_batched_of_its_own_needs_no_engine():
     del e.threads.run
     got = Batched(e.method, e.data).run(job[0])
     assert_close({n: v for n, v in train(e).items() if n in got}, got)
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_what_a_run_made_goes_without_a_search_for_it(executor, monkeypatch, tmp_path):
+    # A search through a large program takes as long as hundreds of small steps.
+    made, searched, stack = [], [], batched.Batched._new_stack
+
+    def remembered(self, *how):
+        out = stack(self, *how)
+        made.append(weakref.ref(out))
+        return out
+
+    monkeypatch.setattr(batched.Batched, "_new_stack", remembered)
+    monkeypatch.setattr(gc, "collect", lambda: searched.append(1))
+    gc.disable()
+    try:
+        small = Experiment(model="mlp", model_args={"hidden": 8}, clients=4, rounds=2, batch=8)
+        run(small.but(max_samples=24), store=tmp_path, executor=executor)
+        assert not searched and (executor == "threads" or made)
+        assert [ref() for ref in made] == [None] * len(made)
+    finally:
+        gc.enable()

@@ -6,12 +6,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
-from IPython.display import Markdown
 
-
-def source(*functions: Callable) -> Markdown:
-    """Return the source of functions and classes as a notebook shows it, without docstrings.
+def source(*functions: Callable) -> Any:
+    """Return Markdown of functions' and classes' source as a notebook shows it, without docstrings.
 
     Parameters
     ----------
@@ -23,6 +22,8 @@ def source(*functions: Callable) -> Markdown:
     ValueError
         Without functions, or for such of several files.
     """
+    from IPython.display import Markdown
+
     files = dict.fromkeys(f.__module__ for f in functions)
     if len(files) != 1:
         raise ValueError(f"source(): given functions of {[*files]}: give such of one file")

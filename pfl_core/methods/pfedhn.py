@@ -95,25 +95,10 @@ class Hypernetwork(NamedTuple):
         h = self._linear(phi, "trunk.0", phi["v"][sel])
         for i in range(self.n_hidden):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
-        if self.sizes == [self.full]:  # nothing to sort or to pad: no copies
-            return {
-                n: self._linear(phi, f"head.0.{n}", h).view(len(sel), *shape)
-                for n, shape in self.full.items()
-            }
-        rows = (
-            [torch.arange(len(sel), device=sel.device)]
-            if len(self.sizes) == 1
-            else [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
-        )
-        back, out = torch.argsort(torch.cat(rows)), {}
-        for n, full in self.full.items():
-            parts = []
-            for g, r in enumerate(rows):
-                part = self._linear(phi, f"head.{g}.{n}", h[r]).view(len(r), *self.sizes[g][n])
-                short = [(0, a - b) for a, b in zip(full, self.sizes[g][n], strict=True)]
-                parts.append(F.pad(part, sum(reversed(short), ())))
-            out[n] = torch.cat(parts)[back]
-        return out
+        if self.sizes != [self.full]:
+            return self._padded(phi, h, size)
+        heads = {n: self._linear(phi, f"head.0.{n}", h) for n in self.full}
+        return {n: w.view(len(sel), *self.full[n]) for n, w in heads.items()}
 
     def pull(
         self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
@@ -128,6 +113,19 @@ class Hypernetwork(NamedTuple):
         outputs, inputs = [theta[n] for n in delta], list(leaves.values())
         products = torch.autograd.grad(outputs, inputs, list(delta.values()))
         return dict(zip(leaves, products, strict=True))
+
+    def _padded(self, phi: Params, h: Tensor, size: Tensor) -> Params:
+        # Models of several sizes: clients are sorted by theirs, and put back.
+        rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        back, out = torch.argsort(torch.cat(rows)), {}
+        for n, full in self.full.items():
+            parts = []
+            for g, r in enumerate(rows):
+                part = self._linear(phi, f"head.{g}.{n}", h[r]).view(len(r), *self.sizes[g][n])
+                short = [(0, a - b) for a, b in zip(full, self.sizes[g][n], strict=True)]
+                parts.append(F.pad(part, sum(reversed(short), ())))
+            out[n] = torch.cat(parts)[back]
+        return out
 
     def advance(self, phi: Params) -> None:
         """One power iteration of every layer's u, in place."""
@@ -334,17 +332,14 @@ class PFedHN(Method):
         self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
     ) -> State:
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
-        phi, momentum, hn = state.extra["phi"], state.extra["momentum"], self.hn
-        if not momentum:
-            return state
-        share = (1 if self.hn_sign == "descent" else -1) / len(sel)
-        delta = {n: share * (start[n] - end[n]) for n in hn.full}
-        grad = hn.pull(phi, momentum, sel, state.extra["size"][sel], delta)
-        if "v" in grad:
-            grad["v"] *= len(sel)
-        if grad.keys() != {"v"}:
-            hn.advance(phi)
-        self._sgd(phi, momentum, grad)
+        phi, momentum, size = (state.extra[n] for n in ("phi", "momentum", "size"))
+        if momentum:  # else nothing is trained
+            share = (1 if self.hn_sign == "descent" else -1) / len(sel)
+            delta = {n: share * (start[n] - end[n]) for n in self.hn.full}
+            grad = self.hn.pull(phi, momentum, sel, size[sel], delta)
+            if "v" in grad:
+                grad["v"] *= len(sel)  # an embedding is its client's alone
+            self._sgd(phi, momentum, grad)
         return state
 
     def _sgd(self, phi: Params, momentum: Params, grad: Params) -> None:
@@ -354,6 +349,7 @@ class PFedHN(Method):
         if grad.keys() == {"v"}:
             norm = grad["v"].norm(dim=1, keepdim=True)
         else:
+            self.hn.advance(phi)
             norm = torch.stack([g.norm() for g in grad.values()]).norm()
         scale = torch.ones_like(norm)
         if self.clip:

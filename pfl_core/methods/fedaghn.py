@@ -157,7 +157,7 @@ class FedAGHN(Method):
         layers, s = self.layers.values(), x["s"][sel]
         pull = [gram(select(delta, names), select(theta, names)) for names in layers]
         pull = torch.stack(pull, 1)  # <Delta_i, theta_j>, (S, L, K)
-        moved = torch.func.grad(lambda pq: (self.attention(*pq, s, sel) * pull).sum())
+        moved = torch.func.grad(lambda pq: (self.attention(pq[0], pq[1], s, sel) * pull).sum())
         rate = self.h if self.hn_sign == "descent" else -self.h
         for n, g in zip("pq", moved((x["p"][sel], x["q"][sel])), strict=True):
             if n in ABLATIONS[self.ablation]:

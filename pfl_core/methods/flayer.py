@@ -119,8 +119,9 @@ def paper_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
     for i, names in enumerate(layers, 1):
         if part := select(change, names):
             x = flat(part)
-            size = x.shape[1]  # ceil(UP^i n_i) in whole numbers:
-            out |= unflat(largest(x, max(-(-i * size // len(layers)), -(-size // 10))), part)
+            size = x.shape[1]
+            keep = max(-(-i * size // len(layers)), -(-size // 10))  # ceil(UP^i n_i), exactly
+            out |= unflat(largest(x, keep), part)
     return out
 
 

@@ -16,10 +16,8 @@ Differs from the paper
    over narrow networks diverged.)
 """
 
-from typing import Any
-
 from pfl_core.methods.base import Context, Method
-from pfl_core.stacked import Params
+from pfl_core.stacked import Params, select
 from pfl_core.util.fields import number
 
 
@@ -46,9 +44,8 @@ class FedPer(Method):
         return name not in self.task.head
 
     def local(self, ctx: Context, start: Params) -> Params:
-        if self.finetune_epochs:
+        if epochs := self.finetune_epochs:
             head = [n for n in self.task.parameters if n in self.task.head]
-            how: dict[str, Any] = dict(epochs=self.finetune_epochs, stream="finetune")
-            tuned = ctx.train(self.loss, start, only=head, **how)
-            start = start | {n: tuned[n] for n in self.task.head}
+            tuned = ctx.train(self.loss, start, only=head, epochs=epochs, stream="finetune")
+            start = start | select(tuned, self.task.head)
         return ctx.train(self.loss, start)

@@ -10,7 +10,7 @@ Ma, Zhang, Guo and Xu, "Layer-wised Model Aggregation for Personalized Federated
     thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l     `download`                          (5), (6)
     theta_i <- local SGD from thetabar_i             `local` (the default)
     Delta_i = theta_i - thetabar_i
-    Delta v_i, Delta psi_i = (d thetabar_i)^T Delta_i     `upload`                      (10), (11)
+    Delta v_i, Delta psi_i = (d thetabar_i)^T Delta_i     `stepped`                     (10), (11)
         where d / d alpha^{l,j} is <theta_j^l, Delta_i^l>
     keep the k layers of largest alpha_i^{l,i}       `retained`; they are theta_i^l itself, which is
                                                      not sent to the client                  (12)
@@ -147,6 +147,21 @@ class PFedLA(Method):
         """The clients' embeddings v, (K, d_e)."""
         return state.extra["hn"]["v"]
 
+    def stepped(self, state: State, sel: Tensor, start: Params, end: Params) -> Params:
+        """Hypernetworks of clients `sel` after their step, {name: (S, *shape)} (Eq. 10, 11)."""
+        theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
+        with torch.enable_grad():
+            a = alpha({n: v.requires_grad_() for n, v in hn.items()}, self.hn_out)
+        slope = torch.zeros_like(a)  # d / d alpha^{l,j}, by layer
+        for i, names in enumerate(self.layers.values()):
+            delta = {n: end[n] - start[n] for n in names}
+            # <theta_j - thetabar_i, Delta_i>, in float64: models are close, and Delta is small.
+            slope[:, i] = gram(delta, select(theta, names)) - inner(delta, start)[:, None]
+        slope.masked_fill_(self.retained(a, sel)[:, :, None], 0)
+        grads = torch.autograd.grad(a, list(hn.values()), slope)
+        rate = self.lr if self.hn_sign == "descent" else -self.lr
+        return {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)}
+
     # -- hooks -------------------------------------------------------------------------------------
     def init(self) -> State:
         state = super().init()
@@ -167,21 +182,8 @@ class PFedLA(Method):
         self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
     ) -> State:
         state = super().upload(state, sel, start, end, weight)  # averaged buffers, if any
-        theta, hn = state.extra["theta"], take(state.extra["hn"], sel)
-        with torch.enable_grad():
-            a = alpha({n: v.requires_grad_() for n, v in hn.items()}, self.hn_out)
-        slope = torch.zeros_like(a)
-        for i, names in enumerate(self.layers.values()):
-            delta = {n: end[n] - start[n] for n in names}
-            # <theta_j - thetabar_i, Delta_i> in float64: models are close to each other, Delta is
-            # small.
-            slope[:, i] = gram(delta, select(theta, names)) - inner(delta, start)[:, None]
-        slope.masked_fill_(self.retained(a, sel)[:, :, None], 0)
-        grads = torch.autograd.grad(a, list(hn.values()), slope)
-        rate = self.lr if self.hn_sign == "descent" else -self.lr
-        moved = {n: v + rate * g for (n, v), g in zip(hn.items(), grads, strict=True)}
-        put(state.extra["hn"], sel, moved)
-        put(theta, sel, select(end, theta))
+        put(state.extra["hn"], sel, self.stepped(state, sel, start, end))
+        put(state.extra["theta"], sel, select(end, state.extra["theta"]))
         return state
 
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:

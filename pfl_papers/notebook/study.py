@@ -429,7 +429,7 @@ class Study:
         said: str = "",
         **kw: Any,
     ) -> None:
-        """Draw figure `name`: heat maps in one colour scale.
+        """Draw figure `name`: heat maps of weights in one colour scale, which begins at 0.
 
         Parameters
         ----------
@@ -447,7 +447,8 @@ class Study:
             i, j = np.indices(m.shape)
             cells = dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())
             long.append(pd.DataFrame(cells))
-        self.figure(name, plots.heats(matrices, **kw), pd.concat(long), said, rows)
+        fig = plots.heats(matrices, **{"vmin": 0.0} | kw)
+        self.figure(name, fig, pd.concat(long), said, rows)
 
     def show_partitions(
         self, base: Experiment | None, columns: dict[str, dict[str, Any]], name: str = "partition"

@@ -647,6 +647,12 @@ def scaled(swapped: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     return dict(zip(SCALES, (acc, ranged), strict=True))
 
 
+def row_ends(panels: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    """From where to where each row of Figure 3 goes, at its scaled panel: "78 to 86" in %."""
+    acc, ranged = SCALES
+    return {ranged: [f"{row.min():.0f} to {row.max():.0f}" for row in panels[acc]]}
+
+
 # Figure 3's panels, and what their colours are.
 SCALES = {
     "Accuracy": "Test accuracy (%)",

@@ -9,13 +9,16 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from pfl_core.analysis.plots.names import in_words
 from pfl_core.analysis.plots.style import COLOURS, PANEL, beside, finish, outer_labels, panels
 
 PRINTED = 10  # rows and columns of a matrix up to which its numbers are printed
 FLAT = 0.05  # share of the common scale below which a matrix has a scale of its own
+COLOUR, OWN = "viridis", "Greys"  # colours of a common scale, and of a map with its own
 
 STEPS = (1, 2, 5, 10, 20, 50, 100, 1000)  # between the ticks of larger ones
 
@@ -83,17 +86,17 @@ def heat(
     """
     if max(np.shape(matrix)) <= PRINTED and "annot" not in options:
         options |= dict(annot=_numbers(np.asarray(matrix)), fmt="", annot_kws=dict(fontsize=5.5))
-    sns.heatmap(matrix, ax=ax, square=True, cmap="viridis", **options)
+    sns.heatmap(matrix, ax=ax, square=True, **{"cmap": COLOUR} | options)
     return finish(ax, x, y, legend=False)
 
 
 def _numbers(matrix: np.ndarray) -> np.ndarray:
-    """Numbers as they fit a small cell: 87 for 87.3, .12 for 0.12, nothing for NaN."""
+    """Numbers as they fit a small cell: 87 for 87.3, .12 for 0.12, 1 for 1, nothing for NaN."""
     digits = 0 if np.nanmax(np.abs(matrix), initial=0) >= 10 else 2
 
     def text(value: float) -> str:
-        number = f"{value:.{digits}f}"
-        return "" if np.isnan(value) else number.replace("0.", ".", 1) if digits else number
+        number = f"{value:.{digits}f}".removesuffix(".00")
+        return "" if np.isnan(value) else number.replace("0.", ".", 1)
 
     return np.vectorize(text, otypes=[object])(matrix)
 
@@ -105,13 +108,14 @@ def heats(
     x: str = "Source client",
     y: str = "Receiving client",
     said: str | Mapping[str, str] = "Weight",
-    clip: float | None = None,
+    ends: Mapping[str, Sequence[str]] | None = None,
     **options: Any,
 ) -> Figure:
     """A figure of heat maps that share one colour scale and one colour bar.
 
-    A matrix that is flat on this scale is drawn in one of its own, and its title says from where
-    to where it goes; if all its values are equal, it says that.
+    A matrix that is flat on this scale is drawn in greys, on a scale of its own; its title says
+    from where to where that goes. If all its values are equal, it says that. The diagonal of a
+    square matrix with printed numbers is outlined.
 
     Parameters
     ----------
@@ -123,9 +127,8 @@ def heats(
         Names of the rows; of the columns, too, where there are as many. Else they are numbered.
     said : str or {title: str}
         The name of the colour bar. With a name for each title, each has a scale and a bar.
-    clip : float, optional
-        The percentile of all values at which the scale ends, so that a strong diagonal leaves the
-        rest readable. By default it ends at the largest value.
+    ends : {title: (R,) str}, optional
+        What is written at the right end of each row of a map.
     options
         For `heat`: vmin, vmax, annot, ...
 
@@ -138,16 +141,21 @@ def heats(
     fig, axes = panels(len(matrices), columns, size=_size(matrices, columns), sharey=False)
     every = np.concatenate([np.ravel(m) for m in matrices.values()])
     own = isinstance(said, Mapping)
-    scale, extend = _scale(every, clip, options)
+    scale, extend = _scale(every, options)
     shared = []
     for ax, (title, matrix) in zip(axes, matrices.items(), strict=True):
         flat, words = ({}, "") if own else _own_scale(matrix, scale)
         if own:
-            flat, extend = _scale(np.ravel(matrix), clip, options)
+            flat, extend = _scale(np.ravel(matrix), options)
         _heat_panel(matrix, ax, labels, (x, y), options | scale | flat)
         ax.set_title(title + words)
+        _outline(ax, *np.shape(matrix))
+        for row, word in enumerate((ends or {}).get(title, ())):
+            ax.text(np.shape(matrix)[1] + 0.15, row + 0.5, word, va="center", fontsize=5.5)
         if own:
-            fig.colorbar(ax.collections[0], ax=ax, label=said[title], extend=extend, shrink=0.8)
+            pad = 0.15 if title in (ends or {}) else 0.05  # of the map's width
+            how: dict[str, Any] = dict(label=said[title], extend=extend, shrink=0.8, pad=pad)
+            fig.colorbar(ax.collections[0], ax=ax, **how)
         if not flat:
             shared.append(ax)
     outer_labels(axes, sharey=labels is None)
@@ -165,7 +173,7 @@ def _size(matrices: Mapping[str, np.ndarray], columns: int) -> tuple[float, floa
     return side, side + 0.25  # a title of two lines
 
 
-def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, float], str]:
+def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, Any], str]:
     """The scale of a matrix that is flat on the common one, and what its title says of it."""
     if np.isnan(matrix).all():
         return {}, "\nno numbers"
@@ -174,7 +182,16 @@ def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, f
         return {}, ""
     if high - low <= 1e-6 * max(abs(high), 1e-9):
         return {}, f"\nall {high:.3g}"
-    return {"vmin": low, "vmax": high}, f"\nscale {low:.4f} to {high:.4f}"
+    digits = 1 - int(np.floor(np.log10(high - low)))  # two of what differs
+    ends = f"{low:.{digits}f} to {high:.{digits}f}"
+    return {"vmin": low, "vmax": high, "cmap": OWN}, f"\ngreys: {ends}"
+
+
+def _outline(ax: Axes, rows: int, columns: int) -> None:
+    # The diagonal: what a client has of itself.
+    if 1 < rows == columns <= PRINTED:
+        cells = [Rectangle((k, k), 1, 1) for k in range(rows)]
+        ax.add_collection(PatchCollection(cells, fc="none", ec=COLOURS["crimson"], lw=0.9))
 
 
 def _check_labels(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None) -> None:
@@ -186,15 +203,12 @@ def _check_labels(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | No
             )
 
 
-def _scale(
-    values: np.ndarray, clip: float | None, options: dict[str, Any]
-) -> tuple[dict[str, float], str]:
+def _scale(values: np.ndarray, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Ends of the colour scale (those in `options` first), and beyond which of them values lie."""
     if np.isnan(values).all():  # a client that nobody trained, for example
         return {"vmin": 0.0, "vmax": 1.0}, "neither"
     low, high = np.nanmin(values), np.nanmax(values)
-    top = high if clip is None else np.nanpercentile(values, clip)
-    scale = {"vmin": options.get("vmin", low), "vmax": options.get("vmax", top)}
+    scale = {"vmin": options.get("vmin", low), "vmax": options.get("vmax", high)}
     below, above = bool(low < scale["vmin"]), bool(high > scale["vmax"])
     beyond = {(False, False): "neither", (True, False): "min", (False, True): "max"}
     return scale, beyond.get((below, above), "both")

@@ -149,6 +149,7 @@ FIGURES = {
         said={},
         columns=2,
         labels=[f"{a} / {b}" for a, b in itertools.pairwise([*CLASSES, "x"])],
+        ends={"CFL, First": ["99.8 to 100.0"] * 10},
     ),
     "forest": forest,
 }

@@ -61,8 +61,8 @@ def test_heats_share_one_scale_and_one_bar():
     ("kw", "clim", "extend"),
     [
         ({}, (0, 10), "neither"),
-        (dict(clip=50), (0, 5), "max"),
-        (dict(clip=50, vmax=20), (0, 20), "neither"),
+        (dict(vmax=20), (0, 20), "neither"),
+        (dict(vmax=5), (0, 5), "max"),
         (dict(vmin=2), (2, 10), "min"),
         (dict(vmin=1, vmax=3), (1, 3), "both"),
     ],
@@ -86,15 +86,21 @@ def test_heats_name_up_to_ten_clients(n, shown):
 
 def test_a_flat_map_has_a_scale_of_its_own():
     mixed, flat, equal = np.eye(3), np.full((3, 3), 0.2), np.full((3, 3), 0.1)
-    flat[0, 0] = 0.21
+    flat[0, 0] = 0.23
     (one, two, three), _ = panels_of(plots.heats({"x": mixed, "y": flat, "z": equal}))
     assert [m.get_title() for m in (one, two, three)] == [
         "x",
-        "y\nscale 0.2000 to 0.2100",
+        "y\ngreys: 0.200 to 0.230",
         "z\nall 0.1",
     ]
     clims = [m.collections[0].get_clim() for m in (one, two, three)]
-    assert clims == [(0, 1), (0.2, 0.21), (0, 1)]
+    assert clims == [(0, 1), (0.2, 0.23), (0, 1)]
+    # What is as bright as another map's is as large.
+    assert [m.collections[0].get_cmap().name for m in (one, two, three)] == [
+        "viridis",
+        "Greys",
+        "viridis",
+    ]
     (_, none), _ = panels_of(plots.heats({"x": mixed, "y": mixed * np.nan}))
     assert none.get_title() == "y\nno numbers"
 
@@ -106,6 +112,23 @@ def test_maps_of_different_things_have_a_bar_each():
     assert [m.collections[0].get_clim() for m in maps] == [(0, 90), (0, 1)]
     one, *_ = plots.heats({"a": np.full((2, 2), np.nan), "b": np.eye(2)}, said=said).axes
     assert one.collections[0].get_clim() == (0, 1)  # nothing was measured, and nothing warns
+
+
+@pytest.mark.parametrize(("shape", "outlined"), [((3, 3), 3), ((20, 20), 0), ((2, 3), 0)])
+def test_the_diagonal_of_a_map_with_numbers_is_outlined(shape, outlined):
+    (ax,), _ = panels_of(plots.heats({"a": np.arange(np.prod(shape)).reshape(shape)}))
+    cells = [path for marks in ax.collections[1:] for path in marks.get_paths()]
+    assert [tuple(c.get_extents().p0) for c in cells] == [(k, k) for k in range(outlined)]
+
+
+def test_rows_have_words_at_their_right_end():
+    said = {"a": "Accuracy (%)", "b": "Place in the row's range"}
+    fig = plots.heats(
+        {"a": np.eye(2), "b": np.eye(2)}, said=said, ends={"b": ["80 to 90", "7 to 9"]}
+    )
+    one, two, *_ = fig.axes
+    assert [t.get_text() for t in two.texts[-2:]] == ["80 to 90", "7 to 9"]
+    assert [t.get_text() for t in one.texts] == ["1", "0", "0", "1"]
 
 
 def test_heats_take_labels():

@@ -131,6 +131,13 @@ def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list
     return [what for what, of in _ALIKE.items() if of(ours) not in [of(e) for e in theirs]]
 
 
+def for_whom(paper: Paper, run: str) -> str:
+    """ "; for the authors' clients" of a run that has their draw of clients, else ""."""
+    ran = committed.experiment(run) if paper.clients else None
+    drawn = ran is not None and "numpy_seed" in ran.partition_args
+    return f"; {paper.clients}" if drawn else ""
+
+
 def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
     """What share of the paper's rounds and images was run, and what else is not the paper's.
 
@@ -283,6 +290,8 @@ def _advantage(
     reported, column = own.reported - other.reported, evidence.column(other.setting, metric)
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
+    of_column = evidence.rows[evidence.rows.column == other.setting]
+    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column.run.iloc[0]))
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
@@ -396,7 +405,9 @@ class _Cells:
         each = self.moved.reindex([(run, row, setting) for run in cells.run])
         rest = verdicts.at_rest(each.mean() if each.notna().all() else None)
         budget = Budget(*_cuts(paper, self.table, row, setting, self.rows), rest)
-        return line | verdicts.of_accuracy(predicted, said["reported"], budget)._asdict()
+        verdict = verdicts.of_accuracy(predicted, said["reported"], budget)
+        why = verdict.why + for_whom(paper, cells.run.iloc[0])
+        return line | verdict._replace(why=why)._asdict()
 
 
 def _over_readings(
@@ -758,10 +769,12 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         found = {says: _judged(claim, of, profile) for says, of in under[claim.needs].items()}
         verdict = verdicts.over_readings(found)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
-        line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why)
+        judged = verdict.verdict not in _SILENT
+        whom = for_whom(paper, parts[claim.needs].run.iloc[0]) if judged else ""
+        line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why + whom)
         line |= dict(kind=claim.kind, profile=profile, scale="", brief=verdict.brief)
         line["status"] = _status(claim, verdict, profile)
-        if verdict.verdict not in _SILENT:
+        if judged:
             line["scale"] = scales[claim.needs]
         out.append(line)
     return pd.DataFrame(out, columns=_CLAIMED)

@@ -238,6 +238,8 @@ class Paper:
         Over how many runs its published numbers are, 0 if it does not say.
     draws : int
         Over how many draws of clients they are, 1 if it does not say.
+    clients : str
+        For whom verdicts are where our clients are the authors' own draw.
     unstated : tuple of str
         Artefacts of which it does not say the number of rounds: profile `paper` has ours.
     rates : {column: float}
@@ -260,6 +262,7 @@ class Paper:
     seeds: dict[str, int] = field(default_factory=dict)
     runs: int = 0
     draws: int = 1
+    clients: str = ""
     unstated: tuple[str, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     tables: tuple[str, ...] = ()

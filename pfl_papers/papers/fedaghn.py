@@ -610,6 +610,7 @@ _WEIGHTS = Artefact(_DATA, medium=3, quick=1, metrics=("weight",), digits=4)
 
 PAPER = Paper(
     key="fedaghn",
+    clients="for the authors' clients",  # their script draws with a fixed seed [O]
     artefacts={  # in the notebook's order
         "table1": Artefact(_DATA, show=("compare", "standing"), medium=3, quick=2, tuned=True),
         "table2": Artefact(("cifar10",), quick=1, tuned=True),

@@ -646,6 +646,8 @@ PAPER = Paper(
     report=dict(select="best_test", when="before", average="pooled"),
     seeds={"paper": 5},  # "five times for each task" [P]
     runs=5,
+    # They refer to PFLlib for data, whose script draws with a fixed seed [inferred].
+    clients="for clients inferred to be the authors'",
     unstated=tuple(_ARTEFACTS),
     rates=CONTROL,
     tables=("table1", "table2", "table3", "table5a", "table5b"),

@@ -10,6 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pfl_core.analysis import plots, verdicts
 from pfl_papers.compare import judged, overview
 from pfl_papers.compare.judged import ONE_MODEL, PERSONAL, SIZES
+from pfl_papers.evidence import committed
+from pfl_papers.papers import base as papers
 
 WORDS = [*verdicts.LEADS, verdicts.DEPENDS]
 
@@ -148,3 +150,20 @@ def test_headings_have_the_counts_of_the_headline(monkeypatch):
         "1 printed lead of at most 2 points over personal methods: 1 ahead\n"
         "1 printed deficit: 1 open"
     )
+
+
+def test_a_verdict_says_that_it_is_for_the_authors_clients():
+    fixed = {}
+    for name in papers.PAPERS:
+        for part in committed.parts(name).values():
+            heads = part.rows().drop_duplicates(["artefact", "column"])
+            for run, artefact, column in heads[["run", "artefact", "column"]].to_numpy():
+                drawn = "numpy_seed" in committed.experiment(run).partition_args
+                fixed[name, artefact, column, part.profile] = drawn
+    seen = set()
+    for c in pd.concat([judged.accuracies(), judged.leads()]).itertuples():
+        said = papers.paper(c.paper).clients
+        own = fixed[c.paper, c.table, c.setting, c.profile]
+        assert (bool(said) and f"; {said}" in c.why) == (bool(said) and own)
+        seen.add((c.paper, own))
+    assert {("fedaghn", True), ("flayer", True), ("flayer", False), ("pfedhn", False)} <= seen

@@ -74,10 +74,15 @@ class Table:
         A sentence above.
     digits : int
         Decimals.
+    legend : bool
+        Whether a notebook shows the legend below it.
     """
 
-    def __init__(self, compared: pd.DataFrame, caption: str = "", digits: int = 2):
+    def __init__(
+        self, compared: pd.DataFrame, caption: str = "", digits: int = 2, legend: bool = True
+    ):
         self.compared, self.caption, self.digits = compared, caption, digits
+        self.legend = legend
         ran = compared[compared.reproduced.notna()]
         self.ran = list(dict.fromkeys(ran.column))
 
@@ -137,8 +142,8 @@ class Table:
         parts = [f"<p>{html.escape(self.caption)}</p>"] * bool(self.caption)
         if self.ran:
             ran = _escaped(self.text(lambda text: f"{_BOLD}{text}")).map(coloured)
-            legend = f"<p><small>{self._legend()}</small></p>"
-            parts += [ran.to_html(escape=False, border=0), legend]
+            parts.append(ran.to_html(escape=False, border=0, justify="left"))
+            parts += [f"<p><small>{self._legend()}</small></p>"] * self.legend
         if len(rest := self.not_run()):
             summary = f"Published, not run here: {', '.join(rest.columns)}"
             table = rest.to_html(border=0)

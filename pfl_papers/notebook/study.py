@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Study:
         if not (finished or train or self.scope.profile == "smoke"):
             self._say_what_is_trained()
         self._said: set[str] = set()  # artefacts whose card was shown
+        self._told = False  # whether the tables' legend was shown
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
         self._style = contextlib.ExitStack()  # until `finish`
@@ -224,7 +225,7 @@ class Study:
         rows, about = self.run(artefact, part), self.paper.artefacts[artefact]
         for kind in about.show:
             if kind == "compare":
-                shown = [self.compare(artefact, rows, metric=m, **how) for m in about.metrics]
+                shown = [self.compare(artefact, rows, metric=about.metrics, **how)]
             elif kind == "standing":
                 shown = [self.standing(artefact, rows, **how)]
             else:
@@ -447,8 +448,8 @@ class Study:
             i, j = np.indices(m.shape)
             cells = dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())
             long.append(pd.DataFrame(cells))
-        fig = plots.heats(matrices, **{"vmin": 0.0} | kw)
-        self.figure(name, fig, pd.concat(long), said, rows)
+        kw.setdefault("vmin", 0.0)
+        self.figure(name, plots.heats(matrices, **kw), pd.concat(long), said, rows)
 
     def show_partitions(
         self, base: Experiment | None, columns: dict[str, dict[str, Any]], name: str = "partition"
@@ -492,7 +493,7 @@ class Study:
         table: str,
         rows: pd.DataFrame,
         *,
-        metric: str = "acc_pct",
+        metric: str | Sequence[str] = "acc_pct",
         digits: int = 0,
         **how: str,
     ) -> readable.Table:
@@ -500,15 +501,24 @@ class Study:
 
         Parameters
         ----------
-        table, rows, metric, **how
+        table, rows, **how
             As for `report.compare`.
+        metric : str or sequence of str
+            One published number, or several, which stand side by side.
         digits : int
             Decimals shown, by default the artefact's.
         """
-        got = report.compare(rows, self.paper, table, metric=metric, **how)
+        metrics = [metric] if isinstance(metric, str) else [*metric]
+        each = [report.compare(rows, self.paper, table, metric=m, **how) for m in metrics]
         title, name, rule = papers.title(table), table, self.paper.report | how
-        if metric != "acc_pct":
-            title, name, rule = f"{title}, {metric}", f"{table}.{metric}", {}
+        said = [plots.display(m, plots.MEASURE_LABELS).lower() for m in metrics]
+        got = each[0]
+        if len(metrics) > 1:
+            named = [t.assign(column=t.column + f", {s}") for t, s in zip(each, said, strict=True)]
+            got = pd.concat(named, ignore_index=True)
+        elif metric != "acc_pct":
+            title, name = f"{title}, {said[0]}", f"{table}.{metrics[0]}"
+        rule = rule if "acc_pct" in metrics else {}
         caption = self._caption(title, table, rows, got, rule)
         if (got[got.n > 0].groupby("column").n.nunique() > 1).any():
             caption += f" {_SEEDS}"
@@ -529,12 +539,16 @@ class Study:
     def _saved(
         self, table: str, name: str, got: pd.DataFrame, caption: str, digits: int = 0
     ) -> readable.Table:
-        shown = readable.Table(got, caption, digits or self.paper.artefacts[table].digits)
+        digits = digits or self.paper.artefacts[table].digits
+        shown = readable.Table(got, caption, digits, legend=False)
         folder = self.folder(self.scope_of(table))
         folder.mkdir(parents=True, exist_ok=True)
         got.to_csv(folder / f"{name}.csv", index=False)
         (folder / f"{name}.md").write_text(shown.markdown() + "\n")
-        return self._placed(table, self.scope_of(table).profile, shown)
+        placed = self._placed(table, self.scope_of(table).profile, shown)
+        if placed is shown and shown.ran and not self._told:  # once, below what is not folded
+            shown.legend = self._told = True
+        return placed
 
     def _caption(
         self, title: str, table: str, rows: pd.DataFrame, got: pd.DataFrame, rule: dict[str, str]

@@ -614,7 +614,7 @@ _ARTEFACTS = {
     "table1": Artefact(
         IMAGES,
         quick=2,
-        metrics=("acc_pct", "iterations"),
+        metrics=("acc_pct", "iterations", "total_s", "s_per_iteration"),
         numbers=lambda rows, recorded: costs(rows),
     ),
     "table2": Artefact(
@@ -627,7 +627,10 @@ _ARTEFACTS = {
         each=True,
     ),
     "table3": Artefact(
-        IMAGES, quick=2, metrics=("iterations",), numbers=lambda rows, recorded: costs(rows)
+        IMAGES,
+        quick=2,
+        metrics=("iterations", "total_s"),
+        numbers=lambda rows, recorded: costs(rows),
     ),
     "table4": Artefact(IMAGES),
     "table5a": Artefact(IMAGES),

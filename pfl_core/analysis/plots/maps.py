@@ -86,7 +86,8 @@ def heat(
     """
     if max(np.shape(matrix)) <= PRINTED and "annot" not in options:
         options |= dict(annot=_numbers(np.asarray(matrix)), fmt="", annot_kws=dict(fontsize=5.5))
-    sns.heatmap(matrix, ax=ax, square=True, **{"cmap": COLOUR} | options)
+    options.setdefault("cmap", COLOUR)
+    sns.heatmap(matrix, ax=ax, square=True, **options)
     return finish(ax, x, y, legend=False)
 
 

@@ -86,6 +86,7 @@ MODEL_LABELS = {  # display names of networks
 }
 MEASURE_LABELS = {  # what is measured: metrics of runs, statistics over clients, costs
     "acc_pct": "Test accuracy (%)",
+    "train_acc_pct": "Training accuracy (%)",
     "acc_worst10": "Accuracy of the worst tenth (%)",
     "acc_min": "Worst client (%)",
     "acc_max": "Best client (%)",
@@ -100,6 +101,8 @@ MEASURE_LABELS = {  # what is measured: metrics of runs, statistics over clients
     "rounds": "Communication round",
     "client_visits": "Client visits",
     "megabytes": "Megabytes sent and received",
+    "mbytes": "Megabytes",
+    "improvement_points": "Improvement (points)",
     "total_s": "Seconds in all",
     "s_per_iteration": "Seconds a round",
     "self": "itself",

@@ -15,7 +15,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.methods.base import METHODS
 from pfl_core.util import gpu
 from pfl_papers import places
-from pfl_papers.compare import report
+from pfl_papers.compare import readable, report
 from pfl_papers.compare.fullest import best
 from pfl_papers.evidence import committed, contrasts
 from pfl_papers.evidence.contrasts import READ_AFTER
@@ -554,6 +554,26 @@ def test_a_table_beside_the_papers(case):
     assert len(cells) == 16 + 2 and set(cells.verdict) == {"not run", "no published number"}
     assert sorted(p.name for p in s.folder().iterdir()) == ["table3.csv", "table3.md"]
     assert (s.folder() / "table3.md").read_text() == table.markdown() + "\n"
+
+
+def test_the_legend_stands_once(case):
+    s, rows = case
+    shown = [s.compare("table3", rows)._repr_html_() for _ in range(3)]
+    assert [readable.LEGEND[:40] in page for page in shown] == [True, False, False]
+    assert all(readable.LEGEND[:40] in p.read_text() for p in s.folder().glob("*.md"))
+
+
+def test_a_table_of_several_numbers_is_one_table(home):
+    s = Study("flayer", profile="smoke", device="cpu", methods=["fedper"], artefacts=["table1"])
+    rows = s.run("table1")
+    table = s.compare("table1", rows, metric=("acc_pct", "iterations", "total_s"))
+    ends = "test accuracy (%)", "iterations", "seconds in all"
+    assert table.ran == [f"CIFAR-10, CNN: on digits, {e}" for e in ends]
+    one = s.compare("table1", rows, metric="iterations").compared
+    accuracy, iterations, _ = table.compared.dropna(subset="reproduced").reproduced
+    assert iterations == one.reproduced.dropna().item() and 0 <= accuracy <= 100
+    assert "before local training" in table.caption and "iterations" not in table.caption
+    assert {p.name for p in s.folder().glob("*.csv")} == {"table1.csv", "table1.iterations.csv"}
 
 
 def test_a_reading_is_shown_where_there_are_verdicts(case, capsys):

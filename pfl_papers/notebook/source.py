@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from pfl_core.util import checks
+
 
 def source(*functions: Callable) -> Any:
-    """Return Markdown of functions' and classes' source as a notebook shows it, without docstrings.
+    """Return the source of functions and classes as Markdown for a notebook, without docstrings.
 
     Parameters
     ----------
@@ -22,7 +24,8 @@ def source(*functions: Callable) -> Any:
     ValueError
         Without functions, or for such of several files.
     """
-    from IPython.display import Markdown
+    with checks.extra("notebooks", "showing source"):
+        from IPython.display import Markdown
 
     files = dict.fromkeys(f.__module__ for f in functions)
     if len(files) != 1:

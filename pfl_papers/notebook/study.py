@@ -514,9 +514,10 @@ class Study:
         said = [plots.display(m, plots.MEASURE_LABELS).lower() for m in metrics]
         got = each[0]
         if len(metrics) > 1:
-            named = [t.assign(column=t.column + f", {s}") for t, s in zip(each, said, strict=True)]
-            got = pd.concat(named, ignore_index=True)
-        elif metric != "acc_pct":
+            ends = ["" if m == "acc_pct" else f", {s}" for m, s in zip(metrics, said, strict=True)]
+            each = [t.assign(column=t.column + end) for t, end in zip(each, ends, strict=True)]
+            got = pd.concat(each, ignore_index=True)
+        elif metrics != ["acc_pct"]:
             title, name = f"{title}, {said[0]}", f"{table}.{metrics[0]}"
         rule = rule if "acc_pct" in metrics else {}
         caption = self._caption(title, table, rows, got, rule)

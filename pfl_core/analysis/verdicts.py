@@ -33,7 +33,7 @@ REASONS = {  # why something is open, and what would decide it; the first that f
     "rows missing": "not all rows were run; the missing ones would decide it",
     "one seed": "one seed has no interval; a second one would decide whether it has",
     "not learned": "a row has not learned; more rounds would decide it",
-    "still moves": "it is not at rest; more rounds would decide it",
+    "still moves": "it still moves; more rounds would decide it",
     "censored": "the best round is the last one; more rounds would decide it",
     "too wide": "the interval is too wide",
 }

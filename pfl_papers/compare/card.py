@@ -26,8 +26,8 @@ WORDS = (*verdicts.CLAIMS, verdicts.DEPENDS)
 NOT_RUN = "not run"
 LEGEND = (
     "Holds: every difference that the claim rests on lies above its threshold and is at rest. "
-    "Contradicted: one lies below it. Tie: none does, and the rest are small. Open: more seeds or "
-    "rounds would decide. Brackets: 95 % intervals over seeds."
+    "Contradicted: one lies below it. Tie: none does, and those not above it are small. Open: more "
+    "seeds or rounds would decide. Brackets: 95 % intervals over seeds."
 )
 
 

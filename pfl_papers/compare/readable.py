@@ -10,6 +10,7 @@ import pandas as pd
 
 from pfl_core.analysis import verdicts
 from pfl_core.analysis.plots import label
+from pfl_core.analysis.select import tuples
 
 _INTERVALS = (
     "In brackets: 95 % intervals over seeds; none for one seed. Noise is pooled over the paper's "
@@ -152,6 +153,51 @@ class Table:
 
     def __repr__(self) -> str:
         return "\n".join([self.caption] * bool(self.caption) + [self.text().to_string()])
+
+
+class Claims:
+    """A paper's claims in a notebook: what it says, our verdict, why, and what that says of it.
+
+    Attributes
+    ----------
+    frame : DataFrame
+        As `report.claims` gives it. Claims that were not run are folded.
+    """
+
+    def __init__(self, frame: pd.DataFrame):
+        self.frame = frame
+        self.ran = frame[frame.verdict != "not run"]
+        self.left = frame[frame.verdict == "not run"]
+
+    def text(self) -> pd.DataFrame:
+        """A row a claim that was run."""
+        lines = [
+            {
+                "the paper says": f"{c.says} ({'; '.join(filter(None, (c.source, c.limit)))})",
+                "kind": c.kind,
+                "verdict": worded(c.verdict, c.reason),
+                "why": f"{c.why} ({c.scale})" if c.scale else c.why,
+                "what that says": c.status,
+            }
+            for c in tuples(self.ran)
+        ]
+        return pd.DataFrame(lines)
+
+    def _repr_html_(self) -> str:
+        parts = []
+        if len(self.ran):
+            said = self.text().map(html.escape)
+            said["verdict"] = said.verdict.map(coloured)
+            shown = said.to_html(escape=False, index=False, border=0, justify="left")
+            parts.append(shown.replace("<td>", '<td style="text-align: left">'))
+        if len(self.left):
+            lines = [f"<li>{html.escape(f'{c.says} ({c.source})')}</li>" for c in tuples(self.left)]
+            summary = f"<summary>Claims that were not run: {len(lines)}</summary>"
+            parts.append(f"<details>{summary}<ul>{''.join(lines)}</ul></details>")
+        return "\n".join(parts) or "<p>No claims.</p>"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{c.says} ({c.source}): {c.verdict}" for c in tuples(self.frame))
 
 
 def worded(verdict: str, reason: str = "", extent: str = "") -> str:

@@ -689,15 +689,21 @@ def _leader(evidence: Evidence, column: str, names: list[str]) -> str:
     best = str(mean.idxmax())
     leads = {r: evidence.ahead(best, r, column) for r in names if r != best}
     second = str(mean.drop(best).idxmax())
-    first, found = f"{label(best)} has the highest mean, {mean[best]:.1f} %", leads[second].found
+    first, found = f"{_first(best)} has the highest mean ({mean[best]:.1f} %)", leads[second].found
     if not found.known:
         gap = f"{found.estimate:.1f} points above {label(second)}"
         return f"{first}, {gap}; one seed does not say whether that is more than chance."
-    gap = f"{verdicts.ends(found, sign='')} above {label(second)}"
+    gap = f"The next is {label(second)} (difference {verdicts.ends(found, unit='', sign='')})."
     level = [label(r) for r, c in leads.items() if not c.clears]
     if not level:
-        return f"{first}, {gap}. It beats all others by more than chance."
-    return f"{first}, {gap}. It ties with {_listed(level)}."
+        return f"{first} and beats all others. {gap}"
+    return f"{first}. {gap} {_listed(level)} {'tie' if len(level) > 1 else 'ties'} with it."
+
+
+def _first(row: str) -> str:
+    # A row's name where a sentence begins.
+    name = label(row)
+    return name if name != row or row in LABELS.values() else name[:1].upper() + name[1:]
 
 
 def _listed(names: list[str], most: int = 6) -> str:
@@ -710,13 +716,13 @@ def _beside(lines: pd.DataFrame) -> list[str]:
     both, said = lines[lines.reported.notna()], []
     if len(both) > 1:
         there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
-        same = "as here" if there == here else f"here {label(here)} among the same rows"
+        same = "as here" if there == here else f"here {label(here)} is"
         said.append(f"In the paper {label(there)} is best, {both.reported[there]:.1f} %; {same}.")
     if len(both) > 2:
         tau = both.reported.corr(both.reproduced, method="kendall")
-        said.append(f"Kendall's tau of the two orders of {len(both)} rows is {tau:.2f}.")
+        said.append(f"Order of these {len(both)} methods: Kendall's tau {tau:.2f}.")
     if counts := counted(both.verdict):
-        said.append(f"Published accuracies and what our runs predict: {counts}.")
+        said.append(f"Printed accuracies beside what our runs predict: {counts}.")
     worst = both[both.verdict == "outside"]
     if len(worst):
         row = str(worst.difference.abs().idxmax())

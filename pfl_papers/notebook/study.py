@@ -533,7 +533,7 @@ class Study:
         got = report.advantages(rows, self.paper, table)
         if got.empty:
             return None
-        title = f"{papers.title(table)}, points by which {plots.label(self.paper.own)} is ahead"
+        title = f"{papers.title(table)}, {plots.label(self.paper.own)}'s leads in points"
         caption = self._caption(title, table, rows, got, self.paper.report)
         return self._saved(table, f"{table}.advantages", got, caption)
 
@@ -652,8 +652,8 @@ class Study:
         none = pd.DataFrame(columns=metrics.ROW_COLUMNS)
         return pd.concat(kept or [none], ignore_index=True).drop_duplicates()
 
-    def claims(self) -> pd.DataFrame:
-        """What the paper says, with a verdict and the numbers that decide it.
+    def claims(self) -> readable.Claims:
+        """Return what the paper says, with verdicts and the numbers that decide them, to display.
 
         Saved as `claims` beside what decided them: at profile "best" that may be several folders.
         """
@@ -663,7 +663,7 @@ class Study:
         for profile, some in got.groupby(decided):
             folder = self.folder(replace(self.scope, profile=overrides.profile_of(str(profile))))
             report.save_table(some.reset_index(drop=True), folder / "claims")
-        return got
+        return readable.Claims(got)
 
     def finish(self) -> str:
         """Keep all rows and their runs in runs/results/; a line on versions, device and time.

@@ -15,7 +15,7 @@ from pfl_core.data import pools as data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers import places
-from pfl_papers.compare import judged, overview, report
+from pfl_papers.compare import judged, overview, readable, report
 from pfl_papers.compare.readable import Table
 from pfl_papers.compare.report import compare, standing
 from pfl_papers.evidence import committed
@@ -335,6 +335,25 @@ def test_texts_of_others_are_shown_as_text():
     assert "<script>" not in table._repr_html_() and "<b>x" not in table._repr_html_()
 
 
+def test_claims_stand_in_one_form_and_those_not_run_are_folded():
+    line = dict(source="Table 1", limit="", kind="headline", reason="", scale="", status="")
+    claims = pd.DataFrame(
+        [
+            line | dict(says="a < b", verdict="holds", why="+1.0", scale="10 % of the rounds"),
+            line | dict(says="c", verdict="open", reason="too wide", why="+0.1", limit="ours"),
+            line | dict(says="d", verdict="not run", why=""),
+        ]
+    )
+    shown = readable.Claims(claims)
+    assert shown.text()["the paper says"].tolist() == ["a < b (Table 1)", "c (Table 1; ours)"]
+    assert shown.text().verdict.tolist() == ["holds", "open: too wide"]
+    page = shown._repr_html_()
+    assert "a &lt; b" in page and "+1.0 (10 % of the rounds)" in page
+    assert page.index("<details>") < page.index("d (Table 1)") and "not run: 1" in page
+    assert "No claims" in readable.Claims(claims[:0])._repr_html_()
+    assert repr(shown).splitlines()[2] == "d (Table 1): not run"
+
+
 def test_verdicts_are_counted_in_words():
     words = pd.Series(["outside", "inside", "open", "inside", "not run", "ahead"])
     assert report.counted(words) == "2 inside, 1 outside, 1 open, 1 ahead"
@@ -347,9 +366,9 @@ def test_a_reading_names_the_leader_and_what_is_level_with_it():
         seeds("local", (75.1, 75.0, 75.2)),
     )
     (text,) = report.reading(rows, "fedaghn", "table1")
-    assert text.startswith(f"**{COLUMN}.** Ditto has the highest mean, 75.2 %, 0.1 [")
-    assert "It ties with Local." in text and "Kendall's tau" in text
-    assert "In the paper FedAGHN is best" in text and "here Ditto among the same rows" in text
+    assert text.startswith(f"**{COLUMN}.** Ditto has the highest mean (75.2 %). The next is Local")
+    assert "Local ties with it." in text and "Kendall's tau" in text
+    assert "In the paper FedAGHN is best" in text and "here Ditto is" in text
     assert report.reading(rows.assign(profile="smoke"), "fedaghn", "table1") == []
     (one,) = report.reading(rows[rows.seed == 0], "fedaghn", "table1")
     assert "one seed does not say" in one

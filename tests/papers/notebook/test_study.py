@@ -227,7 +227,7 @@ def test_what_is_not_run_says_so_and_draws_nothing(capsys, home):
         "fig2: not run, needs omniglot or ag_news (datasets=the embedded ones)",
     ]
     assert not (home / "runs").exists()
-    assert set(s.claims().verdict) == {"not run"}
+    assert set(s.claims().left.verdict) == {"not run"} and not len(s.claims().ran)
 
 
 def test_an_unknown_artefact_of_a_cell_is_a_mistake():
@@ -332,7 +332,7 @@ def test_from_a_sweep_to_published_rows_and_back(home, trained, capsys, monkeypa
     }
     assert plt.get_fignums() == [], "figures are closed once shown"
     # tables and claims
-    claims = s.claims()
+    claims = s.claims().frame
     assert set(claims[claims.artefact == "fig3"].verdict) == {"not judged"}, "smoke has none"
     assert set(claims[claims.artefact != "fig3"].verdict) == {"not run"}
     said = s.finish()
@@ -736,7 +736,7 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     assert table.caption.startswith("Table 1, profile medium, data cifar10, 1 seed")
     assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
     assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
-    assert set(s.claims().query("artefact == 'table1'").verdict) <= {"open", "not run"}
+    assert set(s.claims().frame.query("artefact == 'table1'").verdict) <= {"open", "not run"}
     kept = {p.parent.name: pd.read_csv(p) for p in places.figures_folder().rglob("claims.csv")}
     assert set(kept) == {"medium-paper", "quick-digits"}
     assert "table1" in set(kept["medium-paper"].artefact) and len(kept["quick-digits"])

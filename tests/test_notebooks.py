@@ -191,6 +191,15 @@ def test_the_five_papers_have_18_tables_and_33_figures():
     assert sum("Table" in t for t in every) == 18 and sum("Figure" in t for t in every) == 33
 
 
+@pytest.mark.parametrize("name", papers.PAPERS)
+def test_the_librarys_own_lines_stand_between_equation_and_slider(name):
+    cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4).cells
+    slider = next(i for i, cell in enumerate(cells) if "mathematics.show(" in cell.source)
+    (shown,) = [i for i, cell in enumerate(cells) if "\nsource(" in cell.source]
+    assert shown < slider and "$$" in "".join(cell.source for cell in cells[:shown])
+    assert "```python" in cells[shown].outputs[0]["data"]["text/markdown"]
+
+
 def test_committed_notebooks():
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} <= set(NAMES)
     assert [

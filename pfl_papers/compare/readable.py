@@ -13,13 +13,13 @@ from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import tuples
 
 _INTERVALS = (
-    "In brackets: 95 % intervals over seeds; none for one seed. Noise is pooled over the paper's "
-    "personal rows of a column, and drawn towards that of all columns."
+    "In brackets: 95 % intervals over seeds; none for one seed. Noise is pooled over the personal "
+    "methods of a column and shrunk towards that of all columns."
 )
 _BEST = "Bold: the best value in a column and all that tie with it."
 _VERDICTS = (
     "Accuracies: inside, the printed number lies in the 95 % interval where our runs predict it; "
-    "outside, it does not, with what our runs lack of the paper's budget. Leads of the paper's own "
+    "outside, it does not, with what our budget lacks. Leads of the paper's own "
     "method: ahead, its interval lies above 0; behind, below 0; no lead, it ends within "
     f"{verdicts.SMALL:g} points of 0 and the printed lead is excluded; too small to tell, it ends "
     "within them and the printed lead is possible; open, wider. We assume that a paper compares "

@@ -183,9 +183,9 @@ def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, A
         return {}, ""
     if high - low <= 1e-6 * max(abs(high), 1e-9):
         return {}, f"\nall {high:.3g}"
-    digits = 1 - int(np.floor(np.log10(high - low)))  # two of what differs
-    ends = f"{low:.{digits}f} to {high:.{digits}f}"
-    return {"vmin": low, "vmax": high, "cmap": OWN}, f"\ngreys: {ends}"
+    digits = -int(np.floor(np.log10(high - low)))  # to where they differ
+    ends = f"{low:.{digits}f}–{high:.{digits}f}"
+    return {"vmin": low, "vmax": high, "cmap": OWN}, f"\ngrey: {ends}"
 
 
 def _outline(ax: Axes, rows: int, columns: int) -> None:

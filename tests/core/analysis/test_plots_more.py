@@ -90,7 +90,7 @@ def test_a_flat_map_has_a_scale_of_its_own():
     (one, two, three), _ = panels_of(plots.heats({"x": mixed, "y": flat, "z": equal}))
     assert [m.get_title() for m in (one, two, three)] == [
         "x",
-        "y\ngreys: 0.200 to 0.230",
+        "y\ngrey: 0.20–0.23",
         "z\nall 0.1",
     ]
     clims = [m.collections[0].get_clim() for m in (one, two, three)]

@@ -88,11 +88,7 @@ def test_a_flat_map_has_a_scale_of_its_own():
     mixed, flat, equal = np.eye(3), np.full((3, 3), 0.2), np.full((3, 3), 0.1)
     flat[0, 0] = 0.23
     (one, two, three), _ = panels_of(plots.heats({"x": mixed, "y": flat, "z": equal}))
-    assert [m.get_title() for m in (one, two, three)] == [
-        "x",
-        "y\ngrey: 0.20–0.23",
-        "z\nall 0.1",
-    ]
+    assert [m.get_title() for m in (one, two, three)] == ["x", "y\ngrey: 0.20–0.23", "z\nall 0.1"]
     clims = [m.collections[0].get_clim() for m in (one, two, three)]
     assert clims == [(0, 1), (0.2, 0.23), (0, 1)]
     # What is as bright as another map's is as large.

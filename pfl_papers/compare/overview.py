@@ -113,8 +113,8 @@ def headline() -> str:
     for kind, chance in counts["chance"].items():
         parts = _printed({size: counts["leads"][kind, size] for size in SIZES}, kind)
         if parts:
-            by_chance = f"by chance {chance:.1f} ahead and as many behind"
-            said.append(f"Of {'; of '.join(parts)} ({by_chance}).")
+            by_chance = f"Chance alone would give {chance:.1f} ahead and as many behind."
+            said.append(f"Of {'. Of '.join(parts)}. {by_chance}")
     return " ".join(said + _order())
 
 

@@ -129,7 +129,13 @@ def _more_seeds(found: Interval, margin: float) -> str:
 
 
 def ends(found: Interval, digits: int = 1, unit: str = "points", sign: str = "+") -> str:
-    """ "+1.2 [+0.3, +2.1] points"; no brackets where there is no interval."""
+    """ "+1.2 [+0.3, +2.1] points"; no brackets where there is no interval.
+
+    Digits are added while an end that is not 0 looks like it.
+    """
+    near = [abs(end) for end in (found.low, found.high) if found.known and end]
+    while any(end < 0.5 * 10**-digits for end in near) and digits < 3:
+        digits += 1
     how = f"{sign}.{digits}f"
     inside = f" [{found.low:{how}}, {found.high:{how}}]" if found.known else ""
     return f"{found.estimate:{how}}{inside}" + f" {unit}" * bool(unit)
@@ -296,16 +302,18 @@ class Contrast:
         """The reason why it is open, if it is."""
         return self.unsure or ("too wide" if self.rest else "still moves")
 
-    @property
-    def decides(self) -> str:
-        """What would decide it, if it is open."""
+    def decides(self, among: int = 1) -> str:
+        """What would decide it, if it is open, as one of so many contrasts of a claim."""
         if self.open == "too wide":
             gap = abs(self.found.estimate - self.above)
-            return f"too wide; {_more_seeds(self.found, max(gap, self.small - gap))}"
-        more = f" ({self.unlearned})" * bool(self.unlearned)
+            why = "too wide"
+            if self.found.below(self.above) and not self.found.below(self.above, among):
+                why = f"below alone, not as one of {among} (Holm)"
+            return f"{why}; {_more_seeds(self.found, max(gap, self.small - gap))}"
         if self.open == "still moves":
-            more = f" ({self.moved:+.{self.digits}f} over the last quarter of the rounds)"
-        return f"{REASONS[self.open]}{more}"
+            by = f"by {self.moved:+.{self.digits}f} in the last quarter of the rounds"
+            return f"it still moves ({by}); more rounds would decide it"
+        return REASONS[self.open] + f" ({self.unlearned})" * bool(self.unlearned)
 
     def __str__(self) -> str:
         d, f = self.digits, self.found
@@ -354,8 +362,9 @@ def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     undecided = [c for c in left if not (c.tied and c.rest) or c.unsure]
     order = list(REASONS)
     first = min(undecided, key=lambda c: (order.index(c.open), c.found.estimate - c.above))
-    why = f"{_also(first, undecided, 'one')}; {first.decides}"
-    return Verdict("open", first.open, why, decided=False, brief=f"{first}; {first.decides}")
+    decides = first.decides(len(contrasts))
+    why = f"{_also(first, undecided, 'one')}; {decides}"
+    return Verdict("open", first.open, why, decided=False, brief=f"{first}; {decides}")
 
 
 def _also(shown: Contrast, among: Sequence[Contrast], which: str) -> str:

@@ -25,9 +25,11 @@ HEADLINE = KINDS[0]
 WORDS = (*verdicts.CLAIMS, verdicts.DEPENDS)
 NOT_RUN = "not run"
 LEGEND = (
-    "Holds: every difference that the claim rests on lies above its threshold and is at rest. "
-    "Contradicted: one lies below it. Tie: none does, and those not above it are small. Open: more "
-    "seeds or rounds would decide. Brackets: 95 % intervals over seeds."
+    "Holds: every difference that the claim rests on lies above 0, or what is said, and is at rest. "
+    "Contradicted: one lies below it, as one of so many (Holm). Tie: none lies below, and those not "
+    "above are small. Open: an interval is too wide, or a difference still moves. Depends on a "
+    "reading: the paper leaves a choice open that changes the verdict. Brackets: 95 % intervals "
+    "over seeds."
 )
 
 
@@ -84,7 +86,11 @@ class Card:
             number = first.number.partition("; ")[0] if first.verdict == "open" else first.number
             budget = next(iter(self.budgets.values())).partition(";")[0]  # of that claim
         counts = _listed(self.counted(), _marked)
-        return {"headline claims": counts, "what decides the first": number, "budget": budget}
+        return {
+            "headline claims": counts,
+            "number that decides the first": number,
+            "budget": budget,
+        }
 
     def _said(
         self, mark: Callable[[str, str], str], code: Callable[[str], str]

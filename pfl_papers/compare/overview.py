@@ -113,7 +113,10 @@ def headline() -> str:
     for kind, chance in counts["chance"].items():
         parts = _printed({size: counts["leads"][kind, size] for size in SIZES}, kind)
         if parts:
-            by_chance = f"Chance alone would give {chance:.1f} ahead and as many behind."
+            n = sum(sum(counts["leads"][kind, size].values()) for size in SIZES)
+            by_chance = (
+                f"Of these {n}, chance alone would put {chance:.1f} ahead and as many behind."
+            )
             said.append(f"Of {'. Of '.join(parts)}. {by_chance}")
     return " ".join(said + _order())
 
@@ -157,8 +160,9 @@ def _order() -> list[str]:
     if own.empty:
         return []
     return [
-        f"Kendall's tau of the order of personal methods, {len(own)} column{'s' * (len(own) > 1)}: "
-        f"{_range(own.tau)}; noise alone would leave {_range(own.ceiling)}."
+        f"Order of personal methods, printed against ours, {len(own)} column{'s' * (len(own) > 1)}: "
+        f"Kendall's tau {_range(own.tau)}; were the printed order true, noise would leave "
+        f"{_range(own.ceiling)}."
     ]
 
 

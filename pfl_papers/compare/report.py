@@ -164,7 +164,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         ends = sorted({min(shares), max(shares)})
         none = artefact in paper.unstated
         whose = (
-            "profile paper's rounds (the paper gives no number)" if none else "the paper's rounds"
+            "our rounds at profile paper (the article gives none)" if none else "the paper's rounds"
         )
         out.append(f"{' to '.join(map(str, ends))} % of {whose}")
     words = list(dict.fromkeys(said))

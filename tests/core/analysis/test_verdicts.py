@@ -227,3 +227,17 @@ def test_a_noisy_order_stays_below_its_ceiling_no_more_than_by_chance():
 
 def test_words_are_told_apart():
     assert len({*verdicts.LEADS, *verdicts.ACCURACIES, *verdicts.CLAIMS}) == 5 + 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("half", "said"), [(0.98, "-1.00 [-1.98, -0.02]"), (0.9, "-1.0 [-1.9, -0.1]")]
+)
+def test_an_end_beside_0_shows_its_side(half, said):
+    assert verdicts.ends(about(-1, half), unit="") == said
+
+
+def test_what_is_below_by_itself_alone_is_told_so():
+    below = Contrast("", about(-1.3, 1))
+    assert below.found.below(0) and not below.found.below(0, 12)
+    judged = of_claim([below, *[Contrast("", about(3, 1))] * 11])
+    assert judged.verdict == "open" and "below alone, not as one of 12 (Holm)" in judged.why

@@ -204,7 +204,9 @@ def test_captions_do_not_give_a_paper_rounds_that_it_does_not_state(monkeypatch)
     monkeypatch.setattr(committed, "experiment", lambda run: ours)
     rows = run(ours.tags["row"], [70.0], column=ours.tags["column"])
     said = report.scale("pfedla", rows, "fig1")
-    assert said.startswith("20 % of profile paper's rounds (the paper gives no number); other data")
+    assert said.startswith(
+        "20 % of our rounds at profile paper (the article gives none); other data"
+    )
     assert "the paper's rounds" not in said
 
 

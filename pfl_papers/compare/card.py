@@ -25,9 +25,9 @@ HEADLINE = KINDS[0]
 WORDS = (*verdicts.CLAIMS, verdicts.DEPENDS)
 NOT_RUN = "not run"
 LEGEND = (
-    "Holds: every difference that the claim rests on lies above 0, or what is said, and is at rest. "
-    "Contradicted: one lies below it, as one of so many (Holm). Tie: none lies below, and those not "
-    "above are small. Open: an interval is too wide, or a difference still moves. Depends on a "
+    "Holds: every difference that the claim rests on lies above 0, or what is said, and rests. "
+    "Contradicted: one lies below it, as one of so many (Holm). Tie: none lies below, and those "
+    "not above are small. Open: an interval is too wide, or a difference still moves. Depends on a "
     "reading: the paper leaves a choice open that changes the verdict. Brackets: 95 % intervals "
     "over seeds."
 )

@@ -159,8 +159,9 @@ def _order() -> list[str]:
     own = found[found.kind == PERSONAL]
     if own.empty:
         return []
+    columns = f"{len(own)} column{'s' * (len(own) > 1)}"
     return [
-        f"Order of personal methods, printed against ours, {len(own)} column{'s' * (len(own) > 1)}: "
+        f"Order of personal methods, printed against ours, {columns}: "
         f"Kendall's tau {_range(own.tau)}; were the printed order true, noise would leave "
         f"{_range(own.ceiling)}."
     ]

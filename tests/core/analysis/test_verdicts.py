@@ -159,7 +159,7 @@ def test_what_is_open_says_what_would_decide_it():
         assert reason == "too wide" or "would decide" in verdicts.REASONS[reason]
     assert "about 4 seeds in place of 3" in of_claim([Contrast("", about(3, 3.2))]).why
     moving = of_claim([Contrast("a - b", CLEAR, moved=1.5)])
-    assert "+1.5 over the last quarter" in moving.why and "more rounds" in moving.why
+    assert "by +1.5 in the last quarter" in moving.why and "more rounds" in moving.why
 
 
 def test_a_claim_on_most_cases():

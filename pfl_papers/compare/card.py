@@ -83,7 +83,8 @@ class Card:
         """What README says of the paper: the counts, its first claim's number, and the budget."""
         number = budget = "-"
         for first in self.headline[:1]:
-            number = first.number.partition("; ")[0] if first.verdict == "open" else first.number
+            open_ = first.verdict == "open"  # its number and the reason, not what would decide it
+            number = "; ".join(first.number.split("; ")[:2]) if open_ else first.number
             budget = next(iter(self.budgets.values())).partition(";")[0]  # of that claim
         counts = _listed(self.counted(), _marked)
         return {

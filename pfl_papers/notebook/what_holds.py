@@ -113,17 +113,20 @@ class WhatHolds:
         """Which columns have another leader under another rule, in sentences."""
         if not self.columns:
             return
-        moved, said = 0, []
-        for key, column in self.columns.items():
-            found = recount.leaders(column)
-            first, *others = found.items()
-            moved += bool(others)
-            words = [f"{label(m)} ({', '.join(WORDS[r] for r in rules)})" for m, rules in others]
-            if others:
-                said.append(f"- {_named(*key)}: {label(first[0])}; else {', '.join(words)}.")
-        n = len(self.columns)
-        self._say(f"In {moved} of {n} columns some rule has another leader than the paper's way:")
-        self._say("\n".join(said))
+        for where, columns in _by_data(self.columns).items():
+            said = []
+            for key, column in columns.items():
+                (first, _), *others = recount.leaders(column).items()
+                words = [
+                    f"{label(m)} under {' and '.join(WORDS[r] for r in of)}" for m, of in others
+                ]
+                if words:
+                    said.append(f"- {_named(*key)}: {label(first)} leads; {', '.join(words)}.")
+            self._say(
+                f"**{where}.** Another rule changes the leader in {len(said)} of {len(columns)} "
+                "columns, noise not considered" + (":" if said else ".")
+            )
+            self._say("\n".join(said))
 
     def agreement(self) -> None:
         """Kendall's tau between rules, a panel a profile, and what moves most."""
@@ -149,24 +152,24 @@ class WhatHolds:
 
     def reversals(self) -> pd.DataFrame:
         """Pairs of methods that are told apart under two rules, in opposite orders."""
-        frames, pairs = [pd.DataFrame(columns=["column", "sure"])], 0
-        for key, column in self.columns.items():
-            if column.seed.nunique() > 1:
-                frames.append(
-                    recount.reversals(column).assign(column=_named(*key), on=_where(column))
+        frames = [pd.DataFrame(columns=["column", "sure"])]
+        for where, columns in _by_data(self.columns).items():
+            some, pairs = [pd.DataFrame(columns=["column", "ahead", "behind", "sure"])], 0
+            for key, column in columns.items():
+                if column.seed.nunique() > 1:
+                    found = recount.reversals(column)
+                    some.append(found.assign(column=_named(*key), on=_where(column)))
+                    pairs += column.row.nunique() * (column.row.nunique() - 1) // 2
+            every = pd.concat(some, ignore_index=True)
+            frames.append(every[every.sure.eq(True)])
+            if pairs:
+                ever = len(every.drop_duplicates(["column", "ahead", "behind"]))
+                self._say(
+                    f"**{where}.** Of {pairs} pairs of methods in columns with two seeds or more, "
+                    f"{ever} change order under some rule. {len(frames[-1])} reversals are beyond "
+                    "noise: the intervals of the two differences lie on opposite sides of 0."
                 )
-                pairs += column.row.nunique() * (column.row.nunique() - 1) // 2
-        every = pd.concat(frames, ignore_index=True)
-        sure = every[every.sure.eq(True)]
-        ever = len(every.drop_duplicates(["column", "ahead", "behind"])) if len(every) else 0
-        if not pairs:
-            return pd.DataFrame()
-        self._say(
-            f"Of {pairs} pairs of methods in columns with two seeds or more, {ever} are in another "
-            f"order under some rule; {len(sure)} reversals are more than noise: under both rules "
-            "the interval of the difference leaves out 0, on opposite sides."
-        )
-        return self._table("reversals", _worded_reversals(sure))
+        return self._table("reversals", _worded_reversals(pd.concat(frames, ignore_index=True)))
 
     # -- claims ------------------------------------------------------------------------------------
 
@@ -185,9 +188,9 @@ class WhatHolds:
         turned = sum({"holds", "contradicted"} <= kind for kind in flips)
         judged = int((kinds.map(len) > 0).sum())
         self._say(
-            f"Judged under all rules: {judged} claims whose runs have two seeds or more. "
-            f"{len(flips)} of them have another verdict under some rule; {turned} of these hold "
-            "under one rule and are contradicted under another."
+            f"We judge {judged} claims under all rules, those whose runs have two seeds or more. "
+            f"{len(flips)} change their verdict; {turned} hold under one rule and are contradicted "
+            "under another."
         )
         shown = every.loc[flips.index]
         out = verdicts.loc[flips.index].rename(columns=WORDS)
@@ -216,8 +219,8 @@ class WhatHolds:
         if not lines:
             return pd.DataFrame()
         self._say(
-            f"In {len(nearer)} of {len(lines)} columns another rule lies nearer to print than the "
-            f"paper's own, in {beyond} of these by more than the noise:"
+            f"Another rule lies nearer to print in {len(nearer)} of {len(lines)} columns, in "
+            f"{beyond} of them by more than the noise:"
         )
         self._say("\n".join(nearer))
         return self._table("nearest", pd.DataFrame(lines).fillna(""))
@@ -320,6 +323,13 @@ class WhatHolds:
 # -- sentences -------------------------------------------------------------------------------------
 
 
+def _by_data(columns: dict[Any, pd.DataFrame]) -> dict[str, dict[Any, pd.DataFrame]]:
+    # What was run on the papers' own data, and what was not, where there is any.
+    own = {key: c for key, c in columns.items() if c.profile.iloc[0] in papers.FULL}
+    rest = {key: c for key, c in columns.items() if key not in own}
+    return {k: v for k, v in {"The papers' data": own, "Digits": rest}.items() if v}
+
+
 def _named(paper: str, artefact: str, column: str) -> str:
     return f"{label(paper)}, {papers.title(artefact)}: {column}"
 
@@ -353,7 +363,7 @@ def _lacking(runs: list[Runs], shown: set[tuple[str, str, str]]) -> str:
             if (r.paper.key, r.artefact, column) in shown:
                 why.setdefault((rule, reason), set()).add(r.name)
     texts = [f"*{WORDS[k]}* in {'; '.join(sorted(v))} ({r})" for (k, r), v in why.items()]
-    return f"Not there for a part of the columns: {'. '.join(texts)}." if texts else ""
+    return f"Missing in some columns: {'. '.join(texts)}." if texts else ""
 
 
 def _tail(runs: list[Runs]) -> str:
@@ -363,8 +373,8 @@ def _tail(runs: list[Runs]) -> str:
     low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
     ends = low if low == high else f"{low} to {high}"
     return (
-        f"The last ten evaluations stretch over the last {ends} of a run's rounds here: the more, "
-        "the more *last ten* rewards methods that begin fast."
+        f"The last ten evaluations stretch over the last {ends} of a run's rounds here. The longer "
+        "this stretch, the more *last ten* rewards fast starters."
     )
 
 
@@ -376,9 +386,8 @@ def _standing(runs: list[Runs]) -> str:
         return "All that is read here ran with the papers' own data and networks."
     what = "All" if len(small) == len(runs) else f"{len(small)} of {len(runs)}"
     return (
-        f"{what} of the tables and figures read here have runs of profile quick or smaller only: "
-        "they stand for digits and small networks, and say how much a way to count can matter "
-        "there, nothing of the papers' own data."
+        f"{what} tables and figures have runs on digits only. They show how much a rule can "
+        "matter, and nothing about the papers' own data."
     )
 
 
@@ -392,7 +401,8 @@ def _pairs(tau: pd.DataFrame, count: pd.DataFrame) -> pd.DataFrame:
 def _least(profile: str, pairs: pd.DataFrame) -> str:
     low, high = (pairs.iloc[int(i)] for i in (pairs.tau.argmin(), pairs.tau.argmax()))
     texts = [
-        f"*{WORDS[p.rule]}* and *{WORDS[p.other]}* ({p.tau:.2f}, {p['columns']} columns)"
+        f"*{WORDS[p.rule]}* and *{WORDS[p.other]}* ({p.tau:.2f}, {p['columns']} "
+        f"column{'s' * int(p['columns'] > 1)})"
         for p in (low, high)
     ]
     return f"Profile {profile}: least alike are {texts[0]}, most alike {texts[1]}."

@@ -365,7 +365,7 @@ def test_a_rule_is_nearer_to_print_by_more_than_the_noise_or_not(results, page, 
     whole, said = page()
     assert len(whole.nearest()) == 2
     assert any(
-        "In 2 of 2 columns" in t and "in 1 of these by more than" in t for t in map(str, said)
+        "in 2 of 2 columns, in 1 of them by more than the noise" in t for t in map(str, said)
     )
 
 
@@ -373,7 +373,7 @@ def test_the_page_says_what_its_rows_stand_for(results, page):
     made.publish(results, flayer("quick", "digits", 60), "flayer")
     whole, said = page()
     assert whole.evidence().loc["FLAYER", "seeds"] == "2 seeds"
-    assert "stand for digits and small networks" in said[-1]
+    assert "runs on digits only" in said[-1]
     for show in (
         whole.ranks,
         whole.leaders,
@@ -383,12 +383,28 @@ def test_the_page_says_what_its_rows_stand_for(results, page):
         whole.settings,
     ):
         show()
-    assert not whole.reversals().size and "0 reversals are more than noise" in said[-1]
+    assert not whole.reversals().size and "0 reversals are beyond noise" in said[-1]
     assert list(whole.gains()["above last round"]) == ["+1.0 [+1.0, +1.0]"]
     assert any("*best val.* in FLAYER, Table 2 (no validation data)" in str(text) for text in said)
     kept = {path.name for path in (places.figures_folder() / "what_holds/quick").glob("*.png")}
     assert kept == {"ranks.png", "agreement.png", "gains.png"}
     assert whole.finish().startswith("6 runs read, none trained")
+
+
+def test_the_papers_data_and_digits_are_counted_apart(results, page):
+    made.publish(results, flayer("quick", "digits", 60), "flayer")
+    made.publish(results, flayer("medium", "cifar10", 60), "flayer", "medium", "paper")
+    whole, said = page()
+    both = {key: c for key, c in whole.columns.items()}
+    assert {c.profile.iloc[0] for c in both.values()} == {"medium"}  # the fuller one is shown
+    whole.columns |= {
+        ("flayer", "table1", "digits"): next(iter(both.values())).assign(profile="quick")
+    }
+    whole.leaders()
+    whole.reversals()
+    heads = [text for text in map(str, said) if text.startswith("**")]
+    assert [h.split(".**")[0] for h in heads] == ["**The papers' data", "**Digits"] * 2
+    assert all("of 1 columns" in h for h in heads[:2])
 
 
 def test_a_page_without_rows_claims_nothing(page):

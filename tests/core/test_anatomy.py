@@ -262,7 +262,18 @@ def data_sizes():
 
 
 READ_HEAD = sorted(
-    {"fedper", "fedrep", "lgfedavg", "fedala", "flayer", "pfedhn_pc", "gpfl", "fedcp", "fedpac"}
+    {
+        "fedper",
+        "fedrep",
+        "lgfedavg",
+        "fedala",
+        "flayer",
+        "pfedhn_pc",
+        "gpfl",
+        "fedcp",
+        "fedpac",
+        "fedas",
+    }
 )
 
 

@@ -50,6 +50,7 @@ STYLES: dict[str, tuple[str | tuple[float, ...], str]] = {
     "dash-dot": ((5, 1.4, 1, 1.4), "D"),
     "long": ((10, 2.4), "v"),
     "dash-dot-dot": ((5, 1.2, 1, 1.2, 1, 1.2), "X"),
+    "long-dot": ((10, 1.8, 1, 1.8), "P"),
 }
 # A colour is a family: references, partial sharing, one personal model each, and so on. Solid are
 # the papers' own methods, dashed is FedAvg and nothing else.
@@ -67,6 +68,7 @@ _METHODS = {
         "lgfedavg": "dash-dot",
         "fedbn": "long",
         "fedpac": "dash-dot-dot",
+        "fedas": "long-dot",
     },
     "crimson": {
         "pfedhn": "solid",
@@ -81,9 +83,16 @@ _METHODS = {
         "fedfomo": "dotted",
         "fedamp": "long",
         "heurfedamp": "dash-dot-dot",
+        "fedfew": "long-dot",
     },
     "orange": {"flayer": "solid", "fedala": "dotted", "apple": "dash-dot", "gpfl": "long"},
-    "purple": {"fedaghn": "solid", "cfl": "dotted", "fedcp": "dash-dot", "feddbe": "long"},
+    "purple": {
+        "fedaghn": "solid",
+        "cfl": "dotted",
+        "fedcp": "dash-dot",
+        "feddbe": "long",
+        "pfedfda": "dash-dot-dot",
+    },
 }
 LOOKS = {
     method: Look(COLOURS[colour], *STYLES[style])

@@ -10,7 +10,7 @@ from pfl_core import Experiment, models, run
 from tests.core.methods.features_shared import EVERYONE, one_round
 from tests.core.methods.setting import ARGS, OURS, assert_same, setup
 
-NAMES = ("fedcp", "fedpac", "gpfl", "feddbe")
+NAMES = ("fedcp", "fedpac", "gpfl", "feddbe", "fedas", "pfedfda")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -50,6 +50,7 @@ STYLES: dict[str, tuple[str | tuple[float, ...], str]] = {
     "dash-dot": ((5, 1.4, 1, 1.4), "D"),
     "long": ((10, 2.4), "v"),
     "dash-dot-dot": ((5, 1.2, 1, 1.2, 1, 1.2), "X"),
+    "short": ((2.2, 1), "P"),
 }
 # A colour is a family: references, partial sharing, one personal model each, and so on. Solid are
 # the papers' own methods, dashed is FedAvg and nothing else.
@@ -67,6 +68,7 @@ _METHODS = {
         "lgfedavg": "dash-dot",
         "fedbn": "long",
         "fedpac": "dash-dot-dot",
+        "fedrod": "short",
     },
     "crimson": {
         "pfedhn": "solid",
@@ -82,8 +84,20 @@ _METHODS = {
         "fedamp": "long",
         "heurfedamp": "dash-dot-dot",
     },
-    "orange": {"flayer": "solid", "fedala": "dotted", "apple": "dash-dot", "gpfl": "long"},
-    "purple": {"fedaghn": "solid", "cfl": "dotted", "fedcp": "dash-dot", "feddbe": "long"},
+    "orange": {
+        "flayer": "solid",
+        "fedala": "dotted",
+        "apple": "dash-dot",
+        "gpfl": "long",
+        "apfl": "dash-dot-dot",
+    },
+    "purple": {
+        "fedaghn": "solid",
+        "cfl": "dotted",
+        "fedcp": "dash-dot",
+        "feddbe": "long",
+        "fedproto": "dash-dot-dot",
+    },
 }
 LOOKS = {
     method: Look(COLOURS[colour], *STYLES[style])
@@ -112,7 +126,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     taken = {look.colour for look in out.values()}
     free = [COLOURS[c] for c in _IN_TURN if COLOURS[c] not in taken] or [*COLOURS.values()]
     for i, name in enumerate(name for name in names if name not in out):
-        style = _STYLES_IN_TURN[(i + i // len(free)) % len(STYLES)]
+        style = _STYLES_IN_TURN[(i + i // len(free)) % len(_STYLES_IN_TURN)]
         out[name] = Look(free[i % len(free)], *STYLES[style])
     return {name: out[name] for name in names}
 

@@ -45,6 +45,7 @@ SIZES = {
 # inner steps, other batches.
 GRADIENTS = {
     "ditto": 2,
+    "apfl": 2,
     "perfedavg": 2,
     "pfedme": 5,
     "fedcp": 1.5,

@@ -117,6 +117,9 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     "fedas": _fixed("fedas"),
     "fedfomo": lambda experiment: dict(method="fedfomo", holdout=0.2),
     "ditto": _fixed("ditto"),
+    "apfl": _fixed("apfl"),
+    "fedrod": _fixed("fedrod"),
+    "fedproto": _fixed("fedproto"),
     "fedcp": _fixed("fedcp", lam=5.0),
     "fedpac": _fixed("fedpac"),
     "cfl": _fixed("cfl"),
@@ -210,6 +213,9 @@ GRIDS: dict[str, Grid] = {
     "fedas": _arg("align_lr", (0.001, 0.01, 0.1), "the authors' code 0.01"),
     "fedfomo": _arg("neighbours", (2, 5, 10), "PFLlib, FL-bench 5, authors 4 to 9"),
     "ditto": _arg("lam", (0.1, 1.0, 2.0), "the authors' grid"),
+    "apfl": _arg("alpha", (0.25, 0.5, 0.75), "the paper's figures (a recollection), code 0.5"),
+    "fedrod": _arg("gamma", (0.5, 1.0, 2.0), "all codes 1; others ours"),
+    "fedproto": _arg("lam", (0.1, 1.0, 10.0), "authors 0.1 and 1; 10 ours"),
     "fedcp": _arg("lam", (1.0, 5.0, 10.0), "PFLlib 1, authors' CNN 5"),
     "fedpac": Grid(
         "epochs",
@@ -240,10 +246,13 @@ GRIDS: dict[str, Grid] = {
 }
 # What a row's model has just gone through when it is scored as its paper scores it; "averaged"
 # where nothing is said.
-_TRAINED = "local fedavg_ft fedprox_ft pfedme fedfomo ditto fedamp heurfedamp fedaghn".split()
+_TRAINED = (
+    "local fedavg_ft fedprox_ft pfedme fedfomo ditto fedproto fedamp heurfedamp fedaghn".split()
+)
 SERVED: dict[str, str] = dict.fromkeys(_TRAINED, "trained")
 SERVED |= {
     "perfedavg": "adapted",
+    "apfl": "mixed",
     "apple": "mixed",
     "pfedhn": "generated",
     "pfedhn_pc": "generated",

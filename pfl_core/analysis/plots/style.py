@@ -51,6 +51,7 @@ STYLES: dict[str, tuple[str | tuple[float, ...], str]] = {
     "long": ((10, 2.4), "v"),
     "dash-dot-dot": ((5, 1.2, 1, 1.2, 1, 1.2), "X"),
     "long-dot": ((10, 1.8, 1, 1.8), "P"),
+    "short": ((2.2, 1), "p"),
 }
 # A colour is a family: references, partial sharing, one personal model each, and so on. Solid are
 # the papers' own methods, dashed is FedAvg and nothing else.
@@ -69,6 +70,7 @@ _METHODS = {
         "fedbn": "long",
         "fedpac": "dash-dot-dot",
         "fedas": "long-dot",
+        "fedrod": "short",
     },
     "crimson": {
         "pfedhn": "solid",
@@ -85,13 +87,20 @@ _METHODS = {
         "heurfedamp": "dash-dot-dot",
         "fedfew": "long-dot",
     },
-    "orange": {"flayer": "solid", "fedala": "dotted", "apple": "dash-dot", "gpfl": "long"},
+    "orange": {
+        "flayer": "solid",
+        "fedala": "dotted",
+        "apple": "dash-dot",
+        "gpfl": "long",
+        "apfl": "dash-dot-dot",
+    },
     "purple": {
         "fedaghn": "solid",
         "cfl": "dotted",
         "fedcp": "dash-dot",
         "feddbe": "long",
         "pfedfda": "dash-dot-dot",
+        "fedproto": "long-dot",
     },
 }
 LOOKS = {
@@ -121,7 +130,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     taken = {look.colour for look in out.values()}
     free = [COLOURS[c] for c in _IN_TURN if COLOURS[c] not in taken] or [*COLOURS.values()]
     for i, name in enumerate(name for name in names if name not in out):
-        style = _STYLES_IN_TURN[(i + i // len(free)) % len(STYLES)]
+        style = _STYLES_IN_TURN[(i + i // len(free)) % len(_STYLES_IN_TURN)]
         out[name] = Look(free[i % len(free)], *STYLES[style])
     return {name: out[name] for name in names}
 

@@ -1,4 +1,4 @@
-"""FedCP, FedPAC, GPFL, FedDBE: their parts by hand, gradients against autograd, limits, and the identities they reduce to."""
+"""FedCP, FedPAC, GPFL, FedDBE, FedRoD, FedProto: their parts by hand, gradients against autograd, limits, and the identities they reduce to."""
 
 import math
 
@@ -10,7 +10,7 @@ from pfl_core import Experiment, models, run
 from tests.core.methods.features_shared import EVERYONE, one_round
 from tests.core.methods.setting import ARGS, OURS, assert_same, setup
 
-NAMES = ("fedcp", "fedpac", "gpfl", "feddbe", "fedas", "pfedfda")
+NAMES = ("fedcp", "fedpac", "gpfl", "feddbe", "fedas", "pfedfda", "fedrod", "fedproto")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +30,8 @@ BAD = {
     "fedpac": [dict(lam=-1.0), dict(head_epochs=-1), dict(cut=1.0)],
     "gpfl": [dict(lam=-1.0), dict(mu=-0.1), dict(condition="mine")],
     "feddbe": [dict(kappa=-1.0), dict(mu=0.0), dict(mu=1.1)],
+    "fedrod": [dict(gamma=-1.0), dict(start="psi"), dict(score="own")],
+    "fedproto": [dict(lam=-1.0), dict(proto="mean"), dict(weights="n"), dict(score="head")],
 }
 
 

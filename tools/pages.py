@@ -29,7 +29,7 @@ from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
 from pfl_papers.compare import card, judged, overview, readable, report
-from pfl_papers.compare.readable import LEGEND, worded
+from pfl_papers.compare.readable import LEGEND
 from pfl_papers.evidence import committed, form
 from pfl_papers.papers import presets
 from pfl_papers.papers.base import FULL, PAPERS, paper, title
@@ -369,18 +369,11 @@ def _named(artefact: str, file: Path) -> str:
 
 
 def _claims(judged: pd.DataFrame) -> list[str]:
-    # In the report's form: claim with its place, verdict, why. Those that were not run are folded.
-    ran = judged[judged.verdict != "not run"]
-    lines, left = [], judged[judged.verdict == "not run"]
-    for c in ran.itertuples():
-        where = "; ".join(filter(None, (c.source, c.limit)))
-        why = f"{c.why} ({c.scale})" if c.scale else c.why
-        line = {"the paper says": f"{c.says}<br>*{where}*", "verdict": worded(c.verdict, c.reason)}
-        lines.append(line | {"kind": c.kind, "why": why, "what that says": c.status})
-    out = [readable.markdown(pd.DataFrame(lines))] if lines else []
-    if len(left):
-        said = [f"- {c.says} ({c.source})" for c in left.itertuples()]
-        out += _folded(f"Claims that were not run: {len(left)}", *said)
+    # Claim with its place, verdict, why. Those that were not run are folded.
+    claims = readable.Claims(judged)
+    out = [readable.markdown(claims.text("<br>*{}*"))] if len(claims.ran) else []
+    if left := claims.not_run():
+        out += _folded(f"Claims that were not run: {len(left)}", *(f"- {line}" for line in left))
     return out or ["No claims."]
 
 

@@ -312,7 +312,7 @@ class Contrast:
             return f"{why}; {_more_seeds(self.found, max(gap, self.small - gap))}"
         if self.open == "still moves":
             by = f"by {self.moved:+.{self.digits}f} in the last quarter of the rounds"
-            return f"it still moves ({by}); more rounds would decide it"
+            return REASONS[self.open].replace(";", f" ({by});")
         return REASONS[self.open] + f" ({self.unlearned})" * bool(self.unlearned)
 
     def __str__(self) -> str:

@@ -169,11 +169,12 @@ class Claims:
         self.ran = frame[frame.verdict != "not run"]
         self.left = frame[frame.verdict == "not run"]
 
-    def text(self) -> pd.DataFrame:
-        """A row a claim that was run."""
+    def text(self, place: str = " ({})") -> pd.DataFrame:
+        """A row a claim that was run; `place` is how its place in the paper is written."""
         lines = [
             {
-                "the paper says": f"{c.says} ({'; '.join(filter(None, (c.source, c.limit)))})",
+                "the paper says": c.says
+                + place.format("; ".join(filter(None, (c.source, c.limit)))),
                 "kind": c.kind,
                 "verdict": worded(c.verdict, c.reason),
                 "why": f"{c.why} ({c.scale})" if c.scale else c.why,
@@ -183,6 +184,10 @@ class Claims:
         ]
         return pd.DataFrame(lines)
 
+    def not_run(self) -> list[str]:
+        """The claims that were not run, with their places."""
+        return [f"{c.says} ({c.source})" for c in tuples(self.left)]
+
     def _repr_html_(self) -> str:
         parts = []
         if len(self.ran):
@@ -190,10 +195,10 @@ class Claims:
             said["verdict"] = said.verdict.map(coloured)
             shown = said.to_html(escape=False, index=False, border=0, justify="left")
             parts.append(shown.replace("<td>", '<td style="text-align: left">'))
-        if len(self.left):
-            lines = [f"<li>{html.escape(f'{c.says} ({c.source})')}</li>" for c in tuples(self.left)]
-            summary = f"<summary>Claims that were not run: {len(lines)}</summary>"
-            parts.append(f"<details>{summary}<ul>{''.join(lines)}</ul></details>")
+        if left := self.not_run():
+            lines = "".join(f"<li>{html.escape(line)}</li>" for line in left)
+            summary = f"<summary>Claims that were not run: {len(left)}</summary>"
+            parts.append(f"<details>{summary}<ul>{lines}</ul></details>")
         return "\n".join(parts) or "<p>No claims.</p>"
 
     def __repr__(self) -> str:

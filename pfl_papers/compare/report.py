@@ -131,11 +131,11 @@ def unlike(paper: Paper, artefact: str, row: str, column: str, run: str) -> list
     return [what for what, of in _ALIKE.items() if of(ours) not in [of(e) for e in theirs]]
 
 
-def for_whom(paper: Paper, run: str) -> str:
-    """ "; for the authors' clients" of a run that has their draw of clients, else ""."""
-    ran = committed.experiment(run) if paper.clients else None
-    drawn = ran is not None and "numpy_seed" in ran.partition_args
-    return f"; {paper.clients}" if drawn else ""
+def for_whom(paper: Paper, runs: Iterable[str]) -> str:
+    """ "; for the authors' clients" of runs that have their draw of clients, else ""."""
+    ran = [committed.experiment(run) for run in dict.fromkeys(runs)] if paper.clients else []
+    drawn = ["numpy_seed" in e.partition_args for e in ran if e]
+    return f"; {'' if all(drawn) else 'in part '}{paper.clients}" if any(drawn) else ""
 
 
 def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
@@ -291,7 +291,7 @@ def _advantage(
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
     of_column = evidence.rows[evidence.rows.column == other.setting]
-    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column.run.iloc[0]))
+    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column.run))
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
@@ -406,7 +406,7 @@ class _Cells:
         rest = verdicts.at_rest(each.mean() if each.notna().all() else None)
         budget = Budget(*_cuts(paper, self.table, row, setting, self.rows), rest)
         verdict = verdicts.of_accuracy(predicted, said["reported"], budget)
-        why = verdict.why + for_whom(paper, cells.run.iloc[0])
+        why = verdict.why + for_whom(paper, cells.run)
         return line | verdict._replace(why=why)._asdict()
 
 
@@ -776,7 +776,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         verdict = verdicts.over_readings(found)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         judged = verdict.verdict not in _SILENT
-        whom = for_whom(paper, parts[claim.needs].run.iloc[0]) if judged else ""
+        whom = for_whom(paper, parts[claim.needs].run) if judged else ""
         line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why + whom)
         line |= dict(kind=claim.kind, profile=profile, scale="", brief=verdict.brief)
         line["status"] = _status(claim, verdict, profile)

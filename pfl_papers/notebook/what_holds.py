@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pfl_core.analysis import plots
+from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import grouped, tuples
 from pfl_core.util import checks
 from pfl_core.util.version import __version__
 from pfl_papers import places
-from pfl_papers.compare import parameters, readable, recount, report
+from pfl_papers.compare import parameters, recount, report
 from pfl_papers.compare.recount import AVERAGED, REPORTED, RULES, Runs
 from pfl_papers.evidence import committed
 from pfl_papers.notebook import rank_figures
@@ -409,7 +409,7 @@ def _least(profile: str, pairs: pd.DataFrame) -> str:
 
 
 def _points(found: Interval) -> str:
-    return readable.with_interval(found.estimate, found.low, found.high, 1, "+")
+    return verdicts.ends(found, unit="")
 
 
 def _worded_reversals(sure: pd.DataFrame) -> pd.DataFrame:

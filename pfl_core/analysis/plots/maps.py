@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 
 from pfl_core.analysis.plots.names import in_words
 from pfl_core.analysis.plots.style import COLOURS, PANEL, beside, finish, outer_labels, panels
+from pfl_core.util import checks
 
 PRINTED = 10  # rows and columns of a matrix up to which its numbers are printed
 FLAT = 0.05  # share of the common scale below which a matrix has a scale of its own
@@ -96,7 +97,7 @@ def _numbers(matrix: np.ndarray) -> np.ndarray:
     digits = 0 if np.nanmax(np.abs(matrix), initial=0) >= 10 else 2
 
     def text(value: float) -> str:
-        number = f"{value:.{digits}f}".removesuffix(".00")
+        number = f"{round(value, digits) + 0.0:.{digits}f}".removesuffix(".00")  # 0 has no sign
         return "" if np.isnan(value) else number.replace("0.", ".", 1)
 
     return np.vectorize(text, otypes=[object])(matrix)
@@ -136,9 +137,13 @@ def heats(
     Raises
     ------
     ValueError
-        Without matrices, or if labels and rows differ in number.
+        Without matrices, if labels or ends and rows differ in number, or for ends of no map.
     """
     _check_labels(matrices, labels)
+    ends = ends or {}
+    for title, words in ends.items():
+        checks.known("heats(ends): map", title, matrices)
+        _check_labels({title: matrices[title]}, words)
     fig, axes = panels(len(matrices), columns, size=_size(matrices, columns), sharey=False)
     every = np.concatenate([np.ravel(m) for m in matrices.values()])
     own = isinstance(said, Mapping)
@@ -151,10 +156,10 @@ def heats(
         _heat_panel(matrix, ax, labels, (x, y), options | scale | flat)
         ax.set_title(title + words)
         _outline(ax, *np.shape(matrix))
-        for row, word in enumerate((ends or {}).get(title, ())):
+        for row, word in enumerate(ends.get(title, ())):
             ax.text(np.shape(matrix)[1] + 0.15, row + 0.5, word, va="center", fontsize=5.5)
         if own:
-            pad = 0.15 if title in (ends or {}) else 0.05  # of the map's width
+            pad = 0.15 if title in ends else 0.05  # of the map's width
             how: dict[str, Any] = dict(label=said[title], extend=extend, shrink=0.8, pad=pad)
             fig.colorbar(ax.collections[0], ax=ax, **how)
         if not flat:
@@ -183,7 +188,7 @@ def _own_scale(matrix: np.ndarray, scale: dict[str, float]) -> tuple[dict[str, A
         return {}, ""
     if high - low <= 1e-6 * max(abs(high), 1e-9):
         return {}, f"\nall {high:.3g}"
-    digits = -int(np.floor(np.log10(high - low)))  # to where they differ
+    digits = max(0, -int(np.floor(np.log10(high - low))))  # to where they differ
     ends = f"{low:.{digits}f}–{high:.{digits}f}"
     return {"vmin": low, "vmax": high, "cmap": OWN}, f"\ngrey: {ends}"
 

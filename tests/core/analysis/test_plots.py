@@ -301,7 +301,7 @@ def test_heat(ax):
     assert mesh.get_clim() == (0, 2) and [t.get_text() for t in ax.texts][:3] == ["0", "0.5", "1"]
     other = plt.figure().subplots()
     plots.heat(np.array([[0.0, 0.5], [np.nan, 1]]), other)
-    assert [t.get_text() for t in other.texts if t.get_text()] == [".00", ".50", "1.00"]
+    assert [t.get_text() for t in other.texts if t.get_text()] == ["0", ".50", "1"]
     plots.heat(np.eye(11), wide := plt.figure().subplots())
     assert not wide.texts, "numbers up to 10 x 10"
     assert ax.yaxis_inverted(), "rows go downwards"

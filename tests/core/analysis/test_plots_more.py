@@ -127,6 +127,28 @@ def test_rows_have_words_at_their_right_end():
     assert [t.get_text() for t in one.texts] == ["1", "0", "0", "1"]
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e3, 1e7])
+def test_a_flat_map_says_its_ends_whatever_their_size(size):
+    flat = np.array([[0.5, 0.5], [0.5, 0.53]])
+    *_, ax, _ = plots.heats({"x": size * np.eye(2), "y": size * flat}).axes
+    low, high = map(float, ax.get_title().split("grey: ")[1].split("–"))
+    assert low < high and np.allclose((low, high), (0.5 * size, 0.53 * size), rtol=0.02)
+
+
+def test_a_number_that_rounds_to_0_has_no_sign():
+    (ax,), _ = panels_of(plots.heats({"a": np.array([[-0.001, -0.5], [0.001, 1.0]])}))
+    assert [t.get_text() for t in ax.texts] == ["0", "-.50", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [({"b": ["1", "2"]}, "map 'b'"), ({"a": ["1"]}, "1 labels for the 2 rows of 'a'")],
+)
+def test_words_at_the_end_of_no_row_are_refused(ends, said):
+    with pytest.raises(ValueError, match=said):
+        plots.heats({"a": np.eye(2)}, ends=ends)
+
+
 def test_heats_take_labels():
     maps, _ = panels_of(
         plots.heats({"square": np.eye(3), "wide": np.zeros((3, 4))}, labels=[*"xyz"])

@@ -1,6 +1,7 @@
 """Which number of a run is reported, and how tables and claims say it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,6 +12,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import report
 from pfl_papers.compare.readable import markdown
 from pfl_papers.compare.report import claims, latex, save_table
+from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper
 from pfl_papers.papers.base import PAPERS, Claim
 
@@ -298,3 +300,13 @@ def test_every_claim_says_where_the_paper_makes_it():
 def test_seeds_are_said_from_the_fewest_to_the_most():
     said = [report.seeds_in_words(counts) for counts in ([1], [2, 2], [5, 2, 3])]
     assert said == ["1 seed", "2 seeds", "2 to 5 seeds"]
+
+
+def test_clients_of_the_authors_are_said_of_all_runs_or_in_part(monkeypatch):
+    paper = dataclasses.replace(base.paper("fedaghn"), clients="for them")
+    runs = {"drawn": {"numpy_seed": 1}, "anew": {}}
+    made = {run: SimpleNamespace(partition_args=args) for run, args in runs.items()}
+    monkeypatch.setattr(committed, "experiment", made.get)
+    said = [report.for_whom(paper, some) for some in (["drawn"], ["anew"], [*runs], ["gone"])]
+    assert said == ["; for them", "", "; in part for them", ""]
+    assert report.for_whom(dataclasses.replace(paper, clients=""), ["drawn"]) == ""

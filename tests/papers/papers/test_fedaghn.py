@@ -232,7 +232,7 @@ def test_fedavg_before_and_after_fine_tuning():
         globals_ = seeded(dict(fedavg=before, fedprox=60), when="before")
         return globals_, seeded(dict(fedavg=after, fedprox=79, local=70, fedaghn=80))
 
-    worse, competitive = "FedAvg and FedProx, read before", "FedAvg-FT and FedProx-FT"
+    worse, competitive = "FedAvg and FedProx, tested before", "FedAvg-FT and FedProx-FT"
     assert verdict(worse, *table(60, 79)).verdict == "holds"
     assert verdict(worse, *table(75, 79)).verdict == "contradicted"
     assert verdict(worse, *table(70, 79)).verdict == "tie"

@@ -253,7 +253,7 @@ def described(field: dataclasses.Field) -> str:
     experiments = late("experiments.experiment")
     allowed = late("util.fields").allowed(field) if field.metadata.get("allowed") else ""
     default = experiments._default(field)
-    if default in (None, {}, (), ""):
+    if default in (None, {}, [], (), ""):
         default = "none"
     elif isinstance(default, bool):
         default = str(default).lower()

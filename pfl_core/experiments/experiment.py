@@ -32,14 +32,8 @@ from pfl_core.util.fields import choice, number, value
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
-COMPUTED = (
-    "lr",
-    "momentum",
-    "weight_decay",
-    "clip",
-    "finetune",
-    *ARGS,
-)  # fields with numbers to train with
+# Fields with numbers to train with.
+COMPUTED = ("lr", "momentum", "weight_decay", "clip", "finetune", *ARGS)
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
 
 

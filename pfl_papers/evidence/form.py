@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments.experiment import Experiment, defaults
 from pfl_core.experiments.keys import ARGS
 from pfl_core.experiments.metrics import KEYS
@@ -108,7 +109,8 @@ _CELL = {
     "row": "row, curve or bar of the artefact",
     "column": "column or panel of the artefact",
 } | _RUN
-_WHEN = "`before` or `after` local training; empty for totals of a run"
+_WHEN = "`before` or `after` local training, or `tuned 3`: after 3 epochs of fine-tuning, which "
+_WHEN += "follows the last round; empty for totals of a run"
 _SPLIT = "val or test (`train` where training accuracy is measured); empty for totals of a run"
 _ROUND = {"rounds": "communication rounds done so far; 0 is the start"}
 _KEYS = _ROUND | {"when": _WHEN, "split": _SPLIT}
@@ -324,9 +326,11 @@ def counts(arrays: Arrays) -> pd.DataFrame:
         return " ".join(map(str, values.astype(np.int64)))
 
     out = [(split, "", None, text(arrays[f"n/{split}"])) for split in ("train", "test")]
-    for when in ("before", "after"):
+    tuned = (key.partition("/")[0] for key in arrays if key.startswith(TUNED))
+    for when in ("before", "after", *dict.fromkeys(tuned)):
         right = arrays.get(f"{when}/test/correct", ())
-        out += [("test", when, r, text(v)) for r, v in zip(arrays["rounds"], right, strict=False)]
+        rounds = arrays["rounds"][-len(right) :]
+        out += [("test", when, r, text(v)) for r, v in zip(rounds, right, strict=False)]
     return pd.DataFrame(out, columns=["split", "when", "rounds", "counts"])
 
 
@@ -334,7 +338,8 @@ def arrays(counts: pd.DataFrame, rounds: np.ndarray) -> Arrays:
     """The inverse of `counts`; ValueError if a line of one of the `rounds` is missing."""
     out = {"rounds": rounds}
     for (when, split), own in counts.groupby(["when", "split"], sort=False):
-        if when and own["rounds"].tolist() != rounds.tolist():
+        due = rounds[-1:] if when.startswith(TUNED) else rounds
+        if when and own["rounds"].tolist() != due.tolist():
             raise ValueError("it has other rounds than its history")
         table = np.array([text.split() for text in own.counts], dtype=np.int64)
         out |= {f"{when}/{split}/correct": table} if when else {f"n/{split}": table[0]}

@@ -27,6 +27,7 @@ CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
+SELDOM = ("finetune",)  # fields that most runs leave empty: no column where no line has a value
 
 
 class Schema(NamedTuple):
@@ -77,7 +78,7 @@ def _of_field(name: str) -> tuple[str, str]:
     said = FIELDS[name].metadata["doc"].replace("\n", " ")
     if name in ARGS:
         return f"{name}.*", f"{said}. A column for each argument; empty where it is not given"
-    return name, f"{said}. JSON" if name == "init_from" else said
+    return name, f"{said}. JSON" if name in ("init_from", *SELDOM) else said
 
 
 FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
@@ -217,7 +218,7 @@ def ordered(table: pd.DataFrame, file: str) -> list[str]:
     for name in TABLES[file].columns:
         if name.endswith(".*"):
             out += sorted(c for c in there if c.startswith(name[:-1]))
-        elif "." not in name or name in there:
+        elif name in there or "." not in name and name not in SELDOM:
             out.append(name)
     dotted = [c for c in there if "." in c and c not in out]
     return [*out, *dotted]
@@ -240,7 +241,8 @@ def fields(plain: Mapping[str, Any]) -> dict[str, str]:
         elif isinstance(given, str):
             out[name] = given
         else:
-            out[name] = "" if given is None else json.dumps(given)
+            empty = given is None or name in SELDOM and not given
+            out[name] = "" if empty else json.dumps(given)
     return out
 
 
@@ -260,7 +262,7 @@ def plain(line: Mapping[str, Any]) -> dict[str, Any]:
         elif column in FIELDS and FIELDS[column].type == "str":
             out[column] = text
         elif column in FIELDS:
-            out[column] = json.loads(text) if text else None
+            out[column] = json.loads(text) if text else [] if column in SELDOM else None
     return out
 
 

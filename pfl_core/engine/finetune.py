@@ -28,7 +28,7 @@ from pfl_core.util.fields import choice, number
 
 ALL, HEAD = "all", "head"
 TUNED = "tuned"  # what `when` of its rows begins with
-FORM = 'allowed is {"epochs": 10, "lr": 0.01, "only": "head"}, of which lr and only may be left out, '
+FORM = 'allowed is {"epochs": 10, "lr": 0.01, "only": "head"}, lr and only may be left out, '
 FORM += "or a list of such stages"
 
 

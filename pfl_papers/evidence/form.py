@@ -340,7 +340,7 @@ def arrays(counts: pd.DataFrame, rounds: np.ndarray) -> Arrays:
     """The inverse of `counts`; ValueError if a line of one of the `rounds` is missing."""
     out = {"rounds": rounds}
     for (when, split), own in counts.groupby(["when", "split"], sort=False):
-        due = rounds[-1:] if when.startswith(TUNED) else rounds
+        due = rounds[-1:] if str(when).startswith(TUNED) else rounds
         if when and own["rounds"].tolist() != due.tolist():
             raise ValueError("it has other rounds than its history")
         table = np.array([text.split() for text in own.counts], dtype=np.int64)

@@ -74,7 +74,7 @@ def value(name: str, text: str) -> Any:
         return text  # a file of weights
     if "Experiment" in kind:
         return late("experiments.listing").by_id(text).experiment
-    if kind == "dict" and not text.startswith("{"):
+    if kind.startswith("dict") and not text.startswith(("{", "[")):
         return {k: _literal(v) for k, _, v in (pair.partition("=") for pair in text.split(","))}
     return tuple(text.split(",")) if kind.startswith("tuple") else _literal(text)
 

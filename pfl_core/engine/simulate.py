@@ -1,5 +1,7 @@
 """The only round loop: sample, download, local training, upload, evaluate, checkpoint.
 
+After the last round, fine-tuning follows, if there is any (finetune.py).
+
 Read it from the top: `simulate` sets a run up, `_Run.rounds` is the loop, and below it stand the
 parts of a round in the order in which they happen.
 """

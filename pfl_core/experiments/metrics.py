@@ -148,7 +148,7 @@ def validated(
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
-    """Test accuracy in %, before and after local training, a line each; see `Result.summary`."""
+    """Test accuracy in %, a line for each moment of evaluation; see `Result.summary`."""
     acc = history[
         (history["average"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
     ]

@@ -1,11 +1,14 @@
 """Fine-tuning of the served models: what it trains, that nobody learns from it, and how its rows are named."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pfl_core import Experiment, Federation, run, tune
+from pfl_core.__main__ import value
 from pfl_core.analysis.select import pick
 from pfl_core.engine import simulate
 from pfl_core.engine.finetune import Tuning
@@ -135,6 +138,13 @@ def test_ids():
     assert len({TINY.but(finetune=f).id for f in others} | ids) == 5
     assert TINY.but(finetune=LP_FT).finetune == LP_FT
     assert Experiment.from_plain(TINY.but(finetune=LP_FT).plain()).id == TINY.but(finetune=LP_FT).id
+
+
+def test_words_of_a_command_line():
+    assert TINY.but(finetune=value("finetune", "epochs=2,only=head")).finetune == [
+        {"epochs": 2, "only": "head"}
+    ]
+    assert TINY.but(finetune=value("finetune", json.dumps(LP_FT))).finetune == LP_FT
 
 
 def test_rows_say_the_epoch_at_the_last_round():

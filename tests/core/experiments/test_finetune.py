@@ -1,13 +1,15 @@
 """Fine-tuning of the served models: what it trains, that nobody learns from it, and how its rows are named."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from pfl_core import Experiment, Federation, run, tune
+from pfl_core import Experiment, Federation, register_model, run, tune
 from pfl_core.__main__ import value
 from pfl_core.analysis.select import pick
 from pfl_core.engine import simulate
@@ -55,6 +57,18 @@ def test_local_goes_on_as_in_later_rounds():
                 tuned.arrays[f"tuned {e}/test/{metric}"][0],
                 longer.arrays[f"before/test/{metric}"][2 + e],
             )
+
+
+def test_dropout_draws_as_in_local_training():
+    def dropping(input_shape, classes):
+        return nn.Sequential(
+            nn.Flatten(), nn.Dropout(0.3), nn.Linear(math.prod(input_shape), classes)
+        )
+
+    register_model("dropping_tuned", dropping)
+    e = TINY.but(model="dropping_tuned", finetune={"epochs": 2}, participation=0.7)
+    result = run(e.but(eval_after=True))
+    np.testing.assert_array_equal(right(result, "tuned 1"), right(result, "after"))
 
 
 def plain_loop(e, net, k, lr, stages):

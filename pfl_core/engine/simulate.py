@@ -24,7 +24,7 @@ from pfl_core.engine import hooks, pairs
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.finetune import Tuning, check_served
+from pfl_core.engine.finetune import Tuning, check_served, moments
 from pfl_core.engine.graphs import side_stream
 from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
@@ -263,7 +263,7 @@ class _Run:
             everyone = torch.arange(self.data.K, device=self.data.device)
             with self.engine.drawing("personal", r):
                 self.before = self._personal(r, everyone, list(range(self.data.K)))
-        if self.config.finetune:
+        if moments(self.config.finetune):
             self._tune(r)
         return Outcome(self.state, self.history, self.before, self.after, self.tuned)
 
@@ -275,21 +275,19 @@ class _Run:
         if self.checkpoint:
             self._save(self.checkpoint, self.history.until(*self.at_start))
         began, tuning = time.monotonic(), Tuning(self.engine, self.state)
-        sums = {moment: self._zeros() for moment in tuning.moments}
-        for sel, ids, served in self._served(r):
+        sums, history = {moment: self._zeros() for moment in tuning.moments}, self.history
+        last = 1 if self.before else len(self._parts())
+        for part, (sel, ids, served) in enumerate(self._served(r), 1):
             for moment, self.tuned in tuning.epochs(served, sel, ids):
                 when = f"in epoch {moment.rpartition(' ')[2]} of fine-tuning"
-                _check_finite(self.tuned, self.method, when, self.history, sel)
+                _check_finite(self.tuned, self.method, when, history, sel)
                 self._add(sums[moment], *self._seen(self.tuned, ids), when)
-        for moment, found in sums.items():
-            self.history.tuned |= {
-                f"{moment}/{split}/{metric}": torch.as_tensor(values)
-                for (split, metric), values in found.items()
-            }
-        if not self.before:
-            self.tuned = {}
-        self._note_executors()
-        self.history.tuned_s = time.monotonic() - began
+                if part == last:  # what is measured is kept, should a later epoch diverge
+                    named = {f"{moment}/{'/'.join(k)}": v for k, v in sums[moment].items()}
+                    history.tuned |= {name: torch.as_tensor(v) for name, v in named.items()}
+                self._note_executors()
+                history.tuned_s = time.monotonic() - began
+        self.tuned = self.tuned if self.before else {}
 
     def _served(self, r: int) -> Iterator[tuple[Tensor, list[int], Params]]:
         # What is fine-tuned: all clients whose models are kept, else those that are evaluated.

@@ -272,9 +272,10 @@ def test_many_clients_are_tuned_in_parts(monkeypatch, store):
 
 
 def test_where_it_diverges_the_rounds_are_kept():
-    result = run(TINY.but(finetune={"epochs": 2, "lr": 1e200}))
-    assert not result.ok and "in epoch 1 of fine-tuning" in result.meta["status"]
+    result = run(TINY.but(finetune=[{"epochs": 1}, {"epochs": 2, "lr": 1e200}]))
+    assert not result.ok and "in epoch 2 of fine-tuning" in result.meta["status"]
     assert result.arrays["rounds"].tolist() == [0, 1, 2]
+    assert [m for m in result.history.when.unique() if m.startswith("tuned")] == ["tuned 1"]
 
 
 # ---------------------------------------------------------------- what is refused

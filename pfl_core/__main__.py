@@ -74,7 +74,7 @@ def value(name: str, text: str) -> Any:
         return text  # a file of weights
     if "Experiment" in kind:
         return late("experiments.listing").by_id(text).experiment
-    if kind == "dict" and not text.startswith("{"):
+    if kind.startswith("dict") and not text.startswith(("{", "[")):
         return {k: _literal(v) for k, _, v in (pair.partition("=") for pair in text.split(","))}
     return tuple(text.split(",")) if kind.startswith("tuple") else _literal(text)
 
@@ -253,7 +253,7 @@ def described(field: dataclasses.Field) -> str:
     experiments = late("experiments.experiment")
     allowed = late("util.fields").allowed(field) if field.metadata.get("allowed") else ""
     default = experiments._default(field)
-    if default in (None, {}, (), ""):
+    if default in (None, {}, [], (), ""):
         default = "none"
     elif isinstance(default, bool):
         default = str(default).lower()

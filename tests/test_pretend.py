@@ -35,6 +35,16 @@ def test_rounds_there_end_as_on_a_cpu_and_the_host_waits_for_little(name):
     assert got["numbers uploaded"] < 1e4, "images are there, only who is in which batch is sent"
 
 
+def test_fine_tuning_there_ends_as_on_a_cpu():
+    stages = [{"epochs": 2, "only": "head"}, {"epochs": 1, "lr": 0.02}]
+    small = SMALL.but(max_samples=15, momentum=0.9, finetune=stages)
+    _, ended = counted(small)
+    there = dict(leaves(ended.tuned))
+    assert there and all(isinstance(v, Pretend) for v in there.values())
+    here = trained(small, "cpu", executor="batched").tuned
+    assert_same({p: v.held for p, v in there.items()}, dict(leaves(here)), exact=False)
+
+
 def test_two_devices_do_not_mix():
     with Accelerator() as accelerator:
         there = torch.ones(3, device=DEVICE)

@@ -37,7 +37,8 @@ def pick(
         on test data; it is optimistic, since test data choose what they judge. Accuracy chooses
         whatever the metric is.
     when : {"before", "after"}
-        Whether models were evaluated before or after the round's local training.
+        Whether models were evaluated before or after the round's local training; or "tuned 3":
+        after 3 epochs of the fine-tuning that follows the last round.
     average : {"client", "pooled"}
         Mean over clients, or over all samples of all clients.
 

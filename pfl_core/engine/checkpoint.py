@@ -44,6 +44,11 @@ class History:
         Seconds since the start.
     probes
         {"name/round/key": what `record` measured}.
+    tuned
+        As `evals`, {"tuned 1/split/metric": (K,) float64}: after each epoch of fine-tuning, which
+        follows the last round. No checkpoint has it.
+    tuned_s
+        Seconds of that.
     executor
         What local training ran through, "graphs+threads" if it was more than one.
     faster
@@ -61,6 +66,8 @@ class History:
     visits: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     probes: Params = field(default_factory=dict)
+    tuned: Params = field(default_factory=dict)
+    tuned_s: float = 0.0
     executor: str = ""
     faster: dict[str, str] = field(default_factory=dict)
     chunks: dict[str, int] = field(default_factory=dict)
@@ -102,7 +109,7 @@ def save(
         "extra": state.extra,
         "round": state.round,
     }
-    kept = {k: v for k, v in vars(history).items() if k != "n"}
+    kept = {k: v for k, v in vars(history).items() if k not in ("n", "tuned", "tuned_s")}
     evals = {k: torch.stack(v) for k, v in history.evals.items()}
     whole = parts | {
         "moved": moved,

@@ -21,8 +21,8 @@ OURS, TORCH = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.
 RETURN = "does every path through it end in `return`?"
 
 
-def rehearse(method: Method, data: ClientData, state: State) -> None:
-    """Raise ValueError unless client 0 gets a model that gives class scores; nothing is trained."""
+def rehearse(method: Method, data: ClientData, state: State) -> Params:
+    """What client 0 is served; nothing is trained. ValueError unless that gives class scores."""
     check_state(method, "init", state)
     check_rows(method, "init, in its clients,", state.clients, data.K)
     first = torch.zeros(1, dtype=torch.int64, device=data.device)
@@ -43,6 +43,7 @@ def rehearse(method: Method, data: ClientData, state: State) -> None:
             f"{method.name}.logits returned {_form(scores)} for {len(x)} samples of "
             f"{method.task.C} classes; allowed are class scores {want}"
         )
+    return served
 
 
 def check_shared(method: Method) -> None:

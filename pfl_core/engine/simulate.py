@@ -1,5 +1,7 @@
 """The only round loop: sample, download, local training, upload, evaluate, checkpoint.
 
+After the last round, fine-tuning follows, if there is any (finetune.py).
+
 Read it from the top: `simulate` sets a run up, `_Run.rounds` is the loop, and below it stand the
 parts of a round in the order in which they happen.
 """
@@ -7,6 +9,7 @@ parts of a round in the order in which they happen.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from pfl_core.engine import hooks, pairs
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.finetune import Tuning, check_served, moments
 from pfl_core.engine.graphs import side_stream
 from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
@@ -34,6 +38,7 @@ EVALUATED_AT_ONCE = 2000  # clients whose models are in memory together, where n
 FINISH = "finish"  # what `on_round` returns to end a run early, with a result
 
 OnRound = Callable[[int, History], bool | str | None]
+Sums = dict[tuple[str, str], np.ndarray]  # {(split, metric): (K,)}
 
 
 class Diverged(FloatingPointError):
@@ -57,6 +62,12 @@ class Outcome(NamedTuple):
     # was not evaluated, or for more than EVALUATED_AT_ONCE clients whose models nobody keeps.
     before: Params
     after: Params
+    tuned: Params  # those of the last epoch of fine-tuning, under the same conditions
+
+    @property
+    def served(self) -> Params:
+        """The models that clients end with."""
+        return self.tuned or self.before
 
 
 def simulate(
@@ -116,7 +127,7 @@ def simulate(
                     state = initial_state(method)
             if engine.foreign:
                 with engine.drawing("rehearsal"):
-                    hooks.rehearse(method, data, state)
+                    check_served(method, hooks.rehearse(method, data, state))
             run = _Run(engine, state, on_round, record)
             run.keep_files(checkpoint, end, stamp or {})
             return run.rounds()
@@ -155,6 +166,7 @@ class _Run:
         self.keeps_models = bool(record) or self.config.keep_models
         self.before: Params = {}
         self.after: Params = {}
+        self.tuned: Params = {}
         self.whole = True  # else the state is half-way from one round to the next
         self.known = not engine.foreign  # whether hooks return what they should
 
@@ -251,7 +263,48 @@ class _Run:
             everyone = torch.arange(self.data.K, device=self.data.device)
             with self.engine.drawing("personal", r):
                 self.before = self._personal(r, everyone, list(range(self.data.K)))
-        return Outcome(self.state, self.history, self.before, self.after)
+        if moments(self.config.finetune):
+            self._tune(r)
+        return Outcome(self.state, self.history, self.before, self.after, self.tuned)
+
+    # -- fine-tuning ---------------------------------------------------------------------------
+
+    def _tune(self, r: int) -> None:
+        # Epochs on the served models, each evaluated. The state stays as it is, and an interrupted
+        # fine-tuning begins anew.
+        if self.checkpoint:
+            self._save(self.checkpoint, self.history.until(*self.at_start))
+        began, tuning = time.monotonic(), Tuning(self.engine, self.state)
+        sums, history = {moment: self._zeros() for moment in tuning.moments}, self.history
+        last = 1 if self.before else len(self._parts())
+        for part, (sel, ids, served) in enumerate(self._served(r), 1):
+            for moment, self.tuned in tuning.epochs(served, sel, ids):
+                when = f"in epoch {moment.rpartition(' ')[2]} of fine-tuning"
+                _check_finite(self.tuned, self.method, when, history, sel)
+                self._add(sums[moment], *self._seen(self.tuned, ids), when)
+                if part == last:  # what is measured is kept, should a later epoch diverge
+                    named = {f"{moment}/{'/'.join(k)}": v for k, v in sums[moment].items()}
+                    history.tuned |= {name: torch.as_tensor(v) for name, v in named.items()}
+                self._note_executors()
+                history.tuned_s = time.monotonic() - began
+        self.tuned = self.tuned if self.before else {}
+
+    def _served(self, r: int) -> Iterator[tuple[Tensor, list[int], Params]]:
+        # What is fine-tuned: all clients whose models are kept, else those that are evaluated.
+        if self.before:
+            ids = list(range(self.data.K)) if self.config.keep_models else self.evaluated_ids
+            yield torch.tensor(ids, device=self.data.device), ids, self.before
+            return
+        for i, (sel, ids) in enumerate(self._parts()):
+            with self.engine.drawing("personal", r, *([i] if i else [])):
+                served = self._personal(r, sel, ids)
+            yield sel, ids, served
+
+    def _seen(self, models: Params, ids: list[int]) -> tuple[Params, list[int]]:
+        # Of models of clients `ids`, those that are evaluated, and of whom they are.
+        if set(ids) <= set(self.evaluated_ids):
+            return models, ids
+        return {n: v[self.evaluated] for n, v in models.items()}, self.evaluated_ids
 
     # -- training ------------------------------------------------------------------------------
 
@@ -266,7 +319,7 @@ class _Run:
         if not self.known:
             network = select(start, self.method.task.names)
             hooks.check_rows(self.method, "local", end, len(ids), network)
-        _check_finite(end, self.method, r, self.history, sel)
+        _check_finite(end, self.method, f"in round {r}", self.history, sel)
         self._note_executors()
         return _Trained(ids, sel, sent, start, end)
 
@@ -280,7 +333,8 @@ class _Run:
         with self.engine.drawing("upload", r):
             state = self.method.upload(self.state, sel, start, up, weight)
         self.state, self.known = hooks.check_state(self.method, "upload", state, shapes), True
-        _check_finite({**self.state.server, **self.state.extra}, self.method, r, self.history)
+        held = {**self.state.server, **self.state.extra}
+        _check_finite(held, self.method, f"in round {r}", self.history)
         for name, value in kept.items():
             self.state.clients[name][sel] = value
         self.state.round = r + 1
@@ -346,26 +400,36 @@ class _Run:
     def _evaluate(self, when: str, r: int, models: Callable[..., Params]) -> Params:
         # Sums over each evaluated client's validation and test samples, into arrays (K,). Returns
         # the models, {} where they are so many that they were made in several parts.
-        purpose, ids = "personal" if when == "before" else when, self.evaluated_ids
-        sums = {
-            (split, metric): np.zeros(self.data.K)
-            for split in ("val", "test")
-            for metric in ("correct", "loss")
-        }
-        parts = 1 if self.keeps_models else -(-len(ids) // EVALUATED_AT_ONCE)
-        for i, sel in enumerate(self.evaluated.tensor_split(parts)):
-            some, ids = ids[: len(sel)], ids[len(sel) :]
+        purpose, sums = "personal" if when == "before" else when, self._zeros()
+        parts = self._parts()
+        for i, (sel, some) in enumerate(parts):
             with self.engine.drawing(purpose, r, *([i] if i else [])):
                 served = models(r, sel, some)
-            _check_finite(served, self.method, r, self.history, sel)
-            for split in ("val", "test"):
-                with self.engine.watched(f"evaluation of round {r}"):
-                    found = self.engine.evaluate(served, split, some)
-                for metric in ("correct", "loss"):
-                    sums[split, metric][some] = found[metric]
+            _check_finite(served, self.method, f"in round {r}", self.history, sel)
+            self._add(sums, served, some, f"of round {r}")
         for (split, metric), values in sums.items():
             self.history.add(f"{when}/{split}/{metric}", values)
-        return served if parts == 1 else {}
+        return served if len(parts) == 1 else {}
+
+    def _parts(self) -> list[tuple[Tensor, list[int]]]:
+        # The evaluated clients, in parts whose models are in memory together.
+        ids = self.evaluated_ids
+        parts = 1 if self.keeps_models else -(-len(ids) // EVALUATED_AT_ONCE)
+        several = self.evaluated.tensor_split(parts)
+        ends = np.cumsum([len(sel) for sel in several]).tolist()
+        return [(sel, ids[end - len(sel) : end]) for sel, end in zip(several, ends, strict=True)]
+
+    def _zeros(self) -> Sums:
+        pairs = itertools.product(("val", "test"), ("correct", "loss"))
+        return {pair: np.zeros(self.data.K) for pair in pairs}
+
+    def _add(self, sums: Sums, models: Params, ids: list[int], when: str) -> None:
+        # What the models of clients `ids` get right, into their rows.
+        for split in ("val", "test"):
+            with self.engine.watched(f"evaluation {when}"):
+                found = self.engine.evaluate(models, split, ids)
+            for metric in ("correct", "loss"):
+                sums[split, metric][ids] = found[metric]
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -441,7 +505,7 @@ def _is_best(history: History) -> bool:
 
 
 def _check_finite(
-    p: dict[str, Any], method: Method, r: int, history: History, ids: Tensor | None = None
+    p: dict[str, Any], method: Method, when: str, history: History, ids: Tensor | None = None
 ) -> None:
     # p: models of the clients `ids`, or what the server holds.
     found = {
@@ -459,7 +523,7 @@ def _check_finite(
         who = "the server" if ids is None else f"client {int(ids[: len(rows)][~rows][0])}"
         layer = name.rpartition(".")[0] or name
         raise Diverged(
-            f"{method.name}: layer {layer} ({name}) of {who} is not finite in round {r}; "
+            f"{method.name}: layer {layer} ({name}) of {who} is not finite {when}; "
             "lower lr, or clip gradients",
             history,
         )

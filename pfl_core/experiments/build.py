@@ -20,6 +20,7 @@ from pfl_core.data import partition as partitions
 from pfl_core.data import pools
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
+from pfl_core.engine import finetune
 from pfl_core.experiments.experiment import WHICH, Experiment, which_clients
 from pfl_core.experiments.weights import fill
 from pfl_core.methods.base import Method, head_models, make_method
@@ -231,7 +232,9 @@ def build_method(
     task = Task(model, data.n, data.label_counts, train_config(e), heads, anatomy)
     if heads or "mix_and_match" in e.record:
         _ = task.head  # ValueError where it is not what gives the scores
-    return make_method(e.method, **e.method_args).bind(task)
+    method = make_method(e.method, **e.method_args).bind(task)
+    finetune.check(method)
+    return method
 
 
 def _check_built(name: str, one: nn.Module, two: nn.Module) -> None:

@@ -51,7 +51,7 @@ def _train(
     try:
         state = _initial_state(call, method, source)
         with Progress(e.rounds, f"{e.method} {e.dataset} seed {e.seed}") as bar:
-            final, history, before, _ = simulate(
+            outcome = simulate(
                 method,
                 data,
                 executor=stamp["executor"],
@@ -63,8 +63,9 @@ def _train(
                 on_round=_told(call, method, bar),
                 record=probes.recorder(e.record),
             )
+        final, history, served = outcome.state, outcome.history, outcome.served
     except Diverged as error:
-        final, history, before, status = None, error.history, {}, f"failed: {error}"
+        final, history, served, status = None, error.history, {}, f"failed: {error}"
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
             f"{e.method} on {call.device} is out of memory with batch={e.batch} and "
@@ -72,8 +73,8 @@ def _train(
             "take executor='threads' with few workers, or device='cpu'; a run with a checkpoint "
             f"resumes from it ({str(error).partition('.')[0]})"
         ) from error
-    wall = history.wall[-1] if history.wall else time.monotonic() - began
-    return Trained(history, final, before, status, wall)
+    rounds = history.wall[-1] if history.wall else time.monotonic() - began
+    return Trained(history, final, served, status, rounds + history.tuned_s)
 
 
 def _told(call: Call, method: Method, bar: Progress) -> Callable[[int, History], bool | str]:
@@ -140,7 +141,8 @@ def _beginning(call: Call) -> Path | None:
         meta = (read_about(path.parent) or {"meta": {}})["meta"]
         if (meta.get("status"), meta.get("course")) != ("done", call.course):
             continue
-        if meta.get("rounds") not in range(call.experiment.rounds):
+        # One of as many rounds differs in its fine-tuning, which follows them.
+        if meta.get("rounds") not in range(call.experiment.rounds + 1):
             continue
         if is_whole(path):
             shorter[meta["rounds"]] = path

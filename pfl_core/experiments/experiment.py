@@ -19,7 +19,7 @@ from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
-from pfl_core.engine import probes
+from pfl_core.engine import finetune, probes
 from pfl_core.engine.sgd import PRECISIONS
 from pfl_core.experiments import keys
 from pfl_core.experiments.keys import ARGS, WHICH
@@ -32,7 +32,8 @@ from pfl_core.util.fields import choice, number, value
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
-COMPUTED = ("lr", "momentum", "weight_decay", "clip", *ARGS)  # fields with numbers to train with
+# Fields with numbers to train with.
+COMPUTED = ("lr", "momentum", "weight_decay", "clip", "finetune", *ARGS)
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
 
 
@@ -231,8 +232,16 @@ class Experiment:
             "products in TensorFloat-32 (tf32), or products in bfloat16 (bf16)"
         ),
     )
+    finetune: list = value(
+        [],
+        "Fine-tuning of the served models after the last round: {'epochs': 10, 'lr': 0.01, 'only': "
+        "'head'}, or a list of such stages, one after the other. lr: by default as above; only: "
+        "'all' (default), or the head alone. Each epoch is evaluated, in rows of its own: "
+        "when='tuned 1', 'tuned 2', ...",
+        given="dict | list of dicts | None",
+    )
     keep_models: bool = value(
-        False, "Whether the Result keeps the clients' models of the last round"
+        False, "Whether the Result keeps the models that the clients end with"
     )
     init_from: Experiment | Weights | str | Path | None = value(
         None,
@@ -301,6 +310,11 @@ class Experiment:
                 "Experiment(new_head=True) needs init_from, and adopt=False: without them every "
                 "head is new, or the server's"
             )
+        if self.earlier and self.earlier.finetune:
+            raise ValueError(
+                "Experiment(init_from=...) begins with what a federation learned, and nobody "
+                "learns from fine-tuning: give it without, as init_from=source.but(finetune=None)"
+            )
         if self.adopt and self.earlier is None:
             raise ValueError(
                 "Experiment(adopt=True) needs init_from: the Experiment whose server takes these "
@@ -309,7 +323,8 @@ class Experiment:
 
     def _freeze_values(self) -> None:
         # Dicts become copies, with values as JSON gives them back, which nobody can change.
-        values = {name: keys.cast(self, name) for name in ARGS} | {"tags": self.tags}
+        values: dict[str, Any] = {name: keys.cast(self, name) for name in ARGS}
+        values |= {"tags": self.tags, "finetune": finetune.plain(self.finetune)}
         try:
             for name, given in values.items():
                 kept = json.loads(json.dumps(given, default=keys.scalar))
@@ -570,8 +585,9 @@ class Experiment:
         """The id of this Experiment without its number of rounds.
 
         Of two runs with the same course, the shorter one is the beginning of the longer one.
+        Fine-tuning follows the rounds and is no part of it.
         """
-        return self.but(rounds=0).id_for(checksum, source)
+        return self.but(rounds=0, finetune=None).id_for(checksum, source)
 
     def sources(self) -> str:
         """The text of the code that `code` is a digest of."""

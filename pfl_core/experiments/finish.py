@@ -31,12 +31,12 @@ from pfl_core.util.provenance import commit, processor
 class Trained:
     """What the training of a run ended with; of one that diverged, `final` is None.
 
-    before : the personal models of the last round; wall : seconds
+    served : the personal models that clients end with; wall : seconds
     """
 
     history: History
     final: State | None
-    before: Params
+    served: Params
     status: str
     wall: float
 
@@ -156,6 +156,7 @@ def _arrays(run: Prepared, trained: Trained) -> dict[str, np.ndarray]:
     arrays = {"rounds": np.array(history.rounds, dtype=np.int64)}
     if count:
         arrays |= {k: torch.stack(v[:count]).numpy() for k, v in history.evals.items()}
+        arrays |= {k: v[None].numpy() for k, v in history.tuned.items()}  # of the last round
     arrays |= probes.stacked(history.probes)
     held = {split: np.array([len(i) for i in index[split]]) for split in ("train", "val", "test")}
     counted = {split: history.n.get(split, held[split]) for split in ("val", "test")}
@@ -166,8 +167,8 @@ def _save_models(path: Path, run: Prepared, trained: Trained, meta: dict[str, An
     final, method = trained.final, run.method
     assert final is not None  # callers ask for it
     # Scores of a method's own are made of all that it serves, others of the network alone.
-    names = tuple(trained.before) if method.own_scores else method.task.names
-    served = final_models(trained.before, names)
+    names = tuple(trained.served) if method.own_scores else method.task.names
+    served = final_models(trained.served, names)
     kept = dict(models=served, server=final.server, clients=final.clients, extra=final.extra)
     kept |= dict(constants=method.task.constants, tied=method.task.tied)
     kept |= dict(n=method.task.n.cpu(), label_counts=method.task.label_counts.cpu())

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data.checksum import Checksum
+from pfl_core.engine import finetune
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks, identity
 
@@ -86,6 +87,8 @@ def canonical(e: Any) -> dict[str, Any]:
         "partition_seed": None if e.partition_seed == e.seed else e.partition_seed,
         "eval_after": None if e.eval_after == everyone else e.eval_after,
         "record": sorted(set(e.record)),
+        # Runs of earlier versions say nothing of it.
+        "finetune": finetune.canonical(getattr(e, "finetune", []), e.lr),
         "plugins": [],  # what comes from them counts, see `Experiment.code`
     }
 

@@ -57,7 +57,7 @@ def history_frame(
         if (n > 0).any():
             loss = arrays[f"{when}/{split}/loss"]
             for average, metric, values in _measured(correct, loss, n):
-                frame = pd.DataFrame({"rounds": rounds, "value": values})
+                frame = pd.DataFrame({"rounds": rounds[-len(correct) :], "value": values})
                 out.append(frame.assign(when=when, split=split, average=average, metric=metric))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
@@ -68,6 +68,7 @@ def history_frame(
 
 
 def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
+    # What was measured at the last len(correct) of the rounds: fine-tuning at the last one.
     for key in arrays:
         if key.endswith("/correct"):
             when, split, _ = key.split("/")
@@ -91,9 +92,9 @@ def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
 
     Columns: rounds, when, split, client, acc_pct (%), n (samples).
     """
-    rounds, frames = arrays["rounds"], []
+    frames = []
     for when, split, correct in _counted(arrays):
-        n = arrays[f"n/{split}"]
+        n, rounds = arrays[f"n/{split}"], arrays["rounds"][-len(correct) :]
         r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
         part = dict(rounds=r.ravel(), when=when, split=split, client=k.ravel())
         part |= dict(acc_pct=accuracy(correct, n).ravel(), n=np.tile(n, len(rounds)))
@@ -106,8 +107,9 @@ def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataF
 
     Columns: client, acc_pct (%), n (test samples).
     """
-    ids, at = arrays["n/test"].nonzero()[0], list(arrays["rounds"]).index(round)
-    n, correct = arrays["n/test"][ids], arrays[f"{when}/test/correct"][at][ids]
+    ids, found = arrays["n/test"].nonzero()[0], arrays[f"{when}/test/correct"]
+    at = list(arrays["rounds"][-len(found) :]).index(round)
+    n, correct = arrays["n/test"][ids], found[at][ids]
     return pd.DataFrame(dict(client=ids, acc_pct=accuracy(correct, n), n=n))
 
 
@@ -146,7 +148,7 @@ def validated(
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
-    """Test accuracy in %, before and after local training, a line each; see `Result.summary`."""
+    """Test accuracy in %, a line for each moment of evaluation; see `Result.summary`."""
     acc = history[
         (history["average"] == "client") & history.metric.isin(["acc_pct", "acc_worst10", "acc_sd"])
     ]

@@ -46,7 +46,8 @@ class Result:
     ok : bool
         Whether it reached its last round.
     history : DataFrame
-        One number a row: rounds (done so far), when ("before" or "after" local training), split,
+        One number a row: rounds (done so far), when ("before" or "after" local training; "tuned 3",
+        after 3 epochs of the fine-tuning that follows the last round), split,
         average ("client": of all clients alike; "pooled": of all samples alike; "total": of the run
         so far), metric ("acc_pct" in %, "acc_sd", "loss", "train_s", ...) and value.
     rows : DataFrame
@@ -56,6 +57,7 @@ class Result:
         The accuracy of every client at every evaluated round.
     arrays : dict of arrays
         What was measured client by client: "rounds" (E,), "before/test/correct" (E, K) counts,
+        "tuned 3/test/correct" (1, K) likewise,
         "n/test" (K,) samples, ..., and what probes recorded (read it with `probe`).
     meta : dict
         status, device, executor (what ran) and executor_asked, versions, commit, date, wall_s
@@ -128,7 +130,7 @@ class Result:
         return probes.read(self.arrays, name)
 
     def summary(self) -> pd.DataFrame:
-        """Test accuracy in %, before and after local training, a line each.
+        """Test accuracy in %, before and after local training and fine-tuning, a line each.
 
         Columns: "last round" (mean over clients), "best round" (mean at the round with the best
         validation accuracy; without validation data, with the best test accuracy), "round of best"

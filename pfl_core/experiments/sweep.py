@@ -18,6 +18,7 @@ import pandas as pd
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
+from pfl_core.engine.finetune import moments
 from pfl_core.experiments import build, lookup, workers
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment
@@ -276,7 +277,8 @@ def tune(
     choices : values of fields, {"lr": [0.01, 0.1], "method_args": [{"mu": 1}, {"mu": 2}]}, of which
         all combinations are tried; or a list of changes, each as `Experiment.but` takes it
     split : "val"; all else is an error, so that nobody chooses on test data
-    when : "before" or "after" local training models are judged
+    when : "before" or "after" local training models are judged; "tuned 3": after 3 epochs of
+        their fine-tuning
     **how : what else `sweep` takes
 
     Returns
@@ -304,7 +306,6 @@ def tune(
     fitted(experiment, how.get("fed"))
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
-    checks.known("when", when, ("before", "after"))
     changes = _choices(choices)
     labels = [json.dumps(c, sort_keys=True, default=_named) for c in changes]
     named = zip(changes, labels, strict=True)
@@ -331,6 +332,8 @@ def _best(rows: pd.DataFrame, cells: list[Experiment], when: str) -> str:
 
 
 def _check_tunable(cells: list[Experiment], when: str, fed: Federation | None) -> None:
+    tuned = min((moments(c.finetune) for c in cells), key=len)
+    checks.known("when", when, ("before", "after", *tuned), "each choice must be evaluated then")
     if when == "after" and any(
         c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells
     ):

@@ -182,6 +182,11 @@ def serve(
                 "init_from names an Experiment, whose end is not here: not over Flower; save its "
                 "model's state_dict and give the file to every node, or run it as a simulation"
             )
+        if experiment.finetune:
+            raise ValueError(
+                "finetune trains after the last round: not over Flower; leave it out, or run it as "
+                "a simulation"
+            )
         if type(method).personal is not Method.personal:
             raise ValueError(
                 f"{experiment.method} makes its personal models from the server's state or by "
@@ -471,7 +476,8 @@ def write_app(
     ------
     ValueError
         For an Experiment that nodes cannot run: over own data, from another one's end
-        (`init_from`), of code that only this process has, or of a method that `serve` refuses.
+        (`init_from`), with fine-tuning, of code that only this process has, or of a method that
+        `serve` refuses.
     """
     _check_told_apart(experiment)
     folder = paths.expanded(folder, "folder")
@@ -494,6 +500,7 @@ def _check_told_apart(experiment: Experiment) -> None:
             experiment.dataset == "own"
         ),
         "another Experiment's end; leave init_from out": experiment.init_from is not None,
+        "fine-tuning; leave finetune out": bool(experiment.finetune),
         "code of a notebook or script; move it into a module, and name that in `plugins`": (
             experiment.in_main
         ),

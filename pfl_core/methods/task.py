@@ -50,6 +50,7 @@ class TrainConfig:
     head_depth: int
     head_by: str
     holdout: float
+    finetune: list[dict[str, Any]]
 
 
 class Task:

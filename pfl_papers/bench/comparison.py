@@ -289,6 +289,7 @@ def _epoch(experiment: Experiment) -> float:
     # Batches of an epoch, mean over clients.
     whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
     once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
+    once = once.but(finetune=None)
     return plan.client_steps(once) / experiment.clients
 
 

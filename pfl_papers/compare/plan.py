@@ -184,7 +184,9 @@ def compute(
 
 
 def client_steps(experiment: Experiment) -> int:
-    """Local SGD steps of a run, summed over clients, also those of evaluations after training."""
+    """Local SGD steps of a run, summed over clients, also those of evaluations after training and
+    of fine-tuning.
+    """
     e = experiment
     sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
@@ -193,7 +195,9 @@ def client_steps(experiment: Experiment) -> int:
     visited = len(sample(config, e.clients, 0))
     others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(config, e.clients)
     extra = sum(evaluate_at(config, r) for r in range(e.rounds + 1)) * others
-    return int(visit * (visited * e.rounds + extra))
+    tuned = e.clients if e.keep_models else e.eval_clients or e.clients
+    tuning = sum(stage["epochs"] for stage in e.finetune) * tuned * sum(epoch) / e.clients
+    return int(visit * (visited * e.rounds + extra) + tuning)
 
 
 def _net(experiment: Experiment) -> tuple[str, str, int]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments.experiment import Experiment, defaults
 from pfl_core.experiments.keys import ARGS
 from pfl_core.experiments.metrics import KEYS
@@ -26,6 +27,7 @@ CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
+SELDOM = ("finetune",)  # fields that most runs leave empty: no column where no line has a value
 
 
 class Schema(NamedTuple):
@@ -76,7 +78,7 @@ def _of_field(name: str) -> tuple[str, str]:
     said = FIELDS[name].metadata["doc"].replace("\n", " ")
     if name in ARGS:
         return f"{name}.*", f"{said}. A column for each argument; empty where it is not given"
-    return name, f"{said}. JSON" if name == "init_from" else said
+    return name, f"{said}. JSON" if name in ("init_from", *SELDOM) else said
 
 
 FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
@@ -108,7 +110,8 @@ _CELL = {
     "row": "row, curve or bar of the artefact",
     "column": "column or panel of the artefact",
 } | _RUN
-_WHEN = "`before` or `after` local training; empty for totals of a run"
+_WHEN = "`before` or `after` local training, or `tuned 3`: after 3 epochs of fine-tuning, which "
+_WHEN += "follows the last round; empty for totals of a run"
 _SPLIT = "val or test (`train` where training accuracy is measured); empty for totals of a run"
 _ROUND = {"rounds": "communication rounds done so far; 0 is the start"}
 _KEYS = _ROUND | {"when": _WHEN, "split": _SPLIT}
@@ -215,7 +218,7 @@ def ordered(table: pd.DataFrame, file: str) -> list[str]:
     for name in TABLES[file].columns:
         if name.endswith(".*"):
             out += sorted(c for c in there if c.startswith(name[:-1]))
-        elif "." not in name or name in there:
+        elif name in there or "." not in name and name not in SELDOM:
             out.append(name)
     dotted = [c for c in there if "." in c and c not in out]
     return [*out, *dotted]
@@ -238,7 +241,8 @@ def fields(plain: Mapping[str, Any]) -> dict[str, str]:
         elif isinstance(given, str):
             out[name] = given
         else:
-            out[name] = "" if given is None else json.dumps(given)
+            empty = given is None or name in SELDOM and not given
+            out[name] = "" if empty else json.dumps(given)
     return out
 
 
@@ -258,7 +262,7 @@ def plain(line: Mapping[str, Any]) -> dict[str, Any]:
         elif column in FIELDS and FIELDS[column].type == "str":
             out[column] = text
         elif column in FIELDS:
-            out[column] = json.loads(text) if text else None
+            out[column] = json.loads(text) if text else [] if column in SELDOM else None
     return out
 
 
@@ -324,9 +328,11 @@ def counts(arrays: Arrays) -> pd.DataFrame:
         return " ".join(map(str, values.astype(np.int64)))
 
     out = [(split, "", None, text(arrays[f"n/{split}"])) for split in ("train", "test")]
-    for when in ("before", "after"):
+    tuned = (key.partition("/")[0] for key in arrays if key.startswith(TUNED))
+    for when in ("before", "after", *dict.fromkeys(tuned)):
         right = arrays.get(f"{when}/test/correct", ())
-        out += [("test", when, r, text(v)) for r, v in zip(arrays["rounds"], right, strict=False)]
+        rounds = arrays["rounds"][-len(right) :]
+        out += [("test", when, r, text(v)) for r, v in zip(rounds, right, strict=False)]
     return pd.DataFrame(out, columns=["split", "when", "rounds", "counts"])
 
 
@@ -334,7 +340,8 @@ def arrays(counts: pd.DataFrame, rounds: np.ndarray) -> Arrays:
     """The inverse of `counts`; ValueError if a line of one of the `rounds` is missing."""
     out = {"rounds": rounds}
     for (when, split), own in counts.groupby(["when", "split"], sort=False):
-        if when and own["rounds"].tolist() != rounds.tolist():
+        due = rounds[-1:] if str(when).startswith(TUNED) else rounds
+        if when and own["rounds"].tolist() != due.tolist():
             raise ValueError("it has other rounds than its history")
         table = np.array([text.split() for text in own.counts], dtype=np.int64)
         out |= {f"{when}/{split}/correct": table} if when else {f"n/{split}": table[0]}

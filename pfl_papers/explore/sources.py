@@ -39,6 +39,7 @@ MOMENTS = {
     "before": "before local training",
     "after": "after local training",
 }
+
 # Fields of an Experiment that make runs comparable: they name a column, all others a row.
 _PROBLEM = ("dataset", "partition", "clients", "model", "max_samples", "partition_seed")
 _ARGUMENTS = ("partition", "model", "method")  # fields with arguments in a field of their own
@@ -206,6 +207,11 @@ def timed(frame: pd.DataFrame, when: str) -> pd.DataFrame:
     read = {v["row"]: _read(v["paper"], v["row"], v["method"]) for v in heads}
     read = {row: when if when in there[row] else there[row][0] for row, when in read.items()}
     return frame[frame.when == frame.row.map(read)]
+
+
+def moment(when: str) -> str:
+    """When models were evaluated, in words."""
+    return MOMENTS.get(when, f"after {when.rpartition(' ')[2]} epochs of fine-tuning")
 
 
 def _read(paper: str, row: str, method: str) -> str:

@@ -104,7 +104,7 @@ def shown(experiment: Experiment, curve: pd.DataFrame | None, said: str = "") ->
     fig = None
     if curve is not None:
         fig, (ax,) = plots.panels(1)
-        plots.curves(curve.assign(row=curve.when.map(sources.MOMENTS)), ax)
+        plots.curves(curve.assign(row=curve.when.map(sources.moment)), ax)
         data = plots.in_words(experiment.dataset)
         ax.set_title(f"{plots.label(experiment.method)} on {data}, {experiment.rounds} rounds")
         _whole(ax, experiment.rounds)

@@ -184,7 +184,7 @@ def _first_rows(frame: pd.DataFrame) -> list[str]:
 def _offer_when(choices: Choices, frame: pd.DataFrame) -> str:
     """Offer "when": each moment of evaluation, and each row's own where there are several."""
     there = frame.when.unique().tolist()
-    return choices.offer("when", ["own"] * (len(there) > 1) + there, words=sources.MOMENTS.get)
+    return choices.offer("when", ["own"] * (len(there) > 1) + there, words=sources.moment)
 
 
 def _missing(what: str, code: str) -> Shown:
@@ -289,7 +289,7 @@ def runs(
     _draw_last_round(frame, right)
     said = (
         f"{sources.METRICS[metric]} of {sources.columns(whole)[column]}, evaluated "
-        f"{sources.MOMENTS[when]}. A line is the mean over seeds, a band or bar its 95 % interval."
+        f"{sources.moment(when)}. A line is the mean over seeds, a band or bar its 95 % interval."
     )
     if against == "megabytes":
         said += " A method that sends nothing, such as local training, has no curve."

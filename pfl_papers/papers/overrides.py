@@ -26,7 +26,7 @@ Overrides = Mapping[str, Any]
 UNLIKE = "not the paper's setting"
 # What other parameters of a notebook choose, and what its figures rest on.
 _CHOSEN = {"dataset": "datasets", "method": "methods", "seed": "seeds"}
-_KEPT = ("init_from", "new_head", "adopt", "record", "keep_models", "plugins", "tags")
+_KEPT = ("init_from", "new_head", "adopt", "finetune", "record", "keep_models", "plugins", "tags")
 FIELDS = {
     f.name: fields.kind(f)
     for f in dataclasses.fields(Experiment)

@@ -55,6 +55,36 @@ CASES = [
         lambda: tiny(model_args={"hidden": X}),
         "JSON cannot keep",
     ),
+    Case(
+        "Experiment(finetune=5)",
+        lambda: tiny(finetune=5),
+        r"finetune=5\): allowed is .*'epochs': 10.*list of such stages".replace("'", '"'),
+    ),
+    Case(
+        'Experiment(finetune={"lr": 0.1})',
+        lambda: tiny(finetune={"lr": 0.1}),
+        "says no epochs; allowed is",
+    ),
+    Case(
+        'Experiment(finetune={"epoch": 5})',
+        lambda: tiny(finetune={"epoch": 5}),
+        "did you mean 'epochs'.*known are epochs, lr, only",
+    ),
+    Case(
+        'Experiment(finetune={"epochs": 5, "only": "body"})',
+        lambda: tiny(finetune={"epochs": 5, "only": "body"}),
+        r"finetune\(only='body'\): allowed is one of all, head",
+    ),
+    Case(
+        'run(Experiment(head_depth=0, finetune={"epochs": 5, "only": "head"}))',
+        lambda: run(tiny(head_depth=0, finetune={"epochs": 5, "only": "head"})),
+        "needs a head that can be trained",
+    ),
+    Case(
+        'Experiment(init_from=tuned), tuned with finetune={"epochs": 5}',
+        lambda: tiny(init_from=tiny(finetune={"epochs": 5})),
+        "nobody learns from fine-tuning",
+    ),
     Case("Experiment(adopt=True)", lambda: tiny(adopt=True), "needs init_from"),
     Case(
         "make_method with a boolean rate",

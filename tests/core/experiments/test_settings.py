@@ -54,6 +54,7 @@ OTHER = dict(  # of each field another value than BASE has
     partition_seed=1,
     dtype="float64",
     precision="tf32",
+    finetune=[{"epochs": 1}],
     keep_models=True,
     init_from=SOURCE,
     adopt=True,
@@ -91,7 +92,7 @@ def test_each_field_but_the_seeds_and_what_is_kept_tells_settings_apart(name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(OTHER.keys() - NEUTRAL - {"init_from", "adopt", "new_head"})
+    "name", sorted(OTHER.keys() - NEUTRAL - {"init_from", "adopt", "new_head", "finetune"})
 )
 def test_fields_of_a_source_count_too(name):
     base, other = changed(name)

@@ -246,6 +246,7 @@ def test_what_a_client_says_of_itself_is_checked(wrong):
 APART = {
     "cannot have own data": dict(dataset="own", clients=None),
     "leave init_from out": dict(init_from=Experiment(**TINY)),
+    "leave finetune out": dict(finetune={"epochs": 1}),
     "run it as a simulation": dict(method="fedala"),
 }
 

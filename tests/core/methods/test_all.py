@@ -184,7 +184,7 @@ def test_learns(name):
         lr=0.1,
         eval_every=12,
     )
-    *_, history, before, after = simulate(method, data, workers=2)
+    _, history, before, after, _ = simulate(method, data, workers=2)
     n = sum(len(i) for i in data.index["test"])
     best = max(float(history.evals[f"{w}/test/correct"][-1].sum()) / n for w in ("before", "after"))
     assert best > 0.6, f"{name}: {100 * best:.0f} % on data that are easy"

@@ -49,7 +49,7 @@ def test_one_client_alone_is_local(name, net):
 @both_nets
 def test_fine_tuned_is_a_view_of_fedavg(net):
     method, data = bound("fedavg", net)
-    with_after, history, _, after = simulate(method, data, workers=1)
+    with_after, history, _, after, _ = simulate(method, data, workers=1)
     assert_same(with_after, simulate(under(method, eval_after=False), data, workers=1)[0])
     _, local, *_ = simulate(*bound("local", net), workers=1)
     assert torch.equal(history.evals["after/test/loss"][0], local.evals["after/test/loss"][0])

@@ -49,7 +49,7 @@ def test_ditto_by_hand():
         v = [descend(v[k], SIGNS[k], 3 * SIZES[k], lr=0.2, pull=1.5, to=w) for k in (0, 1)]
         w = mean([descend(w, s, n) for s, n in zip(SIGNS, SIZES, strict=True)])
     method, data = pair("ditto", lam=1.5, personal_epochs=3, personal_lr=0.2)
-    state, _, before, _ = simulate(method, data, workers=1)
+    state, _, before, *_ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), v[k])

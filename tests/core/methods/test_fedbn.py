@@ -45,7 +45,7 @@ def test_fedbn_against_plain_modules(policy):
             net.load_state_dict(
                 net.state_dict() | {n: v for n, v in averaged.items() if n not in owned}
             )
-    *_, before, _ = simulate(method, data, workers=1)
+    _, _, before, *_ = simulate(method, data, workers=1)
     assert owned
     for k, net in enumerate(nets):
         assert_same({n: v[k] for n, v in before.items()}, dict(net.state_dict()), exact=False)

@@ -49,7 +49,7 @@ def test_fedrep_by_hand():
             ends.append(descend(p, SIGNS[k], 3 * SIZES[k], move=(1, 0)))
         u, heads = mean(ends)[0], [p[1] for p in ends]
     method, data = pair("fedrep", head_epochs=2, body_epochs=3)
-    _, _, before, _ = simulate(method, data, workers=1)
+    _, _, before, *_ = simulate(method, data, workers=1)
     for k in (0, 1):
         near(read(before, k), [u, heads[k]])
 

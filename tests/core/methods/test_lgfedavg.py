@@ -33,7 +33,7 @@ def test_lgfedavg_by_hand():
         ends = [descend(np.array([bases[k], a]), SIGNS[k], SIZES[k]) for k in (0, 1)]
         a, bases = mean(ends)[1], [p[0] for p in ends]
     method, data = pair("lgfedavg")
-    _, _, before, _ = simulate(method, data, workers=1)
+    _, _, before, *_ = simulate(method, data, workers=1)
     for k in (0, 1):
         near(read(before, k), [bases[k], a])
 

@@ -56,12 +56,12 @@ def test_perfedavg_by_hand(version):
             ends.append(p)
         w = mean(ends)
     method, data = pair("perfedavg", version=version, alpha=alpha, beta=beta)
-    state, _, before, _ = simulate(method, data, workers=1)
+    state, _, before, *_ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), descend(w, SIGNS[k], SIZES[k], lr=alpha))
     method, data = pair("perfedavg", version=version, alpha=alpha, beta=beta, adapt_steps=1)
-    _, _, before, _ = simulate(method, data, workers=1)
+    _, _, before, *_ = simulate(method, data, workers=1)
     near(read(before, 1), descend(w, SIGNS[1], 1, lr=alpha))
 
 

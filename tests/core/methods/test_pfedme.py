@@ -49,13 +49,13 @@ def test_pfedme_by_hand(beta):
         last, w = w, (1 - beta) * w + beta * mean(locals_)
     how = dict(lam=lam, inner_steps=3, personal_lr=fast, beta=beta, decay=nu)
     method, data = pair("pfedme", **how)
-    state, _, before, _ = simulate(method, data, workers=1)
+    state, _, before, *_ = simulate(method, data, workers=1)
     near(read(state.server), w)
     for k in (0, 1):
         near(read(before, k), thetas[k])
     # As published code scores: the global model before local training, w_i after it.
     method, data = pair("pfedme", score="local", rounds=1, **how)
-    state, _, before, _ = simulate(method, data, workers=1)
+    state, _, before, *_ = simulate(method, data, workers=1)
     near(read(before, 0), last)
     _, end = one_round(method, data, state)
     for k in (0, 1):

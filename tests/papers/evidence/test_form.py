@@ -77,7 +77,8 @@ PLAIN = st.fixed_dictionaries(
     | {n: st.lists(TEXT, max_size=2) for n in ("record", "plugins")}
     | {n: TEXT for n in ("dataset", "head", "model")}
     | {"lr": st.floats(0, 1), "shuffle": st.booleans(), "eval_after": st.none() | st.booleans()}
-    | {"init_from": st.none() | st.just(TINY.plain())},
+    | {"init_from": st.none() | st.just(TINY.plain())}
+    | {"finetune": st.lists(st.just({"epochs": 2, "lr": 0.1, "only": "head"}), max_size=2)},
 )
 
 

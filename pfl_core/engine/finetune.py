@@ -1,0 +1,154 @@
+"""Fine-tuning as a stage of any run: epochs of plain SGD on the served models after the last round.
+
+Nobody learns from it: the State of the federation stays as it is, and nothing travels. Each epoch
+is evaluated, and its rows have when="tuned 1", "tuned 2", ..., counted through all stages. Its loss
+is the cross-entropy of the method's class scores; a method's own terms and tensors play no part.
+The batches of epoch e after round R are those of round R + e - 1: "tuned 1" of FedAvg is its
+"after", and Local after R rounds and e epochs is Local after R + e rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_core.engine.context import Context
+from pfl_core.engine.engine import Engine
+from pfl_core.methods.base import Batch, Method, State
+from pfl_core.stacked import Params, select
+from pfl_core.util import checks, fields
+from pfl_core.util.fields import choice, number
+
+ALL, HEAD = "all", "head"
+TUNED = "tuned"  # what `when` of its rows begins with
+FORM = 'allowed is {"epochs": 10, "lr": 0.01, "only": "head"}, lr and only may be left out, '
+FORM += "or a list of such stages"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of fine-tuning."""
+
+    epochs: int = number(0, "Epochs over a client's training samples (0: the stage is none)", low=0)
+    lr: float | None = number(None, "Learning rate (None: the experiment's)", low=0)
+    only: str = choice(
+        ALL,
+        HEAD,
+        doc="What is trained: the whole network, or its head alone, on features that stay as they "
+        "are served: BatchNorm normalises by its running statistics then",
+    )
+
+
+def stages(given: Any) -> list[Stage]:
+    """The stages that a value of `Experiment(finetune=...)` says: a dict, a list of them, or None.
+
+    Raises
+    ------
+    ValueError
+        For another value.
+    """
+    listed = [given] if isinstance(given, dict) else [] if given is None else given
+    if not isinstance(listed, list | tuple) or not all(isinstance(s, dict) for s in listed):
+        raise ValueError(f"Experiment(finetune={given!r}): {FORM}")
+    return [_stage(s) for s in listed]
+
+
+def _stage(given: dict[str, Any]) -> Stage:
+    kinds = Stage.__dataclass_fields__
+    for name in given:
+        checks.known("finetune: a stage's", name, kinds)
+    if "epochs" not in given:
+        raise ValueError(f"Experiment(finetune={dict(given)!r}) says no epochs; {FORM}")
+    stage = Stage(**{n: checks.cast(v, kinds[n].type) for n, v in given.items()})
+    fields.check("finetune", stage)
+    return stage
+
+
+def plain(given: Any) -> list[dict[str, Any]]:
+    """The stages as dicts, in the form in which an Experiment keeps them: without defaults."""
+    return [_told(stage) for stage in stages(given)]
+
+
+def canonical(given: Any, lr: float) -> list[dict[str, Any]]:
+    """The stages that change numbers, in the one form that ids are made of."""
+    told = [_told(stage, lr) for stage in stages(given) if stage.epochs]
+    return [{n: float(v) if n == "lr" else v for n, v in stage.items()} for stage in told]
+
+
+def _told(stage: Stage, lr: float | None = None) -> dict[str, Any]:
+    usual = {"lr": (None, lr), "only": (ALL,)}
+    told = dataclasses.asdict(stage)
+    return {n: v for n, v in told.items() if n == "epochs" or v not in usual[n]}
+
+
+def moments(given: Any) -> list[str]:
+    """What `when` says in the rows of fine-tuning: "tuned 1", ... up to all epochs together."""
+    return [f"{TUNED} {e}" for e in range(1, sum(s.epochs for s in stages(given)) + 1)]
+
+
+def check_served(method: Method, served: Params) -> None:
+    """Raise ValueError where a method serves nothing that fine-tuning trains."""
+    if moments(method.task.config.finetune) and served.keys().isdisjoint(method.task.parameters):
+        raise ValueError(
+            f"{method.name} serves {', '.join(served)}, and fine-tuning trains parameters of the "
+            "network: serve them under their names, or leave finetune out"
+        )
+
+
+def check(method: Method) -> None:
+    """Raise ValueError where the head is to be tuned and the network has none."""
+    task = method.task
+    for stage in stages(task.config.finetune):
+        if stage.only == HEAD and stage.epochs and task.head.isdisjoint(task.parameters):
+            raise ValueError(
+                "Experiment(finetune={'only': 'head', ...}) needs a head that can be trained: give "
+                "head_depth >= 1, or name the head's modules in `head`"
+            )
+
+
+class Tuning:
+    """The fine-tuning of one run's served models."""
+
+    def __init__(self, engine: Engine, state: State):
+        self.engine, self.state = engine, state
+        self.task, self.config = engine.task, engine.config
+        self.stages = stages(self.config.finetune)
+        self.moments = moments(self.config.finetune)
+
+    def loss(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
+        """What ONE client minimises: the cross-entropy of the class scores that it is served."""
+        return F.cross_entropy(self.engine.method.logits(p, batch.x), batch.y)
+
+    def epochs(self, served: Params, sel: Tensor, ids: list[int]) -> Iterator[tuple[str, Params]]:
+        """(moment, {name: (S, *shape)}) after each epoch, from what clients `sel` are served."""
+        moments, end = iter(enumerate(self.moments)), served
+        for stage in self.stages:
+            names = self._trained(stage, served)
+            p = end | self._rest(names, end)  # momentum goes on from epoch to epoch
+            for done, moment in itertools.islice(moments, stage.epochs):
+                ctx = Context(self.engine, self.state, sel, self.state.round + done, ids)
+                with self.engine.drawing("tune", ctx.round):
+                    p = self._epoch(ctx, stage, names, p)
+                end = select(p, served)
+                yield moment, end
+
+    def _epoch(self, ctx: Context, stage: Stage, names: list[str], p: Params) -> Params:
+        bn = "eval" if stage.only == HEAD else "train"
+        return ctx.train(self.loss, p, anchor={}, only=names, lr=stage.lr, epochs=1, bn=bn)
+
+    def _trained(self, stage: Stage, served: Params) -> list[str]:
+        wanted = self.task.head if stage.only == HEAD else self.task.parameters
+        return [n for n in self.task.parameters if n in wanted and n in served]
+
+    def _rest(self, names: list[str], p: Params) -> Params:
+        # Velocities of SGD that are at rest; the engine goes on with those that it is given.
+        if not self.config.momentum:
+            return {}
+        return {f"opt.{n}": torch.zeros_like(p[n]) for n in names}

@@ -235,7 +235,7 @@ def _swapped(rows: pd.DataFrame) -> pd.DataFrame:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-def columns(
+def comparable(
     numbers: pd.DataFrame, fewest: int = FEWEST
 ) -> dict[tuple[str, str, str], pd.DataFrame]:
     """Columns with at least so many methods, on the seeds that all of these have.
@@ -280,7 +280,7 @@ def ranks(column: pd.DataFrame) -> pd.DataFrame:
     return out.sort_values(REPORTED, kind="stable")
 
 
-def agreement(every: Iterable[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def taus(every: Iterable[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Kendall's tau of the orders of methods under each two rules, averaged over columns.
 
     And over how many columns; those in which the two are one way to count are not among them.
@@ -288,7 +288,7 @@ def agreement(every: Iterable[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame
     Parameters
     ----------
     every : iterable of DataFrame
-        Columns, as `columns` gives them.
+        Columns, as `comparable` gives them.
     """
     taus: dict[tuple[str, str], list[float]] = {}
     for column in every:

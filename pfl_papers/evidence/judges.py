@@ -79,7 +79,7 @@ class Case:
         found = set(rows.row[some])
         return [row for row in dict.fromkeys([*trained, *rows.row[some]]) if row in found]
 
-    def rows(self, column: str) -> list[str]:
+    def asked_rows(self, column: str) -> list[str]:
         """The paper's rows in a column of which something is asked."""
         ours, but = self.ask.terms.our_rows, self.not_asked(column)
         return [r for r in self.there(column) if r not in but and not matches(r, ours)]
@@ -101,7 +101,7 @@ class Case:
         named = [self.ask.row] if self.ask.metrics else part.names
         return [row for name in named if name and not is_pattern(name) for row in term(name)]
 
-    def columns(self, part: Comparison) -> list[str]:
+    def asked_columns(self, part: Comparison) -> list[str]:
         """The columns of a part: those named, else the paper's that have all its rows."""
         if part.columns and not any(map(is_pattern, part.columns)):
             return list(part.columns)
@@ -117,7 +117,9 @@ class Case:
         """The names of a side; of patterns the rows that all columns have and no side names."""
         if not any(map(is_pattern, side)):
             return list(side)
-        rows = [r for r in self.rows(columns[0]) if all(r in self.rows(c) for c in columns)]
+        rows = [
+            r for r in self.asked_rows(columns[0]) if all(r in self.asked_rows(c) for c in columns)
+        ]
         return [r for r in rows if matches(r, side) and r not in part.names]
 
     # -- contrasts ---------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def ahead(case: Case, part: Comparison) -> list[Contrast]:
     """Names before the sign against those behind it."""
     if case.ask.metrics:
         return _of_metrics(case, part)
-    found = case.columns(part)
+    found = case.asked_columns(part)
     groups = [[column] for column in found]
     if found and (case.ask.mean or case.measure().across):
         groups = [found] if case.ask.mean else groups[:1]
@@ -244,9 +246,9 @@ def _of_metrics(case: Case, part: Comparison) -> list[Contrast]:
     """A metric against another one, or 0, of each row that is asked for."""
     pairs = [pair for one, other in part.steps() for pair in itertools.product(one, other)]
     row, out = case.ask.row, []
-    columns = [""] if case.measure(part.names[0]).across else case.columns(part)
+    columns = [""] if case.measure(part.names[0]).across else case.asked_columns(part)
     for column in columns:
-        rows = case.rows(column) if is_pattern(row) else [row]
+        rows = case.asked_rows(column) if is_pattern(row) else [row]
         for row_there, pair in itertools.product(rows, pairs):
             more, less = pair if part.sign == ">" else pair[::-1]
             out.append(_metrics_apart(case, more, less, row_there, column))
@@ -266,11 +268,11 @@ def _metrics_apart(case: Case, more: str, less: str, row: str, column: str) -> C
 def best(case: Case, part: Comparison) -> list[Contrast]:
     """One row against all others; those printed that were not run leave it open."""
     (own,), out = part.names, []
-    for column in case.columns(part):
+    for column in case.asked_columns(part):
         pooled = case.measure().pooled
         if not pooled:
             case.evidence.derived(case.ask.metric, own, column)
-        others = [row for row in case.rows(column) if row != own]
+        others = [row for row in case.asked_rows(column) if row != own]
         if not others:
             raise LookupError(f"another method in {column}")
         out += [case.rows_apart(own, row, [column], case.ask.by) for row in others]
@@ -282,7 +284,7 @@ def best(case: Case, part: Comparison) -> list[Contrast]:
 def alike(case: Case, part: Comparison) -> list[Contrast]:
     """Each row against each other one."""
     (side,), out = part.sides, []
-    for column in case.columns(part):
+    for column in case.asked_columns(part):
         pairs = itertools.permutations(case.expanded(part, side, [column]), 2)
         out += [case.rows_apart(a, b, [column], -case.ask.within) for a, b in pairs]
     return out
@@ -297,8 +299,8 @@ def change(case: Case, part: Comparison) -> list[Contrast]:
     for pair in _pairs(case, part):
         rows = [case.ask.row]
         if is_pattern(case.ask.row):
-            there = case.rows(pair[1])
-            rows = [row for row in case.rows(pair[0]) if row in there and matches(row, rows)]
+            there = case.asked_rows(pair[1])
+            rows = [row for row in case.asked_rows(pair[0]) if row in there and matches(row, rows)]
         out += [case.columns_apart(row, pair, case.ask.by) for row in rows]
     return out
 

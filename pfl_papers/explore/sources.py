@@ -259,7 +259,7 @@ def _call(plain: dict[str, Any], field: str) -> str:
     return plain[field] + (f" ({arguments})" if arguments else "")
 
 
-def columns(frame: pd.DataFrame) -> dict[str, str]:
+def column_names(frame: pd.DataFrame) -> dict[str, str]:
     """{column: its display name}: of a paper its label, of this computer's runs their setting."""
     heads = frame.drop_duplicates("column")
     if heads.artefact.any():

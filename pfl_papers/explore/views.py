@@ -159,7 +159,7 @@ def _offer_column(choices: Choices, array: str = "") -> pd.DataFrame:
     method = frame.row.where(frame.row.isin(plots.LABELS) & ~frame.artefact.isin(sources.TUNED))
     many = method.groupby(frame.column, sort=False).nunique()
     first = None if source == sources.OWN else many.idxmax()
-    said = sources.columns(frame)
+    said = sources.column_names(frame)
     return frame[frame.column == choices.offer("column", said, first, words=said.get)]
 
 
@@ -288,7 +288,7 @@ def runs(
     plots.curves(series, left, y=sources.METRICS[metric]).set_xlabel(sources.AXES[against])
     _draw_last_round(frame, right)
     said = (
-        f"{sources.METRICS[metric]} of {sources.columns(whole)[column]}, evaluated "
+        f"{sources.METRICS[metric]} of {sources.column_names(whole)[column]}, evaluated "
         f"{sources.moment(when)}. A line is the mean over seeds, a band or bar its 95 % interval."
     )
     if against == "megabytes":

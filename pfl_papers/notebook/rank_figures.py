@@ -83,7 +83,7 @@ def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     return ax
 
 
-def agreement(tau: pd.DataFrame, count: pd.DataFrame, ax: Axes) -> Axes:
+def taus(tau: pd.DataFrame, count: pd.DataFrame, ax: Axes) -> Axes:
     """Kendall's tau between rules as a heat map, below each number over how many columns."""
     names = [WORDS[rule] for rule in tau.index]
     pairs = zip(tau.to_numpy().ravel(), count.to_numpy().ravel(), strict=True)

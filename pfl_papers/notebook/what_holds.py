@@ -65,7 +65,7 @@ class WhatHolds:
             )
         parts = [recount.recounted(runs) for runs in self.runs]
         self.numbers = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-        self.columns = recount.columns(self.numbers) if parts else {}
+        self.columns = recount.comparable(self.numbers) if parts else {}
         self._open = contextlib.ExitStack()  # until `finish`
         # Claims are sentences.
         self._open.enter_context(pd.option_context("display.max_colwidth", None))
@@ -133,7 +133,7 @@ class WhatHolds:
         found = {}
         for profile in _profiles(self.columns):
             some = [c for c in self.columns.values() if c.profile.iloc[0] == profile]
-            tau, count = recount.agreement(some)
+            tau, count = recount.taus(some)
             if len(tau) > 1:
                 found[profile] = tau, count
         if not found:
@@ -141,7 +141,7 @@ class WhatHolds:
         with self._style():
             fig, axes = plots.panels(len(found), 2, (4.2, 3.6), sharey=False)
             for ax, (profile, pair) in zip(axes, found.items(), strict=True):
-                panel = rank_figures.agreement(pair[0], pair[1], ax)
+                panel = rank_figures.taus(pair[0], pair[1], ax)
                 panel.set_title(_read(self.columns.values(), profile))
             long = [_pairs(*pair).assign(profile=p) for p, pair in found.items()]
             said = "Kendall's tau of the orders of methods under two rules, mean over columns; "
@@ -230,7 +230,7 @@ class WhatHolds:
     def gains(self) -> pd.DataFrame:
         """How far the best test round is above rounds that no test data chose, by column."""
         each = [pd.DataFrame(columns=["paper", "against"])]
-        two = recount.columns(self.numbers, 2) if len(self.numbers) else {}
+        two = recount.comparable(self.numbers, 2) if len(self.numbers) else {}
         for key, column in two.items():
             name = _named(*key).partition(", ")[2]
             found = recount.gains(column).assign(paper=key[0], column=name, on=_where(column))

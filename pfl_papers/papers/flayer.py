@@ -36,7 +36,7 @@ from pfl_papers.papers.shown import (
 )
 
 
-class Column(NamedTuple):
+class Problem(NamedTuple):
     """A column of a table: the paper's data set, its network, and changes to `setting`."""
 
     dataset: str
@@ -47,13 +47,13 @@ class Column(NamedTuple):
 # -- what the paper shows --------------------------------------------------------------------------
 
 COLUMNS = {  # as printed
-    "CIFAR-10, CNN": Column("cifar10", "cnn"),
-    "CIFAR-100, CNN": Column("cifar100", "cnn"),
-    "Tiny, CNN": Column("tiny_imagenet", "cnn"),
-    "CIFAR-10, ResNet-18": Column("cifar10", "resnet18"),
-    "CIFAR-100, ResNet-18": Column("cifar100", "resnet18"),
-    "Tiny, ResNet-18": Column("tiny_imagenet", "resnet18"),
-    "AG News, fastText": Column("ag_news", "fasttext"),
+    "CIFAR-10, CNN": Problem("cifar10", "cnn"),
+    "CIFAR-100, CNN": Problem("cifar100", "cnn"),
+    "Tiny, CNN": Problem("tiny_imagenet", "cnn"),
+    "CIFAR-10, ResNet-18": Problem("cifar10", "resnet18"),
+    "CIFAR-100, ResNet-18": Problem("cifar100", "resnet18"),
+    "Tiny, ResNet-18": Problem("tiny_imagenet", "resnet18"),
+    "AG News, fastText": Problem("ag_news", "fasttext"),
 }
 # Our column of Table 2: clients are drawn anew for each seed, the paper's are one draw.
 ANEW = "CIFAR-10, CNN, a partition a seed"
@@ -301,7 +301,7 @@ def image(scope: Scope) -> str:
     return IMAGE
 
 
-def columns(scope: Scope, artefact: str) -> dict[str, Column]:
+def columns(scope: Scope, artefact: str) -> dict[str, Problem]:
     """An artefact's columns by label: at profile paper all that the paper prints."""
     every, names = COLUMNS | {ANEW: COLUMNS[IMAGE]}, SHOWN[artefact].labels(scope.profile)
     if not scope.full:

@@ -71,7 +71,7 @@ def test_every_name_of_committed_results_is_a_display_name(source, monkeypatch, 
     offered = views.runs_choices({"source": source})
     assert raw(shown_texts(views.runs(**offered.values), offered)) == set()
     rows = sources.rows(source)
-    texts = list(sources.columns(rows).values())
+    texts = list(sources.column_names(rows).values())
     for _, frame in rows.groupby("column"):
         short = sources.short(frame).values()
         texts += [*sources.listed(frame).values(), *map(plots.in_words, short)]

@@ -51,7 +51,7 @@ def late_and_early(*seeds):
 
 
 def column_of(some, fewest=3):
-    (found,) = recount.columns(recount.recounted(some), fewest).values()
+    (found,) = recount.comparable(recount.recounted(some), fewest).values()
     return found
 
 
@@ -109,7 +109,7 @@ def test_a_column_whose_runs_stand_in_another_one_is_left_out():
     numbers = recount.recounted(late_and_early(0, 1))
     again = numbers[numbers.seed == 0].assign(artefact="table2")
     both = pd.concat([numbers, again, numbers.assign(artefact="table3")])
-    assert list(recount.columns(both)) == [("fedaghn", "table1", COLUMN)]
+    assert list(recount.comparable(both)) == [("fedaghn", "table1", COLUMN)]
 
 
 def test_ranks_are_over_the_seeds_that_all_methods_have():
@@ -120,7 +120,7 @@ def test_ranks_are_over_the_seeds_that_all_methods_have():
 
 
 def test_orders_agree_or_not_by_kendalls_tau():
-    tau, count = recount.agreement([column_of(late_and_early(0, 1))])
+    tau, count = recount.taus([column_of(late_and_early(0, 1))])
     assert tau.loc["last", "best_test"] == pytest.approx(1 / 3)  # one pair of three is turned
     assert tau.loc["pooled", "best_test"] == pytest.approx(1 / 3)
     assert count.loc["last", "best_test"] == 1
@@ -271,7 +271,7 @@ def test_each_method_at_its_best_rate(validated):
     assert got["lr 0.02"].to_dict() == {"fedper": 70, "fedrep": 65}
     want = {"fedper": 60, "fedrep": 65} if validated else {"fedper": 70, "fedrep": 80}
     assert got.own.to_dict() == want and set(got.chosen) == {"val" if validated else "test"}
-    assert recount.columns(recount.recounted(some), 2) == {}
+    assert recount.comparable(recount.recounted(some), 2) == {}
     for rate in (0.02, 0.1):  # FedAvg after local training, which has no rate of its own to choose
         for when in ("before", "after"):
             val = [0, 50] if validated else ()

@@ -22,7 +22,7 @@ def blend(w, v, a):
 def visit(method, data, k, r, w, v, a):
     """One client's round: w, v, alpha after it, by the formulas of the paper (or of PFLlib)."""
     lr = method.task.config.lr
-    for t, batch in enumerate(batches(data, k, r)):
+    for t, batch in enumerate(batches(method, data, k, r)):
         f = lambda p, batch=batch: fit(method, p, *batch)  # noqa: E731
         g = gradient(f, w)
         if method.mix == "weights":
@@ -46,7 +46,7 @@ def visit(method, data, k, r, w, v, a):
 )
 def test_apfl_is_a_plain_loop(executor, args):
     method, data = mlp("apfl", lr=0.3, **args)
-    state, _, before, _ = simulate(method, data, executor=executor, workers=1)
+    state, _, before, *_ = simulate(method, data, executor=executor, workers=1)
     w = method.task.initial
     v, a = [w] * 4, [torch.tensor(method.alpha, dtype=torch.float64)] * 4
     for r in range(3):

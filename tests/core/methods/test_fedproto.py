@@ -38,7 +38,7 @@ def visit(method, data, k, r, p, known):
         ]
         return fit(method, q, x, y) + method.lam * sum(pulls, torch.tensor(0.0)) / z.numel()
 
-    for x, y in batches(data, k, r):
+    for x, y in batches(method, data, k, r):
         seen.append((hidden(method, p, x), y))
         g = gradient(loss, p)
         p = {n: v - lr * g[n] for n, v in p.items()}
@@ -65,7 +65,7 @@ def averaged(method, data, found, known):
 )
 def test_fedproto_is_a_plain_loop(executor, args):
     method, data = mlp("fedproto", lr=0.2, **args)
-    state, _, before, after = simulate(method, data, executor=executor, workers=1)
+    state, _, before, after, _ = simulate(method, data, executor=executor, workers=1)
     models, known = [method.task.initial] * 4, {}
     for r in range(3):
         done = [visit(method, data, k, r, models[k], known) for k in range(4)]

@@ -1,5 +1,7 @@
 """pFedFDA: its rule, beside plain loops and what it reduces to."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from pfl_core.engine.simulate import simulate
 from pfl_core.methods.pfedfda import EPS, discriminant, estimated
 from pfl_core.stacked import select
 from tests.core.methods.features_shared import EVERYONE, FC, context, one_round, randn
-from tests.core.methods.plain_shared import batches, chosen, descend, fit, samples
+from tests.core.methods.loops_shared import batches, chosen, descend, fit, samples
 from tests.core.methods.setting import assert_same, client_data, setup
 
 
@@ -67,7 +69,7 @@ def test_pfedfda_is_a_plain_loop(executor, kind):
     how = dict(bn=False, args=dict(beta=kind, grid=4), participation=0.75)
     method, data = setup("pfedfda", **how)
     state, history, served, *_ = simulate(method, data, executor=executor, workers=2)
-    t, loss = method.task, fit(method)
+    t, loss = method.task, partial(fit, method)
     base = [n for n in t.parameters if n not in FC]
     first = method.init().server
     shared, known = {n: first[n] for n in base}, [first["mean"], first["cov"]]

@@ -18,7 +18,7 @@ PER = dict(weigh_by="samples")
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 @pytest.mark.parametrize("weigh_by", ["fisher", "samples"])
 def test_fedas_is_a_plain_loop(executor, weigh_by):
-    args = dict(align_lr=0.3, align_epochs=2, weigh_by=weigh_by)
+    args = dict(align_lr=0.3, align_epochs=2, align_batch=4, weigh_by=weigh_by)
     method, data = setup("fedas", bn=False, args=args, participation=0.75)
     state, history, served, *_ = simulate(method, data, executor=executor, workers=2)
     t, loss = method.task, partial(fit, method)
@@ -42,7 +42,7 @@ def test_fedas_is_a_plain_loop(executor, weigh_by):
                 return sum(parts)
 
             p = own[i] | shared
-            seen = batches(method, data, i, r, stream="align", epochs=2)
+            seen = batches(method, data, i, r, stream="align", epochs=2, batch=4)
             p = descend(p, base, seen, apart, 0.3)
             p = descend(p, list(t.parameters), batches(method, data, i, r), loss, 0.05)
             ends[i], weight[i] = p, float(data.n[i])

@@ -87,16 +87,22 @@ class Context:
         purpose, seed = stream + "/draws", self._engine.config.seed
         return [int(rng(seed, purpose, self.round, k).integers(2**62)) for k in self._ids]
 
-    def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
+    def measure(
+        self, fn: Callable, p: Params, split: str = "train", fold: tuple[int, int] | None = None
+    ) -> Any:
         """Sums over each client's samples; methods/base.py says of what.
 
         Raises
         ------
         ValueError
-            For split "test" if the method does not declare `leaks_test`.
+            For a fold that is none, and for split "test" if the method does not declare
+            `leaks_test`.
         """
         self._check_split(split)
-        return self._engine.measure(fn, p, split, self._ids)
+        i, n = fold or (0, 1)
+        if not 0 <= i < n:
+            raise ValueError(f"fold = {fold!r}: allowed is (i, n), the i-th of n from 0")
+        return self._engine.measure(fn, p, split, self._ids, (i, n))
 
     def _check_split(self, split: str) -> None:
         checks.known("split", split, self._engine.data.index)

@@ -127,7 +127,13 @@ class Context(Protocol):
         """
         ...
 
-    def measure(self, fn: Callable[[Params, Batch], Any], p: Params, split: str = "train") -> Any:
+    def measure(
+        self,
+        fn: Callable[[Params, Batch], Any],
+        p: Params,
+        split: str = "train",
+        fold: tuple[int, int] | None = None,
+    ) -> Any:
         """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.
 
         Parameters
@@ -137,6 +143,9 @@ class Context(Protocol):
         p : {name: (S, *shape)}
         split : {"train", "holdout", "fit", "val", "test"}
             "fit" is train without holdout; "test" is for methods that declare `leaks_test`.
+        fold : (i, n), default all samples
+            Only the i-th of n parts, i from 0: a client's samples are dealt out in turn, class by
+            class. A part without samples has sums of 0.
 
         Returns
         -------

@@ -1,12 +1,17 @@
 """What methods/base.py says of training, traffic and measuring, over all methods and executors."""
 
+import dataclasses
+
 import pytest
 import torch
 
+from pfl_core.engine import probes
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import news, returned, simulate
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import METHODS, Method
+from pfl_core.methods.fedaghn import FedAGHN
+from pfl_core.methods.pfedfda import PFedFDA
 from tests.core.methods.loops_shared import EXECUTORS
 from tests.core.methods.setting import OURS, setup
 
@@ -68,3 +73,57 @@ def test_what_only_came_down_is_seen_by_serve_and_upload_and_not_counted(executo
     assert history.download[-1] == 2 * (model + 6)
     assert history.upload[-1] == 2 * (sum(size[n] for n in method.task.head) + 6)
     assert torch.equal(after["scale"], torch.full((4, 2, 3), 2.0).double())
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probe", probes.NEEDS)
+@pytest.mark.parametrize("name", OURS)
+def test_a_probe_is_refused_at_once_or_has_something_to_show(name, probe):
+    method, data = setup(name, rounds=1)
+    try:
+        probes.check([probe], method)
+    except ValueError as error:
+        assert str(error).startswith(f"record: {name} has no {probe}; ")
+        return
+    record = probes.recorder([probe])
+    _, history, *_ = simulate(method, data, workers=1, record=record)
+    assert any(torch.isfinite(v).all() for v in history.probes.values())
+
+
+def test_hyper_parameters_that_are_called_as_a_probe_are_none():
+    called = {
+        (m, f.name) for m in OURS for f in dataclasses.fields(METHODS[m]) if f.name in probes.PROBES
+    }
+    assert called == {("fedproto", "weights")}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_hyper_parameter_hides_a_function(name):
+    for f in dataclasses.fields(METHODS[name]):
+        for c in METHODS[name].__mro__:
+            assert not callable(vars(c).get(f.name)), f"{c.__name__}.{f.name}"
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "owner"),
+    [
+        (FedAGHN, "weights", "FedAGHN"),
+        (PFedFDA, "head", "PFedFDA"),
+        (PFedFDA, "crossed", "PFedFDA"),
+        (Method, "loss", "Method"),
+    ],
+)
+def test_a_hyper_parameter_that_would_hide_a_function_is_refused(base, name, owner):
+    with pytest.raises(ValueError, match=rf"\({name}=...\): .* because {owner}.{name} is there"):
+        type("Hides", (base,), {name: 0.5, "__annotations__": {name: "float"}})
+
+
+def test_a_field_and_a_function_of_one_name_are_refused():
+    words = {"__annotations__": {"mix": "str"}, "mix": lambda self: 1}
+    with pytest.raises(ValueError, match=r"\(mix=...\): .* because Twice.mix is there"):
+        type("Twice", (Method,), words)
+    base = type("Constant", (Method,), {"scale": 2.0})
+    made = type("Scaled", (base,), {"scale": 3.0, "__annotations__": {"scale": "float"}})
+    assert made(scale=4.0).scale == 4.0

@@ -101,7 +101,7 @@ class Context:
         self._check_split(split)
         i, n = fold or (0, 1)
         if not 0 <= i < n:
-            raise ValueError(f"fold = {fold!r}: allowed is (i, n), the i-th of n from 0")
+            raise ValueError(f"ctx.measure(fold={fold!r}): allowed is (i, n), the i-th of n from 0")
         return self._engine.measure(fn, p, split, self._ids, (i, n))
 
     def _check_split(self, split: str) -> None:
@@ -127,7 +127,7 @@ def _namer(only: Iterable[str] | Callable[[str], bool], start: Params) -> set[st
 
 def _size(batch: int) -> int:
     if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch = {batch!r}: allowed is an integer >= 1")
+        raise ValueError(f"ctx.train(batch={batch!r}): allowed is an integer >= 1")
     return batch
 
 

@@ -365,10 +365,10 @@ def test_refusals():
     with pytest.raises(ValueError, match="cannot train"):
         c.train(e.method.loss, start, only=["nothing"])
     for batch in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=rf"batch = {batch}: allowed is an integer >= 1"):
+        with pytest.raises(ValueError, match=rf"batch={batch}\): allowed is an integer >= 1"):
             c.train(e.method.loss, start, batch=batch)
     for fold in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match=r"fold = .*: allowed is \(i, n\), the i-th of n"):
+        with pytest.raises(ValueError, match=r"fold=.*: allowed is \(i, n\), the i-th of n"):
             c.measure(lambda p, b: b.y.sum(), start, fold=fold)
     with pytest.raises(ValueError, match="executor 'gpu' is unknown"):
         engine("gpu")

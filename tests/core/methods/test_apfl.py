@@ -79,6 +79,19 @@ def test_apfls_common_model_is_fedavgs(executor, args):  # T1
         assert_same(*sent)  # bit for bit, with BatchNorm, too
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("args", [{}, PFLLIB], ids=["paper", "PFLlib"])
+def test_both_gradients_of_a_step_advance_the_one_set_of_statistics(executor, args):
+    found = {}
+    for name, given in (("apfl", args), ("fedavg", {})):
+        method, data = setup(name, args=given, buffers="average", rounds=1)
+        server = simulate(method, data, executor=executor, workers=1)[0].server
+        found[name] = select(server, method.task.buffers)
+    for n, v in found["fedavg"].items():
+        same = torch.equal(found["apfl"][n], 2 * v if n.endswith("tracked") else v)
+        assert same == n.endswith("tracked"), n
+
+
 @pytest.mark.parametrize(
     ("name", "args"),
     [

@@ -129,6 +129,17 @@ class ClientData:
             idx = np.sort(rng(self.seed, f"{stream}/subset", round, k).permutation(idx)[:m])
         return idx
 
+    def fold(self, k: int, split: str, i: int, n: int) -> np.ndarray:
+        """Indices of the i-th of n parts of client k's split, dealt out in turn class by class."""
+        index = self.index[split][k]
+        if n == 1:
+            return index
+        y = self.federation.y[index]
+        order = np.argsort(y, kind="stable")
+        place = np.empty(len(y), dtype=np.int64)  # of a sample among those of its class
+        place[order] = np.arange(len(y)) - np.searchsorted(y[order], y[order])
+        return index[place % n == i]
+
     def batch_indices(
         self,
         k: int,

@@ -41,6 +41,7 @@ class Context:
         epochs: int | None = None,
         steps: int | None = None,
         step: Callable | None = None,
+        batch: int | None = None,
         batches: int = 1,
         split: str = "train",
         fraction: float = 1.0,
@@ -52,8 +53,8 @@ class Context:
         Raises
         ------
         ValueError
-            For names that are not in start, and for split "test" if the method does not declare
-            `leaks_test`.
+            For names that are not in start, for a batch that is no size, and for split "test" if
+            the method does not declare `leaks_test`.
         """
         self._check_split(split)
         engine, config = self._engine, self._engine.config
@@ -64,7 +65,8 @@ class Context:
         if not names or not (epochs or steps):
             return start
         how = dict(epochs=epochs or 0, steps=steps or 0, stream=stream, batches=batches)
-        indices = self._batch_indices(**how, split=split, fraction=fraction)
+        size = config.batch if batch is None else _size(batch)
+        indices = self._batch_indices(**how, batch=size, split=split, fraction=fraction)
         noise = [_noise(engine, stream, self.round, k) for k in self._ids]
         near, rate = start if anchor is None else anchor, config.lr if lr is None else lr
         job = Job(loss, start, near, names, indices, noise, step, rate, bn == "train")
@@ -73,7 +75,7 @@ class Context:
 
     def _batch_indices(self, **how: Any) -> list[Tensor]:
         data, config = self._engine.data, self._engine.config
-        how |= dict(batch=config.batch, kind=config.plan, shuffle=config.shuffle)
+        how |= dict(kind=config.plan, shuffle=config.shuffle)
         found = [data.batch_indices(k, self.round, **how) for k in self._ids]
         # One transfer for all.
         here = torch.as_tensor(np.concatenate(found), device=data.device)
@@ -85,16 +87,22 @@ class Context:
         purpose, seed = stream + "/draws", self._engine.config.seed
         return [int(rng(seed, purpose, self.round, k).integers(2**62)) for k in self._ids]
 
-    def measure(self, fn: Callable, p: Params, split: str = "train") -> Any:
+    def measure(
+        self, fn: Callable, p: Params, split: str = "train", fold: tuple[int, int] | None = None
+    ) -> Any:
         """Sums over each client's samples; methods/base.py says of what.
 
         Raises
         ------
         ValueError
-            For split "test" if the method does not declare `leaks_test`.
+            For a fold that is none, and for split "test" if the method does not declare
+            `leaks_test`.
         """
         self._check_split(split)
-        return self._engine.measure(fn, p, split, self._ids)
+        i, n = fold or (0, 1)
+        if not 0 <= i < n:
+            raise ValueError(f"ctx.measure(fold={fold!r}): allowed is (i, n), the i-th of n from 0")
+        return self._engine.measure(fn, p, split, self._ids, (i, n))
 
     def _check_split(self, split: str) -> None:
         checks.known("split", split, self._engine.data.index)
@@ -115,6 +123,12 @@ def _namer(only: Iterable[str] | Callable[[str], bool], start: Params) -> set[st
             f"not among the names of start ({', '.join(start)})"
         )
     return names
+
+
+def _size(batch: int) -> int:
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"ctx.train(batch={batch!r}): allowed is an integer >= 1")
+    return batch
 
 
 def _noise(engine: Engine, stream: str, round: int, k: int) -> Noise | None:

@@ -293,12 +293,15 @@ class Engine:
         out[:, np.concatenate([at for _, at in order])] = found.double().cpu().numpy()
         return out[0], out[1]
 
-    def measure(self, fn: Callable, p: Params, split: str, ids: list[int]) -> Any:
+    def measure(
+        self, fn: Callable, p: Params, split: str, ids: list[int], fold: tuple[int, int] = (0, 1)
+    ) -> Any:
         """Sums of fn(ONE client's p, Batch) over each client's samples; see Context.measure."""
-
-        found = [self.data.index[split][k] for k in ids]
+        index = [self.data.fold(k, split, *fold) for k in ids]
+        some = np.zeros(1, dtype=np.int64)  # a sample in place of none, for the sums' shapes
+        found = [mine if len(mine) else some for mine in index]
         here = torch.as_tensor(np.concatenate(found), device=self.data.device)  # in one transfer
-        samples = here.split([len(index) for index in found])
+        samples = here.split([len(mine) for mine in found])
 
         def one(i: int, size: int) -> dict[str, Tensor]:
             mine = {n: v[i] for n, v in p.items()}
@@ -307,10 +310,11 @@ class Engine:
                     fn(mine, Batch(*self.data.batch(chunk))) for chunk in samples[i].split(size)
                 ]
             named = [part if isinstance(part, dict) else {"": part} for part in parts]
-            return {n: total(part[n] for part in named) for n in named[0]}
+            sums = {n: total(part[n] for part in named) for n in named[0]}
+            return sums if len(index[i]) else {n: torch.zeros_like(v) for n, v in sums.items()}
 
         def every(size: int) -> list[dict[str, Tensor]]:
-            return self.threads.map(functools.partial(one, size=size), range(len(ids)))
+            return self.threads.map(functools.partial(one, size=size), range(len(index)))
 
         sums = self._fitting(every, EVAL_BATCH[self.data.device.type])
         stacked = {n: torch.stack([each[n] for each in sums]) for n in sums[0]}

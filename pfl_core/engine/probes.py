@@ -67,7 +67,8 @@ def cka_cores(view: View) -> dict[str, Tensor]:
 
     Not at round 0, where all are equal.
     """
-    return _cka(view, view.before | view.state.extra["cores"]) if view.round else {}
+    method: Any = view.method  # one that has them
+    return _cka(view, view.before | method.cores(view.state)) if view.round else {}
 
 
 def _cka(view: View, models: Params) -> dict[str, Tensor]:
@@ -113,15 +114,15 @@ PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
     "train": train,
 }
 EVERY = {"weights", "train"}  # small, and their course over the rounds is of interest
-# What a method must have for a probe.
-NEEDS = {"weights": "weights", "embeddings": "embeddings", "cka_cores": "combine"}
+# What a method must have for a probe: a function, which a hyper-parameter of that name is not.
+NEEDS = {"weights": "weights", "embeddings": "embeddings", "cka_cores": "cores"}
 
 
 def check(names: Iterable[str], method: Any) -> None:
     """Raise ValueError for an unknown probe, or one that the method has nothing for."""
     for name in names:
         checks.known("probe of `record`", name, PROBES)
-        if name in NEEDS and not hasattr(method, NEEDS[name]):
+        if name in NEEDS and not callable(getattr(method, NEEDS[name], None)):
             raise ValueError(f"record: {method.name} has no {name}; leave {name!r} out of `record`")
 
 

@@ -327,7 +327,7 @@ class _Run:
         # The server's step, and what the participants keep: the state of the next round.
         _, sel, sent, start, end = trained
         kept, up = returned(self.method, self.state, start, sent, end)
-        down_scalars, up_scalars = self.method.traffic(self.state, sel, sent, up)
+        moved = self.method.traffic(self.state, sel, sent, news(start, up))
         weight = self.data.n[sel].to(self.data.dtype)
         shapes = {} if self.known else {n: v.shape for n, v in self.state.server.items()}
         with self.engine.drawing("upload", r):
@@ -338,8 +338,8 @@ class _Run:
         for name, value in kept.items():
             self.state.clients[name][sel] = value
         self.state.round = r + 1
-        moved = (down_scalars, up_scalars, len(sel))
-        self.moved = [total + now for total, now in zip(self.moved, moved, strict=True)]
+        now = (*moved, len(sel))
+        self.moved = [total + more for total, more in zip(self.moved, now, strict=True)]
 
     def _note_executors(self) -> None:
         known = set(self.history.executor.split("+")) - {""}
@@ -492,6 +492,11 @@ def returned(
     kept = {name: value for name, value in end.items() if name in state.clients}
     up = {name: v for name, v in end.items() if name not in kept and name not in reset}
     return kept, up
+
+
+def news(start: Params, up: Params) -> Params:
+    """What of `up` has to be sent: not what `local` returned as it was in `start`."""
+    return {name: v for name, v in up.items() if v is not start.get(name)}
 
 
 def _is_best(history: History) -> bool:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.simulate import evaluate_at, returned, sample
+from pfl_core.engine.simulate import evaluate_at, news, returned, sample
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State, make_method
@@ -129,7 +129,8 @@ class Client:
                 found = engine.evaluate(self.method.serve(start), "test", [self.k])
                 if kind == "train":
                     end = self.method.local(Context(engine, state, sel, round), start)
-                    kept, upload = returned(self.method, state, start, down, end)
+                    kept, up = returned(self.method, state, start, down, end)
+                    upload = news(start, up)
                     self.kept |= {name: v[0] for name, v in kept.items()}
         finally:
             engine.close()
@@ -242,7 +243,8 @@ class _Server:
         uploads = [good[k][0] for k in sel.tolist()]
         up = {name: torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
         samples = self.data.n[sel].to(self.data.dtype)
-        self.state = self.method.upload(self.state, sel, sent, up, samples)
+        # What clients return as they received it they do not send back.
+        self.state = self.method.upload(self.state, sel, sent, sent | up, samples)
         self.state.round = round + 1
         for name, v in self.state.server.items():
             if not torch.isfinite(v).all():

@@ -78,6 +78,10 @@ class APPLE(Method):
         state.clients |= prefixed("core.", clone(cores)) | {"dr": p0.repeat(t.K, 1)}
         return state
 
+    def cores(self, state: State) -> Params:
+        """All core models as the server has them, {name: (K, *shape)}."""
+        return state.extra["cores"]
+
     def decay(self, round: int) -> float:
         """lambda(r) of a round, from 1 to 0."""
         rounds = math.floor(self.span * self.task.config.rounds)

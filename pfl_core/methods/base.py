@@ -86,6 +86,7 @@ class Context(Protocol):
         epochs: int | None = None,
         steps: int | None = None,
         step: Callable | None = None,
+        batch: int | None = None,
         batches: int = 1,
         split: str = "train",
         fraction: float = 1.0,
@@ -107,19 +108,32 @@ class Context(Protocol):
         anchor : {name: (S, *shape)}, default `start`
             Constants that every step sees, such as the model that was received.
         only : names that are trained; default the network's parameters
-        clipped : trained names that the experiment's gradient clipping counts; default all
+        clipped : trained names that the experiment clips, by one norm over all of them; default
+            all that are trained. Name the network's, where what stays with a client must not change
+            what the server learns (FedRoD)
         lr : rate, or a rate for each trained name
         epochs, steps : how long; steps > 0 replace epochs
+        batch : B, samples in a batch
         step : `step(p, anchor, grad, at) -> (p, memory)` of ONE client, in place of SGD
             grad(p, j=0) is the gradient at p on the j-th of the step's `batches`; `at` is a Step.
-            It may write into the trained tensors of p, which are the client's own.
+            It may write into the trained tensors of p, which are the client's own. Momentum, decay
+            and clipping are SGD's: a step has none but its own.
         split, fraction : the samples: "train", "holdout" or "fit"; a random share of them
         stream : trainings with equal streams see equal batches
         bn : "train" (batch statistics; running ones advance) or "eval" (running statistics)
+            A client has one set of running statistics. Each training and each `grad` on a step's
+            first batch advances it, by whatever model is evaluated: of a step that takes two, at w
+            and at a mixture (APFL), they are a blend. `grad` with j > 0 and `measure` leave them.
         """
         ...
 
-    def measure(self, fn: Callable[[Params, Batch], Any], p: Params, split: str = "train") -> Any:
+    def measure(
+        self,
+        fn: Callable[[Params, Batch], Any],
+        p: Params,
+        split: str = "train",
+        fold: tuple[int, int] | None = None,
+    ) -> Any:
         """Sums of `fn(p, batch)` over all samples of each client, in evaluation mode.
 
         Parameters
@@ -129,6 +143,9 @@ class Context(Protocol):
         p : {name: (S, *shape)}
         split : {"train", "holdout", "fit", "val", "test"}
             "fit" is train without holdout; "test" is for methods that declare `leaks_test`.
+        fold : (i, n), default all samples
+            Only the i-th of n parts, i from 0: a client's samples are dealt out in turn, class by
+            class. A part without samples has sums of 0.
 
         Returns
         -------
@@ -238,7 +255,10 @@ class Method:
     def local(self, ctx: Context, start: Params) -> Params:
         """Local training of the S clients `ctx.sel` from `start`: {name: (S, *shape)}.
 
-        Of what it returns, names in `state.clients` are kept by the clients; the rest is uploaded.
+        Of what it returns, names in `state.clients` are kept by the clients; the rest is uploaded,
+        but for tensors that it returns as they were in `start`. So what was sent for this round
+        alone may stay where `ctx.train` leaves it: `serve` and `upload` find it, and it costs
+        nothing (FedProto's prototypes).
         """
         return ctx.train(self.loss, start)
 
@@ -247,8 +267,9 @@ class Method:
     ) -> State:
         """The server's step: the state after it, which may be `state`, changed.
 
-        `end` {name: (S, *shape)} is what clients `sel` upload, `start` what they began with (in a
-        deployment what they were sent), and `weight` (S,) their numbers of training samples.
+        `end` {name: (S, *shape)} is what `local` returned without what clients `sel` keep, `start`
+        what they began with (in a deployment what they were sent), and `weight` (S,) their numbers
+        of training samples.
         """
         state.server |= weighted_mean(select(end, state.server), weight)
         return state
@@ -256,7 +277,7 @@ class Method:
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         """Scalars sent down and up in a round, summed over its S clients.
 
-        `down` is what `download` gave, `up` what `upload` is to get, {name: (S, *shape)} each.
+        `down` is what `download` gave, `up` what clients upload, {name: (S, *shape)} each.
         """
         floats = lambda p: select(p, lambda n: p[n].is_floating_point())  # noqa: E731
         return len(sel) * scalars(floats(down)), len(sel) * scalars(floats(up))

@@ -24,18 +24,18 @@ Differs from the paper: not known, it was not read.
 Differs from the authors' code
 1. There alignment works on the server's own model, so that each client finds what the one before
    it left; here, as in PFLlib, on a copy.
-2. Alignment has the experiment's batches (there 16), and clients with less than a batch take part
-   in it, and in f_i, with repeated samples; there their f_i is 0, and their base is ignored.
+2. Clients with less than a batch take part in alignment and in f_i with repeated samples; there
+   they are not aligned, their f_i is 0, and their base is ignored.
 3. Where all f_i are 0, weights are n_i; there it is 0 / 0.
 """
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State, Step
+from pfl_core.methods.terms import class_means, class_sums, hot
 from pfl_core.stacked import Params, clone, expand, prefixed, select, total, unprefixed
 from pfl_core.util.fields import choice, number
 
@@ -57,6 +57,7 @@ class FedAS(Method):
     name = "fedas"
     align_lr: float = number(0.01, low=0, doc="rate of the alignment (authors' code, PFLlib)")
     align_epochs: int = number(1, low=0, doc="A (authors' code, PFLlib); 0 is no alignment")
+    align_batch: int = number(16, low=1, doc="samples in a batch of it (authors' code, PFLlib)")
     weigh_by: str = choice(
         "fisher", "samples", doc="bases are averaged by f_i, or by n_i (authors' --wo_global)"
     )
@@ -73,16 +74,14 @@ class FedAS(Method):
         return state
 
     def sums(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Of ONE client's features z (B, F): sums per class (C, F), and counts (C,)."""
-        z, y = self.task.features(p, batch.x), F.one_hot(batch.y, self.task.C)
-        return {"z": y.to(z.dtype).T @ z, "n": y.sum(0).to(z.dtype)}
+        """`class_sums` of ONE client's features."""
+        return class_sums(self.task.features(p, batch.x), batch.y, self.task.C)
 
     def aligned(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         """Of ONE client: distance of features to "mean" (C, F), averaged within each class."""
         z, mean = self.task.features(p, batch.x), anchor["mean"]
-        hot = (batch.y[:, None] == torch.arange(len(mean), device=mean.device)).to(z.dtype)
-        far = (z - mean[batch.y]).square().mean(1)
-        return ((hot.T @ far) / hot.sum(0).clamp_min(1)).sum()
+        far, known = (z - mean[batch.y]).square().mean(1), hot(batch.y, len(mean), z.dtype)
+        return ((known.T @ far) / known.sum(0).clamp_min(1)).sum()
 
     def informed(self, p: Params, anchor: Params, grad: Any, at: Step) -> tuple[Params, Params]:
         """Add a batch's squared gradient to "fisher"; the model of ONE client stays as it is."""
@@ -95,11 +94,10 @@ class FedAS(Method):
         model, own = select(start, t.names), unprefixed("own.", start)
         base = [n for n in t.parameters if n not in t.head]
         if self.align_epochs:
-            s = ctx.measure(self.sums, model | own)
-            mean = s["z"] / s["n"].clamp_min(1)[..., None]
-            how: dict[str, Any] = dict(lr=self.align_lr, epochs=self.align_epochs, bn="eval")
-            how |= dict(only=base, anchor={"mean": mean}, stream="align")
-            model = ctx.train(self.aligned, model, **how)
+            near = {"mean": class_means(ctx.measure(self.sums, model | own))}
+            how: dict[str, Any] = dict(epochs=self.align_epochs, lr=self.align_lr, bn="eval")
+            how |= dict(batch=self.align_batch, only=base, stream="align")
+            model = ctx.train(self.aligned, model, anchor=near, **how)
         end = ctx.train(self.loss, model)
         sent = prefixed("own.", select(end, own))
         if self.weigh_by == "samples":

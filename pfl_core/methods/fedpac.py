@@ -35,14 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.methods.terms import simplex_qp
+from pfl_core.methods.terms import class_means, class_sums, simplex_qp
 from pfl_core.stacked import Params, expand, gram, mix, put, select, take
 from pfl_core.util.fields import number, value
-
-
-def class_means(sums: dict[str, Tensor]) -> Tensor:
-    """Mean features (S, C, F) of each class, 0 where there is none, from `FedPAC.sums`."""
-    return sums["z"] / sums["n"].clamp_min(1)[..., None]
 
 
 class FedPAC(Method):
@@ -90,9 +85,9 @@ class FedPAC(Method):
         return expand(state.server, len(sel)) | take(state.extra, sel)
 
     def sums(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Of ONE client's features z (B, F): sums per class (C, F), counts (C,), sum of ||z||^2."""
-        z, y = self.task.features(p, batch.x), F.one_hot(batch.y, self.task.C)
-        return {"z": y.to(z.dtype).T @ z, "n": y.sum(0).to(z.dtype), "square": z.square().sum()}
+        """Of ONE client's features z (B, F): `class_sums`, and the sum of ||z||^2."""
+        z = self.task.features(p, batch.x)
+        return class_sums(z, batch.y, self.task.C) | {"square": z.square().sum()}
 
     def aligned(self, p: Params, anchor: Params, batch: Batch) -> Tensor:
         """Of ONE client: cross-entropy, and the features' squared distance to "target" (C, F)."""

@@ -10,9 +10,9 @@ Clients", AAAI 2022, arXiv:2105.00243.
     argmin_c ||z - P_c||^2 is the answer                `logits`; h_i until there is a P
 
 A class that no participant has keeps its prototype. One that nobody has had yet is never answered:
-it scores 1 below the least. What a client received last it keeps ("kept."): its model after local
-training answers by that, before local training by the newest P. A client that is new to a trained
-federation has P and a model that nobody trained: adopt=False, unless that is meant.
+it scores 1 below the least. A model after local training answers by the P that it was trained with,
+before local training by the newest. A client that is new to a trained federation has P and a model
+that nobody trained: adopt=False, unless that is meant.
 
 The head is the last linear layer, whatever head_depth says. No weights are shared, so BatchNorm's
 statistics stay at home with buffers="average", too.
@@ -39,15 +39,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.stacked import Params, prefixed, select, unprefixed
+from pfl_core.methods.terms import class_means, class_sums, hot
+from pfl_core.stacked import Params, select, unprefixed
 from pfl_core.util.fields import choice, number
 
 GIVEN = ("proto", "seen")  # what the server sends: P (C, F), and of which classes it knows one
-
-
-def hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Labels (B,) as (B, C) of ones and zeros."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
 def scores(z: Tensor, proto: Tensor, seen: Tensor, other: Tensor) -> Tensor:
@@ -113,8 +109,6 @@ class FedProto(Method):
         state, t = super().init(), self.task
         proto = torch.zeros_like(t.value(t.initial, t.last_linear[0]))
         state.server |= {"proto": proto, "seen": torch.zeros_like(proto[:, 0], dtype=torch.bool)}
-        kept = {n: v.repeat(t.K, *[1] * v.dim()) for n, v in select(state.server, GIVEN).items()}
-        state.clients |= prefixed("kept.", kept)
         return state
 
     def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
@@ -141,34 +135,29 @@ class FedProto(Method):
         return value
 
     def sums(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Of ONE client's features: their sums by class (C, F), and counts (C,)."""
-        z = self.task.features(p, batch.x)
-        known = hot(batch.y, self.task.C, z.dtype)
-        return {"sum.z": known.T @ z, "sum.n": known.sum(0)}
+        """`class_sums` of ONE client's features."""
+        return class_sums(self.task.features(p, batch.x), batch.y, self.task.C)
 
     def trained(self, ctx: Context, start: Params) -> tuple[Params, Params]:
-        """The models after local training, and their sums of features."""
-        near = {"proto": start["proto"], "seen": start["seen"].to(start["proto"].dtype)}
-        model, names = select(start, self.task.names), self.task.parameters
+        """The models after local training, and `class_sums` of their features."""
+        near, names = select(start, GIVEN), self.task.parameters
         if self.proto == "after":
-            end = ctx.train(self.loss, model, anchor=near)
+            end = ctx.train(self.loss, start, anchor=near)
             return end, ctx.measure(self.sums, end)
         zero = torch.zeros_like(start["proto"])
         tallies = {"sum.z": zero, "sum.n": zero[..., 0].clone()}
         rates: dict[str, Any] = dict.fromkeys(names, self.task.config.lr)
         rates |= dict.fromkeys(tallies, 1.0)
-        both = ctx.train(
-            self.loss, model | tallies, anchor=near, only=rates, clipped=names, lr=rates
+        end = ctx.train(
+            self.loss, start | tallies, anchor=near, only=rates, clipped=names, lr=rates
         )
-        return select(both, model), select(both, tallies)
+        return select(end, start), unprefixed("sum.", end)
 
     def local(self, ctx: Context, start: Params) -> Params:
         end, s = self.trained(ctx, start)
-        visits = s["sum.n"]
         # Visits count a sample as often as it was seen; one that was left out has not been seen.
-        count = self.task.label_counts[ctx.sel].to(visits.dtype) * (visits > 0)
-        mean = s["sum.z"] / visits.clamp_min(1)[..., None]
-        return end | prefixed("kept.", select(start, GIVEN)) | {"mean": mean, "count": count}
+        count = self.task.label_counts[ctx.sel].to(s["n"].dtype) * (s["n"] > 0)
+        return end | {"mean": class_means(s), "count": count}
 
     def upload(
         self, state: State, sel: Tensor, start: Params, end: Params, weight: Tensor
@@ -183,5 +172,4 @@ class FedProto(Method):
         return state
 
     def serve(self, p: Params) -> Params:
-        given = p if "proto" in p else unprefixed("kept.", p)
-        return select(p, self.task.names) | select(given, GIVEN)
+        return select(p, [*self.task.names, *GIVEN])

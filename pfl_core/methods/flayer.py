@@ -372,4 +372,4 @@ class Flayer(Method):
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         masks, full = parted(up)
         down_n, up_n = self.inner_method.traffic(state, sel, down, full)
-        return down_n, up_n - int(sum((~m).sum() for m in masks.values()))
+        return down_n, up_n - int(sum((~m).sum() for n, m in masks.items() if n in full))

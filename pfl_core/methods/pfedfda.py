@@ -27,8 +27,7 @@ Differs from the authors' code
 1. Features are those of the trained base in evaluation mode (as in that code's own evaluation); in
    training it collects them from all batches of all epochs, before each step.
 2. beta is the best on a grid of 11 (by 11) values; there L-BFGS takes ten steps from 0.5. Halves
-   alternate within each class, over the batches that features are computed in: with another size of
-   these (a GPU's is larger), clients of more samples than that are halved otherwise.
+   alternate within each class.
 3. There 1e-4 is added to every entry of V_i, not to its diagonal alone; here to none (see ridge).
 4. A class counts as rare by its own number of samples; there by that of all of the client's.
 5. With fewer than two samples in a half, beta is 0, so that the client has the global estimates.
@@ -40,7 +39,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
-from pfl_core.stacked import Params, select
+from pfl_core.methods.terms import class_sums
+from pfl_core.stacked import Params, select, total
 from pfl_core.util.fields import choice, number
 
 EPS = 1e-4
@@ -157,83 +157,63 @@ class PFedFDA(Method):
         return self.serve(self.adapted(ctx, self.begin(state, ctx.sel)))
 
     # -- estimates of a client ---------------------------------------------------------------------
-    def halves(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Classes (B, C) as 0 and 1, and in which half a sample is, (B,): in turn in each class."""
-        hot = F.one_hot(batch.y, self.task.C)
-        return hot, ((hot.cumsum(0) * hot).sum(1) - 1) % 2
-
     def sums(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Of ONE client's features z (B, F), by half: sums per class (2, C, F), counts (2, C), and
-        sum of z z^T (2, F, F).
-        """
+        """Of ONE client's features z (B, F): `class_sums`, and the sum of z z^T (F, F)."""
         z = self.task.features(p, batch.x).double()
-        hot, half = self.halves(batch)
-        parts = [(half == h).double()[:, None] for h in range(2)]
-        each = [(hot * part, z * part) for part in parts]
-        return {
-            "z": torch.stack([y.T @ x for y, x in each]),
-            "n": torch.stack([y.sum(0) for y, _ in each]),
-            "square": torch.stack([x.T @ x for _, x in each]),
-        }
+        return class_sums(z, batch.y, self.task.C) | {"square": z.T @ z}
 
     def crossed(self, p: Params, batch: Batch) -> Tensor:
-        """Of ONE client: summed losses (G, G) of each half under the other's classifiers.
-
-        "w" (2, G, 2, C, F) are solved by half and beta_2 for own and global means, "b" (2, G, G, C)
-        biases by half, beta_1 and beta_2.
-        """
+        """Of ONE client: summed losses (G, G) under `classifiers`, by beta_1 and beta_2."""
         z = self.task.features(p, batch.x).double()
-        _, half = self.halves(batch)
         ratio = torch.linspace(0, 1, self.grid, dtype=z.dtype, device=z.device)[:, None, None, None]
-        losses = z.new_zeros(self.grid, self.grid)
-        for h in range(2):
-            own, others = torch.einsum("bf,gkcf->kgbc", z, p["w"][1 - h])
-            scores = others + ratio * (own - others) + p["b"][1 - h][:, :, None]
-            log = scores.log_softmax(-1)  # (G, G, B, C)
-            picked = log.gather(-1, batch.y.expand(*log.shape[:2], -1)[..., None])[..., 0]
-            losses = losses - (picked * (half == h)).sum(-1)
-        return losses
+        own, others = torch.einsum("bf,gkcf->kgbc", z, p["grid.w"])
+        scores = others + ratio * (own - others) + p["grid.b"][:, :, None]
+        log = scores.log_softmax(-1)  # (G, G, B, C)
+        picked = log.gather(-1, batch.y.expand(*log.shape[:2], -1)[..., None])
+        return -picked.sum((2, 3))
 
     def classifiers(self, sums: dict[str, Tensor], p: Params) -> Params:
-        """Classifiers for `crossed`: its "w" and "b", stacked over clients."""
-        known, pi = p["mean"].double()[:, None], p["prior"].double()
+        """LDA of blends of a half's estimates and the global ones, at all betas of the grid.
+
+        "grid.w" (S, G, 2, C, F) are weights by beta_2, for own and global means; "grid.b" (S, G, G,
+        C) biases by beta_1 and beta_2.
+        """
+        known, shared, pi = (p[n].double() for n in ("mean", "cov", "prior"))
         m, v = estimated(sums, known, self.ridge)
         ratio = torch.linspace(0, 1, self.grid, dtype=m.dtype, device=m.device)
-        shared = p["cov"].double()[:, None]
-        both = torch.stack([m, known.expand_as(m)], 2)  # (S, 2, 2, C, F): half, own or global
-        w = [solved(both.flatten(2, 3), shared + r * (v - shared)) for r in ratio]
-        w = torch.stack(w, 2).unflatten(3, both.shape[2:4])  # (S, 2, G, 2, C, F)
+        both = torch.stack([m, known], 1)  # (S, 2, C, F)
+        w = [solved(both.flatten(1, 2), shared + r * (v - shared)) for r in ratio]
+        w = torch.stack(w, 1).unflatten(2, both.shape[1:3])
         r = ratio[:, None, None]
-        means = known[:, :, None] + r * (m - known)[:, :, None]  # (S, 2, G, C, F) by beta_1
-        with_means = [torch.einsum("shacf,shbcf->shabc", means, w[:, :, :, k]) for k in range(2)]
-        of_own, of_others = with_means
-        square = of_others + r * (of_own - of_others)
-        return {"w": w, "b": pi.log()[:, None, None, None] - square / 2}
+        means = known[:, None] + r * (m - known)[:, None]  # (S, G, C, F) by beta_1
+        own, others = (torch.einsum("sacf,sbcf->sabc", means, w[:, :, k]) for k in range(2))
+        square = others + r * (own - others)
+        return {"grid.w": w, "grid.b": pi.log()[:, None, None] - square / 2}
 
-    def betas(self, ctx: Context, p: Params, sums: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """beta_1 and beta_2 (S,) of the models in p."""
-        n = sums["n"].sum(2)
+    def betas(self, ctx: Context, p: Params, halves: list[dict[str, Tensor]]) -> list[Tensor]:
+        """beta_1 and beta_2 (S,) of clients' Params p, whose features have these sums by half."""
+        n = torch.stack([sums["n"].sum(1) for sums in halves], 1)
         if self.beta == "local":
-            one = torch.ones_like(n[:, 0])
-            return one, one
-        model = select(p, self.task.names) | self.classifiers(sums, p)
-        losses = ctx.measure(self.crossed, model)
+            return [torch.ones_like(n[:, 0])] * 2
+        losses = total(
+            ctx.measure(self.crossed, p | self.classifiers(halves[1 - h], p), fold=(h, 2))
+            for h in range(2)
+        )
         if self.beta == "one":
             best = losses.diagonal(dim1=1, dim2=2).argmin(1)
             best = best * (self.grid + 1)
         else:
             best = losses.flatten(1).argmin(1)
         enough = (n >= 2).all(1)
-        beta = torch.stack([best // self.grid, best % self.grid]).to(losses) / (self.grid - 1)
-        first, second = beta * enough
-        return first, second
+        places = (best // self.grid, best % self.grid)
+        return [place.to(losses) / (self.grid - 1) * enough for place in places]
 
     def adapted(self, ctx: Context, p: Params) -> Params:
         """Clients' Params with "mean" and "cov" blended of their own and the received ones."""
-        sums = ctx.measure(self.sums, self.serve(p))
-        first, second = self.betas(ctx, self.serve(p) | select(p, ["mean", "cov", "prior"]), sums)
-        every = {n: v.sum(1) for n, v in sums.items()}
+        seen = p | self.serve(p)
+        halves = [ctx.measure(self.sums, seen, fold=(h, 2)) for h in range(2)]
         mean, cov = p["mean"].double(), p["cov"].double()
-        m, v = estimated(every, mean, self.ridge)
+        m, v = estimated({n: s + halves[1][n] for n, s in halves[0].items()}, mean, self.ridge)
+        first, second = self.betas(ctx, seen, halves)
         blends = {"mean": blended(first, m, mean), "cov": blended(second, v, cov)}
         return p | {n: b.to(self.task.dtype) for n, b in blends.items()}

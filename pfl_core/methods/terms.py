@@ -8,6 +8,22 @@ from torch import Tensor
 from pfl_core.stacked import Params, total
 
 
+def hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Labels (B,) as (B, C) of ones and zeros, in any executor."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
+
+
+def class_sums(z: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
+    """Of ONE client's features z (B, F): "z", their sums by class (C, F), and counts "n" (C,)."""
+    known = hot(y, classes, z.dtype)
+    return {"z": known.T @ z, "n": known.sum(0)}
+
+
+def class_means(sums: dict[str, Tensor]) -> Tensor:
+    """Mean features (..., C, F) by class, 0 where there is none, from `class_sums` of samples."""
+    return sums["z"] / sums["n"].clamp_min(1)[..., None]
+
+
 def half_square(p: Params, q: Params, names: Iterable[str]) -> Tensor:
     """||p - q||^2 / 2 over `names` of ONE client, a scalar.
 

@@ -113,17 +113,22 @@ def check(where: str, thing: Any) -> None:
 
 
 def check_names(where: str, cls: type, method: type) -> None:
-    """Raise ValueError where a hyper-parameter of `cls` has a name that `method` has, too.
+    """Raise ValueError where a hyper-parameter of `cls` has a name that means something else.
 
-    A hook or a setting, such as `loss` or `noise`, would be gone.
+    A hook or a setting of `method`, such as `loss` or `noise`, would be gone, or a function or
+    property of `cls` or of a class that it stands on.
     """
     for f in dataclasses.fields(cls):
-        if f.name in vars(method) or f.name in method.__annotations__:
-            raise ValueError(
-                f"{where}({f.name}=...): a hyper-parameter cannot be called so, because "
-                f"{method.__name__}.{f.name} is there; choose another name, or write it without "
-                "an annotation"
-            )
+        taken = f.name in vars(method) or f.name in method.__annotations__
+        hidden = [c for c in cls.__mro__ if hasattr(vars(c).get(f.name), "__get__")]
+        if not (taken or hidden):
+            continue
+        owner = method if taken else hidden[0]
+        raise ValueError(
+            f"{where}({f.name}=...): a hyper-parameter cannot be called so, because "
+            f"{owner.__name__}.{f.name} is there; choose another name, or write it without "
+            "an annotation"
+        )
 
 
 def documented(doc: str, cls: type) -> str:

@@ -57,6 +57,11 @@ CASES = [
         "option of model 'cnn': 'widht' .*'width'",
     ),
     Case(
+        'Experiment(method="fedproto", record=("weights",))',  # it has a hyper-parameter of the name
+        lambda: tiny(method="fedproto", record=("weights",)),
+        "record: fedproto has no weights; leave 'weights' out",
+    ),
+    Case(
         'Experiment(record=("wieghts",))',
         lambda: tiny(record=("wieghts",)),
         "did you mean 'weights'",

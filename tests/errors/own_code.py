@@ -5,12 +5,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from pfl_core import Method, load, register_dataset, register_model, register_partition, run
+from pfl_core.methods.fedaghn import FedAGHN
 from tests.errors.table import Case, tiny
 
 
-def mine(**hooks) -> None:
-    """Runs a method of these hooks."""
-    type("Mine", (Method,), hooks | {"name": "mine", "__module__": __name__})
+def mine(of: type[Method] = Method, **hooks) -> None:
+    """Runs a method of these hooks, as a class of `of`."""
+    type("Mine", (of,), hooks | {"name": "mine", "__module__": __name__})
     run(tiny(method="mine"))
 
 
@@ -80,6 +81,16 @@ CASES = [
         "noise: float = 0.1, in a method",
         lambda: mine(noise=0.1, __annotations__={"noise": "float"}),
         r"mine\(noise=...\): .* because Method.noise is there; choose another name",
+    ),
+    Case(
+        "weights: float = 0.1, in a class of FedAGHN",
+        lambda: mine(weights=0.1, __annotations__={"weights": "float"}, of=FedAGHN),
+        r"mine\(weights=...\): .* because FedAGHN.weights is there; choose another name",
+    ),
+    Case(
+        "ctx.train(batch=0)",
+        lambda: mine(local=lambda self, ctx, start: ctx.train(self.loss, start, batch=0)),
+        r"ctx.train\(batch=0\): allowed is an integer >= 1",
     ),
     Case(
         'register_model("mine", nn.Linear(784, 10))',

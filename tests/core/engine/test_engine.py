@@ -11,6 +11,7 @@ from pfl_core import Experiment, models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import checkpoint, process
+from pfl_core.engine import engine as engines
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.sgd import clip_
@@ -96,6 +97,36 @@ def test_equals_the_textbook_loop(executor):
             opt.step()
         for n, v in net.state_dict().items():
             torch.testing.assert_close(got[n][k], v, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("batch", [1, 3, 20])
+@pytest.mark.parametrize("case", [{}, dict(plan="drop"), dict(plan="fresh"), dict(steps=3)])
+def test_a_batch_size_of_its_own_is_as_the_experiments(executor, batch, case):
+    own, whole = (
+        train(executor, how=dict(batch=batch), **case),
+        train(executor, batch=batch, **case),
+    )
+    other = train(executor, **case)
+    for n in own:
+        assert torch.equal(own[n], whole[n]), n
+        assert not torch.equal(own[n], other[n]), n
+
+
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_trainings_of_two_batch_sizes_in_turn(executor):
+    e = engine(executor)
+    c, p = Context(e, State({}, {}), torch.arange(4), 3), expand(e.task.initial, 4)
+    for batch in (2, None, 2):
+        p = c.train(e.method.loss, p, batch=batch)
+        torch.testing.assert_close(
+            c.train(e.method.loss, p, batch=4), c.train(e.method.loss, p), rtol=0, atol=0
+        )
+    alone = expand(e.task.initial, 4)
+    for batch in (2, 4, 2):
+        alone = train(executor, start=alone, batch=batch)
+    for n in p:
+        assert torch.equal(p[n], alone[n]), n
 
 
 def test_independent_of_workers_and_company():
@@ -184,6 +215,31 @@ def test_custom_step_with_batches_state_and_anchor_agrees():
     ]  # statistics advance on the first batch of a step only
 
 
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("order", [(0, 0), (0, 1), (1, 0)])
+def test_gradients_of_a_step_share_statistics(executor, order):
+    # They advance at each gradient on a step's first batch, at whatever model, in their order.
+    def twice(p, anchor, grad, at):
+        for j, scale in zip(order, (1.0, 3.0), strict=True):
+            grad({n: v * scale for n, v in p.items()}, j)
+        return p, {}
+
+    e = engine(executor, bn=True)
+    start = expand(e.task.initial, 4)
+    how = dict(step=twice, batches=2, epochs=1)
+    end = Context(e, State({}, {}), torch.arange(4), 0).train(e.method.loss, start, **how)
+    for k in range(4):
+        norm = tiny(bn=True).norm.train()
+        for rows in e.data.batch_indices(k, 0, batch=4, batches=2):
+            for j, scale in zip(order, (1.0, 3.0), strict=True):
+                x, _ = e.data.batch(torch.as_tensor(rows[0]))
+                if j == 0:
+                    p = {n: scale * e.task.initial[f"conv.{n}"] for n in ("weight", "bias")}
+                    norm(F.conv2d(x, **p))
+        for n, v in norm.state_dict().items():
+            torch.testing.assert_close(end[f"norm.{n}"][k], v, rtol=1e-10, atol=1e-12)
+
+
 class Noisy(FedAvg):
     name = "noisy_for_test"
     noise = (144,)
@@ -260,6 +316,44 @@ def test_measure_sums_over_a_split():
     torch.testing.assert_close(got["x"][1], e.data.x[-1].sum())
 
 
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("at_once", [1, 4, 128])
+def test_folds_are_dealt_out_class_by_class(executor, n, at_once, monkeypatch):
+    monkeypatch.setitem(engines.EVAL_BATCH, "cpu", at_once)  # it does not matter
+    e = engine(executor)
+    c, p = Context(e, State({}, {}), torch.arange(4), 0), expand(e.task.initial, 4)
+
+    def sums(p, batch):
+        assert len(batch.y)  # a network need not take an empty batch
+        return {"n": (batch.y[:, None] == torch.arange(3)).sum(0), "x": batch.x.sum()}
+
+    parts, whole = [c.measure(sums, p, fold=(i, n)) for i in range(n)], c.measure(sums, p)
+    torch.testing.assert_close(sum(part["x"] for part in parts), whole["x"])
+    assert torch.equal(whole["n"], e.data.label_counts)
+    for i, part in enumerate(parts):
+        assert torch.equal(part["n"], (e.data.label_counts + n - 1 - i) // n)
+    assert torch.equal(parts[-1]["x"][3] == 0, torch.tensor(n > 1)), "of one sample"
+
+
+def test_folds_are_in_turn():
+    y = np.array([0, 1, 0, 0, 2, 1, 1, 0])
+    federation = Federation(np.zeros((8, 1)), y, [np.arange(8)], classes=3)
+    data = ClientData(federation, seed=0, holdout=0, dtype=torch.float64)
+    assert data.fold(0, "train", 1, 2).tolist() == [2, 5, 7]
+    assert data.fold(0, "train", 2, 3).tolist() == [3, 6]
+    assert data.fold(0, "train", 0, 1).tolist() == list(range(8))
+
+
+def test_a_split_without_samples_has_sums_of_0():
+    e = engine("threads")  # nothing is held out
+    c, p = Context(e, State({}, {}), torch.arange(4), 0), expand(e.task.initial, 4)
+    got = c.measure(
+        lambda p, b: e.method.logits(p, b.x.view(len(b.x), 1, 8, -1)).sum(0), p, "holdout"
+    )
+    assert torch.equal(got, torch.zeros(4, 3).double())
+
+
 def test_refusals():
     e = engine("threads")
     c = Context(e, State({}, {}), torch.arange(4), 0)
@@ -270,6 +364,12 @@ def test_refusals():
         c.measure(lambda p, b: b.y.sum(), start, split="tset")
     with pytest.raises(ValueError, match="cannot train"):
         c.train(e.method.loss, start, only=["nothing"])
+    for batch in (0, -1, 2.5):
+        with pytest.raises(ValueError, match=rf"batch={batch}\): allowed is an integer >= 1"):
+            c.train(e.method.loss, start, batch=batch)
+    for fold in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=r"fold=.*: allowed is \(i, n\), the i-th of n"):
+            c.measure(lambda p, b: b.y.sum(), start, fold=fold)
     with pytest.raises(ValueError, match="executor 'gpu' is unknown"):
         engine("gpu")
 

@@ -59,9 +59,11 @@ def apart(experiment):
     return state, seen, kept, wire
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedper", "pfedhn", "pfedla", "fedaghn", "fedbn", "fedrep", "ditto"]
-)
+TOGETHER = ["fedavg", "fedper", "pfedhn", "pfedla", "fedaghn", "fedbn", "fedrep", "ditto"]
+TOGETHER += ["apfl", "fedrod", "fedproto", "fedpac"]
+
+
+@pytest.mark.parametrize("method", TOGETHER)
 def test_apart_as_together(method, tmp_path):
     experiment = Experiment(**TINY | {"participation": 0.75, "dtype": "float64"}, method=method)
     state, seen, kept, wire = apart(experiment)
@@ -76,6 +78,12 @@ def test_what_is_personal_does_not_travel():
     *_, kept, wire = apart(Experiment(**TINY, method="fedper"))
     assert set(kept[0]) == {"fc.weight", "fc.bias"} and len(wire) == 4 * 4
     assert all(not (down | up) & set(kept[0]) for *_, down, up in wire)
+
+
+def test_what_only_came_down_does_not_travel_back():
+    *_, wire = apart(Experiment(**TINY, method="fedproto"))
+    assert all(down == {"proto", "seen"} for *_, down, _ in wire)
+    assert all(up == {"mean", "count"} for kind, *_, up in wire if kind == "train")
 
 
 def test_what_cannot_be_said_apart_is_refused():

@@ -1,9 +1,10 @@
-"""What plain loops over clients share: a model as a function, a client's batches, gradients."""
+"""Plain loops over clients and batches, beside which tests hold whole rounds of a method."""
 
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from pfl_core.engine.simulate import sample
 from tests.core.methods.averaging_shared import bound
 
 EXECUTORS = ("threads", "batched")
@@ -14,12 +15,41 @@ def mlp(name, **kw):
     return bound(name, "mlp", **kw)
 
 
+# -- who trains on what ----------------------------------------------------------------------------
+
+
+def chosen(method, r):
+    """Who takes part in round r."""
+    return sample(method.task.config, method.task.K, r).tolist()
+
+
+def batches(method, data, k, r, **how):
+    """(x, y) of client k's batches in round r; `how` is stream, epochs and batch."""
+    c = method.task.config
+    how = dict(batch=c.batch, kind=c.plan, shuffle=c.shuffle, epochs=c.epochs) | how
+    for at in data.batch_indices(k, r, **how)[:, 0]:
+        yield data.batch(torch.as_tensor(at))
+
+
+def samples(data, k):
+    """(x, y) of all training samples of client k."""
+    return data.batch(torch.as_tensor(data.index["train"][k]))
+
+
+# -- a model as a function, and its steps ----------------------------------------------------------
+
+
 def scored(method, p, x):
     return functional_call(method.task.model, p, (x,))
 
 
+def fit(method, p, x, y):
+    """Mean cross-entropy of the network alone."""
+    return F.cross_entropy(scored(method, p, x), y)
+
+
 def hidden(method, p, x):
-    """The features of that network."""
+    """The features of the network of `mlp`."""
     model = method.task.model
     found = []
     handle = model.fc.register_forward_hook(lambda _, args, out: found.append(args[0]))
@@ -30,23 +60,21 @@ def hidden(method, p, x):
     return found[0]
 
 
-def batches(data, k, r, **how):
-    """Client k's batches (x, y) of round r."""
-    for (rows,) in data.batch_indices(k, r, batch=6, **how):
-        yield data.batch(torch.as_tensor(rows))
-
-
-def gradient(loss, p):
-    """d loss(q) / dq at q = p, name by name; 0 where the loss does not depend on it."""
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.items()}
+def gradient(loss, p, names=None):
+    """d loss(q) / dq at q = p, by name, default all; 0 where the loss does not depend on it."""
+    leaves = {n: p[n].detach().clone().requires_grad_() for n in names or p}
     found = torch.autograd.grad(
-        loss(leaves), [*leaves.values()], allow_unused=True, materialize_grads=True
+        loss(p | leaves), [*leaves.values()], allow_unused=True, materialize_grads=True
     )
     return dict(zip(leaves, found, strict=True))
 
 
-def fit(method, p, x, y):
-    return F.cross_entropy(scored(method, p, x), y)
+def descend(p, names, seen, loss, lr):
+    """One model after a step of SGD at `names` on loss(p, x, y) for each (x, y) of `seen`."""
+    for x, y in seen:
+        g = gradient(lambda q, x=x, y=y: loss(q, x, y), p, names)
+        p = p | {n: p[n] - lr * g[n] for n in names}
+    return p
 
 
 def average(models, n):

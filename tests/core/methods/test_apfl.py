@@ -22,7 +22,7 @@ def blend(w, v, a):
 def visit(method, data, k, r, w, v, a):
     """One client's round: w, v, alpha after it, by the formulas of the paper (or of PFLlib)."""
     lr = method.task.config.lr
-    for t, batch in enumerate(batches(data, k, r)):
+    for t, batch in enumerate(batches(method, data, k, r)):
         f = lambda p, batch=batch: fit(method, p, *batch)  # noqa: E731
         g = gradient(f, w)
         if method.mix == "weights":
@@ -46,7 +46,7 @@ def visit(method, data, k, r, w, v, a):
 )
 def test_apfl_is_a_plain_loop(executor, args):
     method, data = mlp("apfl", lr=0.3, **args)
-    state, _, before, _ = simulate(method, data, executor=executor, workers=1)
+    state, _, before, *_ = simulate(method, data, executor=executor, workers=1)
     w = method.task.initial
     v, a = [w] * 4, [torch.tensor(method.alpha, dtype=torch.float64)] * 4
     for r in range(3):
@@ -77,6 +77,19 @@ def test_apfls_common_model_is_fedavgs(executor, args):  # T1
             state = simulate(method, data, executor=executor, workers=1)[0]
             sent.append(select(state.server, method.task.parameters))
         assert_same(*sent)  # bit for bit, with BatchNorm, too
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("args", [{}, PFLLIB], ids=["paper", "PFLlib"])
+def test_both_gradients_of_a_step_advance_the_one_set_of_statistics(executor, args):
+    found = {}
+    for name, given in (("apfl", args), ("fedavg", {})):
+        method, data = setup(name, args=given, buffers="average", rounds=1)
+        server = simulate(method, data, executor=executor, workers=1)[0].server
+        found[name] = select(server, method.task.buffers)
+    for n, v in found["fedavg"].items():
+        same = torch.equal(found["apfl"][n], 2 * v if n.endswith("tracked") else v)
+        assert same == n.endswith("tracked"), n
 
 
 @pytest.mark.parametrize(

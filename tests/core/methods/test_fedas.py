@@ -1,6 +1,7 @@
 """FedAS: its rule, beside plain loops and what it reduces to."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from pfl_core.engine.simulate import simulate
 from pfl_core.stacked import select
 from tests.core.methods.features_shared import EVERYONE, context, one_round
-from tests.core.methods.plain_shared import batches, chosen, descend, fit, samples, slopes
+from tests.core.methods.loops_shared import batches, chosen, descend, fit, gradient, samples
 from tests.core.methods.setting import assert_same, client_data, setup
 
 PER = dict(weigh_by="samples")
@@ -17,10 +18,10 @@ PER = dict(weigh_by="samples")
 @pytest.mark.parametrize("executor", ["threads", "batched"])
 @pytest.mark.parametrize("weigh_by", ["fisher", "samples"])
 def test_fedas_is_a_plain_loop(executor, weigh_by):
-    args = dict(align_lr=0.3, align_epochs=2, weigh_by=weigh_by)
+    args = dict(align_lr=0.3, align_epochs=2, align_batch=4, weigh_by=weigh_by)
     method, data = setup("fedas", bn=False, args=args, participation=0.75)
     state, history, served, *_ = simulate(method, data, executor=executor, workers=2)
-    t, loss = method.task, fit(method)
+    t, loss = method.task, partial(fit, method)
     base = [n for n in t.parameters if n not in t.head]
     own = [{n: t.initial[n] for n in t.parameters} for _ in range(4)]  # last models
     shared = {n: t.initial[n] for n in base}
@@ -41,14 +42,14 @@ def test_fedas_is_a_plain_loop(executor, weigh_by):
                 return sum(parts)
 
             p = own[i] | shared
-            seen = batches(method, data, i, r, stream="align", epochs=2)
+            seen = batches(method, data, i, r, stream="align", epochs=2, batch=4)
             p = descend(p, base, seen, apart, 0.3)
             p = descend(p, list(t.parameters), batches(method, data, i, r), loss, 0.05)
             ends[i], weight[i] = p, float(data.n[i])
             if weigh_by == "fisher":
                 weight[i] = 0.0
                 for x, y in batches(method, data, i, r, stream="fisher", epochs=1):
-                    g = slopes(p, t.parameters, lambda q, x=x, y=y: loss(q, x, y))
+                    g = gradient(lambda q, x=x, y=y: loss(q, x, y), p, t.parameters)
                     weight[i] += sum(float((v**2).sum()) for v in g.values())
         total = sum(weight.values())
         shared = {n: sum(weight[i] / total * ends[i][n] for i in sel) for n in base}

@@ -1,6 +1,7 @@
 """FedFew: its rule, beside plain loops and what it reduces to."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pfl_core.engine.simulate import simulate
 from pfl_core.methods.fedfew import few_weights
 from pfl_core.stacked import unprefixed
 from tests.core.methods.features_shared import EVERYONE, context, one_round, randn
-from tests.core.methods.plain_shared import batches, chosen, descend, fit, samples
+from tests.core.methods.loops_shared import batches, chosen, descend, fit, samples
 from tests.core.methods.setting import assert_same, client_data, setup
 
 EQUAL = (7, 7, 7)
@@ -28,7 +29,7 @@ def test_fedfew_is_a_plain_loop(executor, losses):
     method, data, (state, history, served, *_) = few(
         executor, bn=False, args=args, participation=0.75
     )
-    names, loss = method.task.parameters, fit(method)
+    names, loss = method.task.parameters, partial(fit, method)
     first = method.init().server
     thetas = [{n: first[f"m{k}.{n}"] for n in names} for k in range(2)]
     for r in range(3):

@@ -38,7 +38,7 @@ def visit(method, data, k, r, p, known):
         ]
         return fit(method, q, x, y) + method.lam * sum(pulls, torch.tensor(0.0)) / z.numel()
 
-    for x, y in batches(data, k, r):
+    for x, y in batches(method, data, k, r):
         seen.append((hidden(method, p, x), y))
         g = gradient(loss, p)
         p = {n: v - lr * g[n] for n, v in p.items()}
@@ -65,7 +65,7 @@ def averaged(method, data, found, known):
 )
 def test_fedproto_is_a_plain_loop(executor, args):
     method, data = mlp("fedproto", lr=0.2, **args)
-    state, _, before, after = simulate(method, data, executor=executor, workers=1)
+    state, _, before, after, _ = simulate(method, data, executor=executor, workers=1)
     models, known = [method.task.initial] * 4, {}
     for r in range(3):
         done = [visit(method, data, k, r, models[k], known) for k in range(4)]
@@ -138,7 +138,7 @@ def test_running_means_are_over_the_samples_visited(plan):  # T6
     for k in range(4):
         rows = data.batch_indices(k, 0, batch=6, epochs=2, kind=plan).ravel()
         visits = torch.bincount(data.batch(torch.as_tensor(rows))[1], minlength=3)
-        assert torch.equal(tallies["sum.n"][k], visits.double())
+        assert torch.equal(tallies["n"][k], visits.double())
         # What is sent is the number of samples, and 0 where none of a class was seen.
         assert torch.equal(end["count"][k], data.label_counts[k] * (visits > 0).double())
 
@@ -153,9 +153,12 @@ def test_a_client_answers_with_classes_of_its_own_on_request():
             select(state.clients, method.task.names), select(free.clients, method.task.names)
         )
         state, free = one_round(method, data, state)[0], one_round(other, data, free)[0]
-    assert torch.equal(state.clients["kept.seen"], data.label_counts > 0)
     x = data.batch(torch.as_tensor(data.index["test"][0]))[0]
-    for p in (method.begin(state, EVERYONE), select(state.clients, lambda n: True)):
+    start = method.begin(state, EVERYONE)
+    with torch.no_grad():
+        end = method.local(context(method, data, state), start)
+    for p in (start, end):
+        assert torch.equal(p["seen"], data.label_counts > 0)
         assert (method.logits(client(method.serve(p), 3), x).argmax(1) == 1).all()
 
 

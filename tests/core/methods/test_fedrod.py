@@ -42,14 +42,14 @@ def scores(method, p, phi, x):
 @pytest.mark.parametrize("args", [{}, dict(gamma=0.5, start="zero")], ids=["copy", "zero"])
 def test_fedrod_is_a_plain_loop(executor, args):
     method, data = mlp("fedrod", lr=0.3, **args)
-    state, _, before, _ = simulate(method, data, executor=executor, workers=1)
+    state, _, before, *_ = simulate(method, data, executor=executor, workers=1)
     w, lr = method.task.initial, 0.3
     phi = [{n: w[n] * (method.start == "copy") for n in FC}] * 4
     for r in range(3):
         ends = []
         for k in range(4):
             p, log = w, prior(data, k, method.gamma)
-            for x, y in batches(data, k, r):
+            for x, y in batches(method, data, k, r):
                 # In turn, as PFLlib does; the second sees the model from before the first.
                 g = gradient(lambda q, x=x, y=y, log=log: balanced(method, q, x, y, log), p)
                 h = gradient(

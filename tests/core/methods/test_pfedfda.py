@@ -1,15 +1,18 @@
 """pFedFDA: its rule, beside plain loops and what it reduces to."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from pfl_core.engine import engine
 from pfl_core.engine.simulate import simulate
 from pfl_core.methods.pfedfda import EPS, discriminant, estimated
 from pfl_core.stacked import select
 from tests.core.methods.features_shared import EVERYONE, FC, context, one_round, randn
-from tests.core.methods.plain_shared import batches, chosen, descend, fit, samples
+from tests.core.methods.loops_shared import batches, chosen, descend, fit, samples
 from tests.core.methods.setting import assert_same, client_data, setup
 
 
@@ -67,7 +70,7 @@ def test_pfedfda_is_a_plain_loop(executor, kind):
     how = dict(bn=False, args=dict(beta=kind, grid=4), participation=0.75)
     method, data = setup("pfedfda", **how)
     state, history, served, *_ = simulate(method, data, executor=executor, workers=2)
-    t, loss = method.task, fit(method)
+    t, loss = method.task, partial(fit, method)
     base = [n for n in t.parameters if n not in FC]
     first = method.init().server
     shared, known = {n: first[n] for n in base}, [first["mean"], first["cov"]]
@@ -164,11 +167,14 @@ def test_shares_are_positive_sum_to_one_and_stay():
     assert up == state.server.keys(), "no head and no share is sent"
 
 
-def test_halves_are_in_turn_within_each_class():
-    method, data, *_ = fda()
-    y = torch.tensor([0, 1, 0, 0, 2, 1, 1, 0])
-    batch = type("Batch", (), {"y": y})
-    assert method.halves(batch)[1].tolist() == [0, 0, 1, 0, 0, 1, 0, 1]
+@pytest.mark.parametrize("kind", ["two", "one"])
+def test_samples_that_are_evaluated_at_once_do_not_matter(kind, monkeypatch):
+    ends = []
+    for at_once in (3, 128):
+        monkeypatch.setitem(engine.EVAL_BATCH, "cpu", at_once)
+        method, data, state, ctx = fda(bn=False, args=dict(beta=kind, grid=4))
+        ends.append(method.adapted(ctx, method.begin(state, EVERYONE)))
+    assert_same(*ends, exact=False)
 
 
 def test_too_few_samples_take_the_global_estimates():

@@ -107,7 +107,12 @@ class PFedFDA(Method):
     grid: int = number(11, low=2, doc="values of beta that are tried, from 0 to 1 (ours)")
 
     def check(self) -> None:
-        _ = self.task.last_linear  # ValueError for a model without one
+        frozen = [n for n in self.task.last_linear if n not in self.task.parameters]
+        if frozen:
+            raise ValueError(
+                f"{', '.join(frozen)} is frozen, and the last layer is computed from the features "
+                "here; train it, or take another method, such as fedper"
+            )
 
     @property
     def head(self) -> tuple[str, str]:

@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_in_a_line(words, code, line, home, capsys):
 def test_all_lists_at_once_and_a_reader_that_leaves():
     command = f"{sys.executable} -m pfl_core list | head -3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stdout.startswith("\nmethods:\napple ") and done.stderr == ""
+    assert done.stdout.startswith("\nmethods:\napfl ") and done.stderr == ""
 
 
 # -- show several --------------------------------------------------------------------------------------------------------

@@ -130,7 +130,6 @@ class PFedFDA(Method):
         with t.seeded("pfedfda"):
             mean = torch.rand(like.shape).to(like)
         state.server |= {"mean": mean, "cov": torch.eye(like.shape[1]).to(like)}
-        state.clients["prior"] = self.shares(torch.arange(t.K, device=t.device))
         return state
 
     def shares(self, sel: Tensor) -> Tensor:
@@ -142,7 +141,7 @@ class PFedFDA(Method):
 
     def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
         p = select(super().begin(state, sel, sent), lambda n: n not in self.task.last_linear)
-        return p | {"prior": self.shares(sel)}  # also of clients that are new to the server
+        return p | {"prior": self.shares(sel)}
 
     def logits(self, p: Params, x: Tensor) -> Tensor:
         weight, bias = (p[n] for n in self.head)

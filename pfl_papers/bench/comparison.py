@@ -25,6 +25,7 @@ from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
+from pfl_core.methods.base import Batch
 from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_papers import places
@@ -235,13 +236,13 @@ def run(
 
 
 class _Counted(Context):
-    # Counts how often clients take the gradient of a loss over one batch.
-    calls = 0
+    # Counts how often clients take the gradient of a loss over one batch, of the usual size.
+    calls = 0.0
 
     def train(self, loss: Callable, start: Params, **how: Any) -> Params:
-        def counted(*args: Any) -> torch.Tensor:
-            self.calls += 1
-            return loss(*args)
+        def counted(p: Params, anchor: Params, batch: Batch) -> torch.Tensor:
+            self.calls += len(batch.y) / self._engine.config.batch
+            return loss(p, anchor, batch)
 
         return super().train(counted, start, **how)
 

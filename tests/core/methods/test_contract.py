@@ -29,7 +29,8 @@ def trained(method, data, executor):
 
 # -- what travels ----------------------------------------------------------------------------------
 
-BACK = {"fedproto": {"proto", "seen"}}  # what comes down, is read by `serve`, and does not go up
+# What a round begins with, `serve` reads, and nobody sends.
+BACK = {"fedproto": {"proto", "seen"}, "pfedfda": {"prior"}}
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

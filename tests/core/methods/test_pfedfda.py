@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from pfl_core.engine import engine
-from pfl_core.engine.simulate import simulate
+from pfl_core.engine.simulate import news, simulate
 from pfl_core.methods.pfedfda import EPS, discriminant, estimated
 from pfl_core.stacked import select
 from tests.core.methods.features_shared import EVERYONE, FC, context, one_round, randn
@@ -162,8 +162,9 @@ def test_shares_are_positive_sum_to_one_and_stay():
     pi = method.shares(EVERYONE)
     assert (pi > 0).all() and torch.allclose(pi.sum(1), torch.ones(4).double())
     assert pi[3].argmax() == 1 and float(pi[3, 1]) > 0.99, "the last has one class"
-    end = method.local(ctx, method.begin(state, EVERYONE))
-    up = end.keys() - state.clients.keys()
+    start = method.begin(state, EVERYONE)
+    end = method.local(ctx, start)
+    up = news(start, end).keys() - state.clients.keys()
     assert up == state.server.keys(), "no head and no share is sent"
 
 

@@ -211,7 +211,7 @@ def test_a_row_is_behind_the_first_by_the_difference_seed_by_seed():
     [
         ("fedavg", {}, 1.0), ("ditto", {}, 2.0), ("perfedavg", {}, 2.0), ("pfedme", {}, 5.0), ("fedala", {}, 1.8),
         ("fedrep", {"method_args": {"head_epochs": 5}}, 6.0), ("fedpac", {"epochs": 3}, 4.0), ("fedfomo", {}, 0.8),
-        ("pfedhn", {}, 1.0),
+        ("pfedhn", {}, 1.0), ("fedas", {}, 3.0), ("apfl", {}, 2.0), ("fedfew", {}, 3.0),
     ],
 )  # fmt: skip
 def test_gradients_are_counted(row, choice, times):

@@ -140,8 +140,7 @@ class PFedFDA(Method):
         return pi / pi.sum(1, keepdim=True)
 
     def begin(self, state: State, sel: Tensor, sent: Params | None = None) -> Params:
-        p = select(super().begin(state, sel, sent), lambda n: n not in self.task.last_linear)
-        return p | {"prior": self.shares(sel)}
+        return super().begin(state, sel, sent) | {"prior": self.shares(sel)}
 
     def logits(self, p: Params, x: Tensor) -> Tensor:
         weight, bias = (p[n] for n in self.head)

@@ -42,6 +42,13 @@ def test_all_that_is_uploaded_is_new(name, executor):
     assert up.keys() - news(start, up).keys() == BACK.get(name, set())
 
 
+def test_heads_that_fedpac_does_not_train_reach_its_server_uncounted():
+    method, data = setup("fedpac", args=dict(head_epochs=0))
+    state, sent, start, end = trained(method, data, "threads")
+    up = returned(method, state, start, sent, end)[1]
+    assert up.keys() - news(start, up).keys() == set(method.task.classifier)
+
+
 class Told(Method):
     """Clients train under a scale that came down for this round, and are served under it."""
 

@@ -97,7 +97,7 @@ def test_relabelled_clients_get_the_same_average():
 
 
 def test_server_never_sees_the_head():
-    method, (state, _, before, _), *_ = run("fedper", depth=2, own_heads=True, buffers="average")
+    method, (state, _, before, *_), *_ = run("fedper", depth=2, own_heads=True, buffers="average")
     head = method.task.head
     assert not head & state.server.keys() and head == state.clients.keys()
     for n, v in before.items():

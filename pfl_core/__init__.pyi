@@ -8,7 +8,8 @@ from .experiments.experiment import Experiment, grid
 from .experiments.personal import load_model
 from .experiments.run import run
 from .experiments.store import Result
-from .experiments.sweep import sweep, tune
+from .experiments.sweep import sweep
+from .experiments.tune import tune
 from .methods.base import Method, list_methods
 from .models import list_models, register_model
 from .util.version import __version__

@@ -25,6 +25,7 @@ from pfl_core.data.readers import held_out
 from pfl_core.util import cards, checks, identity, paths
 from pfl_core.util.draws import rng
 
+MADE_BY = "function "  # begins the rule of what a function of the seed made
 WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
     "device": "run(device=...)"
 }
@@ -226,9 +227,8 @@ class Federation:
                 i[:samples] if seed is None else self._drawn(i, samples, rng(seed, split, k))
                 for k, i in enumerate(whole)
             )
-        fed = object.__new__(type(self))
-        kept = {n: v for n, v in self.__dict__.items() if n != "hash"}
-        fed.__dict__.update(kept, index=MappingProxyType(lists), folder=None)
+        fed = self._but(index=MappingProxyType(lists), folder=None)
+        fed.__dict__.pop("hash", None)
         return fed
 
     def _drawn(self, index: np.ndarray, samples: int, draw: np.random.Generator) -> np.ndarray:
@@ -250,11 +250,26 @@ class Federation:
 
     @cached_property
     def dealing(self) -> str:
-        """sha256 of samples, labels and how they were dealt, whatever the seed; "" if by hand."""
+        """sha256 of samples, labels and how they were dealt, whatever the seed; "" if by hand.
+
+        Where a function made them (`ruled`), that is all that counts.
+        """
         if not self.rule:
             return ""
+        if self.rule.startswith(MADE_BY):
+            return hashlib.sha256(self.rule.encode()).hexdigest()
         about = [self.rule, self.classes, self.mean, self.std]
         return hashlib.sha256(f"{arrays.digest([self.x, self.y])}{about}".encode()).hexdigest()
+
+    def ruled(self, code: str) -> Federation:
+        """The same, said to be made by a function of the seed with this digest; "" says nothing."""
+        return self._but(rule=f"{MADE_BY}{code}" if code else "")
+
+    def _but(self, **changes: Any) -> Federation:
+        fed = object.__new__(type(self))
+        fed.__dict__.update(self.__dict__ | changes)
+        fed.__dict__.pop("dealing", None)
+        return fed
 
     @property
     def checksum(self) -> Checksum:
@@ -357,7 +372,7 @@ class Federation:
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the folder again; what lies in memory is sent.
         if self.folder:
-            return _reopened, (type(self), self.folder, self._stamps, self.hash)
+            return _reopened, (type(self), self.folder, self._stamps, self.hash, self.rule)
         given = {n: getattr(self, n) for n in ("x", "y", "classes", "mean", "std", "name")}
         return _remade, (type(self), given | dict(self.index), self.rule)
 
@@ -494,11 +509,11 @@ def _in_folder(
     return fed
 
 
-@functools.lru_cache(maxsize=1)  # once for all runs of a worker process
+@functools.lru_cache(maxsize=16)  # once for all runs of a worker process; samples stay in files
 def _reopened(
-    cls: type[Federation], folder: Path, stamps: tuple[files.Stamp, ...], digest: str
+    cls: type[Federation], folder: Path, stamps: tuple[files.Stamp, ...], digest: str, rule: str
 ) -> Federation:
-    return _in_folder(cls, folder, stamps, digest)
+    return _in_folder(cls, folder, stamps, digest)._but(rule=rule)
 
 
 def _remade(cls: type[Federation], given: dict[str, Any], rule: str) -> Federation:

@@ -5,6 +5,7 @@ __all__ = [
     "build",
     "compute",
     "experiment",
+    "feds",
     "keys",
     "listing",
     "lookup",
@@ -16,5 +17,6 @@ __all__ = [
     "settings",
     "store",
     "sweep",
+    "tune",
     "workers",
 ]

@@ -27,7 +27,7 @@ from pfl_core.experiments.weights import Weights
 from pfl_core.methods.base import METHODS, make_method
 from pfl_core.util import checks, fields, identity
 from pfl_core.util.cards import card
-from pfl_core.util.fields import choice, number, value
+from pfl_core.util.fields import choice, log_uniform, number, value
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
@@ -140,7 +140,7 @@ class Experiment:
         ),
     )
     shuffle: bool = value(True, "Whether a client's samples are shuffled in each epoch")
-    lr: float = number(0.01, "Learning rate of local SGD", low=0)
+    lr: float = number(0.01, "Learning rate of local SGD", low=0, search=log_uniform(0.01, 0.5))
     momentum: float = number(0.0, "Momentum of local SGD (0: none)", low=0, below=1)
     weight_decay: float = number(0.0, "Weight decay (L2) of local SGD (0: none)", low=0)
     clip: float = number(
@@ -694,6 +694,8 @@ def _parameters() -> str:
         said = f"{f.metadata['doc']}."
         if f.metadata.get("allowed"):
             said += f" Allowed: {fields.allowed(f)}."
+        if f.metadata.get("search"):
+            said += f" A random search draws it from {f.metadata['search']}."
         lines.append(f"{f.name} : {fields.kind(f)}, default {_default(f)!r}")
         lines += textwrap.wrap(said, 92, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return textwrap.indent("\n".join(lines), " " * 4)
@@ -792,7 +794,7 @@ def grid(
         raise ValueError(f"grid(rows={rows}, seeds={seeds}): allowed is one of each at least")
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
     return [
-        _seeded(base.but(**_both(of_column, of_row)), seed).but(tags={"row": row, "column": column})
+        seeded(base.but(**_both(of_column, of_row)), seed).but(tags={"row": row, "column": column})
         for (column, of_column), (row, of_row), seed in cells
     ]
 
@@ -808,7 +810,8 @@ def _both(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _seeded(experiment: Experiment, seed: int) -> Experiment:
+def seeded(experiment: Experiment, seed: int) -> Experiment:
+    """The Experiment with another seed, which what it starts from (`init_from`) takes, too."""
     source = experiment.earlier
-    start = experiment.init_from if source is None else _seeded(source, seed)
+    start = experiment.init_from if source is None else seeded(source, seed)
     return experiment.but(seed=seed, init_from=start)

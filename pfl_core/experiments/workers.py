@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pfl_core.data.federation import Federation
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.feds import OfSeeds
 from pfl_core.experiments.run import run
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
@@ -79,7 +81,7 @@ def _to_send(error: Exception) -> Exception:
 
 
 def run_all(
-    experiments: list[Experiment], jobs: int, how: dict[str, Any]
+    experiments: list[Experiment], jobs: int, feds: OfSeeds, how: dict[str, Any]
 ) -> Iterator[Result | Failed]:
     """Run Experiments in worker processes, `jobs` at a time; yield what comes of each, in order.
 
@@ -91,7 +93,7 @@ def run_all(
         If a worker process ends, or none can be started.
     """
     around = os.path.abspath("."), sys.path, _variables()
-    packed = [(e.plain(), e.tags, *around) for e in experiments]
+    packed = [(e.plain(), e.tags, feds.get(e.seed), *around) for e in experiments]
     try:
         found = _pool(jobs).map(functools.partial(_in_worker, **how), packed)
     except (OSError, ImportError, NotImplementedError) as error:  # semaphores, or processes
@@ -153,9 +155,9 @@ def end_with_parent() -> None:
 
 
 def _in_worker(
-    packed: tuple[dict, dict, str, list[str], dict[str, str]], **how: Any
+    packed: tuple[dict, dict, Federation | None, str, list[str], dict[str, str]], **how: Any
 ) -> Result | Failed:
-    plain, tags, folder, path, variables = packed
+    plain, tags, fed, folder, path, variables = packed
     # A process may be older than a plugin's folder, and than what its parent has set since.
     with contextlib.suppress(OSError):  # it is gone
         os.chdir(folder)
@@ -165,6 +167,6 @@ def _in_worker(
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return tried_there(plain, tags, **how)
+        return tried_there(plain, tags, fed=fed, **how)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.feds import OfSeeds
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.workers import Failed
 from pfl_core.util import checks
@@ -66,6 +67,7 @@ def run_all(
     tried: Callable[..., Result | Failed],
     experiments: list[Experiment],
     store: Path,
+    feds: OfSeeds,
     how: dict[str, Any],
     cpus: float,
     gpus: float | None,
@@ -75,11 +77,13 @@ def run_all(
     Parameters
     ----------
     tried : function
-        Called as `tried(plain, tags, store=store, **how)` on a node.
+        Called as `tried(plain, tags, store=store, fed=fed, **how)` on a node.
     experiments : list of Experiment
         What is run.
     store : Path
         Folder of the runs, the same on all nodes.
+    feds : OfSeeds
+        The user's own data for each seed, in folders.
     how : dict
         What else `run` takes, such as device.
     cpus : float
@@ -107,7 +111,10 @@ def run_all(
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_task)
     environ = {name: os.environ[name] for name in CARRIED if name in os.environ}
     how = {"workers": max(1, int(cpus))} | how | {"store": store.resolve()}
-    started = [task.remote(tried, e.plain(), e.tags, environ, how) for e in experiments]
+    started = [
+        task.remote(tried, e.plain(), e.tags, environ, how | {"fed": feds.get(e.seed)})
+        for e in experiments
+    ]
     yield from _as_they_end(ray, started)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed
-from pfl_core.util.fields import number
+from pfl_core.util.fields import log_uniform, number
 
 
 class Ditto(Method):
@@ -45,7 +45,10 @@ class Ditto(Method):
 
     name = "ditto"
     lam: float = number(
-        1.0, low=0, doc="lambda, pull of v_k to w (authors' code, FL-bench); 0 is Local"
+        1.0,
+        low=0,
+        doc="lambda, pull of v_k to w (authors' code, FL-bench); 0 is Local",
+        search=log_uniform(0.05, 5, also=(0.0,)),
     )
     personal_epochs: int | None = number(
         None, low=1, doc="s, epochs on v_k; None: the experiment's epochs or steps"

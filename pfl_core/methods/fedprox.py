@@ -24,7 +24,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Method
 from pfl_core.methods.terms import half_square
 from pfl_core.stacked import Params
-from pfl_core.util.fields import number
+from pfl_core.util.fields import log_uniform, number
 
 
 class FedProx(Method):
@@ -43,7 +43,10 @@ class FedProx(Method):
 
     name = "fedprox"
     mu: float = number(
-        0.01, low=0, doc="weight of the proximal term (pFedGraph, FL-bench); 0 is FedAvg"
+        0.01,
+        low=0,
+        doc="weight of the proximal term (pFedGraph, FL-bench); 0 is FedAvg",
+        search=log_uniform(0.001, 1, also=(0.0,)),
     )
 
     def check(self) -> None:

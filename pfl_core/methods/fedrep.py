@@ -25,7 +25,7 @@ Differs from the authors' code
 
 from pfl_core.methods.base import Context, Method
 from pfl_core.stacked import Params
-from pfl_core.util.fields import number
+from pfl_core.util.fields import among, number
 
 
 class FedRep(Method):
@@ -44,7 +44,10 @@ class FedRep(Method):
 
     name = "fedrep"
     head_epochs: int = number(
-        1, low=0, doc="tau_h (PFLlib: 1; authors on CIFAR: 10); 0 leaves heads as they were drawn"
+        1,
+        low=0,
+        doc="tau_h (PFLlib: 1; authors on CIFAR: 10); 0 leaves heads as they were drawn",
+        search=among(1, 2, 5, 10),
     )
     body_epochs: int | None = number(
         None,

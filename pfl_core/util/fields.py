@@ -8,7 +8,8 @@
 The annotation is the type; `float | None` allows None, too, whose meaning `doc` says. Of a method's
 hyper-parameter, `doc` also says at which value the method becomes another one, and in parentheses
 where the default is from. A plain `lam: float = 1.0` is one of any finite value. Errors, help and
-documentation read the declaration.
+documentation read the declaration, and so does a random search: `search=log_uniform(0.01, 1)` says
+which values are worth a try.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from pfl_core.util import checks
+
+ASIDE = 0.2  # in what share of its draws a search takes one of the values beside its range
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,66 @@ class Range:
         return f"in {left}{least}, {most}{right}"
 
 
+@dataclass(frozen=True)
+class Search:
+    """What a random search draws a value from: `values`, and a range from `low` to `high`.
+
+    With both, a value beside the range comes in a fifth of the draws.
+    """
+
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0  # as low: no range
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        ends = f"{self.low!r}, {self.high!r}"
+        if not np.isfinite([self.low, self.high]).all() or self.low > self.high:
+            raise ValueError(f"a search from {ends}: allowed are numbers, the smaller one first")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log_uniform({ends}): allowed are numbers > 0; also=(0,) adds a 0")
+        if self.low == self.high and not self.values:
+            raise ValueError("a search needs a range, or values: among(1, 2, 5)")
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """One of its values, or a number of its range to three digits."""
+        first, second = rng.random(2)
+        if self.low == self.high or self.values and first < ASIDE:
+            return self.values[int(second * len(self.values))]
+        ends = np.log([self.low, self.high]) if self.log else np.array([self.low, self.high])
+        drawn = ends[0] + second * (ends[1] - ends[0])
+        rounded = float(f"{np.exp(drawn) if self.log else drawn:.3g}")
+        return min(max(rounded, float(self.low)), float(self.high))
+
+    def __str__(self) -> str:
+        values = ", ".join(map(repr, self.values))
+        if self.low == self.high:
+            return f"among {values}"
+        span = f"{self.low:g} to {self.high:g}" + " on a log scale" * self.log
+        return f"{span}, and {values}" if values else span
+
+
+def log_uniform(low: float, high: float, also: tuple[Any, ...] = ()) -> Search:
+    """Numbers of which the logarithm is uniform; a fifth of the draws are of the values `also`.
+
+    Examples
+    --------
+    >>> str(log_uniform(0.001, 1, also=(0.0,)))
+    '0.001 to 1 on a log scale, and 0.0'
+    """
+    return Search(tuple(also), low, high, log=True)
+
+
+def uniform(low: float, high: float, also: tuple[Any, ...] = ()) -> Search:
+    """Numbers between two ends, all alike; a fifth of the draws are of the values `also`."""
+    return Search(tuple(also), low, high)
+
+
+def among(*values: Any) -> Search:
+    """Some values, all alike."""
+    return Search(values)
+
+
 Legal = Range | tuple[Any, ...] | None  # numbers between ends; some values; any of the type
 
 
@@ -58,26 +123,39 @@ def number(
     above: float | None = None,
     below: float | None = None,
     given: str = "",
+    search: Search | None = None,
 ) -> Any:
-    """A field that is a number: `low <= value <= high`, `above < value < below`."""
+    """A field that is a number: `low <= value <= high`, `above < value < below`.
+
+    `search` is what a random search draws it from.
+    """
     about = {"allowed": Range(low, high, above, below), "doc": doc, "given": given}
+    about |= {"search": search}
     return field(default=default, metadata=about)
 
 
-def choice(default: str, *others: str, doc: str) -> Any:
-    """A field that is one of some strings."""
-    return field(default=default, metadata={"allowed": (default, *others), "doc": doc})
+def choice(default: str, *others: str, doc: str, search: Search | None = None) -> Any:
+    """A field that is one of some strings; `search` is what a random search draws it from."""
+    about = {"allowed": (default, *others), "doc": doc, "search": search}
+    return field(default=default, metadata=about)
 
 
-def value(default: Any, doc: str, *, given: str = "") -> Any:
+def value(default: Any, doc: str, *, given: str = "", search: Search | None = None) -> Any:
     """A field that may be any value of its type: a bool, a tuple, a dict.
 
-    `given` is the type of what may be given, where an object holds another.
+    `given` is the type of what may be given, where an object holds another; `search` is what a
+    random search draws it from.
     """
-    about = {"doc": doc, "given": given}
+    about = {"doc": doc, "given": given, "search": search}
     if isinstance(default, dict | list):  # each object gets one of its own
         return field(default_factory=lambda: copy.deepcopy(default), metadata=about)
     return field(default=default, metadata=about)
+
+
+def searched(thing: Any) -> dict[str, Search]:
+    """{field: what a random search draws it from} of those fields that declare it."""
+    found = {f.name: f.metadata.get("search") for f in dataclasses.fields(thing)}
+    return {name: search for name, search in found.items() if search is not None}
 
 
 def kind(f: dataclasses.Field) -> str:
@@ -139,4 +217,6 @@ def documented(doc: str, cls: type) -> str:
         out.append(f"{f.name} : {allowed(f)}{default}")
         if about := f.metadata.get("doc"):
             out.append(f"    {about}")
+        if search := f.metadata.get("search"):
+            out.append(f"    A random search draws it from {search}.")
     return "\n".join(out) + "\n" if dataclasses.fields(cls) else doc

@@ -22,6 +22,7 @@ from pfl_core.engine.engine import Engine
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments import tune as tuning
 from pfl_core.experiments.build import build_method, client_data, split, vocabulary
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
@@ -144,7 +145,7 @@ def tuned(row: str, shared: Experiment, **how: Any) -> tuple[dict[str, Any], pd.
         For `sweep`.
     """
     e, changes = candidates(row, shared)
-    best, rows = sweeps.tune(e, changes, when=when(row), **how)
+    best, rows = tuning.tune(e, changes, when=when(row), **how)
     at = next(i for i, c in enumerate(changes) if e.but(**c).plain() == best.plain())
     choices = grid_of(row).choices()
     labels = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_core import Experiment, Federation, run, tune
+from pfl_core import Experiment, Federation, run, sweep, tune
 from pfl_core.engine.context import Context
 from tests.errors.table import Case, X, Y, own, tiny
 
@@ -72,6 +72,12 @@ CASES = [
         "run(experiment, fed=(x, y))",
         lambda: own_run((X, Y)),
         "fed is a tuple; allowed is a Federation",
+        TypeError,
+    ),
+    Case(
+        "sweep(experiments, fed=function), which returns no Federation",
+        lambda: sweep([Experiment(dataset="own")], fed=lambda seed: (X, Y)),
+        r"fed\(0\) returned a tuple; allowed is a Federation",
         TypeError,
     ),
     Case(

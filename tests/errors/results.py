@@ -70,6 +70,26 @@ CASES = [
         lambda: tune(tiny(), [{"lr": 0.1}]),
         "leaves no validation data",
     ),
+    Case(
+        'tune(experiment, {"seed": [0, 1, 2]})',
+        lambda: tune(tiny(), {"seed": [0, 1, 2]}),
+        "among seeds the luckiest would win; give seeds=",
+    ),
+    Case(
+        'tune(experiment, {"partition_args": [{"alpha": 0.1}, {"alpha": 1.0}]})',
+        lambda: tune(tiny(), {"partition_args": [{"alpha": 0.1}, {"alpha": 1.0}]}),
+        "would be judged on different samples",
+    ),
+    Case(
+        'tune(experiment, {"lr": 0.1}, draws=16)',
+        lambda: tune(tiny(), {"lr": 0.1}, draws=16),
+        "there is nothing to draw; allowed is",
+    ),
+    Case(
+        "tune(experiment, ..., seeds=3)",
+        lambda: tune(tiny(), {"lr": [0.1]}, seeds=3),
+        "allowed is a list of different integers",
+    ),
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
     # parameters of notebooks
     Case(

@@ -11,6 +11,7 @@ import torch
 
 from pfl_core import Experiment, Federation, run, sweep, tune
 from pfl_core.data import arrays, federation, files
+from pfl_core.experiments import feds
 from pfl_core.experiments.build import client_data
 from tests.made import main
 
@@ -306,7 +307,7 @@ def test_worker_processes_give_the_same_numbers(tmp_path, form):
 
 def test_jobs_are_processes_and_what_is_there_is_found(tmp_path, monkeypatch):
     seen = []
-    before = sweep.__globals__["_in_a_folder"]
+    before = feds._in_a_folder
 
     @contextlib.contextmanager
     def noted(fed, store):
@@ -314,7 +315,7 @@ def test_jobs_are_processes_and_what_is_there_is_found(tmp_path, monkeypatch):
             seen.append(there.folder)
             yield there
 
-    monkeypatch.setitem(sweep.__globals__, "_in_a_folder", noted)
+    monkeypatch.setattr(feds, "_in_a_folder", noted)
     todo = [OWN.but(seed=s, rounds=1) for s in range(2)]
     how = dict(fed=own(), jobs=2, store=tmp_path, device="cpu")
     first = sweep(todo, **how)

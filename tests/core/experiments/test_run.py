@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import Experiment, Federation, grid, load, load_model, sweep, tune
+from pfl_core import Experiment, Federation, grid, load, load_model, sweep
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import sweep as sweeps
@@ -447,81 +446,6 @@ def test_evaluation_has_no_influence(store):
     np.testing.assert_array_equal(
         often.arrays["before/test/correct"][-1], seldom.arrays["before/test/correct"][-1]
     )
-
-
-# -- tuning -------------------------------------------------------------------------------------------------------------
-
-
-def test_tune_chooses_on_validation_data_only(store):
-    e = Experiment(
-        **TINY
-        | {
-            "partition_args": {"alpha": 1.0, "split": "70/10/20"},
-            "max_samples": 0,
-            "model_args": {"hidden": 32},
-        }
-    )
-    best, rows = tune(e, [{"lr": 0.0}, {"lr": 0.05}, {"lr": 1e-6}])
-    assert best.lr == 0.05 and set(rows.row) == {'{"lr": 0.0}', '{"lr": 0.05}', '{"lr": 1e-06}'}
-    with pytest.raises(ValueError, match="only 'val'"):
-        tune(e, [{"lr": 0.1}], split="test")
-    with pytest.raises(ValueError, match="no validation data"):
-        tune(Experiment(**TINY), [{"lr": 0.1}])
-
-
-VAL = TINY | {"partition_args": {"alpha": 1.0, "split": "70/10/20"}, "max_samples": 0}
-
-
-def test_tune_tries_all_combinations_of_a_dict_of_lists(store):
-    e = Experiment(**VAL | {"method": "fedprox", "rounds": 1})
-    grid = {"lr": [0.0, 0.05], "method_args": [{"mu": 0.0}, {"mu": 1.0}]}
-    best, rows = tune(e, grid)
-    assert rows.row.nunique() == 4 and '{"lr": 0.05, "method_args": {"mu": 1.0}}' in set(rows.row)
-    again, same = tune(
-        e, [{"lr": x, "method_args": m} for x in grid["lr"] for m in grid["method_args"]]
-    )
-    assert again.id == best.id and best.lr == 0.05 and same.row.tolist() == rows.row.tolist()
-    after, _ = tune(e, {"lr": [0.05]}, when="after")
-    assert after.id == e.but(lr=0.05).id
-
-
-def test_tune_names_other_runs_by_their_ids(store):
-    e = Experiment(**VAL | {"rounds": 1})
-    starts = [e.but(lr=0.05, method="fedavg"), e.but(lr=0.01, method="fedavg")]
-    _, rows = tune(e, {"init_from": starts})
-    assert {json.loads(r)["init_from"] for r in rows.row} == {s.id for s in starts}
-
-
-@pytest.mark.parametrize(
-    "choices, how, said",
-    [
-        ({"lr": 0.1}, {}, "'lr' has 0.1, not a list of values; allowed is "),
-        ({"lr": "0.1"}, {}, "'lr' has '0.1', not a list of values"),
-        ({"lr": []}, {}, "not a list of values"),
-        ({}, {}, "an empty dict; allowed is"),
-        ([0.1, 0.2], {}, 'allowed is {"lr": '),
-        ([], {}, "allowed is"),
-        ({"rate": [0.1]}, {}, "'rate' is unknown"),
-        ({"lr": [0.1]}, {"when": "befor"}, "did you mean 'before'"),
-        ({"lr": [0.1], "eval_after": [False]}, {"when": "after"}, "set eval_after=True"),
-        ({"lr": [0.1]}, {"split": "test"}, "only 'val'"),
-        (
-            {"lr": [0.1], "partition": ["iid"], "partition_args": [{"alpha": 1.0}]},
-            {},
-            "argument of partition",
-        ),
-        ({"lr": [0.1], "partition_args": [{"split": "80/20"}]}, {}, "leaves no validation data"),
-    ],
-)
-def test_what_tune_refuses_it_refuses_before_training(choices, how, said, store, monkeypatch):
-    monkeypatch.setattr(sweeps, "sweep", lambda *args, **kw: pytest.fail("it trained"))
-    with pytest.raises(ValueError, match=re.escape(said)):
-        tune(Experiment(**VAL), choices, **how)
-
-
-def test_tune_says_that_no_choice_ended(store):
-    with pytest.raises(ValueError, match="none of 2 choices ended with finite numbers; try lower"):
-        tune(Experiment(**VAL), {"lr": [1e30, 1e35]})
 
 
 def test_sweep_recompute_trains_all_anew_and_keeps_the_old(store, capsys):

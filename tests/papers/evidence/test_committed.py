@@ -17,7 +17,8 @@ from pfl_core.experiments import build
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.run import run
-from pfl_core.experiments.sweep import sweep, tune
+from pfl_core.experiments.sweep import sweep
+from pfl_core.experiments.tune import tune
 from pfl_core.util import paths, sums
 from pfl_papers import places
 from pfl_papers.compare.parameters import is_there

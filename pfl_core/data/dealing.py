@@ -7,7 +7,7 @@ each class each client gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, isfinite
 from typing import Any
 
@@ -30,12 +30,21 @@ EPS = 1e-9  # keeps 0.2 * 3000 and 600 * 0.53 / 6 on the intended side of an int
 class Split:
     """For each client one array of indices into the pool in train, val and test, int64.
 
-    They are in random order, and no sample is in two of them.
+    They are in random order, and no sample is in two of them. What a client's samples are changed
+    by when they are dealt (see shifts.py): `transform`, one name a client, and `relabel`, the label
+    that each client gives to each class, (N, C) int, -1 for a class that it does not hold.
     """
 
     train: list[np.ndarray]
     val: list[np.ndarray]
     test: list[np.ndarray]
+    transform: list[str] | None = None
+    relabel: np.ndarray | None = None
+
+    def of(self, clients: slice) -> Split:
+        """The same of some clients."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Split(**{n: v if v is None else v[clients] for n, v in parts.items()})
 
 
 def label_counts(y: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl_core.data import arrays, files
+from pfl_core.data import arrays, files, shifts
 from pfl_core.data.checksum import Checksum
 from pfl_core.data.files import SPLITS
 from pfl_core.data.partition import function
@@ -443,7 +443,8 @@ class Federation:
         y = arrays.labels(y)
         classes = arrays.number_of_classes(classes, y)
         pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
-        split = deal(partition, pool, clients, seed, **args)
+        dealt = deal(partition, pool, clients, seed, **args)
+        x, y, classes, split = shifts.applied(arrays.samples(x), y, classes, dealt)
         about: dict[str, Any] = dict(classes=classes, mean=mean, std=std, name=name)
         fed = cls(x, y, split.train, split.val, split.test, **about)
         fed.__dict__["rule"] = _rule(partition, dict(clients=clients, test=float(test)) | args)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from pfl_core.data import schemes
+from pfl_core.data import counted, schemes, shifts
 from pfl_core.data.dealing import Split, integer, label_counts, need, read_shares
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import Listing
@@ -80,19 +81,26 @@ def list_partitions() -> Listing:
 
 
 def arguments(name: str) -> dict[str, inspect.Parameter]:
-    """The arguments that a scheme has besides pool, clients and rng."""
+    """The arguments that a scheme has of its own, besides pool, clients and rng."""
     checks.known("partition", name, sorted(_SCHEMES), "add your own with register_partition")
     return dict(list(inspect.signature(_SCHEMES[name]).parameters.items())[3:])
 
 
 def check(name: str, args: dict[str, Any]) -> None:
     """Raise ValueError for an unknown scheme, an argument that it does not have, or its type."""
-    own = arguments(name)
+    own, common = arguments(name), _common(name, args)
+    shifts.check(common)
     for arg in [] if any(p.kind is p.VAR_KEYWORD for p in own.values()) else args:
-        checks.known(f"argument of partition {name!r}:", arg, sorted(own))
+        if arg not in common:
+            checks.known(f"argument of partition {name!r}:", arg, sorted(own))
     for arg, value in args.items():
         if arg in own and not (value is None is own[arg].default):
             checks.kind(name, arg, checks.cast(value, own[arg].annotation), own[arg].annotation)
+
+
+def _common(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    # Those that every partition has; a scheme of a user's own may have some of that name itself.
+    return {n: v for n, v in args.items() if n in shifts.COMMON and n not in arguments(name)}
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:
@@ -103,7 +111,9 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
     name
         The scheme, one of `list_partitions()`.
     args
-        The scheme's own arguments.
+        The scheme's own arguments; and `transform`, a list of `shifts.TRANSFORMS`, and `relabel`, a
+        list of shifts of labels, or of lists of new ones, which clients take in turn: they change
+        what is dealt, see `shifts.applied`.
 
     Raises
     ------
@@ -119,8 +129,12 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
         f"clients={clients} is more than the pool's {len(pool.y)} samples; lower it",
     )
     rng = np.random.default_rng([seed, *b"partition"])
+    common = _common(name, args)
+    own = {n: v for n, v in args.items() if n not in common}
     try:
-        return _checked(fn(pool, clients, rng, **args), clients, len(pool.y))
+        dealt = _checked(fn(pool, clients, rng, **own), clients, len(pool.y))
+        dealt = shifts.checked(dealt, np.asarray(pool.y), clients, pool.classes)
+        return shifts.shifted(dealt, pool.classes, *map(common.get, shifts.COMMON))
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
 
@@ -149,7 +163,7 @@ def _checked(split: Any, clients: int, n: int) -> Split:
         not len(twice),
         f"{len(twice)} samples are handed out more than once, the first is {twice[:1].tolist()}",
     )
-    return Split(**parts)
+    return dataclasses.replace(split, **parts)
 
 
 for _fn in (
@@ -167,5 +181,8 @@ for _fn in (
     schemes.pfedhn_classes,
     schemes.alphabets,
     schemes.coarse,
+    counted.class_equal,
+    counted.dirichlet_clients,
+    counted.domains,
 ):
     register_partition(_fn.__name__, _fn)

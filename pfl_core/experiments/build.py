@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pfl_core import models
 from pfl_core.anatomy import examined
 from pfl_core.data import partition as partitions
-from pfl_core.data import pools
+from pfl_core.data import pools, shifts
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.engine import finetune
@@ -47,8 +47,7 @@ def _split(
     given = json.loads(args)
     of, kept = which_clients(clients, given)
     given = {name: v for name, v in given.items() if name not in WHICH}
-    found = partitions.partition(partition, pool, of, seed, **given)
-    return partitions.Split(found.train[kept], found.val[kept], found.test[kept])
+    return partitions.partition(partition, pool, of, seed, **given).of(kept)
 
 
 def split(experiment: Experiment, pool: pools.Pool | None = None) -> partitions.Split:
@@ -82,11 +81,9 @@ def federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federa
 
 def _whole_federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federation:
     pool = pool or pools.load(experiment.dataset)
-    s = split(experiment, pool)
-    about: dict[str, Any] = dict(
-        classes=pool.classes, mean=pool.mean, std=pool.std, name=experiment.dataset
-    )
-    return Federation(pool.inputs, pool.y, s.train, s.val, s.test, **about)
+    x, y, classes, s = shifts.applied(pool.inputs, pool.y, pool.classes, split(experiment, pool))
+    about: dict[str, Any] = dict(classes=classes, mean=pool.mean, std=pool.std)
+    return Federation(x, y, s.train, s.val, s.test, name=experiment.dataset, **about)
 
 
 def fitted(experiment: Experiment, fed: Federation | None) -> Experiment:

@@ -19,6 +19,7 @@ from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
+from pfl_core.data.shifts import COMMON
 from pfl_core.engine import finetune, probes
 from pfl_core.engine.sgd import PRECISIONS
 from pfl_core.experiments import keys
@@ -109,9 +110,10 @@ class Experiment:
     )
     partition_args: dict = value(
         {},
-        "Arguments of the partition, such as alpha=0.1. Every partition takes three more. of=50: "
+        "Arguments of the partition, such as alpha=0.1. Every partition takes five more. of=50: "
         "split for 50 clients, and keep `clients` of them; first=10 (default 0) and every=2 "
-        "(default 1): keep clients 10, 12, 14, ... of the 50",
+        "(default 1): keep clients 10, 12, 14, ... of the 50. transform=['none', 'turn90'] and "
+        "relabel=[0, 3], which makes y + 3 of label y: client i gets entry i modulo their number",
     )
     clients: int = number(
         None,
@@ -633,7 +635,7 @@ def belongs(name: str, fields: dict[str, Any]) -> str:
     """
     known: dict[str, Callable[[str], Iterable[str]]] = {
         "method": lambda method: [f.name for f in dataclasses.fields(type(make_method(method)))],
-        "partition": lambda partition: [*partitions.arguments(partition), *WHICH],
+        "partition": lambda partition: [*partitions.arguments(partition), *WHICH, *COMMON],
         "model": models.arguments,
     }
     for kind, names in known.items():

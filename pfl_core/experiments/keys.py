@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from pfl_core import models
 from pfl_core.data import partition as partitions
+from pfl_core.data import shifts
 from pfl_core.data.checksum import Checksum
 from pfl_core.engine import finetune
 from pfl_core.methods.base import METHODS
@@ -56,7 +57,8 @@ def _declared(e: Any, field: str) -> dict[str, Declared]:
     out = {n: Declared(p.annotation, p.default) for n, p in found.items()}
     if of_model:
         return out | {n: Declared(out[n].kind, NONE) for n in BY_DATA if n in out}
-    return dict.fromkeys(WHICH, Declared(int, NONE)) | out
+    common = dict.fromkeys(WHICH, Declared(int, NONE))
+    return common | dict.fromkeys(shifts.COMMON, Declared(list, None)) | out
 
 
 def _default(f: dataclasses.Field) -> Any:
@@ -100,7 +102,15 @@ def _args(e: Any, field: str) -> dict[str, Any]:
         plain = v if _is_number(v) and checks.is_number(kind) else _plain(v)
         if default is NONE or _text(v) != _text(checks.cast(default, kind)):
             out[n] = plain
-    return _which(e.clients, out) if field == "partition_args" else out
+    return _shifts(_which(e.clients, out), kinds) if field == "partition_args" else out
+
+
+def _shifts(args: dict[str, Any], kinds: dict[str, Declared]) -> dict[str, Any]:
+    # Without a transform that is none; a list that repeats itself once. A scheme may have arguments
+    # of these names itself.
+    ours = {n for n in shifts.COMMON if n in args and kinds[n] == Declared(list, None)}
+    told = {n: shifts.shortest(n, v) if n in ours else v for n, v in args.items()}
+    return {n: v for n, v in told.items() if v != [] or n not in ours}
 
 
 def _which(clients: int, args: dict[str, Any]) -> dict[str, Any]:

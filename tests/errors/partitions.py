@@ -31,6 +31,21 @@ CASES = [
         lambda: tiny(partition_args={"of": 3, "first": 2}),
         r"first \+ every \* \(clients - 1\) < of",
     ),
+    Case(
+        'partition="class_equal", partition_args={"k": 3}',
+        lambda: run(tiny(partition="class_equal", partition_args={"k": 3})),
+        "must hold multiples of k=3",
+    ),
+    Case(
+        'partition_args={"transform": ["turn80"]}',
+        lambda: tiny(partition_args={"transform": ["turn80"]}),
+        "transform 'turn80' is unknown; did you mean 'turn180'",
+    ),
+    Case(
+        'partition_args={"relabel": [[1, 0]]} of 10 classes',
+        lambda: run(tiny(partition_args={"relabel": [[1, 0]]})),
+        "a list of 2 labels for 10 classes; give one for each",
+    ),
     Case('partition="workers" on digits', lambda: run(tiny(partition="workers")), "worker"),
     # shapes
     Case(

@@ -64,9 +64,12 @@ DATA_LABELS = {  # display names of data sets
 }
 PARTITION_LABELS = {  # display names of partitions
     "alphabets": "one alphabet each",
+    "class_equal": "k equal classes each",
     "coarse": "one coarse class each",
     "dirichlet": "Dirichlet, class by class",
+    "dirichlet_clients": "Dirichlet, given numbers of samples",
     "dirichlet_columns": "Dirichlet, client by client",
+    "domains": "one domain each",
     "fedper_classes": "k classes each (FedPer)",
     "groups": "groups with dominant classes (FedAGHN)",
     "iid": "IID",

@@ -94,6 +94,9 @@ def test_every_scheme_is_listed_with_a_line():
         "alphabets",
         "coarse",
         "dirichlet_columns",
+        "class_equal",
+        "dirichlet_clients",
+        "domains",
     }
     assert all(20 < len(line) < 125 for line in lines.values())
 
@@ -620,6 +623,78 @@ def test_coarse_clients_hold_one_coarse_class():
     assert sizes(partition("coarse", DIGITS100, 10, 0, val=0), "train") == {500}
 
 
+# ---------------------------------------------------------------- so many samples a client
+
+COUNTED = ("class_equal", "dirichlet_clients", "domains")
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(2, 12), st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(0, 999)
+)
+def test_every_client_has_the_numbers_that_are_asked_for(name, clients, train, val, test, seed):
+    numbers = [10 * n for n in (train, val, test)]
+    split = partition(name, DIGITS, clients, seed, each="/".join(map(str, numbers)))
+    assert [sizes(split, part) for part in PARTS] == [{n} for n in numbers]
+    assert len(np.unique(everything(split))) == clients * sum(numbers)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 30), st.integers(2, 12), st.integers(1, 12), st.integers(0, 10**6))
+def test_class_equal_for_any_numbers(clients, classes, k, seed):
+    pool, k = make_pool([400 + 3 * c for c in range(classes)]), min(k, classes)
+    each = f"{2 * k}/{k}/{3 * k}"
+    split = partition("class_equal", pool, clients, seed, k=k, each=each)
+    for part, n in zip(PARTS, (2, 1, 3), strict=True):
+        table = counts(pool, split, part)
+        assert set(np.unique(table)) <= {0, n} and ((table > 0).sum(1) == k).all()
+    assert np.ptp((table > 0).sum(0)) <= 1  # as many owners of each class
+    assert np.array_equal(counts(pool, split, "train") > 0, table > 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.5, 2.0]))
+def test_no_class_of_a_client_is_above_the_share_most(seed, alpha):
+    how = dict(alpha=alpha, each="40/20/40")
+    table = total(CIFAR10, partition("dirichlet_clients", CIFAR10, 20, seed, most=0.5, **how))
+    assert table.max() <= 50 and (table.sum(1) == 100).all()
+    free = total(CIFAR10, partition("dirichlet_clients", CIFAR10, 20, seed, **how))
+    assert alpha > 0.1 or free.max() > 50
+
+
+def test_dirichlet_clients_are_more_alike_with_a_larger_alpha():
+    def spread(alpha):
+        table = total(CIFAR10, partition("dirichlet_clients", CIFAR10, 20, 0, alpha=alpha))
+        return total_variation(table, table).mean()
+
+    assert spread(0.1) > spread(1.0) + 0.1 > spread(100.0) + 0.2 and spread(1e6) < 0.2
+
+
+@pytest.mark.parametrize("name", ["dirichlet_clients", "domains"])
+def test_spread_draws_log_normal_training_sizes_and_no_others(name):
+    split = partition(name, CIFAR10, 200, 0, each="40/20/40", spread=0.5)
+    train = np.array([len(i) for i in split.train])
+    assert sizes(split, "val") == {20} and sizes(split, "test") == {40}
+    assert abs(train.mean() - 40) < 4 and abs(np.log(train).std() - 0.5) < 0.08
+    assert train.min() >= 1 and len(np.unique(train)) > 40
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 12))
+def test_domains_have_classes_of_their_own_and_labels_in_common(seed, clients):
+    groups = [[9, 1, 4], [0, 2, 3], [5, 6, 7]]
+    split = partition("domains", DIGITS, clients, seed, groups=groups, each="20/5/10")
+    held = total(DIGITS, split) > 0
+    for i in range(clients):
+        mine = groups[i % 3]
+        assert set(np.flatnonzero(held[i])) <= set(mine)
+        assert split.relabel[i, mine].tolist() == [0, 1, 2]
+        assert (np.delete(split.relabel[i], mine) == -1).all()
+    by_number = partition("domains", DIGITS, 5, seed, groups=5, each="20/5/10")
+    assert by_number.relabel[1].tolist() == [-1, -1, 0, 1, -1, -1, -1, -1, -1, -1]
+
+
 # ---------------------------------------------------------------- helpers
 
 
@@ -679,6 +754,37 @@ ERRORS = [
     ("alphabets", {"clients": 11}, "the largest legal value is clients=10"),
     ("coarse", {"clients": 12}, "clients=12 must be 1..29 times the 5 coarse classes; nearest: [10, 15]"),
     ("workers", {"clients": 16}, "the largest legal value is clients=15"),
+    ("class_equal", {"k": 11}, "k (classes a client)=11: allowed is an integer in [1, 10]"),
+    ("class_equal", {"k": 3}, "each='40/20/40' must hold multiples of k=3"),
+    ("class_equal", {"each": "40/x"}, "each='40/x' must be numbers of train/test"),
+    ("class_equal", {"each": "0/1"}, "each='0/1' must be numbers of train/test"),
+    ("class_equal", {"each": "-2/4"}, "each='-2/4' must be numbers of train/test"),
+    ("class_equal", {"clients": 100}, "the largest legal value is clients=15"),
+    ("class_equal", {"clients": 100, "k": 10, "each": "40/20/40"}, "the largest legal value is clients=17"),
+    ("dirichlet_clients", {"alpha": 0}, "alpha=0: allowed is a number > 0"),
+    ("dirichlet_clients", {"most": 0}, "most=0: allowed is a number in (0, 1]"),
+    ("dirichlet_clients", {"most": 0.05}, "none of 1000 draws for client 0 of 10"),
+    ("dirichlet_clients", {"spread": -1}, "spread=-1: allowed is a number in [0, 3]"),
+    ("dirichlet_clients", {"clients": 100}, "the largest legal value is clients=17"),
+    ("dirichlet_clients", {"clients": 17, "seed": 2, "spread": 1.0}, "spread=1.0 draws sizes that add up to"),
+    ("domains", {"clients": 16, "seed": 2, "spread": 1.0}, "spread=1.0 draws ["),
+    ("domains", {"groups": 3}, "groups=3 must divide 10 classes; legal: [1, 2, 5, 10]"),
+    ("domains", {"groups": [[0, 1], [1, 2]]}, "allowed is a number, or lists of equally many classes"),
+    ("domains", {"groups": [[0, 1], [2]]}, "allowed is a number, or lists of equally many classes"),
+    ("domains", {"groups": [[0, 10]]}, "allowed is a number, or lists of equally many classes"),
+    ("domains", {"groups": [[]]}, "allowed is a number, or lists of equally many classes"),
+    ("domains", {"groups": "ab"}, "groups='ab': allowed is an integer in [1, 10]"),
+    ("domains", {"clients": 1}, "clients=1: allowed is an integer >= 2"),
+    ("domains", {"clients": 100}, "the largest legal value is clients=17"),
+    ("iid", {"transform": "turn90"}, "transform='turn90': allowed is a list"),
+    ("iid", {"transform": []}, "transform=[]: allowed is a list"),
+    ("iid", {"transform": ["turn80"]}, "transform 'turn80' is unknown; did you mean 'turn180'?"),
+    ("iid", {"transform": ["none"] * 11}, "transform has 11 entries for clients=10"),
+    ("iid", {"relabel": [1.5]}, "relabel has 1.5: allowed is an integer s >= 0"),
+    ("iid", {"relabel": [[]]}, "relabel has []: allowed is an integer s >= 0"),
+    ("iid", {"relabel": [[1, -1]]}, "relabel has [1, -1]: allowed is an integer s >= 0"),
+    ("iid", {"relabel": [[1, 0]]}, "relabel has a list of 2 labels for 10 classes"),
+    ("domains", {"relabel": [list(range(10))]}, "relabel has a list of 10 labels for 5 classes"),
 ]  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class Split:
 
     They are in random order, and no sample is in two of them. What a client's samples are changed
     by when they are dealt (see shifts.py): `transform`, one name a client, and `relabel`, the label
-    that each client gives to each class, (N, C) int, -1 for a class that it does not hold.
+    that each client gives to each class, (N, C) int, -1 for a class that it does not hold. `words`:
+    texts become vectors, of which of so many words they hold.
     """
 
     train: list[np.ndarray]
@@ -40,11 +41,13 @@ class Split:
     test: list[np.ndarray]
     transform: list[str] | None = None
     relabel: np.ndarray | None = None
+    words: int | None = None
 
     def of(self, clients: slice) -> Split:
         """The same of some clients."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Split(**{n: v if v is None else v[clients] for n, v in parts.items()})
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "words"}
+        some = {n: v if v is None else v[clients] for n, v in parts.items()}
+        return Split(**some, words=self.words)
 
 
 def label_counts(y: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> np.ndarray:

@@ -18,6 +18,7 @@ __all__ = [
     "Split",
     "arguments",
     "check",
+    "common",
     "function",
     "label_counts",
     "list_partitions",
@@ -88,19 +89,25 @@ def arguments(name: str) -> dict[str, inspect.Parameter]:
 
 def check(name: str, args: dict[str, Any]) -> None:
     """Raise ValueError for an unknown scheme, an argument that it does not have, or its type."""
-    own, common = arguments(name), _common(name, args)
-    shifts.check(common)
+    own, shared = arguments(name), common(name, args)
+    shifts.check(shared)
     for arg in [] if any(p.kind is p.VAR_KEYWORD for p in own.values()) else args:
-        if arg not in common:
+        if arg not in shared:
             checks.known(f"argument of partition {name!r}:", arg, sorted(own))
     for arg, value in args.items():
         if arg in own and not (value is None is own[arg].default):
             checks.kind(name, arg, checks.cast(value, own[arg].annotation), own[arg].annotation)
 
 
-def _common(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    # Those that every partition has; a scheme of a user's own may have some of that name itself.
-    return {n: v for n, v in args.items() if n in shifts.COMMON and n not in arguments(name)}
+def common(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Those of a partition's arguments that every partition has.
+
+    A scheme of a user's own may have some of that name itself, or take all that is given.
+    """
+    own = arguments(name)
+    if any(p.kind is p.VAR_KEYWORD for p in own.values()):
+        return {}
+    return {n: v for n, v in args.items() if n in shifts.COMMON and n not in own}
 
 
 def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Split:
@@ -112,8 +119,8 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
         The scheme, one of `list_partitions()`.
     args
         The scheme's own arguments; and `transform`, a list of `shifts.TRANSFORMS`, and `relabel`, a
-        list of shifts of labels, or of lists of new ones, which clients take in turn: they change
-        what is dealt, see `shifts.applied`.
+        list of shifts of labels, or of lists of new ones, which clients take in turn; and `words`,
+        which makes vectors of texts. They change what is dealt, see `shifts.applied`.
 
     Raises
     ------
@@ -129,12 +136,12 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
         f"clients={clients} is more than the pool's {len(pool.y)} samples; lower it",
     )
     rng = np.random.default_rng([seed, *b"partition"])
-    common = _common(name, args)
-    own = {n: v for n, v in args.items() if n not in common}
+    shared = common(name, args)
+    own = {n: v for n, v in args.items() if n not in shared}
     try:
         dealt = _checked(fn(pool, clients, rng, **own), clients, len(pool.y))
         dealt = shifts.checked(dealt, np.asarray(pool.y), clients, pool.classes)
-        return shifts.shifted(dealt, pool.classes, *map(common.get, shifts.COMMON))
+        return shifts.shifted(dealt, pool.classes, *map(shared.get, shifts.COMMON))
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
 

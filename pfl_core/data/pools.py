@@ -487,6 +487,7 @@ _ENTRIES: dict[str, _Entry] = {
     "emnist-letters10": _Entry("A-J of `emnist`, cases merged", _emnist_letters10, "emnist"),
     **{name: _Entry(s.doc, partial(_read, name), name) for name, s in SOURCES.items()},
 }
+_OURS = {*_ENTRIES, "own"}  # "own": a Federation, which has no name here
 
 
 def _entry(name: str) -> _Entry:
@@ -622,7 +623,8 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     Parameters
     ----------
     name : str
-        What Experiment(dataset=...) and `load` call it.
+        What Experiment(dataset=...) and `load` call it. A name of yours may be registered again, as
+        when a notebook's cell runs twice.
     fn : function without arguments
         It returns the Pool.
     doc : str
@@ -631,14 +633,15 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     Raises
     ------
     ValueError
-        If the name is taken.
+        If the name is that of a data set of this package.
     """
-    if name in _ENTRIES:
-        raise ValueError(
-            f"data set {name!r} exists already ({_ENTRIES[name].doc}); choose another name"
-        )
+    if name in _OURS:
+        doc = _ENTRIES[name].doc if name in _ENTRIES else "a Federation that is given to run"
+        raise ValueError(f"data set {name!r} exists already ({doc}); choose another name")
     checks.name("register_dataset(name)", name)
     checks.takes(f"register_dataset({name!r})", fn)
+    if name in _ENTRIES:
+        _load.cache_clear()  # it holds what the function of before made
     _ENTRIES[name] = _Entry(doc, lambda root: fn())
 
 

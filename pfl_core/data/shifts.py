@@ -2,7 +2,7 @@
 
 Every partition takes both, `transform=["none", "turn90"]` and `relabel=[0, 3]`: client i gets entry
 i modulo their number, so that clients form groups that differ in how things look (feature shift) or
-in what they are called (concept shift).
+in what they are called (concept shift). `words=1000` makes vectors of texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_core.data.dealing import Split, need
+from pfl_core.data.dealing import Split, integer, need
 from pfl_core.util import checks
 
 
@@ -31,7 +31,8 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "invert": lambda x: 255 - x,
     "swap": lambda x: x[..., ::-1],  # red and blue
 }
-COMMON = ("transform", "relabel")  # arguments that every partition has
+LISTS = ("transform", "relabel")  # which clients take in turn
+COMMON = (*LISTS, "words")  # arguments that every partition has
 
 
 def check(args: dict[str, Any]) -> None:
@@ -40,10 +41,10 @@ def check(args: dict[str, Any]) -> None:
     Parameters
     ----------
     args : dict
-        `transform` and `relabel`, as a partition takes them; None or nothing for none.
+        `transform`, `relabel` and `words`, as a partition takes them; None or nothing for none.
     """
-    transform, relabel = (args.get(name) for name in COMMON)
-    for name, given in zip(COMMON, (transform, relabel), strict=True):
+    transform, relabel = (args.get(name) for name in LISTS)
+    for name, given in zip(LISTS, (transform, relabel), strict=True):
         fine = given is None or isinstance(given, list | tuple) and len(given)
         need(fine, f"{name}={given!r}: allowed is a list, whose entries clients take in turn")
     for name in transform or ():
@@ -55,6 +56,8 @@ def check(args: dict[str, Any]) -> None:
             f"relabel has {entry!r}: allowed is an integer s >= 0, which makes y + s modulo the "
             "number of classes of a label y, or a list of the new labels of class 0, 1, ...",
         )
+    if (words := args.get("words")) is not None:
+        integer("words", words, 1, 10**6)
 
 
 def _is_label(v: Any) -> bool:
@@ -88,13 +91,14 @@ def shifted(
     classes: int,
     transform: Sequence[str] | None,
     relabel: Sequence[int | Sequence[int]] | None,
+    words: int | None,
 ) -> Split:
     """A split with what its clients take in turn of two lists, beside what its scheme says.
 
     A scheme's own new labels come first, and `relabel` renames them.
     """
     clients = len(split.train)
-    for name, given in zip(COMMON, (transform, relabel), strict=True):
+    for name, given in zip(LISTS, (transform, relabel), strict=True):
         need(
             given is None or len(given) <= clients,
             f"{name} has {len(given or ())} entries for clients={clients}; lower it to one each",
@@ -110,7 +114,7 @@ def shifted(
         each = np.stack([tables[i % len(tables)] for i in range(clients)])
         new = np.where(first < 0, -1, np.take_along_axis(each, np.maximum(first, 0), 1))
         split = dataclasses.replace(split, relabel=new)
-    return split
+    return split if words is None else dataclasses.replace(split, words=words)
 
 
 def _table(entry: int | Sequence[int], classes: int) -> np.ndarray:
@@ -125,7 +129,8 @@ def _table(entry: int | Sequence[int], classes: int) -> np.ndarray:
 
 
 def checked(split: Split, y: np.ndarray, clients: int, classes: int) -> Split:
-    """A split whose transforms and labels fit; ValueError for another one."""
+    """A scheme's split whose transforms and labels fit; ValueError for another one."""
+    need(split.words is None, "a scheme says no words: give partition_args={'words': ...}")
     if split.transform is not None:
         names = list(split.transform)
         need(len(names) == clients, f"transform has {len(names)} names for {clients} clients")
@@ -169,7 +174,7 @@ def applied(
     ValueError
         For a transform that these samples cannot have.
     """
-    if split.transform is None and split.relabel is None:
+    if split.transform is None and split.relabel is None and split.words is None:
         return x, y, classes, split
     parts = (split.train, split.val, split.test)
     each = [np.concatenate(lists) for lists in zip(*parts, strict=True)]
@@ -182,7 +187,27 @@ def applied(
             y[client] = split.relabel[i][y[client]]
     if split.relabel is not None:
         classes = int(split.relabel.max()) + 1
-    return x, y, classes, _renumbered(parts)
+    new = _renumbered(parts)
+    return _presence(x, new.train, split.words) if split.words else x, y, classes, new
+
+
+def _presence(x: np.ndarray, train: Sequence[np.ndarray], words: int) -> np.ndarray:
+    # Texts (n, length) as float32 (n, words): 1 for a word that is there. The words are those in
+    # most of the training texts; token 0 fills texts up and is none.
+    texts = x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8
+    need(texts, f"words={words} is for texts; these samples are {x.dtype} {x.shape[1:]}")
+    seen = np.sort(x[np.concatenate(train)], axis=1)
+    first = np.ones(seen.shape, bool)  # of a word that a text has several times
+    first[:, 1:] = seen[:, 1:] != seen[:, :-1]
+    often = np.bincount(seen[first & (seen > 0)], minlength=int(x.max()) + 1)
+    there = np.count_nonzero(often)
+    need(there >= words, f"words={words}: the training texts that are dealt have {there}; lower it")
+    column = np.full(len(often), -1)
+    column[np.argsort(-often, kind="stable")[:words]] = np.arange(words)
+    at = column[x]
+    out = np.zeros((len(x), words), np.float32)
+    out[np.nonzero(at >= 0)[0], at[at >= 0]] = 1
+    return out
 
 
 def _renumbered(parts: Sequence[Sequence[np.ndarray]]) -> Split:

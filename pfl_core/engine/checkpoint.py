@@ -42,6 +42,8 @@ class History:
         Client visits since the start: how often a client took part in a round.
     wall
         Seconds since the start.
+    cpu
+        Processor seconds of this process since the start, all of its threads together.
     probes
         {"name/round/key": what `record` measured}.
     tuned
@@ -65,6 +67,7 @@ class History:
     upload: list[float] = field(default_factory=list)
     visits: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    cpu: float = 0.0
     probes: Params = field(default_factory=dict)
     tuned: Params = field(default_factory=dict)
     tuned_s: float = 0.0
@@ -90,7 +93,7 @@ class History:
         lists: dict[str, Any] = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
         same: dict[str, Any] = dict(executor=self.executor, faster=self.faster, n=self.n)
-        same["chunks"] = self.chunks
+        same |= dict(chunks=self.chunks, cpu=self.cpu)
         return History(**lists, **same, evals=evals, probes=probes)
 
 
@@ -190,7 +193,7 @@ def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
     series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
     if "steps" in series:  # its name in files of older runs
         series["visits"] = series.pop("steps")
-    plain = {n: kept[n] for n in ("executor", "faster", "chunks") if n in kept}
+    plain = {n: kept[n] for n in ("executor", "faster", "chunks", "cpu") if n in kept}
     history = History(**series, **plain)
     history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
     history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
@@ -224,7 +227,7 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     _check_params("server", state.server, like.server)
     _check_params("clients", state.clients, like.clients)
     _check_measured(history, state.round, method.task)
-    if len(moved) != 3 or not all(map(math.isfinite, [*moved, spent])):
+    if len(moved) != 3 or not all(map(math.isfinite, [*moved, spent, history.cpu])):
         raise ValueError("its traffic or its time is missing")
     checks.known("executor", found["executor"], EXECUTORS)
     for form in history.faster.values():

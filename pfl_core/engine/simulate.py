@@ -182,6 +182,7 @@ class _Run:
         self.engine.batched.chunks = self.history.chunks
         self.history.n = {split: self._sizes(split) for split in ("val", "test")}
         self.saved_at = self.started_at = time.monotonic()
+        self.cpu_before = self.history.cpu - time.process_time()
         self.saved_round = self.state.round
         self._remember_start()
 
@@ -195,6 +196,9 @@ class _Run:
     def seconds(self) -> float:
         """Time that the run has taken, together with what its checkpoint says."""
         return self.seconds_before + time.monotonic() - self.started_at
+
+    def _note_cpu(self, history: History) -> None:
+        history.cpu = self.cpu_before + time.process_time()
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -287,6 +291,7 @@ class _Run:
                     history.tuned |= {name: torch.as_tensor(v) for name, v in named.items()}
                 self._note_executors()
                 history.tuned_s = time.monotonic() - began
+                self._note_cpu(history)
         self.tuned = self.tuned if self.before else {}
 
     def _served(self, r: int) -> Iterator[tuple[Tensor, list[int], Params]]:
@@ -371,6 +376,7 @@ class _Run:
         history.upload.append(self.moved[1])
         history.visits.append(self.moved[2])
         history.wall.append(self.seconds)
+        self._note_cpu(history)
         if self.record:
             best = _is_best(history)
             self.record(self.engine, self.state, self.before, self.after, history, best, last)
@@ -439,6 +445,7 @@ class _Run:
             self.saved_at = time.monotonic()
 
     def _save(self, path: Path, history: History) -> None:
+        self._note_cpu(history)
         save(path, self.state, history, self.moved, self.seconds, self.stamp)
         self.saved_round = self.state.round
 

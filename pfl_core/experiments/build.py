@@ -251,6 +251,6 @@ def _seed_of_head(seed: int, k: int) -> int:
 
 def vocabulary(experiment: Experiment) -> dict[str, int]:
     """Options of the model that the data decide: for texts, {"vocab": size of the vocabulary}."""
-    if experiment.dataset == "own":
-        return {}
+    if experiment.dataset == "own" or experiment.partition_args.get("words"):
+        return {}  # vectors have none
     return pools.load(experiment.dataset).options

@@ -110,10 +110,12 @@ class Experiment:
     )
     partition_args: dict = value(
         {},
-        "Arguments of the partition, such as alpha=0.1. Every partition takes five more. of=50: "
+        "Arguments of the partition, such as alpha=0.1. Every partition takes six more. of=50: "
         "split for 50 clients, and keep `clients` of them; first=10 (default 0) and every=2 "
         "(default 1): keep clients 10, 12, 14, ... of the 50. transform=['none', 'turn90'] and "
-        "relabel=[0, 3], which makes y + 3 of label y: client i gets entry i modulo their number",
+        "relabel=[0, 3], which makes y + 3 of label y: client i gets entry i modulo their number. "
+        "words=1000: texts become vectors, which say what they hold of the 1000 words that are in "
+        "most of the training texts dealt",
     )
     clients: int = number(
         None,

@@ -145,6 +145,7 @@ def _meta(run: Prepared, call: Call, trained: Trained, stamp: dict[str, Any]) ->
         commit=commit(),
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         wall_s=trained.wall,
+        cpu_s=history.cpu,
     )
     return stamp | about_id | about_data | about_run | ran_on
 

@@ -58,7 +58,8 @@ def _declared(e: Any, field: str) -> dict[str, Declared]:
     if of_model:
         return out | {n: Declared(out[n].kind, NONE) for n in BY_DATA if n in out}
     common = dict.fromkeys(WHICH, Declared(int, NONE))
-    return common | dict.fromkeys(shifts.COMMON, Declared(list, None)) | out
+    common |= dict.fromkeys(shifts.LISTS, Declared(list, None))
+    return common | {"words": Declared(int, None)} | out
 
 
 def _default(f: dataclasses.Field) -> Any:
@@ -102,15 +103,14 @@ def _args(e: Any, field: str) -> dict[str, Any]:
         plain = v if _is_number(v) and checks.is_number(kind) else _plain(v)
         if default is NONE or _text(v) != _text(checks.cast(default, kind)):
             out[n] = plain
-    return _shifts(_which(e.clients, out), kinds) if field == "partition_args" else out
+    return _shifts(e.partition, _which(e.clients, out)) if field == "partition_args" else out
 
 
-def _shifts(args: dict[str, Any], kinds: dict[str, Declared]) -> dict[str, Any]:
-    # Without a transform that is none; a list that repeats itself once. A scheme may have arguments
-    # of these names itself.
-    ours = {n for n in shifts.COMMON if n in args and kinds[n] == Declared(list, None)}
-    told = {n: shifts.shortest(n, v) if n in ours else v for n, v in args.items()}
-    return {n: v for n, v in told.items() if v != [] or n not in ours}
+def _shifts(partition: str, args: dict[str, Any]) -> dict[str, Any]:
+    # A list that clients take in turn once, and not at all where it changes nothing.
+    shared = partitions.common(partition, args) if args else {}
+    short = {n: shifts.shortest(n, shared[n]) for n in shifts.LISTS if n in shared}
+    return {n: short.get(n, v) for n, v in args.items() if short.get(n) != []}
 
 
 def _which(clients: int, args: dict[str, Any]) -> dict[str, Any]:
@@ -148,10 +148,11 @@ def brought(e: Any, checksum: str) -> str:
     ours = all(map(identity.is_ours, models.functions(e.model, e.model_args)))
     if ours or not isinstance(checksum, Checksum):
         return ""
-    options = checksum.options | e.model_args
+    words = e.partition_args.get("words")  # that texts become vectors of
+    shape = (words,) if words else checksum.input_shape
+    options = ({} if words else checksum.options) | e.model_args
     one, other = (
-        dict(_tensors(models.build(e.model, checksum.input_shape, checksum.classes, s, **options)))
-        for s in (0, 1)
+        dict(_tensors(models.build(e.model, shape, checksum.classes, s, **options))) for s in (0, 1)
     )
     about = {n: [v[0], v[1] if v == other.get(n) else ""] for n, v in one.items()}
     return hashed(about)

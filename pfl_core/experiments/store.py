@@ -61,7 +61,7 @@ class Result:
         "n/test" (K,) samples, ..., and what probes recorded (read it with `probe`).
     meta : dict
         status, device, executor (what ran) and executor_asked, versions, commit, date, wall_s
-        (seconds), ...
+        (seconds), cpu_s (processor seconds, of all threads together), ...
     folder : Path
         Where it lies.
     sha256 : dict
@@ -242,7 +242,8 @@ class Result:
         facts = {k: self.meta[k] for k in ("status", "device")}
         facts |= {"executor": self._executor, "version": self.meta["version"]}
         facts |= {n: self.meta[n] for n in ("warned",) if n in self.meta}
-        facts |= {"time": f"{self.meta['wall_s']:.1f} s", "experiment": e}
+        cpu = f", {self.meta['cpu_s']:.1f} s of processors" if "cpu_s" in self.meta else ""
+        facts |= {"time": f"{self.meta['wall_s']:.1f} s{cpu}", "experiment": e}
         data = "your own data" if e.dataset == "own" else f"{e.dataset}, {e.partition}"
         what = f"{e.method} on {data}, {e.clients} clients, {e.rounds} rounds, seed {e.seed}"
         title = f"{what} (run {self.id}): test accuracy in %"

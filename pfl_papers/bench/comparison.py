@@ -17,13 +17,14 @@ from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots, select, verdicts
 from pfl_core.analysis.noise import Interval
+from pfl_core.data.federation import Federation
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments import tune as tuning
-from pfl_core.experiments.build import build_method, client_data, split, vocabulary
+from pfl_core.experiments.build import build_method, client_data, fitted, split
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
 from pfl_core.methods.base import Batch
@@ -287,17 +288,20 @@ def _multiple(plain: str) -> float:
     return ctx.calls / (data.K * _epoch(experiment))
 
 
-def _epoch(experiment: Experiment) -> float:
+def _epoch(experiment: Experiment, fed: Federation | None = None) -> float:
     # Batches of an epoch, mean over clients.
     whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
     once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
     once = once.but(finetune=None)
-    return plan.client_steps(once) / experiment.clients
+    return plan.client_steps(once, fed) / (fed.K if fed else experiment.clients)
 
 
-def gradients(experiment: Experiment) -> float:
-    """Gradients over one batch that a client takes in a round of its own, mean over clients."""
-    return multiple(experiment) * _epoch(experiment)
+def gradients(experiment: Experiment, fed: Federation | None = None) -> float:
+    """Gradients over one batch that a client takes in a round of its own, mean over clients.
+
+    `fed` holds the data where they are the user's own.
+    """
+    return multiple(experiment) * _epoch(experiment, fed)
 
 
 def hours(
@@ -321,7 +325,7 @@ def hours(
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not lookup.is_there(c)]
         # Rates, the outer axis, change no hours.
-        some = [_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
+        some = [run_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
         cycle = zip(tunes, itertools.cycle(some), strict=False)
         lines[row] = {
             "tuning": len(tunes),
@@ -329,7 +333,7 @@ def hours(
             "there": len(tunes) + len(finals) - len(todo),
             "gradients": round(gradients(finals[-1]), 1),
             "hours of tuning": sum(h for c, h in cycle if c in todo),
-            "hours of runs": sum(_hours(c, device) for c in finals if c in todo),
+            "hours of runs": sum(run_hours(c, device) for c in finals if c in todo),
         }
     out = pd.DataFrame(lines).T.rename_axis("method")
     out.loc["all"] = out.sum()
@@ -337,18 +341,23 @@ def hours(
     return out.astype({n: int for n in ("tuning", "runs", "there")}).round(2)
 
 
-def _hours(experiment: Experiment, device: str) -> float:
-    e = experiment
-    net = json.dumps([e.dataset, vocabulary(e) | e.model_args])
-    second, _ = plan.measured(e.model, net, e.batch, device)
+def run_hours(experiment: Experiment, device: str, fed: Federation | None = None) -> float:
+    """Hours of a run on this computer's cores, or on its GPU.
+
+    From the seconds of one step, measured here; a forward pass counts a third of a step. `fed`
+    holds the data where they are the user's own.
+    """
+    e = fitted(experiment, fed)
+    second, _ = plan.measured(*plan.net(e, fed), device)
     seen = e.rounds // e.eval_every + 1
     visits = max(1, round(e.participation * e.clients)) * e.rounds
     others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
-    parts = [len(i) for n in ("val", "test") for i in getattr(split(e), n)]
+    held = fed.index if fed else vars(split(e))
+    parts = [len(i) for n in ("val", "test") for i in held[n]]
     batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
     forward = batches / 3 * seen * (1 + bool(e.eval_after))
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
-    return ((visits + others) * gradients(e) + forward) * second / 3600 / cores
+    return ((visits + others) * gradients(e, fed) + forward) * second / 3600 / cores
 
 
 # -- tables ----------------------------------------------------------------------------------------

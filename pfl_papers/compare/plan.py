@@ -14,11 +14,12 @@ import torch
 
 from pfl_core import models
 from pfl_core.data import pools as data
+from pfl_core.data.federation import Federation
 from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
-from pfl_core.experiments.build import split, train_config, vocabulary
+from pfl_core.experiments.build import fitted, split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import checks
 from pfl_papers.compare import parameters
@@ -123,7 +124,7 @@ def expected_time(experiments: Sequence[Experiment], device: str) -> str:
 
 def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
     # Client-steps, hours, GB.
-    second, parameters = measured(*_net(experiment), device)
+    second, parameters = measured(*net(experiment), device)
     steps, cores = client_steps(experiment), (os.cpu_count() or 1) if device == "cpu" else 1
     size = COPIES * 4 * parameters * experiment.clients + data.load(experiment.dataset).x.nbytes
     return steps, steps * second / 3600 / cores, size / 1e9
@@ -183,12 +184,12 @@ def compute(
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
 
 
-def client_steps(experiment: Experiment) -> int:
+def client_steps(experiment: Experiment, fed: Federation | None = None) -> int:
     """Local SGD steps of a run, summed over clients, also those of evaluations after training and
-    of fine-tuning.
+    of fine-tuning. `fed` holds the data where they are the user's own.
     """
-    e = experiment
-    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in split(e).train]
+    e, train = fitted(experiment, fed), fed.index["train"] if fed else split(experiment).train
+    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
     config = train_config(e)
@@ -200,9 +201,19 @@ def client_steps(experiment: Experiment) -> int:
     return int(visit * (visited * e.rounds + extra) + tuning)
 
 
-def _net(experiment: Experiment) -> tuple[str, str, int]:
-    dataset, options = experiment.dataset, vocabulary(experiment) | experiment.model_args
-    return experiment.model, json.dumps([dataset, options]), experiment.batch
+def net(experiment: Experiment, fed: Federation | None = None) -> tuple[str, str, int]:
+    """An Experiment's model, what it is made for, and its batch, as `measured` takes them.
+
+    `fed` holds the data where they are the user's own.
+    """
+    e, options = experiment, vocabulary(experiment) | experiment.model_args
+    if fed is not None:
+        samples = fed.input_shape, fed.classes, fed.kind == "tokens"
+    else:
+        pool, words = data.load(e.dataset), e.partition_args.get("words")
+        shape = (words,) if words else pool.input_shape
+        samples = shape, pool.classes, pool.kind == "text" and not words
+    return e.model, json.dumps([*samples, options]), e.batch
 
 
 @functools.lru_cache
@@ -215,21 +226,21 @@ def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int
     ----------
     model : str
     rest : str
-        Data set and arguments of the model, as JSON.
+        Shape of a sample, number of classes, whether samples are tokens, and arguments of the
+        model, as JSON.
     batch : int
         Samples in a step.
     device : str
         "cpu" or "cuda".
     """
-    dataset, options = json.loads(rest)
-    pool = data.load(dataset)
-    net = models.build(model, pool.input_shape, pool.classes, **options).to(device)
-    kind = torch.int32 if pool.kind == "text" else torch.float32
+    shape, classes, tokens, options = json.loads(rest)
+    net = models.build(model, tuple(shape), classes, **options).to(device)
+    kind = torch.int32 if tokens else torch.float32
     # What else the computer does is not counted.
     clock = time.process_time if device == "cpu" else time.perf_counter
 
     def step(few: int) -> float:
-        x, seconds = torch.zeros(few, *pool.input_shape, device=device, dtype=kind), float("inf")
+        x, seconds = torch.zeros(few, *shape, device=device, dtype=kind), float("inf")
         for _ in range(3):  # the first pays for what is made once; others may be disturbed
             began = clock()
             net(x).logsumexp(1).mean().backward()

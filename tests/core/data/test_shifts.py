@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_core import Experiment, Federation, load, register_partition, run
+from pfl_core import Experiment, Federation, load, register_dataset, register_partition, run
 from pfl_core.data import partition as partitions
-from pfl_core.data import shifts
+from pfl_core.data import pools, shifts
 from pfl_core.data.partition import Split, partition
+from pfl_core.data.pools import Pool
 from pfl_core.data.shifts import TRANSFORMS, applied, shortest
 from pfl_core.experiments import build
 from pfl_core.experiments.build import federation
@@ -142,6 +143,70 @@ def test_without_them_nothing_changes():
     assert federation(E).x is not None and len(federation(E).y) == len(pool.y)
 
 
+# -- texts
+
+
+def texts(n=400, length=9, vocab=60):
+    rng = np.random.default_rng(5)
+    x = np.minimum(rng.geometric(0.08, (n, length)), vocab - 1).astype(np.int32)
+    x[np.arange(length) >= rng.integers(1, length + 1, (n, 1))] = 0
+    x[:, 0] = np.arange(n) % 2 + 50  # what few texts have else
+    return Pool("own_words", x, np.arange(n) % 2, np.arange(n) < 80, 2, {"vocab": np.arange(vocab)})
+
+
+@pytest.fixture
+def words(monkeypatch):
+    monkeypatch.setattr(pools, "_ENTRIES", dict(pools._ENTRIES))
+    register_dataset("own_words", texts)
+    yield E.but(
+        dataset="own_words", clients=4, partition_args={"k": 2, "each": "10/4/10", "words": 8}
+    )
+    pools._load.cache_clear()
+
+
+def test_texts_become_vectors_of_the_words_of_training_texts(words):
+    fed, split, pool = federation(words), build.split(words), load("own_words")
+    train = pool.x[np.concatenate(split.train)]
+    often = np.array([(train == w).any(1).sum() for w in range(1, 60)])
+    chosen = 1 + np.argsort(-often, kind="stable")[:8]
+    assert fed.x.dtype == np.float32 and fed.kind == "float" and fed.input_shape == (8,)
+    for k in range(4):
+        for part in ("train", "val", "test"):
+            mine = pool.x[getattr(split, part)[k]]
+            want = np.stack([(mine == w).any(1) for w in chosen], axis=1)
+            np.testing.assert_array_equal(of(fed, k, part)[0], want)
+    result = run(words.but(rounds=4, lr=0.5, model="mlp", keep_models=True))
+    assert result.ok and result.meta["input_shape"] == [8]
+    assert result.predict(0, of(fed, 0)[0]).shape == (10,)
+    assert words.id != words.but(partition_args={"words": 9}).id
+    assert (
+        words.but(partition_args={"words": None}).id
+        == words.but(partition_args=dict(words=None, k=2)).id
+    )
+
+
+def test_words_that_are_not_there_are_refused(words):
+    with pytest.raises(
+        ValueError, match="words=58: the training texts that are dealt have [0-9]+;"
+    ):
+        federation(words.but(partition_args={"words": 58}))
+    with pytest.raises(ValueError, match="words=8 is for texts; these samples are uint8"):
+        federation(E.but(partition_args={"words": 8}))
+    with pytest.raises(ValueError, match="words=0: allowed is an integer"):
+        words.but(partition_args={"words": 0})
+
+
+def test_a_data_set_of_ones_own_may_be_registered_again(words):
+    before = words.id
+    register_dataset("own_words", texts)  # a cell that runs twice
+    assert words.id == before and load("own_words").n == 400
+    register_dataset("own_words", lambda: texts(300))
+    assert words.id != before and load("own_words").n == 300
+    for name in ("digits", "mnist", "own"):
+        with pytest.raises(ValueError, match="exists already .*choose another name"):
+            register_dataset(name, texts)
+
+
 # -- ids
 
 
@@ -218,6 +283,27 @@ def test_what_does_not_fit_is_refused(own_schemes, changes, said):
     register_partition("wrong", scheme)
     with pytest.raises(ValueError, match=said):
         partition("wrong", DIGITS, 2, 0)
+
+
+def takes_all(pool, clients, rng, **args):
+    """All that is given."""
+    assert args == {"transform": 7, "words": "a"}
+    return SCHEMES["iid"](pool, clients, rng)
+
+
+def lists(pool, clients, rng, transform: list | None = None):
+    """A list of its own."""
+    return SCHEMES["iid"](pool, clients, rng)
+
+
+def test_what_a_scheme_takes_itself_is_its_own(own_schemes):
+    register_partition("takes_all", takes_all)
+    register_partition("lists", lists)
+    assert partition("takes_all", DIGITS, 2, 0, transform=7, words="a").transform is None
+    own = [
+        Experiment(partition="lists", partition_args={"transform": t}) for t in ([1], [1, 1], [])
+    ]
+    assert len({e.id for e in own}) == 3
 
 
 def test_a_scheme_that_transforms_takes_no_transform(own_schemes):

@@ -438,6 +438,25 @@ def test_participants_are_the_same_for_every_method():
     assert a[0] == a[1] and len(a[0]) == 2 and a[0] == sorted(a[0])
 
 
+@pytest.mark.parametrize("tuned", [None, {"epochs": 1}])
+def test_processor_seconds_are_counted_over_all_sessions(store, monkeypatch, tuned):
+    clock = [100.0]  # another one for each process
+    monkeypatch.setattr(simulate.time, "process_time", lambda: clock[0])
+
+    def work(r, history):
+        clock[0] += 10
+        return stop == r
+
+    e, stop = Experiment(**TINY, finetune=tuned), 2
+    with pytest.raises(Interrupted):
+        run(e, on_round=work)
+    clock[0], stop = 7.0, None
+    result = run(e, on_round=work)
+    # Rounds 0, 1, 2, then 3 and 4; the last call comes when all is measured but for fine-tuning.
+    assert result.meta["cpu_s"] == (30 + 20 if tuned else 30 + 10)
+    assert "s of processors" in result._repr_html_()
+
+
 def test_evaluation_has_no_influence(store):
     often, seldom = (
         run(Experiment(**TINY, participation=0.5, eval_every=n, eval_after=a))

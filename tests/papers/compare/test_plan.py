@@ -13,8 +13,9 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.engine.simulate import Interrupted, evaluates_after
 from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
-from pfl_core.experiments.build import train_config
+from pfl_core.experiments.build import federation, train_config
 from pfl_papers import places
+from pfl_papers.bench import comparison
 from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
@@ -161,8 +162,19 @@ def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
     clock = iter(range(0, 100_000_000, 1000))  # a wall clock that runs away
     monkeypatch.setattr(plan.time, "perf_counter", lambda: next(clock))
     plan.measured.cache_clear()
-    seconds, parameters = plan.measured("mlp", '["digits", {}]', 64, "cpu")
+    seconds, parameters = plan.measured(*plan.net(Experiment(model="mlp", batch=64)), "cpu")
     assert 0 < seconds < 1 and parameters > 0
+
+
+def test_own_data_are_planned_like_a_data_set_of_the_same_clients():
+    named = Experiment(clients=3, partition="iid", model="mlp", rounds=2, batch=16, method="ditto")
+    fed, own = federation(named), named.but(dataset="own", clients=None)
+    assert plan.client_steps(own, fed) == plan.client_steps(named) > 0
+    assert plan.net(own, fed) == plan.net(named)
+    assert comparison.gradients(own, fed) == comparison.gradients(named) > 0
+    assert comparison.run_hours(own, "cpu", fed) == comparison.run_hours(named, "cpu") > 0
+    with pytest.raises(ValueError, match="go together"):
+        plan.client_steps(own)
 
 
 def test_what_tuning_chooses_is_computed_and_planned(home):

@@ -7,7 +7,7 @@ each class each client gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from math import ceil, isfinite
 from typing import Any
 
@@ -39,15 +39,20 @@ class Split:
     train: list[np.ndarray]
     val: list[np.ndarray]
     test: list[np.ndarray]
-    transform: list[str] | None = None
-    relabel: np.ndarray | None = None
-    words: int | None = None
+    transform: list[str] | None = field(default=None, kw_only=True)
+    relabel: np.ndarray | None = field(default=None, kw_only=True)
+    words: int | None = field(default=None, kw_only=True)
 
     def of(self, clients: slice) -> Split:
         """The same of some clients."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "words"}
-        some = {n: v if v is None else v[clients] for n, v in parts.items()}
-        return Split(**some, words=self.words)
+        return Split(
+            self.train[clients],
+            self.val[clients],
+            self.test[clients],
+            transform=None if self.transform is None else self.transform[clients],
+            relabel=None if self.relabel is None else self.relabel[clients],
+            words=self.words,
+        )
 
 
 def label_counts(y: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def check(args: dict[str, Any]) -> None:
     """
     transform, relabel = (args.get(name) for name in LISTS)
     for name, given in zip(LISTS, (transform, relabel), strict=True):
-        fine = given is None or isinstance(given, list | tuple) and len(given)
+        fine = given is None or isinstance(given, list | tuple) and len(given) > 0
         need(fine, f"{name}={given!r}: allowed is a list, whose entries clients take in turn")
     for name in transform or ():
         checks.known("transform", name, TRANSFORMS)

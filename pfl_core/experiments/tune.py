@@ -124,7 +124,8 @@ def tune(
         more = sweep([seeded(e, s) for s in seeds[1:] for e in best.values()], **how)
         rows = pd.concat([rows, more], ignore_index=True)
         found = _ended(rows, best, seeds, whens, last)
-    return experiment.but(**named[found.idxmax()[0]]), rows
+    label, _ = found.index[int(found.to_numpy().argmax())]
+    return experiment.but(**named[label]), rows
 
 
 def scores(

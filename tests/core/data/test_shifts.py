@@ -249,7 +249,8 @@ def halves(pool, clients, rng, transform=None):
     """Halves."""
     order = np.array_split(rng.permutation(len(pool.y)), clients)
     names = ["mirror"] * clients if transform is None else None
-    return Split([i[5:] for i in order], [i[:0] for i in order], [i[:5] for i in order], names)
+    parts = [[i[at] for i in order] for at in (slice(5, None), slice(0), slice(5))]
+    return Split(*parts, transform=names)
 
 
 @pytest.fixture

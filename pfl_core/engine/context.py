@@ -99,10 +99,8 @@ class Context:
             `leaks_test`.
         """
         self._check_split(split)
-        i, n = fold or (0, 1)
-        if not 0 <= i < n:
-            raise ValueError(f"ctx.measure(fold={fold!r}): allowed is (i, n), the i-th of n from 0")
-        return self._engine.measure(fn, p, split, self._ids, (i, n))
+        part = (0, 1) if fold is None else _part(fold)
+        return self._engine.measure(fn, p, split, self._ids, part)
 
     def _check_split(self, split: str) -> None:
         checks.known("split", split, self._engine.data.index)
@@ -129,6 +127,13 @@ def _size(batch: int) -> int:
     if not isinstance(batch, int) or batch < 1:
         raise ValueError(f"ctx.train(batch={batch!r}): allowed is an integer >= 1")
     return batch
+
+
+def _part(fold: Any) -> tuple[int, int]:
+    match fold:
+        case (int(i), int(n)) if 0 <= i < n:
+            return i, n
+    raise ValueError(f"ctx.measure(fold={fold!r}): allowed is (i, n), the i-th of n from 0")
 
 
 def _noise(engine: Engine, stream: str, round: int, k: int) -> Noise | None:

@@ -367,7 +367,7 @@ def test_refusals():
     for batch in (0, -1, 2.5):
         with pytest.raises(ValueError, match=rf"batch={batch}\): allowed is an integer >= 1"):
             c.train(e.method.loss, start, batch=batch)
-    for fold in ((2, 2), (-1, 2), (0, 0)):
+    for fold in ((2, 2), (-1, 2), (0, 0), (0, 2.5), (1,), 2):
         with pytest.raises(ValueError, match=r"fold=.*: allowed is \(i, n\), the i-th of n"):
             c.measure(lambda p, b: b.y.sum(), start, fold=fold)
     with pytest.raises(ValueError, match="executor 'gpu' is unknown"):

@@ -1,6 +1,8 @@
 """What methods/base.py says of training, traffic and measuring, over all methods and executors."""
 
 import dataclasses
+import re
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from pfl_core.methods.base import METHODS, Method
 from pfl_core.methods.fedaghn import FedAGHN
 from pfl_core.methods.pfedfda import PFedFDA
 from tests.core.methods.loops_shared import EXECUTORS
-from tests.core.methods.setting import OURS, setup
+from tests.core.methods.setting import OURS, leaves, rounds, setup
 
 
 def trained(method, data, executor):
@@ -81,6 +83,27 @@ def test_what_only_came_down_is_seen_by_serve_and_upload_and_not_counted(executo
     assert history.download[-1] == 2 * (model + 6)
     assert history.upload[-1] == 2 * (sum(size[n] for n in method.task.head) + 6)
     assert torch.equal(after["scale"], torch.full((4, 2, 3), 2.0).double())
+
+
+# -- what the experiment asks of SGD ---------------------------------------------------------------
+
+ASKED = {"momentum": 0.9, "weight_decay": 0.3, "clip": 0.05}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_momentum_decay_and_clipping_act_are_refused_or_are_said_not_to(name):
+    module = sys.modules[METHODS[name].__module__]
+    said = re.search(r"[Mm]omentum, weight decay and clipping", module.__doc__)
+    how = dict(eval_after=False, epochs=2, bn=False)
+    plain = dict(leaves(rounds(name, n=1, **how)[1]))
+    for asked, value in ASKED.items():
+        try:
+            state = rounds(name, n=1, **how, **{asked: value})[1]
+        except ValueError as error:
+            assert f"{asked} = {value}" in str(error) and said
+            continue
+        acts = any(not torch.equal(v, plain[path]) for path, v in leaves(state))
+        assert acts == (not said), asked
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -286,7 +286,8 @@ class Method:
     def serve(self, p: Params) -> Params:
         """The personal models in clients' Params p, as `begin` or `local` gives them.
 
-        {name: (S, *shape)}, with all that `logits` reads under the names that it reads.
+        {name: (S, *shape)}, with all that `logits` reads under the names that it reads. Models that
+        lie under other names are picked or mixed here (FedFew, APFL), and need not be sent for it.
         """
         return p
 

@@ -30,6 +30,7 @@ from pfl_core.analysis.plots import label, panels
 from pfl_core.data import pools
 from pfl_core.data.federation import SPLITS, Federation
 from pfl_core.data.pools import Pool
+from pfl_core.engine import finetune
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device, run
 from pfl_core.experiments.store import Result
@@ -38,7 +39,7 @@ from tools.marked import between
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
 NOISE = 2.0  # points of accuracy: a second seed of the other code moved by as much
-CURVES = {"test_acc": "before", "before": "before", "after": "after"}  # of curves.json: their time
+CURVES = ("test_acc", "before", "after", "after_fine_tuning")  # what curves.json has of a method
 DATA = ("dataset", "clients", "partition", "partition_args", "partition_seed")
 CAPTION = "Test accuracy over rounds: other people's code dashed, ours solid"
 
@@ -60,6 +61,10 @@ class Case(NamedTuple):
         Mean and standard deviation of the pixels, where `fields` do not say how they are scaled.
     args
         Their arguments in words, where the file's are not to be quoted.
+    when
+        When their code scores a curve that does not say it.
+    first
+        The first round at which their code is evaluated.
     """
 
     group: str
@@ -68,6 +73,14 @@ class Case(NamedTuple):
     split: str = "split.npz"
     scale: dict[str, Sequence[float]] = {}
     args: str = ""
+    when: str = "before"
+    first: int = 0
+
+    def moment(self, curve: str) -> str:
+        """What `when` says in our rows of a curve of curves.json."""
+        if curve == "after_fine_tuning":
+            return finetune.moments(self.fields["finetune"])[-1]
+        return self.when if curve == "test_acc" else curve
 
 
 def of_paper(paper: str, artefact: str, row: str, clients: int = 0) -> dict[str, Any]:
@@ -89,6 +102,21 @@ _PFLLIB: dict[str, Any] = dict(
     eval_after=False,
 )
 _FEDAGHN = dict(rounds=10, eval_after=True, method_args={"q0": 3.0, "p0": 0.03, "h": 0.005})
+_PFEDFDA: dict[str, Any] = dict(
+    method="pfedfda",
+    model="cifarnet",
+    plugins=["benchmarks.cifarnet"],
+    batch=50,
+    plan="drop",
+    normalize="half",
+    lr=0.01,
+    momentum=0.5,
+    weight_decay=5e-4,
+    epochs=5,
+    rounds=10,
+    eval_every=2,
+    eval_after=False,
+)
 _PFEDHN_SCALE = dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 CASES = {
     "local": Case("PFLlib", _PFLLIB | dict(method="local")),
@@ -99,6 +127,30 @@ CASES = {
         "PFLlib", _PFLLIB | dict(method="fedala", method_args={"eta": 1.0, "share": 0.8})
     ),
     "lgfedavg": Case("PFLlib", _PFLLIB | dict(method="lgfedavg")),
+    "apfl": Case(
+        "PFLlib",
+        _PFLLIB
+        | dict(method="apfl", method_args=dict(alpha=1.0, adapt="step", decay=0.02, mix="end")),
+    ),
+    # Their fine-tuning starts from each client's body as the last round trained it.
+    "fedbabu": Case(
+        "PFLlib",
+        _PFLLIB | dict(method="fedbabu", finetune=[{"epochs": 1, "only": "body"}, {"epochs": 10}]),
+    ),
+    "fedrod": Case("PFLlib", _PFLLIB | dict(method="fedrod")),
+    "fedproto": Case(
+        "PFLlib",
+        _PFLLIB | dict(method="fedproto", method_args={"proto": "running", "weights": "clients"}),
+    ),
+    "fedas": Case("PFLlib", _PFLLIB | dict(method="fedas")),
+    # A fork of PFLlib, which keeps incomplete batches.
+    "fedfew": Case(
+        "authors",
+        _PFLLIB
+        | dict(method="fedfew", method_args={"start": "same"}, plan="wrap", eval_after=True),
+        when="after",
+    ),
+    "pfedfda": Case("authors", _PFEDFDA, first=2),
     "fedaghn": Case(
         "authors", of_paper("fedaghn", "table1", "fedaghn") | _FEDAGHN, average="client"
     ),
@@ -168,8 +220,8 @@ def read(folder: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         if absent := [m for m in methods if m not in names]:
             raise ValueError(f"{', '.join(absent)}: not in {place}, which has {', '.join(names)}")
     for method in methods:
-        at = rounds_of(planned(CASES[method], 0))
-        for name in CURVES.keys() & known[method].keys():
+        at = rounds_of(CASES[method])
+        for name in known[method].keys() & {"test_acc", "before", "after"}:
             if (n := len(known[method][name])) != len(at):
                 raise ValueError(
                     f"{method}: {name} of curves.json has {n} values; the settings here are "
@@ -178,29 +230,28 @@ def read(folder: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: known[method] for method in methods}
 
 
-def rounds_of(experiment: Experiment) -> list[int]:
-    """The rounds at which an Experiment is evaluated, if the last is one of them."""
-    return list(range(0, experiment.rounds + 1, experiment.eval_every))
+def rounds_of(case: Case) -> list[int]:
+    """The rounds at which a case is evaluated, if the last is one of them."""
+    e = planned(case, 0)
+    return list(range(case.first, e.rounds + 1, e.eval_every))
 
 
-def course(result: Result, when: str, mean: str) -> list[float]:
-    """Test accuracy (%) at each evaluated round."""
+def course(result: Result, when: str, case: Case) -> list[float]:
+    """Test accuracy (%) at each round at which their code is evaluated, too."""
     h = result.history
-    rows = h[
-        (h.when == when) & (h.split == "test") & (h["average"] == mean) & (h.metric == "acc_pct")
-    ]
+    rows = h[(h.when == when) & (h.split == "test") & (h["rounds"] >= case.first)]
+    rows = rows[(rows["average"] == case.average) & (rows.metric == "acc_pct")]
     return [round(v, 4) for v in rows.sort_values("rounds").value]
 
 
 def compared(entry: dict[str, Any], case: Case, results: list[Result]) -> dict[str, Any]:
     """Both courses of one method, what they belong to, and our runs."""
-    moments = {CURVES[name]: curve for name, curve in entry.items() if name in CURVES}
+    moments = {case.moment(name): np.atleast_1d(entry[name]) for name in CURVES if name in entry}
     row = {"code": entry["code"], "args": case.args or entry["args"], "average": case.average}
-    row["rounds"] = rounds_of(results[0].experiment)
-    row["theirs"] = {when: [round(100 * v, 4) for v in c] for when, c in moments.items()}
+    row["rounds"] = rounds_of(case)
+    row["theirs"] = {when: [round(100 * float(v), 4) for v in c] for when, c in moments.items()}
     row["ours"] = {
-        when: {str(r.experiment.seed): course(r, when, case.average) for r in results}
-        for when in moments
+        when: {str(r.experiment.seed): course(r, when, case) for r in results} for when in moments
     }
     return row | {"fields": case.fields, "runs": [r.id for r in results]}
 
@@ -239,12 +290,17 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def lines(cases: dict[str, dict[str, Any]]) -> Iterator[Line]:
-    """A line a method; two where it is compared before and after local training."""
+    """A line a method; two where it is compared at two times."""
     for key, case in cases.items():
         for when, theirs in case["theirs"].items():
-            said = f", {when} local training" if len(case["theirs"]) > 1 else ""
+            said = f", {spoken(when)}" if len(case["theirs"]) > 1 or when != "before" else ""
             last = [c[-1] for c in case["ours"][when].values()]
             yield Line(label(key) + said, case, theirs[-1], last)
+
+
+def spoken(when: str) -> str:
+    """A moment of evaluation in words."""
+    return "fine-tuned" if when.startswith(finetune.TUNED) else f"{when} local training"
 
 
 def section(cases: dict[str, dict[str, Any]]) -> str:
@@ -314,14 +370,17 @@ def page(text: str, cases: dict[str, dict[str, Any]]) -> str:
 
 
 def styles() -> dict[tuple[str, str], dict[str, Any]]:
-    """How a line is drawn, by whose it is and when it was scored."""
+    """How a line is drawn, by whose it is and when it was scored; a single number is a mark."""
     blue, orange, green, red, *_ = sns.color_palette("colorblind")
     ours, theirs = dict(linestyle="-", linewidth=1.5), dict(linestyle="--", linewidth=1.5)
+    mark = dict(linestyle="", markersize=5)
     return {
-        ("theirs", "before"): theirs | {"color": red},
-        ("ours", "before"): ours | {"color": blue},
-        ("theirs", "after"): theirs | {"color": orange},
-        ("ours", "after"): ours | {"color": green},
+        ("theirs", "before local training"): theirs | {"color": red},
+        ("ours", "before local training"): ours | {"color": blue},
+        ("theirs", "after local training"): theirs | {"color": orange},
+        ("ours", "after local training"): ours | {"color": green},
+        ("theirs", "fine-tuned"): mark | {"color": orange, "marker": "x"},
+        ("ours", "fine-tuned"): mark | {"color": green, "marker": "o", "fillstyle": "none"},
     }
 
 
@@ -336,9 +395,9 @@ def draw(cases: dict[str, dict[str, Any]]) -> Figure:
         limits = [limit for ax in alike for limit in ax.get_ylim()]
         for ax in alike:
             ax.set_ylim(min(limits), max(limits))
-    drawn = {when for case in cases.values() for when in case["theirs"]}
+    drawn = {spoken(when) for case in cases.values() for when in case["theirs"]}
     handles = [
-        Line2D([], [], **style, label=f"{whose}, {when} local training")
+        Line2D([], [], **style, label=f"{whose}, {when}")
         for (whose, when), style in styles().items()
         if when in drawn
     ]
@@ -348,13 +407,12 @@ def draw(cases: dict[str, dict[str, Any]]) -> Figure:
 
 def _panel(ax: Axes, case: dict[str, Any]) -> None:
     for when, theirs in case["theirs"].items():
-        ours = np.array(list(case["ours"][when].values()))
-        style, at = styles(), case["rounds"]
-        ax.fill_between(
-            at, ours.min(0), ours.max(0), color=style["ours", when]["color"], alpha=0.25, lw=0
-        )
-        ax.plot(at, ours.mean(0), **style["ours", when])
-        ax.plot(at, theirs, **style["theirs", when])
+        values = np.array(list(case["ours"][when].values()))
+        at, said = case["rounds"][-len(theirs) :], spoken(when)
+        ours, other = styles()["ours", said], styles()["theirs", said]
+        ax.fill_between(at, values.min(0), values.max(0), color=ours["color"], alpha=0.25, lw=0)
+        ax.plot(at, values.mean(0), **ours)
+        ax.plot(at, theirs, **other)
     ax.tick_params(labelsize=7)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     ax.set_xlabel("Communication round", fontsize=8)

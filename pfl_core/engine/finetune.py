@@ -22,11 +22,12 @@ from torch import Tensor
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import Batch, Method, State
+from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, select
 from pfl_core.util import checks, fields
 from pfl_core.util.fields import choice, number
 
-ALL, HEAD = "all", "head"
+ALL, HEAD, BODY = "all", "head", "body"
 TUNED = "tuned"  # what `when` of its rows begins with
 FORM = 'allowed is {"epochs": 10, "lr": 0.01, "only": "head"}, lr and only may be left out, '
 FORM += "or a list of such stages"
@@ -41,8 +42,10 @@ class Stage:
     only: str = choice(
         ALL,
         HEAD,
-        doc="What is trained: the whole network, or its head alone, on features that stay as they "
-        "are served: BatchNorm normalises by its running statistics then",
+        BODY,
+        doc="What is trained: the whole network, all below its head, or the head alone, on "
+        "features that stay as they are served: BatchNorm normalises by its running statistics "
+        "then",
     )
 
 
@@ -103,14 +106,20 @@ def check_served(method: Method, served: Params) -> None:
 
 
 def check(method: Method) -> None:
-    """Raise ValueError where the head is to be tuned and the network has none."""
-    task = method.task
-    for stage in stages(task.config.finetune):
-        if stage.only == HEAD and stage.epochs and task.head.isdisjoint(task.parameters):
+    """Raise ValueError where a part of the network is to be tuned in which nothing is trained."""
+    for stage in stages(method.task.config.finetune):
+        if stage.epochs and not _part(method.task, stage.only):
+            depth = "head_depth >= 1" if stage.only == HEAD else "a smaller head_depth"
             raise ValueError(
-                "Experiment(finetune={'only': 'head', ...}) needs a head that can be trained: give "
-                "head_depth >= 1, or name the head's modules in `head`"
+                f"Experiment(finetune={{'only': {stage.only!r}, ...}}) needs a {stage.only} that "
+                f"can be trained: give {depth}, or name the head's modules in `head`"
             )
+
+
+def _part(task: Task, only: str) -> list[str]:
+    # Names of the parameters that a stage trains.
+    head = task.head if only != ALL else frozenset()
+    return [n for n in task.parameters if only == ALL or (n in head) == (only == HEAD)]
 
 
 class Tuning:
@@ -130,7 +139,7 @@ class Tuning:
         """(moment, {name: (S, *shape)}) after each epoch, from what clients `sel` are served."""
         moments, end = iter(enumerate(self.moments)), served
         for stage in self.stages:
-            names = self._trained(stage, served)
+            names = [n for n in _part(self.task, stage.only) if n in served]
             p = end | self._rest(names, end)  # momentum goes on from epoch to epoch
             for done, moment in itertools.islice(moments, stage.epochs):
                 ctx = Context(self.engine, self.state, sel, self.state.round + done, ids)
@@ -142,10 +151,6 @@ class Tuning:
     def _epoch(self, ctx: Context, stage: Stage, names: list[str], p: Params) -> Params:
         bn = "eval" if stage.only == HEAD else "train"
         return ctx.train(self.loss, p, anchor={}, only=names, lr=stage.lr, epochs=1, bn=bn)
-
-    def _trained(self, stage: Stage, served: Params) -> list[str]:
-        wanted = self.task.head if stage.only == HEAD else self.task.parameters
-        return [n for n in self.task.parameters if n in wanted and n in served]
 
     def _rest(self, names: list[str], p: Params) -> Params:
         # Velocities of SGD that are at rest; the engine goes on with those that it is given.

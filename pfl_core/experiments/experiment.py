@@ -240,8 +240,8 @@ class Experiment:
         [],
         "Fine-tuning of the served models after the last round: {'epochs': 10, 'lr': 0.01, 'only': "
         "'head'}, or a list of such stages, one after the other. lr: by default as above; only: "
-        "'all' (default), or the head alone. Each epoch is evaluated, in rows of its own: "
-        "when='tuned 1', 'tuned 2', ...",
+        "'all' (default), or the 'head' or the 'body' alone. Each epoch is evaluated, in rows of "
+        "its own: when='tuned 1', 'tuned 2', ...",
         given="dict | list of dicts | None",
     )
     keep_models: bool = value(

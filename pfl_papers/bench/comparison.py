@@ -20,6 +20,7 @@ from pfl_core.analysis.noise import Interval
 from pfl_core.data.federation import Federation
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.finetune import moments
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
@@ -37,6 +38,7 @@ from pfl_papers.evidence import contrasts as evidence
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.papers import presets
 
+TUNED = "fine-tuned"  # the column of rows that are
 START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
 
 
@@ -91,7 +93,11 @@ def grids() -> pd.DataFrame:
 
 
 def when(row: str) -> str:
-    """When a row's model is scored: before local training, or after it, as the row's paper does."""
+    """When a row's model is scored, as its paper does: "before" or "after" local training, or after
+    the last epoch of its fine-tuning, "tuned 15".
+    """
+    if row in presets.FINETUNED:
+        return moments(presets.FINETUNED[row])[-1]
     return "after" if row in presets.AFTER else "before"
 
 
@@ -357,7 +363,9 @@ def run_hours(experiment: Experiment, device: str, fed: Federation | None = None
     batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
     forward = batches / 3 * seen * (1 + bool(e.eval_after))
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
-    return ((visits + others) * gradients(e, fed) + forward) * second / 3600 / cores
+    tuning = sum(stage["epochs"] for stage in e.finetune) * e.clients * _epoch(e, fed)
+    trained = (visits + others) * gradients(e, fed) + tuning
+    return (trained + forward) * second / 3600 / cores
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -381,27 +389,31 @@ def ranked(rows: pd.DataFrame) -> list[str]:
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
-    before, after: local training, at the best validation round, with the rank among all rows. A row
-    that lacks a seed names those that it has. served: what a model has just gone through when it is
-    read. behind: the first row, by how many points (`behind`). last: at the last round. spread:
-    standard deviation over clients. worst tenth: mean of these clients.
+    before, after: local training, at the best validation round, with the rank among all rows; and
+    fine-tuned, where a row is. A row that lacks a seed names those that it has. read: the column
+    that its paper reports. served: what a model has just gone through when it is read. behind: the
+    first row, by how many points (`behind`). last: at the last round. spread: standard deviation
+    over clients. worst tenth: mean of these clients.
     """
     rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
     gaps, both = behind(rows), ("before", "after")
     for row in _listed(rows):
         own, main = rows[rows.row == row], when(row)
+        column = TUNED if row in presets.FINETUNED else main
         seeds = dict.fromkeys(own.seed)
         some = "" if len(seeds) == rows.seed.nunique() else f" (seed {', '.join(map(str, seeds))})"
         times = [t for t in both if t == main or t not in _blank(row)]
         picked = {t: select.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
-        cells = {"read": main, "served": presets.SERVED.get(row, "averaged")}
+        cells = {"read": column, "served": presets.SERVED.get(row, "averaged")}
         cells |= {t: _cell(picked[t]) + some if t in picked else "" for t in both}
+        if column == TUNED:
+            cells[TUNED] = _cell(select.pick(own, "best_val", main)) + some
         cells |= {"behind": gaps[row], "last": _cell(select.pick(own, "last", main))}
         for name, metric in (("spread", "acc_sd"), ("worst tenth", "acc_worst10")):
             cells[name] = _cell(read(own, metric))
         out[row] = cells
-    frame = pd.DataFrame(out).T.rename_axis("method")
+    frame = pd.DataFrame(out).T.rename_axis("method").fillna("")
     means = pd.DataFrame(ranked).T.reindex(columns=["before", "after"])
     ranks = means.rank(ascending=False, method="min")
     for t in ("after", "before"):
@@ -497,6 +509,8 @@ def drawn(rows: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 def _blank(row: str) -> tuple[str, ...]:
     # A method and its view are two rows, tuned each for its own time; models that nobody is meant
     # to use have no number.
+    if row in presets.FINETUNED:
+        return ("before", "after")
     if row in READ_AFTER:
         return ("before",)
     return ("after",) if row in READ_AFTER.values() or row in presets.UNSERVED_AFTER else ()

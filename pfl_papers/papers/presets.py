@@ -75,6 +75,21 @@ def _fixed(method: str, **args: Any) -> Callable[[Experiment], dict[str, Any]]:
     return lambda experiment: use(method, **args)
 
 
+# Rows that are fine-tuned after the last round, and are scored then.
+FINETUNED: dict[str, list[dict[str, Any]]] = {
+    # The head on features that stay, then all: Kumar et al., "Fine-Tuning can Distort Pretrained
+    # Features and Underperform Out-of-Distribution", ICLR 2022; after FedAvg: Chen et al., "A
+    # Closer Look at Personalized Fine-Tuning in Heterogeneous Federated Learning",
+    # arXiv:2511.12695, 15 epochs in all. How they are divided is ours: its appendix was not found.
+    "lpft": [{"epochs": 5, "only": "head"}, {"epochs": 10}],
+    "fedbabu": [{"epochs": 5}],  # authors' code
+}
+
+
+def _finetuned(row: str, method: str) -> Callable[[Experiment], dict[str, Any]]:
+    return lambda experiment: dict(use(method), finetune=FINETUNED[row])
+
+
 def _lgfedavg(experiment: Experiment) -> dict[str, Any]:
     # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all
     # rows train equally long.
@@ -105,6 +120,7 @@ def _pfedhn(method: str) -> Callable[[Experiment], dict[str, Any]]:
 COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     "local": _fixed("local"),
     "fedavg": _fixed("fedavg"),
+    "lpft": _finetuned("lpft", "fedavg"),
     "fedprox": _fixed("fedprox"),
     # Two batches a step: two passes make as many steps as other rows take.
     "perfedavg": _fixed("perfedavg", passes=2, alpha=0.01),
@@ -114,6 +130,7 @@ COMPARED: dict[str, Callable[[Experiment], dict[str, Any]]] = {
     "fedbn": _fixed("fedbn"),
     "fedper": _fixed("fedper"),
     "fedrep": _fixed("fedrep"),
+    "fedbabu": _finetuned("fedbabu", "fedbabu"),
     "fedas": _fixed("fedas"),
     "fedfomo": lambda experiment: dict(method="fedfomo", holdout=0.2),
     "ditto": _fixed("ditto"),
@@ -200,6 +217,7 @@ GRIDS: dict[str, Grid] = {
     "local": _MOMENTUM,
     "fedavg": _MOMENTUM,
     "fedavg_ft": _MOMENTUM,
+    "lpft": _MOMENTUM,
     "fedprox": _MU,
     "fedprox_ft": _MU,
     "perfedavg": _arg(
@@ -210,6 +228,7 @@ GRIDS: dict[str, Grid] = {
     "fedbn": _MOMENTUM,
     "fedper": Grid("head_depth", _DEPTH, "K_P; the paper tries 1 to 4"),
     "fedrep": _arg("head_epochs", (1, 5, 10), "PFLlib 1, FL-bench 4, authors 10"),
+    "fedbabu": _MOMENTUM,
     "fedas": _arg("align_lr", (0.001, 0.01, 0.1), "the authors' code 0.01"),
     "fedfomo": _arg("neighbours", (2, 5, 10), "PFLlib, FL-bench 5, authors 4 to 9"),
     "ditto": _arg("lam", (0.1, 1.0, 2.0), "the authors' grid"),
@@ -250,6 +269,7 @@ _TRAINED = (
     "local fedavg_ft fedprox_ft pfedme fedfomo ditto fedproto fedamp heurfedamp fedaghn".split()
 )
 SERVED: dict[str, str] = dict.fromkeys(_TRAINED, "trained")
+SERVED |= dict.fromkeys(FINETUNED, "fine-tuned")
 SERVED |= {
     "perfedavg": "adapted",
     "apfl": "mixed",
@@ -257,7 +277,7 @@ SERVED |= {
     "pfedhn": "generated",
     "pfedhn_pc": "generated",
 }
-# Rows read after local training, as their papers are; all others before.
+# Rows read after local training, as their papers are; all others before, but for `FINETUNED`.
 AFTER = ("fedavg_ft", "fedprox_ft", "fedaghn")
 # Rows whose models after local training are not meant to be served: Per-FedAvg's meta-model there
 # has not been adapted.

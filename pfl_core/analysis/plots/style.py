@@ -62,6 +62,7 @@ _METHODS = {
         "fedavg_ft": "dash-dot",
         "fedprox": "long",
         "fedprox_ft": "dash-dot-dot",
+        "lpft": "long-dot",
     },
     "green": {
         "fedper": "solid",
@@ -78,6 +79,7 @@ _METHODS = {
         "perfedavg": "dotted",
         "pfedme": "long",
         "ditto": "dash-dot-dot",
+        "fedbabu": "long-dot",
     },
     "blue": {
         "pfedla": "solid",

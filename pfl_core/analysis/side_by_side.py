@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments import listing
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
@@ -15,8 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_MOMENTS = {
+    "before": "before local training",
+    "after": "after local training",
+    TUNED: "after fine-tuning",
+}
+
+
 def plot(*results: Result, when: str = "before") -> Figure:
-    """Draw the test accuracy of finished runs, the mean over clients, against the round.
+    """Draw the test accuracy of finished runs, the mean over clients, against the round, or
+    against the epoch of their fine-tuning.
 
     Runs that differ in their seed alone are one line with an interval. The legend says in what the
     lines differ.
@@ -25,8 +34,9 @@ def plot(*results: Result, when: str = "before") -> Figure:
     ----------
     results : Result
         What `run` returned, one or more.
-    when : {"before", "after"}
-        Models as they are served, or after the round's local training.
+    when : {"before", "after", "tuned"}
+        Models as they are served, or after the round's local training; or those of fine-tuning
+        after the last round, from the served ones (epoch 0) to the last epoch.
 
     Returns
     -------
@@ -53,13 +63,15 @@ def plot(*results: Result, when: str = "before") -> Figure:
     with matplotlib.rc_context({"font.size": 8, "axes.titlesize": 9}):
         fig, (ax,) = plots.panels(1, size=(4.8, 2.8))
         plots.curves(rows, ax)
+        if when == TUNED:
+            ax.set_xlabel("Epoch of fine-tuning")
         plots.entitle(ax, _title([result.experiment for result in results], when))
     return fig
 
 
 def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
     # The accuracies that are drawn; the column row says which line a number belongs to.
-    checks.known("when", when, ("before", "after"))
+    checks.known("when", when, _MOMENTS)
     if not results:
         raise ValueError("plot() has nothing to draw; give it Results: plot(run(...), run(...))")
     for given in results:
@@ -73,12 +85,22 @@ def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
     ]
     rows = pd.concat(frames, ignore_index=True)
     rows = rows[(rows.metric == "acc_pct") & (rows["average"] == "client") & (rows.split == "test")]
-    if (rows.when != when).all():
+    shown = rows[rows.when.str.startswith(when)]
+    if shown.empty:
+        field = "finetune={'epochs': 5}" if when == TUNED else "eval_after=True"
         raise ValueError(
-            f"plot(when={when!r}): no test accuracies {when} local training; "
-            "run with eval_after=True, and with test samples"
+            f"plot(when={when!r}): no test accuracies {_MOMENTS[when]}; run with {field}, and "
+            "with test samples"
         )
-    return rows[rows.when == when]
+    return _by_epoch(rows, shown) if when == TUNED else shown
+
+
+def _by_epoch(rows: pd.DataFrame, tuned: pd.DataFrame) -> pd.DataFrame:
+    # Fine-tuning with its epochs in place of rounds; epoch 0 is what was served after the last one.
+    last = rows.run.map(tuned.groupby("run")["rounds"].max())
+    served = rows[(rows.when == "before") & (rows["rounds"] == last)].assign(rounds=0)
+    epochs = tuned.when.str.removeprefix(TUNED).astype(int)
+    return pd.concat([served, tuned.assign(rounds=epochs)], ignore_index=True)
 
 
 def _title(experiments: list[Experiment], when: str) -> str:
@@ -88,5 +110,5 @@ def _title(experiments: list[Experiment], when: str) -> str:
     seeds = sorted({e.seed for e in experiments})
     parts = list(data) if len(data) == 1 else []
     parts += [f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"]
-    parts += ["after local training"] if when == "after" else []
+    parts += [_MOMENTS[when]] if when != "before" else []
     return ", ".join(parts)

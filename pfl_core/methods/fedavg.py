@@ -11,7 +11,9 @@ Differs from the paper
 2. BatchNorm statistics follow the experiment's buffer policy (the paper's networks have none).
 
 FedAvg-FT ("fine-tuned") is no method of its own: it is FedAvg read at when="after", each client's
-model after its local training.
+model after its local training. Neither is LP-FT (Kumar et al., "Fine-Tuning can Distort Pretrained
+Features and Underperform Out-of-Distribution", ICLR 2022): it is FedAvg with the experiment's
+finetune=[{"epochs": 5, "only": "head"}, {"epochs": 10}], read after the last of these epochs.
 """
 
 from pfl_core.methods.base import Method

@@ -71,9 +71,9 @@ CASES = [
         "did you mean 'epochs'.*known are epochs, lr, only",
     ),
     Case(
-        'Experiment(finetune={"epochs": 5, "only": "body"})',
-        lambda: tiny(finetune={"epochs": 5, "only": "body"}),
-        r"finetune\(only='body'\): allowed is one of all, head",
+        'Experiment(finetune={"epochs": 5, "only": "tail"})',
+        lambda: tiny(finetune={"epochs": 5, "only": "tail"}),
+        r"finetune\(only='tail'\): allowed is one of all, head, body",
     ),
     Case(
         'run(Experiment(head_depth=0, finetune={"epochs": 5, "only": "head"}))',

@@ -38,6 +38,17 @@ def test_seeds_are_one_line_with_the_mean_of_all(store):
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
+def test_fine_tuning_is_drawn_by_its_epochs_from_what_was_served(store):
+    results = [run(BASE.but(rounds=r, finetune={"epochs": 2})) for r in (1, 3)]
+    figure = plot(*results, when="tuned")
+    drawn = [line for line in figure.axes[0].get_lines() if len(line.get_xdata()) == 3]
+    assert figure.axes[0].get_xlabel() == "Epoch of fine-tuning" and len(drawn) == 2
+    for line, result in zip(drawn, results, strict=True):
+        h = result.history.query("metric == 'acc_pct' and average == 'client'")
+        wanted = [h[h.when == when].value.iloc[-1] for when in ("before", "tuned 1", "tuned 2")]
+        assert line.get_xdata().tolist() == [0, 1, 2] and line.get_ydata().tolist() == wanted
+
+
 def named(*experiments, meta=None):
     """Names of runs with these Experiments, and what is given of their meta."""
     metas = meta or [{}] * len(experiments)
@@ -75,5 +86,7 @@ def test_what_cannot_be_drawn_is_said(store):
         plot([result])
     with pytest.raises(ValueError, match="eval_after=True"):
         plot(result, when="after")
+    with pytest.raises(ValueError, match="no test accuracies after fine-tuning; run with finetune"):
+        plot(result, when="tuned")
     with pytest.raises(ValueError, match="when 'befor' is unknown; did you mean 'before'"):
         plot(result, when="befor")

@@ -18,6 +18,7 @@ from pfl_core.experiments import metrics
 from pfl_core.experiments.build import client_data
 from pfl_core.methods.base import METHODS, Method
 from pfl_papers.evidence import form
+from pfl_papers.papers import presets
 from tests.core.experiments.setting import same
 
 TINY = Experiment(
@@ -77,6 +78,8 @@ def plain_loop(e, net, k, lr, stages):
     for stage in stages:
         head = stage.get("only") == "head"
         trained = list((net.fc if head else net).parameters())
+        if stage.get("only") == "body":
+            trained = [p for p in trained if all(p is not q for q in net.fc.parameters())]
         how = dict(lr=stage.get("lr", lr), momentum=e.momentum, weight_decay=e.weight_decay)
         sgd = torch.optim.SGD(trained, **how)
         net.train(not head)
@@ -91,12 +94,13 @@ def plain_loop(e, net, k, lr, stages):
 
 
 @pytest.mark.parametrize("executor", ["threads", "batched"])
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbabu"])
 def test_it_is_what_a_plain_loop_makes_of_what_was_served(method, executor, store):
     e = TINY.but(method=method, momentum=0.9, weight_decay=0.01, keep_models=True, **BN)
-    served, tuned = run(e), run(e.but(finetune=LP_FT), executor=executor, store=store)
+    stages = [*LP_FT, {"epochs": 1, "only": "body"}]
+    served, tuned = run(e), run(e.but(finetune=stages), executor=executor, store=store)
     for k in range(3):
-        net = plain_loop(e, served.model(k), k, e.lr, LP_FT).state_dict()
+        net = plain_loop(e, served.model(k), k, e.lr, stages).state_dict()
         for name, v in tuned.model(k).state_dict().items():
             torch.testing.assert_close(v, net[name], rtol=1e-9, atol=1e-11, msg=name)
 
@@ -108,6 +112,25 @@ def test_a_head_alone_leaves_all_else_as_it_was_served():
         before, after = served.model(k).state_dict(), tuned.model(k).state_dict()
         moved = {n for n in before if not torch.equal(before[n], after[n])}
         assert moved == {"fc.weight", "fc.bias"}
+
+
+def test_a_body_alone_leaves_the_head_as_it_was_served():
+    e = TINY.but(keep_models=True, **BN)
+    served, tuned = run(e), run(e.but(finetune={"epochs": 2, "only": "body"}))
+    for k in range(3):
+        before, after = served.model(k).state_dict(), tuned.model(k).state_dict()
+        still = {n for n in before if torch.equal(before[n], after[n])}
+        assert {"fc.weight", "fc.bias"} == still - {"conv1.bias", "conv2.bias"}
+
+
+def test_lp_ft_is_fedavg_and_without_its_first_stage_its_local_training():  # R25
+    e = TINY.but(rounds=2, epochs=1, **BN)
+    row = e.but(**presets.COMPARED["lpft"](e))
+    probing, tuning = row.finetune
+    assert row.but(finetune=None).id == e.id and row.finetune == presets.FINETUNED["lpft"]
+    assert probing["only"] == "head" and probing["epochs"] + tuning["epochs"] == 15
+    alone = run(row.but(finetune=[probing | {"epochs": 0}, {"epochs": 1}]))
+    np.testing.assert_array_equal(right(alone, "tuned 1"), right(run(e), "after"))
 
 
 # ---------------------------------------------------------------- every method, every executor
@@ -286,10 +309,12 @@ def test_a_source_is_not_fine_tuned():
         TINY.but(init_from=TINY.but(finetune=LP_FT))
 
 
-def test_a_network_without_a_head_is_refused():
-    e = TINY.but(head_depth=0, finetune=LP_FT, rounds=0)
-    with pytest.raises(ValueError, match="needs a head"):
-        run(e)
+def test_a_network_without_a_head_or_a_body_is_refused():
+    for depth, stages in ((0, LP_FT), (2, {"epochs": 1, "only": "body"})):
+        with pytest.raises(ValueError, match="needs a (head|body) that can be trained: give"):
+            run(TINY.but(head_depth=depth, finetune=stages, rounds=0))
+    nothing = {"epochs": 0, "only": "body"}
+    assert run(TINY.but(head_depth=2, finetune=nothing, rounds=0)).ok
 
 
 def test_a_method_that_serves_no_parameter_is_refused():

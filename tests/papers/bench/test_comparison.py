@@ -1,6 +1,7 @@
 """The comparison of all methods: equal grids, seeds of all sources, the whole path from tuning to tables."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.sweep import sweep
 from pfl_papers import places
 from pfl_papers.bench import comparison
-from pfl_papers.compare import readable
+from pfl_papers.compare import plan, readable
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
 from tools import pages
@@ -204,6 +205,32 @@ def test_a_row_is_behind_the_first_by_the_difference_seed_by_seed():
     _, numbers = comparison.drawn(rows)
     assert numbers.row.tolist() == ["fedavg_ft", "local", "fedper"]
     assert numbers.acc_pct.tolist() == [79.5, 75.0, 73.5]
+
+
+def test_fine_tuned_rows_are_read_after_their_last_epoch(home):
+    assert [comparison.when(row) for row in ("lpft", "fedbabu")] == ["tuned 15", "tuned 5"]
+    cells = comparison.experiments("digits", ["fedavg", "lpft", "fedbabu"], [0], "smoke", **TINY)
+    rows = sweep(cells)
+    shown = comparison.table(rows)
+    assert shown.read.to_dict() == dict(fedavg="before", lpft="fine-tuned", fedbabu="fine-tuned")
+    others = shown.loc[["lpft", "fedbabu"], ["before", "rank before", "after", "rank after"]]
+    assert (others == "").all(axis=None) and shown["fine-tuned"].fedavg == ""
+    for row in ("lpft", "fedbabu"):
+        own = rows[(rows.row == row) & (rows.when == comparison.when(row))]
+        own = own[(own.split == "test") & (own["average"] == "client") & (own.metric == "acc_pct")]
+        assert shown["fine-tuned"][row] == f"{own.value.item():.2f}"
+    ranking = pages._ranking(shown, comparison.gaps(rows))
+    assert ranking.method.tolist() == ["FedAvg", "LP-FT", "FedBABU"]
+    assert (ranking.accuracy != "").all() and "fine-tuned" in pages._moments(shown)
+
+
+def test_hours_count_fine_tuning(monkeypatch):
+    monkeypatch.setattr(plan, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
+    e = comparison.cell("fedbabu", comparison.common("digits", "smoke"), {})
+    tuning = comparison._hours(e, "cpu") - comparison._hours(e.but(finetune=None), "cpu")
+    assert tuning == pytest.approx(
+        5 * plan.client_steps(e.but(finetune=None, rounds=1, eval_after=False))
+    )
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     fed, _ = parity.clients_of(pools.load("cifar10"), args.parity / "split.npz")
     x = torch.tensor(fed.x).permute(0, 3, 1, 2).float().div(127.5).sub(1)
-    train, test = ([torch.as_tensor(i) for i in fed.index[part]] for part in ("train", "test"))
+    train, test = ([torch.tensor(i) for i in fed.index[part]] for part in ("train", "test"))
     torch.set_num_threads(1)
     for form in args.forms or FORMS:
         loop, curve = Loop(form, args.seed, x, torch.as_tensor(fed.y).long(), train), {}

@@ -57,6 +57,11 @@ def test_the_picture_is_of_the_leads_that_were_run():
     pd.testing.assert_frame_equal(known, again)
 
 
+def test_readme_says_how_many_methods_there_are():
+    ours = [c for c in METHODS.values() if c.__module__.startswith("pfl_core.")]
+    assert f"[{len(ours)} methods](docs/methods.md)" in (pages.ROOT / "README.md").read_text()
+
+
 def test_the_methods_page_says_how_long_methods_are():
     longest = max(int(pages.method_facts(name)["class"]) for name in ("fedavg", "flayer", "pfedhn"))
     assert f"take 2 to {longest} lines" in (pages.ROOT / "docs" / "methods.md").read_text()

@@ -60,8 +60,8 @@ class FedBABU(Method):
             raise ValueError("head_init = 'own'; allowed: 'common' (all bodies have one head)")
         if len(self.frozen) == len(self.task.parameters):
             raise ValueError(
-                "the head is the whole network, and it is not trained; give a smaller head_depth, "
-                "or name fewer modules in `head`"
+                "nothing below its head is trained; give a smaller head_depth, name fewer modules "
+                "in `head`, or train more of the network"
             )
 
     def init(self) -> State:

@@ -112,7 +112,7 @@ def test_new_clients_get_the_head_that_the_body_was_trained_under():
 def test_heads_of_the_clients_own_and_a_network_that_is_all_head_are_refused():
     with pytest.raises(ValueError, match="fedbabu: head_init = 'own'; allowed: 'common'"):
         ran_deep("fedbabu", own_heads=True)
-    with pytest.raises(ValueError, match="fedbabu: the head is the whole network"):
+    with pytest.raises(ValueError, match="fedbabu: nothing below its head is trained"):
         under(bound("fedbabu")[0], head_depth=2)
     with pytest.raises(ValueError, match="head_init = 'own'"):
         run(TINY.but(head_init="own"))

@@ -5,14 +5,23 @@ import pytest
 import torch
 
 from pfl_core import Experiment, run
-from pfl_core.engine.simulate import sample, simulate
+from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import initial_state
 from pfl_core.methods.task import Task
 from pfl_core.stacked import select
 from tests.core.methods.averaging_shared import both_nets, bound, ran
 from tests.core.methods.core_shared import run as ran_deep
 from tests.core.methods.features_shared import EVERYONE, FC
-from tests.core.methods.loops_shared import EXECUTORS, average, batches, close, fit, gradient, mlp
+from tests.core.methods.loops_shared import (
+    EXECUTORS,
+    average,
+    batches,
+    chosen,
+    close,
+    fit,
+    gradient,
+    mlp,
+)
 from tests.core.methods.setting import assert_same, under
 
 TINY = Experiment(
@@ -23,7 +32,7 @@ BN = dict(model="lenet", model_args={"bn": True, "kernels": 2})
 
 def trained(method, data, k, r, p, names):
     """Client k's model after its batches of round r, of which `names` are trained."""
-    for batch in batches(data, k, r):
+    for batch in batches(method, data, k, r):
         g = gradient(lambda q, p=p, batch=batch: fit(method, p | q, *batch), select(p, names))
         p = p | {n: p[n] - method.task.config.lr * g[n] for n in g}
     return p
@@ -37,9 +46,9 @@ def test_fedbabu_is_a_plain_loop_that_ends_in_fine_tuning(executor):
     head = {n: method.task.initial[n] for n in FC}
     body = {n: v for n, v in method.task.initial.items() if n not in FC}
     for r in range(3):
-        chosen = sample(method.task.config, 4, r).tolist()
-        ends = [trained(method, data, k, r, body | head, body) for k in chosen]
-        body = average([select(p, body) for p in ends], data.n[chosen])
+        sel = chosen(method, r)
+        ends = [trained(method, data, k, r, body | head, body) for k in sel]
+        body = average([select(p, body) for p in ends], data.n[sel])
     close(found.state.server, body | head)
     for k in range(4):
         close(found.before, body | head, k)

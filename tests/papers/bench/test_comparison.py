@@ -227,7 +227,7 @@ def test_fine_tuned_rows_are_read_after_their_last_epoch(home):
 def test_hours_count_fine_tuning(monkeypatch):
     monkeypatch.setattr(plan, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
     e = comparison.cell("fedbabu", comparison.common("digits", "smoke"), {})
-    tuning = comparison._hours(e, "cpu") - comparison._hours(e.but(finetune=None), "cpu")
+    tuning = comparison.run_hours(e, "cpu") - comparison.run_hours(e.but(finetune=None), "cpu")
     assert tuning == pytest.approx(
         5 * plan.client_steps(e.but(finetune=None, rounds=1, eval_after=False))
     )

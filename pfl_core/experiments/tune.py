@@ -154,7 +154,7 @@ def scores(
 
 
 def drawn(
-    experiment: Experiment, draws: int, ranges: dict[str, Any] | None = None, seed: int = 0
+    experiment: Experiment, draws: int, ranges: Any = None, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Random changes of an Experiment; the first changes nothing.
 

@@ -30,7 +30,7 @@ CURVES = {
         "before": [0.1, 0.2, 0.1234],
         "after": [0.2, 0.3, 0.4],
     },
-    "fedper": {"code": "other/code 9876543", "args": "-b", "test_acc": [0.5, 0.625]},
+    "fedper": {"code": "other/code 9876543, on a CPU", "args": "-b", "test_acc": [0.5, 0.625]},
     "fedbabu": {
         "code": "someone/library abc1234",
         "args": "-f 2",
@@ -104,6 +104,7 @@ def test_numbers_are_kept_and_the_page_is_made_of_them(folder):
         "after": [50, 62.5]
     }
     assert {len(c) for c in cases["fedper"]["ours"]["after"].values()} == {2}
+    assert "[other/code 9876543](https://github.com/other/code/tree/9876543), on a CPU |" in text
     assert "| FedPer, after local training |" in text and "| `-b` | 2 | 62.5 |" in text
     assert cases["fedbabu"]["theirs"] == {"before": [10, 20, 30], "tuned 2": [45]}
     assert {len(c) for c in cases["fedbabu"]["ours"]["tuned 2"].values()} == {1}

@@ -219,7 +219,7 @@ def _comparison(part: committed.Part) -> list[str]:
     if lost:
         out += [f"Not run in this comparison: {', '.join(map(plots.label, lost))}."]
     for says, frame in shown.items():
-        out += [says, readable.markdown(frame.rename(index=plots.label))]
+        out += [says, readable.markdown(readable.named(frame))]
     return [text + "\n" for text in out]
 
 
@@ -420,9 +420,7 @@ def write() -> list[Path]:
     pages = {
         ROOT / "docs" / "methods.md": methods_page(),
         ROOT / "docs" / "results.md": results_page(),
-        compared: between(
-            table, "grids", readable.markdown(comparison.grids().rename(index=plots.label))
-        ),
+        compared: between(table, "grids", readable.markdown(readable.named(comparison.grids()))),
         readme: between(text, "papers", papers_section()),
         columns: between(columns.read_text(), "columns", columns_section()),
     }

@@ -325,6 +325,12 @@ class Contrast:
         bar = f", to be above {self.above:g}" if self.above else ""
         return f"{self.says}: {ends(f, d, self.unit)}{bar}"
 
+    @property
+    def brief(self) -> str:
+        """The difference with how many seeds it is over."""
+        n = self.found.seeds
+        return f"{self}, {n} seed{'s' * (n > 1)}" if n else f"{self}"
+
 
 def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     """The verdict of a claim that rests on contrasts.
@@ -348,23 +354,23 @@ def of_claim(contrasts: Sequence[Contrast], most: bool = False) -> Verdict:
     sure = [c for c in contrasts if not c.unsure]
     if len(sure) == len(contrasts) and all(c.clears and c.rest for c in contrasts):
         nearest = min(contrasts, key=lambda c: c.found.low - c.above)
-        return Verdict("holds", "", _also(nearest, contrasts, "the smallest"), brief=f"{nearest}")
+        return Verdict("holds", "", _also(nearest, contrasts, "the smallest"), brief=nearest.brief)
     against = [c for c in sure if c.found.below(c.above, len(contrasts)) and not c.approaches]
     if against:
         worst = min(against, key=lambda c: (c.found.high - c.above) / (c.found.half or 1.0))
         return Verdict(
-            "contradicted", "", _also(worst, contrasts, "the clearest"), brief=f"{worst}"
+            "contradicted", "", _also(worst, contrasts, "the clearest"), brief=worst.brief
         )
     left = [c for c in contrasts if c.unsure or not (c.clears and c.rest)]
     if all(not c.unsure and c.rest and c.tied for c in left):
         nearest = min(left, key=lambda c: c.found.estimate - c.above)
-        return Verdict("tie", "", _also(nearest, contrasts, "the smallest"), brief=f"{nearest}")
+        return Verdict("tie", "", _also(nearest, contrasts, "the smallest"), brief=nearest.brief)
     undecided = [c for c in left if not (c.tied and c.rest) or c.unsure]
     order = list(REASONS)
     first = min(undecided, key=lambda c: (order.index(c.open), c.found.estimate - c.above))
     decides = first.decides(len(contrasts))
     why = f"{_also(first, undecided, 'one')}; {decides}"
-    return Verdict("open", first.open, why, decided=False, brief=f"{first}; {decides}")
+    return Verdict("open", first.open, why, decided=False, brief=f"{first.brief}; {decides}")
 
 
 def _also(shown: Contrast, among: Sequence[Contrast], which: str) -> str:

@@ -390,18 +390,18 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies, a line a row of the comparison: in %, mean ± sd over seeds.
 
     before, after: local training, at the best validation round, with the rank among all rows; and
-    fine-tuned, where a row is. A row that lacks a seed names those that it has. read: the column
-    that its paper reports. served: what a model has just gone through when it is read. behind: the
-    first row, by how many points (`behind`). last: at the last round. spread: standard deviation
-    over clients. worst tenth: mean of these clients.
+    fine-tuned, where a row is. A row that lacks seeds says on how many it diverged. read: the
+    column that its paper reports. served: what a model has just gone through when it is read.
+    behind: the first row, by how many points (`behind`). last: at the last round. spread: standard
+    deviation over clients. worst tenth: mean of these clients.
     """
     rows, out, ranked = rows[rows.artefact == "comparison"], {}, {}
     gaps, both = behind(rows), ("before", "after")
     for row in _listed(rows):
         own, main = rows[rows.row == row], when(row)
         column = TUNED if row in presets.FINETUNED else main
-        seeds = dict.fromkeys(own.seed)
-        some = "" if len(seeds) == rows.seed.nunique() else f" (seed {', '.join(map(str, seeds))})"
+        lost, every = rows.seed.nunique() - own.seed.nunique(), rows.seed.nunique()
+        some = f", diverges ({lost} of {every})" if lost else ""
         times = [t for t in both if t == main or t not in _blank(row)]
         picked = {t: select.pick(own, "best_val", t) for t in times}
         ranked[row] = {t: p.value.mean() for t, p in picked.items()}
@@ -539,8 +539,8 @@ def _cell(picked: pd.DataFrame) -> str:
 def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
     """What tuning chose, a line a row: rate, value of the parameter, validation accuracy in %.
 
-    worst of nine: the accuracy of the worst choice. at the edge: which of both lies at the edge of
-    its grid, so that a wider one might give more.
+    worst of nine: the accuracy of the worst choice, or how many diverged. at the edge: which of
+    both lies at the edge of its grid, so that a wider one might give more.
     """
     rows, out = rows[rows.artefact == "tune"], {}
     for row in dict.fromkeys(rows.row):
@@ -548,11 +548,13 @@ def choices_table(rows: pd.DataFrame) -> pd.DataFrame:
         g, choice = grid_of(row), json.loads(str(best.idxmax()))
         got = {name: _of(choice, name) for name in (g.rate, g.own)}
         at = [n for n, vs in ((g.rate, g.rates), (g.own, g.values)) if got[n] in (vs[0], vs[-1])]
+        every = len(g.choices())
+        lost = every - len(best)
         out[row] = {
             "rate": _values(g.rate, [got[g.rate]]),
             "chosen": _values(g.own, [got[g.own]]),
             "validation": f"{best.max():.2f}",
-            "worst of nine": f"{best.min():.2f}" if len(best) == 9 else "diverged",
+            "worst of nine": f"diverges ({lost} of {every})" if lost else f"{best.min():.2f}",
             "at the edge": ", ".join(map(_short, at)),
         }
     return pd.DataFrame(out).T.rename_axis("method")

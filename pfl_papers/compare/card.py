@@ -16,8 +16,10 @@ import pandas as pd
 
 from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.select import tuples
+from pfl_core.experiments.experiment import Experiment
 from pfl_papers.compare import fullest, judged, report
-from pfl_papers.compare.readable import coloured, listed, markdown
+from pfl_papers.compare.readable import coloured, listed, markdown, of_texts
+from pfl_papers.evidence import committed
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import KINDS, Scope
 
@@ -132,8 +134,7 @@ class Card:
                 for c in self.headline
             ]
             table = _framed(safe, lambda text: f"<b>{coloured(text)}</b>")
-            shown = table.to_html(escape=False, index=False, border=0, justify="left")
-            parts.append(shown.replace("<td>", '<td style="text-align: left">'))
+            parts.append(of_texts(table))
         parts += [*rest, f"<p><small>{LEGEND}</small></p>"]
         box = "border-left: 4px solid #888; padding: 0 1em; max-width: 60em"
         return f'<div style="{box}">\n' + "\n".join(parts) + "\n</div>"
@@ -206,9 +207,28 @@ def _budget(paper: papers.Paper, claim: Any) -> str:
     every = every or {c for s in planned if s.artefact == claim.artefact for c in s.columns}
     data = plots.in_words(", ".join(sorted(rows.dataset.unique())))
     seeds = report.seeds_in_words(rows.groupby(["column", "row"]).seed.nunique())
-    share = plots.in_words(claim.scale) or "all of the paper's rounds and samples"
     some = len(every.intersection(rows.column))
-    return f"{data} ({some} of {len(every)} columns), {seeds}, {share}"
+    cut = [said for said in claim.scale.split("; ") if said and "rounds" not in said]
+    whole = "; ".join(map(plots.in_words, [_run(paper, claim.artefact, rows), *cut]))
+    return f"{data} ({some} of {len(every)} columns), {seeds}, {whole}"
+
+
+def _run(paper: papers.Paper, artefact: str, rows: pd.DataFrame) -> str:
+    """Networks and rounds of the paper's own row: "CNN, 25 of 200 rounds"."""
+    own = rows[rows.row == paper.own] if (rows.row == paper.own).any() else rows
+    rounds, nets = {}, {}
+    for v in tuples(own.drop_duplicates(["row", "column"])):
+        ran = committed.experiment(v.run)
+        theirs = report.counterpart(paper.key, artefact, v.row, v.column)
+        if ran and theirs:
+            rounds[f"all {ran.rounds:,}" if ran.rounds == theirs.rounds else _of(ran, theirs)] = 0
+            nets[plots.MODEL_LABELS.get(ran.model, ran.model)] = 0
+    whose = " that we take (the paper gives none)" * (artefact in paper.unstated)
+    return f"{' and '.join(nets)}, {' and '.join(rounds)} rounds{whose}"
+
+
+def _of(ran: Experiment, theirs: Experiment) -> str:
+    return f"{ran.rounds:,} of {theirs.rounds:,}"
 
 
 def _leads(leads: pd.DataFrame) -> str:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 
 from pfl_papers import places
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, diverged
 from pfl_papers.papers import base as papers
-from pfl_papers.papers.base import FULL, PROFILES, TUNING, Paper, Scope
+from pfl_papers.papers.base import FULL, PROFILES, TUNING, Paper, Scope, Sweep
 from pfl_papers.papers.overrides import profile_of
 
 BEST = "best"  # as the profile of a notebook
@@ -82,23 +82,27 @@ def _enough(
 ) -> tuple[float, pd.DataFrame] | None:
     """The rows of an artefact at a profile, and how many seeds each printed row has; or None.
 
-    Infinitely many where every planned run is there.
+    Infinitely many where every planned run is there; parts of ours may lack some.
     """
     label = places.label(full.profile, full.label)
     kept = committed.parts(paper.key, own=True).get(f"{paper.key}.{label}")
     if kept is None or (artefact != TUNING and paper.missing(full, artefact)):
         return None
     planned = [s for s in paper.planned(full, artefact, part) if s.artefact == artefact]
-    cells = {(r, c, n) for s in planned for r in s.rows for c in s.columns for n in s.seeds}
+    cells = _cells(planned)
+    needed = _cells([s for s in planned if not s.part] or planned)
     rows = kept.rows()
     rows = rows[rows.artefact == artefact]
     made = rows.average == "derived"
     rows, derived = rows[~made], rows[made]
     if rows.empty:
         return None
-    rows = rows[[cell in cells for cell in zip(rows.row, rows.column, rows.seed, strict=True)]]
+    rows = rows[_where(rows).isin(cells)]
     there = rows.drop_duplicates(["row", "column", "seed"])
-    seeds = float("inf") if 0 < len(there) == len(cells) else 0.0
+    lost = derived[derived.metric == diverged.METRIC]
+    lost = lost[_where(lost).isin(cells)]
+    found = {*_where(there), *_where(lost)}
+    seeds = float("inf") if len(there) and needed <= found else 0.0
     if artefact in paper.tables and not seeds:
         each = there.groupby("column").row.agg(set)
         compared = [c for c, r in each.items() if paper.own in r and len(r) > 1]
@@ -107,5 +111,14 @@ def _enough(
         ]
         many = there.groupby(["column", "row"]).seed.nunique().groupby("column").min()
         seeds = float(many.max()) if compared else 0.0
-    own = derived[derived.run.isin(rows.run)]
+    own = derived[derived.run.isin([*rows.run, *lost.run])]
     return (seeds, pd.concat([rows, own], ignore_index=True)) if seeds else None
+
+
+def _cells(planned: Iterable[Sweep]) -> set[tuple[str, str, int]]:
+    # (row, column, seed) of runs.
+    return {(r, c, n) for s in planned for r in s.rows for c in s.columns for n in s.seeds}
+
+
+def _where(rows: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(rows[["row", "column", "seed"]])

@@ -177,8 +177,8 @@ def compute(
     lines = []
     for e in cells:
         found = lookup.stored(e)
-        # Only runs that ended well are committed.
-        run, status = (found.id, found.meta["status"]) if found else (committed.find(e), "done")
+        run = found.id if found else committed.find(e)
+        status = found.meta["status"] if found else committed.status(run) if run else "done"
         where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
         lines.append(where | dict(seed=e.seed, run=run, status=status))
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])

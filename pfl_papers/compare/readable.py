@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from pfl_core.analysis import verdicts
-from pfl_core.analysis.plots import label
+from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.select import tuples
 
 _INTERVALS = (
@@ -35,7 +34,8 @@ TONES |= {
     "contradicted": "bad",
     "open": "open",
 }
-_COLOURS = {"good": "#1b7837", "fair": "#5aae61", "bad": "#b2182b", "open": "#6e6e6e"}
+# Legible on white and on a dark page: a notebook does not know on which it is shown.
+COLOURS = {"good": "#138a3b", "fair": "#967207", "bad": "#e13731", "open": "#7a7a7a"}
 
 
 def tone(verdict: str) -> str:
@@ -116,7 +116,7 @@ class Table:
         rows = list(dict.fromkeys(self.compared.row))
         frame = pd.DataFrame(columns).reindex(rows).fillna("")
         frame = frame.loc[(frame != "").any(axis=1), (frame != "").any()]
-        return frame.rename(index=label).rename_axis("method")
+        return frame.rename(index=plots.named, columns=plots.named).rename_axis("method")
 
     def _reported(self, cell: pd.Series) -> str:
         spread = "" if pd.isna(cell.reported_sd) else f" ± {cell.reported_sd:.{self.digits}f}"
@@ -193,8 +193,7 @@ class Claims:
         if len(self.ran):
             said = self.text().map(html.escape)
             said["verdict"] = said.verdict.map(coloured)
-            shown = said.to_html(escape=False, index=False, border=0, justify="left")
-            parts.append(shown.replace("<td>", '<td style="text-align: left">'))
+            parts.append(of_texts(said))
         if left := self.not_run():
             lines = "".join(f"<li>{html.escape(line)}</li>" for line in left)
             summary = f"<summary>Claims that were not run: {len(left)}</summary>"
@@ -203,6 +202,12 @@ class Claims:
 
     def __repr__(self) -> str:
         return "\n".join(f"{c.says} ({c.source}): {c.verdict}" for c in tuples(self.frame))
+
+
+def of_texts(frame: pd.DataFrame) -> str:
+    """A frame of sentences as an HTML table, heads and cells at the left."""
+    page = frame.to_html(escape=False, index=False, border=0)
+    return re.sub("<(t[hd])>", r'<\1 style="text-align: left">', page)
 
 
 def worded(verdict: str, reason: str = "", extent: str = "") -> str:
@@ -240,8 +245,34 @@ def coloured(text: str, verdict: str = "") -> str:
     """
     if text.startswith(_BOLD):
         return f"<b>{text.removeprefix(_BOLD)}</b>"
-    colour = _COLOURS.get(tone(verdict or text))
+    colour = COLOURS.get(tone(verdict or text))
     return f'<span style="color: {colour}">{text}</span>' if colour else text
+
+
+def renamed(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame with a display name in place of every registered key."""
+    ranged = isinstance(frame.index, pd.RangeIndex)
+    out = frame.rename(columns=plots.named, index=None if ranged else plots.named)
+    for place in range(out.shape[1]):
+        if out.iloc[:, place].dtype.kind == "O":
+            out.isetitem(place, out.iloc[:, place].map(plots.named))
+    return out
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame as a notebook shows it: display names, blanks for NaN, no names of its sides."""
+    out = renamed(frame)
+    out.index.names = [None if n in _SIDES else n for n in out.index.names]
+    out.columns.names = [None] * out.columns.nlevels
+    for place in range(out.shape[1]):
+        column = out.iloc[:, place]
+        if column.isna().any():
+            text = column.dtype.kind == "O"
+            out.isetitem(place, ["" if pd.isna(v) else v if text else f"{v:g}" for v in column])
+    return out
+
+
+_SIDES = ("row", "column", "metric")  # of a table; they say nothing to a reader
 
 
 def flat(frame: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import noise, verdicts
-from pfl_core.analysis.plots import LABELS, label
+from pfl_core.analysis.plots import LABELS, in_words, label
 from pfl_core.analysis.select import grouped, tuples
 from pfl_core.analysis.stats import paired
 from pfl_core.analysis.verdicts import Budget, Verdict
@@ -23,8 +23,8 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import fullest
 from pfl_papers.compare.priors import priors
-from pfl_papers.compare.readable import flat, markdown
-from pfl_papers.evidence import committed
+from pfl_papers.compare.readable import flat, markdown, renamed
+from pfl_papers.evidence import committed, diverged
 from pfl_papers.evidence.contrasts import (
     ACCURACIES,
     READ_AFTER,
@@ -82,8 +82,8 @@ def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
     return out
 
 
-def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
-    # Of a row that only we have: that of another row of the column.
+def counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
+    """The run of a cell at profile paper; of a row that only we have, another one of the column."""
     found = _of_the_paper(key, artefact)
     named = found.get((READ_AFTER.get(row, row), column))
     return named or next((e for (_, c), e in found.items() if c == column), None)
@@ -91,7 +91,7 @@ def _counterpart(key: str, artefact: str, row: str, column: str) -> Experiment |
 
 def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experiment]:
     # The counterpart of a cell; of a column that only we have, all runs of the artefact.
-    one = _counterpart(key, artefact, row, column)
+    one = counterpart(key, artefact, row, column)
     return [one] if one else list(_of_the_paper(key, artefact).values())
 
 
@@ -99,7 +99,7 @@ def _cuts(
     paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
 ) -> tuple[float, bool]:
     """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too."""
-    theirs = _counterpart(paper.key, artefact, row, column)
+    theirs = counterpart(paper.key, artefact, row, column)
     of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
     found = {run: committed.experiment(run) for run in rows.run[of_cell].unique()}
     ours = {run: ran for run, ran in found.items() if ran is not None}
@@ -228,6 +228,8 @@ def _compared(
         for (column, row), of_cell in grouped(ours, ["column", "row"]):
             line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
             line |= cells.line(row, column, of_cell, line)
+    for (column, row), line in _diverged(rows, paper, table).items():
+        lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan)).update(line)
     frame = pd.DataFrame(
         [dict(row=r, column=c) | line for (c, r), line in lines.items()], columns=_COMPARED
     )
@@ -245,6 +247,18 @@ _COMPARED = (
     "row column reported reported_sd reproduced sd n low high best last difference "
     "difference_low difference_high verdict reason extent decided why profile dataset setting"
 ).split()
+
+
+def _diverged(rows: pd.DataFrame, paper: Paper, table: str) -> dict[tuple[str, str], dict]:
+    """{(column, row): what its line says in place of a verdict} of cells of which runs diverged."""
+    none = dict(reason="", extent="", why="", decided=False, best=False)
+    lost = rows[rows.metric == diverged.METRIC].drop_duplicates(["row", "column"])
+    out, said = {}, diverged.said(rows)
+    for v in tuples(lost):
+        column = column_of_ours(paper, table, v.row, v.column, v.run)
+        line = none | dict(verdict=said[v.row, v.column], setting=v.column)
+        out[column, v.row] = line | dict(profile=v.profile, dataset=v.dataset)
+    return out
 
 
 def advantages(
@@ -275,6 +289,7 @@ def _leads(rows: pd.DataFrame, paper: Paper, table: str, metric: str) -> pd.Data
     evidence, out = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows)), []
     compared = _compared(rows, paper, table, metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
+    there = there[~there.verdict.str.startswith(diverged.WORD)]
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
@@ -510,12 +525,12 @@ def seeds_in_words(counts: Iterable[int]) -> str:
 def data_sets(rows: pd.DataFrame) -> str:
     """The data sets of rows, with what is known of the copy that committed runs used.
 
-    "cifar10 (58,865 of 60,000 samples, ...)" where it is not what its makers published.
+    "CIFAR-10 (58,865 of 60,000 samples, ...)" where it is not what its makers published.
     """
     out, heads = [], rows.drop_duplicates("run")  # what is derived may name another data set
     for name, own in grouped(heads.sort_values("dataset", kind="stable"), "dataset"):
         copies = sorted({committed.copy_of(run) for run in own.run.unique()} - {""})
-        out.append(name + (f" ({'; '.join(copies)})" if copies else ""))
+        out.append(in_words(name) + (f" ({'; '.join(copies)})" if copies else ""))
     return ", ".join(out)
 
 
@@ -830,11 +845,10 @@ def _status(claim: papers.Claim, verdict: Verdict, profile: str) -> str:
 
 
 def save_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as path.csv and path.md."""
+    """Write a table as path.csv, with keys, and as path.md, with display names."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    frame = flat(frame)
-    frame.to_csv(f"{path}.csv")
-    Path(f"{path}.md").write_text(markdown(frame) + "\n")
+    flat(frame).to_csv(f"{path}.csv")
+    Path(f"{path}.md").write_text(markdown(renamed(flat(frame))) + "\n")
 
 
 def latex(frame: pd.DataFrame) -> str:

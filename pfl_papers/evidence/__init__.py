@@ -1,4 +1,4 @@
 """What was measured: results/ in and out, and what a claim asks of it."""
 
 # What other rooms may take from it.
-__all__ = ["asks", "committed", "contrasts", "copies", "form", "judges", "tables"]
+__all__ = ["asks", "committed", "contrasts", "copies", "diverged", "form", "judges", "tables"]

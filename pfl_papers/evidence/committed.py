@@ -230,9 +230,20 @@ def find(experiment: Experiment) -> str | None:
 
 
 def found(experiment: Experiment) -> pd.DataFrame | None:
-    """The rows of the committed run of an Experiment, for `sweep(found=...)`; None without one."""
+    """The rows of the committed run of an Experiment, for `sweep(found=...)`; None without one.
+
+    One that diverged has none.
+    """
     run, tags = find(experiment), {tag: experiment.tags.get(tag, "") for tag in TAGS}
-    return None if run is None else results().rows_of(run, tags)
+    if run is None:
+        return None
+    rows = results().rows_of(run, tags)
+    return rows[:0] if status(run).startswith("failed") else rows
+
+
+def status(run: str) -> str:
+    """What became of a committed run: "done", or "failed: " and why."""
+    return str(results().runs.status[run])
 
 
 def experiment(run: str) -> Experiment | None:

@@ -82,7 +82,7 @@ def _of_field(name: str) -> tuple[str, str]:
 
 
 FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
-    "status": "`done`",
+    "status": "`done`, or `failed: ` and why it diverged",
     "pool": "sha256 of the data, a line of pools.csv",
     "revision": "revision of the method's code, raised when its numbers change",
     "version": "version of pfl_core that computed it",

@@ -136,7 +136,7 @@ def tried(show: Callable[..., Shown], values: Mapping[str, Any]) -> str:
 def static(shown: Shown) -> None:
     """Show a figure, its sentence, table and line of code as outputs of a cell."""
     if shown.figure is not None:
-        display(Image(data=plots.compact(shown.figure)))
+        display(Image(data=plots.compact(shown.figure), alt=plots.described(shown.figure)))
     print(shown.said)
     if shown.table is not None:
         display(shown.table)

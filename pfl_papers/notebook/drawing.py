@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -10,7 +12,7 @@ from pfl_core.analysis.select import tuples
 from pfl_papers.compare import report
 from pfl_papers.evidence.contrasts import majority
 from pfl_papers.papers import base, overrides
-from pfl_papers.papers.base import Paper
+from pfl_papers.papers.base import Paper, Scope
 
 
 def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
@@ -38,6 +40,46 @@ def with_published(rows: pd.DataFrame, paper: Paper, artefact: str) -> pd.DataFr
                 printed[v.row, v.column] = known[v.row, v.column]
     cells = zip(rows.row, rows.column, strict=True)
     return rows.assign(published=[printed.get(cell, float("nan")) for cell in cells])
+
+
+def whole(
+    paper: Paper, scope: Scope, artefact: str, ran: dict[str, bool], rows: pd.DataFrame
+) -> dict[str, bool]:
+    """Panels of a paper's figure in its order, with whether they were run.
+
+    Those that were not come last where a column has several panels, which would not stand together.
+    Only those that were where data, or what a reader changed, are not the paper's, and where panels
+    are no columns of the figure.
+
+    Parameters
+    ----------
+    paper : Paper
+    scope : Scope
+        The paper's profile, with what a reader restricted it to.
+    artefact : str
+    ran : {panel: True}
+        Their names begin with those of columns.
+    rows : DataFrame
+        Of their runs.
+    """
+    full = set(map(overrides.profile_of, rows.profile)) <= set(base.FULL)
+    if not full or overrides.in_rows(rows):
+        return ran
+    planned = [s for s in paper.planned(scope, artefact) if s.artefact == artefact]
+    columns = list(dict.fromkeys(c for s in planned for c in s.columns))
+    of = {panel: column_of(paper.printed(panel), columns) for panel in ran}
+    if not all(of.values()):
+        return ran
+    each = [[p for p, own in of.items() if own == column] or [column] for column in columns]
+    if max(map(len, each)) > 1:  # side by side, whatever else was run
+        each.sort(key=lambda panels: panels[0] not in ran)
+    return {panel: panel in ran for panels in each for panel in panels}
+
+
+def column_of(panel: str, columns: Sequence[str]) -> str:
+    """The column that a panel is of, or that its name begins with; "" if there is none."""
+    found = [c for c in columns if panel == c or panel.startswith((f"{c}, ", f"{c}: "))]
+    return max(found, key=len, default="")
 
 
 def beside_published(compared: pd.DataFrame) -> Figure | None:

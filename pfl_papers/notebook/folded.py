@@ -65,7 +65,8 @@ def fold(artefact: str, thing: Any) -> Shown:
         coded = base64.b64encode(thing.data).decode()
         text, inside = (
             "a figure",
-            f'<img style="max-width: 100%" src="data:image/png;base64,{coded}">',
+            f'<img style="max-width: 100%" alt="{html.escape(getattr(thing, "alt", None) or "")}" '
+            f'src="data:image/png;base64,{coded}">',
         )
     summary = f"{papers.title(artefact)}, {SUMMARY}"
     page = f"<details><summary>{summary}</summary>\n{inside}\n</details>"

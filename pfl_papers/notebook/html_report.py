@@ -130,8 +130,8 @@ def _table(cells: pd.DataFrame, digits: int) -> dict[str, Any]:
     columns = list(dict.fromkeys(ran.column))
     by = {(c["row"], c["column"]): _cell(c, digits) for c in records(ran)}
     none = dict(ours="", reported="", verdict="")
-    rows = {label(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
-    return dict(columns=columns, rows=rows)
+    rows = {plots.named(r): [by.get((r, c), none) for c in columns] for r in dict.fromkeys(ran.row)}
+    return dict(columns=[plots.named(c) for c in columns], rows=rows)
 
 
 def _cell(cell: dict[str, Any], digits: int) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _embedded(png: bytes) -> dict[str, Any]:
 def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
     from markupsafe import Markup
 
-    shown = [frame.rename(index=label).rename_axis(None) for frame in compare.tables(rows).values()]
+    shown = [readable.named(frame).rename_axis(None) for frame in compare.tables(rows).values()]
     found = [Markup(frame.to_html(border=0)) for frame in shown]
     return dict(title=f"Profile {part.profile}, data {part.data}", tables=found)
 

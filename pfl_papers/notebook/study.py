@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from pfl_core.util.version import __version__
 from pfl_papers import places
 from pfl_papers.compare import parameters, plan, readable, report
 from pfl_papers.compare.fullest import BEST, best
-from pfl_papers.evidence import committed, contrasts
+from pfl_papers.evidence import committed, contrasts, diverged
 from pfl_papers.notebook import drawing, folded
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
@@ -182,15 +182,14 @@ class Study:
             planned = self.paper.planned(self.scope, artefact, part)
         wanted = [s for s in planned if s.artefact != TUNING]
         about, rows = self.paper.artefacts[artefact], self._sweep(wanted)
-        whole = (
-            not self.finished
-            or about.each
-            or all(self._is_there(e) for s in wanted for e in s.experiments())
-        )
-        if about.numbers is None or rows.empty or not whole:
-            return rows
-        made = self.derive(rows, about.numbers(rows, functools.partial(self.probed, rows)))
-        return pd.concat([rows, made], ignore_index=True) if len(made) else rows
+        cells = [e for s in wanted for e in s.experiments()]
+        parts = [rows, diverged.rows(cells, self.train)]
+        self.collected.append(parts[1])
+        whole = not self.finished or about.each or all(map(self._is_there, cells))
+        if about.numbers and len(rows) and whole:
+            numbers = about.numbers(rows, functools.partial(self.probed, rows))
+            parts.append(self.derive(rows, numbers))
+        return pd.concat([p for p in parts if len(p)] or [rows], ignore_index=True)
 
     def _sweep(self, planned: list[Sweep]) -> pd.DataFrame:
         # Small networks leave cores idle in one process; smoke's runs are over before another
@@ -307,7 +306,7 @@ class Study:
         plots.share_legend(fig)
         plots.note(fig, ", ".join(caption))
         path = self.folder(replace(self.scope, profile=overrides.profile_of(profile))) / name
-        drawn = Image(data=plots.save(fig, frame, path).read_bytes())
+        drawn = Image(data=plots.save(fig, frame, path).read_bytes(), alt=plots.described(fig))
         display(self._placed(name, profile, drawn))
         plt.close(fig)
 
@@ -345,15 +344,21 @@ class Study:
             return None
         kept = rows[(rows.split == "test") & (rows.when == when) & (rows["average"] == "client")]
         kept = kept[kept.metric.isin(shown)]
-        if kept.empty:
+        lost = diverged.said(rows)
+        if kept.empty and not lost:
             known = sorted(set(rows.when) - {""})
             raise ValueError(f"{name}: no test accuracy at when={when!r}; evaluated are {known}")
+        if kept.empty:
+            only = readable.named(diverged.marked(pd.DataFrame(), rows))
+            return self._placed(name, rows.profile.iloc[0], only)
+        said = " ".join([said, *(f"{plots.label(r)}, {c}: {n}." for (r, c), n in lost.items())])
         kept = drawing.with_levels(kept)
         if (kept := drawing.with_published(kept, self.paper, name)).published.isna().all():
             kept = kept.drop(columns="published")
         self.draw(name, kept, plot, rows, said, columns, sharey=True)
         last = select.summary(select.pick(rows, "last", when, metric=shown[0]))
-        return self._placed(name, kept.profile.iloc[0], last.rename(index=plots.label))
+        last = readable.named(diverged.marked(last, rows))
+        return self._placed(name, kept.profile.iloc[0], last)
 
     def draw(
         self,
@@ -389,18 +394,29 @@ class Study:
         """
         if frame.empty:
             return
-        names, hue = list(dict.fromkeys(frame[by])), kw.get("hue", "row")
-        fig, axes = plots.panels(len(names), columns, size, sharey=sharey)
+        names, hue = self._whole(name, frame[by].unique(), rows), kw.get("hue", "row")
+        fig, every = plots.panels(len(names), columns, size, sharey=sharey)
         shown = frame
         if hue in frame:  # as categories, of which each panel knows all: one look for each name
             order = list(dict.fromkeys(frame[hue]))
             shown = frame.assign(**{hue: pd.Categorical(frame[hue], order)})
-        for ax, value in zip(axes, names, strict=True):
-            plot(shown[shown[by] == value], ax, **kw).set_title(value)
-        plots.outer_labels(axes, sharey)
+        for ax, (value, ran) in zip(every, names.items(), strict=True):
+            if ran:
+                plot(shown[shown[by] == value], ax, **kw).set_title(value)
+            else:
+                plots.not_run(ax, value)
+        plots.outer_labels(
+            [ax for ax, ran in zip(every, names.values(), strict=True) if ran], sharey
+        )
         if plot in (plots.curves, plots.layers) and rows.seed.nunique() > 1:
             said = f"{said} Intervals: 95 %, by t over seeds.".strip()
         self.figure(name, fig, frame, said, rows)
+
+    def _whole(self, name: str, panels: Iterable[str], rows: pd.DataFrame) -> dict[str, bool]:
+        # {panel: whether it was run}: those of the paper's figure, if it is one.
+        ran, artefact = dict.fromkeys(panels, True), self._artefact(name)
+        scope = Scope("paper", self.scope.datasets, self.scope.methods)
+        return drawing.whole(self.paper, scope, artefact, ran, rows) if artefact else ran
 
     def beside_published(self, table: str, rows: pd.DataFrame, **how: str) -> None:
         """Figure `table`: our accuracies beside the published ones, where they may be compared."""
@@ -417,8 +433,7 @@ class Study:
         }
         for ax in fig.axes:
             title = ax.get_title()
-            found = [c for c in named if title == c or title.startswith((f"{c}, ", f"{c}: "))]
-            column = max(found, key=len, default="")
+            column = drawing.column_of(title, list(named))
             if instead := named.get(column, "").removeprefix(column).removeprefix(": "):
                 ax.title.set_text(f"{title}\n{instead}")
 
@@ -443,13 +458,14 @@ class Study:
         """
         if not matrices:
             return
+        every = {title: matrices.get(title) for title in self._whole(name, matrices, rows)}
         long = []
         for title, m in matrices.items():
             i, j = np.indices(m.shape)
             cells = dict(panel=title, row=i.ravel(), column=j.ravel(), value=m.ravel())
             long.append(pd.DataFrame(cells))
         kw.setdefault("vmin", 0.0)
-        self.figure(name, plots.heats(matrices, **kw), pd.concat(long), said, rows)
+        self.figure(name, plots.heats(every, **kw), pd.concat(long), said, rows)
 
     def show_partitions(
         self, base: Experiment | None, columns: dict[str, dict[str, Any]], name: str = "partition"
@@ -605,12 +621,14 @@ class Study:
         got = report.standing(rows, self.paper, table, self.clients(rows, **how), **how)
         self.table(f"{table}.standing", got)
         shown = got.map(lambda v: f"{v:.4g}").replace("nan", "")
+        p = got.columns[-1]  # rounded to four decimals
+        shown[p] = shown[p].replace("0", "< 0.0001")
         return self._placed(table, next(iter(rows.profile)), shown)
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Save a table as CSV and Markdown below runs/, and return it for display."""
         report.save_table(frame, self.folder(self.scope_of(name)) / name)
-        return self._placed(name, self.scope_of(name).profile, frame)
+        return self._placed(name, self.scope_of(name).profile, readable.named(frame))
 
     # -- numbers made of runs ----------------------------------------------------------------------
 

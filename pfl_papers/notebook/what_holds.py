@@ -22,7 +22,7 @@ from pfl_core.analysis.select import grouped, tuples
 from pfl_core.util import checks
 from pfl_core.util.version import __version__
 from pfl_papers import places
-from pfl_papers.compare import parameters, recount, report
+from pfl_papers.compare import parameters, readable, recount, report
 from pfl_papers.compare.recount import AVERAGED, REPORTED, RULES, Runs
 from pfl_papers.evidence import committed
 from pfl_papers.notebook import rank_figures
@@ -99,7 +99,7 @@ class WhatHolds:
             for ax, most, (key, order) in zip(axes, lines, orders.items(), strict=True):
                 column = self.columns[key]
                 rank_figures.ranks(order, set(column.rule[column.same]), ax, most)
-                ax.set_title(f"{_named(*key)}\n{plots.in_words(_where(column))}")
+                ax.set_title(f"{_named(*key)}\n{_where(column)}")
             ranks = [cast(pd.Series, order.stack()) for order in orders.values()]
             long = [r.rename("rank").reset_index() for r in ranks]
             said = "1 is the best, methods stand in the order of the paper's own way to count. "
@@ -302,12 +302,12 @@ class WhatHolds:
 
         plots.note(fig, said)
         plots.save(fig, frame, self._folder() / name)
-        display(Image(data=plots.compact(fig, 100)))
+        display(Image(data=plots.compact(fig, 100), alt=plots.described(fig)))
 
     def _table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         frame = frame.reset_index(drop=True)
         report.save_table(frame, self._folder() / name)
-        return frame
+        return readable.named(frame)
 
     def _folder(self) -> Path:
         return places.figures_folder() / "what_holds" / self.profile
@@ -335,7 +335,8 @@ def _named(paper: str, artefact: str, column: str) -> str:
 
 
 def _where(column: pd.DataFrame) -> str:
-    return f"{column.profile.iloc[0]}, {', '.join(sorted(set(column.dataset)))}, {_seeds([column])}"
+    data = plots.in_words(", ".join(sorted(set(column.dataset))))
+    return f"{column.profile.iloc[0]}, {data}, {_seeds([column])}"
 
 
 def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:
@@ -345,7 +346,7 @@ def _profiles(columns: dict[Any, pd.DataFrame]) -> list[str]:
 def _read(columns: Iterable[pd.DataFrame], profile: str) -> str:
     some = [column for column in columns if column.profile.iloc[0] == profile]
     data = sorted({name for column in some for name in column.dataset})
-    return f"Profile {profile}, data {', '.join(data)}, {_seeds(some)}"
+    return f"Profile {profile}, data {plots.in_words(', '.join(data))}, {_seeds(some)}"
 
 
 def _seeds(parts: Iterable[pd.DataFrame]) -> str:

@@ -250,6 +250,8 @@ class Paper:
         (artefact, profile, data set, clients) -> fields of an Experiment.
     rows : callable
         The same -> {row: changes}.
+    printed : callable
+        The label of a column at any profile -> its label at profile paper.
     """
 
     key: str
@@ -268,6 +270,7 @@ class Paper:
     tables: tuple[str, ...] = ()
     setting: Callable[..., dict[str, Any]] = dict
     rows: Callable[..., dict[str, dict[str, Any]]] = dict
+    printed: Callable[[str], str] = str
 
     def planned(self, scope: Scope, artefact: str = "", part: str | None = None) -> list[Sweep]:
         """The sweeps of an artefact (of all that are asked for), those of "tuning" first.
@@ -543,9 +546,13 @@ def title(artefact: str) -> str:
     """An artefact's key as a reader says it.
 
     "fig2" is Figure 2, "apptable1" Appendix Table 1, "appc5" Appendix C.5, "table5a" Table 5a.
+    Figures that are no paper's have names of their own.
     """
     parts = re.fullmatch(r"(app)?(fig|table|c)(\d+\w?)", artefact)
     if not parts:
-        return artefact.capitalize()
+        return OURS.get(artefact, artefact.capitalize())
     kind = {"fig": "Figure ", "table": "Table ", "c": "C."}[parts[2]]
     return ("Appendix " if parts[1] else "") + kind + parts[3]
+
+
+OURS = {"course": "Mean weight over rounds"}

@@ -17,7 +17,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
 from pfl_papers.papers import claims
-from pfl_papers.papers.base import Artefact, Paper, Scope, Sweep
+from pfl_papers.papers.base import PROFILES, Artefact, Paper, Scope, Sweep
 from pfl_papers.papers.shown import At, Changes, Shown, at, fields_at, rows_at, use
 
 # -- what the paper shows --------------------------------------------------------------------------
@@ -187,6 +187,13 @@ def narrower(profile: str) -> str:
     return {1.0: "", 0.5: " of half width"}.get(width, f" of width 1/{1 / width:.0f}")
 
 
+def printed(column: str) -> str:
+    """A column's label at profile paper."""
+    for profile in PROFILES:
+        column = column.replace(narrower(profile), "")
+    return column
+
+
 def sweeps(scope: Scope) -> list[Sweep]:
     """All runs of Figures 2 to 18, a Sweep each: a base with the first column's changes."""
     # quick has all columns and rows where data are real.
@@ -274,4 +281,5 @@ PAPER = Paper(
     own="fedper",
     report=dict(select="last", when="before", average="client"),
     setting=setting,
+    printed=printed,
 )

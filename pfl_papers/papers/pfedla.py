@@ -20,7 +20,7 @@ from pfl_core.experiments.metrics import validated
 from pfl_core.methods.pfedla import table3_megabytes
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence import committed
-from pfl_papers.evidence.asks import Measure, Terms
+from pfl_papers.evidence.asks import Measure, Terms, matches
 from pfl_papers.evidence.contrasts import Evidence, majority
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
@@ -72,6 +72,10 @@ SHOWN = {
     "fig6": Shown(At([*DATA], medium=["CIFAR-10", "FMNIST"]), ("pfedla",)),
     "fig7": Shown(_TWO, ("pfedla",)),
 }
+# Ours, at full profiles: the figures of weights beside the chosen rate at one where no layer soon
+# belongs to its client alone.
+SLOW, SLOW_COLUMN = 0.5, "{}, rate 0.5"
+SLOWLY = {"fig5": ("CIFAR-10",), "fig6": ("CIFAR-10", "FMNIST"), "fig7": ("CIFAR-10",)}
 # Rows of ours for Table 1, other readings of what the paper leaves open: the other sign; the
 # third-party code's outputs with its rate; with the paper's networks that rate alone, Per-FedAvg as
 # its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe with w scored, as its authors'
@@ -275,7 +279,15 @@ def sweeps(scope: Scope) -> list[Sweep]:
         for artefact, shown in SHOWN.items()
     ]
     ours = _columns_swept(scope, "table1", OURS, rate, quick=few, part="ours")
-    return [*tried, *itertools.chain(*found), *ours]
+    slow = [_slowly(scope, artefact, column) for artefact, of in SLOWLY.items() for column in of]
+    return [*tried, *itertools.chain(*found), *ours, *itertools.chain(*slow)]
+
+
+def _slowly(scope: Scope, artefact: str, column: str) -> list[Sweep]:
+    of = COLUMNS[column]
+    there = scope.full and scope.data(of.dataset) == of.dataset
+    base, named = scope.at(PAPER, artefact, of) if there else None, SLOW_COLUMN.format(column)
+    return scope.sweep(PAPER, base, {"pfedla": own(lr=SLOW)}, {named: {}}, part="rate 0.5")
 
 
 def _columns_swept(
@@ -594,6 +606,7 @@ TERMS = Terms(
         WHOSE[0]: Measure(**WEIGHTS),
     },
     our_rows=("*(*", "*_ft", "centralized"),
+    our_columns=(SLOW_COLUMN.format("*"),),
 )
 
 
@@ -601,6 +614,8 @@ def others_decrease(evidence: Evidence) -> list[Contrast]:
     """All others together have what the target's weight on itself leaves to them."""
     out = []
     for column in evidence.columns:
+        if matches(column, TERMS.our_columns):
+            continue
         itself, random = (
             [evidence.derived(f"weight, {period}", kind, column) for period in PERIODS]
             for kind in (KINDS[0], RANDOM)

@@ -14,7 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from pfl_core.analysis.plots.names import in_words
-from pfl_core.analysis.plots.style import COLOURS, PANEL, beside, finish, outer_labels, panels
+from pfl_core.analysis.plots.style import (
+    COLOURS,
+    PANEL,
+    beside,
+    finish,
+    not_run,
+    outer_labels,
+    panels,
+)
 from pfl_core.util import checks
 
 PRINTED = 10  # rows and columns of a matrix up to which its numbers are printed
@@ -104,7 +112,7 @@ def _numbers(matrix: np.ndarray) -> np.ndarray:
 
 
 def heats(
-    matrices: Mapping[str, np.ndarray],
+    matrices: Mapping[str, np.ndarray | None],
     columns: int = 4,
     labels: Sequence[str] | None = None,
     x: str = "Source client",
@@ -122,7 +130,7 @@ def heats(
     Parameters
     ----------
     matrices : {title: (R, C) float}
-        A map for each.
+        A map for each; None marks what was not run.
     columns : int
         How many maps stand in a row at most.
     labels : (R,), optional
@@ -139,17 +147,22 @@ def heats(
     ValueError
         Without matrices, if labels or ends and rows differ in number, or for ends of no map.
     """
-    _check_labels(matrices, labels)
+    ran = {title: matrix for title, matrix in matrices.items() if matrix is not None}
+    _check_labels(ran, labels)
     ends = ends or {}
     for title, words in ends.items():
-        checks.known("heats(ends): map", title, matrices)
-        _check_labels({title: matrices[title]}, words)
-    fig, axes = panels(len(matrices), columns, size=_size(matrices, columns), sharey=False)
-    every = np.concatenate([np.ravel(m) for m in matrices.values()])
+        checks.known("heats(ends): map", title, ran)
+        _check_labels({title: ran[title]}, words)
+    fig, every = panels(len(matrices), columns, size=_size(ran, columns), sharey=False)
     own = isinstance(said, Mapping)
-    scale, extend = _scale(every, options)
-    shared = []
-    for ax, (title, matrix) in zip(axes, matrices.items(), strict=True):
+    scale, extend = _scale(np.concatenate([np.ravel(m) for m in ran.values()]), options)
+    shared, axes = [], []
+    for ax, title in zip(every, matrices, strict=True):
+        if title not in ran:
+            not_run(ax, title).set_box_aspect(1)
+            continue
+        matrix = ran[title]
+        axes.append(ax)
         flat, words = ({}, "") if own else _own_scale(matrix, scale)
         if own:
             flat, extend = _scale(np.ravel(matrix), options)
@@ -167,7 +180,7 @@ def heats(
     outer_labels(axes, sharey=labels is None)
     if not own:
         mesh = (shared or axes)[0].collections[0]
-        fig.colorbar(mesh, ax=axes, label=said, extend=extend, shrink=0.8)
+        fig.colorbar(mesh, ax=every, label=said, extend=extend, shrink=0.8)
     return fig
 
 

@@ -173,6 +173,18 @@ def in_plain_words(text: Any) -> str:
     return tailed(in_words(text).replace("$", ""))
 
 
+def named(text: Any) -> Any:
+    """Return what a reader sees in a table in place of any key that has a display name.
+
+    "flayer (official)" becomes "FLAYER (official)", "client_visits" "Client visits". What is no
+    text stays as it is.
+    """
+    if not isinstance(text, str):
+        return text
+    alone = MEASURE_LABELS | MODEL_LABELS | PARTITION_LABELS
+    return alone.get(text) or in_plain_words(text)
+
+
 def tailed(name: str) -> str:
     """Return a name with display names for the fields in it.
 

@@ -165,8 +165,20 @@ def names_of(frame: pd.DataFrame, column: str) -> list[str]:
 class Picture(Figure):
     """A figure that a notebook shows where it is the value of a cell."""
 
-    def _repr_png_(self) -> bytes:
-        return compact(self)
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        return compact(self), {"alt": described(self)}
+
+
+def described(fig: Figure) -> str:
+    """What a figure shows, for who cannot see it: its panels, axes, legend and caption."""
+    said = [" ".join(text.split()) for ax in fig.axes if (text := ax.get_title())]
+    axes = [(ax.get_xlabel(), ax.get_ylabel()) for ax in fig.axes]
+    axes = [" against ".join(filter(None, (y, x))) for x, y in axes]
+    keys = [legend for ax in fig.axes if (legend := ax.get_legend())] + fig.legends
+    names = [text.get_text() for legend in keys for text in legend.get_texts()]
+    parts = ["; ".join(dict.fromkeys(filter(None, of))) for of in (said, axes, names)]
+    parts.append(" ".join(fig.get_supxlabel().split()))
+    return ". ".join(part.rstrip(".") for part in parts if part) + "."
 
 
 def note(fig: Figure, text: str) -> Figure:
@@ -215,16 +227,32 @@ def panels(
     return fig, axes[:n]
 
 
+def not_run(ax: Axes, title: str) -> Axes:
+    """Mark a panel of a paper's grid for which there are no runs."""
+    ax.set_title(title)
+    ax.text(0.5, 0.5, "not run", transform=ax.transAxes, ha="center", va="center", color="0.4")
+    ax.patch.set_facecolor("0.95")
+    ax.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+    sns.despine(ax=ax, left=True, bottom=True)
+    return ax
+
+
 def outer_labels(axes: Sequence[Axes], sharey: bool = False) -> None:
-    """Name an axis once: a common x only where no panel is below, a shared y at the left only."""
+    """Name an axis once: a common x only where no panel is below, a shared y at the left only.
+
+    Panels that were not run are left out of `axes`.
+    """
     common = len({ax.get_xlabel() for ax in axes}) == 1
     places: list[Any] = [ax.get_subplotspec() for ax in axes]
-    filled = {(p.rowspan.start, p.colspan.start) for p in places}
-    for ax, place in zip(axes, places, strict=True):
-        if common and (place.rowspan.start + 1, place.colspan.start) in filled:
+    filled = [(p.rowspan.start, p.colspan.start) for p in places]
+    for ax, (row, column) in zip(axes, filled, strict=True):
+        if common and (row + 1, column) in filled:
             ax.set_xlabel("")
-        if sharey and place.colspan.start:
+        first = min(c for r, c in filled if r == row)
+        if sharey and column > first:
             ax.set_ylabel("")
+        elif sharey:
+            ax.tick_params(labelleft=True)
 
 
 def entitle(ax: Axes, text: str) -> Axes:
@@ -291,7 +319,7 @@ def _widen(fig: Figure, by: float, ax: Axes) -> None:
 def share_legend(fig: Figure) -> None:
     """One legend beside all panels, in place of one beside each; its entries are theirs."""
     own = [(ax, legend) for ax in fig.axes if (legend := ax.get_legend())]
-    if len(own) < 2:
+    if not own or len(fig.axes) < 2:
         return
     entries: dict[str, Any] = {}
     title = None

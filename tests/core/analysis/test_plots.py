@@ -341,3 +341,25 @@ def test_save_writes_a_picture_and_its_numbers_twice_alike(tmp_path):
         b"fedavg,0,0,acc_pct,0.0",
         b"fedavg,0,4,acc_pct,1.3333",
     ]
+
+
+def test_what_was_not_run_keeps_its_place():
+    maps = {"a": None, "b": np.eye(3), "c": np.full((3, 3), 0.5), "d": None}
+    fig = plots.heats(maps, columns=2, vmin=0.0)
+    panels = fig.axes[:4]
+    assert [ax.get_title().partition("\n")[0] for ax in panels] == list("abcd")
+    assert ["not run" in [t.get_text() for t in ax.texts] for ax in panels] == [1, 0, 0, 1]
+    assert [bool(ax.collections) for ax in panels] == [0, 1, 1, 0]
+
+
+def test_the_first_panel_that_was_run_has_the_common_axis():
+    fig, axes = plots.panels(3, 3)
+    plots.not_run(axes[0], "a")
+    for ax in axes[1:]:
+        ax.plot([0, 1], [0, 1])
+        plots.finish(ax, "x", "y")
+    plots.outer_labels(axes[1:], sharey=True)
+    fig.canvas.draw()
+    assert [ax.get_ylabel() for ax in axes] == ["", "y", ""]
+    shown = [any(t.get_visible() and t.get_text() for t in ax.get_yticklabels()) for ax in axes]
+    assert shown == [False, True, False]

@@ -35,7 +35,7 @@ def test_seeds_are_one_line_with_the_mean_of_all(store):
     for wanted in (np.mean(accuracies[:2], 0), np.mean(accuracies[2:], 0)):
         assert any(np.allclose(wanted, y) for y in drawn)
     assert {"FedAvg", "FedPer", "digits, 3 clients, 2 seeds"} <= legend(figure)
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
 
 
 def test_fine_tuning_is_drawn_by_its_epochs_from_what_was_served(store):

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core.analysis.plots import label
 from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.sweep import sweep
 from pfl_papers import places
@@ -260,7 +259,7 @@ def test_unknown_rows_and_profiles_are_named():
 
 def test_the_page_of_the_comparison_has_its_grids():
     page = (Path(__file__).parents[3] / "docs" / "comparison.md").read_text(encoding="utf-8")
-    assert readable.markdown(comparison.grids().rename(index=label)) in page
+    assert readable.markdown(readable.named(comparison.grids())) in page
 
 
 def test_the_pages_need_no_comparison(tmp_path, monkeypatch):

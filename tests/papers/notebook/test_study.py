@@ -19,9 +19,10 @@ from pfl_papers.compare import readable, report
 from pfl_papers.compare.fullest import best
 from pfl_papers.evidence import committed, contrasts
 from pfl_papers.evidence.contrasts import READ_AFTER
+from pfl_papers.notebook import drawing
 from pfl_papers.notebook.study import Study
 from pfl_papers.papers import base, fedaghn, fedper
-from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact
+from pfl_papers.papers.base import FULL, PROFILES, STAND_INS, TUNING, Artefact, Scope
 from pfl_papers.papers.shown import use
 from tests import made
 
@@ -733,7 +734,7 @@ def test_a_notebook_shows_the_fullest_profile_that_is_committed(home, trained):
     rows = s.run("table1")
     assert not trained and set(rows.profile) == {"medium"} and sorted(rows.value) == [60.0, 61.0]
     table = s.compare("table1", rows)
-    assert table.caption.startswith("Table 1, profile medium, data cifar10, 1 seed")
+    assert table.caption.startswith("Table 1, profile medium, data CIFAR-10, 1 seed")
     assert (s.folder(s.scope_of("table1")) / "table1.md").parent.name == "medium-paper"
     assert (s.scope_of("table1.kept").profile, s.scope_of("fig1").profile) == ("medium", "quick")
     assert set(s.claims().frame.query("artefact == 'table1'").verdict) <= {"open", "not run"}
@@ -792,3 +793,47 @@ def test_figures_are_shown_whole_or_not(home):
     for cells in (dict(list(all_.items())[1:]), all_):
         committed_at(home, "medium", cells, artefact="fig6")
         assert (best(s.paper, s.scope, "fig6") is not None) == (cells is all_)
+
+
+def fed_of(*columns, profile="medium"):
+    return pd.DataFrame({"profile": profile, "column": columns})
+
+
+@pytest.mark.parametrize(
+    ("paper", "artefact", "ran", "whole"),
+    [
+        (
+            "fedper",
+            "fig2",
+            ["MobileNet of half width, k=10", "MobileNet of half width, k=4"],
+            {
+                "MobileNet of half width, k=4": True,
+                "MobileNet, k=8": False,
+                "MobileNet of half width, k=10": True,
+                "ResNet-34, k=4": False,
+                "ResNet-34, k=8": False,
+                "ResNet-34, k=10": False,
+            },
+        ),
+        (
+            "pfedla",
+            "fig5",
+            ["CIFAR-10, classifier", "CIFAR-10, mean of all layers"],
+            {
+                "CIFAR-10, classifier": True,
+                "CIFAR-10, mean of all layers": True,
+                "EMNIST": False,
+                "CIFAR-10, rate 0.5": False,
+            },
+        ),
+        ("pfedla", "fig5", ["by another word"], {"by another word": True}),
+    ],
+)
+def test_a_papers_grid_is_kept_and_says_what_was_not_run(paper, artefact, ran, whole):
+    got = drawing.whole(
+        base.paper(paper), Scope("paper"), artefact, dict.fromkeys(ran, True), fed_of(*ran)
+    )
+    assert list(got.items()) == list(whole.items())
+    small = fed_of(*ran, profile="quick")
+    some = dict.fromkeys(ran, True)
+    assert drawing.whole(base.paper(paper), Scope("paper"), artefact, some, small) == some

@@ -223,7 +223,7 @@ def _run(paper: papers.Paper, artefact: str, rows: pd.DataFrame) -> str:
         if ran and theirs:
             rounds[f"all {ran.rounds:,}" if ran.rounds == theirs.rounds else _of(ran, theirs)] = 0
             nets[plots.MODEL_LABELS.get(ran.model, ran.model)] = 0
-    whose = " that we take (the paper gives none)" * (artefact in paper.unstated)
+    whose = "; the paper gives no rounds, so their number is ours" * (artefact in paper.unstated)
     return f"{' and '.join(nets)}, {' and '.join(rounds)} rounds{whose}"
 
 

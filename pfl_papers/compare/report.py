@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import noise, verdicts
-from pfl_core.analysis.plots import LABELS, in_words, label
+from pfl_core.analysis.plots import LABELS, in_words, label, named
 from pfl_core.analysis.select import grouped, tuples
 from pfl_core.analysis.stats import paired
 from pfl_core.analysis.verdicts import Budget, Verdict
@@ -156,7 +156,7 @@ def scale(paper: str | Paper, rows: pd.DataFrame, artefact: str) -> str:
         if all(_cut(ours, e) for e in theirs):
             said.append(f"at most {ours.max_samples} images a client")
         if (part := committed.share_of(v.run)) < MOST:
-            said.append(f"{part:.0%} of the samples of {ours.dataset}")
+            said.append(f"{part:.0%} of the samples of {in_words(ours.dataset)}")
         if all(_dealt(ours).validation > _dealt(e).validation for e in theirs):
             said.append("a part of the training data is validation")
     out = []
@@ -580,7 +580,7 @@ def standing(
     out[f"{label(own)} ahead by"] = tests.difference.round(2)
     out["share of clients ahead"] = tests.better.round(2)
     out["p, clients as if independent"] = tests.p.round(4)
-    return out.sort_values("rank").rename(index=label).rename_axis("method")
+    return out.sort_values("rank").rename(index=named).rename_axis("method")
 
 
 def every_cell(name: str) -> pd.DataFrame:

@@ -255,7 +255,7 @@ def renamed(frame: pd.DataFrame) -> pd.DataFrame:
     out = frame.rename(columns=plots.named, index=None if ranged else plots.named)
     for place in range(out.shape[1]):
         if out.iloc[:, place].dtype.kind == "O":
-            out.isetitem(place, out.iloc[:, place].map(plots.named))
+            out.isetitem(place, [plots.named(v) for v in out.iloc[:, place]])
     return out
 
 

@@ -941,17 +941,17 @@ def test_list_has_a_line_for_each():
 def test_register():
     made = []
 
-    def own():
+    def mine():
         made.append(Pool("anything", **arrays(), classes=10))
         return made[-1]
 
-    data.register_dataset("own", own, "my own")
-    assert data.list_datasets()["own"] == "my own"
-    assert load("own") is load("own") is fetch("own") and len(made) == 1
-    assert load("own").name == "own" and load("own").checksum == made[0].checksum
+    data.register_dataset("mine", mine, "my own")
+    assert data.list_datasets()["mine"] == "my own"
+    assert load("mine") is load("mine") is fetch("mine") and len(made) == 1
+    assert load("mine").name == "mine" and load("mine").checksum == made[0].checksum
     for name in ("own", "digits", "mnist"):
         with pytest.raises(ValueError, match="exists already"):
-            data.register_dataset(name, own)
+            data.register_dataset(name, mine)
     data.register_dataset("wrong", lambda: made[0].x)
     with pytest.raises(TypeError, match="returned ndarray, expected pfl_core.data.pools.Pool"):
         load("wrong")

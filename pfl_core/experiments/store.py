@@ -29,7 +29,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.personal import Personal
 from pfl_core.experiments.settings import setting
 from pfl_core.methods.base import METHODS, make_method
-from pfl_core.util import paths, sums
+from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import card
 from pfl_core.util.say import say
 
@@ -174,22 +174,21 @@ class Result:
             raise ValueError(
                 f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)"
             )
-        if not 0 <= client < self.meta["clients"]:
-            raise ValueError(
-                f"client {client} is unknown; this run has clients 0..{self.meta['clients'] - 1}"
-            )
+        k, last = checks.whole(client), self.meta["clients"] - 1
+        if k is None or not 0 <= k <= last:
+            raise ValueError(f"client {client!r} is unknown; this run has clients 0..{last}")
         kept, e = self.kept("models.pt"), self.experiment
         names = "id revision version mean std classes input_shape input_kind".split()
         facts = {name: self.meta[name] for name in names}
-        facts |= dict(method=e.method, client=client, model=e.model, dtype=e.dtype, seed=e.seed)
+        facts |= dict(method=e.method, client=k, model=e.model, dtype=e.dtype, seed=e.seed)
         known = self.meta.get("vocabulary")
         facts["model_args"] = (vocabulary(e) if known is None else known) | e.model_args
         facts["modules"] = self.meta.get("modules", e.plugins)
         if self._own_scores():
-            about = dict(n=int(kept["n"][client]), counts=kept["label_counts"][client].tolist())
+            about = dict(n=int(kept["n"][k]), counts=kept["label_counts"][k].tolist())
             facts["scores"] = about | {"experiment": e.plain()}
         facts |= {n: self.meta["score_code"] for n in ("code",) if "score_code" in self.meta}
-        weights = {n: v[client] for n, v in kept["models"].items()}
+        weights = {n: v[k] for n, v in kept["models"].items()}
         weights = kept.get("constants", {}) | weights  # an older file has them in its models
         return Personal(json.loads(json.dumps(facts)), weights)
 

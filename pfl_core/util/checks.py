@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import inspect
 import math
+import operator
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -159,8 +160,18 @@ def _parts(declared: Any) -> list[str]:
 
 def count(where: str, name: str, value: Any, what: str) -> None:
     """Raise ValueError unless `value` is an integer >= 1 or None; `what` says what is counted."""
-    if value is not None and (not isinstance(value, int) or value < 1):
+    if value is not None and (whole(value) or 0) < 1:
         raise ValueError(f"{where}({name}={value!r}): allowed is an integer >= 1, {what}")
+
+
+def whole(value: Any) -> int | None:
+    """An integer of Python, numpy or torch as an int; None for anything else, True and 2.0 too."""
+    if isinstance(value, bool | np.bool_) or getattr(value, "ndim", 0):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def takes(where: str, given: Any, *arguments: str) -> None:

@@ -195,3 +195,37 @@ def test_a_chain_of_hundreds_has_an_id():
     assert Experiment.from_plain(e.plain()).id == Experiment.read(e.plain()).id == e.id
     assert e.init_from.but(keep_models=True).id != e.init_from.id
     assert e.but(init_from=e.init_from.but(keep_models=True)).id == e.id
+
+
+# -- whole numbers of any library ----------------------------------------------------------------------------------------
+
+WHOLE = [int, np.int64, np.uint8, torch.tensor]
+NOT_WHOLE = [True, np.True_, 1.0, np.float64(1), "1", None, [1], np.array([1]), torch.tensor(1.0)]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    e = Experiment(**FEW, keep_models=True)
+    return run(e, store=tmp_path_factory.mktemp("runs"), device="cpu")
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_client_has_a_number_of_any_library(kind, kept, tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (3, 28, 28), dtype=np.uint8)
+    np.testing.assert_array_equal(kept.predict(kind(1), x), kept.predict(1, x))
+    kept.save(kind(1), tmp_path / "model.pt")
+    for n, v in kept.model(kind(1)).state_dict().items():
+        assert torch.equal(v, kept.model(1).state_dict()[n]), n
+
+
+@pytest.mark.parametrize("client", [*NOT_WHOLE, -1, 2], ids=repr)
+def test_what_is_no_client_is_refused(client, kept, tmp_path):
+    for use in (kept.model, lambda k: kept.save(k, tmp_path / "model.pt")):
+        with pytest.raises(ValueError, match=r"is unknown; this run has clients 0\.\.1"):
+            use(client)
+
+
+@pytest.mark.parametrize("workers", [w for w in NOT_WHOLE if w is not None], ids=repr)
+def test_a_count_is_a_whole_number(workers):
+    with pytest.raises(ValueError, match="allowed is an integer >= 1"):
+        run(Experiment(**FEW), workers=workers)

@@ -116,6 +116,7 @@ _PFEDFDA: dict[str, Any] = dict(
     rounds=10,
     eval_every=2,
     eval_after=False,
+    method_args={"features": "epochs"},
 )
 _PFEDHN_SCALE = dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 CASES = {

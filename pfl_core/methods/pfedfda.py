@@ -25,7 +25,9 @@ Differs from the paper: not known, it was not read.
 
 Differs from the authors' code
 1. Features are those of the trained base in evaluation mode (as in that code's own evaluation); in
-   training it collects them from all batches of all epochs, before each step.
+   training it collects them from all batches of all epochs, before each step. features="epochs" is
+   close to that: those of every epoch, as its base was at the beginning. A half then has each image
+   as half of the epochs saw it, and momentum begins anew in each.
 2. beta is the best on a grid of 11 (by 11) values; there L-BFGS takes ten steps from 0.5. Halves
    alternate within each class.
 3. There 1e-4 is added to every entry of V_i, not to its diagonal alone; here to none (see ridge).
@@ -104,6 +106,12 @@ class PFedFDA(Method):
     ridge: float = number(
         1.0, above=0, doc="added to a covariance's diagonal (authors' code); large: nearest mean"
     )
+    features: str = choice(
+        "after",
+        "epochs",
+        doc="in training the estimates are of the trained base's features, or of those of all "
+        "epochs (close to the authors' code)",
+    )
     grid: int = number(11, low=2, doc="values of beta that are tried, from 0 to 1 (ours)")
 
     def check(self) -> None:
@@ -153,8 +161,15 @@ class PFedFDA(Method):
 
     def local(self, ctx: Context, start: Params) -> Params:
         base = [n for n in self.task.parameters if n not in self.task.last_linear]
-        end = ctx.train(self.loss, self.serve(start), only=base)
-        return self.adapted(ctx, start | select(end, start))
+        end = self.serve(start)
+        if self.features == "after":
+            end = ctx.train(self.loss, end, only=base)
+            return self.adapted(ctx, start | select(end, start))
+        seen = []
+        for e in range(self.task.config.epochs):
+            seen.append(end)
+            end = ctx.train(self.loss, end, only=base, epochs=1, stream=f"local {e}")
+        return self.adapted(ctx, start | select(end, start), seen)
 
     def personal(self, state: State, ctx: Context) -> Params:
         return self.serve(self.adapted(ctx, self.begin(state, ctx.sel)))
@@ -193,14 +208,24 @@ class PFedFDA(Method):
         square = others + r * (own - others)
         return {"grid.w": w, "grid.b": pi.log()[:, None, None] - square / 2}
 
-    def betas(self, ctx: Context, p: Params, halves: list[dict[str, Tensor]]) -> list[Tensor]:
-        """beta_1 and beta_2 (S,) of clients' Params p, whose features have these sums by half."""
+    def halves(self, ctx: Context, models: list[Params]) -> list[dict[str, Tensor]]:
+        """`sums` of each half: of the e-th model, the images whose turn it is."""
+        folds = [
+            [ctx.measure(self.sums, m, fold=((h + e) % 2, 2)) for e, m in enumerate(models)]
+            for h in range(2)
+        ]
+        return [{n: total(part[n] for part in parts) for n in parts[0]} for parts in folds]
+
+    def betas(self, ctx: Context, p: Params, models: list[Params], halves: list) -> list[Tensor]:
+        """beta_1 and beta_2 (S,) of clients' Params p, by the features of `models` in `halves`."""
         n = torch.stack([sums["n"].sum(1) for sums in halves], 1)
         if self.beta == "local":
             return [torch.ones_like(n[:, 0])] * 2
+        others = [self.classifiers(sums, p) for sums in reversed(halves)]
         losses = total(
-            ctx.measure(self.crossed, p | self.classifiers(halves[1 - h], p), fold=(h, 2))
+            ctx.measure(self.crossed, m | others[(h + e) % 2], fold=(h, 2))
             for h in range(2)
+            for e, m in enumerate(models)
         )
         if self.beta == "one":
             best = losses.diagonal(dim1=1, dim2=2).argmin(1)
@@ -211,12 +236,15 @@ class PFedFDA(Method):
         places = (best // self.grid, best % self.grid)
         return [place.to(losses) / (self.grid - 1) * enough for place in places]
 
-    def adapted(self, ctx: Context, p: Params) -> Params:
-        """Clients' Params with "mean" and "cov" blended of their own and the received ones."""
-        seen = p | self.serve(p)
-        halves = [ctx.measure(self.sums, seen, fold=(h, 2)) for h in range(2)]
+    def adapted(self, ctx: Context, p: Params, models: list[Params] | None = None) -> Params:
+        """Clients' Params with "mean" and "cov" blended of their own and the received ones.
+
+        The own ones are of the features of `models`, by default of the models in p.
+        """
+        models = models or [p | self.serve(p)]
+        halves = self.halves(ctx, models)
         mean, cov = p["mean"].double(), p["cov"].double()
         m, v = estimated({n: s + halves[1][n] for n, s in halves[0].items()}, mean, self.ridge)
-        first, second = self.betas(ctx, seen, halves)
+        first, second = self.betas(ctx, p, models, halves)
         blends = {"mean": blended(first, m, mean), "cov": blended(second, v, cov)}
         return p | {n: b.to(self.task.dtype) for n, b in blends.items()}

@@ -37,16 +37,20 @@ def blend(own, known, betas):
     return [b * a + (1 - b) * k for a, k, b in zip(own, known, betas, strict=True)]
 
 
-def adapted(z, y, known, pi, kind, grid):
-    """A client's blended means and covariance: halves, and the whole grid, by loops."""
-    own = estimates(z, y, known[0])
-    if kind == "local":
-        return own
+def adapted(zs, y, known, pi, kind, grid):
+    """A client's blended means and covariance: halves, and the whole grid, by loops.
+
+    zs: the features of its samples (n, F) under each model; in turn an image is in the other half.
+    """
     half, seen = [], {}
     for c in y.tolist():
         half.append(seen.get(c, 0) % 2)
         seen[c] = seen.get(c, 0) + 1
-    half = torch.tensor(half)
+    half = torch.cat([(torch.tensor(half) + e) % 2 for e in range(len(zs))])
+    z, y = torch.cat(zs), y.repeat(len(zs))
+    own = estimates(z, y, known[0])
+    if kind == "local":
+        return own
     if min(int((half == h).sum()) for h in range(2)) < 2:
         return known
     parts = [estimates(z[half == h], y[half == h], known[0]) for h in range(2)]
@@ -65,10 +69,12 @@ def adapted(z, y, known, pi, kind, grid):
 
 
 @pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("features", ["after", "epochs"])
 @pytest.mark.parametrize("kind", ["two", "one", "local"])
-def test_pfedfda_is_a_plain_loop(executor, kind):
-    how = dict(bn=False, args=dict(beta=kind, grid=4), participation=0.75)
-    method, data = setup("pfedfda", **how)
+def test_pfedfda_is_a_plain_loop(executor, kind, features):
+    args = dict(beta=kind, grid=4, features=features)
+    epochs = 3 if features == "epochs" else 1
+    method, data = setup("pfedfda", bn=False, args=args, participation=0.75, epochs=epochs)
     state, history, served, *_ = simulate(method, data, executor=executor, workers=2)
     t, loss = method.task, partial(fit, method)
     base = [n for n in t.parameters if n not in FC]
@@ -77,16 +83,29 @@ def test_pfedfda_is_a_plain_loop(executor, kind):
     pis = t.label_counts.double() / t.n[:, None] + EPS
     pis = pis / pis.sum(1, keepdim=True)
 
-    def client(p, i):
+    def client(models, i):
         x, y = samples(data, i)
-        return adapted(t.features(p, x).detach(), y, known, pis[i], kind, 4)
+        zs = [t.features(p, x).detach() for p in models]
+        return adapted(zs, y, known, pis[i], kind, 4)
+
+    def trained(p, i, r):
+        """The model after local training, and those whose features are taken."""
+        if features == "after":
+            end = descend(p, base, batches(method, data, i, r), loss, 0.05)
+            return end, [end]
+        models = []
+        for e in range(t.config.epochs):
+            models.append(p)
+            seen = batches(method, data, i, r, stream=f"local {e}", epochs=1)
+            p = descend(p, base, seen, loss, 0.05)
+        return p, models
 
     for r in range(3):
         sel, ends, fitted = chosen(method, r), {}, {}
         for i in sel:
             p = shared | dict(zip(FC, lda(*known, pis[i]), strict=True))
-            ends[i] = descend(p, base, batches(method, data, i, r), loss, 0.05)
-            fitted[i] = client(ends[i], i)
+            ends[i], models = trained(p, i, r)
+            fitted[i] = client(models, i)
         share = {i: float(data.n[i]) / sum(float(data.n[j]) for j in sel) for i in sel}
         shared = {n: sum(share[i] * ends[i][n] for i in sel) for n in base}
         known = [sum(share[i] * fitted[i][k] for i in sel) for k in range(2)]
@@ -95,7 +114,7 @@ def test_pfedfda_is_a_plain_loop(executor, kind):
         torch.testing.assert_close(state.server[n], v, **close)
     for i in range(4):
         p = shared | dict(zip(FC, lda(*known, pis[i]), strict=True))
-        for n, v in zip(FC, lda(*client(p, i), pis[i]), strict=True):
+        for n, v in zip(FC, lda(*client([p], i), pis[i]), strict=True):
             torch.testing.assert_close(served[n][i], v, rtol=1e-9, atol=1e-9)
 
 
@@ -136,7 +155,7 @@ def test_covariance_from_sums_is_that_of_the_samples():
 
 def test_clients_that_take_only_global_estimates_leave_them_as_they_are(monkeypatch):  # R27
     method, data, state, _ = fda(bn=False)
-    nothing = lambda self, ctx, p, sums: (torch.zeros(4).double(), torch.zeros(4).double())  # noqa: E731
+    nothing = lambda self, *_: (torch.zeros(4).double(), torch.zeros(4).double())  # noqa: E731
     monkeypatch.setattr(type(method), "betas", nothing)
     first = {n: v.clone() for n, v in state.server.items()}
     for _ in range(2):

@@ -1,7 +1,7 @@
 """pFedFDA as a plain loop, beside its authors' curve: `python -m benchmarks.pfedfda_loop`.
 
-Ours ends above the authors' code in docs/parity.md. Two forms of one loop show what that is, on the
-same clients and in the same settings:
+By default pFedFDA ends above its authors' code, with features="epochs" beside it (docs/parity.md).
+Two forms of one loop show without the engine that this is the reason, on the same clients:
 
 - "theirs": a client estimates means, covariance and beta from the features that training passed
   through, of all batches of all epochs, each before its step. The halves of the cross-validation

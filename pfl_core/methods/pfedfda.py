@@ -115,6 +115,11 @@ class PFedFDA(Method):
     grid: int = number(11, low=2, doc="values of beta that are tried, from 0 to 1 (ours)")
 
     def check(self) -> None:
+        if self.features == "epochs" and self.task.config.steps:
+            raise ValueError(
+                f"features = 'epochs' with steps = {self.task.config.steps}; count local training "
+                "in epochs, or take features = 'after'"
+            )
         frozen = [n for n in self.task.last_linear if n not in self.task.parameters]
         if frozen:
             raise ValueError(

@@ -231,3 +231,8 @@ def test_pfedfda_counts_base_and_estimates():
     base = sum(v.numel() for n, v in initial.items() if n in method.task.parameters and n not in FC)
     c, f = initial["fc.weight"].shape
     assert history.download[-1] == history.upload[-1] == 4 * (base + c * f + f * f)
+
+
+def test_features_of_epochs_need_epochs():
+    with pytest.raises(ValueError, match="count local training in epochs"):
+        setup("pfedfda", args=dict(features="epochs"), steps=3)

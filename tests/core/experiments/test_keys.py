@@ -121,7 +121,7 @@ def test_committed_runs_have_the_key_that_their_experiment_has():
         plain = known.plain[run_]
         e = Experiment.from_plain(plain)
         assert line.key == e.id_for(line.pool), run_
-        assert older.legacy(plain, line.pool) == run_
+        assert run_ in (line.key, older.legacy(plain, line.pool)), run_
         assert make_method(e.method, **e.method_args).revision == line.revision
     assert known.runs.key.is_unique
 

@@ -109,7 +109,7 @@ def test_the_comparison_is_ranked_and_by_names():
     tables = [t.splitlines() for t in re.findall(r"(?:^\|.*\n)+", text, flags=re.M)]
     columns = [[cell.strip() for cell in line.split("|")] for line in tables[0][2:]]
     assert [int(c[1]) for c in columns] == list(range(1, len(columns) + 1))
-    means = [float(c[3].strip("*").split()[0]) for c in columns]
+    means = [float(c[3].strip("*").split()[0].rstrip(",")) for c in columns]
     assert means == sorted(means, reverse=True)
     raw = {key for key, says in LABELS.items() if key != says}
     for table in tables:

@@ -533,7 +533,7 @@ def test_what_medium_cuts_leaves_its_cells_comparable(key):
     cells = {(s.artefact, *c): e for s in planned for c, e in cells_of(s).items()}
     assert cells
     for (artefact, row, column), ours in cells.items():
-        theirs = report._counterpart(key, artefact, row, column)
+        theirs = report.counterpart(key, artefact, row, column)
         assert theirs is not None and all(v(ours) == v(theirs) for v in report._ALIKE.values()), row
 
 

@@ -408,7 +408,9 @@ def test_what_is_committed_is_whole_and_small():
     assert not whole.clients.duplicated(["run", "rounds", "when", "split"]).any()
     named = set(whole.cells.run) | set(whole.derived.run)
     assert named == set(whole.runs.run) == set(whole.history.run) == set(whole.clients.run)
-    assert set(whole.runs.pool) == set(whole.pools.checksum) and set(whole.runs.status) == {"done"}
+    assert set(whole.runs.pool) == set(whole.pools.checksum)
+    failed = set(whole.runs.run[whole.runs.status != "done"])  # that diverged: a derived row each
+    assert failed <= set(whole.derived.run) and not failed & set(whole.cells.run)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def check(args: dict[str, Any]) -> None:
 
 
 def _is_label(v: Any) -> bool:
-    return isinstance(v, int) and not isinstance(v, bool) and v >= 0
+    return (n := checks.whole(v)) is not None and n >= 0
 
 
 def shortest(name: str, given: Sequence[Any]) -> list[Any]:
@@ -118,14 +118,14 @@ def shifted(
 
 
 def _table(entry: int | Sequence[int], classes: int) -> np.ndarray:
-    if isinstance(entry, list | tuple):
-        need(
-            len(entry) == classes,
-            f"relabel has a list of {len(entry)} labels for {classes} classes; give one for each",
-        )
-        return np.array(entry)
-    assert isinstance(entry, int)  # `check` has seen it
-    return (np.arange(classes) + entry) % classes
+    if (shift := checks.whole(entry)) is not None:
+        return (np.arange(classes) + shift) % classes
+    new = np.array(entry)
+    need(
+        len(new) == classes,
+        f"relabel has a list of {len(new)} labels for {classes} classes; give one for each",
+    )
+    return new
 
 
 def checked(split: Split, y: np.ndarray, clients: int, classes: int) -> Split:

@@ -25,9 +25,9 @@ Differs from the paper: not known, it was not read.
 
 Differs from the authors' code
 1. Features are those of the trained base in evaluation mode (as in that code's own evaluation); in
-   training it collects them from all batches of all epochs, before each step. features="epochs" is
-   close to that: those of every epoch, as its base was at the beginning. A half then has each image
-   as half of the epochs saw it, and momentum begins anew in each.
+   training it collects them from all batches of all epochs, before each step. features="epochs"
+   comes close: it takes them at the beginning of each epoch. Both halves then have every image,
+   from half of the epochs each. Momentum starts anew in each epoch.
 2. beta is the best on a grid of 11 (by 11) values; there L-BFGS takes ten steps from 0.5. Halves
    alternate within each class.
 3. There 1e-4 is added to every entry of V_i, not to its diagonal alone; here to none (see ridge).
@@ -214,14 +214,16 @@ class PFedFDA(Method):
         return {"grid.w": w, "grid.b": pi.log()[:, None, None] - square / 2}
 
     def halves(self, ctx: Context, models: list[Params]) -> list[dict[str, Tensor]]:
-        """`sums` of each half: of the e-th model, the images whose turn it is."""
+        """`sums` of both halves over all models; from model to model an image changes its half."""
         folds = [
             [ctx.measure(self.sums, m, fold=((h + e) % 2, 2)) for e, m in enumerate(models)]
             for h in range(2)
         ]
         return [{n: total(part[n] for part in parts) for n in parts[0]} for parts in folds]
 
-    def betas(self, ctx: Context, p: Params, models: list[Params], halves: list) -> list[Tensor]:
+    def betas(
+        self, ctx: Context, p: Params, models: list[Params], halves: list[dict[str, Tensor]]
+    ) -> list[Tensor]:
         """beta_1 and beta_2 (S,) of clients' Params p, by the features of `models` in `halves`."""
         n = torch.stack([sums["n"].sum(1) for sums in halves], 1)
         if self.beta == "local":

@@ -331,3 +331,13 @@ def test_a_pool_without_samples_is_no_matter():
     pool = SimpleNamespace(y=np.arange(40) % 4, is_test=np.arange(40) < 8, classes=4, extra={})
     split = partition("iid", pool, 2, 0, relabel=[0, 1])
     assert shifts.applied(np.zeros((40, 3)), pool.y, 4, split)[2] == 4
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8])
+def test_new_labels_are_whole_numbers_of_any_library(kind):
+    x, y = np.zeros((80, 4), np.float32), np.arange(80) % 4
+    how = dict(clients=4, partition="iid")
+    for relabel in ([0, 3], [[1, 0, 2, 3], 2]):
+        of = [list(map(kind, e)) if isinstance(e, list) else kind(e) for e in relabel]
+        one, other = (Federation.dealt(x, y, relabel=r, **how) for r in (relabel, of))
+        assert one.checksum == other.checksum and np.array_equal(one.counts(), other.counts())

@@ -1,7 +1,17 @@
-"""How two results are compared."""
+"""A federation that trains in moments, and how two results are compared."""
 
 import numpy as np
 import pandas as pd
+
+TINY = dict(
+    dataset="digits",
+    partition="dirichlet",
+    partition_args={"alpha": 1.0},
+    clients=4,
+    model="mlp",
+    model_args={"hidden": 8},
+)
+TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
 
 
 def same(a, b):

@@ -23,18 +23,7 @@ from pfl_core.experiments.store import load_result
 from pfl_core.util import gpu, paths
 from pfl_papers import places
 from pfl_papers.evidence import committed
-from tests.core.experiments.setting import same
-
-TINY = dict(
-    dataset="digits",
-    partition="dirichlet",
-    partition_args={"alpha": 1.0},
-    clients=4,
-    model="mlp",
-    model_args={"hidden": 8},
-)
-TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
-
+from tests.core.experiments.setting import TINY, same
 
 # -- Experiment ----------------------------------------------------------------------------------------------------------
 

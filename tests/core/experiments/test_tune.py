@@ -13,16 +13,7 @@ from pfl_core.experiments import tune as tuning
 from pfl_core.experiments.tune import JUDGED_ON, SEEDS, declared, drawn, scores
 from pfl_core.methods.base import METHODS
 from pfl_core.util.fields import Search, among, log_uniform, searched, uniform
-
-TINY = dict(
-    dataset="digits",
-    partition="dirichlet",
-    partition_args={"alpha": 1.0},
-    clients=4,
-    model="mlp",
-    model_args={"hidden": 8},
-)
-TINY |= dict(rounds=4, batch=16, lr=0.1, max_samples=40)
+from tests.core.experiments.setting import TINY
 
 
 def test_tune_chooses_on_validation_data_only(store):

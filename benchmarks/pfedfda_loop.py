@@ -167,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> None:
     train, test = ([torch.tensor(i) for i in fed.index[part]] for part in ("train", "test"))
     torch.set_num_threads(1)
     for form in args.forms or FORMS:
-        loop, curve = Loop(form, args.seed, x, torch.as_tensor(fed.y).long(), train), {}
+        loop, curve = Loop(form, args.seed, x, torch.tensor(fed.y).long(), train), {}
         for r in range(1, ROUNDS + 1):
             loop.round()
             if r % 2 == 0:

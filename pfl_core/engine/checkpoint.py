@@ -35,7 +35,8 @@ class History:
         The rounds that were evaluated. The lists below have an entry for each of them.
     evals
         {"when/split/metric": [(K,) float64]}: sums over each client's samples, the metric being
-        "correct" or "loss".
+        "correct" or "loss"; of test samples "balanced", too, each client's mean over its classes of
+        the share of right answers.
     download, upload
         Scalars that travelled to and from the clients since the start.
     visits
@@ -196,6 +197,10 @@ def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
     plain = {n: kept[n] for n in ("executor", "faster", "chunks", "cpu") if n in kept}
     history = History(**series, **plain)
     history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
+    for key in [k for k in history.evals if k.endswith("/test/correct")]:
+        # Unknown in checkpoints of versions that did not measure it.
+        unknown = [torch.full_like(v, torch.nan) for v in history.evals[key]]
+        history.evals.setdefault(key.replace("correct", "balanced"), unknown)
     history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
     state = State(whole["server"], whole["clients"], whole["extra"], whole["round"])
     return state, history, whole["moved"], whole["spent"]

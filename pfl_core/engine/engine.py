@@ -217,14 +217,15 @@ class Engine:
 
         Returns
         -------
-        {"correct", "loss", "n"}
-            (S,) each: sums over a client's samples, and how many they are.
+        {"correct", "loss", "n", "balanced"}
+            (S,) each: sums over a client's samples, and how many they are; and the mean over the
+            classes that it has of the share of right answers, 0 without samples.
         """
         ids = list(range(self.data.K)) if ids is None else list(ids)
         index = [self.data.index[split][k] for k in ids]
         n = np.array([len(i) for i in index])
         if not n.sum():
-            return {"correct": np.zeros(len(ids)), "loss": np.zeros(len(ids)), "n": n}
+            return {name: np.zeros(len(ids)) for name in ("correct", "loss", "balanced")} | {"n": n}
         if small.applies(n) and not self.foreign:  # vmap may not take code that is not ours
             one = functools.partial(small.evaluate, self.method, self.data, self.threads, p, index)
             correct, loss = self._fitting(one, small.AT_ONCE)
@@ -232,10 +233,12 @@ class Engine:
             one = functools.partial(self._evaluate_batches, p, index)
             correct, loss = self._fitting(one, EVAL_BATCH[self.data.device.type])
         owner = np.repeat(np.arange(len(ids)), n)
+        labels = self.data.federation.y[np.concatenate(index)]
         return {
             "correct": np.bincount(owner, correct, len(ids)),
             "loss": np.bincount(owner, loss, len(ids)),
             "n": n,
+            "balanced": _balanced(owner, labels, correct, len(ids)),
         }
 
     def _fitting(self, fn: Callable[[int], T], most: int) -> T:
@@ -319,3 +322,11 @@ class Engine:
         sums = self._fitting(every, EVAL_BATCH[self.data.device.type])
         stacked = {n: torch.stack([each[n] for each in sums]) for n in sums[0]}
         return stacked[""] if stacked.keys() == {""} else stacked
+
+
+def _balanced(owner: np.ndarray, y: np.ndarray, correct: np.ndarray, many: int) -> np.ndarray:
+    # Of samples of `many` clients: each client's mean over its classes of the share of right ones.
+    width = int(y.max()) + 1
+    cells, at = np.unique(owner * width + y, return_inverse=True)
+    share, who = np.bincount(at, correct) / np.bincount(at), cells // width
+    return np.bincount(who, share, many) / np.maximum(np.bincount(who, minlength=many), 1)

@@ -426,7 +426,7 @@ class _Run:
         return [(sel, ids[end - len(sel) : end]) for sel, end in zip(several, ends, strict=True)]
 
     def _zeros(self) -> Sums:
-        pairs = itertools.product(("val", "test"), ("correct", "loss"))
+        pairs = [*itertools.product(("val", "test"), ("correct", "loss")), ("test", "balanced")]
         return {pair: np.zeros(self.data.K) for pair in pairs}
 
     def _add(self, sums: Sums, models: Params, ids: list[int], when: str) -> None:
@@ -434,7 +434,7 @@ class _Run:
         for split in ("val", "test"):
             with self.engine.watched(f"evaluation {when}"):
                 found = self.engine.evaluate(models, split, ids)
-            for metric in ("correct", "loss"):
+            for metric in (m for s, m in sums if s == split):
                 sums[split, metric][ids] = found[metric]
 
     # -- files ---------------------------------------------------------------------------------

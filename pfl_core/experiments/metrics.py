@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,9 +56,10 @@ def history_frame(
     for when, split, correct in _counted(arrays):
         n = arrays[f"n/{split}"]
         if (n > 0).any():
-            loss = arrays[f"{when}/{split}/loss"]
-            for average, metric, values in _measured(correct, loss, n):
+            loss, equal = (arrays.get(f"{when}/{split}/{m}") for m in ("loss", "balanced"))
+            for average, metric, values in _measured(correct, loss, equal, n):
                 frame = pd.DataFrame({"rounds": rounds[-len(correct) :], "value": values})
+                frame = frame.dropna()  # what an older version did not measure
                 out.append(frame.assign(when=when, split=split, average=average, metric=metric))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
@@ -76,12 +78,14 @@ def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarr
 
 
 def _measured(
-    correct: np.ndarray, loss: np.ndarray, n: np.ndarray
+    correct: np.ndarray, loss: Any, equal: np.ndarray | None, n: np.ndarray
 ) -> list[tuple[str, str, np.ndarray]]:
-    # From correct and loss (E, K): (average, metric, values (E,)), over the clients with samples.
+    # From correct, loss and balanced (E, K): (average, metric, values (E,)), over the clients with
+    # samples.
     has = n > 0
     found = spread(accuracy(correct[:, has], n[has]))
     of_clients = {metric: found[name] for metric, name in OF_CLIENTS.items()}
+    of_clients |= {} if equal is None else {"acc_balanced": 100 * equal[:, has].mean(1)}
     pooled = {"acc_pct": accuracy(correct.sum(1), n.sum()), "loss": loss.sum(1) / n.sum()}
     both = (("client", of_clients), ("pooled", pooled))
     return [(average, metric, v) for average, values in both for metric, v in values.items()]

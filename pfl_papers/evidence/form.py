@@ -122,6 +122,7 @@ _METRICS = {
     "client.acc_max": "accuracy in % of the best client",
     "client.acc_p10": "10th percentile of clients' accuracies, in %",
     "client.acc_worst10": "mean accuracy in % of the worst tenth of clients",
+    "client.acc_balanced": "mean over a client's classes of the accuracy in %, mean over clients",
     "pooled.acc_pct": "accuracy in % over all samples, all alike",
     "pooled.loss": "mean loss over all samples",
     "total.download_bytes": "bytes from server to clients so far",

@@ -99,6 +99,7 @@ MEASURE_LABELS = {  # what is measured: metrics of runs, statistics over clients
     "acc_pct": "Test accuracy (%)",
     "train_acc_pct": "Training accuracy (%)",
     "acc_worst10": "Accuracy of the worst tenth (%)",
+    "acc_balanced": "Accuracy, all classes alike (%)",
     "acc_min": "Worst client (%)",
     "acc_max": "Best client (%)",
     "acc_p10": "10th percentile of clients (%)",

@@ -1,8 +1,14 @@
-"""What validation data choose: the best round or the last one, and never by test data."""
+"""What validation data choose, never by test data; and accuracy with all classes alike."""
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from pfl_core import Experiment, run
+from pfl_core.engine.engine import _balanced
+from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments.build import federation
 from pfl_core.experiments.metrics import validated
 
 
@@ -38,3 +44,65 @@ def test_what_validation_says(how, wanted):
 def test_without_validation_data_nothing_is_chosen():
     given = rows()
     assert validated(given[given.split == "test"], ["row"]).empty
+
+
+# -- all classes alike
+
+E = Experiment(
+    partition="dirichlet_clients",
+    partition_args={"alpha": 0.3},
+    clients=5,
+    model="mlp",
+    model_args={"hidden": 8},
+    rounds=3,
+    lr=0.1,
+    eval_clients=4,
+    keep_models=True,
+)
+
+
+def by_hand(result, fed, k):
+    at = fed.index["test"][k]
+    y, right = fed.y[at], result.predict(k, fed.x[at]) == fed.y[at]
+    return np.mean([right[y == c].mean() for c in np.unique(y)])
+
+
+@pytest.mark.parametrize("how", [{}, {"finetune": {"epochs": 2}}])
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+def test_balanced_accuracy_is_the_mean_over_a_clients_classes(store, how, executor):
+    e = E.but(**how)
+    result, fed = run(e, executor=executor), federation(e)
+    when = "tuned 2" if how else "before"
+    seen, n = result.arrays[f"{when}/test/balanced"][-1], result.arrays["n/test"]
+    assert (n > 0).sum() == 4 and (seen[n == 0] == 0).all()
+    for k in np.flatnonzero(n).tolist():
+        assert seen[k] == pytest.approx(by_hand(result, fed, k))
+    rows = result.rows[(result.rows.metric == "acc_balanced") & (result.rows.when == when)]
+    assert set(rows.split) == {"test"} and set(rows["average"]) == {"client"}
+    assert rows.value.iloc[-1] == pytest.approx(100 * seen[n > 0].mean())
+    assert rows["rounds"].tolist() == ([3] if how else [0, 1, 2, 3])
+
+
+def test_balanced_accuracy_of_unlike_clients():
+    owner = np.array([0, 0, 0, 0, 2, 2, 2])
+    y, right = np.array([5, 5, 5, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0, 1, 1.0])
+    found = _balanced(owner, y, right, 4)
+    np.testing.assert_allclose(found, [(2 / 3 + 0) / 2, 0, 2 / 3, 0])
+
+
+def test_a_checkpoint_from_before_it_was_measured_goes_on(store):
+    e = E.but(keep_models=False)
+    with pytest.raises(Interrupted):
+        run(e, on_round=lambda r, h: r == 1)
+    path = store / f"{e.id}.part" / "checkpoint.pt"
+    whole = torch.load(path, weights_only=True)
+    whole["history"]["evals"] = {
+        n: v for n, v in whole["history"]["evals"].items() if "balanced" not in n
+    }
+    torch.save(whole, path)
+    began = []
+    result = run(e, on_round=lambda r, h: began.append(r))
+    rows = result.history[result.history.metric == "acc_balanced"]
+    assert began[0] == 2 and rows["rounds"].unique().tolist() == [2, 3]
+    assert not result.history.value.isna().any()
+    assert result.history[result.history.metric == "acc_pct"]["rounds"].nunique() == 4

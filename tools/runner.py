@@ -25,9 +25,9 @@ from tools.notebooks import LIMIT_S, NOTEBOOKS, ROOT  # noqa: E402
 
 # The library's data sets; it cannot be asked before it is installed, so a test holds them equal.
 DATASETS = """
-digits digits100 raters_digits100 mnist fashion_mnist emnist emnist-balanced emnist-bymerge
-emnist-digits emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar10 cifar100 omniglot
-tiny_imagenet ag_news flickr_aes
+digits digits100 digits_texts raters_digits100 mnist fashion_mnist emnist emnist-balanced
+emnist-bymerge emnist-digits emnist-letters emnist-letters10 emnist-mnist cifar10 raters_cifar10
+cifar100 omniglot tiny_imagenet ag_news flickr_aes
 """.split()
 WORDS = {
     "test": "ruff, pyright, pytest, the site, and the notebooks against what is committed",

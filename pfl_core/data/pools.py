@@ -3,7 +3,8 @@
 `load` looks for the array cache ROOT/NAME.npz, then for raw files below ROOT; only `fetch` uses the
 network. ROOT is the argument `root`, else $PFL_DATA, else $XDG_CACHE_HOME/pfl, else ~/.cache/pfl.
 What is absent or damaged is said before anything is trained, and no other data stand in for it.
-`digits`, `digits100` and `raters_digits100` are made from scikit-learn's digits and need no file.
+`digits`, `digits100`, `digits_texts` and `raters_digits100` are made from scikit-learn's digits and
+need no file.
 """
 
 from __future__ import annotations
@@ -405,6 +406,20 @@ def _digits100() -> Pool:
     return Pool("digits100", x, y, np.array(is_test)[order], 100, {"coarse": y // 10})
 
 
+def _digits_texts() -> Pool:
+    """`digits` as texts of 64 words, the places of 8x8 pixels: those of bright pixels, in order.
+
+    A stand-in for texts; a text has 13 to 30 words and is filled up at its end.
+    """
+    ones = _digits()
+    bright = ones.x[:, 2:26:3, 2:26:3].reshape(ones.n, -1) >= 128
+    tokens = np.where(bright, np.arange(1, 65), 0).astype(np.int32)
+    order = np.argsort(tokens == 0, axis=1, kind="stable")
+    x = np.take_along_axis(tokens, order, 1)[:, : bright.sum(1).max()]
+    words = np.array(["<pad>", *(f"row{r}column{c}" for r in range(8) for c in range(8))])
+    return Pool("digits_texts", x, ones.y, ones.is_test, 10, {"vocab": words})
+
+
 def _raters(name: str, base: Pool, workers: int = 40) -> Pool:
     """Synthetic raters, a stand-in for FLICKR-AES; y = score 0-4, columns `worker` and `image`.
 
@@ -476,6 +491,9 @@ _ENTRIES: dict[str, _Entry] = {
     "digits100": _Entry(
         "numbers 00-99 made of `digits`, coarse = tens, 28x28; needs no file",
         lambda root: _digits100(),
+    ),
+    "digits_texts": _Entry(
+        "texts that name the bright pixels of `digits`; needs no file", lambda root: _digits_texts()
     ),
     "raters_digits100": _Entry(
         "synthetic raters (score 0-4) of `digits100`; needs no file", _raters_of("digits100")

@@ -94,7 +94,7 @@ def _lgfedavg(experiment: Experiment) -> dict[str, Any]:
     # The paper starts from a trained FedAvg model; here it gets half of the budget, so that all
     # rows train equally long.
     half = experiment.rounds // 2
-    evaluated = dict(eval_every=max(1, half), eval_after=False)
+    evaluated = dict(eval_every=max(1, half), eval_after=False, finetune=None)
     trained = experiment.but(method="fedavg", rounds=half, keep_models=True, **evaluated)
     return dict(method="lgfedavg", rounds=experiment.rounds - half, init_from=trained)
 

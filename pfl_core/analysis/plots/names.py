@@ -63,6 +63,7 @@ DATA_LABELS = {  # display names of data sets
     "raters_cifar10": "CIFAR-10 with synthetic raters",
     "raters_digits100": "pairs of digits with synthetic raters",
     "digits100": "pairs of digits",
+    "digits_texts": "digits as texts",
 }
 PARTITION_LABELS = {  # display names of partitions
     "alphabets": "one alphabet each",

@@ -131,6 +131,17 @@ def test_digits_are_scikit_learns():
     assert np.array_equal(pool.x[:, 2:26:3, 2:26:3], pool.x[:, 4:26:3, 4:26:3])
 
 
+def test_texts_of_digits_name_their_bright_pixels():
+    ones, pool = load("digits"), load("digits_texts")
+    assert (pool.kind, pool.n, pool.options) == ("text", 1797, {"vocab": 65})
+    assert np.array_equal(pool.y, ones.y) and np.array_equal(pool.is_test, ones.is_test)
+    for text, image in zip(pool.x[::50], ones.x[::50], strict=True):
+        words = [pool.extra["vocab"][token] for token in text if token]
+        rows, columns = np.nonzero(image[3:27:3, 3:27:3] >= 128)
+        assert words == [f"row{r}column{c}" for r, c in zip(rows, columns, strict=True)]
+        assert not text[len(words) :].any()
+
+
 def test_digits100_pairs_never_mix_train_and_test():
     ones, pool = load("digits"), load("digits100")
     assert np.array_equal(pool.extra["coarse"], pool.y // 10)

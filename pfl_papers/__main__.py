@@ -18,6 +18,8 @@ from pfl_core.util.commands import several
 from pfl_papers import places
 from pfl_papers.compare import readable
 
+BENCH = "bench"  # what `publish` and `prune` know the benchmark by
+
 
 def late(name: str) -> Any:
     """A module of ours that takes seconds to import: where a command needs it, not before."""
@@ -118,12 +120,15 @@ def do_publish(args: Namespace) -> None:
     for paper in args.paper:
         _check_paper(paper)
     for paper in args.paper:
-        done = late("evidence.committed").publish(paper, args.replace)
+        if paper == BENCH:
+            done = late("bench.record").publish(args.replace)
+        else:
+            done = late("evidence.committed").publish(paper, args.replace)
         print(f"{paper}: {len(done)} files")
 
 
 def _check_paper(name: str) -> None:
-    checks.known("paper", name, [*late("papers.base").PAPERS, "methods"])
+    checks.known("paper", name, [*late("papers.base").PAPERS, "methods", BENCH])
 
 
 def shown(papers: Collection[str] = ()) -> set[str]:
@@ -138,7 +143,9 @@ def shown(papers: Collection[str] = ()) -> set[str]:
     """
     for paper in papers:
         _check_paper(paper)
-    return late("evidence.committed").named_runs(papers)
+    of_papers = [paper for paper in papers if paper != BENCH]
+    found = late("evidence.committed").named_runs(of_papers) if of_papers or not papers else set()
+    return found | (late("bench.record").named_runs() if BENCH in papers or not papers else set())
 
 
 def do_methods_table(args: Namespace) -> None:
@@ -150,6 +157,28 @@ def do_methods_table(args: Namespace) -> None:
         print(compare.hours(args.dataset, **how).to_string())
     else:
         print(compare.run(args.dataset, jobs=args.jobs, **how).to_string())
+
+
+def do_bench(args: Namespace) -> int:
+    """The benchmark of all methods in seven settings (docs/bench.md): equal random search on tuning
+    seeds, then runs on reported ones; --plan says the hours, and starts nothing. The same command
+    resumes. Status 1 if a row ended with an error"""
+    protocol, planned = late("bench.protocol"), late("bench.planned")
+    what = {n: getattr(args, n) for n in ("settings", "methods", "draws", "seeds", "tuning_seeds")}
+    plugins = [plugin for plugin in args.plugins.split(",") if plugin]
+    asked = protocol.asked(**what, plugins=plugins, digits=args.digits)
+    how = dict(device=args.device, jobs=args.jobs, on=args.on)
+    protocol.check(asked, **how)
+    if args.plan:
+        print(planned.totals(planned.plan(asked, args.device)).to_string())
+        return 0
+    failed = 0
+    for setting in asked.settings:
+        work = protocol.Work(asked, setting, **how)
+        for said in work.steps():
+            print(said, flush=True)
+        failed += len(work.failed)
+    return int(failed > 0)
 
 
 def do_report(args: Namespace) -> None:
@@ -172,7 +201,7 @@ def parser(prog: str = "python -m pfl_papers") -> commands.Words:
     _train(add, "train what is committed, too")
     _options_of_paper(words.add(do_keep))
     add = words.add(do_publish)
-    add("paper", nargs="+", metavar="PAPER", help="a paper, or methods")
+    add("paper", nargs="+", metavar="PAPER", help="a paper, methods, or bench")
     add("--replace", action="store_true", help="published runs that are not kept here may go")
     add = words.add(do_compare)
     add("paper", metavar="PAPER", help="fedper, pfedhn, pfedla, flayer or fedaghn; or methods")
@@ -181,6 +210,7 @@ def parser(prog: str = "python -m pfl_papers") -> commands.Words:
     add("--latex", action="store_true", help="the table, or the claims, as LaTeX")
     words.add(do_report)
     _options_of_methods_table(words.add(do_methods_table))
+    _options_of_bench(words.add(do_bench))
     return words
 
 
@@ -214,8 +244,24 @@ def _options_of_methods_table(add: Callable) -> None:
     _jobs(add)
 
 
+def _options_of_bench(add: Callable) -> None:
+    several(add, "--settings", "(default: all seven)")
+    several(add, "--methods", "rows; FedAvg, the reference, is always one (default: all)")
+    own = "modules of methods of your own, tuned like all others"
+    add("--plugins", default="", metavar="A,B", help=own)
+    add("--draws", type=int, metavar="N", help="random draws a row (default: 16)")
+    several(add, "--seeds", "that are reported (default: 10 to 19)", int)
+    several(add, "--tuning-seeds", "(default: 100 101 102)", int)
+    add("--digits", action="store_true", help="small forms over embedded digits, for a try")
+    add("--plan", action="store_true", help="print runs and hours, and start nothing")
+    add("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda")
+    add("--on", metavar="WHERE", help="local (default), or ray: on a cluster")
+    _jobs(add)
+
+
 def _check(args: Namespace, surplus: list[str], complain: Callable) -> None:
-    read_without(getattr(args, "plugins", ""), complain)
+    if args.word != "bench":  # which runs them
+        read_without(getattr(args, "plugins", ""), complain)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

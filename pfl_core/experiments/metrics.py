@@ -52,21 +52,24 @@ def history_frame(
     scalar_bytes : int
         Bytes of one number that travels.
     """
-    rounds, out = arrays["rounds"], []
+    rounds, parts = arrays["rounds"], []
     for when, split, correct in _counted(arrays):
         n = arrays[f"n/{split}"]
         if (n > 0).any():
             loss, equal = (arrays.get(f"{when}/{split}/{m}") for m in ("loss", "balanced"))
             for average, metric, values in _measured(correct, loss, equal, n):
-                frame = pd.DataFrame({"rounds": rounds[-len(correct) :], "value": values})
-                frame = frame.dropna()  # what an older version did not measure
-                out.append(frame.assign(when=when, split=split, average=average, metric=metric))
+                known = ~np.isnan(values)  # an older version did not measure all
+                at = rounds[-len(correct) :][known]
+                parts.append(((when, split, average, metric), at, values[known]))
     for metric, name in TOTALS.items():
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
         values *= scalar_bytes if metric.endswith("bytes") else 1
-        frame = pd.DataFrame({"rounds": rounds, "value": values})
-        out.append(frame.assign(when="", split="", average="total", metric=metric))
-    return pd.concat(out, ignore_index=True)[[*KEYS, "average", "metric", "value"]]
+        parts.append((("", "", "total", metric), rounds, values))
+    named = [name for name, _, values in parts for _ in values]
+    frame = pd.DataFrame(named, columns=["when", "split", "average", "metric"])
+    numbers = {"rounds": np.concatenate([at for _, at, _ in parts])}
+    numbers |= {"value": np.concatenate([values for *_, values in parts])}
+    return frame.assign(**numbers)[[*KEYS, "average", "metric", "value"]]
 
 
 def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import json
 import math
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from pfl_core.analysis import plots, select, verdicts
 from pfl_core.analysis.noise import Interval
-from pfl_core.data.federation import Federation
-from pfl_core.engine.context import Context
-from pfl_core.engine.engine import Engine
 from pfl_core.engine.finetune import moments
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments import tune as tuning
-from pfl_core.experiments.build import build_method, client_data, fitted, split
 from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
-from pfl_core.methods.base import Batch
-from pfl_core.stacked import Params
 from pfl_core.util import checks
 from pfl_papers import places
-from pfl_papers.compare import plan, report
+from pfl_papers.compare import report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence
 from pfl_papers.evidence.contrasts import READ_AFTER
@@ -227,7 +217,7 @@ def run(
         print(_said(row, parts[-1]))
     cells = experiments(dataset, methods, seeds, profile, choices, **changes or {})
     rows = sweeps.sweep(cells, **how)
-    spent = {e.id: gradients(e) for e in cells}
+    spent = {e.id: costs.gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
     blank = dict(rounds=0, when="", split="", average="derived")
     counted = heads.assign(**blank, metric="gradients", value=heads.key.map(spent))
@@ -241,73 +231,6 @@ def run(
 
 
 # -- what it costs ---------------------------------------------------------------------------------
-
-
-class _Counted(Context):
-    # Counts how often clients take the gradient of a loss over one batch, of the usual size.
-    calls = 0.0
-
-    def train(self, loss: Callable, start: Params, **how: Any) -> Params:
-        def counted(p: Params, anchor: Params, batch: Batch) -> torch.Tensor:
-            self.calls += len(batch.y) / self._engine.config.batch
-            return loss(p, anchor, batch)
-
-        return super().train(counted, start, **how)
-
-
-# What decides how many gradients a method takes stays as it is.
-_SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args={}, clients=2)
-_SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
-_SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={}, record=())
-_SMALL |= dict(model="lenet", model_args={"bn": True, "kernels": 2})
-
-
-def multiple(experiment: Experiment) -> float:
-    """Gradients over one batch that a method takes in a round, in batches of one epoch.
-
-    1 for FedAvg at epochs=1, 2 for Ditto. Counted in the third round of two small clients on
-    digits, after what a method does once; passes that only serve a model are not in it.
-    """
-    return _multiple(json.dumps(dataclasses.replace(experiment, **_SMALL).plain(), sort_keys=True))
-
-
-@functools.lru_cache
-def _multiple(plain: str) -> float:
-    experiment = Experiment.from_plain(json.loads(plain))
-    data = client_data(experiment)
-    method = build_method(experiment, data)
-    engine, everyone = Engine(method, data, "threads", 1), torch.arange(data.K)
-    try:
-        with torch.no_grad():
-            state = method.init()
-            for r in range(3):
-                ctx = _Counted(engine, state, everyone, r)
-                start = method.begin(state, everyone, method.download(state, everyone))
-                end = method.local(ctx, start)
-                kept = {n: v for n, v in end.items() if n in state.clients}
-                up = {n: v for n, v in end.items() if n not in kept}
-                state = method.upload(state, everyone, start, up, data.n.to(data.dtype))
-                state.clients |= kept
-                state.round = r + 1
-    finally:
-        engine.close()
-    return ctx.calls / (data.K * _epoch(experiment))
-
-
-def _epoch(experiment: Experiment, fed: Federation | None = None) -> float:
-    # Batches of an epoch, mean over clients.
-    whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
-    once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
-    once = once.but(finetune=None)
-    return plan.client_steps(once, fed) / (fed.K if fed else experiment.clients)
-
-
-def gradients(experiment: Experiment, fed: Federation | None = None) -> float:
-    """Gradients over one batch that a client takes in a round of its own, mean over clients.
-
-    `fed` holds the data where they are the user's own.
-    """
-    return multiple(experiment) * _epoch(experiment, fed)
 
 
 def hours(
@@ -331,41 +254,20 @@ def hours(
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not lookup.is_there(c)]
         # Rates, the outer axis, change no hours.
-        some = [run_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
+        some = [costs.run_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
         cycle = zip(tunes, itertools.cycle(some), strict=False)
         lines[row] = {
             "tuning": len(tunes),
             "runs": len(finals),
             "there": len(tunes) + len(finals) - len(todo),
-            "gradients": round(gradients(finals[-1]), 1),
+            "gradients": round(costs.gradients(finals[-1]), 1),
             "hours of tuning": sum(h for c, h in cycle if c in todo),
-            "hours of runs": sum(run_hours(c, device) for c in finals if c in todo),
+            "hours of runs": sum(costs.run_hours(c, device) for c in finals if c in todo),
         }
     out = pd.DataFrame(lines).T.rename_axis("method")
     out.loc["all"] = out.sum()
     out.loc["all", "gradients"] = float("nan")
     return out.astype({n: int for n in ("tuning", "runs", "there")}).round(2)
-
-
-def run_hours(experiment: Experiment, device: str, fed: Federation | None = None) -> float:
-    """Hours of a run on this computer's cores, or on its GPU.
-
-    From the seconds of one step, measured here; a forward pass counts a third of a step. `fed`
-    holds the data where they are the user's own.
-    """
-    e = fitted(experiment, fed)
-    second, _ = plan.measured(*plan.net(e, fed), device)
-    seen = e.rounds // e.eval_every + 1
-    visits = max(1, round(e.participation * e.clients)) * e.rounds
-    others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
-    held = fed.index if fed else vars(split(e))
-    parts = [len(i) for n in ("val", "test") for i in held[n]]
-    batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
-    forward = batches / 3 * seen * (1 + bool(e.eval_after))
-    cores = (os.cpu_count() or 1) if device == "cpu" else 1
-    tuning = sum(stage["epochs"] for stage in e.finetune) * e.clients * _epoch(e, fed)
-    trained = (visits + others) * gradients(e, fed) + tuning
-    return (trained + forward) * second / 3600 / cores
 
 
 # -- tables ----------------------------------------------------------------------------------------

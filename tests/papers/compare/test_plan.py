@@ -15,7 +15,7 @@ from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import federation, train_config
 from pfl_papers import places
-from pfl_papers.bench import comparison
+from pfl_papers.bench import costs
 from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
@@ -171,8 +171,8 @@ def test_own_data_are_planned_like_a_data_set_of_the_same_clients():
     fed, own = federation(named), named.but(dataset="own", clients=None)
     assert plan.client_steps(own, fed) == plan.client_steps(named) > 0
     assert plan.net(own, fed) == plan.net(named)
-    assert comparison.gradients(own, fed) == comparison.gradients(named) > 0
-    assert comparison.run_hours(own, "cpu", fed) == comparison.run_hours(named, "cpu") > 0
+    assert costs.gradients(own, fed) == costs.gradients(named) > 0
+    assert costs.run_hours(own, "cpu", fed) == costs.run_hours(named, "cpu") > 0
     with pytest.raises(ValueError, match="go together"):
         plan.client_steps(own)
 

@@ -1,0 +1,125 @@
+"""What runs of the benchmark cost: gradients that a client takes, counted, and hours, measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pfl_core.data.federation import Federation
+from pfl_core.engine.context import Context
+from pfl_core.engine.engine import Engine
+from pfl_core.experiments.build import build_method, client_data, fitted, split
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.methods.base import Batch
+from pfl_core.stacked import Params
+from pfl_papers.compare import plan
+
+
+class _Counted(Context):
+    # Counts how often clients take the gradient of a loss over one batch, of the usual size.
+    calls = 0.0
+
+    def train(self, loss: Callable, start: Params, **how: Any) -> Params:
+        def counted(p: Params, anchor: Params, batch: Batch) -> torch.Tensor:
+            self.calls += len(batch.y) / self._engine.config.batch
+            return loss(p, anchor, batch)
+
+        return super().train(counted, start, **how)
+
+
+# What decides how many gradients a method takes stays as it is.
+_SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args={}, clients=2)
+_SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
+_SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={}, record=())
+_SMALL |= dict(finetune=None, model="lenet", model_args={"bn": True, "kernels": 2})
+
+
+def multiple(experiment: Experiment) -> float:
+    """Gradients over one batch that a method takes in a round, in batches of one epoch.
+
+    1 for FedAvg at epochs=1, 2 for Ditto. Counted in the third round of two small clients on
+    digits, after what a method does once; passes that only serve a model are not in it.
+    """
+    return _multiple(json.dumps(dataclasses.replace(experiment, **_SMALL).plain(), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=2**12)
+def _multiple(plain: str) -> float:
+    experiment = Experiment.from_plain(json.loads(plain))
+    with _engine(experiment) as engine, torch.no_grad():
+        method, data, state = engine.method, engine.data, engine.method.init()
+        everyone = torch.arange(data.K)
+        for r in range(3):
+            ctx = _Counted(engine, state, everyone, r)
+            start = method.begin(state, everyone, method.download(state, everyone))
+            end = method.local(ctx, start)
+            kept = {n: v for n, v in end.items() if n in state.clients}
+            up = {n: v for n, v in end.items() if n not in kept}
+            state = method.upload(state, everyone, start, up, data.n.to(data.dtype))
+            state.clients |= kept
+            state.round = r + 1
+    return ctx.calls / (data.K * epoch(experiment))
+
+
+def serves_network(experiment: Experiment) -> bool:
+    """Whether its method serves parameters of the network, which fine-tuning can train."""
+    e = dataclasses.replace(experiment, **_SMALL)
+    with _engine(e) as engine, torch.no_grad():
+        method, everyone = engine.method, torch.arange(engine.data.K)
+        state = method.init()
+        served = method.serve(method.begin(state, everyone, method.download(state, everyone)))
+        return not served.keys().isdisjoint(method.task.parameters)
+
+
+@contextlib.contextmanager
+def _engine(experiment: Experiment) -> Iterator[Engine]:
+    data = client_data(experiment)
+    engine = Engine(build_method(experiment, data), data, "threads", 1)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def epoch(experiment: Experiment, fed: Federation | None = None) -> float:
+    """Batches of an epoch, mean over clients; `fed` holds data of the user's own."""
+    whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
+    once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
+    once = once.but(finetune=None)
+    return plan.client_steps(once, fed) / (fed.K if fed else experiment.clients)
+
+
+def gradients(experiment: Experiment, fed: Federation | None = None) -> float:
+    """Gradients over one batch that a client takes in a round of its own, mean over clients.
+
+    `fed` holds the data where they are the user's own.
+    """
+    return multiple(experiment) * epoch(experiment, fed)
+
+
+def run_hours(experiment: Experiment, device: str, fed: Federation | None = None) -> float:
+    """Hours of a run on this computer's cores, or on its GPU.
+
+    From the seconds of one step, measured here; a forward pass counts a third of a step. `fed`
+    holds the data where they are the user's own.
+    """
+    e = fitted(experiment, fed)
+    second, _ = plan.measured(*plan.net(e, fed), device)
+    seen = e.rounds // e.eval_every + 1
+    visits = max(1, round(e.participation * e.clients)) * e.rounds
+    others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
+    held = fed.index if fed else vars(split(e))
+    parts = [len(i) for n in ("val", "test") for i in held[n]]
+    batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
+    forward = batches / 3 * seen * (1 + bool(e.eval_after))
+    cores = (os.cpu_count() or 1) if device == "cpu" else 1
+    tuning = sum(stage["epochs"] for stage in e.finetune) * e.clients * epoch(e, fed)
+    trained = (visits + others) * gradients(e, fed) + tuning
+    return (trained + forward) * second / 3600 / cores

@@ -1,0 +1,99 @@
+"""The gate that a setting has to pass, declared before any method is compared.
+
+It is computed on the tuning seeds alone, from the draws that tuning chose. A setting that fails is
+marked, and stays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from pfl_core.analysis.noise import own_noise
+from pfl_core.experiments.build import federation
+from pfl_core.experiments.experiment import Experiment
+from pfl_papers.bench.record import Record
+from pfl_papers.bench.rows import LOCAL
+
+PRIOR, BELOW = 55.0, 5.0  # %: the most common label alone; points that it stays under Local
+RANGE, AHEAD, HALF = 8.0, 4.0, 0.8  # points
+SEEDS = 10  # of the interval that is foretold
+
+
+class Gate(NamedTuple):
+    """What the gate asks, by number, and what was found; NaN where it cannot be said.
+
+    Attributes
+    ----------
+    prior, local : float
+        Accuracy in % of each client's most common label, and of Local.
+    range : float
+        Points between the best and the worst row.
+    ahead : float
+        Points by which the best row leads Local; 0 if Local is first.
+    half : float
+        Half the 95 % interval of a difference of two rows over ten seeds, foretold.
+    """
+
+    prior: float
+    local: float
+    range: float
+    ahead: float
+    half: float
+
+    def fails(self) -> list[str]:
+        """What fails or cannot be said, in words; [] for a setting that passes."""
+        asked = {
+            f"the label prior is under {PRIOR:g} %": self.prior < PRIOR,
+            f"it is {BELOW:g} points under Local": self.local - self.prior > BELOW,
+            f"rows differ by more than {RANGE:g} points": self.range > RANGE,
+            f"the best row leads Local by {AHEAD:g} points, or Local is not first": self.ahead > 0,
+            f"half an interval over {SEEDS} seeds is at most {HALF:g} points": self.half <= HALF,
+        }
+        return [words for words, passed in asked.items() if not passed]
+
+
+def gate(known: Record, prior: float) -> Gate:
+    """The gate of a setting by what tuning has found, `prior` being the label prior's accuracy."""
+    table = accuracies(known.tuning)
+    means = table.mean(axis=1)
+    local = float(means.get(LOCAL, np.nan))
+    spread = float(means.max() - means.min()) if len(means) > 1 else np.nan
+    return Gate(prior, local, spread, float(means.max() - local), _half(table))
+
+
+def label_prior(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
+    """How many test samples of each client have the most common label that it trains on, of all."""
+    fed = federation(experiment)
+    train, test = fed.counts(), fed.counts("test")
+    return test[np.arange(len(test)), train.argmax(1)], test.sum(1)
+
+
+def accuracies(tuning: pd.DataFrame, split: str = "test") -> pd.DataFrame:
+    """Accuracies in % of the chosen draws at the chosen moments: a line a row, a column a seed."""
+    chosen = tuning[(tuning.chosen != "") & (tuning.status == "done")]
+    values = [line[f"{split}.{line['chosen']}"] for line in chosen.to_dict("records")]
+    index = pd.MultiIndex.from_frame(chosen[["row", "seed"]])
+    return pd.Series(values, index, dtype=float).unstack("seed").reindex(chosen.row.unique())
+
+
+def _half(table: pd.DataFrame) -> float:
+    block = table.dropna().to_numpy()
+    noise = own_noise(block) if block.size else None
+    if noise is None or noise.freedom < 1:
+        return np.nan
+    return float(stdtrit(SEEDS - 1, 0.975) * np.sqrt(2 * noise.value / SEEDS))
+
+
+def said(found: Gate) -> str:
+    """The gate in a line."""
+    numbers = (
+        f"label prior {found.prior:.1f} %, Local {found.local:.1f} %, rows differ by "
+        f"{found.range:.1f} points, the best leads Local by {found.ahead:.1f}, half an interval "
+        f"{found.half:.2f}"
+    )
+    fails = found.fails()
+    return f"{numbers}: " + (f"fails; it asks that {'; '.join(fails)}" if fails else "passes")

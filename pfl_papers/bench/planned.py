@@ -1,0 +1,106 @@
+"""What the benchmark would run, and in how many hours, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from pfl_core.experiments.build import client_data
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import pick_device
+from pfl_core.util import paths
+from pfl_papers.bench import costs, record, rows
+from pfl_papers.bench.protocol import KEEP, Asked
+from pfl_papers.bench.rows import REFERENCE, Row
+from pfl_papers.bench.settings import Setting
+
+COUNTS = ["tuning", "reported", "equal", "oracle", "there"]
+
+
+def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
+    """Runs and hours of each row in each setting.
+
+    Of a row that is not tuned yet, draw 0 stands for the draw that tuning will choose, and the
+    first four for those that run on all tuning seeds. Draws that diverge end sooner.
+
+    Returns
+    -------
+    DataFrame
+        By setting and method: runs of tuning, reported ones, those at equal gradients and within
+        the true groups, how many of
+        these are there, gradients of a client in a run, and hours of those that are not there.
+    """
+    device, lines = pick_device(device), {}
+    for setting in asked.settings:
+        known, seen = record.of_folder(record.kept(asked.named(setting))), set()
+        for row in asked.rows:
+            lines[asked.named(setting), rows.said(row.name)] = _line(
+                _Runs(asked, setting, row, known), seen, device
+            )
+    return (
+        pd.DataFrame(lines).T.rename_axis(["setting", "method"]).astype(dict.fromkeys(COUNTS, int))
+    )
+
+
+def totals(lines: pd.DataFrame) -> pd.DataFrame:
+    """A line a setting where there are several, and a line of all."""
+    several = lines.index.get_level_values("setting").nunique() > 1
+    by = lines.groupby("setting", sort=False) if several else lines.droplevel("setting")
+    out = by[[*COUNTS, "hours"]].sum() if several else by[[*COUNTS, "gradients", "hours"]]
+    out.loc["all"] = out[[*COUNTS, "hours"]].sum()
+    return out.astype(dict.fromkeys(COUNTS, int)).round({"hours": 2, "gradients": 0})
+
+
+class _Runs:
+    """The runs of one row in one setting, as far as they are known beforehand."""
+
+    def __init__(self, asked: Asked, setting: Setting, row: Row, known: record.Record):
+        self.asked, self.setting, self.row = asked, setting, row
+        base = asked.base(setting)
+        cell = row.cell(base)
+        data, drawn = client_data(cell), row.draws(setting, base, asked.draws)
+        every = [cell.but(**c) for c in drawn]
+        refused = {i for i, e in enumerate(every) if rows.refused(e, data)}
+        self.draws = [e for i, e in enumerate(every) if i not in refused]
+        mine = known.tuning[known.tuning.row == row.name]
+        chosen = mine.draw[mine.chosen != ""]
+        others = mine[mine.seed.isin(asked.tuning_seeds[1:])].draw
+        known_best = [*dict.fromkeys(map(int, [*chosen, *others])), *range(len(every))]
+        some = [i for i in dict.fromkeys(known_best) if i < len(every) and i not in refused]
+        self.best, self.kept = every[some[0]], [every[i] for i in some[:KEEP]]
+        reference = Row(REFERENCE).cell(base)
+        self.shorter = rows.at_equal_gradients(self.best, rows.batches(reference))
+
+    def tuning(self) -> list[Experiment]:
+        first, *others = self.asked.tuning_seeds
+        found = [*rows.over([first], self.draws), *rows.over(others, self.kept)]
+        return rows.with_starts(found)
+
+    def reported(self) -> list[Experiment]:
+        return rows.with_starts(rows.over(self.asked.seeds, [self.best]))
+
+    def equal(self) -> list[Experiment]:
+        return rows.over(self.asked.seeds, [self.shorter] if self.shorter else [])
+
+    def oracle(self) -> list[Experiment]:
+        groups = self.setting.groups if self.row.name == REFERENCE else 1
+        parts = [self.setting.group(g, self.best) for g in range(groups)] if groups > 1 else []
+        return rows.over(self.asked.seeds, parts)
+
+
+def _line(runs: _Runs, seen: set[str], device: str) -> dict[str, Any]:
+    # Draws that are runs of another row (FT1's) count once. Which of them run on more seeds is not
+    # known: they count for each row.
+    parts = {"tuning": runs.tuning(), "reported": runs.reported(), "equal": runs.equal()}
+    parts["oracle"] = runs.oracle()
+    first = runs.asked.tuning_seeds[0]
+    parts["tuning"] = [e for e in parts["tuning"] if e.seed != first or e.id not in seen]
+    seen |= {e.id for e in parts["tuning"]}
+    every = [e for found in parts.values() for e in found]
+    todo = [e for e in every if not (paths.store_folder() / e.id).is_dir()]
+    return {name: len(found) for name, found in parts.items()} | {
+        "there": len(every) - len(todo),
+        "gradients": rows.batches(runs.best),
+        "hours": sum(costs.run_hours(e, device) for e in todo),
+    }

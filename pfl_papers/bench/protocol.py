@@ -1,0 +1,340 @@
+"""The benchmark's protocol: equal random search on tuning seeds, then runs on reported seeds.
+
+Setting by setting: all rows are tuned, the gate is computed from the tuning seeds, and then each
+row runs on the reported seeds with what its tuning chose. Finished runs are found in the store, so
+that the same command goes on after a stop. What is known is kept after each row (record.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.data import pools
+from pfl_core.experiments import sweep as sweeps
+from pfl_core.experiments import tune as tuning
+from pfl_core.experiments.build import build_method, client_data
+from pfl_core.experiments.experiment import Experiment, seeded
+from pfl_core.experiments.run import check_how
+from pfl_core.experiments.store import Result, load_result
+from pfl_core.util import checks, paths
+from pfl_core.util.percent import accuracy
+from pfl_papers.bench import gate as gates
+from pfl_papers.bench import record, rows
+from pfl_papers.bench.record import DIGITS, Record
+from pfl_papers.bench.rows import EQUAL, ORACLE, REFERENCE, Row
+from pfl_papers.bench.settings import SETTINGS, Setting
+
+DRAWS, KEEP = 16, 4  # of a row's search; how many of them run on all tuning seeds
+SEEDS, TUNING_SEEDS = tuple(range(10, 20)), (100, 101, 102)
+# What the form over digits has in their place, if nothing is said.
+SMALL: dict[str, Any] = dict(draws=2, seeds=(10, 11), tuning_seeds=(100, 101))
+SMALL |= dict(methods=("local", "fedavg", "fedavg_ft", "lpft", "fedper", "ditto"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of the benchmark, checked.
+
+    Attributes
+    ----------
+    settings : tuple of Setting
+    rows : tuple of Row
+    draws : int
+        Of each row's search; the first is what its paper takes.
+    seeds, tuning_seeds : tuple of int
+        Reported seeds, and those of tuning, which are others.
+    digits : bool
+        Whether settings have their form over digits, for a try.
+    """
+
+    settings: tuple[Setting, ...]
+    rows: tuple[Row, ...]
+    draws: int = DRAWS
+    seeds: tuple[int, ...] = SEEDS
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    digits: bool = False
+
+    def named(self, setting: Setting) -> str:
+        """A setting's name in rows and folders: "mild", "mild-digits"."""
+        return setting.key + DIGITS * self.digits
+
+    def base(self, setting: Setting) -> Experiment:
+        """What all rows have in common in a setting, on the first tuning seed."""
+        tags = {"paper": "bench", "profile": self.named(setting)}
+        return setting.base(self.tuning_seeds[0], self.digits).but(tags=tags)
+
+
+def asked(
+    settings: Iterable[str] = (),
+    methods: Iterable[str] = (),
+    plugins: Iterable[str] = (),
+    draws: int | None = None,
+    seeds: Iterable[int] = (),
+    tuning_seeds: Iterable[int] = (),
+    digits: bool = False,
+) -> Asked:
+    """What a command asks for; empty: all settings and rows, 16 draws, seeds 10 to 19.
+
+    Raises
+    ------
+    ValueError
+        For unknown settings, rows or modules, and for seeds that are both tuned on and reported.
+    """
+    plugins = list(plugins)
+    usual = SMALL if digits else dict(draws=DRAWS, seeds=SEEDS, tuning_seeds=TUNING_SEEDS)
+    some = list(settings)
+    for name in some:
+        checks.known("setting", name, SETTINGS)
+    draws = usual["draws"] if draws is None else draws
+    checks.count("bench", "draws", draws, "the number of random choices")
+    given = {"seeds": tuple(seeds), "tuning_seeds": tuple(tuning_seeds)}
+    of = {name: values or usual[name] for name, values in given.items()}
+    for name, values in of.items():
+        if len(set(values)) < len(values):
+            raise ValueError(f"bench({name}={values}): allowed are different integers")
+    if both := sorted(set(of["seeds"]) & set(of["tuning_seeds"])):
+        raise ValueError(
+            f"bench: {both} are among seeds and tuning seeds; what tuning has seen cannot be "
+            "reported: choose others"
+        )
+    wanted = list(methods) or usual.get("methods", ())
+    return Asked(
+        tuple(s for s in SETTINGS.values() if s.key in some or not some),
+        tuple(rows.chosen(wanted, plugins)),
+        draws,
+        of["seeds"],
+        of["tuning_seeds"],
+        digits,
+    )
+
+
+def check(asked: Asked, **how: Any) -> None:
+    """Raise the error that a run would end with, as far as it can be said before any is trained.
+
+    Each row's method is made on each setting's clients, and all of its draws are drawn.
+
+    Raises
+    ------
+    DatasetMissing, ValueError
+    """
+    check_how(**{n: v for n, v in how.items() if n not in ("jobs", "on")})
+    for name in dict.fromkeys(asked.base(s).dataset for s in asked.settings):
+        pools.load(name)
+    for setting in asked.settings:
+        base = asked.base(setting)
+        for row in asked.rows:
+            cell = row.cell(base)
+            build_method(cell, client_data(cell))
+            row.draws(setting, base, asked.draws)
+
+
+class Choice(NamedTuple):
+    """What tuning chose for a row: the draw, the moment at which it is read, and its run."""
+
+    draw: int
+    when: str
+    experiment: Experiment
+
+
+class Work:
+    """The benchmark's work in one setting.
+
+    Parameters
+    ----------
+    asked : Asked
+    setting : Setting
+    **how
+        For `sweep`: device, jobs, on.
+    """
+
+    def __init__(self, asked: Asked, setting: Setting, **how: Any):
+        self.asked, self.setting, self.how = asked, setting, how
+        self.name, self.base = asked.named(setting), asked.base(setting)
+        self.choices: dict[str, Choice] = {}
+        self.failed: dict[str, Exception] = {}
+
+    def steps(self) -> Iterator[str]:
+        """Do all of it; yields what was done, after each row."""
+        for row in self.asked.rows:
+            yield from self._attempt(row, self.tune)
+        yield self.gate()
+        self.prior()
+        for step in (self.report, self.report_equal, self.report_oracle):
+            for row in self.asked.rows:
+                yield from self._attempt(row, step)
+
+    def _attempt(self, row: Row, step: Any) -> Iterator[str]:
+        # An error of one row, such as of a method of one's own, does not end the others'.
+        try:
+            said = step(row)
+        except Exception as error:
+            self.failed[row.name] = error
+            said = f"{type(error).__name__}: {error}"
+        if said:
+            yield f"{self.name}, {rows.said(row.name)}: {said}"
+
+    # -- tuning ------------------------------------------------------------------------------------
+
+    def tune(self, row: Row) -> str:
+        """Choose a row's draw and moment on the tuning seeds."""
+        cell, changes = row.cell(self.base), row.draws(self.setting, self.base, self.asked.draws)
+        cell, whens = cell.but(tags={"artefact": "tune", "column": row.name}), row.whens(cell)
+        data = client_data(cell)
+        why = {i: rows.refused(cell.but(**c), data) for i, c in enumerate(changes)}
+        legal = [c for i, c in enumerate(changes) if not why[i]]
+        ended = self._tuned(cell, legal, whens)
+        if ended is not None:
+            best, scores = ended
+            at = next(i for i, c in enumerate(changes) if cell.but(**c).plain() == best.plain())
+            label = json.dumps(changes[at], sort_keys=True, default=lambda e: e.id)
+            self.choices[row.name] = Choice(at, str(scores[label].idxmax()), best)
+        lines = self._tuning_lines(row, cell, changes, why)
+        self._keep_tuning(row, lines)
+        return self._said(row, lines)
+
+    def _keep_tuning(self, row: Row, lines: pd.DataFrame) -> None:
+        # Reported runs of another choice are no longer this row's.
+        found, choice = record.of_folder(record.kept(self.name)), self.choices.get(row.name)
+        mine = found.runs[found.runs.row.map(record.method_of) == row.name]
+        same = choice and (mine.draw == choice.draw).all() and (mine.when == choice.when).all()
+        if len(mine) and not same:
+            others = {record.method_of(name) for name in found.lines()} | {*found.tuning.row}
+            found = found.of(others - {row.name})
+        record.write(record.kept(self.name), found.updated(replace(Record.empty(), tuning=lines)))
+
+    def _tuned(
+        self, cell: Experiment, changes: list[dict[str, Any]], whens: tuple[str, ...]
+    ) -> tuple[Experiment, pd.Series] | None:
+        # The best choice and all scores; None if no draw ended with finite numbers.
+        how: dict[str, Any] = dict(seeds=self.asked.tuning_seeds, keep=KEEP, when=whens, last=True)
+        try:
+            best, found = tuning.tune(cell, changes, **how, **self.how)
+        except ValueError:
+            tried = [self._stored(cell.but(**c)) for c in changes]
+            if any(run is None or run.ok for run in tried):
+                raise
+            return None
+        return best, tuning.scores(found, whens, last=True)
+
+    def _tuning_lines(
+        self, row: Row, cell: Experiment, changes: list[dict[str, Any]], why: dict[int, str]
+    ) -> pd.DataFrame:
+        chosen, lines = self.choices.get(row.name), []
+        for seed, (draw, change) in itertools.product(self.asked.tuning_seeds, enumerate(changes)):
+            when = chosen.when if chosen and chosen.draw == draw else ""
+            e = seeded(cell.but(**change), seed)
+            if why[draw] and seed == self.asked.tuning_seeds[0]:
+                run = f"refused: {why[draw]}"
+            else:
+                run = self._stored(e)
+            if run:
+                lines.append(record.tuned(row.name, draw, change, seed, run, when))
+        return pd.DataFrame(lines)
+
+    def _said(self, row: Row, lines: pd.DataFrame) -> str:
+        first = lines[lines.seed == self.asked.tuning_seeds[0]]
+        lost = first.status.str.partition(":")[0].value_counts()
+        words = {"failed": "diverged", "refused": "refused"}
+        text = "".join(
+            f", {lost[w]} of {len(first)} draws {says}" for w, says in words.items() if w in lost
+        )
+        if row.name not in self.choices:
+            return f"no draw ended with finite numbers{text}"
+        draw, when, _ = self.choices[row.name]
+        mine = lines[lines.draw == draw]
+        return (
+            f"draw {draw} of {self.asked.draws}, read {when}: validation "
+            f"{mine[f'val.{when}'].mean():.2f} %, {mine.change.iloc[0]}{text}"
+        )
+
+    # -- reported runs -----------------------------------------------------------------------------
+
+    def report(self, row: Row) -> str:
+        """Run a row on the reported seeds."""
+        if row.name not in self.choices:
+            return ""
+        choice = self.choices[row.name]
+        return self._reported(row, row.name, choice, choice.experiment)
+
+    def report_equal(self, row: Row) -> str:
+        """Run a row that takes far more gradients than FedAvg again, in fewer rounds."""
+        choice, reference = self.choices.get(row.name), self.choices.get(REFERENCE)
+        if choice is None or reference is None:
+            return ""
+        allowed = rows.batches(reference.experiment)
+        if (shorter := rows.at_equal_gradients(choice.experiment, allowed)) is None:
+            return ""
+        return self._reported(row, f"{row.name}, {EQUAL}", choice, shorter)
+
+    def _reported(self, row: Row, name: str, choice: Choice, experiment: Experiment) -> str:
+        tags = {"artefact": "reported", "row": name, "column": ""}
+        cells = rows.over(self.asked.seeds, [experiment.but(tags=tags)])
+        sweeps.sweep(cells, **self.how)
+        about = self._about(row, choice, experiment)
+        return self._keep_reported(
+            name,
+            [
+                record.reported(
+                    name, e, [self._stored(r) for r in rows.with_starts([e])[::-1]], about
+                )
+                for e in cells
+            ],
+        )
+
+    def _about(self, row: Row, choice: Choice, experiment: Experiment) -> dict[str, Any]:
+        spent = dict(gradients=rows.batches(experiment), extra=rows.extra(experiment, choice.when))
+        return dict(draw=choice.draw, when=choice.when, own=row.own) | spent
+
+    def report_oracle(self, row: Row) -> str:
+        """Run the reference within the true groups of clients, which no method is told."""
+        choice, groups = self.choices.get(row.name), self.setting.groups
+        if choice is None or row.name != REFERENCE or groups < 2:
+            return ""
+        name = f"{row.name}, {ORACLE}"
+        tagged = choice.experiment.but(tags={"artefact": "reported", "row": name, "column": ""})
+        parts = [self.setting.group(g, tagged) for g in range(groups)]
+        sweeps.sweep(rows.over(self.asked.seeds, parts), **self.how)
+        about = self._about(row, choice, choice.experiment)
+        return self._keep_reported(
+            name,
+            [
+                record.grouped(name, s, [self._stored(seeded(e, s)) for e in parts], about)
+                for s in self.asked.seeds
+            ],
+        )
+
+    def _keep_reported(self, name: str, found: list[Record]) -> str:
+        folder, new = record.kept(self.name), Record.joined(found)
+        record.write(folder, known := record.of_folder(folder).updated(new))
+        means = known.accuracies().loc[name, list(self.asked.seeds)]
+        lost = f", {means.isna().sum()} of {len(means)} runs diverged" * bool(means.isna().any())
+        when = new.runs.when.iloc[0]
+        return (
+            f"{rows.said(name)}, read {when}: {means.mean():.2f} % over {means.count()} seeds{lost}"
+        )
+
+    # -- the setting itself ------------------------------------------------------------------------
+
+    def prior(self) -> None:
+        """Keep what the label prior gets right on the reported seeds."""
+        bases = rows.over(self.asked.seeds, [self.base])
+        found = [record.prior(e.seed, gates.label_prior(e)[0]) for e in bases]
+        folder = record.kept(self.name)
+        record.write(folder, Record.joined([record.of_folder(folder), *found]))
+
+    def gate(self) -> str:
+        """What the declared gate says of the setting, by the tuning seeds alone."""
+        pairs = [gates.label_prior(e) for e in rows.over(self.asked.tuning_seeds, [self.base])]
+        prior = float(np.mean([accuracy(right, n).mean() for right, n in pairs]))
+        known = record.of_folder(record.kept(self.name))
+        return f"{self.name}, gate: {gates.said(gates.gate(known, prior))}"
+
+    def _stored(self, experiment: Experiment) -> Result | None:
+        return load_result(paths.store_folder() / experiment.id, experiment, aside=False)

@@ -1,0 +1,393 @@
+"""What the benchmark keeps of its runs, and commits: four small tables a setting.
+
+A setting's folder is runs/bench/SETTING, and once published results/bench/SETTING. A form over
+digits is a setting of its own, "mild-digits", which is never published. All numbers of
+docs/bench.md are computed from these tables.
+
+- tuning.csv.gz: a line a draw of a row's search and tuning seed, with the validation and the test
+  accuracy in % (mean over clients, at the last round) at each moment; `chosen` is the moment that
+  was chosen, in the lines of the draw that was.
+- runs.csv.gz: a line a reported run, with what it cost.
+- history.csv.gz: its accuracies in % at evaluated rounds, before or after local training.
+- clients.csv.gz: how many test samples of each client it classifies right after its last round, and
+  other means over clients; lines of row "" have the clients' numbers of test samples, and what the
+  label prior has right.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.engine.finetune import TUNED
+from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.store import Result
+from pfl_core.util import checks, paths, sums
+from pfl_core.util.percent import DECIMALS, accuracy
+from pfl_papers import places
+
+SPLITS = ("val", "test")
+PRIOR = "prior"  # the moment of the line of the label prior, of row ""
+BALANCED = "acc_balanced"  # the metric
+DIGITS = "-digits"  # at the end of a setting's name in its form over digits
+TUNING = ["row", "draw", "seed", "change", "status", "chosen", "run"]
+RUNS = ["row", "seed", "status", "draw", "when", "own", "run", "rounds", "gradients", "extra"]
+RUNS += ["down", "up", "cpu_s", "wall_s", "processor", "version", "commit", "date"]
+HISTORY = ["row", "seed", "when", "rounds", "val", "test"]
+CLIENTS = ["row", "seed", "when", "val", "balanced", "correct"]
+COLUMNS = {"tuning": TUNING, "runs": RUNS, "history": HISTORY, "clients": CLIENTS}
+NUMBERS = {*"draw seed rounds gradients extra down up cpu_s wall_s val test balanced".split()}
+
+
+@dataclass
+class Record:
+    """What is known of a setting; see the top of this file."""
+
+    tuning: pd.DataFrame
+    runs: pd.DataFrame
+    history: pd.DataFrame
+    clients: pd.DataFrame
+
+    @classmethod
+    def empty(cls) -> Record:
+        """One that knows nothing."""
+        return cls(**{name: pd.DataFrame(columns=columns) for name, columns in COLUMNS.items()})
+
+    @classmethod
+    def joined(cls, records: Iterable[Record]) -> Record:
+        """Records of different rows or seeds as one."""
+        every = [cls.empty(), *records]
+        out = {}
+        for name, columns in COLUMNS.items():
+            frames = [f for f in (getattr(r, name) for r in every) if len(f)]
+            table = pd.concat(frames, ignore_index=True) if frames else every[0].tuning[[]]
+            out[name] = table.drop_duplicates() if frames else pd.DataFrame(columns=columns)
+        return cls(**out)
+
+    def updated(self, other: Record) -> Record:
+        """This one, in which each table of `other` takes the place of the lines of its rows."""
+        left = {n: _without(getattr(self, n), getattr(other, n).row) for n in COLUMNS}
+        return Record.joined([Record(**left), other])
+
+    def __or__(self, other: Record) -> Record:
+        """Both. A row that `other` has reported, or alone has, takes the place of ours."""
+        done, ours = _methods(other.runs), _methods(self.runs)
+        theirs = other.of((done | _methods(other.tuning)) - (ours - done))
+        taken = _methods(theirs.runs) | _methods(theirs.tuning)
+        mine = self.of((ours | _methods(self.tuning)) - taken)
+        return Record.joined([mine, theirs])
+
+    def of(self, methods: Collection[str]) -> Record:
+        """Of some methods alone, with all of their lines."""
+        kept = {*methods, ""}
+        frames = {n: getattr(self, n) for n in COLUMNS}
+        return Record(**{n: f[f.row.map(method_of).isin(kept)] for n, f in frames.items()})
+
+    def lines(self) -> list[str]:
+        """Rows that have reported runs, in their order."""
+        return list(dict.fromkeys(self.runs.row))
+
+    def accuracies(self, when: str = "") -> pd.DataFrame:
+        """Test accuracy in %, mean over clients: a line a row and a column a seed.
+
+        Parameters
+        ----------
+        when : str
+            A moment, "own" for each row's own one, by default the one that tuning chose. NaN where
+            a run diverged or has not got the moment.
+        """
+        per = self.per_client(when)
+        means = {key: acc.mean() for key, acc in per.items()}
+        index = pd.MultiIndex.from_tuples(means, names=["row", "seed"])
+        found = pd.Series(list(means.values()), index, dtype=float).unstack()
+        return found.reindex(index=self.lines(), columns=sorted(set(self.runs.seed)))
+
+    def per_client(self, when: str = "") -> dict[tuple[str, int], np.ndarray]:
+        """{(row, seed): test accuracies in % of clients}; `when` as for `accuracies`."""
+        correct, n = self._at(when).correct, self.samples
+        return {key: accuracy(_numbers(c), n[key[1]]) for key, c in correct.items()}
+
+    def metric(self, name: str, when: str = "") -> pd.Series:
+        """Another mean over clients, by row and seed: "val" or "balanced"."""
+        return self._at(when)[name]
+
+    def _at(self, when: str) -> pd.DataFrame:
+        # Lines of clients at each run's moment, by row and seed.
+        asked = self.runs[["row", "seed"]].copy()
+        asked["when"] = self.runs[{"": "when"}.get(when, when)] if when in ("", "own") else when
+        return asked.merge(self.clients, on=["row", "seed", "when"]).set_index(["row", "seed"])
+
+    @property
+    def samples(self) -> dict[int, np.ndarray]:
+        """{seed: numbers of test samples of clients}."""
+        return self.facts("")
+
+    def facts(self, when: str) -> dict[int, np.ndarray]:
+        """{seed: numbers of clients}: "": test samples, "prior": what the label prior has right."""
+        lines = self.clients[(self.clients.row == "") & (self.clients.when == when)]
+        return {int(s): _numbers(c) for s, c in zip(lines.seed, lines.correct, strict=True)}
+
+
+def method_of(row: str) -> str:
+    """The method of a row's line: "ditto" of "ditto, equal gradients"."""
+    return row.partition(", ")[0]
+
+
+def _methods(table: pd.DataFrame) -> set[str]:
+    return {method_of(row) for row in table.row} - {""}
+
+
+def _without(table: pd.DataFrame, rows: pd.Series) -> pd.DataFrame:
+    return table[~table.row.isin(set(rows) - {""})]
+
+
+def _numbers(text: str) -> np.ndarray:
+    return np.array(text.split(), dtype=float)
+
+
+# -- what runs measured ----------------------------------------------------------------------------
+
+
+def tuned(
+    row: str, draw: int, change: dict[str, Any], seed: int, run: Result | str, chosen: str
+) -> dict[str, Any]:
+    """A line of tuning.csv.gz.
+
+    Parameters
+    ----------
+    row : str
+    draw : int
+    change : dict
+        What the draw changes.
+    seed : int
+    run : Result or str
+        Its run, or why there is none.
+    chosen : str
+        The moment that tuning chose if this draw was chosen, else "".
+    """
+    said = json.dumps(change, sort_keys=True, default=lambda e: e.id)
+    line = dict(row=row, draw=draw, seed=seed, change=said, status=run, chosen=chosen, run="")
+    if isinstance(run, str):
+        return line
+    line |= dict(status=run.meta["status"], run=run.id)
+    if not run.ok:
+        return line
+    last = _means(run.history).xs(run.experiment.rounds, level="rounds")
+    return line | {f"{split}.{when}": v for (when, split), v in last.items() if split in SPLITS}
+
+
+def reported(
+    row: str, experiment: Experiment, runs: Sequence[Result | None], about: dict[str, Any]
+) -> Record:
+    """What a reported run adds.
+
+    Parameters
+    ----------
+    row : str
+    experiment : Experiment
+    runs : sequence of Result
+        Its run, and those that it starts from; None for one that ended with an error.
+    about : dict
+        Columns of its line of runs.csv.gz that its row has.
+    """
+    run, seed = runs[0], experiment.seed
+    line = {"row": row, "seed": seed, "rounds": experiment.rounds, "status": "error"} | about
+    if run:
+        line |= {"run": run.id} | {n: run.meta[n] for n in RUNS if n in run.meta}
+        line |= _spent([r for r in runs if r])
+    out = Record.empty()
+    out.runs = pd.DataFrame([line], columns=RUNS)
+    if run and run.ok:
+        found = _means(run.history).unstack("split").reset_index()
+        served = found[~found.when.str.startswith(TUNED)]
+        out.history = served.assign(row=row, seed=seed)[HISTORY]
+        out.clients = _clients(row, run)
+    return out
+
+
+def grouped(row: str, seed: int, runs: Sequence[Result | None], about: dict[str, Any]) -> Record:
+    """What runs over the clients of each group add, as those of one run over all clients.
+
+    Client i is of group i modulo their number. The other arguments are those of `reported`.
+    """
+    done = [r for r in runs if r and r.ok]
+    whole = len(done) == len(runs)
+    line = {"row": row, "seed": seed, "status": "done" if whole else "failed"} | about
+    out = Record.empty()
+    if whole:
+        line |= {n: done[0].meta[n] for n in RUNS if n in done[0].meta} | _spent(done)
+        key, clients = f"{about['when']}/test/correct", sum(r.meta["clients"] for r in done)
+        correct = np.zeros(clients)
+        for group, r in enumerate(done):
+            correct[group :: len(done)] = r.arrays[key][-1]
+        line |= {"run": " ".join(r.id for r in done), "rounds": done[0].experiment.rounds}
+        found = dict(row=row, seed=seed, when=about["when"], correct=_text(correct))
+        out.clients = pd.DataFrame([found], columns=CLIENTS)
+    out.runs = pd.DataFrame([line], columns=RUNS)
+    return out
+
+
+def prior(seed: int, right: np.ndarray) -> Record:
+    """What the label prior adds: how many of each client's test samples it has right."""
+    out, line = Record.empty(), dict(row="", seed=seed, when=PRIOR, correct=_text(right))
+    out.clients = pd.DataFrame([line], columns=CLIENTS)
+    return out
+
+
+def _means(history: pd.DataFrame, metric: str = "acc_pct") -> pd.Series:
+    # Means over clients, by when, rounds and split.
+    picked = history[(history.metric == metric) & (history["average"] == "client")]
+    return picked.set_index(["when", "rounds", "split"]).value
+
+
+def _spent(runs: Sequence[Result]) -> dict[str, float]:
+    # Bytes of all clients, and seconds.
+    out = {n: sum(float(r.meta.get(n, np.nan)) for r in runs) for n in ("cpu_s", "wall_s")}
+    for name, metric in {"down": "download_bytes", "up": "upload_bytes"}.items():
+        found = (r.history[r.history.metric == metric] for r in runs)
+        out[name] = sum(float(h.value.iloc[-1]) for h in found if len(h))
+    return out
+
+
+def _clients(row: str, run: Result) -> pd.DataFrame:
+    seed, lines = run.experiment.seed, []
+    n, last = run.arrays["n/test"], run.experiment.rounds
+    acc, balanced = _means(run.history), _means(run.history, BALANCED)
+    for key, correct in run.arrays.items():
+        when, _, what = key.partition("/")
+        if what == "test/correct":
+            line = dict(row=row, seed=seed, when=when, correct=_text(correct[-1]))
+            line["val"] = acc.get((when, last, "val"), np.nan)
+            lines.append(line | {"balanced": balanced.get((when, last, "test"), np.nan)})
+    lines.append(dict(row="", seed=seed, when="", correct=_text(n)))
+    return pd.DataFrame(lines, columns=CLIENTS)
+
+
+def _text(counts: np.ndarray) -> str:
+    return " ".join(map(str, counts.astype(np.int64)))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def kept(setting: str) -> Path:
+    """The folder of what is computed here of a setting, until it is published."""
+    return paths.runs_root() / "bench" / setting
+
+
+def committed(setting: str) -> Path:
+    """The folder of what is published of a setting."""
+    return places.results_folder() / "bench" / setting
+
+
+def read(setting: str, own: bool = True) -> Record:
+    """What is published of a setting, and, unless `own` is False, what is kept here.
+
+    A row that is kept here takes the place of the published one.
+
+    Raises
+    ------
+    ValueError
+        For a file that is damaged, or not as it was published.
+    """
+    found = of_folder(committed(setting))
+    return found | of_folder(kept(setting)) if own else found
+
+
+def of_folder(folder: Path) -> Record:
+    """The record in a folder; one that knows nothing where there is none."""
+    return Record(**{name: _read(folder / f"{name}.csv.gz", name) for name in COLUMNS})
+
+
+def _read(path: Path, name: str) -> pd.DataFrame:
+    if not path.exists() and path.name not in sums.known(path.parent):
+        return pd.DataFrame(columns=COLUMNS[name])
+    try:
+        raw = gzip.decompress(sums.read(path))
+        frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
+        lacking = [c for c in COLUMNS[name] if c not in frame]
+        if lacking:
+            raise ValueError(f"it has no column {', '.join(lacking)}")
+        numbers = [c for c in frame if c in NUMBERS or c.startswith(SPLITS)]
+        return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
+    except (ValueError, EOFError, OSError, zlib.error) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); restore it from git, or, below runs/, delete its folder "
+            "and start the benchmark again: finished runs are not computed again"
+        ) from error
+
+
+def write(folder: Path, record: Record) -> list[Path]:
+    """Make a folder hold a record; equal records give equal bytes."""
+    checks.make_folder(folder)
+    raw = {}
+    for name in COLUMNS:
+        table = getattr(record, name).round(DECIMALS)
+        whole = [c for c in ("draw", "seed", "rounds") if c in table]
+        table = table.assign(**{c: pd.to_numeric(table[c]).astype("Int64") for c in whole})
+        text = table.to_csv(index=False).encode()
+        raw[f"{name}.csv.gz"] = gzip.compress(text, mtime=0)
+    for name, content in raw.items():
+        with sums.replacing(folder / name) as file:
+            file.write(content)
+    sums.write(folder, raw)
+    return [*(folder / name for name in raw), folder / sums.NAME]
+
+
+def settings(folder: Path) -> list[str]:
+    """Names of the settings that have a folder in runs/bench or results/bench."""
+    return sorted(p.name for p in folder.glob("*") if p.is_dir())
+
+
+def publish(replace: bool = False) -> list[Path]:
+    """Put what is kept of settings into results/bench/, but for their forms over digits.
+
+    Rows that are published and not kept here stay.
+
+    Raises
+    ------
+    ValueError
+        If nothing is kept, or if a published row has more runs than ours (unless `replace`);
+        nothing is written then.
+    OSError
+        If the package is installed without its repository.
+    """
+    places.checkout("publish")
+    here = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
+    records = {s: (of_folder(committed(s)), of_folder(kept(s))) for s in here}
+    if not any(len(ours.runs) for _, ours in records.values()):
+        raise ValueError(
+            f"nothing of the benchmark to publish in {paths.runs_root()}; run "
+            "`python -m pfl_papers bench` first (its form over digits is not published)"
+        )
+    for setting, (old, ours) in records.items():
+        fewer = _fewer(old, ours)
+        if fewer and not replace:
+            raise ValueError(
+                f"{setting} in {paths.runs_root()} has fewer runs of {', '.join(fewer)} than "
+                "results/; run the rest, or let them go with `publish bench --replace`"
+            )
+    done = [f for s, (old, ours) in records.items() for f in write(committed(s), old | ours)]
+    return done
+
+
+def _fewer(old: Record, new: Record) -> list[str]:
+    was, now = (r.runs[r.runs.status == "done"].groupby("row").size() for r in (old, new))
+    return [str(row) for row in new.lines() if now.get(row, 0) < was.get(row, 0)]
+
+
+def named_runs() -> set[str]:
+    """Names of all runs that a published or kept record shows."""
+    found = [of_folder(f) for place in (committed(""), kept("")) for f in place.glob("*/")]
+    return {
+        run for r in found for t in (r.runs, r.tuning) for named in t.run for run in named.split()
+    }

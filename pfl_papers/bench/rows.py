@@ -1,0 +1,179 @@
+"""The benchmark's rows: methods, their runs in a setting, and when they are read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_core.analysis import plots
+from pfl_core.data.client_data import ClientData
+from pfl_core.engine.finetune import moments
+from pfl_core.experiments.build import build_method
+from pfl_core.experiments.experiment import ARGS, Experiment, import_plugin, seeded
+from pfl_core.experiments.tune import drawn
+from pfl_core.methods.base import METHODS
+from pfl_core.util import checks
+from pfl_papers.bench import comparison, costs
+from pfl_papers.bench.settings import Setting, ranges
+from pfl_papers.papers import presets
+
+REFERENCE, LOCAL, FT1 = "fedavg", "local", "fedavg_ft"
+VIEWS = {FT1: REFERENCE}  # rows that are another one's runs, read at another time
+EPOCHS = (1, 3, 10)  # of fine-tuning after which models are read
+EQUAL = "equal gradients"  # a second line of costly rows
+ORACLE = "oracle clusters"  # a line of the reference: FedAvg within the true groups
+MOST = 2.0  # times FedAvg's gradients, above which a row has one
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: a method, or LP-FT and FT1, which are FedAvg read in other ways.
+
+    Attributes
+    ----------
+    name : str
+        As tables know it.
+    plugin : str
+        The module of a method of one's own.
+    """
+
+    name: str
+    plugin: str = ""
+
+    @property
+    def own(self) -> str:
+        """When its paper reads its models: "before", "after", "tuned 5"."""
+        return "before" if self.plugin else comparison.when(self.name)
+
+    def cell(self, base: Experiment) -> Experiment:
+        """Its run in a setting with what its paper takes: draw 0 of its search."""
+        name = VIEWS.get(self.name, self.name)
+        fields = {"method": name, "plugins": (self.plugin,)}
+        e = base.but(**(fields if self.plugin else presets.COMPARED[name](base)))
+        if len(e.finetune) < 2 and e.finetune != base.finetune:  # FedBABU's five epochs are read
+            e = e.but(finetune=base.finetune)
+        return e if not self.plugin or costs.serves_network(e) else e.but(finetune=None)
+
+    def whens(self, experiment: Experiment) -> tuple[str, ...]:
+        """Moments among which tuning chooses: its own one, and after epochs of fine-tuning."""
+        if self.name in VIEWS or not experiment.finetune:
+            return (self.own,)
+        before = sum(stage["epochs"] for stage in experiment.finetune[:-1])  # of the head alone
+        there = moments(experiment.finetune)
+        tuned = [m for m in (f"tuned {before + e}" for e in (0, *EPOCHS)) if m in there]
+        return (self.own, *(m for m in tuned if m != self.own))
+
+    def draws(self, setting: Setting, base: Experiment, draws: int) -> list[dict[str, Any]]:
+        """The changes to `cell` that its search tries; the first is none."""
+        cell, name = self.cell(base), VIEWS.get(self.name, self.name)
+        drawn_from = ranges(setting, name)
+        if not cell.finetune:
+            drawn_from.pop("finetune", None)
+        changes = drawn(cell, draws, drawn_from)
+        return [c | self._start(base, c) for c in changes]
+
+    def _start(self, base: Experiment, change: dict[str, Any]) -> dict[str, Any]:
+        # What a run starts from is trained as the run is.
+        own = (*ARGS, "finetune", "head_depth", "epochs")
+        shared = {n: v for n, v in change.items() if n not in own}
+        start = self.cell(base.but(**shared)).earlier if shared else None
+        return {"init_from": start} if start else {}
+
+
+def refused(experiment: Experiment, data: ClientData) -> str:
+    """Why a method refuses a draw, such as for a rate that it cannot have; "" if it does not."""
+    try:
+        build_method(experiment, data)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def chosen(methods: Iterable[str] = (), plugins: Iterable[str] = ()) -> list[Row]:
+    """The rows, all or those named, with the reference, and those of one's own modules.
+
+    Raises
+    ------
+    ValueError
+        For an unknown row, and for a module that is not there or has no method.
+    """
+    every = [Row(name) for name in presets.COMPARED]
+    every.insert(1 + [r.name for r in every].index(REFERENCE), Row(FT1))
+    own = [row for plugin in plugins for row in _own(plugin)]
+    known = {row.name: row for row in [*every, *own]}
+    wanted = list(methods) or list(known)
+    for name in wanted:
+        checks.known("row of the benchmark", name, known)
+    wanted += [REFERENCE, *(row.name for row in own)]
+    return [row for name, row in known.items() if name in wanted]
+
+
+def _own(plugin: str) -> list[Row]:
+    import_plugin(plugin)
+    inside = re.compile(rf"{re.escape(plugin)}(\.|$)")
+    found = [name for name, method in METHODS.items() if inside.match(method.__module__)]
+    if not found:
+        raise ValueError(
+            f"bench(plugins={plugin!r}): this module has no method; give one that has a class of "
+            "Method with a name"
+        )
+    return [Row(name, plugin) for name in found]
+
+
+def said(row: str) -> str:
+    """The name of a row, or of its line, in tables."""
+    name, _, line = row.partition(", ")
+    return {FT1: "FT1"}.get(name, plots.label(name)) + (f", {line}" if line else "")
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+def batches(experiment: Experiment) -> float:
+    """Gradients over one batch that a client takes in a whole run, without fine-tuning.
+
+    Mean over clients, with what the run starts from.
+    """
+    source = experiment.earlier
+    e = experiment.but(init_from=None) if source else experiment
+    visits = max(1, round(e.participation * e.clients)) * e.rounds / e.clients
+    own = costs.gradients(e) * visits
+    return own + (batches(source) if source else 0)
+
+
+def extra(experiment: Experiment, when: str) -> float:
+    """Gradients over one batch that fine-tuning takes of a client up to a moment."""
+    kind, _, epochs = when.partition(" ")
+    return int(epochs) * costs.epoch(experiment) if kind == "tuned" else 0.0
+
+
+def at_equal_gradients(experiment: Experiment, allowed: float) -> Experiment | None:
+    """The run in so few rounds that a client takes as many gradients as `allowed`.
+
+    None for one that takes at most twice as many.
+    """
+    taken = batches(experiment)
+    if taken <= MOST * allowed or experiment.earlier:
+        return None
+    rounds = max(1, round(experiment.rounds * allowed / taken))
+    return experiment.but(rounds=rounds, eval_every=min(experiment.eval_every, rounds))
+
+
+def with_starts(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Runs with those that they start from before them, each once."""
+    out: dict[str, Experiment] = {}
+    for e in experiments:
+        chain = [e]
+        while start := chain[-1].earlier:
+            chain.append(start.but(keep_models=True))
+        for link in reversed(chain):
+            out.setdefault(link.id, link)
+    return list(out.values())
+
+
+def over(seeds: Iterable[int], experiments: Iterable[Experiment]) -> list[Experiment]:
+    """These runs on each of some seeds, seed by seed."""
+    return [seeded(e, s) for s, e in itertools.product(seeds, list(experiments))]

@@ -1,0 +1,221 @@
+"""The benchmark's command: equal draws, seeds kept apart, resuming, a method of one's own, the plan."""
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import pfl_papers.__main__
+from pfl_core.experiments import lookup, store
+from pfl_core.methods.base import METHODS
+from pfl_papers import places
+from pfl_papers.bench import planned, protocol, record, rows, settings
+
+OWN = """
+from pfl_core import Method
+
+
+class Mine(Method):
+    '''The head stays with the client.'''
+
+    name = "bench_mine"
+
+    def is_shared(self, name):
+        return name not in self.task.head
+"""
+SMALL = dict(settings=["rotate"], draws=2, seeds=[10, 11], tuning_seeds=[100, 101], digits=True)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Runs of two rounds; nothing is published."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(settings.DIGITS, "rounds", 2)
+        patch.setitem(settings.DIGITS, "eval_every", 1)
+        patch.setattr(places, "results_folder", lambda: places.PACKAGE / "none")
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def ran(small, tmp_path_factory):
+    """What one command leaves that is stopped after its first row, and given again: its plan, what it printed, the store."""
+    home = tmp_path_factory.mktemp("bench")
+    small.setenv("PFL_RUNS", str(home))
+    (home / "bench_own.py").write_text(OWN)
+    small.syspath_prepend(str(home))
+    asked = protocol.asked(methods=["local", "bench_mine"], plugins=["bench_own"], **SMALL)
+    plan = planned.plan(asked, "cpu")
+    steps = protocol.Work(asked, asked.settings[0], device="cpu").steps()
+    said = [next(steps)]
+    before = {r.id: (r.folder / "experiment.json").stat().st_mtime_ns for r in finished()}
+    assert record.read("rotate-digits").lines() == []  # tuned, not reported
+    words = (
+        "bench --digits --settings rotate --methods local bench_mine --plugins bench_own --draws 2"
+    )
+    words += " --seeds 10 11 --tuning-seeds 100 101 --device cpu"
+    assert pfl_papers.__main__.main(words.split()) == 0
+    yield asked, plan, said, before, home
+    sys.modules.pop("bench_own", None)
+    METHODS.pop("bench_mine", None)
+
+
+def test_a_command_goes_on_where_it_was_stopped(ran):
+    asked, _, said, before, home = ran
+    assert "rotate-digits, Local: draw" in said[0] and len(before) == 4
+    now = {r.id: (r.folder / "experiment.json").stat().st_mtime_ns for r in finished()}
+    assert {i: now[i] for i in before} == before
+
+
+def test_the_plan_adds_up_to_what_is_run(ran):
+    asked, plan, *_ = ran
+    assert plan[[*planned.COUNTS[:-1]]].to_numpy().sum() == len(finished()) == 3 * (4 + 2) + 2 * 4
+    again = planned.plan(asked, "cpu")
+    assert (again.there == again[[*planned.COUNTS[:-1]]].sum(axis=1)).all()
+    assert again.hours.sum() == 0 and plan.hours.sum() > 0
+    assert planned.totals(plan).loc["all", "tuning"] == 12
+
+
+def test_reported_seeds_are_never_seen_by_tuning(ran):
+    known = record.read("rotate-digits")
+    tuned, reported = set(known.tuning.run), {i for run in known.runs.run for i in run.split()}
+    by = {r.id: r.experiment for r in finished()}
+    assert tuned | reported == set(by) and not tuned & reported
+    assert {by[i].seed for i in tuned} == {100, 101} and {by[i].seed for i in reported} == {10, 11}
+    parts = {i: by[i].partition_seed for i in by}
+    assert set(parts.values()) == {None}  # clients are drawn by the seed
+
+
+def test_all_rows_draw_equal_rates():
+    asked = protocol.asked(["mild"], methods=["local", "fedper", "ditto", "fedaghn"], draws=16)
+    base, rates = asked.base(asked.settings[0]), {}
+    for row in asked.rows:
+        changes = row.draws(asked.settings[0], base, 16)
+        assert changes[0] == {} and len(changes) == 16
+        rates[row.name] = [(c["lr"], c["finetune"]["lr"]) for c in changes[1:]]
+    assert len({json.dumps(r) for r in rates.values()}) == 1 and len(rates) == 5  # with FedAvg
+
+
+def test_an_own_method_stands_beside_the_others(ran):
+    known = record.read("rotate-digits")
+    assert known.lines() == ["local", "fedavg", "bench_mine", f"fedavg, {rows.ORACLE}"]
+    assert set(known.runs.status) == {"done"}
+    table = known.accuracies()
+    assert table.shape == (4, 2) and table.notna().all(axis=None)
+    run = lookup.stored(by_name("bench_mine"))
+    when = known.runs.set_index(["row", "seed"]).when["bench_mine", 10]
+    acc = run.clients[(run.clients["rounds"] == 2) & (run.clients.when == when)]
+    acc = acc[acc.split == "test"].acc_pct.to_numpy()
+    assert np.allclose(known.per_client()["bench_mine", 10], acc)
+    assert table.loc["bench_mine", 10] == pytest.approx(acc.mean())
+
+
+def finished():
+    return list(store.finished())
+
+
+def by_name(method, seed=10):
+    found = [r.experiment for r in finished() if r.experiment.method == method]
+    return next(e for e in found if e.seed == seed)
+
+
+def test_the_choice_is_the_best_mean_on_validation_data(ran):
+    tuning = record.read("rotate-digits").tuning
+    for row, of in tuning.groupby("row"):
+        val = of[[c for c in of if c.startswith("val.")]].dropna(axis=1)
+        val = val[["val.before", "val.tuned 1", "val.tuned 3", "val.tuned 10"]]
+        means = val.groupby(of.draw).mean().stack()
+        draw, when = means.idxmax()
+        chosen = of[of.chosen != ""]
+        assert set(chosen.draw) == {draw} and set("val." + chosen.chosen) == {when}, row
+
+
+def test_oracle_clusters_are_those_of_the_groups(ran):
+    known = record.read("rotate-digits")
+    found = known.per_client()[f"fedavg, {rows.ORACLE}", 10]
+    ids = known.runs.set_index(["row", "seed"]).run[f"fedavg, {rows.ORACLE}", 10].split()
+    runs = [next(r for r in finished() if r.id == i) for i in ids]
+    assert len(runs) == 4 and len(found) == 8
+    when = known.runs.set_index(["row", "seed"]).when["fedavg", 10]
+    for group, run in enumerate(runs):
+        mine = 100 * run.arrays[f"{when}/test/correct"][-1] / run.arrays["n/test"]
+        assert np.allclose(found[group::4], mine)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (dict(settings=["mildd"]), "did you mean 'mild'"),
+        (dict(methods=["fedpr"]), "did you mean 'fedper'"),
+        (dict(plugins=["no_such_module"]), "there is no such module"),
+        (dict(plugins=["json"]), "has no method"),
+        (dict(seeds=[10, 101]), r"\[101\] are among seeds and tuning seeds"),
+        (dict(seeds=[10, 10]), "allowed are different integers"),
+        (dict(draws=0), "draws"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(given, says):
+    with pytest.raises(ValueError, match=says):
+        protocol.asked(**given)
+
+
+def test_data_that_are_missing_are_said_first(home, capsys):
+    assert pfl_papers.__main__.main(["bench", "--settings", "mild"]) == 1
+    assert "fashion_mnist" in capsys.readouterr().err and not home.exists()
+
+
+class Wrong(Exception):
+    pass
+
+
+def test_a_row_that_fails_does_not_end_the_others(small, home, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(home))
+    asked = protocol.asked(methods=["local"], **SMALL | {"draws": 1, "settings": ["mild"]})
+    work = protocol.Work(asked, asked.settings[0], device="cpu")
+    tune = work.tune
+
+    def fails(row):
+        if row.name == "local":
+            raise Wrong("of the method")
+        return tune(row)
+
+    work.tune = fails
+    said = list(work.steps())
+    assert "Local: Wrong: of the method" in said[0] and set(work.failed) == {"local"}
+    assert record.read("mild-digits").lines() == ["fedavg"]
+
+
+def test_draws_that_diverge_or_are_refused_are_counted(small, home, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(home))
+    asked = protocol.asked(methods=["pfedme"], **SMALL | {"settings": ["mild"], "seeds": [10]})
+    changes = [{"lr": 1e30}, {"method_args": {"lam": 30.0}, "lr": 0.5}, {}]
+    monkeypatch.setattr(rows.Row, "draws", lambda *_: changes)
+    work = protocol.Work(asked, asked.settings[0], device="cpu")
+    said = work.tune(next(r for r in asked.rows if r.name == "fedavg"))
+    assert "1 of 3 draws diverged" in said
+    said = work.tune(next(r for r in asked.rows if r.name == "pfedme"))
+    assert "refused" in said
+    tuning = record.of_folder(record.kept("mild-digits")).tuning
+    first = tuning[tuning.seed == 100].set_index(["row", "draw"]).status
+    assert first["fedavg", 0].startswith("failed") and first["fedavg", 2] == "done"
+    assert first["pfedme", 1].startswith("refused: pfedme: lam")
+
+
+def test_a_records_files_are_read_as_they_were_written(ran, tmp_path):
+    known = record.read("rotate-digits")
+    files = record.write(tmp_path / "a", known)
+    again = record.of_folder(tmp_path / "a")
+    for name in record.COLUMNS:
+        pd.testing.assert_frame_equal(
+            getattr(again, name).reset_index(drop=True),
+            getattr(known, name).reset_index(drop=True),
+            check_dtype=False,
+            atol=1e-4,
+        )
+    assert [f.read_bytes() for f in record.write(tmp_path / "b", again)] == [
+        f.read_bytes() for f in files
+    ]
+    files[0].write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="damaged"):
+        record.of_folder(tmp_path / "a")

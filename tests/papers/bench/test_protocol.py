@@ -161,8 +161,8 @@ def test_what_is_wrong_is_said_before_anything_is_trained(given, says):
 
 
 def test_data_that_are_missing_are_said_first(home, capsys):
-    assert pfl_papers.__main__.main(["bench", "--settings", "mild"]) == 1
-    assert "fashion_mnist" in capsys.readouterr().err and not home.exists()
+    assert pfl_papers.__main__.main(["bench", "--settings", "rotate", "photos"]) == 1
+    assert "mnist" in capsys.readouterr().err and not home.exists()
 
 
 class Wrong(Exception):

@@ -10,7 +10,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_papers.evidence import form, tables
 from pfl_papers.evidence.contrasts import Evidence
 
-OF_PAPERS = {"plan", "compute", "keep", "publish", "compare", "report", "methods-table"}
+OF_PAPERS = {"plan", "compute", "keep", "publish", "compare", "report", "methods-table", "bench"}
 
 
 def main(argv):

@@ -61,6 +61,7 @@ def ran(small, tmp_path_factory):
     METHODS.pop("bench_mine", None)
 
 
+@pytest.mark.slow
 def test_a_command_goes_on_where_it_was_stopped(ran):
     asked, _, said, before, home = ran
     assert "rotate-digits, Local: draw" in said[0] and len(before) == 4
@@ -68,6 +69,7 @@ def test_a_command_goes_on_where_it_was_stopped(ran):
     assert {i: now[i] for i in before} == before
 
 
+@pytest.mark.slow
 def test_the_plan_adds_up_to_what_is_run(ran):
     asked, plan, *_ = ran
     assert plan[[*planned.COUNTS[:-1]]].to_numpy().sum() == len(finished()) == 3 * (4 + 2) + 2 * 4
@@ -77,6 +79,7 @@ def test_the_plan_adds_up_to_what_is_run(ran):
     assert planned.totals(plan).loc["all", "tuning"] == 12
 
 
+@pytest.mark.slow
 def test_reported_seeds_are_never_seen_by_tuning(ran):
     known = record.read("rotate-digits")
     tuned, reported = set(known.tuning.run), {i for run in known.runs.run for i in run.split()}
@@ -97,6 +100,7 @@ def test_all_rows_draw_equal_rates():
     assert len({json.dumps(r) for r in rates.values()}) == 1 and len(rates) == 5  # with FedAvg
 
 
+@pytest.mark.slow
 def test_an_own_method_stands_beside_the_others(ran):
     known = record.read("rotate-digits")
     assert known.lines() == ["local", "fedavg", "bench_mine", f"fedavg, {rows.ORACLE}"]
@@ -120,6 +124,7 @@ def by_name(method, seed=10):
     return next(e for e in found if e.seed == seed)
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_best_mean_on_validation_data(ran):
     tuning = record.read("rotate-digits").tuning
     for row, of in tuning.groupby("row"):
@@ -131,6 +136,7 @@ def test_the_choice_is_the_best_mean_on_validation_data(ran):
         assert set(chosen.draw) == {draw} and set("val." + chosen.chosen) == {when}, row
 
 
+@pytest.mark.slow
 def test_oracle_clusters_are_those_of_the_groups(ran):
     known = record.read("rotate-digits")
     found = known.per_client()[f"fedavg, {rows.ORACLE}", 10]
@@ -189,19 +195,21 @@ def test_a_row_that_fails_does_not_end_the_others(small, home, monkeypatch):
 def test_draws_that_diverge_or_are_refused_are_counted(small, home, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(home))
     asked = protocol.asked(methods=["pfedme"], **SMALL | {"settings": ["mild"], "seeds": [10]})
-    changes = [{"lr": 1e30}, {"method_args": {"lam": 30.0}, "lr": 0.5}, {}]
-    monkeypatch.setattr(rows.Row, "draws", lambda *_: changes)
+    of = {"fedavg": [{"lr": 1e30}, {"lr": 0.1}, {}]}
+    of["pfedme"] = [{}, {"method_args": {"lam": 30.0}, "lr": 0.5}, {"lr": 0.001}]
+    monkeypatch.setattr(rows.Row, "draws", lambda row, *_: of[row.name])
     work = protocol.Work(asked, asked.settings[0], device="cpu")
     said = work.tune(next(r for r in asked.rows if r.name == "fedavg"))
     assert "1 of 3 draws diverged" in said
     said = work.tune(next(r for r in asked.rows if r.name == "pfedme"))
-    assert "refused" in said
+    assert "1 of 3 draws refused" in said
     tuning = record.of_folder(record.kept("mild-digits")).tuning
     first = tuning[tuning.seed == 100].set_index(["row", "draw"]).status
     assert first["fedavg", 0].startswith("failed") and first["fedavg", 2] == "done"
     assert first["pfedme", 1].startswith("refused: pfedme: lam")
 
 
+@pytest.mark.slow
 def test_a_records_files_are_read_as_they_were_written(ran, tmp_path):
     known = record.read("rotate-digits")
     files = record.write(tmp_path / "a", known)

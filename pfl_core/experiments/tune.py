@@ -202,8 +202,9 @@ def declared(experiment: Experiment) -> dict[str, Any]:
     >>> str(found["lr"]), str(found["method_args"]["mu"])
     ('0.01 to 0.5 on a log scale', '0.001 to 1 on a log scale, and 0.0')
     """
-    of_method = searched(METHODS[experiment.method])
-    return searched(experiment) | ({"method_args": of_method} if of_method else {})
+    method = METHODS[experiment.method]
+    shared = {n: v for n, v in searched(experiment).items() if n not in method.untuned}
+    return shared | ({"method_args": own} if (own := searched(method)) else {})
 
 
 def _is_drawn(value: Any) -> bool:

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Context, Method, State, Step
 from pfl_core.stacked import Params, clone, prefixed, select, total, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, number, uniform
 
 
 def mixture(w: Params, v: Params, alpha: Tensor) -> Params:
@@ -75,12 +75,14 @@ class APFL(Method):
         high=1,
         doc="share of the own model at first (authors' README, FL-bench; PFLlib 1); where it "
         "stays, 0 is FedAvg and 1 Local",
+        search=uniform(0.1, 0.9, also=(0.0, 1.0)),
     )
     adapt: str = choice(
         "round",
         "step",
         "never",
         doc="when alpha moves: at a round's first step (authors' code), at each (PFLlib), or never",
+        search=among("round", "step", "never"),
     )
     decay: float = number(
         0.0, low=0, doc="c, decay of alpha; 0 is the paper (a recollection), 0.02 all codes"

@@ -38,7 +38,7 @@ from torch.func import vmap
 
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number
 
 
 class APPLE(Method):
@@ -57,8 +57,18 @@ class APPLE(Method):
     name = "apple"
     scheduled = True
     core_lr: float | None = number(None, doc="eta_c, rate of the own core; None: K lr (PFLlib)")
-    dr_lr: float = number(0.001, low=0, doc="eta_p (authors' code); 0 keeps p_i at p_0")
-    mu: float = number(0.1, low=0, doc="pull of p_i to p_0 (authors' code); 0 is no pull")
+    dr_lr: float = number(
+        0.001,
+        low=0,
+        doc="eta_p (authors' code); 0 keeps p_i at p_0",
+        search=log_uniform(1e-4, 0.01, also=(0.0,)),
+    )
+    mu: float = number(
+        0.1,
+        low=0,
+        doc="pull of p_i to p_0 (authors' code); 0 is no pull",
+        search=log_uniform(0.01, 1, also=(0.0,)),
+    )
     span: float = number(0.1, low=0, high=1, doc="share of rounds with a pull (authors' code)")
     schedule: str = choice(
         "exp", "cos", doc="lambda(r): 0.001^(r / LR) (authors' code), or (1 + cos(pi r / LR)) / 2"

@@ -189,6 +189,7 @@ class Method:
     revision: ClassVar[int] = 1  # raised when a method's numbers change; part of a run's id
     leaks_test: ClassVar[bool] = False  # may read test data while training; printed with its rows
     scheduled: ClassVar[bool] = False  # a round depends on how many there are; no run is continued
+    untuned: ClassVar[tuple[str, ...]] = ()  # fields of an Experiment that no random search draws
     noise: ClassVar[tuple[int, ...] | None] = None  # shape of a sample's `Batch.noise`, if it asks
     # Whether `init` can make `extra` for clients that are new to a trained server, `task.joins`.
     # Methods without `extra` take in new clients anyhow; others refuse before anything is trained.

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, clone, expand, gram, mix, put, select, take
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, number, uniform
 
 
 def bipartition(s: Tensor, method: str) -> Tensor:
@@ -86,6 +86,7 @@ class CFL(Method):
         high=1,
         doc="eps1 as a share of the largest mean update so far (ours); 0 splits only what does not "
         "move at all",
+        search=uniform(0.2, 0.9, also=(0.0,)),
     )
     warmup: float = number(
         0.1, low=0, high=1, doc="share of the rounds before any split (authors' code: 20 rounds)"

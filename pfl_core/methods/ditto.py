@@ -48,7 +48,7 @@ class Ditto(Method):
         1.0,
         low=0,
         doc="lambda, pull of v_k to w (authors' code, FL-bench); 0 is Local",
-        search=log_uniform(0.05, 5, also=(0.0,)),
+        search=log_uniform(0.05, 1.9, also=(0.0,)),
     )
     personal_epochs: int | None = number(
         None, low=1, doc="s, epochs on v_k; None: the experiment's epochs or steps"

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, clone, cosine, gram, mix, put, select
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number
 
 ABLATIONS = {  # App. Table 1: which of p, q are trained
     "": "pq",
@@ -75,11 +75,13 @@ class FedAGHN(Method):
         0.03,
         low=0,
         doc="strength of the own model (authors' example, Table 4); 0 leaves it out of its mean",
+        search=log_uniform(0.003, 0.3, also=(0.0,)),
     )
     q0: float = number(
         0.5,
         doc="sharpness (authors' example; the case study is fitted by 3 [inferred]); 0 weighs all "
         "others alike",
+        search=log_uniform(0.05, 5, also=(0.0,)),
     )
     h: float = number(0.005, low=0, doc="rate of p and q (authors' code); 0 keeps them")
     hn_sign: str = choice("literal", "descent", doc="sign of the step on p and q: see above")

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State, Step
 from pfl_core.stacked import Params, clone, prefixed, select
-from pfl_core.util.fields import number
+from pfl_core.util.fields import log_uniform, number
 
 
 class FedALA(Method):
@@ -50,7 +50,12 @@ class FedALA(Method):
     """
 
     name = "fedala"
-    eta: float = number(1.0, low=0, doc="rate of the weights W (paper and codes); 0 is FedAvg")
+    eta: float = number(
+        1.0,
+        low=0,
+        doc="rate of the weights W (paper and codes); 0 is FedAvg",
+        search=log_uniform(0.1, 2, also=(0.0,)),
+    )
     share: float = number(
         0.8, above=0, high=1, doc="s, part of a client's samples that W is learned on (all codes)"
     )

@@ -49,7 +49,7 @@ from pfl_core.stacked import (
     select,
     unprefixed,
 )
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number, uniform
 
 
 class Attention(Method):
@@ -61,7 +61,10 @@ class Attention(Method):
 
     attention: ClassVar[Callable[..., Tensor]]
     rho: float = number(
-        1.0, low=0, doc="lambda / alpha, pull to u_i (pFedGraph's code); 0 is Local"
+        1.0,
+        low=0,
+        doc="lambda / alpha, pull to u_i (pFedGraph's code); 0 is Local",
+        search=log_uniform(0.005, 1.9, also=(0.0,)),
     )
     start: str = choice(
         "own", "cloud", doc="local training starts from w_i (own, the paper) or u_i (cloud)"
@@ -139,6 +142,7 @@ class FedAMP(Attention):
         low=0,
         high=1,
         doc="most that all others together can weigh, alpha (K - 1) / sigma; 0 is no mixing",
+        search=uniform(0.1, 0.9, also=(0.0,)),
     )
     scale: float = number(
         1.0, above=0, doc="c, sigma over the median squared distance between two clients' models"
@@ -179,7 +183,11 @@ class HeurFedAMP(Attention):
         high=1,
         doc="weight of the own model; None: 1 / K (FedAGHN, App. Tab. 2); 1 is no mixing",
     )
-    sigma: float = number(10.0, doc="sharpness (pFedGraph's code); 0 weighs all others alike")
+    sigma: float = number(
+        10.0,
+        doc="sharpness (pFedGraph's code); 0 weighs all others alike",
+        search=log_uniform(1, 100, also=(0.0,)),
+    )
     similarity: str = choice(
         "delta",
         "params",

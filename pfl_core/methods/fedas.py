@@ -37,7 +37,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State, Step
 from pfl_core.methods.terms import class_means, class_sums, hot
 from pfl_core.stacked import Params, clone, expand, prefixed, select, total, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, log_uniform, number
 
 
 class FedAS(Method):
@@ -55,11 +55,19 @@ class FedAS(Method):
     """
 
     name = "fedas"
-    align_lr: float = number(0.01, low=0, doc="rate of the alignment (authors' code, PFLlib)")
+    align_lr: float = number(
+        0.01,
+        low=0,
+        doc="rate of the alignment (authors' code, PFLlib)",
+        search=log_uniform(0.001, 0.1, also=(0.0,)),
+    )
     align_epochs: int = number(1, low=0, doc="A (authors' code, PFLlib); 0 is no alignment")
     align_batch: int = number(16, low=1, doc="samples in a batch of it (authors' code, PFLlib)")
     weigh_by: str = choice(
-        "fisher", "samples", doc="bases are averaged by f_i, or by n_i (authors' --wo_global)"
+        "fisher",
+        "samples",
+        doc="bases are averaged by f_i, or by n_i (authors' --wo_global)",
+        search=among("fisher", "samples"),
     )
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.terms import mmd
 from pfl_core.stacked import Params, clone, expand, prefixed, select, unprefixed, weighted_mean
-from pfl_core.util.fields import number
+from pfl_core.util.fields import log_uniform, number
 
 
 class FedCP(Method):
@@ -55,6 +55,7 @@ class FedCP(Method):
         low=0,
         doc="lambda, weight of the MMD (PFLlib; authors' script for the 4-layer CNN: 5); 0 leaves "
         "the base free",
+        search=log_uniform(0.1, 10, also=(0.0,)),
     )
 
     @property

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, select, weighted_mean
-from pfl_core.util.fields import number
+from pfl_core.util.fields import log_uniform, number
 
 
 class FedDBE(Method):
@@ -49,10 +49,17 @@ class FedDBE(Method):
 
     name = "feddbe"
     kappa: float = number(
-        0.0, low=0, doc="weight of the penalty (PFLlib; authors' script for a CNN: 50); 0 is none"
+        0.0,
+        low=0,
+        doc="weight of the penalty (PFLlib; authors' script for a CNN: 50); 0 is none",
+        search=log_uniform(0.1, 50, also=(0.0,)),
     )
     mu: float = number(
-        0.1, above=0, high=1, doc="share of a batch in m (PFLlib; authors' script: 1)"
+        0.1,
+        above=0,
+        high=1,
+        doc="share of a batch in m (PFLlib; authors' script: 1)",
+        search=log_uniform(0.1, 1),
     )
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, averages, clone, expand, prefixed, select, take, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, log_uniform, number
 
 
 def few_weights(risk: Tensor, n: Tensor, mu: float) -> Tensor:
@@ -68,12 +68,18 @@ class FedFew(Method):
     """
 
     name = "fedfew"
-    models: int = number(3, low=1, doc="M, models at the server (paper's tables; authors' code: 5)")
+    models: int = number(
+        3,
+        low=1,
+        doc="M, models at the server (paper's tables; authors' code: 5)",
+        search=among(1, 3, 5),
+    )
     mu: float = number(
         0.01,
         above=0,
         doc="smoothing (authors' code), over losses times q_i, about 1 / participants; large "
         "values weigh all alike",
+        search=log_uniform(0.001, 1),
     )
     losses: str = choice(
         "after", "before", doc="L_ik of the trained models (authors' code) or of the received ones"

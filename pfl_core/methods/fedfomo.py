@@ -38,7 +38,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, clone, prefixed, put, scalars, select, total, unprefixed
 from pfl_core.util.draws import rng
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, number
 
 
 class FedFomo(Method):
@@ -58,7 +58,10 @@ class FedFomo(Method):
 
     name = "fedfomo"
     neighbours: int = number(
-        5, low=0, doc="M, models of others that a client downloads (PFLlib, FL-bench); 0 is Local"
+        5,
+        low=0,
+        doc="M, models of others that a client downloads (PFLlib, FL-bench); 0 is Local",
+        search=among(0, 2, 5, 10),
     )
     explore: float = number(
         0.3,

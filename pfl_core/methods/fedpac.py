@@ -37,7 +37,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.terms import class_means, class_sums, simplex_qp
 from pfl_core.stacked import Params, expand, gram, mix, put, select, take
-from pfl_core.util.fields import number, value
+from pfl_core.util.fields import among, log_uniform, number, value
 
 
 class FedPAC(Method):
@@ -56,13 +56,20 @@ class FedPAC(Method):
 
     name = "fedpac"
     lam: float = number(
-        1.0, low=0, doc="lambda, weight of the alignment (authors' code); 0 is none"
+        1.0,
+        low=0,
+        doc="lambda, weight of the alignment (authors' code); 0 is none",
+        search=log_uniform(0.1, 10, also=(0.0,)),
     )
     head_epochs: int = number(1, low=0, doc="on the head, before the base (paper, authors' code)")
     head_lr: float | None = number(
         None, doc="rate of the head in them (authors' code: 0.1); None: lr (PFLlib)"
     )
-    combine: bool = value(True, doc="False: clients keep their own heads; with lam=0 it is FedRep")
+    combine: bool = value(
+        True,
+        doc="False: clients keep their own heads; with lam=0 it is FedRep",
+        search=among(True, False),
+    )
     cut: float = number(1e-3, low=0, below=1, doc="smaller head weights become 0 (authors' code)")
 
     def check(self) -> None:

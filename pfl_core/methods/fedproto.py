@@ -41,7 +41,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.terms import class_means, class_sums, hot
 from pfl_core.stacked import Params, select, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, log_uniform, number
 
 GIVEN = ("proto", "seen")  # what the server sends: P (C, F), and of which classes it knows one
 
@@ -75,6 +75,7 @@ class FedProto(Method):
         low=0,
         doc="lambda, pull of features to the prototypes (authors' code: 1; CIFAR-10: 0.1); 0 "
         "trains as Local does",
+        search=log_uniform(0.05, 10, also=(0.0,)),
     )
     proto: str = choice(
         "after",
@@ -91,6 +92,7 @@ class FedProto(Method):
         "own",
         doc="who answers: the nearest prototype, the classifier (FL-bench), or the nearest "
         "one of a class that the client has (authors' code)",
+        search=among("prototype", "classifier", "own"),
     )
 
     def check(self) -> None:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, clone, prefixed, select
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, number, uniform
 
 
 class FedRoD(Method):
@@ -60,9 +60,13 @@ class FedRoD(Method):
         low=0,
         doc="power of the class counts in the balanced softmax (paper, a recollection; all codes); "
         "0 trains base and generic head as FedAvg does",
+        search=uniform(0.25, 2, also=(0.0,)),
     )
     start: str = choice(
-        "copy", "zero", doc="phi before its first round: the generic head (PFLlib), or 0 (ours)"
+        "copy",
+        "zero",
+        doc="phi before its first round: the generic head (PFLlib), or 0 (ours)",
+        search=among("copy", "zero"),
     )
     score: str = choice(
         "personal", "generic", doc="the served scores: with phi, or the paper's generic model"

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.stacked import Params, prefixed, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number
 
 
 def branch(size: int) -> nn.Sequential:
@@ -58,11 +58,13 @@ class GPFL(Method):
         low=0,
         doc="lambda, pull of generic features to E^ (authors' script: CNN; ResNet-18: 1e-4); 0 is "
         "none",
+        search=log_uniform(1e-4, 0.1, also=(0.0,)),
     )
     mu: float = number(
         0.1,
         low=0,
         doc="weight decay of E and CoV alone (authors' script: CNN; ResNet-18: 0); 0 is none",
+        search=log_uniform(0.001, 1, also=(0.0,)),
     )
     condition: str = choice(
         "own", "global", doc="g, p_i from the own embeddings trained last, or from those received"

@@ -40,7 +40,7 @@ import torch
 
 from pfl_core.methods.base import Context, Method, State, Step
 from pfl_core.stacked import Params, axpy, select
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number
 
 
 def _norm(p: Params) -> torch.Tensor:
@@ -66,7 +66,10 @@ class PerFedAvg(Method):
         "fo", "hf", doc="fo leaves the Hessian out, hf takes it by a central difference"
     )
     alpha: float | None = number(
-        None, low=0, doc="rate of inner step and adaptation; None: lr; 0 is FedAvg on the D'"
+        None,
+        low=0,
+        doc="rate of inner step and adaptation; None: lr; 0 is FedAvg on the D'",
+        search=log_uniform(0.001, 0.1, also=(0.0,)),
     )
     beta: float | None = number(
         None, above=0, doc="rate of the meta-step (FL-bench: 0.001); None: lr (PFLlib)"

@@ -43,7 +43,7 @@ from torch import Tensor
 from pfl_core.methods.base import Batch, Context, Method, State
 from pfl_core.methods.terms import class_sums
 from pfl_core.stacked import Params, select, total
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, log_uniform, number
 
 EPS = 1e-4
 RARE = 2  # samples of a class that are too few for a mean of its own
@@ -102,9 +102,13 @@ class PFedFDA(Method):
         "local",
         doc="blends of means and covariance have a beta each (paper), one for both, or the own "
         "estimates are taken as they are",
+        search=among("two", "one", "local"),
     )
     ridge: float = number(
-        1.0, above=0, doc="added to a covariance's diagonal (authors' code); large: nearest mean"
+        1.0,
+        above=0,
+        doc="added to a covariance's diagonal (authors' code); large: nearest mean",
+        search=log_uniform(0.1, 10),
     )
     features: str = choice(
         "after",

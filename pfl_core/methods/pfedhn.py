@@ -50,7 +50,7 @@ from torch import Tensor, nn
 from pfl_core.methods.base import Context, Method, State
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, prefixed, select
-from pfl_core.util.fields import choice, number, value
+from pfl_core.util.fields import choice, log_uniform, number, value
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -216,7 +216,10 @@ class PFedHN(Method):
     name = "pfedhn"
     adopts = True
     lr: float = number(
-        0.01, low=0, doc="alpha, of phi and embeddings [code; paper's grid: .1, .05, .01, .005]"
+        0.01,
+        low=0,
+        doc="alpha, of phi and embeddings [code; paper's grid: .1, .05, .01, .005]",
+        search=log_uniform(0.005, 0.1),
     )
     momentum: float = number(0.9, low=0, below=1, doc="of the hypernetwork's SGD [code]")
     weight_decay: float = number(1e-3, low=0, doc="of the hypernetwork's SGD [code]")
@@ -385,7 +388,9 @@ class PFedHNPC(PFedHN):
     """
 
     name = "pfedhn_pc"
-    lr: float = number(0.05, low=0, doc="alpha, of phi and embeddings [code]")
+    lr: float = number(
+        0.05, low=0, doc="alpha, of phi and embeddings [code]", search=log_uniform(0.005, 0.1)
+    )
     novel: str = choice(
         "mean",
         "normal",

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params, clone, gram, inner, mix, put, select, take
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import among, choice, log_uniform, number
 
 DEPTH = 3  # hidden layers of a hypernetwork
 
@@ -83,6 +83,7 @@ class PFedLA(Method):
         low=0,
         doc="of embeddings and hypernetworks [third-party]; 0 (with softmax) is the plain mean of "
         "all models",
+        search=log_uniform(0.005, 1, also=(0.0,)),
     )
     dim: int = number(100, low=1, doc="d_e, size of an embedding [third-party]")
     hidden: int = number(100, low=1, doc="width of the hypernetworks [third-party]")
@@ -210,7 +211,9 @@ class HeurpFedLA(PFedLA):
     """
 
     name = "heurpfedla"
-    retain_k: int = number(1, low=0, doc="k (Tables 1, 2); 0 is pFedLA, all layers is Local")
+    retain_k: int = number(
+        1, low=0, doc="k (Tables 1, 2); 0 is pFedLA, all layers is Local", search=among(0, 1, 2)
+    )
 
 
 def table3_megabytes(scalars: float) -> float:

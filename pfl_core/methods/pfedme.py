@@ -35,7 +35,7 @@ from torch import Tensor
 
 from pfl_core.methods.base import Context, Method, State, Step
 from pfl_core.stacked import Params, clone, prefixed, select, unprefixed
-from pfl_core.util.fields import choice, number
+from pfl_core.util.fields import choice, log_uniform, number
 
 
 class PFedMe(Method):
@@ -53,14 +53,19 @@ class PFedMe(Method):
     """
 
     name = "pfedme"
+    untuned = ("lr",)  # w_i's, which hangs on lam; what is served has `personal_lr`
     lam: float = number(
         15.0,
         above=0,
         doc="lambda, pull between theta and w_i (authors' code); lr * lam = 1 sets w_i to theta",
+        search=log_uniform(1, 19),
     )
     inner_steps: int = number(5, low=1, doc="K, gradient steps for each theta (authors' code)")
     personal_lr: float = number(
-        0.01, above=0, doc="rate of these steps (PFLlib, FL-bench; authors' scripts: 0.01 to 0.1)"
+        0.01,
+        above=0,
+        doc="rate of these steps (PFLlib, FL-bench; authors' scripts: 0.01 to 0.1)",
+        search=log_uniform(0.005, 0.1),
     )
     beta: float = number(
         1.0, above=0, doc="rate of the server; 1 is the plain mean (authors' code; 2 when tuned)"

@@ -15,10 +15,11 @@ from scipy.special import stdtrit
 from pfl_core.analysis.noise import own_noise
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
-from pfl_papers.bench.record import Record
+from pfl_core.util.percent import accuracy
+from pfl_papers.bench.record import PRIOR, Record
 from pfl_papers.bench.rows import LOCAL
 
-PRIOR, BELOW = 55.0, 5.0  # %: the most common label alone; points that it stays under Local
+MOST, BELOW = 55.0, 5.0  # %: the most common label alone; points that it stays under Local
 RANGE, AHEAD, HALF = 8.0, 4.0, 0.8  # points
 SEEDS = 10  # of the interval that is foretold
 
@@ -47,7 +48,7 @@ class Gate(NamedTuple):
     def fails(self) -> list[str]:
         """What fails or cannot be said, in words; [] for a setting that passes."""
         asked = {
-            f"the label prior is under {PRIOR:g} %": self.prior < PRIOR,
+            f"the label prior is under {MOST:g} %": self.prior < MOST,
             f"it is {BELOW:g} points under Local": self.local - self.prior > BELOW,
             f"rows differ by more than {RANGE:g} points": self.range > RANGE,
             f"the best row leads Local by {AHEAD:g} points, or Local is not first": self.ahead > 0,
@@ -56,9 +57,12 @@ class Gate(NamedTuple):
         return [words for words, passed in asked.items() if not passed]
 
 
-def gate(known: Record, prior: float) -> Gate:
-    """The gate of a setting by what tuning has found, `prior` being the label prior's accuracy."""
-    table = accuracies(known.tuning)
+def gate(known: Record) -> Gate:
+    """The gate of a setting by what tuning has found."""
+    table, n, right = accuracies(known.tuning), known.samples, known.facts(PRIOR)
+    seeds = [int(s) for s in known.tuning.seed.unique() if int(s) in right]
+    priors = [float(accuracy(right[s], n[s]).mean()) for s in seeds]
+    prior = float(np.mean(priors)) if priors else np.nan
     means = table.mean(axis=1)
     local = float(means.get(LOCAL, np.nan))
     spread = float(means.max() - means.min()) if len(means) > 1 else np.nan

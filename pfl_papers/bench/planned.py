@@ -45,11 +45,13 @@ def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
 
 def totals(lines: pd.DataFrame) -> pd.DataFrame:
     """A line a setting where there are several, and a line of all."""
-    several = lines.index.get_level_values("setting").nunique() > 1
-    by = lines.groupby("setting", sort=False) if several else lines.droplevel("setting")
-    out = by[[*COUNTS, "hours"]].sum() if several else by[[*COUNTS, "gradients", "hours"]]
-    out.loc["all"] = out[[*COUNTS, "hours"]].sum()
-    return out.astype(dict.fromkeys(COUNTS, int)).round({"hours": 2, "gradients": 0})
+    summed = [*COUNTS, "hours"]
+    if lines.index.get_level_values("setting").nunique() > 1:
+        out = pd.DataFrame(lines.groupby("setting", sort=False)[summed].sum())
+    else:
+        out = lines.droplevel("setting")[[*COUNTS, "gradients", "hours"]]
+    out.loc["all"] = out[summed].sum()
+    return out.astype({n: int for n in COUNTS}).round({"hours": 2, "gradients": 0})
 
 
 class _Runs:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from pfl_core.data import pools
@@ -24,18 +23,26 @@ from pfl_core.experiments.experiment import Experiment, seeded
 from pfl_core.experiments.run import check_how
 from pfl_core.experiments.store import Result, load_result
 from pfl_core.util import checks, paths
-from pfl_core.util.percent import accuracy
 from pfl_papers.bench import gate as gates
 from pfl_papers.bench import record, rows
 from pfl_papers.bench.record import DIGITS, Record
 from pfl_papers.bench.rows import EQUAL, ORACLE, REFERENCE, Row
 from pfl_papers.bench.settings import SETTINGS, Setting
 
-DRAWS, KEEP = 16, 4  # of a row's search; how many of them run on all tuning seeds
-SEEDS, TUNING_SEEDS = tuple(range(10, 20)), (100, 101, 102)
-# What the form over digits has in their place, if nothing is said.
-SMALL: dict[str, Any] = dict(draws=2, seeds=(10, 11), tuning_seeds=(100, 101))
-SMALL |= dict(methods=("local", "fedavg", "fedavg_ft", "lpft", "fedper", "ditto"))
+KEEP = 4  # draws that run on all tuning seeds
+
+
+class Usual(NamedTuple):
+    """What is asked if nothing is said: draws of a row's search, seeds, and rows (all, if none)."""
+
+    draws: int
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+    methods: tuple[str, ...] = ()
+
+
+USUAL = Usual(16, tuple(range(10, 20)), (100, 101, 102))
+SMALL = Usual(2, (10, 11), (100, 101), ("local", "fedavg", "fedavg_ft", "fedper"))  # on digits
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,9 @@ class Asked:
 
     settings: tuple[Setting, ...]
     rows: tuple[Row, ...]
-    draws: int = DRAWS
-    seeds: tuple[int, ...] = SEEDS
-    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    draws: int = USUAL.draws
+    seeds: tuple[int, ...] = USUAL.seeds
+    tuning_seeds: tuple[int, ...] = USUAL.tuning_seeds
     digits: bool = False
 
     def named(self, setting: Setting) -> str:
@@ -87,32 +94,24 @@ def asked(
     ValueError
         For unknown settings, rows or modules, and for seeds that are both tuned on and reported.
     """
-    plugins = list(plugins)
-    usual = SMALL if digits else dict(draws=DRAWS, seeds=SEEDS, tuning_seeds=TUNING_SEEDS)
+    usual = SMALL if digits else USUAL
     some = list(settings)
     for name in some:
         checks.known("setting", name, SETTINGS)
-    draws = usual["draws"] if draws is None else draws
+    draws = usual.draws if draws is None else draws
     checks.count("bench", "draws", draws, "the number of random choices")
-    given = {"seeds": tuple(seeds), "tuning_seeds": tuple(tuning_seeds)}
-    of = {name: values or usual[name] for name, values in given.items()}
-    for name, values in of.items():
+    of = Usual(draws, tuple(seeds) or usual.seeds, tuple(tuning_seeds) or usual.tuning_seeds)
+    for name, values in {"seeds": of.seeds, "tuning_seeds": of.tuning_seeds}.items():
         if len(set(values)) < len(values):
             raise ValueError(f"bench({name}={values}): allowed are different integers")
-    if both := sorted(set(of["seeds"]) & set(of["tuning_seeds"])):
+    if both := sorted(set(of.seeds) & set(of.tuning_seeds)):
         raise ValueError(
             f"bench: {both} are among seeds and tuning seeds; what tuning has seen cannot be "
             "reported: choose others"
         )
-    wanted = list(methods) or usual.get("methods", ())
-    return Asked(
-        tuple(s for s in SETTINGS.values() if s.key in some or not some),
-        tuple(rows.chosen(wanted, plugins)),
-        draws,
-        of["seeds"],
-        of["tuning_seeds"],
-        digits,
-    )
+    wanted = tuple(s for s in SETTINGS.values() if s.key in some or not some)
+    found = rows.chosen(list(methods) or usual.methods, plugins)
+    return Asked(wanted, tuple(found), of.draws, of.seeds, of.tuning_seeds, digits)
 
 
 def check(asked: Asked, **how: Any) -> None:
@@ -164,8 +163,8 @@ class Work:
         """Do all of it; yields what was done, after each row."""
         for row in self.asked.rows:
             yield from self._attempt(row, self.tune)
-        yield self.gate()
         self.prior()
+        yield self.gate()
         for step in (self.report, self.report_equal, self.report_oracle):
             for row in self.asked.rows:
                 yield from self._attempt(row, step)
@@ -323,18 +322,16 @@ class Work:
     # -- the setting itself ------------------------------------------------------------------------
 
     def prior(self) -> None:
-        """Keep what the label prior gets right on the reported seeds."""
-        bases = rows.over(self.asked.seeds, [self.base])
-        found = [record.prior(e.seed, gates.label_prior(e)[0]) for e in bases]
+        """Keep what the label prior gets right on all seeds."""
+        seeds = (*self.asked.tuning_seeds, *self.asked.seeds)
+        found = [record.prior(e.seed, *gates.label_prior(e)) for e in rows.over(seeds, [self.base])]
         folder = record.kept(self.name)
         record.write(folder, Record.joined([record.of_folder(folder), *found]))
 
     def gate(self) -> str:
         """What the declared gate says of the setting, by the tuning seeds alone."""
-        pairs = [gates.label_prior(e) for e in rows.over(self.asked.tuning_seeds, [self.base])]
-        prior = float(np.mean([accuracy(right, n).mean() for right, n in pairs]))
         known = record.of_folder(record.kept(self.name))
-        return f"{self.name}, gate: {gates.said(gates.gate(known, prior))}"
+        return f"{self.name}, gate: {gates.said(gates.gate(known))}"
 
     def _stored(self, experiment: Experiment) -> Result | None:
         return load_result(paths.store_folder() / experiment.id, experiment, aside=False)

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pfl_core.analysis.select import tuples
 from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
@@ -39,12 +41,13 @@ SPLITS = ("val", "test")
 PRIOR = "prior"  # the moment of the line of the label prior, of row ""
 BALANCED = "acc_balanced"  # the metric
 DIGITS = "-digits"  # at the end of a setting's name in its form over digits
-TUNING = ["row", "draw", "seed", "change", "status", "chosen", "run"]
+TUNING = ["row", "draw", "seed", "change", "status", "chosen", "run", "cpu_s"]
 RUNS = ["row", "seed", "status", "draw", "when", "own", "run", "rounds", "gradients", "extra"]
 RUNS += ["down", "up", "cpu_s", "wall_s", "processor", "version", "commit", "date"]
 HISTORY = ["row", "seed", "when", "rounds", "val", "test"]
 CLIENTS = ["row", "seed", "when", "val", "balanced", "correct"]
 COLUMNS = {"tuning": TUNING, "runs": RUNS, "history": HISTORY, "clients": CLIENTS}
+When = str | Mapping[str, str]  # a moment, or one for each row
 NUMBERS = {*"draw seed rounds gradients extra down up cpu_s wall_s val test balanced".split()}
 
 
@@ -96,35 +99,45 @@ class Record:
         """Rows that have reported runs, in their order."""
         return list(dict.fromkeys(self.runs.row))
 
-    def accuracies(self, when: str = "") -> pd.DataFrame:
+    def accuracies(self, when: When = "") -> pd.DataFrame:
         """Test accuracy in %, mean over clients: a line a row and a column a seed.
 
         Parameters
         ----------
-        when : str
-            A moment, "own" for each row's own one, by default the one that tuning chose. NaN where
-            a run diverged or has not got the moment.
+        when : str or dict
+            A moment, "own" for each row's own one, {row: moment}; by default those that tuning
+            chose. NaN where a run diverged or has not got the moment.
         """
-        per = self.per_client(when)
-        means = {key: acc.mean() for key, acc in per.items()}
-        index = pd.MultiIndex.from_tuples(means, names=["row", "seed"])
-        found = pd.Series(list(means.values()), index, dtype=float).unstack()
-        return found.reindex(index=self.lines(), columns=sorted(set(self.runs.seed)))
+        means = {key: float(acc.mean()) for key, acc in self.per_client(when).items()}
+        return self.table(means)
 
-    def per_client(self, when: str = "") -> dict[tuple[str, int], np.ndarray]:
+    def table(self, numbers: Mapping[tuple[str, int], float]) -> pd.DataFrame:
+        """A number a run, {(row, seed): it}, as a line a row and a column a seed."""
+        seeds = sorted(map(int, set(self.runs.seed)))
+        lines = {row: [numbers.get((row, s), np.nan) for s in seeds] for row in self.lines()}
+        return pd.DataFrame(lines, index=seeds, dtype=float).T
+
+    def per_client(self, when: When = "") -> dict[tuple[str, int], np.ndarray]:
         """{(row, seed): test accuracies in % of clients}; `when` as for `accuracies`."""
-        correct, n = self._at(when).correct, self.samples
-        return {key: accuracy(_numbers(c), n[key[1]]) for key, c in correct.items()}
+        n = self.samples
+        return {
+            (v.row, v.seed): accuracy(_numbers(v.correct), n[v.seed])
+            for v in tuples(self._at(when))
+        }
 
-    def metric(self, name: str, when: str = "") -> pd.Series:
-        """Another mean over clients, by row and seed: "val" or "balanced"."""
-        return self._at(when)[name]
+    def metric(self, name: str, when: When = "") -> pd.DataFrame:
+        """Another mean over clients, "val" or "balanced", as `accuracies` gives it."""
+        found = self._at(when)
+        return self.table({(v.row, v.seed): getattr(v, name) for v in tuples(found)})
 
-    def _at(self, when: str) -> pd.DataFrame:
-        # Lines of clients at each run's moment, by row and seed.
+    def _at(self, when: When) -> pd.DataFrame:
+        # Lines of clients at each run's moment.
         asked = self.runs[["row", "seed"]].copy()
-        asked["when"] = self.runs[{"": "when"}.get(when, when)] if when in ("", "own") else when
-        return asked.merge(self.clients, on=["row", "seed", "when"]).set_index(["row", "seed"])
+        if isinstance(when, str):
+            asked["when"] = self.runs[when or "when"] if when in ("", "own") else when
+        else:
+            asked["when"] = [when.get(row, "") for row in asked.row]
+        return asked.merge(self.clients, on=["row", "seed", "when"])
 
     @property
     def samples(self) -> dict[int, np.ndarray]:
@@ -178,11 +191,14 @@ def tuned(
     line = dict(row=row, draw=draw, seed=seed, change=said, status=run, chosen=chosen, run="")
     if isinstance(run, str):
         return line
-    line |= dict(status=run.meta["status"], run=run.id)
+    line |= dict(status=run.meta["status"], run=run.id, cpu_s=run.meta.get("cpu_s", np.nan))
     if not run.ok:
         return line
-    last = _means(run.history).xs(run.experiment.rounds, level="rounds")
-    return line | {f"{split}.{when}": v for (when, split), v in last.items() if split in SPLITS}
+    acc, last = _means(run.history), run.experiment.rounds
+    moments = dict.fromkeys(key.partition("/")[0] for key in run.arrays if key.endswith("/correct"))
+    pairs = itertools.product(SPLITS, moments)
+    found = {f"{split}.{when}": acc.get((when, last, split), np.nan) for split, when in pairs}
+    return line | found
 
 
 def reported(
@@ -236,10 +252,11 @@ def grouped(row: str, seed: int, runs: Sequence[Result | None], about: dict[str,
     return out
 
 
-def prior(seed: int, right: np.ndarray) -> Record:
-    """What the label prior adds: how many of each client's test samples it has right."""
-    out, line = Record.empty(), dict(row="", seed=seed, when=PRIOR, correct=_text(right))
-    out.clients = pd.DataFrame([line], columns=CLIENTS)
+def prior(seed: int, right: np.ndarray, n: np.ndarray) -> Record:
+    """What the label prior adds: how many of each client's `n` test samples it has right."""
+    out, counts = Record.empty(), {"": n, PRIOR: right}
+    lines = [dict(row="", seed=seed, when=w, correct=_text(v)) for w, v in counts.items()]
+    out.clients = pd.DataFrame(lines, columns=CLIENTS)
     return out
 
 
@@ -317,8 +334,10 @@ def _read(path: Path, name: str) -> pd.DataFrame:
         lacking = [c for c in COLUMNS[name] if c not in frame]
         if lacking:
             raise ValueError(f"it has no column {', '.join(lacking)}")
-        numbers = [c for c in frame if c in NUMBERS or c.startswith(SPLITS)]
-        return frame.assign(**{c: pd.to_numeric(frame[c]) for c in numbers})
+        for column in map(str, frame.columns):
+            if column in NUMBERS or column.startswith(SPLITS):
+                frame[column] = pd.to_numeric(frame[column])
+        return frame
     except (ValueError, EOFError, OSError, zlib.error) as error:
         raise ValueError(
             f"{path} is damaged ({error}); restore it from git, or, below runs/, delete its folder "

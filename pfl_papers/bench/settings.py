@@ -37,7 +37,9 @@ RATES = log_uniform(0.01, 0.5)
 TUNING_RATES = log_uniform(0.005, 0.2)  # of fine-tuning
 TURNS = ["none", "turn90", "turn180", "turn270"]
 SHIFTS = [0, 3, 5, 8]
-PHOTOS: dict[str, Any] = dict(model="lenet", model_args={"kernels": 8, "bn": True}, rounds=30)
+PHOTOS: dict[str, Any] = dict(
+    model="lenet", model_args={"kernels": 8, "bn": True}, rounds=30, eval_every=10
+)
 THREE = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # of digits
 TEN = [list(range(first, first + 10)) for first in (0, 10, 36)]  # 0-9, A-J, a-j of EMNIST's labels
 
@@ -197,7 +199,8 @@ SETTINGS: dict[str, Setting] = {
             "photos",
             "convolutions and BatchNorm",
             _of("cifar10", _EQUAL, "60/30/300", k=3) | PHOTOS,
-            _of("digits", _EQUAL, "39/21/60", k=3) | {"rounds": 4},
+            _of("digits", _EQUAL, "39/21/60", k=3)
+            | {"rounds": 4, "model_args": {"kernels": 4, "bn": True}},
             searched={"buffers": among("local", "average")},
             depths=(1, 2, 3),
         ),

@@ -10,8 +10,11 @@ the 317 images of EMNIST's rarest class (in our copy), all others a smaller part
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.tune import declared
@@ -104,7 +107,9 @@ class Setting:
 def ranges(setting: Setting | str, row: str) -> dict[str, Any]:
     """What a random search draws of a row: `tune(draws=16, choices=ranges("mild", "ditto"))`.
 
-    Rates are equal numbers for all rows. A method's own parameters are what its fields declare.
+    Rates are equal numbers for all rows; of one that trains with momentum m 1 - m times them, since
+    momentum makes steps 1 / (1 - m) times as long. Of a method's own parameters it draws those
+    whose fields declare a range.
 
     Parameters
     ----------
@@ -128,19 +133,25 @@ def ranges(setting: Setting | str, row: str) -> dict[str, Any]:
         setting = SETTINGS[setting]
     base = setting.base(0)
     fields = presets.COMPARED[row](base) if row in presets.COMPARED else {"method": row}
-    own = declared(base.but(**fields))
-    out = own | ({"lr": setting.rates} if "lr" in own else {}) | setting.searched
+    share, own = 1 - fields.get("momentum", 0.0), declared(base.but(**fields))
+    rates = {"lr": _scaled(setting.rates, share)} if "lr" in own else {}
+    out = own | rates | setting.searched
     if setting.depths and row in presets.GRIDS and presets.GRIDS[row].own == "head_depth":
         out["head_depth"] = among(*setting.depths)
-    return out | {"finetune": _finetuned(fields)}
+    return out | {"finetune": _finetuned(fields, _scaled(TUNING_RATES, share))}
 
 
-def _finetuned(fields: dict[str, Any]) -> Any:
+def _scaled(rates: Search, share: float) -> Search:
+    low, high = (float(f"{share * end:.3g}") for end in (rates.low, rates.high))
+    return dataclasses.replace(rates, low=low, high=high)
+
+
+def _finetuned(fields: dict[str, Any], rates: Search) -> Any:
     # Of a row that has stages of its own: these, at several rates.
     if not (stages := fields.get("finetune")) or len(stages) == 1:
-        return {"epochs": EPOCHS, "lr": TUNING_RATES}
-    rates = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
-    return among(*[[stage | {"lr": rate} for stage in stages] for rate in rates])
+        return {"epochs": EPOCHS, "lr": rates}
+    tried = np.geomspace(rates.low, rates.high, 7)
+    return among(*[[s | {"lr": float(f"{rate:.2g}")} for s in stages] for rate in tried])
 
 
 def _of(dataset: str, partition: str, each: str, **args: Any) -> dict[str, Any]:

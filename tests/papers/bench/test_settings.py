@@ -115,6 +115,14 @@ def test_rates_are_equal_numbers_for_all_rows():
     assert all(0.05 <= rate <= 1 for rate in rates["ditto"][1:])
 
 
+def test_rates_of_rows_with_momentum_make_steps_of_equal_length():
+    plain, moved = (settings.ranges("mild", row) for row in ("fedavg", "pfedhn"))
+    pairs = [(plain["lr"], moved["lr"]), (plain["finetune"]["lr"], moved["finetune"]["lr"])]
+    for a, b in pairs:
+        assert (b.low, b.high) == pytest.approx((a.low / 10, a.high / 10))
+    assert moved["lr"].low < presets.COMPARED["pfedhn"](SETTINGS["mild"].base(0))["lr"]
+
+
 def test_what_a_setting_adds_to_a_methods_own():
     ditto = settings.ranges("mild", "ditto")
     assert ditto.keys() == {"lr", "method_args", "finetune"}

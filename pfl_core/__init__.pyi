@@ -1,10 +1,12 @@
 # The public names, and where they are: for __init__.py, editors and type checkers.
 from . import methods
 from .analysis.side_by_side import plot
+from .analysis.tables import export, table
 from .data.federation import Federation
 from .data.partition import list_partitions, register_partition
 from .data.pools import fetch, list_datasets, load, register_dataset
 from .experiments.experiment import Experiment, grid
+from .experiments.listing import runs
 from .experiments.personal import load_model
 from .experiments.run import run
 from .experiments.store import Result
@@ -20,6 +22,7 @@ __all__ = [
     "Federation",
     "Method",
     "Result",
+    "export",
     "fetch",
     "grid",
     "list_datasets",
@@ -34,6 +37,8 @@ __all__ = [
     "register_model",
     "register_partition",
     "run",
+    "runs",
     "sweep",
+    "table",
     "tune",
 ]

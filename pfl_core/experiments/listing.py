@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 from pfl_core.experiments import settings
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
-from pfl_core.util import paths
+from pfl_core.util import checks, paths
 
 HEAD = ("method", "dataset", "seed", "lr")  # said of every run, whether they differ or not
 RECORDED = ("status", "commit", "processor", "device", "version")  # of a run's meta
@@ -37,6 +37,48 @@ def by_id(start: str) -> Result:
     for path in paths.trash_folder().glob(f"*/{start}*"):
         raise ValueError(f"{what}; move {path} back to {store} to have it again")
     raise ValueError(f"{what} in {store}; `python -m pfl_core list runs` shows all")
+
+
+def runs(status: str | None = "done", **fields: Any) -> list[Result]:
+    """The finished runs of the store that are as asked for, oldest first.
+
+    Parameters
+    ----------
+    status : str or None
+        "done", or "failed" (diverged); None: both.
+    **fields
+        Values of fields of an Experiment; a list holds alternatives. Of a dict its entries are
+        looked at: `partition_args={"alpha": 0.1}`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown field or status.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, run, runs
+    >>> _ = run(Experiment(clients=3, model="mlp", rounds=1, partition="iid", lr=0.07))
+    >>> [r.experiment.method for r in runs(lr=0.07, method=["fedavg", "fedper"])]
+    ['fedavg']
+    """
+    checks.known("status", status, ("done", "failed", None))
+    known = [f.name for f in dataclasses.fields(Experiment)]
+    for name in fields:
+        checks.known("field of an Experiment", name, known)
+    return [
+        r
+        for r in finished()
+        if status in (None, r.meta["status"].partition(":")[0])
+        and all(_is(getattr(r.experiment, name), wanted) for name, wanted in fields.items())
+    ]
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and all(value.get(k) == v for k, v in wanted.items())
+    several = isinstance(wanted, list | tuple | set) and not isinstance(value, list | tuple)
+    return value in wanted if several else value == wanted
 
 
 def date(result: Result) -> str:
@@ -88,7 +130,7 @@ def differing(cells: Sequence[Experiment]) -> list[dict[str, Any]]:
 
     Fields of dicts as partition_args.alpha; None: not given.
     """
-    flat = [_flat(e) for e in cells]
+    flat = [fields_of(e) for e in cells]
     usual = {}
     for name in dict.fromkeys(name for f in flat for name in f):
         values = [repr(f.get(name)) for f in flat]
@@ -96,7 +138,8 @@ def differing(cells: Sequence[Experiment]) -> list[dict[str, Any]]:
     return [{n: f.get(n) for n, most in usual.items() if repr(f.get(n)) != most} for f in flat]
 
 
-def _flat(experiment: Experiment) -> dict[str, Any]:
+def fields_of(experiment: Experiment) -> dict[str, Any]:
+    """{field: value} of an Experiment, those of dicts as partition_args.alpha."""
     out = {}
     for field in dataclasses.fields(Experiment):
         name, value = field.name, getattr(experiment, field.name)
@@ -117,19 +160,20 @@ def _varied(flat: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in every if len({repr(f.get(name)) for f in flat}) > 1]
 
 
-def names(found: Sequence[Result]) -> list[str]:
+def names(found: Sequence[Result], but: Collection[str] = ()) -> list[str]:
     """A name of each run by what is not the same in all: "fedper, lr 0.1".
 
     Those that differ in their seed alone have the same name, and no others: where fields do not
-    tell runs apart, the name has their data, code, revision or setting.
+    tell runs apart, the name has their data, code, revision or setting. Fields in `but` are said
+    elsewhere.
     """
     out = [r.experiment.method for r in found]
-    flat = [_flat(r.experiment) for r in found]
+    flat = [fields_of(r.experiment) for r in found]
     for name in _varied(flat):
-        if name not in ("method", *settings.SEEDS, *settings.SILENT):
+        if name not in ("method", *settings.SEEDS, *settings.SILENT, *but):
             out = [_with(said, name, f.get(name)) for said, f in zip(out, flat, strict=True)]
     beside = [beside_fields(r.meta) | {"setting": r.setting[:8]} for r in found]
-    for name in ("data", "code", "revision", "setting"):
+    for name in () if but else ("data", "code", "revision", "setting"):
         of_name: dict[str, set[Any]] = {}
         for said, b in zip(out, beside, strict=True):
             of_name.setdefault(said, set()).add(b[name])
@@ -149,7 +193,7 @@ def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
 
     Then its accuracies, as `Result.summary` has them.
     """
-    flat = [_flat(result.experiment) | beside_fields(result.meta) for result in found]
+    flat = [fields_of(result.experiment) | beside_fields(result.meta) for result in found]
     varied, columns = _varied(flat), {}
     for result, f in zip(found, flat, strict=True):
         about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *varied])} | {"date": date(result)}

@@ -1,0 +1,342 @@
+"""Finished runs as a table for a paper: rows x columns, intervals, differences, what ties."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_core.analysis.noise import Column, Interval
+from pfl_core.analysis.select import alike, pick
+from pfl_core.experiments import listing
+from pfl_core.experiments.store import Result
+from pfl_core.util import checks
+
+ONE_MODEL = ("fedavg", "fedprox")  # served before local training, all clients have one model
+LESS = ("loss", "acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better
+RULES = {
+    "last": "last round",
+    "last10": "mean of the last ten evaluations",
+    "best_val": "best validation round",
+    "best_test": "best test round (optimistic: test data choose it)",
+}
+_MOMENTS = {"before": "before local training", "after": "after local training"}
+Labels = str | Sequence[str] | None
+
+
+def table(
+    *given: Result | pd.DataFrame,
+    rows: Labels = None,
+    columns: Labels = None,
+    against: str = "",
+    metric: str = "acc_pct",
+    select: str = "last",
+    when: str = "before",
+    average: str = "client",
+    digits: int = 2,
+) -> Table:
+    """Make a table of finished runs: means over seeds with 95 % intervals, the best in bold.
+
+    Parameters
+    ----------
+    *given : Result or DataFrame
+        What `run` or `runs` returned, or the rows of a `sweep`. The table has their order.
+    rows, columns : str or several, optional
+        Fields of an Experiment whose values label a side: "method", "partition_args.alpha". By
+        default the tags of `grid`; of runs without tags, rows are named by what differs.
+    against : str
+        A row from which all others' differences are shown, paired by seed.
+    metric : str
+        A metric of the rows: "acc_pct", "acc_worst10", "loss", ...
+    select, when, average : str
+        Which number of a run: see `analysis.select.pick`.
+    digits : int
+        Decimals.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is neither; for runs of one cell that differ in more than the seed; for a row,
+        field or metric that is not there.
+
+    Notes
+    -----
+    Noise over seeds is pooled over the rows of a column, as everywhere here (`analysis.noise`). A
+    run that diverged has no number; its cell says how many of its seeds did.
+
+    Examples
+    --------
+    >>> from pfl_core import Experiment, grid, sweep
+    >>> base = Experiment(clients=3, model="mlp", rounds=1, partition="iid", max_samples=50)
+    >>> methods = {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}
+    >>> found = table(sweep(grid(base, methods, seeds=(0, 1)), device="cpu"), against="FedAvg")
+    >>> found.text().shape, found.cells.seeds.tolist()
+    ((2, 2), [2, 2])
+    """
+    frame, lost, order = _labelled(given, rows, columns)
+    checks.known("metric", metric, sorted(set(frame.metric)))
+    if against:
+        checks.known("row", against, order[0])
+    picked = pick(frame, select, when, average, metric)
+    if picked.empty:
+        own = frame[(frame.metric == metric) & (frame.split == "test")]
+        there = own[["when", "average"]].drop_duplicates().agg(", ".join, axis=1)
+        raise ValueError(
+            f"table: no {metric} of test data at when={when!r}, average={average!r}; there are "
+            f"{'; '.join(there) or 'none'}"
+        )
+    cells = _cells(alike(picked, ["row", "column"]), metric, when, against)
+    said = f"{_measure(metric)}, {average} mean, {RULES[select]}, {_MOMENTS.get(when, when)}."
+    return Table(cells, lost, order, against, digits, said)
+
+
+class Table:
+    """A table of finished runs: shown by a notebook, printed, or as LaTeX, CSV and Markdown.
+
+    Attributes
+    ----------
+    cells : DataFrame
+        A line a cell: row, column, seeds, value, half (of its 95 % interval), best (the best of
+        its column, or not told apart from it), difference, low and high (to the row `against`).
+    caption : str
+        What the numbers are.
+    """
+
+    def __init__(
+        self,
+        cells: pd.DataFrame,
+        lost: dict[tuple[str, str], tuple[int, int]],
+        order: list[list[str]],
+        against: str,
+        digits: int,
+        said: str,
+    ):
+        self.cells, self._lost, self._order = cells, lost, order
+        self.against, self.digits = against, digits
+        self.caption = f"{said} {self._explained()}"
+
+    def _explained(self) -> str:
+        seeds = sorted({int(n) for n in self.cells.seeds})
+        n = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        if seeds[-1] < 2:
+            return "One seed: there are no intervals."
+        text = f"± is half of the 95 % interval over {n} seeds."
+        text += " Bold: the best of a column and all that its runs do not tell from it."
+        if self.against:
+            text += f" Brackets: 95 % interval of the difference from {self.against}."
+        return text
+
+    def text(self, bold: str = "{}", pm: str = "±") -> pd.DataFrame:
+        """The table as text; `bold` is how the best are written, `pm` the sign between."""
+        out: dict[Any, dict[str, str]] = {}
+        d = self.digits
+        for c in self.cells.itertuples():
+            value = f"{c.value:.{d}f}" + ("" if np.isnan(c.half) else f" {pm} {c.half:.{d}f}")
+            out.setdefault((c.column, ""), {})[c.row] = bold.format(value) if c.best else value
+            if self.against and c.row != self.against:
+                ends = "" if np.isnan(c.low) else f" [{c.low:+.{d}f}, {c.high:+.{d}f}]"
+                head = f"- {self.against}"
+                there = "" if np.isnan(c.difference) else f"{c.difference:+.{d}f}{ends}"
+                out.setdefault((c.column, head), {})[c.row] = there
+        for (row, column), (n, of) in self._lost.items():
+            said = f"diverges ({n} of {of})"
+            number = out.setdefault((column, ""), {}).get(row, "")
+            out[column, ""][row] = f"{number}, {said}" if number else said
+        return self._framed(out)
+
+    def _framed(self, out: dict[Any, dict[str, str]]) -> pd.DataFrame:
+        rows, columns = self._order
+        heads = [(c, kind) for c in columns for kind in ("", f"- {self.against}")]
+        frame = pd.DataFrame({h: out[h] for h in heads if h in out}).reindex(rows)
+        frame = frame.astype(object).where(frame.notna(), "not run")
+        for place, head in enumerate(frame.columns):
+            if head[1]:  # a difference of what was not run is none
+                frame.isetitem(place, frame.iloc[:, place].replace("not run", ""))
+        return frame.set_axis([" ".join(filter(None, h)) or "value" for h in frame.columns], axis=1)
+
+    def latex(self) -> str:
+        """The table for a paper, with booktabs' rules; the caption stands above as a comment."""
+        frame = self.text(r"\textbf{{{}}}", r"$\pm$")
+        frame = frame.rename(index=_escaped, columns=_escaped).map(lambda v: v.replace("%", r"\%"))
+        form = "l" + "r" * frame.shape[1]
+        return f"% {self.caption}\n" + frame.to_latex(column_format=form)
+
+    def markdown(self) -> str:
+        """The table in Markdown, its caption above."""
+        frame = self.text("**{}**").reset_index(names="")
+        lines = [list(frame.columns), ["---"] * frame.shape[1], *frame.to_numpy().tolist()]
+        text = [" | ".join(v.replace("|", "\\|") for v in line) for line in lines]
+        return "\n".join([self.caption, "", *(f"| {line} |" for line in text)])
+
+    def csv(self, path: str | Path | None = None) -> str:
+        """The cells as CSV, written to `path` if one is given."""
+        text = self.cells.to_csv(index=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        frame = self.text("\ue000{}").map(html.escape)
+        marked = frame.map(lambda v: f"<b>{v[1:]}</b>" if v.startswith("\ue000") else v)
+        shown = marked.rename(index=html.escape, columns=html.escape)
+        return f"<p>{html.escape(self.caption)}</p>\n{shown.to_html(escape=False, border=0)}"
+
+    def __repr__(self) -> str:
+        return f"{self.caption}\n{self.text('*{}').to_string()}"
+
+
+def export(path: str | Path, *given: Result | pd.DataFrame, clients: bool = False) -> Path:
+    """Write the rows of finished runs to a CSV file, one number a line.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file; one that is there is replaced.
+    *given : Result or DataFrame
+        As for `table`.
+    clients : bool
+        The accuracy of every client of every Result in place of what is over clients.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is neither, and for none.
+    """
+    _check(given, "export")
+    if clients:
+        whole = [r for r in given if isinstance(r, Result)]
+        if len(whole) < len(given):
+            raise TypeError("export(clients=True): only Results know their clients: give runs(...)")
+        frames = [r.clients.assign(run=r.id, method=r.experiment.method) for r in whole]
+        frames = [f.assign(seed=r.experiment.seed) for f, r in zip(frames, whole, strict=True)]
+    else:
+        frames = [g.rows if isinstance(g, Result) else g for g in given]
+    pd.concat(frames, ignore_index=True).to_csv(path, index=False)
+    return Path(path)
+
+
+# -- the labels ------------------------------------------------------------------------------------
+
+
+def _check(given: Iterable[Any], what: str) -> None:
+    if not given:
+        raise ValueError(f"{what}: there is nothing; give Results or rows: {what}(run(...))")
+    for one in given:
+        if not isinstance(one, Result | pd.DataFrame):
+            got = type(one).__name__
+            raise TypeError(f"{what} takes Results and rows, got {got}; of a list write *results")
+
+
+def _labelled(
+    given: Sequence[Any], rows: Labels, columns: Labels
+) -> tuple[pd.DataFrame, dict[tuple[str, str], tuple[int, int]], list[list[str]]]:
+    # All numbers with their row and column; of cells with runs that diverged how many did; and the
+    # labels of both sides in order.
+    _check(given, "table")
+    results = [*{r.key: r for r in given if isinstance(r, Result)}.values()]
+    of_rows = _side(results, "row", rows, _names(columns))
+    sides = zip(results, of_rows, _side(results, "column", columns), strict=True)
+    cells = {r.key: dict(row=row, column=column) for r, row, column in sides}
+    parts = [
+        one.rows.assign(**cells[one.key])
+        if isinstance(one, Result)
+        else _relabelled(one, rows, columns)
+        for one in given
+    ]
+    heads = [  # a run that diverged at once has no rows
+        cells[one.key] if isinstance(one, Result) else part
+        for one, part in zip(given, parts, strict=True)
+    ]
+    order = [[*dict.fromkeys(v for h in heads for v in np.ravel(h[s]))] for s in ("row", "column")]
+    ok: dict[tuple[str, str], list[bool]] = {}
+    for r in results:
+        ok.setdefault((cells[r.key]["row"], cells[r.key]["column"]), []).append(r.ok)
+    lost = {cell: (of.count(False), len(of)) for cell, of in ok.items() if not all(of)}
+    ended = [p for p, one in zip(parts, given, strict=True) if getattr(one, "ok", True)]
+    if not sum(map(len, ended)):
+        raise ValueError(f"table: none of {len(given)} runs ended with finite numbers")
+    frame = pd.concat(ended, ignore_index=True).assign(paper="", artefact="")
+    return frame, lost, order
+
+
+def _relabelled(frame: pd.DataFrame, rows: Labels, columns: Labels) -> pd.DataFrame:
+    for side, fields in (("row", rows), ("column", columns)):
+        if names := _names(fields):
+            for name in names:
+                checks.known("column of these rows", name, list(frame))
+            texts = frame[names].astype(str).agg(", ".join, axis=1)
+            frame = frame.assign(**{side: texts})
+    blank = frame.row.astype(str) == ""
+    return frame.assign(row=frame.row.where(~blank, frame.method))
+
+
+def _names(fields: Labels) -> list[str]:
+    return [fields] if isinstance(fields, str) else [*(fields or ())]
+
+
+def _side(results: list[Result], side: str, fields: Labels, but: Sequence[str] = ()) -> list[str]:
+    # The label of each run on one side of the table; fields in `but` label the other one.
+    if names := _names(fields):
+        flat = [listing.fields_of(r.experiment) for r in results]
+        for name in names:
+            if not any(name in f for f in flat):
+                checks.known("field", name, sorted({n for f in flat for n in f}))
+        return [", ".join(_said(f.get(name)) for name in names) for f in flat]
+    tags = [r.experiment.tags.get(side, "") for r in results]
+    if side == "column" or all(tags):
+        return tags
+    return listing.names(results, but)
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)
+
+
+# -- the numbers -----------------------------------------------------------------------------------
+
+
+def _cells(picked: pd.DataFrame, metric: str, when: str, against: str) -> pd.DataFrame:
+    out = []
+    for column, of in picked.groupby("column", sort=False):
+        wide = of.pivot_table(index="row", columns="seed", values="value", sort=False)
+        one = of[of.method.isin(ONE_MODEL)].row.unique() if when == "before" else ()
+        found = Column(wide, [*one])
+        top = _first(wide.mean(axis=1), metric)
+        for row in wide.index:
+            level, gap = found.level(row), _gap(found, row, top)
+            line = dict(row=row, column=column, seeds=level.seeds, value=level.estimate)
+            line |= dict(half=level.half, best=row == top or gap.low <= 0 <= gap.high)
+            other = _gap(found, row, against) if against in wide.index else Interval()
+            out.append(line | dict(difference=other.estimate, low=other.low, high=other.high))
+    return pd.DataFrame(out)
+
+
+def _first(means: pd.Series, metric: str) -> str:
+    return str(means.idxmin() if metric in LESS else means.idxmax())
+
+
+def _gap(column: Column, row: str, other: str) -> Interval:
+    # A difference over the seeds that both have, if any.
+    if row == other or column.table.loc[[row, other]].dropna(axis=1).empty:
+        return Interval()
+    return column.difference(row, other)
+
+
+def _measure(metric: str) -> str:
+    from pfl_core.analysis import plots  # here: matplotlib takes a second
+
+    return plots.display(metric, plots.MEASURE_LABELS)
+
+
+def _escaped(text: str) -> str:
+    signs = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
+    return text.translate(str.maketrans(signs))

@@ -1,0 +1,157 @@
+"""A table of finished runs: labels, intervals, what ties, what diverged, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import Experiment, export, grid, run, runs, sweep, table
+from pfl_core.analysis.noise import Column
+from pfl_core.analysis.tables import LESS
+
+BASE = Experiment(clients=3, model="mlp", rounds=2, max_samples=40, lr=0.1, eval_after=True)
+ROWS = {"FedPer": {"method": "fedper"}, "Local": {"method": "local"}}
+COLUMNS = {"0.1": {}, "1 & 10 %": {"partition_args": {"alpha": 1.0}}}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFL_RUNS", str(tmp_path_factory.mktemp("runs")))
+        yield sweep(grid(BASE, ROWS, COLUMNS, (0, 1, 2)), device="cpu", jobs=1)
+
+
+@pytest.fixture(scope="module")
+def results(rows):
+    return runs(method=["fedper", "local"])
+
+
+def wide(rows, column, metric="acc_pct", average="client"):
+    last = rows[(rows.split == "test") & (rows.when == "before") & (rows["rounds"] == 2)]
+    last = last[(last.metric == metric) & (last["average"] == average) & (last.column == column)]
+    return last.pivot_table(index="row", columns="seed", values="value", sort=False)
+
+
+def test_a_cell_is_the_mean_over_seeds_with_the_noise_of_its_column(rows):
+    found = table(rows, against="Local").cells.set_index(["column", "row"])
+    for column in COLUMNS:
+        numbers = wide(rows, column)
+        own = found.loc[column, "FedPer"]
+        assert own.seeds == 3 and own.value == pytest.approx(numbers.loc["FedPer"].mean())
+        assert own.half == pytest.approx(Column(numbers).level("FedPer").half)
+        gap = Column(numbers).difference("FedPer", "Local")
+        assert (own.difference, own.low) == pytest.approx((gap.estimate, gap.low))
+        assert own.difference == pytest.approx(
+            (numbers.loc["FedPer"] - numbers.loc["Local"]).mean()
+        )
+
+
+@pytest.mark.parametrize("metric", ["acc_pct", "acc_worst10", "loss", "acc_sd"])
+def test_the_best_and_what_is_not_told_from_it_are_marked_whatever_is_better(rows, metric):
+    average = "pooled" if metric == "loss" else "client"
+    found = table(rows, metric=metric, average=average).cells
+    for column, cells in found.groupby("column"):
+        numbers = wide(rows, column, metric, average)
+        means = numbers.mean(axis=1)
+        top = means.idxmin() if metric in LESS else means.idxmax()
+        marked = set(cells.row[cells.best])
+        assert top in marked
+        for row in set(means.index) - {top}:
+            gap = Column(numbers).difference(row, top)
+            assert (row in marked) == (gap.low <= 0 <= gap.high)
+
+
+def test_rows_and_runs_make_one_table_in_the_order_given(rows, results):
+    text = table(rows).text()
+    assert list(text.index) == ["FedPer", "Local"] and list(text) == list(COLUMNS)
+    again = table(*results, rows="method", columns="partition_args.alpha").text()
+    assert list(again) == ["default", "1"]
+    assert again.to_numpy().tolist() == text.to_numpy().tolist()
+    turned = table(*results[::-1], rows="method", columns="partition_args.alpha").text()
+    assert list(turned.index) == ["local", "fedper"] and list(turned) == ["1", "default"]
+    tagged = [run(e, device="cpu") for e in grid(BASE, ROWS, COLUMNS)]
+    assert list(table(*tagged).text()) == list(COLUMNS), "the tags of the grid"
+
+
+def test_every_form_has_every_number(rows, tmp_path):
+    found = table(rows, against="Local")
+    numbers = [f"{v:.2f}" for v in found.cells.value]
+    for text in (repr(found), found.latex(), found.markdown(), found._repr_html_()):
+        assert all(number in text for number in numbers) and "Local" in text
+        assert found.caption.split(".")[0] in text
+    assert r"1 \& 10 \%" in found.latex() and r"\toprule" in found.latex()
+    assert "1 &amp; 10 %" in found._repr_html_()
+    kept = pd.read_csv(tmp_path / "t.csv") if found.csv(tmp_path / "t.csv") else None
+    assert np.allclose(kept.value, found.cells.value)
+
+
+def test_a_run_that_diverged_is_counted_and_no_number(results):
+    ended = [r for r in results if r.experiment.partition_args.get("alpha") != 1.0]
+    bad = run(BASE.but(method="fedper", lr=1e30, seed=9), device="cpu")
+    only = run(BASE.but(method="fedavg", lr=1e30), device="cpu")
+    assert not bad.ok and not only.ok
+    text = table(*ended, bad, only, rows="method").text()
+    assert text.loc["fedper"].item().endswith("diverges (1 of 4)")
+    assert text.loc["fedavg"].item() == "diverges (1 of 1)"
+    before = table(*ended, rows="method").text()
+    assert text.loc["fedper"].item().startswith(before.loc["fedper"].item())
+    with pytest.raises(ValueError, match="none of 1 runs ended with finite numbers"):
+        table(only)
+
+
+def test_one_seed_has_no_interval_and_says_so(results):
+    found = table(*[r for r in results if r.experiment.seed == 0], columns="partition_args.alpha")
+    assert found.cells.half.isna().all() and "One seed" in found.caption
+    assert "±" not in found.text().to_string()
+    assert found.cells.groupby("column").best.sum().eq(1).all()
+
+
+def test_the_same_run_twice_is_one_seed(results, rows):
+    how = dict(rows="method", columns="partition_args.alpha")
+    once, twice = table(*results, **how), table(*results, *results, **how)
+    pd.testing.assert_frame_equal(once.cells, twice.cells)
+    pd.testing.assert_frame_equal(table(rows).cells, table(rows, rows).cells)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda r, f: table(), ValueError, "there is nothing"),
+        (lambda r, f: table(r), TypeError, "got list"),
+        (lambda r, f: table(*r, rows="method"), ValueError, "partition_args.alpha"),
+        (lambda r, f: table(f, against="Ditto"), ValueError, "Ditto"),
+        (lambda r, f: table(f, metric="auc"), ValueError, "auc"),
+        (lambda r, f: table(*r, rows="methd"), ValueError, "methd"),
+        (lambda r, f: table(f, rows="lr"), ValueError, "'lr'"),
+        (lambda r, f: table(f, when="tuned 3"), ValueError, "before, client"),
+        (lambda r, f: table(f, metric="loss"), ValueError, "before, pooled"),
+        (lambda r, f: export("x.csv"), ValueError, "there is nothing"),
+        (lambda r, f: export("x.csv", f, clients=True), TypeError, "runs"),
+        (lambda r, f: runs(methd="fedper"), ValueError, "methd"),
+        (lambda r, f: runs(status="over"), ValueError, "over"),
+    ],
+)
+def test_what_makes_no_table_is_said(results, rows, call, error, says):
+    with pytest.raises(error, match=says):
+        call(results, rows)
+
+
+def test_runs_are_found_by_their_fields(results):
+    assert len(results) == 12
+    assert {r.experiment.method for r in runs(method="local")} == {"local"}
+    assert len(runs(partition_args={"alpha": 1.0}, seed=(0, 1))) == 4
+    assert runs(dataset="mnist") == [] and not [r for r in runs() if not r.ok]
+
+
+def test_an_export_holds_all_rows(results, tmp_path):
+    out = export(tmp_path / "rows.csv", *results)
+    kept = pd.read_csv(out, keep_default_na=False)
+    assert len(kept) == sum(len(r.rows) for r in results)
+    assert kept.value.sum() == pytest.approx(sum(r.rows.value.sum() for r in results))
+    clients = pd.read_csv(export(tmp_path / "clients.csv", *results, clients=True))
+    assert set(clients.run) == {r.id for r in results}
+    assert len(clients) == sum(map(len, (r.clients for r in results)))
+    for (key, seed), own in clients.groupby(["run", "seed"]):
+        (of,) = [r for r in results if r.id == key]
+        assert seed == of.experiment.seed and np.allclose(
+            own.acc_pct, of.clients.acc_pct, equal_nan=True
+        )

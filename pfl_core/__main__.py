@@ -131,6 +131,44 @@ def show(result: Result) -> None:
     print(f"{'folder':14} {result.folder}")
 
 
+def do_sweep(args: Namespace) -> int:
+    """Run the study of a file, or what is left of it; docs/runs.md has its form. A run that
+    diverges ends with status 1"""
+    study = late("experiments.study").Study.read(args.study)
+    if args.status:
+        print(study.status().to_string())
+        return 0
+    how = dict(jobs=args.jobs, on=args.on, device=args.device)
+    shard = late("experiments.study").shard(args.shard)
+    study.run(shard, **how)
+    found = [result for *_, result in study.found()]
+    ended = [result for result in found if result]
+    lost = sum(not result.ok for result in ended)
+    print(f"{len(ended)} of {len(found)} runs are finished, {lost} of them diverged")
+    if len(ended) == len(found) > lost:
+        print(late("analysis.tables").table(*ended, **study.table))
+    return int(lost > 0)
+
+
+def do_table(args: Namespace) -> None:
+    """Show finished runs as a table: those of a study's file, or some by their ids"""
+    options = ("against", "metric", "select", "when", "average", "digits", "rows", "columns")
+    how = {n: v for n in options if (v := getattr(args, n))}
+    if len(args.what) == 1 and args.what[0].endswith(".toml"):
+        study = late("experiments.study").Study.read(args.what[0])
+        how, found = study.table | how, study.results()
+        if not found:
+            raise ValueError(
+                f"no run of {study.path} is finished; `pfl sweep {study.path}` runs it"
+            )
+    else:
+        found = [late("experiments.listing").by_id(start) for start in args.what]
+    made = late("analysis.tables").table(*found, **how)
+    if args.csv:
+        made.csv(args.csv)
+    print(made.latex() if args.latex else made)
+
+
 def do_list(args: Namespace) -> None:
     """List what there is, a line each; of runs, what differs from most of the others stands behind
     method, data, seed and rate"""
@@ -219,6 +257,7 @@ def parser(prog: str, word_given: str = "run") -> commands.Words:
     add = words.add(do_list)
     add("kind", nargs="*", metavar="KIND", help=f"of {', '.join(LISTS)}")
     _plugins(add)
+    _options_of_studies(words)
     words.add(do_fetch)("name", nargs="+", metavar="NAME", help="of `list datasets`")
     _options_of_prune(words.add(do_prune))
     return words
@@ -261,6 +300,32 @@ def described(field: dataclasses.Field) -> str:
     source = start if field.name == "init_from" else ""
     said = "; ".join(p for p in (field.metadata["doc"], allowed, source) if p)
     return f"{said} (default: {default})"
+
+
+def _options_of_studies(words: commands.Words) -> None:
+    add = words.add(do_sweep)
+    add("study", type=Path, metavar="FILE", help="a TOML file")
+    add("--jobs", type=int, metavar="N", help="runs at a time (default: by device and network)")
+    add("--on", choices=("local", "ray"), help="this machine or a cluster (default: $PFL_ON)")
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    of = "the i-th of n parts, for job arrays over one store (default: 1/1, all)"
+    add("--shard", default="1/1", metavar="I/N", help=of)
+    add("--status", action="store_true", help="say what is finished, and run nothing")
+    add = words.add(do_table)
+    add("what", nargs="+", metavar="FILE|RUN", help="a study's file, or ids of runs")
+    for name, said in (
+        ("against", "a row from which differences are shown"),
+        ("metric", "what is shown (default: acc_pct)"),
+        ("select", "last, last10, best_val or best_test (default: last)"),
+        ("when", "before or after local training (default: before)"),
+        ("average", "client or pooled (default: client)"),
+        ("rows", "the field whose values name rows (default: tags, or what differs)"),
+        ("columns", "the field whose values name columns"),
+    ):
+        add(f"--{name}", default="", help=said)
+    add("--digits", type=int, default=0, metavar="N", help="decimals (default: 2)")
+    add("--latex", action="store_true", help="print LaTeX")
+    add("--csv", type=Path, metavar="FILE", help="write the numbers there, too")
 
 
 def _options_of_prune(add: Callable) -> None:

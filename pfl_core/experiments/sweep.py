@@ -33,6 +33,7 @@ def sweep(
     experiments: Iterable[Experiment],
     *,
     recompute: bool = False,
+    compute: bool = True,
     found: Callable[[Experiment], pd.DataFrame | None] | None = None,
     jobs: int | None = None,
     on: str | None = None,
@@ -52,6 +53,7 @@ def sweep(
     ----------
     experiments : list of Experiment; one that is in it twice counts once
     recompute : compute all of them anew and keep the old ones, as `run(experiment, recompute=True)`
+    compute : False: compute nothing, and raise `Unfinished` where a run is not finished
     found : function of an Experiment that gives its rows from elsewhere, or None; what the store
         does not hold is looked for there before it is computed
     jobs : number of runs at a time, each in a process; of several GPUs each process has its own;
@@ -99,8 +101,18 @@ def sweep(
         done = (tried(e, store=store, **data, **how) for e, data in each)
         return _rows(_said(done, len(wanted)))
     kw: dict[str, Any] = dict(on=on, jobs=jobs, cpus=cpus, gpus=gpus, feds=feds, how=how)
-    computed = functools.partial(_computed, **kw)
+    computed = functools.partial(_computed, **kw) if compute else _none
     return _rows(_found_or_computed(wanted, store, recompute, found, computed, feds))
+
+
+class Unfinished(LookupError):
+    """Runs are asked for that are not finished, and nothing is to be computed."""
+
+
+def _none(todo: list[Experiment], store: Path) -> list[Result | Failed]:
+    if todo:
+        raise Unfinished(f"{len(todo)} runs are not finished in {store}")
+    return []
 
 
 def _say_what_seeds_draw(fed: Given, feds: OfSeeds) -> None:

@@ -1,0 +1,214 @@
+"""A study in a file: what it says, shares of it, what is found without computing, and its errors."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_core import Experiment, Federation, grid, run, sweep, table, tune
+from pfl_core.__main__ import main
+from pfl_core.experiments import workers
+from pfl_core.experiments.study import Study, shard
+
+BASE = dict(dataset="digits", clients=3, rounds=1, model="mlp", max_samples=40, eval_every=1)
+HEAD = """
+seeds = [0, 1]
+[base]
+dataset = "digits"
+clients = 3
+rounds = 1
+model = "mlp"
+max_samples = 40
+"""
+ROWS = """
+[rows.FedPer]
+method = "fedper"
+[rows.Local]
+method = "local"
+"""
+COLUMNS = """
+[columns."0.1"]
+partition_args = { alpha = 0.1, split = "60/20/20" }
+[columns."1"]
+partition_args = { alpha = 1.0, split = "60/20/20" }
+"""
+TUNE = """
+[tune]
+choices = { lr = [0.01, 0.1] }
+seeds = [100, 101]
+keep = 1
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """(text) -> the study of a file with this text."""
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+
+    def made(text):
+        (tmp_path / "study.toml").write_text(text)
+        return Study.read(tmp_path / "study.toml")
+
+    return made
+
+
+@pytest.fixture
+def nothing_computed(monkeypatch):
+    """A call after which every run that would be computed is an error."""
+
+    def forbid():
+        monkeypatch.setattr(workers, "run", None)
+
+    return forbid
+
+
+def numbers(rows):
+    return rows[rows.metric == "acc_pct"].value.to_numpy()
+
+
+def test_a_study_is_the_grid_that_it_says(study):
+    said = study(HEAD + ROWS + COLUMNS)
+    rows = {"FedPer": {"method": "fedper"}, "Local": {"method": "local"}}
+    of = {a: {"partition_args": {"alpha": float(a), "split": "60/20/20"}} for a in ("0.1", "1")}
+    whole = grid(Experiment(**BASE), rows, of, (0, 1))
+    mine = said._reported(said.cells())
+    assert [(e.plain(), e.tags) for e in mine] == [(e.plain(), e.tags) for e in whole]
+    found = said.run(device="cpu", jobs=1)
+    np.testing.assert_array_equal(numbers(found), numbers(sweep(whole, device="cpu", jobs=1)))
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_shards_are_all_and_nothing_twice(study, tuned, nothing_computed):
+    said = study(HEAD + ROWS + COLUMNS + TUNE * tuned)
+    parts = [said.run((i, 3), device="cpu", jobs=1) for i in (1, 2, 3)]
+    ids = pd.concat(parts).run.unique()
+    assert len(ids) == 8 and sum(p.run.nunique() for p in parts) == 8
+    nothing_computed()
+    assert set(said.run(device="cpu", jobs=1).run) == set(ids)
+    assert {r.id for r in said.results()} == set(ids)
+
+
+def test_a_tuned_cell_is_what_tune_chooses(study):
+    said = study(HEAD + ROWS + COLUMNS + TUNE)
+    found = said.run(device="cpu", jobs=1)
+    for cell in said.cells():
+        best, _ = tune(cell, {"lr": [0.01, 0.1]}, seeds=[100, 101], keep=1, device="cpu", jobs=1)
+        own = [r for r in said.results() if r.experiment.tags == cell.tags]
+        assert {r.experiment.lr for r in own} == {best.lr}
+        assert [r.experiment.seed for r in own] == [0, 1], "the reported seeds alone"
+    assert set(found.seed) == {0, 1}
+
+
+def test_what_is_finished_is_told_without_computing(study, nothing_computed):
+    said = study(HEAD + ROWS + COLUMNS + TUNE)
+    first = said.cells()[0]
+    said.run((1, 4), device="cpu", jobs=1)
+    nothing_computed()
+    status = said.status()
+    assert status.loc[first.tags["row"], first.tags["column"]] == "2 of 2"
+    assert status.to_numpy().tolist().count(["2 of 2", "0 of 2"]) == 1
+    assert len(said.results()) == 2 and table(*said.results()).cells.seeds.tolist() == [2]
+
+
+def test_the_product_of_lists_makes_rows(study):
+    said = study(HEAD + '[product]\nmethod = ["fedavg", "local"]\nlr = [0.01, 0.1]\n')
+    assert list(said.rows) == [
+        "fedavg, lr 0.01",
+        "fedavg, lr 0.1",
+        "local, lr 0.01",
+        "local, lr 0.1",
+    ]
+    both = study(HEAD + ROWS + "[product]\nlr = [0.01, 0.1]\n")
+    assert list(both.rows) == [f"{m}, lr {v}" for m in ("FedPer", "Local") for v in (0.01, 0.1)]
+    assert [c.lr for c in both.cells()] == [0.01, 0.1] * 2
+
+
+def test_own_data_and_methods_of_ones_own(study, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 5)).astype(np.float32), rng.integers(0, 3, 120)
+    Federation.dealt(x, y, "iid", clients=3).save(tmp_path / "mine")
+    (tmp_path / "gentle_study.py").write_text(
+        "from pfl_core import Method\n\n\nclass Gentle(Method):\n    name = 'gentle_study'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = 'plugins = ["gentle_study"]\ndata = "mine"\n[base]\ndataset = "own"\nrounds = 1\n'
+    text += (
+        'model = "mlp"\n[rows.Gentle]\nmethod = "gentle_study"\n[rows.FedAvg]\nmethod = "fedavg"\n'
+    )
+    said = study(text)
+    found = said.run(device="cpu", jobs=1)
+    by = {m: numbers(of) for m, of in found.groupby("method")}
+    np.testing.assert_array_equal(by["gentle_study"], by["fedavg"])
+    assert len(said.results()) == 2
+    sys.modules.pop("gentle_study")
+
+
+def test_the_words_of_the_command_line(study, tmp_path, capsys, monkeypatch):
+    study(HEAD + ROWS + '[table]\nagainst = "Local"\n')
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "study.toml"]) == 1
+    assert "pfl sweep study.toml" in capsys.readouterr().err
+    assert main(["sweep", "study.toml", "--shard", "1/2", "--device", "cpu", "--jobs", "1"]) == 0
+    assert "2 of 4 runs are finished, 0 of them diverged" in capsys.readouterr().out
+    assert main(["sweep", "study.toml", "--device", "cpu", "--jobs", "1"]) == 0
+    assert "- Local" in capsys.readouterr().out
+    assert main(["sweep", "study.toml", "--status"]) == 0
+    assert "2 of 2" in capsys.readouterr().out
+    assert main(["table", "study.toml", "--latex", "--csv", "t.csv"]) == 0
+    assert r"\toprule" in capsys.readouterr().out and len(pd.read_csv("t.csv")) == 2
+    ids = [r.id for r in Study.read("study.toml").results()]
+    assert main(["table", *ids, "--rows", "method", "--digits", "1"]) == 0
+    assert "fedper" in capsys.readouterr().out
+
+
+def test_a_run_that_diverges_ends_with_status_1(study, tmp_path, capsys):
+    study(HEAD + ROWS + "[product]\nlr = [0.1, 1e30]\n")
+    assert main(["sweep", str(tmp_path / "study.toml"), "--device", "cpu", "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "8 of 8 runs are finished, 4 of them diverged" in out and "diverges (2 of 2)" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seeds = [0", "no TOML file"),
+        (HEAD, "has no rows"),
+        (HEAD + ROWS + "[reads]\n", "'reads'"),
+        ("seeds = 3\n" + ROWS, "seeds is 3; allowed is a list"),
+        (HEAD + ROWS.replace("fedper", "fedpr"), "fedpr"),
+        (HEAD.replace("clients", "client") + ROWS, "client"),
+        (HEAD + ROWS + "[product]\nlr = 0.1\n", "lr = 0.1; allowed is a list"),
+        (HEAD + ROWS + "[product]\nlr = []\n", "allowed is a list"),
+        (HEAD + "[rows]\nFedPer = 3\n", "row FedPer is 3"),
+        (HEAD + ROWS + "[tune]\nchoice = 3\n", "'choice'"),
+        (HEAD + ROWS + "[table]\nagaints = 'Local'\n", "againts"),
+        (HEAD + ROWS + TUNE.replace("100", "1"), r"seeds \[1\], which are reported, too"),
+        (
+            'plugins = ["no_such_module"]\n' + HEAD[1:].replace("seeds = [0, 1]", "") + ROWS,
+            "no such",
+        ),
+    ],
+)
+def test_what_a_file_cannot_say_is_an_error_before_anything_is_trained(study, text, says):
+    with pytest.raises(ValueError, match=says):
+        study(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "a/b", "-1/2"])
+def test_a_shard_is_i_of_n(text):
+    with pytest.raises(ValueError, match="allowed is i/n"):
+        shard(text)
+
+
+def test_without_computing_a_sweep_finds_what_is_there(tmp_path, monkeypatch):
+    from pfl_core.experiments.sweep import Unfinished
+
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    cells = [Experiment(**BASE), Experiment(**BASE, seed=1)]
+    with pytest.raises(Unfinished, match="2 runs are not finished"):
+        sweep(cells, compute=False)
+    run(cells[0], device="cpu")
+    with pytest.raises(Unfinished, match="1 runs"):
+        sweep(cells, compute=False)
+    assert sweep(cells[:1], compute=False).run.nunique() == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.noise import Column, Interval
-from pfl_core.analysis.select import alike, pick
+from pfl_core.analysis.select import alike, pick, tuples
 from pfl_core.experiments import listing
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
@@ -134,7 +134,7 @@ class Table:
         """The table as text; `bold` is how the best are written, `pm` the sign between."""
         out: dict[Any, dict[str, str]] = {}
         d = self.digits
-        for c in self.cells.itertuples():
+        for c in tuples(self.cells):
             value = f"{c.value:.{d}f}" + ("" if np.isnan(c.half) else f" {pm} {c.half:.{d}f}")
             out.setdefault((c.column, ""), {})[c.row] = bold.format(value) if c.best else value
             if self.against and c.row != self.against:

@@ -200,7 +200,7 @@ class Study:
         said = frame.groupby(["row", "column"], sort=False).there.agg(
             lambda there: f"{there.sum()} of {len(there)}"
         )
-        return said.unstack("column").reindex(index=self.rows).rename_axis(None, axis=1)
+        return said.unstack("column").reindex(index=list(self.rows)).rename_axis(None, axis=1)
 
 
 def _rows(path: Path, rows: dict[str, Any], product: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,13 @@
 """From a name to clients: pools of samples, rules that deal them out, and Federations."""
 
 # What other rooms may take from it.
-__all__ = ["checksum", "client_data", "federation", "partition", "pools", "shifts", "sources"]
+__all__ = [
+    "checksum",
+    "client_data",
+    "federation",
+    "names",
+    "partition",
+    "pools",
+    "shifts",
+    "sources",
+]

@@ -114,7 +114,7 @@ def samples(x: Any) -> np.ndarray:
     """Samples as an array of a kind that is allowed; ValueError for others."""
     if instead := _instead(x):
         raise ValueError(f"x is a {type(x).__name__}; give {instead}")
-    x = _array("x", x)
+    x = array("x", x)
     tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
     allowed = x.ndim == 2 if tokens else x.ndim >= 2 and x.dtype.newbyteorder("=").name in FORMS
     if not allowed:
@@ -136,8 +136,8 @@ def samples(x: Any) -> np.ndarray:
     return x
 
 
-def _array(name: str, v: Any) -> np.ndarray:
-    # A tensor, an array or a list of numbers as an array; ValueError for anything else.
+def array(name: str, v: Any) -> np.ndarray:
+    """A tensor, an array or a list as an array; ValueError for what makes none."""
     import torch
 
     if isinstance(v, torch.Tensor):
@@ -277,7 +277,7 @@ def per_channel(
 
 def labels(y: Any) -> np.ndarray:
     """Labels as int64 (n,), one class a sample; ValueError for others."""
-    y = _array("y", y)
+    y = array("y", y)
     if y.ndim > 1 and set(y.shape[1:]) == {1}:
         y = y.reshape(len(y))
     if y.ndim != 1:
@@ -369,7 +369,7 @@ def _indices(v: Any, split: str, client: int) -> np.ndarray:
     of = f"{split} of client {client}"
     if isinstance(v, set | frozenset | dict):
         raise ValueError(f"{of} is a {type(v).__name__}, which has no order; give sorted indices")
-    v = _array(of, v)
+    v = array(of, v)
     if not v.ndim:
         raise ValueError(f"{of} is {v}; give one index array a client, such as [[0, 1], [2, 3]]")
     if sum(n != 1 for n in v.shape) > 1 and v.size:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from pfl_core.data import arrays, files, shifts
+from pfl_core.data import arrays, files
+from pfl_core.data import names as naming
 from pfl_core.data.checksum import Checksum
 from pfl_core.data.files import SPLITS
-from pfl_core.data.partition import function
-from pfl_core.data.partition import partition as deal
-from pfl_core.data.readers import held_out
-from pfl_core.util import cards, checks, identity, paths
+from pfl_core.data.ways import Ways
+from pfl_core.util import cards, checks, paths
 from pfl_core.util.draws import rng
 
 MADE_BY = "function "  # begins the rule of what a function of the seed made
@@ -31,7 +28,7 @@ WHOSE = {n: f"Experiment({n}=...)" for n in ("seed", "holdout", "dtype")} | {
 }
 
 
-class Federation:
+class Federation(Ways):
     """K clients over one pool of samples: data and clients only.
 
     With what they are trained is an Experiment's to say: `run(experiment, fed=...)`. It does not
@@ -44,7 +41,7 @@ class Federation:
         d), which are scaled to [0, 1] and then to (x - mean) / std; integer tokens (n, length); or
         floats (n, ...) as a model takes them, images as (n, c, h, w).
     y : (n,) or (n, 1)
-        Integer labels, 0 to classes - 1.
+        Integer labels, 0 to classes - 1; or texts, which are numbered by their order.
     train, val, test
         One array of indices into x for each client. val and test may be left out. Clients may
         share samples of one part, such as a common test set.
@@ -52,6 +49,9 @@ class Federation:
         C, by default max(y) + 1.
     mean, std
         One number per channel, or one for all.
+    class_names, client_names
+        What classes and clients are called, for predictions and tables; they change no number.
+        Labels that are texts are numbered in the order of class_names.
 
     Raises
     ------
@@ -89,6 +89,8 @@ class Federation:
     std: tuple[float, ...] | None
     name: str
     folder: Path | None
+    class_names: tuple[str, ...] | None
+    client_names: tuple[str, ...] | None
     rule: str = ""
     _stamps: tuple[files.Stamp, ...]
 
@@ -104,18 +106,25 @@ class Federation:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         name: str = "own",
+        class_names: Sequence[str] | None = None,
+        client_names: Sequence[str] | None = None,
         **settings: Any,
     ):
         for setting, value in settings.items():
             raise TypeError(f"Federation({setting}={value!r}): {_where(setting)}")
         mean, std = (None if v is None else (*np.ravel(v).tolist(),) for v in (mean, std))
-        x, y = arrays.frozen(arrays.samples(x)), arrays.frozen(arrays.labels(y))
+        x = arrays.frozen(arrays.samples(x))
+        y, classes, class_names = naming.labels(y, classes, class_names)
+        y = arrays.frozen(y)
         lists = {"train": arrays.index_lists(train, "train", 0)}
         for split, given in (("val", val), ("test", test)):
             lists[split] = arrays.index_lists(given, split, len(lists["train"]))
         checks.name("Federation(name)", name)
-        about: dict[str, Any] = dict(name=name, mean=mean, std=std)
-        about["classes"] = arrays.number_of_classes(classes, y)
+        if client_names is not None:
+            count = len(lists["train"])
+            client_names = naming.given("client_names", client_names, count, "client")
+        about: dict[str, Any] = dict(name=name, mean=mean, std=std, classes=classes)
+        about |= dict(class_names=class_names, client_names=client_names)
         about |= dict(x=x, y=y, index=MappingProxyType(lists), K=len(lists["train"]), folder=None)
         stamps = files.stamps(filter(None, [arrays.mapped_file(x)]))
         self.__dict__.update(about, _stamps=stamps)
@@ -212,6 +221,12 @@ class Federation:
         if len(shape) == 2:
             return (1, *shape)
         return (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """class_names and client_names, those of both that there are."""
+        both = {n: getattr(self, n) for n in files.NAMES}
+        return {n: v for n, v in both.items() if v is not None}
 
     def at_most(self, samples: int, seed: int | None = None) -> Federation:
         """The same with at most that many samples in each client's train, val and test; 0: all.
@@ -315,10 +330,12 @@ class Federation:
         path = paths.expanded(path, "path")
         about: dict[str, Any] = dict(name=self.name, hash=self.hash)
         if path.suffix == ".npz":
-            return files.write_partition(path, self.index, dict(clients=self.K) | about)
+            about |= dict(clients=self.K) | self.names
+            return files.write_partition(path, self.index, about)
         if path.is_file() or path.is_dir() and any(path.iterdir()):
             return self._check_saved(path)
         about |= dict(classes=self.classes, mean=self.mean, std=self.std, rule=self.rule)
+        about |= self.names
         files.write_folder(path, self.x, self.y, self.index, about)
 
     def _check_saved(self, path: Path) -> None:
@@ -326,7 +343,8 @@ class Federation:
             there = None if path.is_file() else type(self).open(path)
         except ValueError:
             there = None
-        if there is None or (there.checksum, there.name) != (self.checksum, self.name):
+        mine = (self.checksum, self.name, self.names)
+        if there is None or (there.checksum, there.name, there.names) != mine:
             raise ValueError(
                 f"{path} is there already and holds something else; save to another folder, or "
                 "take it away"
@@ -374,7 +392,7 @@ class Federation:
         if self.folder:
             return _reopened, (type(self), self.folder, self._stamps, self.hash, self.rule)
         given = {n: getattr(self, n) for n in ("x", "y", "classes", "mean", "std", "name")}
-        return _remade, (type(self), given | dict(self.index), self.rule)
+        return _remade, (type(self), given | self.names | dict(self.index), self.rule)
 
     @classmethod
     def load(cls, path: str | Path, x: np.ndarray, y: np.ndarray, **kw) -> Federation:
@@ -392,62 +410,6 @@ class Federation:
                 f"{path} was made for other data (hash {digest[:12]}..., these have "
                 f"{fed.hash[:12]}...); load the data it names: {about['name']}"
             )
-        return fed
-
-    @classmethod
-    def dealt(
-        cls,
-        x: np.ndarray | Tensor,
-        y: np.ndarray | Tensor,
-        partition: str = "dirichlet",
-        *,
-        clients: int,
-        seed: int = 0,
-        test: float = 0.2,
-        classes: int | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        name: str = "own",
-        **args: Any,
-    ) -> Federation:
-        """Arrays of your own, dealt to clients by a partition of `list_partitions()`.
-
-        Parameters
-        ----------
-        x, y, classes, mean, std, name
-            As for Federation.
-        partition
-            Name of the partition; `args` are its own arguments, such as alpha=0.3.
-        clients
-            How many clients, K.
-        seed
-            Decides who gets which samples; equal seeds deal alike.
-        test
-            Share of each class that is the test part, for partitions that deal it apart from the
-            training part ("iid", for example). The others divide what each client has.
-
-        Raises
-        ------
-        ValueError
-            As Federation, and where the partition cannot deal these samples so.
-
-        Examples
-        --------
-        >>> pool = load("digits")
-        >>> Federation.dealt(pool.x, pool.y, "iid", clients=3)
-        Federation(own: 3 clients, 1,797 images of 1 x 28 x 28, 10 classes;
-        a client has 479 to 480 train, 119 to 120 test)
-        """
-        if not isinstance(test, float | np.floating) or not 0 < test < 1:
-            raise ValueError(f"Federation.dealt(test={test!r}): allowed is a share in (0, 1)")
-        y = arrays.labels(y)
-        classes = arrays.number_of_classes(classes, y)
-        pool = SimpleNamespace(y=y, is_test=held_out(y, test, seed), classes=classes, extra={})
-        dealt = deal(partition, pool, clients, seed, **args)
-        x, y, classes, split = shifts.applied(arrays.samples(x), y, classes, dealt)
-        about: dict[str, Any] = dict(classes=classes, mean=mean, std=std, name=name)
-        fed = cls(x, y, split.train, split.val, split.test, **about)
-        fed.__dict__["rule"] = _rule(partition, dict(clients=clients, test=float(test)) | args)
         return fed
 
     def __repr__(self) -> str:
@@ -471,26 +433,14 @@ class Federation:
         table = cards.shaded(counts, "Training samples by client (down) and class (across)")
         return cards.card(f"Federation {self.name}: {self._said()}", held, table)
 
-    @classmethod
-    def from_pfllib(cls, folder: str | Path, **kw) -> Federation:
-        """A data set as PFLlib writes it: train/<k>.npz and test/<k>.npz for each client k.
-
-        A file holds arrays x and y, or `data` = {"x", "y"}, a pickled dict. Texts, (tokens, length)
-        each, become tokens, padded with 0.
-
-        Files that need unpickling are refused unless `trusted=True`: only say so for files that you
-        made yourself.
-        """
-        folder, trusted = paths.expanded(folder, "folder"), kw.pop("trusted", False)
-        given = files.read_pfllib(folder, trusted)
-        given |= {"x": arrays.owned(given["x"]), "name": folder.name}
-        return cls(**given | kw)
-
 
 def _where(setting: str) -> str:
     if setting in WHOSE:
         return f"a Federation holds data and clients only; say it in {WHOSE[setting]}"
-    return "unknown; a Federation takes x, y, train, val, test, classes, mean, std, name"
+    return (
+        "unknown; a Federation takes x, y, train, val, test, classes, mean, std, name, "
+        "class_names, client_names"
+    )
 
 
 def _stamped(folder: Path) -> tuple[files.Stamp, ...]:
@@ -524,11 +474,3 @@ def _remade(cls: type[Federation], given: dict[str, Any], rule: str) -> Federati
         fed = cls(**given)
     fed.__dict__["rule"] = rule
     return fed
-
-
-def _rule(partition: str, args: dict[str, Any]) -> str:
-    # How a partition deals, as text; "" where its code draws from what changes.
-    with contextlib.suppress(ValueError):
-        code = identity.digest(function(partition))
-        return json.dumps([partition, args, code], sort_keys=True, default=repr)
-    return ""

@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from pfl_core.util import sums
 
 SPLITS = ("train", "val", "test")
+NAMES = ("class_names", "client_names")
 FILES = ("x.npy", "y.npy", "index.npz")  # of a Federation's folder
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 Stamp = tuple[str, int, int, int]  # a file: its path, size, time of change (ns) and inode
@@ -138,6 +139,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         given: dict[str, Any] = {s: _divided(z[s], z[f"{s}_n"]) for s in SPLITS}
         given |= {"classes": int(z["classes"]), "name": str(z["name"]), "hash": str(z["hash"])}
         given |= {name: z[name].tolist() for name in ("mean", "std") if name in z}
+        given |= {name: z[name].tolist() for name in NAMES if name in z}
         given["rule"] = str(z["rule"]) if "rule" in z else ""
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{folder / 'index.npz'} is damaged: {error}") from error
@@ -174,7 +176,7 @@ def read_partition(path: Path) -> tuple[dict[str, Any], str]:
         raise ValueError(
             f"{path} is damaged, or no partition that Federation.save wrote: {error}"
         ) from error
-    return lists | {"name": name}, digest
+    return lists | {"name": name} | {n: z[n].tolist() for n in NAMES if n in z}, digest
 
 
 # -- PFLlib ----------------------------------------------------------------------------------------

@@ -142,6 +142,20 @@ def cifar(
     }
 
 
+def decoded(raw: bytes, mode: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """An encoded image as uint8, (h, w) for mode "L", (h, w, 3) for "RGB"; transparency is dropped.
+
+    `size` is (width, height), to which it is resampled if it has another.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(raw)) as image:
+        if "transparency" in image.info:  # in one step, Pillow warns
+            image = image.convert("RGBA")
+        image = image.convert(mode)
+        return np.asarray(image.resize(size, Image.Resampling.LANCZOS) if size else image)
+
+
 def pixels(
     images: Sequence[Callable[[], bytes]], mode: str, size: tuple[int, int] | None = None
 ) -> np.ndarray:
@@ -154,12 +168,9 @@ def pixels(
     size : (width, height), optional
         What they are resampled to.
     """
-    from PIL import Image
 
     def one(read: Callable[[], bytes]) -> np.ndarray:
-        with Image.open(io.BytesIO(read())) as image:
-            image = image.convert(mode)
-            return np.asarray(image.resize(size, Image.Resampling.LANCZOS) if size else image)
+        return decoded(read(), mode, size)
 
     if not images:
         raise ValueError("there is no image in it")

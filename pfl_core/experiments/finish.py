@@ -118,6 +118,7 @@ def _meta(run: Prepared, call: Call, trained: Trained, stamp: dict[str, Any]) ->
         partition_hash=data.federation.hash,
     )
     about_data |= {"dealing": dealing} if (dealing := data.federation.dealing) else {}
+    about_data |= data.federation.names
     about_data |= {"init_from": call.start} if call.start else {}
     if isinstance(call.source, Result):
         of = call.source.meta

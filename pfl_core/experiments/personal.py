@@ -67,8 +67,8 @@ class Personal:
         model, model_args, dtype, classes, input_shape, input_kind, mean and std (of images), and
         where it comes from: method, client, seed and id (of the run), revision, version, code (a
         digest of what scores come from and is not ours), and modules, which register the model, or
-        the method, if these are not ours. scores: what a method's own class scores need to know of
-        the client.
+        the method, if these are not ours. class_names, where there are any. scores: what a method's
+        own class scores need to know of the client.
     """
 
     def __init__(self, facts: dict[str, Any], weights: Params):
@@ -116,9 +116,23 @@ class Personal:
         with torch.no_grad():
             return torch.cat([self.net(data.batch(i)[0]) for i in torch.arange(n).split(BATCH)])
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Classes (n,) int64 of samples x, as for `scores`."""
-        return self.scores(x).argmax(1).numpy()
+    def predict(self, x: np.ndarray, *, names: bool = False) -> np.ndarray:
+        """Classes (n,) int64 of samples x, as for `scores`.
+
+        With `names` they are the names of classes that the Federation has, (n,) texts.
+
+        Raises
+        ------
+        ValueError
+            As `scores`, and where there are no such names.
+        """
+        if names and not self.facts.get("class_names"):
+            raise ValueError(
+                "the classes of this model have no names; leave names=True out, or run with a "
+                "Federation that has class_names, which finds the same run"
+            )
+        classes = self.scores(x).argmax(1).numpy()
+        return np.array(self.facts["class_names"])[classes] if names else classes
 
     def save(self, path: str | Path) -> None:
         """Write network and facts to one file, without pickled code."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
+from pfl_core.data.names import some
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.simulate import evaluated
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
@@ -111,6 +112,8 @@ def _check_batch(data: ClientData, batch: int) -> None:
 def _check_source(call: Call, method: Method, data: ClientData) -> None:
     # What can be refused before the source is trained.
     experiment = call.experiment
+    if not experiment.new_head:
+        _check_class_names(data.federation, call.source)
     if experiment.adopt:
         check_adopts(method)
         return
@@ -129,6 +132,17 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
                 "use the same model; new_head=True draws a head anew"
             )
+
+
+def _check_class_names(here: Federation, source: Result | Federation | None) -> None:
+    # Label 3 must be the same class in both.
+    known = source.meta if isinstance(source, Result) else source.names if source else {}
+    there, mine = known.get("class_names"), here.class_names
+    if there and mine and list(there) != list(mine):
+        raise ValueError(
+            f"classes are called {some(mine)} here and {some(there)} in what init_from starts "
+            "from; make this Federation with class_names= of the other, or give new_head=True"
+        )
 
 
 def _shapes_of_source(

@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ def run(
     """
     _check_call(experiment, executor, workers, on_round)
     how = dict(executor=executor, workers=workers, on_round=on_round, keep_state=keep_state)
-    return _found_or_computed(_job(experiment, device, store, fed, source, anew=recompute, **how))
+    call = _job(experiment, device, store, fed, source, anew=recompute, **how)
+    result = _found_or_computed(call)
+    # A run that is found may be of the same data under other names.
+    return result if fed is None else replace(result, meta=result.meta | fed.names)
 
 
 def _check_call(experiment: Any, executor: str, workers: Any, on_round: Any) -> None:

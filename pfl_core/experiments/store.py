@@ -115,9 +115,21 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """The accuracy of every client at every evaluated round.
 
-        Columns: rounds, when, split, client, acc_pct (%), n (samples).
+        Columns: rounds, when, split, client, acc_pct (%), n (samples); and name, where the
+        Federation has names of clients.
         """
-        return metrics.clients_frame(self.arrays)
+        frame, names = metrics.clients_frame(self.arrays), self.client_names
+        return frame.assign(name=np.array(names)[frame.client]) if names else frame
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """What the Federation calls its clients; empty where they have no names."""
+        return tuple(self.meta.get("client_names", ()))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the Federation calls its classes; empty where they have no names."""
+        return tuple(self.meta.get("class_names", ()))
 
     def probe(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """What a probe of `record` measured: the rounds (E,) and {key: (E, ...)}.
@@ -165,24 +177,24 @@ class Result:
             "it anew"
         )
 
-    def personal(self, client: int) -> Personal:
+    def personal(self, client: int | str) -> Personal:
         """A client's model as served at the end, with what it needs to predict.
 
-        The Experiment must have keep_models=True.
+        A client is its number, or its name in the Federation. The Experiment must have
+        keep_models=True.
         """
         if self.folder is None or not self.experiment.keep_models:
             raise ValueError(
                 f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)"
             )
-        k, last = checks.whole(client), self.meta["clients"] - 1
-        if k is None or not 0 <= k <= last:
-            raise ValueError(f"client {client!r} is unknown; this run has clients 0..{last}")
+        k = self._number(client)
         kept, e = self.kept("models.pt"), self.experiment
         names = "id revision version mean std classes input_shape input_kind".split()
         facts = {name: self.meta[name] for name in names}
         facts |= dict(method=e.method, client=k, model=e.model, dtype=e.dtype, seed=e.seed)
         known = self.meta.get("vocabulary")
         facts["model_args"] = (vocabulary(e) if known is None else known) | e.model_args
+        facts |= {"class_names": self.class_names} if self.class_names else {}
         facts["modules"] = self.meta.get("modules", e.plugins)
         if self._own_scores():
             about = dict(n=int(kept["n"][k]), counts=kept["label_counts"][k].tolist())
@@ -191,6 +203,15 @@ class Result:
         weights = {n: v[k] for n, v in kept["models"].items()}
         weights = kept.get("constants", {}) | weights  # an older file has them in its models
         return Personal(json.loads(json.dumps(facts)), weights)
+
+    def _number(self, client: int | str) -> int:
+        if isinstance(client, str) and self.client_names:
+            checks.known("client", client, self.client_names)
+            return self.client_names.index(client)
+        k, last = checks.whole(client), self.meta["clients"] - 1
+        if k is None or not 0 <= k <= last:
+            raise ValueError(f"client {client!r} is unknown; this run has clients 0..{last}")
+        return k
 
     def _own_scores(self) -> bool:
         # Whether the class scores are the method's own, and all that they need is kept.
@@ -204,7 +225,7 @@ class Result:
             )
         return False
 
-    def model(self, client: int) -> nn.Module:
+    def model(self, client: int | str) -> nn.Module:
         """What gives a client's class scores, in evaluation mode; needs keep_models=True.
 
         That is the network as served at the end. Where the scores are the method's own (FedCP, for
@@ -212,11 +233,14 @@ class Result:
         """
         return self.personal(client).net
 
-    def predict(self, client: int, x: np.ndarray) -> np.ndarray:
-        """Classes (n,) int64 that a client's model gives samples x (n, ...), not normalised."""
-        return self.personal(client).predict(x)
+    def predict(self, client: int | str, x: np.ndarray, *, names: bool = False) -> np.ndarray:
+        """Classes (n,) int64 that a client's model gives samples x (n, ...), not normalised.
 
-    def save(self, client: int, path: str | Path) -> None:
+        With `names` they are the names of classes that the Federation has, (n,) texts.
+        """
+        return self.personal(client).predict(x, names=names)
+
+    def save(self, client: int | str, path: str | Path) -> None:
         """Write a client's model, with what it needs to predict, to a file for `load_model`."""
         self.personal(client).save(path)
 

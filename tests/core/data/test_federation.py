@@ -469,9 +469,9 @@ MISTAKES = {
         dict(y=np.full(6, np.nan)),
         "labels y are float64; allowed are integers 0 to classes - 1",
     ),
-    "names for labels": (
-        dict(y=np.array(list("abcdef"))),
-        "labels y are <U1; allowed are integers",
+    "names for labels and another number of classes": (
+        dict(y=np.array(list("abcdef")), classes=9),
+        "classes=9 and 6 names of classes (a, b, c, d, e and 1 more); leave classes out",
     ),
     "a stray label": (
         dict(y=np.where(Y, 10**9, 0)),

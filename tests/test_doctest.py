@@ -1,6 +1,9 @@
 """The examples in the docstrings of what a newcomer meets first, and of each method, are right."""
 
 import doctest
+import json
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,9 +70,33 @@ def test_the_example_of_a_partition_of_ones_own(monkeypatch):
 def test_the_example_of_arrays_dealt_to_clients():
     finder = doctest.DocTestFinder(recurse=False)
     known = {n: getattr(pfl_core, n) for n in pfl_core.__all__}
-    found = finder.find(pfl_core.Federation.dealt, "dealt", globs=known)
-    found += finder.find(pfl_core.Federation.save, "save", globs=known)
-    assert found and not failures(found)
+    ways = ("dealt", "grouped", "from_table", "save")
+    found = [finder.find(getattr(pfl_core.Federation, n), n, globs=known.copy()) for n in ways]
+    assert all(tests and not failures(tests) for tests in found)
+
+
+def files_of_benchmarks():
+    """Small files in the forms of LEAF and FL-bench, and what NIID-Bench's partition_data returns."""
+    for part, n in (("train", 3), ("test", 1)):
+        data = {u: {"x": [[0.5] * 784] * n, "y": list(range(n))} for u in ("f0", "f1")}
+        about = {"users": list(data), "num_samples": [n, n], "user_data": data}
+        (folder := Path("leaf", part)).mkdir(parents=True)
+        (folder / f"all_data_0_niid_0_keep_0_{part}_9.json").write_text(json.dumps(about))
+    mine = [np.arange(16) + 20 * k for k in range(2)]
+    lists = [{"train": i, "val": np.array([], int), "test": i[:4] + 16} for i in mine]
+    partition = {"separation": {"train": [0, 1], "total": 2}, "data_indices": lists}
+    Path("partition.pkl").write_bytes(pickle.dumps(partition))
+    pool = pfl_core.load("digits")
+    known = {"X_train": pool.x[:30], "y_train": pool.y[:30]}
+    known |= {"X_test": pool.x[30:40], "y_test": pool.y[30:40]}
+    return known | {"net_dataidx_map": {1: list(range(15, 30)), 0: list(range(15))}}
+
+
+def test_the_examples_of_own_data_give_what_they_say():
+    page = Path(__file__).parents[1] / "docs" / "own_data.md"
+    text = page.read_text().replace("```", "")  # what closes a block is no output
+    test = doctest.DocTestParser().get_doctest(text, files_of_benchmarks(), page.name, None, 0)
+    assert len(test.examples) > 30 and not failures([test])
 
 
 def test_a_wrong_example_is_found():

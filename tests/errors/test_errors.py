@@ -31,6 +31,7 @@ PARTS = [
     "own_parts",
     "command_line",
     "own_data",
+    "own_ways",
     "own_code",
     "settings",
 ]

@@ -235,7 +235,7 @@ def api_pages() -> dict[str, str]:
     top = [n for n in pfl_core.__all__ if callable(getattr(pfl_core, n))]
     for name in top:
         kind = "class" if inspect.isclass(getattr(pfl_core, name)) else "function"
-        members = "\n   :members:" if kind == "class" else ""
+        members = "\n   :members:\n   :inherited-members:" if kind == "class" else ""
         text = f".. currentmodule:: pfl_core\n\n.. auto{kind}:: {name}{members}"
         out[f"{name}.rst"] = _rst(name, text)
     for name in ["pfl_core.models", "pfl_core.stacked", *named()]:

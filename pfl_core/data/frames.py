@@ -42,7 +42,7 @@ def columns(
         raise ValueError("frame has no rows; give one a sample")
     parts = [split] if isinstance(split, str) and "/" not in split else []
     for what, column in (("client", client), ("label", label), *(("split", s) for s in parts)):
-        checks.known(f"frame's column {what}=", column, list(has))
+        checks.known(f"frame's {what} column", column, list(has))
     taken = {client, label, *parts}
     if features is None:
         features = [name for name in has if name not in taken]
@@ -57,7 +57,7 @@ def _features(given: Any, has: list[str], taken: set[str]) -> list[str]:
         )
     given = list(given)
     for column in given:
-        checks.known("frame's column features=", column, has)
+        checks.known("frame's feature column", column, has)
     if len(set(given)) < len(given):
         raise ValueError(f"features={given!r} names a column twice; name each once")
     if used := [name for name in given if name in taken]:

@@ -82,7 +82,10 @@ def numbered(
     names = sorted(texts, key=order) if names is None else names
     place = {name: k for k, name in enumerate(names)}
     if odd := [repr(text) for text in texts if text not in place]:
-        raise ValueError(f"{what} holds {some(odd)}; allowed are {some(map(repr, names))}")
+        raise ValueError(
+            f"{what} holds {some(odd)}; allowed are {some(map(repr, names))}: leave these samples "
+            "out, or say all that there are"
+        )
     to = np.array([place[text] for text in texts], np.int64)
     return to[at.reshape(-1)] if texts else np.empty(0, np.int64), tuple(names)
 

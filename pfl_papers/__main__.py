@@ -170,7 +170,9 @@ def do_bench(args: Namespace) -> int:
     how = dict(device=args.device, jobs=args.jobs, on=args.on)
     protocol.check(asked, **how)
     if args.plan:
-        print(planned.totals(planned.plan(asked, args.device)).to_string())
+        print(planned.totals(lines := planned.plan(asked, args.device)).to_string())
+        if asked == protocol.asked():  # the whole of it
+            print(f"hours are kept in {planned.keep(lines, args.device)}")
         return 0
     failed = 0
     for setting in asked.settings:

@@ -1,7 +1,7 @@
 """Pages generated from docstrings, small runs and committed rows: `python -m tools.pages`.
 
-They are docs/methods.md, docs/results.md, the tables in docs/comparison.md, the columns in
-results/README.md, and the picture and the five papers in README.md.
+They are docs/methods.md, docs/results.md, docs/bench.md, the tables in docs/comparison.md, the
+columns in results/README.md, and the picture and the five papers in README.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.stacked import scalars
 from pfl_core.util import paths
 from pfl_papers.bench import comparison
+from pfl_papers.bench import page as bench
 from pfl_papers.compare import card, judged, overview, readable, report
 from pfl_papers.compare.readable import LEGEND
 from pfl_papers.evidence import committed, form
@@ -420,6 +421,7 @@ def write() -> list[Path]:
     pages = {
         ROOT / "docs" / "methods.md": methods_page(),
         ROOT / "docs" / "results.md": results_page(),
+        ROOT / "docs" / "bench.md": bench.page(),
         compared: between(table, "grids", readable.markdown(readable.named(comparison.grids()))),
         readme: between(text, "papers", papers_section()),
         columns: between(columns.read_text(), "columns", columns_section()),

@@ -40,8 +40,8 @@ TREE = {
     "docs/tour": "docs/own docs/new_clients docs/pretrained docs/explore",
     "docs/notebooks": "notebooks/start notebooks/*",
     "docs/methods": "docs/generated/methods/*",
-    "docs/README": """docs/evaluation docs/results docs/comparison docs/parity docs/data docs/runs
-        docs/errors docs/reliability docs/soak docs/cluster docs/house benchmarks/README
+    "docs/README": """docs/evaluation docs/results docs/bench docs/comparison docs/parity docs/data
+        docs/runs docs/errors docs/reliability docs/soak docs/cluster docs/house benchmarks/README
         results/README""",
     "CONTRIBUTING": "CHANGELOG",
 }

@@ -7,8 +7,9 @@ import dataclasses
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,7 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.experiments.build import build_method, client_data, fitted, split
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.run import run
 from pfl_core.methods.base import Batch
 from pfl_core.stacked import Params
 from pfl_papers.compare import plan
@@ -123,3 +125,27 @@ def run_hours(experiment: Experiment, device: str, fed: Federation | None = None
     tuning = sum(stage["epochs"] for stage in e.finetune) * e.clients * epoch(e, fed)
     trained = (visits + others) * gradients(e, fed) + tuning
     return (trained + forward) * second / 3600 / cores
+
+
+class Pace(NamedTuple):
+    """Seconds of a run beside its rounds, and of each round: of a processor, or on a GPU."""
+
+    start: float
+    round: float
+
+    def hours(self, rounds: float, device: str) -> float:
+        """Hours of a run on this computer's cores, or on its GPU."""
+        cores = (os.cpu_count() or 1) if device == "cpu" else 1
+        return (self.start + self.round * rounds) / 3600 / cores
+
+
+def pace(experiment: Experiment, device: str) -> Pace:
+    """How fast a run is here, from two short ones that nobody keeps."""
+    few, clock = experiment.eval_every, "cpu_s" if device == "cpu" else "wall_s"
+    took = []
+    for rounds in (few, 2 * few):
+        with tempfile.TemporaryDirectory() as store:
+            found = run(experiment.but(rounds=rounds, tags={}), store=store, device=device)
+            took.append(float(found.meta[clock]))
+    each = max(took[1] - took[0], 0.0) / few
+    return Pace(max(took[0] - few * each, 0.0), each)

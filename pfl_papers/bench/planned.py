@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,12 +11,14 @@ import pandas as pd
 from pfl_core.experiments.build import client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
-from pfl_core.util import paths
+from pfl_core.util import checks, paths, sums
+from pfl_core.util.provenance import processor
 from pfl_papers.bench import costs, record, rows
 from pfl_papers.bench.protocol import KEEP, Asked
 from pfl_papers.bench.rows import REFERENCE, Row
 from pfl_papers.bench.settings import Setting
 
+PLAN = record.PLAN
 COUNTS = ["tuning", "reported", "equal", "oracle", "there"]
 
 
@@ -22,7 +26,8 @@ def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
     """Runs and hours of each row in each setting.
 
     Of a row that is not tuned yet, draw 0 stands for the draw that tuning will choose, and the
-    first four for those that run on all tuning seeds. Draws that diverge end sooner.
+    first four for those that run on all tuning seeds. Draws that diverge end sooner. Hours are told
+    from two short runs of each method here, at the rounds and gradients that are asked for.
 
     Returns
     -------
@@ -54,13 +59,33 @@ def totals(lines: pd.DataFrame) -> pd.DataFrame:
     return out.astype({n: int for n in COUNTS}).round({"hours": 2, "gradients": 0})
 
 
+def keep(lines: pd.DataFrame, device: str = "auto") -> Path:
+    """Keep a plan's hours in runs/bench/, so that `publish bench` takes them."""
+    cores = os.cpu_count() or 1
+    where = f"{cores} cores of {processor()}" if pick_device(device) == "cpu" else device
+    hours = lines.groupby("setting", sort=False).hours.sum().round(2).reset_index()
+    checks.make_folder(folder := record.kept(""))
+    with sums.replacing(folder / PLAN) as file:
+        file.write(hours.assign(where=where).to_csv(index=False).encode())
+    return folder / PLAN
+
+
+def published() -> tuple[dict[str, float], str]:
+    """Hours of settings by the published plan, and on which computer; ({}, "") without one."""
+    file = record.committed("") / PLAN
+    if not file.is_file():
+        return {}, ""
+    found = pd.read_csv(file)
+    return dict(zip(found.setting, found.hours, strict=True)), str(found["where"].iloc[0])
+
+
 class _Runs:
     """The runs of one row in one setting, as far as they are known beforehand."""
 
     def __init__(self, asked: Asked, setting: Setting, row: Row, known: record.Record):
         self.asked, self.setting, self.row = asked, setting, row
         base = asked.base(setting)
-        cell = row.cell(base)
+        self.cell = cell = row.cell(base)
         data, drawn = client_data(cell), row.draws(setting, base, asked.draws)
         every = [cell.but(**c) for c in drawn]
         refused = {i for i, e in enumerate(every) if rows.refused(e, data)}
@@ -104,5 +129,18 @@ def _line(runs: _Runs, seen: set[str], device: str) -> dict[str, Any]:
     return {name: len(found) for name, found in parts.items()} | {
         "there": len(every) - len(todo),
         "gradients": rows.batches(runs.best),
-        "hours": sum(costs.run_hours(e, device) for e in todo),
+        "hours": _hours(runs, todo, device),
     }
+
+
+def _hours(runs: _Runs, todo: list[Experiment], device: str) -> float:
+    # Draws differ in the gradients that they take, and some runs are others' start or are shorter.
+    paces: dict[str, costs.Pace] = {}
+    total = 0.0
+    for e in todo:
+        alike = runs.cell if e.method == runs.cell.method else e
+        if e.method not in paces:
+            paces[e.method] = costs.pace(alike, device)
+        times = costs.gradients(e) / costs.gradients(alike) * e.clients / alike.clients
+        total += paces[e.method].hours(e.rounds * times, device)
+    return total

@@ -40,6 +40,7 @@ from pfl_papers import places
 SPLITS = ("val", "test")
 PRIOR = "prior"  # the moment of the line of the label prior, of row ""
 BALANCED = "acc_balanced"  # the metric
+PLAN = "plan.csv"  # beside the folders of settings: hours of each, as they were told
 DIGITS = "-digits"  # at the end of a setting's name in its form over digits
 TUNING = ["row", "draw", "seed", "change", "status", "chosen", "run", "cpu_s"]
 RUNS = ["row", "seed", "status", "draw", "when", "own", "run", "rounds", "gradients", "extra"]
@@ -383,7 +384,8 @@ def publish(replace: bool = False) -> list[Path]:
     places.checkout("publish")
     here = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
     records = {s: (of_folder(committed(s)), of_folder(kept(s))) for s in here}
-    if not any(len(ours.runs) for _, ours in records.values()):
+    plan = kept("") / PLAN
+    if not any(len(ours.runs) for _, ours in records.values()) and not plan.is_file():
         raise ValueError(
             f"nothing of the benchmark to publish in {paths.runs_root()}; run "
             "`python -m pfl_papers bench` first (its form over digits is not published)"
@@ -395,7 +397,13 @@ def publish(replace: bool = False) -> list[Path]:
                 f"{setting} in {paths.runs_root()} has fewer runs of {', '.join(fewer)} than "
                 "results/; run the rest, or let them go with `publish bench --replace`"
             )
-    done = [f for s, (old, ours) in records.items() for f in write(committed(s), old | ours)]
+    some = {s: pair for s, pair in records.items() if len(pair[1].runs)}
+    done = [f for s, (old, ours) in some.items() for f in write(committed(s), old | ours)]
+    if plan.is_file():
+        checks.make_folder(committed(""))
+        with sums.replacing(target := committed("") / PLAN) as file:
+            file.write(plan.read_bytes())
+        done.append(target)
     return done
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pfl_core.analysis import plots
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.finetune import moments
+from pfl_core.engine.finetune import TUNED, moments
 from pfl_core.experiments.build import build_method
 from pfl_core.experiments.experiment import ARGS, Experiment, import_plugin, seeded
 from pfl_core.experiments.tune import drawn
@@ -61,10 +61,8 @@ class Row:
         """Moments among which tuning chooses: its own one, and after epochs of fine-tuning."""
         if self.name in VIEWS or not experiment.finetune:
             return (self.own,)
-        before = sum(stage["epochs"] for stage in experiment.finetune[:-1])  # of the head alone
         there = moments(experiment.finetune)
-        tuned = [m for m in (f"tuned {before + e}" for e in (0, *EPOCHS)) if m in there]
-        return (self.own, *(m for m in tuned if m != self.own))
+        return (self.own, *(m for m in there if m != self.own and is_read(self.name, self.own, m)))
 
     def draws(self, setting: Setting, base: Experiment, draws: int) -> list[dict[str, Any]]:
         """The changes to `cell` that its search tries; the first is none."""
@@ -127,6 +125,20 @@ def said(row: str) -> str:
     """The name of a row, or of its line, in tables."""
     name, _, line = row.partition(", ")
     return {FT1: "FT1"}.get(name, plots.label(name)) + (f", {line}" if line else "")
+
+
+def tuned_epochs(row: str, when: str) -> int:
+    """Epochs of fine-tuning up to a moment, without those of the head alone (LP-FT); else 0."""
+    kind, _, epochs = when.partition(" ")
+    head = sum(stage["epochs"] for stage in presets.FINETUNED.get(row, [{}])[:-1])
+    return int(epochs) - head if kind == "tuned" else 0
+
+
+def is_read(row: str, own: str, when: str) -> bool:
+    """Whether tuning may choose a moment for a row whose paper reads it at `own`."""
+    if when == own or row in VIEWS:
+        return when == own
+    return when.startswith(TUNED) and tuned_epochs(row, when) in (0, *EPOCHS)
 
 
 # -- what it costs ---------------------------------------------------------------------------------

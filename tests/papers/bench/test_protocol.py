@@ -227,3 +227,18 @@ def test_a_records_files_are_read_as_they_were_written(ran, tmp_path):
     files[0].write_bytes(b"damaged")
     with pytest.raises(ValueError, match="damaged"):
         record.of_folder(tmp_path / "a")
+
+
+def test_each_row_is_read_at_its_own_time_or_after_1_3_or_10_epochs():
+    asked = protocol.asked(["mild"], methods=[r.name for r in rows.chosen()])
+    base = asked.base(asked.settings[0])
+    whens = {row.name: row.whens(row.cell(base)) for row in asked.rows}
+    usual = ("before", "tuned 1", "tuned 3", "tuned 10")
+    others = {
+        "fedavg_ft": ("after",),
+        "fedaghn": ("after", *usual[1:]),
+        "fedbabu": ("tuned 5", *usual[1:]),
+    }
+    others["lpft"] = ("tuned 15", "tuned 5", "tuned 6", "tuned 8")
+    assert whens == {row.name: others.get(row.name, usual) for row in asked.rows}
+    assert len(whens) == 35 and {len(w) for name, w in whens.items() if name != "fedavg_ft"} == {4}

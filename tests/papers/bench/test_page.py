@@ -1,0 +1,247 @@
+"""The benchmark's page: every number is computed from the records, which are made up here."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_papers import places
+from pfl_papers.bench import page, planned, record, sceptic, shown, tiers
+from pfl_papers.bench.found import Found
+from pfl_papers.bench.record import CLIENTS, HISTORY, RUNS, Record
+from pfl_papers.bench.rows import EQUAL, FT1, REFERENCE, chosen
+from pfl_papers.bench.settings import SETTINGS
+from pfl_papers.papers import presets
+
+K, N = 20, 100
+SEEDS, TUNING = range(10, 20), (100, 101, 102)
+LEADS = {"local": -6.0, "fedavg": 0.0, FT1: -4.0, "ditto": 3.5, "fedper": 0.0, "cfl": -3.0}
+WHENS = ("before", "after", "tuned 1", "tuned 3", "tuned 10")
+
+
+def made(seed, leads=LEADS, costly=("ditto",)):
+    """A setting's record in which rows truly lead FedAvg + FT by `leads`; fine-tuning gains three points."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for row, lead in leads.items():
+        own = "after" if row == FT1 else "before"
+        when = own if row == FT1 else "tuned 3"
+        lines = [(row, 1.0), *[(f"{row}, {EQUAL}", 0.9)] * (row in costly)]
+        parts += [
+            reported(rng, name, s, own, when, lead, share) for name, share in lines for s in SEEDS
+        ]
+        parts.append(replace(Record.empty(), tuning=tuned(rng, row, when, lead)))
+    parts += [record.prior(s, np.full(K, 30), np.full(K, N)) for s in (*TUNING, *SEEDS)]
+    return Record.joined(parts)
+
+
+def reported(rng, row, seed, own, when, lead, share):
+    common = np.random.default_rng(seed).normal(0, 2)
+    means = dict(
+        zip(WHENS, share * (70 + lead + common + np.array([-3, -2, -1, 0, -0.5])), strict=True)
+    )
+    clients, history = [], []
+    for moment, mean in means.items():
+        correct = np.clip(np.round(rng.normal(mean, 0.5, K)), 0, N)
+        val = mean + rng.normal(0, 0.3)
+        line = dict(row=row, seed=seed, when=moment, val=val, balanced=mean - 1)
+        clients.append(line | {"correct": " ".join(f"{c:.0f}" for c in correct)})
+        for r in (20, 40) if not moment.startswith("tuned") else ():
+            test = correct.mean() if r == 40 else mean - 5
+            history.append(
+                dict(row=row, seed=seed, when=moment, rounds=r, val=val - 40 + r, test=test)
+            )
+    run = dict(row=row, seed=seed, status="done", draw=1, when=when, own=own, run=f"{row}{seed}")
+    run |= dict(rounds=40, gradients=160.0 * (3 if row == "ditto" else 1), extra=12.0)
+    run |= dict(down=2e6, up=2e6, cpu_s=3.6)
+    frames = dict(runs=[run], history=history, clients=clients)
+    columns = dict(runs=RUNS, history=HISTORY, clients=CLIENTS)
+    return replace(
+        Record.empty(), **{n: pd.DataFrame(v, columns=columns[n]) for n, v in frames.items()}
+    )
+
+
+def tuned(rng, row, when, lead):
+    lines = []
+    for draw, seed in [(d, 100) for d in range(4)] + [(d, s) for d in (0, 1) for s in TUNING[1:]]:
+        change = {} if draw == 0 else {"lr": 0.01 * 3**draw, "finetune": {"epochs": 10, "lr": 0.1}}
+        line = dict(
+            row=row, draw=draw, seed=seed, change=json.dumps(change), run=f"{row}{draw}{seed}"
+        )
+        line |= dict(
+            status="failed: loss" if draw == 3 else "done", chosen=when if draw == 1 else ""
+        )
+        if draw != 3:
+            for m, gain in zip(WHENS, (-3, -2, -1, 0, -0.5), strict=True):
+                line[f"val.{m}"] = 70 + lead + gain - 2 * (draw != 1) + rng.normal(0, 0.1)
+                line[f"test.{m}"] = line[f"val.{m}"] - 1
+        lines.append(line | {"cpu_s": 3.6})
+    return pd.DataFrame(lines)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return Found({name: made(i) for i, name in enumerate(("mild", "rotate", "text"))})
+
+
+def test_every_row_is_in_one_family():
+    listed = [row for names in shown.FAMILIES.values() for row in names.split()]
+    assert sorted(listed) == sorted(row.name for row in chosen()) and set(listed) > set(
+        presets.COMPARED
+    )
+
+
+def test_the_first_sentence_counts_what_the_tables_say(found):
+    said = page.first_sentence(found)
+    wins = {
+        row: sum(found.tiers(s).tier[row] == tiers.BETTER for s in found.records)
+        for row in found.methods
+    }
+    assert wins == {"ditto": 3, "fedper": 0, "local": 0, "cfl": 0} and FT1 not in wins
+    assert said == (
+        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point in 3 settings that are run, of 7: "
+        "3 in none; 1 in 3 (Ditto)."
+    )
+    assert found.twins(REFERENCE) == ["fedper"]
+
+
+def test_cells_are_recomputed_by_hand(found):
+    known = found.records["rotate"]
+    for row, seed in (("ditto", 12), ("local", 17), (f"ditto, {EQUAL}", 10)):
+        (run,) = known.runs[(known.runs.row == row) & (known.runs.seed == seed)].to_dict("records")
+        of = known.clients[(known.clients.row == row) & (known.clients.seed == seed)]
+        (text,) = of.correct[of.when == run["when"]]
+        mean = np.mean([100 * int(c) / N for c in text.split()])
+        assert known.accuracies().loc[row, seed] == pytest.approx(mean)
+    table = shown.setting(found, "rotate")
+    ref, mine = (found.tables["rotate"].loc[r] for r in (REFERENCE, "ditto"))
+    assert table.loc["Ditto", "accuracy"] == f"{mine.mean():.1f}"
+    assert table.loc["Ditto", "beside FedAvg + FT"].startswith(f"{(mine - ref).mean():+.1f} [")
+    below = [known.per_client()["local", s] < known.per_client()[REFERENCE, s] - 5 for s in SEEDS]
+    assert table.loc["Local", "below FedAvg + FT, %"] == f"{100 * np.mean(below):.1f}"
+    assert table.loc["label prior", "accuracy"] == "30.0"
+    assert list(table.index)[-2:] == [f"Ditto, {EQUAL}", "label prior"]
+    assert found.hours("rotate") == pytest.approx((70 + 6 * 8) * 3.6 / 3600)
+
+
+def test_the_page_says_all_that_is_run_and_what_is_not(found, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path)
+    text = page.page(found)
+    assert text.index(page.first_sentence(found)) < text.index("## How it is done")
+    for name in found.records:
+        assert f"## {name}: " in text
+    left = text.split("## Not run yet")[1]
+    for name in SETTINGS:
+        assert (f"`python -m pfl_papers bench --settings {name}`" in left) == (
+            name not in found.records
+        )
+    assert "hours first" in left and "nan" not in text.lower()
+    (tmp_path / "bench").mkdir()
+    pd.DataFrame([{"setting": "case", "hours": 1.35, "where": "2 cores"}]).to_csv(
+        tmp_path / "bench" / record.PLAN, index=False
+    )
+    assert "on 2 cores." in page.page(found) and "| 1.4 |" in page.page(found).replace(
+        "1.35", "1.4"
+    )
+    assert planned.published() == ({"case": 1.35}, "2 cores")
+
+
+def test_without_rows_nothing_is_claimed():
+    text = page.page(Found({}))
+    assert "Nothing is claimed" in text and text.count("--settings ") == len(SETTINGS)
+    assert "better than" not in text.split("## How")[0]
+
+
+def test_what_tuning_chose_and_where_at_an_edge(found):
+    table = shown.choices(found, "mild")
+    assert table.loc["Ditto"].to_dict() == {
+        "draw": "1",
+        "chosen": "lr 0.03, FT lr 0.1",
+        "read": "3 epochs",
+        "validation": table.loc["Ditto", "validation"],
+        "at an edge": "lr (least)",
+        "diverged": "1",
+        "refused": "",
+    }
+
+
+def test_readings_of_a_sceptic_by_hand(found):
+    known = found.records["mild"]
+    one = sceptic.one_epoch(known)
+    assert one.loc["ditto"].equals(known.accuracies("tuned 1").loc["ditto"])
+    assert one.loc[FT1].equals(known.accuracies("after").loc[FT1])
+    assert sceptic.served(known).loc["ditto"].equals(known.accuracies("before").loc["ditto"])
+    few = sceptic.few_seeds(known)
+    assert list(few) == list(range(10, 15))
+    equal = sceptic.equal_gradients(known)
+    assert equal.loc["ditto"].equals(known.accuracies().loc[f"ditto, {EQUAL}"])
+    assert equal.loc["fedper"].equals(known.accuracies().loc["fedper"])
+    draw0 = known.tuning[
+        (known.tuning.draw == 0) & (known.tuning.row == "cfl") & (known.tuning.seed == 100)
+    ]
+    best = max({*WHENS} - {"after"}, key=lambda w: draw0[f"val.{w}"].iloc[0])
+    assert sceptic.untuned(known).loc["cfl", 100] == draw0[f"test.{best}"].iloc[0]
+    for split, metric in (("val", "val"), ("test", "test")):
+        got = sceptic.best_round(known, split).loc["fedper", 13]
+        h = known.history[(known.history.row == "fedper") & (known.history.seed == 13)]
+        pairs = [(v[metric], v["test"]) for v in h[h.when == "before"].to_dict("records")]
+        end = known.accuracies().loc["fedper", 13]
+        pairs.append((known.metric("val").loc["fedper", 13] if split == "val" else end, end))
+        assert got == max(pairs)[1]
+    counts = sceptic.counts(found)
+    assert (counts.sum(axis=1) == 3 * 4).all() and counts.loc["as declared", "better"] == 3
+
+
+def test_a_diverged_run_is_said(found):
+    known = found.records["mild"]
+    gone = (known.clients.row == "fedper") & (known.clients.seed == 11)
+    runs = known.runs.assign(
+        status=[
+            "failed" if r == "fedper" and s == 11 else v
+            for r, s, v in zip(known.runs.row, known.runs.seed, known.runs.status, strict=True)
+        ]
+    )
+    lost = Found({"mild": replace(known, clients=known.clients[~gone], runs=runs)})
+    table = shown.setting(lost, "mild")
+    assert (
+        "(1 of 10 diverged)" in table.loc["FedPer", "accuracy"]
+        and table.loc["FedPer", "word"] == "diverged"
+    )
+    assert lost.order("mild")[-1] == "fedper" and "diverged" in page.page(lost)
+
+
+def test_publish_keeps_rows_and_refuses_to_lose_runs(tmp_path, monkeypatch, found):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "checkout", lambda what: tmp_path)
+    (tmp_path / "results").mkdir()
+    with pytest.raises(ValueError, match="nothing of the benchmark to publish"):
+        record.publish()
+    known = found.records["mild"]
+    record.write(record.kept("mild"), known)
+    record.write(record.kept("mild-digits"), known)
+    files = record.publish()
+    assert {f.parent for f in files} == {record.committed("mild")}
+    assert sum(f.stat().st_size for f in files) < 1000 * len(known.runs)
+    assert (
+        Found.read()
+        .tables["mild"]
+        .equals(record.of_folder(record.kept("mild")).accuracies().loc[list(LEADS)])
+    )
+    assert known.runs.run.iloc[0] in record.named_runs()
+    record.write(record.kept("mild"), replace(known.of(["cfl"])))
+    record.publish()  # the others stay
+    assert set(record.read("mild", own=False).lines()) == set(known.lines())
+    fewer = known.of(["cfl"])
+    record.write(record.kept("mild"), replace(fewer, runs=fewer.runs[fewer.runs.seed < 15]))
+    with pytest.raises(ValueError, match="fewer runs of cfl"):
+        record.publish()
+    record.publish(replace=True)
+    assert (record.read("mild", own=False).runs.row == "cfl").sum() == 5
+
+
+def test_the_page_is_current():
+    path = places.results_folder().parent / "docs" / "bench.md"
+    assert path.read_text() == page.page(), "run: python -m tools.pages"

@@ -22,8 +22,9 @@ HOW = """## How it is done
 - **Settings.** Seven, which differ in why personalization could help. Clients are drawn anew for
   each seed; a client's training, validation and test samples have one distribution.
 - **Equal search.** 16 random draws a row and setting: draw 0 is what its paper takes, and learning
-  rates of the others are the same numbers for all rows. All draws run on seed 100, the best four
-  on 101 and 102, too. The best mean validation accuracy at the last round wins.
+  rates of the others are the same numbers for all rows (with momentum, of steps of equal length).
+  All draws run on seed 100, the best four on 101 and 102, too. The best mean validation accuracy at
+  the last round wins.
 - **Fine-tuning is a stage for every row**, after the last round: 1, 3 or 10 local epochs, or none,
   as tuning chooses. A row is judged by that line. *served* is read as its paper reads it.
 - **The reference** is FedAvg with the same stage: FedAvg + FT. FT1 is FedAvg after one local epoch.

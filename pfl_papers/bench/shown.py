@@ -88,14 +88,14 @@ def setting(found: Found, name: str) -> pd.DataFrame:
     lines: dict[str, dict[str, str]] = {}
     for rank, row in enumerate([*found.order(name), *second], 1):
         line = {"rank": str(rank) if row in judged.index or row == REFERENCE else ""}
-        line["accuracy"] = _mean(frames["accuracy"].loc[row])
+        line["accuracy"] = _mean(frames["accuracy"].T[row])
         if row in judged.index:
             line["beside FedAvg + FT"] = verdicts.ends(judged.difference[row], unit="")
             line["word"] = judged.tier[row]
         line["read"] = _read(known, row)
         for column, table in frames.items():
             if column != "accuracy" and row in table.index:
-                line[column] = _mean(table.loc[row])
+                line[column] = _mean(table.T[row])
         lines[row] = line | _spent(known, row)
     lines["label prior"] = {"accuracy": _mean(_prior(known))}
     out = _named(pd.DataFrame(lines).T.reindex(columns=COLUMNS).fillna(""))
@@ -154,11 +154,13 @@ def families(found: Found) -> pd.DataFrame:
     for name, names in FAMILIES.items():
         rows = [row for row in names.split() if row != REFERENCE]
         for s in found.records:
-            judged = found.tiers(s).reindex(rows).dropna(subset=["tier"])
-            if len(judged):
-                best = judged.loc[judged.difference.map(lambda d: d.estimate).idxmax()]
-                text = f"{said(str(best.name))} {best.difference.estimate:+.1f}"
-                out.setdefault(name, {})[s] = f"**{text}**" if best.tier == tiers.BETTER else text
+            judged = found.tiers(s)
+            gains = {r: judged.difference[r].estimate for r in rows if r in judged.index}
+            if gains:
+                best = max(gains, key=lambda r: gains[r])
+                text = f"{said(best)} {gains[best]:+.1f}"
+                won = judged.tier[best] == tiers.BETTER
+                out.setdefault(name, {})[s] = f"**{text}**" if won else text
     return pd.DataFrame(out).T.rename_axis("family").fillna("")
 
 

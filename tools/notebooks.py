@@ -28,8 +28,10 @@ from uuid import uuid4
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 # In the order in which they run.
-NAMES = ("start", "fedper", "pfedhn", "pfedla", "flayer", "fedaghn", "what_holds", "explore")
-READERS = ("what_holds", "explore")  # of what the others keep: they run when those have ended
+PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
+NAMES = ("start", *PAPERS, "what_holds", "bench", "explore")
+# Of what the others keep: they run when those have ended.
+READERS = ("what_holds", "bench", "explore")
 # {profile: wall clock of one notebook}
 LIMIT_S = {"smoke": 600, "quick": 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 

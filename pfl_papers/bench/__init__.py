@@ -1,4 +1,4 @@
 """All methods beside each other, equally tuned: one comparison, and a benchmark of settings."""
 
 # What other rooms may take from it.
-__all__ = ["comparison", "settings"]
+__all__ = ["comparison", "found", "page", "record", "rows", "settings", "shown"]

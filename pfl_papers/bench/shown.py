@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ COLUMNS += [
     "CPU s",
     "MB",
 ]
+OfSetting = Callable[[Found, str], pd.DataFrame]
 BELOW = 5.0  # points under another row, from which a client counts as harmed
 
 

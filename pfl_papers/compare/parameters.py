@@ -52,9 +52,9 @@ def check(
         For a parameter that is unknown or of the wrong type.
     """
     checks.known("profile:", profile, papers.PROFILES)
-    _check_names("datasets", datasets, pools.list_datasets())
-    _check_names("methods", methods, (*METHODS, *contrasts.READ_AFTER))
-    _check_names("artefacts", artefacts, known)
+    check_list("datasets", datasets, pools.list_datasets())
+    check_list("methods", methods, (*METHODS, *contrasts.READ_AFTER))
+    check_list("artefacts", artefacts, known)
     if not isinstance(train, bool):
         got = f"train={train!r}: got {type(train).__name__}"
         raise ValueError(f"{got}, allowed is True or False (not a string)")
@@ -64,7 +64,8 @@ def check(
     changes.check({} if overrides is None else overrides)
 
 
-def _check_names(name: str, given: list[str] | None, known: Iterable[str]) -> None:
+def check_list(name: str, given: Any, known: Iterable[str]) -> None:
+    """Raise ValueError unless a parameter is None or a list of what is known."""
     if given is not None and not isinstance(given, list):
         some = f"give a list, such as {[next(iter(known))]}"
         raise ValueError(f"{name}={given!r}: {some}; an empty list means the profile's own")

@@ -1,4 +1,4 @@
 """What notebooks call: a study of a paper, its figures, what holds of it, and the report page."""
 
 # What other rooms may take from it.
-__all__ = ["drawing", "folded", "html_report", "rank_figures", "study", "what_holds"]
+__all__ = ["benchmark", "drawing", "folded", "html_report", "rank_figures", "study", "what_holds"]

@@ -204,6 +204,18 @@ class Claims:
         return "\n".join(f"{c.says} ({c.source}): {c.verdict}" for c in tuples(self.frame))
 
 
+class Texts(pd.DataFrame):
+    """A frame of sentences: a notebook shows heads and cells at the left."""
+
+    @property
+    def _constructor(self) -> type[Texts]:
+        return Texts
+
+    def _repr_html_(self) -> str:
+        ranged = isinstance(self.index, pd.RangeIndex)
+        return of_texts((self if ranged else self.reset_index()).map(lambda v: html.escape(str(v))))
+
+
 def of_texts(frame: pd.DataFrame) -> str:
     """A frame of sentences as an HTML table, heads and cells at the left."""
     page = frame.to_html(escape=False, index=False, border=0)

@@ -30,7 +30,7 @@ from pfl_papers.explore.choices import Choice, Choices, Shown
 
 with checks.extra("notebooks", "pfl_papers.explore"):
     import ipywidgets
-    from IPython.display import Image, display
+    from IPython.display import Image, Markdown, display
 
 # Descriptions of controls that are not their name.
 SAYS = dict(
@@ -137,7 +137,7 @@ def static(shown: Shown) -> None:
     """Show a figure, its sentence, table and line of code as outputs of a cell."""
     if shown.figure is not None:
         display(Image(data=plots.compact(shown.figure), alt=plots.described(shown.figure)))
-    print(shown.said)
+    display(Markdown(shown.said))
     if shown.table is not None:
         display(shown.table)
     print(shown.code)

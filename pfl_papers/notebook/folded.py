@@ -19,7 +19,7 @@ from pfl_papers.compare.readable import Table
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper
 
-SUMMARY = "on digits: does it run"
+SUMMARY = "on digits (does it run)"
 
 
 class Shown(NamedTuple):
@@ -42,13 +42,14 @@ def not_run(paper: Paper, artefact: str) -> Shown:
     train, plan = (
         card.command(paper.key, [artefact], profile, word) for word in ("compute", "plan")
     )
-    on_gpu = f"{plan} --device cuda"
     data = plots.in_words(", ".join(paper.artefacts[artefact].data))
     lines = {f"{title}: not run yet": f"on the paper's own data ({data})."}
-    lines |= {"Train it": train, "Hours here": plan, "Hours on a GPU": on_gpu}
+    lines |= {"Train it": train, "Hours": plan}
     first, *rest = lines.items()
     text = "\n".join([" ".join(first), *(f"{says}: {what}" for says, what in rest)])
     commands = "".join(f"<br>{says}: <code>{what}</code>" for says, what in rest)
+    text += ", on a GPU with --device cuda"
+    commands += ", on a GPU with <code>--device cuda</code>"
     box = "border-left: 4px solid #888; padding: 0 1em"
     page = f'<div style="{box}"><p><b>{first[0]}</b> {html.escape(first[1])}{commands}</p></div>'
     return Shown(page, text)
@@ -57,20 +58,21 @@ def not_run(paper: Paper, artefact: str) -> Shown:
 def fold(artefact: str, thing: Any) -> Shown:
     """A figure (`IPython.display.Image`), a table or Markdown text, folded under its artefact."""
     if isinstance(thing, str):
-        text, inside = thing, _paragraphs(thing)
+        what, text, inside = "in words", thing, _paragraphs(thing)
     elif isinstance(thing, pd.DataFrame | Table):
         shown: Any = thing
-        text, inside = repr(thing), str(shown._repr_html_())
+        what, text, inside = "the numbers", repr(thing), str(shown._repr_html_())
     else:
         coded = base64.b64encode(thing.data).decode()
-        text, inside = (
-            "a figure",
+        what, text, inside = (
+            "the picture",
+            "",
             f'<img style="max-width: 100%" alt="{html.escape(getattr(thing, "alt", None) or "")}" '
             f'src="data:image/png;base64,{coded}">',
         )
-    summary = f"{papers.title(artefact)}, {SUMMARY}"
+    summary = f"{papers.title(artefact)}, {SUMMARY}: {what}"
     page = f"<details><summary>{summary}</summary>\n{inside}\n</details>"
-    return Shown(page, f"{summary}: {text}")
+    return Shown(page, f"{summary}\n{text}".strip())
 
 
 def _paragraphs(markdown: str) -> str:

@@ -620,9 +620,12 @@ class Study:
             return None
         got = report.standing(rows, self.paper, table, self.clients(rows, **how), **how)
         self.table(f"{table}.standing", got)
-        shown = got.map(lambda v: f"{v:.4g}").replace("nan", "")
-        p = got.columns[-1]  # rounded to four decimals
-        shown[p] = shown[p].replace("0", "< 0.0001")
+        *ranks, ahead, share, p = got.columns
+        forms = dict.fromkeys(ranks, "{:g}") | {ahead: "{:+.2f}", share: "{:.0%}", p: "{:.4f}"}
+        shown = got.apply(lambda c: c.map(forms[c.name].format)).replace(
+            r"\+?nan%?", "", regex=True
+        )
+        shown[p] = shown[p].replace("0.0000", "< 0.0001")
         return self._placed(table, next(iter(rows.profile)), shown)
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -84,20 +84,26 @@ class WhatHolds:
             titles = ", ".join(papers.title(r.artefact) for r in some)
             read = dict(seeds=_seeds(r.rows for r in some), artefacts=titles)
             out.append(dict(paper=paper, profile=profile, data=data) | read)
-        return pd.DataFrame(out).set_index("paper") if out else pd.DataFrame()
+        return readable.Texts(out).set_index("paper") if out else pd.DataFrame()
 
     # -- ranks -------------------------------------------------------------------------------------
 
     def ranks(self) -> None:
-        """The rank of every method under every rule, a panel a column of a table."""
-        if not self.columns:
-            return
-        orders = {key: recount.ranks(column) for key, column in self.columns.items()}
+        """The rank of every method under every rule, a panel a column of a table.
+
+        The papers' data and digits are pictures of their own.
+        """
+        for where, columns in _by_data(self.columns).items():
+            self._ranks(where, columns)
+        self._say(_lacking(self.runs, set(self.columns)))
+
+    def _ranks(self, where: str, columns: dict[Any, pd.DataFrame]) -> None:
+        orders = {key: recount.ranks(column) for key, column in columns.items()}
         with self._style():
             fig, axes = plots.panels(len(orders), 3, (3.4, 1), sharey=False)
             lines = rank_figures.fit(fig, axes, [len(order) for order in orders.values()])
             for ax, most, (key, order) in zip(axes, lines, orders.items(), strict=True):
-                column = self.columns[key]
+                column = columns[key]
                 rank_figures.ranks(order, set(column.rule[column.same]), ax, most)
                 ax.set_title(f"{_named(*key)}\n{_where(column)}")
             ranks = [cast(pd.Series, order.stack()) for order in orders.values()]
@@ -106,8 +112,8 @@ class WhatHolds:
             said += "* as the paper counts; blue: better than so, red: worse; grey: no such runs."
             frames = zip(orders, long, strict=True)
             frame = pd.concat([f.assign(panel=_named(*key)) for key, f in frames])
-            self._figure("ranks", fig, frame, f"Ranks under other ways to count. {said}")
-        self._say(_lacking(self.runs, set(self.columns)))
+            said = f"{where}: ranks under other ways to count. {said}"
+            self._figure(f"ranks{_FILES[where]}", fig, frame, said)
 
     def leaders(self) -> None:
         """Which columns have another leader under another rule, in sentences."""
@@ -118,7 +124,8 @@ class WhatHolds:
             for key, column in columns.items():
                 (first, _), *others = recount.leaders(column).items()
                 words = [
-                    f"{label(m)} under {' and '.join(WORDS[r] for r in of)}" for m, of in others
+                    f"{label(m)} under {' and '.join(f'*{WORDS[r]}*' for r in of)}"
+                    for m, of in others
                 ]
                 if words:
                     said.append(f"- {_named(*key)}: {label(first)} leads; {', '.join(words)}.")
@@ -166,15 +173,18 @@ class WhatHolds:
                 ever = len(every.drop_duplicates(["column", "ahead", "behind"]))
                 self._say(
                     f"**{where}.** Of {pairs} pairs of methods in columns with two seeds or more, "
-                    f"{ever} change order under some rule. {len(frames[-1])} reversals are beyond "
-                    "noise: the intervals of the two differences lie on opposite sides of 0."
+                    f"{ever} change order under some rule. Beyond noise, so that the intervals of "
+                    f"the two differences lie on opposite sides of 0: {len(frames[-1])}."
                 )
         return self._table("reversals", _worded_reversals(pd.concat(frames, ignore_index=True)))
 
     # -- claims ------------------------------------------------------------------------------------
 
     def claims(self) -> pd.DataFrame:
-        """Claims whose verdict is not the same under all rules that their runs have."""
+        """Claims whose verdict is not the same under all rules that their runs have.
+
+        Those that hold under all, and those that are contradicted under all, are said first.
+        """
         found = [recount.claims(runs) for runs in self.runs]
         every = pd.concat([f for f in found if len(f)] or [pd.DataFrame()], ignore_index=True)
         rules = [rule for rule in (REPORTED, *RULES) if rule in every]
@@ -187,17 +197,21 @@ class WhatHolds:
         flips = kinds[kinds.map(len) > 1]
         turned = sum({"holds", "contradicted"} <= kind for kind in flips)
         judged = int((kinds.map(len) > 0).sum())
+        firm = kinds[kinds.map(len) == 1].map(lambda kind: next(iter(kind)))
+        said = ", ".join(f"{n} *{word}*" for word, n in firm.value_counts().items())
         self._say(
             f"We judge {judged} claims under all rules, those whose runs have two seeds or more. "
-            f"{len(flips)} change their verdict; {turned} hold under one rule and are contradicted "
-            "under another."
+            f"The verdict stays for {len(firm)} ({said}) and changes for {len(flips)}; {turned} of "
+            "these hold under one rule and are contradicted under another."
         )
+        for word, heading in (("holds", "Hold"), ("contradicted", "Are contradicted")):
+            lines = [_claim(v) for v in tuples(every.loc[firm.index[firm == word]])]
+            if lines:
+                self._say("\n".join([f"**{heading} under every rule:**\n", *lines]))
         shown = every.loc[flips.index]
         out = verdicts.loc[flips.index].rename(columns=WORDS)
         out.insert(0, "profile", shown.profile)
-        out.insert(
-            0, "claim", [f"{label(v.paper)}: {v.says} ({v.source})" for v in shown.itertuples()]
-        )
+        out.insert(0, "claim", [_claim(v).removeprefix("- ") for v in tuples(shown)])
         return self._table("claims", out.loc[:, (out != "").any()])
 
     # -- beside the printed numbers ----------------------------------------------------------------
@@ -231,6 +245,8 @@ class WhatHolds:
         """How far the best test round is above rounds that no test data chose, by column."""
         each = [pd.DataFrame(columns=["paper", "against"])]
         two = recount.comparable(self.numbers, 2) if len(self.numbers) else {}
+        own = {k: c for k, c in two.items() if c.profile.iloc[0] in papers.FULL}
+        two = own or two  # digits say nothing beside the papers' data
         for key, column in two.items():
             name = _named(*key).partition(", ")[2]
             found = recount.gains(column).assign(paper=key[0], column=name, on=_where(column))
@@ -307,7 +323,7 @@ class WhatHolds:
     def _table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         frame = frame.reset_index(drop=True)
         report.save_table(frame, self._folder() / name)
-        return readable.named(frame)
+        return readable.Texts(readable.named(frame))
 
     def _folder(self) -> Path:
         return places.figures_folder() / "what_holds" / self.profile
@@ -323,11 +339,15 @@ class WhatHolds:
 # -- sentences -------------------------------------------------------------------------------------
 
 
+OWN, DIGITS = "The papers' data", "Digits"
+_FILES = {OWN: "", DIGITS: "-digits"}
+
+
 def _by_data(columns: dict[Any, pd.DataFrame]) -> dict[str, dict[Any, pd.DataFrame]]:
     # What was run on the papers' own data, and what was not, where there is any.
     own = {key: c for key, c in columns.items() if c.profile.iloc[0] in papers.FULL}
     rest = {key: c for key, c in columns.items() if key not in own}
-    return {k: v for k, v in {"The papers' data": own, "Digits": rest}.items() if v}
+    return {k: v for k, v in {OWN: own, DIGITS: rest}.items() if v}
 
 
 def _named(paper: str, artefact: str, column: str) -> str:
@@ -407,6 +427,10 @@ def _least(profile: str, pairs: pd.DataFrame) -> str:
         for p in (low, high)
     ]
     return f"Profile {profile}: least alike are {texts[0]}, most alike {texts[1]}."
+
+
+def _claim(line: Any) -> str:
+    return f"- {label(line.paper)}: {line.says} ({line.source})"
 
 
 def _points(found: Interval) -> str:

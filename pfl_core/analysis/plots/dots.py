@@ -12,6 +12,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.ticker import MaxNLocator
 
 from pfl_core.analysis.plots.names import in_words, label
 from pfl_core.analysis.plots.style import COLOURS, Look, beside, finish, line_style, looks, names_of
@@ -76,6 +77,7 @@ def leads(a: np.ndarray, b: np.ndarray, ax: Axes, names: tuple[str, str] = ("a",
     first, second = (look.colour for look in looks(names).values())
     ax.bar(range(len(lead)), lead, color=[second if points > 0 else first for points in lead])
     ax.axhline(0, color="0.4", lw=0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return finish(ax, "Clients, sorted", f"{label(names[1])} ahead by (points)", legend=False)
 
 

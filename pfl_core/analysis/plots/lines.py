@@ -16,6 +16,7 @@ from pfl_core.analysis.plots.style import Look, bounds, finish, line_style, look
 from pfl_core.analysis.select import alike
 
 FEW = 4  # lines of a panel with bands; more have a bar at their end
+BESIDE = 4.0  # points from one such bar to the next
 ACCURACY = "Test accuracy (%)"
 
 
@@ -80,7 +81,10 @@ def curves(rows: pd.DataFrame, ax: Axes, hue: str = "row", y: str = ACCURACY) ->
         if len(present) <= FEW:
             _band(ax, own["rounds"], own.low, own.high, found[name].colour)
         else:
-            _bar(ax, own.iloc[-1:], "rounds", found[name], 4.0 * (place + 1))
+            _bar(ax, own.iloc[-1:], "rounds", found[name], BESIDE * (place + 1))
+    last = shown[shown["rounds"] == shown["rounds"].max()].dropna(subset=["low", "high"])
+    if len(present) > FEW and len(last):
+        _widen(ax, last, BESIDE * (len(present) + 1))
     _levels(rows, ax)
     _published(rows, ax, hue, present, found)
     return finish(ax, "Communication round", y)
@@ -187,6 +191,16 @@ def _bar(
         ax.plot(own[x], own.value, color=look.colour, ls=style, lw=1.2, **mark)
     if own.low.notna().any():
         ax.vlines(own[x], own.low, own.high, color=look.colour, lw=1, alpha=0.8, transform=moved)
+
+
+def _widen(ax: Axes, last: pd.DataFrame, room: float) -> None:
+    # Make the axes end `room` points after the last number, and hold its bars.
+    end = last["rounds"].max()
+    ax.update_datalim([(end, last.low.min()), (end, last.high.max())])
+    ax.autoscale_view()
+    left, right = ax.get_xlim()
+    share = room / 72 / (ax.get_position().width * ax.figure.get_figwidth())
+    ax.set_xlim(left, max(right, left + (end - left) / (1 - share)))
 
 
 def _print(ax: Axes, shown: pd.DataFrame) -> None:

@@ -363,3 +363,24 @@ def test_the_first_panel_that_was_run_has_the_common_axis():
     assert [ax.get_ylabel() for ax in axes] == ["", "y", ""]
     shown = [any(t.get_visible() and t.get_text() for t in ax.get_yticklabels()) for ax in axes]
     assert shown == [False, True, False]
+
+
+@pytest.mark.parametrize("many", [5, 8, 12])
+def test_every_bar_beside_the_last_number_is_inside_of_the_axes(many):
+    rng = np.random.default_rng(0)
+    rows = [
+        dict(row=f"m{i}", seed=s, rounds=r, value=60 + 3 * i + r + 4 * rng.normal())
+        for i in range(many)
+        for s in (0, 1)
+        for r in (0, 1, 2)
+    ]
+    fig, (ax,) = plots.panels(1)
+    plots.curves(pd.DataFrame(rows), ax)
+    fig.canvas.draw()
+    bars = [c for c in ax.collections if isinstance(c, LineCollection)]
+    assert len(bars) == many
+    inside = ax.get_window_extent()
+    for bar in bars:
+        (ends,) = bar.get_transform().transform(bar.get_segments()[0])[None]
+        assert inside.x0 < ends[0, 0] < inside.x1
+        assert inside.y0 - 1 <= min(ends[:, 1]) and max(ends[:, 1]) <= inside.y1 + 1

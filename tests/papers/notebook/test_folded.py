@@ -67,14 +67,15 @@ THINGS = {
     "a table": pd.DataFrame({"ours": [81.25]}),
     "sentences": "**CIFAR-10.** Local < FedPer by 81.25.",
 }
+WHAT = dict(zip(THINGS, ("the picture", "the numbers", "in words"), strict=True))
 
 
 @pytest.mark.parametrize("what", THINGS)
 def test_all_of_a_thing_is_inside_of_the_fold(what):
     made = folded.fold("fig2", THINGS[what])
-    page = made._repr_html_()
-    assert page.startswith("<details><summary>Figure 2, on digits: does it run</summary>")
-    assert FOLD.sub("", page) == "" and repr(made).startswith("Figure 2, on digits: does it run:")
+    page, head = made._repr_html_(), f"Figure 2, on digits (does it run): {WHAT[what]}"
+    assert page.startswith(f"<details><summary>{head}</summary>")
+    assert FOLD.sub("", page) == "" and repr(made).startswith(head)
     inside = base64.b64encode(THINGS[what].data).decode() if what == "a figure" else "81.25"
     assert inside in page
 

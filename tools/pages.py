@@ -190,10 +190,13 @@ def picture_section() -> str:
     """README's picture: printed leads and ours, once one was run in the paper's setting."""
     if overview.ran().empty:
         return FIRST_RUN
-    text = "Leads of the papers' methods: as printed, and ours with 95 % intervals."
-    text += f" {overview.headline()}"
     image = f"![Printed leads and ours](figures/{PICTURE.name})"
-    return f"{image}\n\n{textwrap.fill(f'*{text}*', 100)}\n"
+    text = "Leads of the papers' methods, as printed and ours with 95 % intervals:"
+    return "\n".join([image, "", text, "", *_bullets(overview.headline()), ""])
+
+
+def _bullets(sentences: list[str]) -> list[str]:
+    return [textwrap.fill(f"- {said}", 100, subsequent_indent="  ") for said in sentences]
 
 
 def _comparison(part: committed.Part) -> list[str]:
@@ -287,7 +290,7 @@ def results_page() -> str:
     """docs/results.md: counts, every claim with its verdict, tables and figures."""
     counts = overview.counts()
     cells = overview.ran()
-    whole = textwrap.fill(overview.said(cells), 100) if len(cells) else ""
+    whole = "\n".join(_bullets(overview.said(cells))) if len(cells) else ""
     parts = {"leads: ": "Leads of a paper's own method", "claims: ": "Claims"}
     of = counts.columns.str.startswith(tuple(parts))
     out = [RESULTS, whole, "", readable.markdown(counts.loc[:, ~of])]

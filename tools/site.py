@@ -75,7 +75,10 @@ def adapted(docname: str, text: str) -> str:
 
 LISTED = re.compile(r"^- (?:([^\n\[:]+): )?((?:\[[^\]]+\]\([^)]+\)(?: · )?)+)$", re.M)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
-VERDICT = re.compile(rf"(\* \| |<br>)((?:{'|'.join(TONES)})(?:: [^|<]+?)?)(?= \||<br>)")
+WORDS = rf"(?:{'|'.join(TONES)})(?:: [^|<]+?)?"
+VERDICT = re.compile(rf"(\* \| (?:[a-z ]+ \| )?|<br>)({WORDS})(?= \||<br>)")
+    rf"(\* \| (?:[a-z ]+ \| )?|<br>)((?:{'|'.join(TONES)})(?:: [^|<]+?)?)(?= \||<br>)"
+)
 
 
 def _gallery(listed: re.Match) -> str:

@@ -30,6 +30,7 @@ ACCURACIES = ("inside", "outside", "open")
 CLAIMS = ("holds", "contradicted", "tie", "open")
 DEPENDS = "depends on reading"
 REASONS = {  # why something is open, and what would decide it; the first that fits is said
+    "diverges": "with some seeds there is no number; a lower rate would decide it",
     "rows missing": "not all rows were run; the missing ones would decide it",
     "one seed": "one seed has no interval; a second one would decide whether it has",
     "not learned": "a row has not learned; more rounds would decide it",
@@ -236,6 +237,8 @@ class Contrast:
         How much each of its rows moved.
     unlearned : str
         What has not learned, "" if all have.
+    lost : str
+        What diverged, "" if nothing has.
     censored : bool
         Whether a number of rounds in it is that of the last round.
     group : str
@@ -254,6 +257,7 @@ class Contrast:
     moved: float | None = None
     rows: tuple[float, ...] = ()
     unlearned: str = ""
+    lost: str = ""
     censored: bool = False
     group: str = ""
     unit: str = "points"
@@ -289,6 +293,8 @@ class Contrast:
     @property
     def unsure(self) -> str:
         """Why nothing can be concluded from it, whatever its interval; "" if that is not so."""
+        if self.lost:
+            return "diverges"
         if not self.found.seeds:
             return "rows missing"
         if not self.found.known:
@@ -313,7 +319,8 @@ class Contrast:
         if self.open == "still moves":
             by = f"by {self.moved:+.{self.digits}f} in the last quarter of the rounds"
             return REASONS[self.open].replace(";", f" ({by});")
-        return REASONS[self.open] + f" ({self.unlearned})" * bool(self.unlearned)
+        said = self.lost or self.unlearned
+        return REASONS[self.open] + f" ({said})" * bool(said)
 
     def __str__(self) -> str:
         d, f = self.digits, self.found

@@ -107,21 +107,21 @@ def _printed(found: Mapping[str, Mapping[str, int]], kind: str) -> list[str]:
 OVER = {PERSONAL: "personal methods", ONE_MODEL: "one model for all"}
 
 
-def headline() -> str:
+def headline() -> list[str]:
     """What becomes of printed leads: how many of each word, what chance gives, and the order."""
-    counts, said = judged.summary(), []
+    counts, said, by_chance = judged.summary(), [], []
     for kind, chance in counts["chance"].items():
-        parts = _printed({size: counts["leads"][kind, size] for size in SIZES}, kind)
-        if parts:
+        if parts := _printed({size: counts["leads"][kind, size] for size in SIZES}, kind):
             n = sum(sum(counts["leads"][kind, size].values()) for size in SIZES)
-            by_chance = (
-                f"Of these {n}, chance alone would put {chance:.1f} ahead and as many behind."
-            )
-            said.append(f"Of {'. Of '.join(parts)}. {by_chance}")
-    return " ".join(said + _order())
+            said += [f"{part}." for part in parts]
+            by_chance.append(f"{chance:.1f} of the {n} over {OVER[kind]}")
+    if by_chance:
+        some = " and ".join(by_chance)
+        said.append(f"By chance alone {some} would be ahead, and as many behind.")
+    return said + _order()
 
 
-def said(cells: pd.DataFrame) -> str:
+def said(cells: pd.DataFrame) -> list[str]:
     """What comes out and what does not, with all counts.
 
     Parameters
@@ -130,28 +130,32 @@ def said(cells: pd.DataFrame) -> str:
         As `ran` gives them.
     """
     counts = judged.summary()
+    numbers = f"{sum(counts['accuracies'].values())} published accuracies"
+    numbers += f": {listed(counts['accuracies'])}; {counts['decided']} are decided."
+    return [*headline(), numbers, *_claims(counts), _budget(cells), _age(counts["prospective"])]
+
+
+def _budget(cells: pd.DataFrame) -> str:
+    profiles = dict.fromkeys(cells.profile)
     seeds = f"{cells.n.min():.0f} seeds or more" if len(cells) else ""
-    text = f"{headline()} Of {sum(counts['accuracies'].values())} published accuracies: "
-    text += f"{listed(counts['accuracies'])}; {counts['decided']} are decided. {_claims(counts)} "
-    text += "The papers' own data, networks and clients; profile "
-    text += f"{' and '.join(dict.fromkeys(cells.profile))}, {seeds}"
-    text += "; medium has fewer rounds, and in part fewer samples" * (
-        "medium" in set(cells.profile)
-    )
+    text = f"The papers' own data, networks and clients; profile {' and '.join(profiles)}, {seeds}"
+    text += "; medium has fewer rounds, and in part fewer samples" * ("medium" in profiles)
     if lacking := _lacking(cells.dataset.unique()):
         text += f"; samples missing here: {lacking}"
-    young = counts["prospective"]
-    when = "All" if not any(young.values()) else "Most"
-    text += f". {when} of these runs are older than the rules that judge them (retrospective)"
-    text += f"; prospective: {listed(young)}" * any(young.values())
     return f"{text}."
 
 
-def _claims(counts: Mapping) -> str:
-    return " ".join(
+def _age(young: Mapping[str, int]) -> str:
+    when = "All" if not any(young.values()) else "Most"
+    text = f"{when} of these runs are older than the rules that judge them (retrospective)"
+    return text + f"; prospective: {listed(young)}" * any(young.values()) + "."
+
+
+def _claims(counts: Mapping) -> list[str]:
+    return [
         f"{f'{kind} claims'.strip().capitalize()}: {listed(of)}."
         for kind, of in counts["claims"].items()
-    )
+    ]
 
 
 def _order() -> list[str]:

@@ -19,7 +19,7 @@ from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import pick
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data.pools import DatasetMissing
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, diverged
 
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
@@ -280,6 +280,8 @@ class Evidence:
             own = {row: weight for (row, at), weight in weights.items() if at == column}
             of = self.column(column, metric)
             if lost := [row for row in own if row not in of.table.index]:
+                if said := self._lost(weights):
+                    return Contrast(says, Interval(), above, lost=said, group=group)
                 raise LookupError(f"{label(lost[0])} / {column}")
             found.append(of.sum(own))
             seeds = cast(list[int], of.table.loc[list(own)].dropna(axis=1).columns.tolist())
@@ -292,6 +294,7 @@ class Evidence:
             moved=None if np.isnan(gone) else gone,
             rows=tuple(moved.values()),
             unlearned=self._unlearned(weights, above < 0) if metric in ACCURACIES else "",
+            lost=self._lost(weights),
             group=group,
         )
 
@@ -332,6 +335,17 @@ class Evidence:
         picked = self._all(moment, metric)
         of_column = picked[picked.column == column]
         return of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
+
+    def _lost(self, weights: Mapping[tuple[str, str], float]) -> str:
+        # Seeds with which a row ended well say nothing of those with which it diverged.
+        for row, column in weights:
+            if said := self._diverged.get((READ_AFTER.get(row, row), column)):
+                return f"{label(row)} {said}"
+        return ""
+
+    @functools.cached_property
+    def _diverged(self) -> dict[tuple[str, str], str]:
+        return diverged.said(self.rows)
 
     def _unlearned(self, weights: Mapping[tuple[str, str], float], both: bool) -> str:
         # both: nobody has to lose, so all rows have to have learned something.

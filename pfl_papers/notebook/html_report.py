@@ -72,7 +72,7 @@ def _first_screen() -> dict[str, Any]:
     picture = None
     if len(cells):
         png = plots.compact(overview.drawn(cells))
-        picture = _embedded(png) | dict(title=overview.said(cells))
+        picture = _embedded(png) | dict(said=overview.said(cells))
     totals = counts.drop(columns="paper").sum()
     return dict(
         picture=picture,

@@ -169,7 +169,9 @@ def test_only_like_cells_stand_beside_published_ones(changes, other, monkeypatch
 def test_the_picture_says_what_copies_of_data_lack():
     assert committed.lacks("cifar10") == pytest.approx(1135 / 60_000)
     assert committed.lacks("fashion_mnist") == committed.lacks("digits") == 0
-    assert "samples missing here: AG News 88 %, CIFAR-10 2 %" in overview.said(overview.ran())
+    assert "samples missing here: AG News 88 %, CIFAR-10 2 %" in " ".join(
+        overview.said(overview.ran())
+    )
 
 
 def test_a_column_that_only_we_have_says_what_no_run_of_the_paper_has(monkeypatch):

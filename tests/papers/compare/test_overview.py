@@ -115,27 +115,38 @@ def orders(*taus, ceiling=0.9):
         (
             summary({"above 2": {"ahead": 1}}),
             [0.5],
-            "Of 1 printed lead above 2 points over personal methods: 1 ahead. Of these 1, "
-            "chance alone would put 0.5 ahead and as many behind. Order of personal methods, printed "
-            "against ours, 1 column: Kendall's tau 0.50; were the printed order true, noise would "
-            "leave 0.90.",
+            [
+                "1 printed lead above 2 points over personal methods: 1 ahead.",
+                "By chance alone 0.5 of the 1 over personal methods would be ahead, and as many "
+                "behind.",
+                "Order of personal methods, printed against ours, 1 column: Kendall's tau 0.50; "
+                "were the printed order true, noise would leave 0.90.",
+            ],
         ),
         (
             summary({"at most 2": {"no lead": 1, verdicts.DEPENDS: 1}, "behind": {"open": 1}}),
             [],
-            "Of 2 printed leads of at most 2 points over personal methods: 1 no lead, 1 depends on "
-            "a reading. Of 1 printed deficit: 1 open. Of these 3, chance alone would put 0.5 ahead "
-            "and as many behind.",
+            [
+                "2 printed leads of at most 2 points over personal methods: 1 no lead, 1 depends "
+                "on a reading.",
+                "1 printed deficit: 1 open.",
+                "By chance alone 0.5 of the 3 over personal methods would be ahead, and as many "
+                "behind.",
+            ],
         ),
         (
             summary({"above 2": {"ahead": 2, verdicts.DEPENDS: 3}}, {"above 2": {"ahead": 2}}),
             [-0.5, 0.0, 1.0],
-            "Of 5 printed leads above 2 points over personal methods: 2 ahead, 3 depend on a "
-            "reading. Of these 5, chance alone would put 0.5 ahead and as many behind. Of 2 printed "
-            "leads above 2 points over one model for all: 2 ahead. Of these 2, chance alone would "
-            "put 0.0 ahead and as many behind. Order of personal methods, printed against ours, 3 "
-            "columns: Kendall's tau -0.50 to 1.00, median 0.00; were the printed order true, noise "
-            "would leave 0.90 to 0.90, median 0.90.",
+            [
+                "5 printed leads above 2 points over personal methods: 2 ahead, 3 depend on a "
+                "reading.",
+                "2 printed leads above 2 points over one model for all: 2 ahead.",
+                "By chance alone 0.5 of the 5 over personal methods and 0.0 of the 2 over one model "
+                "for all would be ahead, and as many behind.",
+                "Order of personal methods, printed against ours, 3 columns: Kendall's tau -0.50 "
+                "to 1.00, median 0.00; were the printed order true, noise would leave 0.90 to "
+                "0.90, median 0.90.",
+            ],
         ),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from pfl_core import Experiment
 from pfl_core.analysis import verdicts
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, diverged
 from pfl_papers.evidence import contrasts as evidence
 from pfl_papers.evidence.contrasts import Evidence, majority
 
@@ -154,6 +154,25 @@ def test_a_losing_arm_that_began_trained_may_stay_where_it_was(known):
 
 def test_unknown_runs_have_no_level():
     assert np.isnan(majority("0" * 16))
+
+
+def lost(row, *seeds):
+    """What is kept of runs that diverged."""
+    parts = [run(row, [10.0, 9.0], s).tail(1) for s in seeds]
+    about = dict(metric=diverged.METRIC, average="derived", split="", when="")
+    return pd.concat(parts).assign(**about)
+
+
+@pytest.mark.parametrize("ahead", [("a", "b"), ("b", "a"), ("a", "fedavg_ft"), ("fedavg", "a")])
+@pytest.mark.parametrize("seeds", [(2,), (0, 1, 2)])
+def test_seeds_that_ended_well_decide_nothing_where_others_diverged(known, ahead, seeds):
+    names = {"a": (95, 95.2, 95.1), "b": (60, 61, 62), "fedavg": (60, 61, 62)}
+    own = "fedavg" if "fedavg" in "".join(ahead) else "b"
+    left = rows(**names).query("not (row == @own and seed in @seeds)")
+    after = left[left.row == "fedavg"].assign(when="after")
+    got = of(pd.concat([left, after, lost(own, *seeds)])).ahead(*ahead, "A")
+    assert verdicts.of_claim([got])[:2] == ("open", "diverges")
+    assert got.lost.endswith(f"diverges ({len(seeds)} of 3)") and got.lost in got.decides()
 
 
 # -- numbers that were derived ---------------------------------------------------------------------

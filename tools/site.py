@@ -77,8 +77,6 @@ LISTED = re.compile(r"^- (?:([^\n\[:]+): )?((?:\[[^\]]+\]\([^)]+\)(?: · )?)+)$"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 WORDS = rf"(?:{'|'.join(TONES)})(?:: [^|<]+?)?"
 VERDICT = re.compile(rf"(\* \| (?:[a-z ]+ \| )?|<br>)({WORDS})(?= \||<br>)")
-    rf"(\* \| (?:[a-z ]+ \| )?|<br>)((?:{'|'.join(TONES)})(?:: [^|<]+?)?)(?= \||<br>)"
-)
 
 
 def _gallery(listed: re.Match) -> str:

@@ -54,8 +54,11 @@ def test_a_cards_commands_are_understood(name, artefact):
     paper = papers.paper(name)
     text, page = repr(made := folded.not_run(paper, artefact)), made._repr_html_()
     assert text.startswith(f"{papers.title(artefact)}: not run yet on the paper's own data (")
-    lines = re.findall(r"python -m pfl_papers (.*)$", text, re.MULTILINE)
-    assert [line for line in lines if line not in page] == [] and len(lines) == 3
+    lines = re.findall(r"python -m pfl_papers (.*?)(?:,|$)", text, re.MULTILINE)
+    assert [line for line in lines if line not in page] == [] and len(lines) == 2
+    option = text.rpartition(", on a GPU with ")[2]
+    lines.append(f"{lines[-1]} {option}")
+    assert option in page
     for line in lines:
         args = parser().top.parse_args(shlex.split(line))
         full = Scope(args.profile)

@@ -180,6 +180,7 @@ def do_bench(args: Namespace) -> int:
         for said in work.steps():
             print(said, flush=True)
         failed += len(work.failed)
+        print(late("bench.page").ranked(work.name))
     return int(failed > 0)
 
 

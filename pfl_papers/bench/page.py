@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from pfl_papers.bench import planned, shown, tiers
+from pfl_papers.bench import planned, record, shown, tiers
 from pfl_papers.bench.found import Found
 from pfl_papers.bench.rows import FT1, LOCAL, REFERENCE, said
 from pfl_papers.bench.settings import SETTINGS, Setting
@@ -74,6 +74,13 @@ def _top(found: Found) -> Iterator[str]:
     yield readable.markdown(readable.flat(shown.overall(found))) + "\n"
     yield "The best method of each family, bold where it is *better*:\n"
     yield readable.markdown(readable.flat(shown.families(found))) + "\n"
+
+
+def ranked(setting: str) -> str:
+    """The table of a setting as text, published rows and those that are kept here side by side."""
+    found = Found({setting: record.read(setting)})
+    none = f"{setting}: no reported runs of FedAvg, the reference"
+    return shown.setting(found, setting).to_string() if found.records else none
 
 
 def first_sentence(found: Found) -> str:

@@ -194,6 +194,16 @@ def test_readings_of_a_sceptic_by_hand(found):
     assert (counts.sum(axis=1) == 3 * 4).all() and counts.loc["as declared", "better"] == 3
 
 
+def test_ones_own_row_is_ranked_beside_the_published_ones(found, tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
+    assert "no reported runs of FedAvg" in page.ranked("mild")
+    record.write(record.committed("mild"), found.records["mild"])
+    record.write(record.kept("mild"), made(0, {"my_own": 1.0}))
+    table = page.ranked("mild")
+    assert all(name in table for name in ("my_own", "FedAvg + FT", "Ditto", "label prior"))
+
+
 def test_a_diverged_run_is_said(found):
     known = found.records["mild"]
     gone = (known.clients.row == "fedper") & (known.clients.seed == 11)

@@ -37,7 +37,7 @@ ROOMS += [f"pfl_papers.{n}" for n in "evidence papers compare bench notebook exp
 TREE = {
     "README": """docs/tour docs/notebooks docs/methods docs/README docs/generated/api/index
         CONTRIBUTING""",
-    "docs/tour": "docs/own docs/new_clients docs/pretrained docs/explore",
+    "docs/tour": "docs/own docs/own_data docs/new_clients docs/pretrained docs/explore",
     "docs/notebooks": "notebooks/start notebooks/*",
     "docs/methods": "docs/generated/methods/*",
     "docs/README": """docs/evaluation docs/results docs/bench docs/comparison docs/parity docs/data

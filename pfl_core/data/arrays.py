@@ -21,10 +21,11 @@ _owned: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictiona
 # Samples of these types (package.class) are no array; what to give instead.
 INSTEAD = {
     "torch.TensorDataset": "its tensors: x, y = dataset.tensors",
-    "torch.Subset": "the whole data set's arrays, and subset.indices as one client's list",
+    "torch.Subset": "the whole data set's arrays, and subset.indices as one client's list; or "
+    "Federation.from_torch([subset, ...]), a Subset a client",
     "torch.DataLoader": "the arrays of loader.dataset",
     "torch.Dataset": "np.stack([np.asarray(image) for image, _ in dataset]), and as y "
-    "[label for _, label in dataset]",
+    "[label for _, label in dataset]; or Federation.from_torch([dataset, ...]), one a client",
     "datasets.Dataset": "a column of it: dataset.with_format('numpy')['image']",
     "scipy._spbase": "x.toarray()",
     "PIL.Image": "np.stack of all images: np.stack([np.asarray(image) for image in images])",
@@ -175,7 +176,7 @@ def _instead(v: Any) -> str:
     if "torch.Dataset" in kinds and hasattr(v, "data") and hasattr(v, "targets"):
         return "x=dataset.data, y=dataset.targets"
     if "pandas.DataFrame" in kinds and any(t.kind != "f" for t in v.dtypes if hasattr(t, "kind")):
-        return "its columns of numbers as floats: x.to_numpy('float32')"
+        return "its columns of numbers as floats: x.to_numpy('float32'); or Federation.from_table"
     if isinstance(v, list | tuple) and len(v) and all(hasattr(s, "layout") for s in v):
         return "torch.stack(x)" if v[0].ndim else ""
     if isinstance(v, list) and v and all(isinstance(s, tuple) and len(s) == 2 for s in v):

@@ -53,7 +53,8 @@ def divided(
         few = [k for k in few if not sizes[k]]
     if small != "drop":
         _check_few(few, clients, sizes, split)
-    kept = [k for k in range(len(clients)) if small != "drop" or k not in set(few)]
+    gone = set(few) if small == "drop" else set()
+    kept = [k for k in range(len(clients)) if k not in gone]
     need(bool(kept), f"no client has enough samples for split={_said(split)}; give more")
     lists = {s: [cut[k][i] for k in kept] for i, s in enumerate(SPLITS)}
     return lists, tuple(clients[k] for k in kept)

@@ -216,6 +216,22 @@ def test_parts_are_taken_as_they_are_given():
     assert [len(i) for s in SPLITS for i in apart.index[s]] == [3, 2, 0, 0, 1, 1]
 
 
+def test_samples_in_a_file_stay_there(tmp_path):
+    np.save(tmp_path / "x.npy", images(40))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert np.shares_memory(Federation.grouped(x, np.arange(40) % 2, ["a", "b"] * 20).x, x)
+
+
+def test_texts_are_dealt_as_their_numbers_are():
+    x, y = images(90), np.array(["eel", "cat", "dog"] * 30)
+    texts, how = Federation.dealt(x, y, clients=3, alpha=5.0), dict(clients=3, alpha=5.0)
+    numbers = Federation.dealt(x, np.array([2, 0, 1] * 30), **how)
+    assert texts.checksum == numbers.checksum and texts.dealing == numbers.dealing
+    assert texts.class_names == ("cat", "dog", "eel") and numbers.class_names is None
+    turned = Federation.dealt(x, y, relabel=[0, 1], **how)
+    assert turned.class_names is None, "a label is another class at each client"
+
+
 def test_one_client_alone_and_a_class_that_a_client_lacks(tmp_path):
     alone = Federation.grouped(images(10), ["a", "b"] * 5, ["me"] * 10)
     assert alone.K == 1 and run(OWN, fed=alone, store=tmp_path, device="cpu").ok

@@ -60,7 +60,7 @@ class Draws(TorchDispatchMode):
         """Run `func`; where it draws, with our generator."""
         kwargs = kwargs or {}
         draws = torch.Tag.nondeterministic_seeded in func.tags and _dropped(func, args, kwargs) != 0
-        if draws and kwargs.get("generator") is None:
+        if draws and _generator(func, args, kwargs) is None:
             self.count += 1
             device = next(
                 (a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device")
@@ -68,16 +68,36 @@ class Draws(TorchDispatchMode):
             own = self.generator(torch.device(device or "cpu"))
             if func is torch.ops.aten.native_dropout.default:  # a GPU's, which takes no generator
                 return _dropout(args[0], args[1], args[2], own)
-            if not any(a.name == "generator" for a in func._schema.arguments):
-                if not hasattr(func.overloadpacket, "generator"):
-                    raise ValueError(
-                        f"{func} draws random numbers that cannot be seeded for one run alone; use "
-                        "torch.rand, torch.randn, torch.bernoulli or nn.Dropout, or a method's "
-                        "Batch.noise"
-                    )
-                func = func.overloadpacket.generator
+            func = _with_generator(func)
+            args = args[: _place(func)] if len(args) > _place(func) else args  # it was None
             kwargs = kwargs | {"generator": own}
         return func(*args, **kwargs)
+
+
+def _place(func: Any) -> int:
+    # Where an operation takes its generator; behind all arguments, if it takes none.
+    names = [a.name for a in func._schema.arguments]
+    return names.index("generator") if "generator" in names else len(names)
+
+
+def _generator(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    # The generator that an operation is called with.
+    place = _place(func)
+    return args[place] if place < len(args) else kwargs.get("generator")
+
+
+def _with_generator(func: Any) -> Any:
+    # The operation, or its form of the same arguments and a generator.
+    if _place(func) < len(func._schema.arguments):
+        return func
+    form = {"default": "generator"}.get(func._overloadname, f"{func._overloadname}_generator")
+    if not hasattr(func.overloadpacket, form):
+        raise ValueError(
+            f"{func} draws random numbers that cannot be seeded for one run alone; use "
+            "torch.rand, torch.randn, torch.bernoulli or nn.Dropout, or a method's "
+            "Batch.noise"
+        )
+    return getattr(func.overloadpacket, form)
 
 
 def _dropped(func: Any, args: tuple, kwargs: dict[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 # What other rooms may take from it.
 __all__ = [
+    "augment",
     "checksum",
     "client_data",
     "federation",

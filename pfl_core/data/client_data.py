@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core.data import augment as augmentation
 from pfl_core.data.arrays import check_finite, per_channel, tensor
 from pfl_core.data.federation import Federation
 from pfl_core.util.draws import rng
@@ -28,6 +31,8 @@ class ClientData:
         Of a model's inputs; tokens stay integers.
     mean, std
         Normalise images, see Federation.
+    augment
+        Transforms of training images, see `augmented`.
 
     Attributes
     ----------
@@ -42,7 +47,7 @@ class ClientData:
     Raises
     ------
     ValueError
-        If samples are not finite in `dtype`.
+        If samples are not finite in `dtype`, and for transforms that do not fit them.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class ClientData:
         device: str | torch.device = "cpu",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        augment: Sequence[dict[str, Any]] = (),
     ):
         self.federation, self.seed = federation, seed
         self.dtype, self.device = dtype, torch.device(device)
@@ -75,6 +81,49 @@ class ClientData:
             self._channels_first()
             centre, spread = self._per_channel(mean, 0.0), self._per_channel(std, 1.0)
             self._scale, self._shift = 1 / (255 * spread), -centre / spread
+        self._transforms = augmentation.transforms(augment)
+        if self._transforms:
+            self._check_augmented()
+            self.x = self.x.clone()  # the Federation's own samples stay as they are
+
+    def _check_augmented(self) -> None:
+        if self.kind == "tokens" or self.x.dim() != 4:
+            raise ValueError(
+                "Experiment(augment=...) changes images (n, c, h, w); leave it out over samples "
+                f"of kind {self.kind!r} and shape {self.input_shape}"
+            )
+        fit = np.concatenate(self.index["fit"])
+        if len(np.unique(fit)) < len(fit):
+            raise ValueError(
+                "Experiment(augment=...) over clients that share training samples: each would have "
+                "them in another form; give each client its own"
+            )
+        self._drawn(0, 0, slice(2))
+
+    def _drawn(self, k: int, round: int, part: slice = slice(None)) -> Tensor:
+        # Client k's training images (m, c, h, w) as it has them in a round.
+        at = torch.as_tensor(self.index["fit"][k][part], device=self.device)
+        return augmentation.changed(self.x[at], self._transforms, self.seed, round, k)
+
+    @contextmanager
+    def augmented(self, round: int, clients: Sequence[int]) -> Iterator[None]:
+        """Within it, training images of these clients are as they are drawn for the round.
+
+        Each image is drawn once a round: epochs of one round see the same. What is held out, and
+        validation and test images, are as they are.
+        """
+        if not self._transforms:
+            yield
+            return
+        at = torch.as_tensor(
+            np.concatenate([self.index["fit"][k] for k in clients]), device=self.device
+        )
+        before = self.x[at]
+        self.x[at] = torch.cat([self._drawn(k, round) for k in clients])
+        try:
+            yield
+        finally:
+            self.x[at] = before
 
     def _hold_out(self, share: float) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
         # At least one sample of each client stays on either side.

@@ -71,7 +71,8 @@ class Context:
         near, rate = start if anchor is None else anchor, config.lr if lr is None else lr
         job = Job(loss, start, near, names, indices, noise, step, rate, bn == "train")
         counts = None if clipped is None else frozenset(clipped)
-        return engine.run(job._replace(seeds=self._seeds(stream), clipped=counts))
+        with engine.data.augmented(self.round, self._ids):
+            return engine.run(job._replace(seeds=self._seeds(stream), clipped=counts))
 
     def _batch_indices(self, **how: Any) -> list[Tensor]:
         data, config = self._engine.data, self._engine.config

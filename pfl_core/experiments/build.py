@@ -148,6 +148,7 @@ def client_data(
         device=device,
         mean=mean,
         std=std,
+        augment=experiment.augment,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pfl_core import models
+from pfl_core.data import augment
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
@@ -244,6 +245,13 @@ class Experiment:
         "its own: when='tuned 1', 'tuned 2', ...",
         given="dict | list of dicts | None",
     )
+    augment: list = value(
+        [],
+        "Transforms of torchvision.transforms.v2 that change training images, one after the other: "
+        "'RandomHorizontalFlip', or {'name': 'RandomCrop', 'size': 32, 'padding': 4}. Each image "
+        "is drawn anew in each round, by (seed, round, client)",
+        given="list of names or dicts | None",
+    )
     keep_models: bool = value(
         False, "Whether the Result keeps the models that the clients end with"
     )
@@ -300,6 +308,7 @@ class Experiment:
             object.__setattr__(self, "init_from", self.earlier.checked())
         self._check_clients()
         models.check(self.model, self.model_args)
+        augment.transforms(self.augment)
         probes.check(self.record, make_method(self.method, **self.method_args))
 
     def _check_values(self) -> None:
@@ -329,6 +338,7 @@ class Experiment:
         # Dicts become copies, with values as JSON gives them back, which nobody can change.
         values: dict[str, Any] = {name: keys.cast(self, name) for name in ARGS}
         values |= {"tags": self.tags, "finetune": finetune.plain(self.finetune)}
+        values |= {"augment": augment.plain(self.augment)}
         try:
             for name, given in values.items():
                 kept = json.loads(json.dumps(given, default=keys.scalar))

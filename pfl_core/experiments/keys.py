@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pfl_core import models
+from pfl_core.data import augment, shifts
 from pfl_core.data import partition as partitions
-from pfl_core.data import shifts
 from pfl_core.data.checksum import Checksum
 from pfl_core.engine import finetune
 from pfl_core.methods.base import METHODS
@@ -92,6 +92,7 @@ def canonical(e: Any) -> dict[str, Any]:
         "record": sorted(set(e.record)),
         # Runs of earlier versions say nothing of it.
         "finetune": finetune.canonical(getattr(e, "finetune", []), e.lr),
+        "augment": _plain(augment.canonical(getattr(e, "augment", []))),
         "plugins": [],  # what comes from them counts, see `Experiment.code`
     }
 

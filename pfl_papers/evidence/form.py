@@ -27,7 +27,7 @@ CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
-SELDOM = ("finetune",)  # fields that most runs leave empty: no column where no line has a value
+SELDOM = ("finetune", "augment")  # that most runs leave empty: no column where no line has a value
 
 
 class Schema(NamedTuple):

@@ -138,6 +138,16 @@ CASES = [
         "give all one type and shape",
     ),
     Case(
+        'Experiment(augment=["RandomFlip"])',
+        lambda: tiny(augment=["RandomFlip"]),
+        "transform 'RandomFlip' is unknown; did you mean",
+    ),
+    Case(
+        'Experiment(augment=[{"name": "RandomCrop", "size": 20}]), of another size',
+        lambda: run(tiny(augment=[{"name": "RandomCrop", "size": 20}])),
+        r"RandomCrop makes uint8 \(1, 20, 20\) of an image uint8 \(1, 28, 28\)",
+    ),
+    Case(
         "result.predict(0, images, names=True), of classes without names",
         lambda: run(tiny(keep_models=True)).predict(0, np.zeros((1, 28, 28), np.uint8), names=True),
         "the classes of this model have no names.*class_names",

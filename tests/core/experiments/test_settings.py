@@ -55,6 +55,7 @@ OTHER = dict(  # of each field another value than BASE has
     dtype="float64",
     precision="tf32",
     finetune=[{"epochs": 1}],
+    augment=["RandomInvert"],
     keep_models=True,
     init_from=SOURCE,
     adopt=True,

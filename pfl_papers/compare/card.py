@@ -206,8 +206,9 @@ def _budget(paper: papers.Paper, claim: Any) -> str:
     planned = paper.planned(Scope("paper"), claim.artefact)
     every = every or {c for s in planned if s.artefact == claim.artefact for c in s.columns}
     data = plots.in_words(", ".join(sorted(rows.dataset.unique())))
-    seeds = report.seeds_in_words(rows.groupby(["column", "row"]).seed.nunique())
     some = len(every.intersection(rows.column))
+    counted = rows[rows.column.isin(every)] if some else rows  # columns of ours decide nothing
+    seeds = report.seeds_in_words(counted.groupby(["column", "row"]).seed.nunique())
     cut = [said for said in claim.scale.split("; ") if said and "rounds" not in said]
     whole = "; ".join(map(plots.in_words, [_run(paper, claim.artefact, rows), *cut]))
     return f"{data} ({some} of {len(every)} columns), {seeds}, {whole}"

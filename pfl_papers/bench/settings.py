@@ -133,7 +133,7 @@ def ranges(setting: Setting | str, row: str) -> dict[str, Any]:
         setting = SETTINGS[setting]
     base = setting.base(0)
     fields = presets.COMPARED[row](base) if row in presets.COMPARED else {"method": row}
-    share, own = 1 - fields.get("momentum", 0.0), declared(base.but(**fields))
+    share, own = 1 - float(fields.get("momentum", 0.0)), declared(base.but(**fields))
     rates = {"lr": _scaled(setting.rates, share)} if "lr" in own else {}
     out = own | rates | setting.searched
     if setting.depths and row in presets.GRIDS and presets.GRIDS[row].own == "head_depth":

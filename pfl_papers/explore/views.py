@@ -338,7 +338,7 @@ def _last_and_best(frame: pd.DataFrame, metric: str, spent: pd.DataFrame) -> pd.
     }
     table = pd.DataFrame(columns).round(2).reindex(frame.row.unique())
     whole = [c for c in table if (table[c] % 1 == 0).all()]  # NaN stays a number
-    table[whole] = table[whole].astype(int)
+    table = table.astype(dict.fromkeys(whole, int))
     return table.rename(index=plots.in_plain_words).rename_axis(None)
 
 

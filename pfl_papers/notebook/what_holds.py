@@ -197,7 +197,7 @@ class WhatHolds:
         flips = kinds[kinds.map(len) > 1]
         turned = sum({"holds", "contradicted"} <= kind for kind in flips)
         judged = int((kinds.map(len) > 0).sum())
-        firm = kinds[kinds.map(len) == 1].map(lambda kind: next(iter(kind)))
+        firm = kinds[kinds.map(len) == 1].map("".join)
         said = ", ".join(f"{n} *{word}*" for word, n in firm.value_counts().items())
         self._say(
             f"We judge {judged} claims under all rules, those whose runs have two seeds or more. "

@@ -664,7 +664,14 @@ ARTEFACTS = {
         makes=((*KINDS.values(), RANDOM), ()),
     ),
     "fig6": Artefact(
-        _ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True, makes=((ALL_LAYERS,), ())
+        _ALL,
+        (),
+        medium=4,
+        quick=1,
+        numbers=ring_numbers,
+        each=True,
+        tuned=True,
+        makes=((ALL_LAYERS,), ()),
     ),
     "fig7": Artefact(
         _BOTH, (), medium=2, numbers=_fig7_numbers, tuned=True, makes=(("fc", "fc1"), ())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from pfl_core.analysis.noise import Column
@@ -199,7 +200,7 @@ def _widen(ax: Axes, last: pd.DataFrame, room: float) -> None:
     ax.update_datalim([(end, last.low.min()), (end, last.high.max())])
     ax.autoscale_view()
     left, right = ax.get_xlim()
-    share = room / 72 / (ax.get_position().width * ax.figure.get_figwidth())
+    share = room / 72 / (ax.get_position().width * cast(Figure, ax.figure).get_figwidth())
     ax.set_xlim(left, max(right, left + (end - left) / (1 - share)))
 
 

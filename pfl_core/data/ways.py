@@ -289,7 +289,7 @@ class Ways:
             As `grouped`, and for other objects, samples of several shapes or types, a sample that
             is listed twice, and random transforms.
         """
-        from pfl_core.data import datasets as sets
+        from pfl_core.data import torch_data as sets
 
         given = sets.read(datasets, clients, val, test)
         if (val is not None or test is not None) and split is not None:

@@ -18,6 +18,7 @@ PARAMETERS = {
     **{"train": False, "device": "auto"},
 }
 OF_PAPERS = {"profile": BEST, "overrides": {}}
+OTHERWISE = dict.fromkeys(papers.PAPERS, OF_PAPERS) | {"what_holds": {"profile": "medium"}}
 LINES, KILOBYTES, CELLS, CELLS_PER_ARTEFACT = 12, 1000, 10, 2
 FORBIDDEN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, ast.While)
 NOT_REPEATABLE = set(
@@ -152,7 +153,7 @@ def problems(path: Path) -> list[str]:
 
 def parameter_problems(path: Path, source: str) -> list[str]:
     """The parameters cell holds literals that papermill sees, at least `PARAMETERS`, with these defaults."""
-    wanted = PARAMETERS | (OF_PAPERS if path.stem in papers.PAPERS else {})
+    wanted = PARAMETERS | OTHERWISE.get(path.stem, {})
     try:
         values = {}
         for node in ast.parse(source).body:

@@ -22,6 +22,7 @@ from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
 from pfl_core.util import checks
 from pfl_papers import places
+from pfl_papers.bench.costs import gradients, run_hours
 from pfl_papers.compare import report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence
@@ -217,7 +218,7 @@ def run(
         print(_said(row, parts[-1]))
     cells = experiments(dataset, methods, seeds, profile, choices, **changes or {})
     rows = sweeps.sweep(cells, **how)
-    spent = {e.id: costs.gradients(e) for e in cells}
+    spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
     blank = dict(rounds=0, when="", split="", average="derived")
     counted = heads.assign(**blank, metric="gradients", value=heads.key.map(spent))
@@ -254,15 +255,15 @@ def hours(
         finals = experiments(dataset, [row], seeds, profile, **changes or {})
         todo = [c for c in (*tunes, *finals) if not lookup.is_there(c)]
         # Rates, the outer axis, change no hours.
-        some = [costs.run_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
+        some = [run_hours(c, device) for c in tunes[: len(grid_of(row).values)]]
         cycle = zip(tunes, itertools.cycle(some), strict=False)
         lines[row] = {
             "tuning": len(tunes),
             "runs": len(finals),
             "there": len(tunes) + len(finals) - len(todo),
-            "gradients": round(costs.gradients(finals[-1]), 1),
+            "gradients": round(gradients(finals[-1]), 1),
             "hours of tuning": sum(h for c, h in cycle if c in todo),
-            "hours of runs": sum(costs.run_hours(c, device) for c in finals if c in todo),
+            "hours of runs": sum(run_hours(c, device) for c in finals if c in todo),
         }
     out = pd.DataFrame(lines).T.rename_axis("method")
     out.loc["all"] = out.sum()

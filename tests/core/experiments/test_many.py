@@ -149,7 +149,7 @@ def test_models_made_in_parts_are_evaluated_alike(name, monkeypatch):
     whole = history_of(**changes)
     monkeypatch.setattr(rounds, "EVALUATED_AT_ONCE", 50)
     parts = history_of(**changes)
-    assert list(parts.evals) == list(whole.evals) and len(parts.evals) == 8
+    assert list(parts.evals) == list(whole.evals) and len(parts.evals) == 10
     for key, series in whole.evals.items():
         for a, b in zip(series, parts.evals[key], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

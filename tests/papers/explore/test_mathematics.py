@@ -290,7 +290,7 @@ def test_a_view_its_code_and_its_sliders_agree(name, monkeypatch, capsys):
     monkeypatch.setattr(widgets, "display", shown.append)
     mathematics.show(name)
     out = capsys.readouterr().out
-    assert [type(s).__name__ for s in shown] == ["Image", "DataFrame"]
+    assert [type(s).__name__ for s in shown] == ["Image", "Markdown", "DataFrame"]
     imports, _, call = out.strip().splitlines()[-1].rpartition("; ")
     scope = {}
     exec(imports, scope)

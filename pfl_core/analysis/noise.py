@@ -20,6 +20,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.special import digamma, fdtri, stdtrit, zeta
 
+# Methods that serve all clients the same model, as long as it has not trained there.
+ONE_MODEL = frozenset({"fedavg", "fedprox", "fedbabu"})
 LEVEL = 0.95  # of every interval
 MOST = 5.0  # degrees of freedom that a column may borrow, and one at most from each other column
 FEWEST = 3  # columns that can say what columns have in common

@@ -11,7 +11,13 @@ from pfl_core.experiments import settings
 from pfl_core.util import checks
 from pfl_core.util.percent import DECIMALS
 
-SELECT = ("last", "last10", "best_val", "best_test")
+SELECT = {  # the rules, in words
+    "last": "last round",
+    "last10": "mean of the last ten evaluations",
+    "best_val": "best validation round",
+    "best_test": "best test round (optimistic: test data choose it)",
+}
+MOMENTS = {"before": "before local training", "after": "after local training"}
 RUN = ["run", "paper", "artefact", "row", "column"]  # a run, where it is shown
 KINDS = ["when", "split", "average", "metric"]  # of a number
 ONE = 1e-3  # by which one number may differ between the store and what is committed

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pfl_core.analysis.select import MOMENTS
 from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments import listing
 from pfl_core.experiments.experiment import Experiment
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MOMENTS = {
-    "before": "before local training",
-    "after": "after local training",
-    TUNED: "after fine-tuning",
-}
+_MOMENTS = MOMENTS | {TUNED: "after fine-tuning"}
 
 
 def plot(*results: Result, when: str = "before") -> Figure:

@@ -10,21 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis.noise import Column, Interval
-from pfl_core.analysis.select import alike, pick, tuples
+from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
+from pfl_core.analysis.select import MOMENTS, SELECT, alike, pick, tuples
 from pfl_core.experiments import listing
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
 
-ONE_MODEL = ("fedavg", "fedprox")  # served before local training, all clients have one model
 LESS = ("loss", "acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better
-RULES = {
-    "last": "last round",
-    "last10": "mean of the last ten evaluations",
-    "best_val": "best validation round",
-    "best_test": "best test round (optimistic: test data choose it)",
-}
-_MOMENTS = {"before": "before local training", "after": "after local training"}
 Labels = str | Sequence[str] | None
 
 
@@ -90,7 +82,7 @@ def table(
             f"{'; '.join(there) or 'none'}"
         )
     cells = _cells(alike(picked, ["row", "column"]), metric, when, against)
-    said = f"{_measure(metric)}, {average} mean, {RULES[select]}, {_MOMENTS.get(when, when)}."
+    said = f"{_measure(metric)}, {average} mean, {SELECT[select]}, {MOMENTS.get(when, when)}."
     return Table(cells, lost, order, against, digits, said)
 
 

@@ -23,9 +23,7 @@ from pfl_papers.evidence import committed, diverged
 
 # Rows that are another row's run, read after local training.
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
-ONE_MODEL = frozenset(
-    {*READ_AFTER.values(), "centralized"}
-)  # methods that serve all clients the same model
+ONE_MODEL = noise.ONE_MODEL | {"centralized"}
 ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are verdicts
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 

@@ -38,13 +38,6 @@ from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
 from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
 
-SELECTED = {
-    "last": "last round",
-    "last10": "mean of the last ten evaluations",
-    "best_val": "best validation round",
-    "best_test": "best test round (optimistic: test data choose it)",
-}
-WHEN = {"before": "before local training", "after": "after local training"}
 _SEEDS = (
     "Some rows have more seeds: their means are over other draws of clients. Bold compares rows "
     "over the seeds that they share."
@@ -579,7 +572,7 @@ class Study:
             odd = "".join(
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)
             )
-            read = f"{SELECTED[rule['select']]}, {WHEN[rule['when']]}"
+            read = f"{select.SELECT[rule['select']]}, {select.MOMENTS[rule['when']]}"
             parts.append(f"{read}{odd}, {rule['average']} average")
         if len(ran) and (share := report.scale(self.paper, rows, table)):
             parts.append(share)

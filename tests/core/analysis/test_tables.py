@@ -3,11 +3,15 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pfl_core import Experiment, export, grid, run, runs, sweep, table
-from pfl_core.analysis.noise import Column
+from pfl_core.analysis.noise import ONE_MODEL, Column
 from pfl_core.analysis.tables import LESS
+from pfl_core.methods.base import METHODS
 
+OURS = {name for name, c in METHODS.items() if c.__module__.startswith("pfl_core.")}
+HERE = {"cfl", "fedbn"}  # CFL until it splits, FedBN without BatchNorm
 BASE = Experiment(clients=3, model="mlp", rounds=2, max_samples=40, lr=0.1, eval_after=True)
 ROWS = {"FedPer": {"method": "fedper"}, "Local": {"method": "local"}}
 COLUMNS = {"0.1": {}, "1 & 10 %": {"partition_args": {"alpha": 1.0}}}
@@ -155,3 +159,15 @@ def test_an_export_holds_all_rows(results, tmp_path):
         assert seed == of.experiment.seed and np.allclose(
             own.acc_pct, of.clients.acc_pct, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_who_serves_all_clients_one_model_is_known(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    few = dict(rounds=2, model="mlp", max_samples=30, lr=0.05, keep_models=True, holdout=0.2)
+    found = run(Experiment(clients=3, method=name, **few), device="cpu")
+    x = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first, *others = (found.model(i)(x) for i in range(3))
+    alike = all(torch.equal(first, other) for other in others)
+    assert alike == (name in ONE_MODEL) or (alike and name in HERE)

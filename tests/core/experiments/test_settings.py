@@ -179,7 +179,7 @@ def test_numbers_of_several_kinds_are_no_seeds(store):
             summary(both, rows="method", columns="dataset")
 
 
-@pytest.mark.parametrize("rule", select.SELECT[:2])
+@pytest.mark.parametrize("rule", [*select.SELECT][:2])
 def test_a_run_that_stands_twice_with_two_numbers_is_refused(store, rule):
     rows = rows_of(BASE)
     with pytest.raises(ValueError, match="stands in these rows twice, with two numbers"):

@@ -139,13 +139,14 @@ class Pace(NamedTuple):
         return (self.start + self.round * rounds) / 3600 / cores
 
 
-def pace(experiment: Experiment, device: str) -> Pace:
+def pace(experiment: Experiment, device: str, executor: str = "auto") -> Pace:
     """How fast a run is here, from two short ones that nobody keeps."""
-    few, clock = experiment.eval_every, "cpu_s" if device == "cpu" else "wall_s"
+    few, clock = min(experiment.eval_every, 5), "cpu_s" if device == "cpu" else "wall_s"
     took = []
     for rounds in (few, 2 * few):
         with tempfile.TemporaryDirectory() as store:
-            found = run(experiment.but(rounds=rounds, tags={}), store=store, device=device)
+            short = experiment.but(rounds=rounds, eval_every=few, tags={})
+            found = run(short, store=store, device=device, executor=executor)
             took.append(float(found.meta[clock]))
     each = max(took[1] - took[0], 0.0) / few
     return Pace(max(took[0] - few * each, 0.0), each)

@@ -87,7 +87,7 @@ class _Runs:
         base = asked.base(setting)
         self.cell = cell = row.cell(base)
         data, drawn = client_data(cell), row.draws(setting, base, asked.draws)
-        every = [cell.but(**c) for c in drawn]
+        every = [row.tried(base).but(**c) for c in drawn]
         refused = {i for i, e in enumerate(every) if rows.refused(e, data)}
         self.draws = [e for i, e in enumerate(every) if i not in refused]
         mine = known.tuning[known.tuning.row == row.name]
@@ -95,7 +95,8 @@ class _Runs:
         others = mine[mine.seed.isin(asked.tuning_seeds[1:])].draw
         known_best = [*dict.fromkeys(map(int, [*chosen, *others])), *range(len(every))]
         some = [i for i in dict.fromkeys(known_best) if i < len(every) and i not in refused]
-        self.best, self.kept = every[some[0]], [every[i] for i in some[:KEEP]]
+        self.best = every[some[0]].but(eval_every=cell.eval_every)
+        self.kept = [every[i] for i in some[:KEEP]]
         reference = Row(REFERENCE).cell(base)
         self.shorter = rows.at_equal_gradients(self.best, rows.batches(reference))
 
@@ -140,7 +141,8 @@ def _hours(runs: _Runs, todo: list[Experiment], device: str) -> float:
     for e in todo:
         alike = runs.cell if e.method == runs.cell.method else e
         if e.method not in paces:
-            paces[e.method] = costs.pace(alike, device)
+            executor = runs.setting.executor(device)
+            paces[e.method] = costs.pace(alike, device, executor)
         times = costs.gradients(e) / costs.gradients(alike) * e.clients / alike.clients
         total += paces[e.method].hours(e.rounds * times, device)
     return total

@@ -20,7 +20,7 @@ from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments import tune as tuning
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment, seeded
-from pfl_core.experiments.run import check_how
+from pfl_core.experiments.run import check_how, pick_device
 from pfl_core.experiments.store import Result, load_result
 from pfl_core.util import checks, paths
 from pfl_papers.bench import gate as gates
@@ -154,7 +154,8 @@ class Work:
     """
 
     def __init__(self, asked: Asked, setting: Setting, **how: Any):
-        self.asked, self.setting, self.how = asked, setting, how
+        executor = setting.executor(pick_device(how.get("device") or "auto"))
+        self.asked, self.setting, self.how = asked, setting, how | {"executor": executor}
         self.name, self.base = asked.named(setting), asked.base(setting)
         self.choices: dict[str, Choice] = {}
         self.failed: dict[str, Exception] = {}
@@ -183,7 +184,7 @@ class Work:
 
     def tune(self, row: Row) -> str:
         """Choose a row's draw and moment on the tuning seeds."""
-        cell, changes = row.cell(self.base), row.draws(self.setting, self.base, self.asked.draws)
+        cell, changes = row.tried(self.base), row.draws(self.setting, self.base, self.asked.draws)
         cell, whens = cell.but(tags={"artefact": "tune", "column": row.name}), row.whens(cell)
         data = client_data(cell)
         why = {i: rows.refused(cell.but(**c), data) for i, c in enumerate(changes)}
@@ -193,7 +194,8 @@ class Work:
             best, scores = ended
             at = next(i for i, c in enumerate(changes) if cell.but(**c).plain() == best.plain())
             label = json.dumps(changes[at], sort_keys=True, default=lambda e: e.id)
-            self.choices[row.name] = Choice(at, str(scores[label].idxmax()), best)
+            reported = best.but(eval_every=self.base.eval_every)
+            self.choices[row.name] = Choice(at, str(scores[label].idxmax()), reported)
         lines = self._tuning_lines(row, cell, changes, why)
         self._keep_tuning(row, lines)
         return self._said(row, lines)

@@ -57,6 +57,11 @@ class Row:
             e = e.but(finetune=base.finetune)
         return e if not self.plugin or costs.serves_network(e) else e.but(finetune=None)
 
+    def tried(self, base: Experiment) -> Experiment:
+        """The same for tuning, which reads the last round alone: no other one is evaluated."""
+        cell = self.cell(base)
+        return cell.but(eval_every=cell.rounds)
+
     def whens(self, experiment: Experiment) -> tuple[str, ...]:
         """Moments among which tuning chooses: its own one, and after epochs of fine-tuning."""
         if self.name in VIEWS or not experiment.finetune:

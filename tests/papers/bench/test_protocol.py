@@ -90,6 +90,21 @@ def test_reported_seeds_are_never_seen_by_tuning(ran):
     assert set(parts.values()) == {None}  # clients are drawn by the seed
 
 
+@pytest.mark.slow
+def test_small_networks_are_stacked_and_tuning_evaluates_the_last_round_alone(ran):
+    tuned = set(record.read("rotate-digits").tuning.run)
+    for run in finished():
+        assert run.meta["executor"] == "batched"
+        evaluated = sorted(set(run.rows.query("when == 'before'").rounds))
+        assert evaluated == ([0, 2] if run.id in tuned else [0, 1, 2])
+
+
+def test_networks_with_convolutions_are_not_stacked_on_a_cpu():
+    found = {s.key: s.executor("cpu") for s in settings.SETTINGS.values()}
+    assert found.pop("photos") == "auto" and set(found.values()) == {"batched"}
+    assert {s.executor("cuda") for s in settings.SETTINGS.values()} == {"auto"}
+
+
 def test_all_rows_draw_equal_rates():
     asked = protocol.asked(["mild"], methods=["local", "fedper", "ditto", "fedaghn"], draws=16)
     base, rates = asked.base(asked.settings[0]), {}

@@ -23,7 +23,7 @@ from benchmarks.rounds import training_flop
 from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data.pools import Pool
-from pfl_core.engine.simulate import evaluates_after
+from pfl_core.engine.participation import evaluates_after
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
 from pfl_papers.compare.plan import planned

@@ -20,8 +20,8 @@ from benchmarks.common import about, save, timed
 from benchmarks.plain_loop import PlainLoop
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import EXECUTORS, Engine
+from pfl_core.engine.participation import sample
 from pfl_core.engine.sgd import precision
-from pfl_core.engine.simulate import sample
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device

@@ -32,8 +32,9 @@ from benchmarks.steps import TINY, Step, network
 from benchmarks.waits import SMALL, trained
 from pfl_core.engine import graphs
 from pfl_core.engine.convolutions import FORMS
+from pfl_core.engine.participation import sample
 from pfl_core.engine.sgd import precision
-from pfl_core.engine.simulate import Interrupted, Outcome, sample
+from pfl_core.engine.simulate import Interrupted, Outcome
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import METHODS

@@ -2,4 +2,4 @@
 
 # What other rooms may take from it.
 __all__ = ["checkpoint", "context", "engine", "finetune", "probes", "process", "sgd", "simulate"]
-__all__ += ["unvisited"]
+__all__ += ["participation", "unvisited"]

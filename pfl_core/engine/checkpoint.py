@@ -40,7 +40,9 @@ class History:
     download, upload
         Scalars that travelled to and from the clients since the start.
     visits
-        Client visits since the start: how often a client took part in a round.
+        Client visits since the start: how often a client took part in a round, and answered.
+    answered
+        {round: ids of the clients that answered}, of all rounds so far, where clients drop out.
     wall
         Seconds since the start.
     cpu
@@ -67,6 +69,7 @@ class History:
     download: list[float] = field(default_factory=list)
     upload: list[float] = field(default_factory=list)
     visits: list[float] = field(default_factory=list)
+    answered: dict[int, list[int]] = field(default_factory=dict)
     wall: list[float] = field(default_factory=list)
     cpu: float = 0.0
     probes: Params = field(default_factory=dict)
@@ -94,7 +97,7 @@ class History:
         lists: dict[str, Any] = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
         evals = {k: v[:count] for k, v in self.evals.items() if v[:count]}
         same: dict[str, Any] = dict(executor=self.executor, faster=self.faster, n=self.n)
-        same |= dict(chunks=self.chunks, cpu=self.cpu)
+        same |= dict(chunks=self.chunks, cpu=self.cpu, answered=self.answered)
         return History(**lists, **same, evals=evals, probes=probes)
 
 
@@ -194,7 +197,8 @@ def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
     series = {k: list(v) for k, v in kept.items() if isinstance(v, list)}
     if "steps" in series:  # its name in files of older runs
         series["visits"] = series.pop("steps")
-    plain = {n: kept[n] for n in ("executor", "faster", "chunks", "cpu") if n in kept}
+    known = ("executor", "faster", "chunks", "cpu", "answered")
+    plain = {n: kept[n] for n in known if n in kept}
     history = History(**series, **plain)
     history.evals = {k: list(v.cpu()) for k, v in kept["evals"].items()}
     for key in [k for k in history.evals if k.endswith("/test/correct")]:
@@ -232,6 +236,11 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     _check_params("server", state.server, like.server)
     _check_params("clients", state.clients, like.clients)
     _check_measured(history, state.round, method.task)
+    ids = {k for some in history.answered.values() for k in some}
+    if not ids <= set(range(method.task.K)) or any(r >= state.round for r in history.answered):
+        raise ValueError(
+            "it says that clients answered which are not there, or have not been asked"
+        )
     if len(moved) != 3 or not all(map(math.isfinite, [*moved, spent, history.cpu])):
         raise ValueError("its traffic or its time is missing")
     checks.known("executor", found["executor"], EXECUTORS)

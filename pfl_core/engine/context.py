@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,21 @@ class Context:
     """One round as a method's hooks see it: participants `sel` (S,), `round`, `state`, training.
 
     `ids` is `sel` as numbers of the host, where they are known, so that no GPU is waited for.
+    `paces` says which part of its steps each client makes (participation.py), by default all.
     """
 
     def __init__(
-        self, engine: Engine, state: State, sel: Tensor, round: int, ids: list[int] | None = None
+        self,
+        engine: Engine,
+        state: State,
+        sel: Tensor,
+        round: int,
+        ids: list[int] | None = None,
+        paces: Sequence[float] = (),
     ):
         self._engine, self.state, self.sel, self.round = engine, state, sel, round
         self._ids = sel.tolist() if ids is None else ids
+        self._paces = paces
 
     def train(
         self,
@@ -78,6 +86,8 @@ class Context:
         data, config = self._engine.data, self._engine.config
         how |= dict(kind=config.plan, shuffle=config.shuffle)
         found = [data.batch_indices(k, self.round, **how) for k in self._ids]
+        for i, pace in enumerate(self._paces):  # from one step to all of them
+            found[i] = found[i][: 1 + int(pace * len(found[i]))]
         # One transfer for all.
         here = torch.as_tensor(np.concatenate(found), device=data.device)
         return list(here.split([len(indices) for indices in found]))

@@ -26,12 +26,20 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.finetune import Tuning, check_served, moments
 from pfl_core.engine.graphs import side_stream
+from pfl_core.engine.participation import (
+    answers,
+    evaluate_at,
+    evaluated,
+    evaluates_after,
+    everyone,
+    paces,
+    participants,
+    sample,
+)
 from pfl_core.engine.process import one_thread
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State, initial_state
-from pfl_core.methods.task import TrainConfig
-from pfl_core.stacked import Params, clone, is_common, select
-from pfl_core.util.draws import rng
+from pfl_core.stacked import Params, clone, is_common, select, take
 
 CHECKPOINT_EVERY = 60.0  # seconds
 EVALUATED_AT_ONCE = 2000  # clients whose models are in memory together, where nobody keeps them
@@ -136,12 +144,15 @@ def simulate(
 
 
 class _Trained(NamedTuple):
-    # A round's participants: what they were sent, and what local training began and ended with.
+    # A round's participants that answer: what they were sent, and what local training began and
+    # ended with; and of those that do not, what they were sent in vain.
     ids: list[int]
     sel: Tensor
     sent: Params
     start: Params
     end: Params
+    lost: Tensor
+    vain: Params
 
 
 class _Run:
@@ -253,8 +264,8 @@ class _Run:
     def _evaluate_end(self, r: int) -> Outcome:
         # As a round, without its upload: no later round needs it.
         self._evaluate_before(r)
-        everyone = participants(self.config, self.data.K) == self.data.K
-        trained = self._train(r) if everyone and self._evaluates_after else None
+        all_train = everyone(self.config, self.data.K) and self._evaluates_after
+        trained = self._train(r) if all_train else None
         self._evaluate_after(r, trained, last=True)
         if self.on_round:
             self.on_round(r, self.history)
@@ -264,9 +275,9 @@ class _Run:
         if self.end:
             self._save(self.end, self.history.until(*self.at_start))
         if self.config.keep_models and len(self.evaluated) < self.data.K:
-            everyone = torch.arange(self.data.K, device=self.data.device)
+            sel = torch.arange(self.data.K, device=self.data.device)
             with self.engine.drawing("personal", r):
-                self.before = self._personal(r, everyone, list(range(self.data.K)))
+                self.before = self._personal(r, sel, list(range(self.data.K)))
         if moments(self.config.finetune):
             self._tune(r)
         return Outcome(self.state, self.history, self.before, self.after, self.tuned)
@@ -314,24 +325,48 @@ class _Run:
     # -- training ------------------------------------------------------------------------------
 
     def _train(self, r: int) -> _Trained:
-        # Sample, download, local training; the state stays as it is.
-        chosen = sample(self.config, self.data.K, r)
-        ids, sel = chosen.tolist(), chosen.to(self.data.device)
+        # Sample, download, local training of those who answer; the state stays as it is.
+        asked = sample(self.config, self.data.K, r)
+        there, device = answers(self.config, asked, r), self.data.device
+        ids, sel, lost = asked[there].tolist(), asked[there].to(device), asked[~there].to(device)
+        vain, start, end = {}, {}, {}
         with self.engine.drawing("local", r):
-            sent = self.method.download(self.state, sel)
-            start = self.method.begin(self.state, sel, sent)
-            end = self.method.local(Context(self.engine, self.state, sel, r, ids), start)
+            sent = self.method.download(self.state, asked.to(device))
+            if len(lost):  # the server sends before it knows who answers
+                rows = (who.nonzero().flatten().to(device) for who in (~there, there))
+                vain, sent = (take(sent, of) for of in rows)
+            if ids:
+                start = self.method.begin(self.state, sel, sent)
+                end = self.method.local(self._context(r, sel, ids), start)
+        trained = _Trained(ids, sel, sent, start, end, lost, vain)
+        if not ids:
+            return trained
         if not self.known:
             network = select(start, self.method.task.names)
             hooks.check_rows(self.method, "local", end, len(ids), network)
         _check_finite(end, self.method, f"in round {r}", self.history, sel)
         self._note_executors()
-        return _Trained(ids, sel, sent, start, end)
+        return trained
+
+    def _context(self, r: int, sel: Tensor, ids: list[int]) -> Context:
+        return Context(self.engine, self.state, sel, r, ids, paces(self.config, ids, r))
 
     def _upload(self, r: int, trained: _Trained) -> None:
-        # The server's step, and what the participants keep: the state of the next round.
-        _, sel, sent, start, end = trained
-        kept, up = returned(self.method, self.state, start, sent, end)
+        # The state of the next round, and what was sent for it.
+        lost, down, up = trained.lost, 0, 0
+        in_vain = self.method.traffic(self.state, lost, trained.vain, {})[0] if len(lost) else 0
+        if trained.ids:
+            down, up = self._step(r, trained)
+        self.state.round = r + 1
+        if self.config.client_dropout:
+            self.history.answered[r] = trained.ids
+        now = (down + in_vain, up, len(trained.ids))
+        self.moved = [total + more for total, more in zip(self.moved, now, strict=True)]
+
+    def _step(self, r: int, trained: _Trained) -> tuple[int, int]:
+        # The server's step, and what the participants keep; scalars down and up.
+        sel, sent, start = trained.sel, trained.sent, trained.start
+        kept, up = returned(self.method, self.state, start, sent, trained.end)
         moved = self.method.traffic(self.state, sel, sent, news(start, up))
         weight = self.data.n[sel].to(self.data.dtype)
         shapes = {} if self.known else {n: v.shape for n, v in self.state.server.items()}
@@ -342,9 +377,7 @@ class _Run:
         _check_finite(held, self.method, f"in round {r}", self.history)
         for name, value in kept.items():
             self.state.clients[name][sel] = value
-        self.state.round = r + 1
-        now = (*moved, len(sel))
-        self.moved = [total + more for total, more in zip(self.moved, now, strict=True)]
+        return moved
 
     def _note_executors(self) -> None:
         known = set(self.history.executor.split("+")) - {""}
@@ -448,41 +481,6 @@ class _Run:
         self._note_cpu(history)
         save(path, self.state, history, self.moved, self.seconds, self.stamp)
         self.saved_round = self.state.round
-
-
-# -- who takes part, and when is what evaluated ------------------------------------------------
-
-
-def participants(config: TrainConfig, k: int) -> int:
-    """How many of k clients take part in a round."""
-    return max(1, int(config.participation * k + 0.5))
-
-
-def sample(config: TrainConfig, k: int, round: int) -> Tensor:
-    """Participants of a round, sorted ids (S,): the same for every method of one seed."""
-    order = rng(config.seed, "participants", round).permutation(k)
-    return torch.as_tensor(np.sort(order[: participants(config, k)]))
-
-
-def evaluated(config: TrainConfig, k: int) -> Tensor:
-    """Clients that are evaluated, sorted ids: all, or eval_clients drawn at random by the seed."""
-    if not config.eval_clients:
-        return torch.arange(k)
-    order = rng(config.seed, "evaluated").permutation(k)
-    return torch.as_tensor(np.sort(order[: config.eval_clients]))
-
-
-def evaluate_at(config: TrainConfig, round: int) -> bool:
-    """Whether a round is evaluated: 0, e, 2e, ... of e = eval_every, and always the last."""
-    return round % config.eval_every == 0 or round == config.rounds
-
-
-def evaluates_after(config: TrainConfig, k: int) -> bool:
-    """Whether models are evaluated after local training, too.
-
-    As config.eval_after says; where that is None, if all k clients take part in every round.
-    """
-    return participants(config, k) == k if config.eval_after is None else config.eval_after
 
 
 # -- details -----------------------------------------------------------------------------------

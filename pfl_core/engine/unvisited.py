@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 
-from pfl_core.engine.simulate import evaluated, participants, sample
+from pfl_core.engine.participation import answers, evaluated, everyone, sample
 from pfl_core.methods.base import Method
 
 
@@ -24,13 +24,14 @@ def warn(method: Method) -> str:
     kept = config.buffers == "local" or not any(map(method.is_shared, statistics))
     if not statistics or not kept or config.buffers == "reset" or not config.rounds:
         return ""
-    if participants(config, t.K) == t.K or not any(map(method.is_shared, t.parameters)):
+    if everyone(config, t.K) or not any(map(method.is_shared, t.parameters)):
         return ""
     rounds, seen = config.rounds, set()
     scored = evaluated(config, t.K).tolist()
     missing = {}
     for r in range(rounds):
-        seen.update(sample(config, t.K, r).tolist())
+        asked = sample(config, t.K, r)
+        seen.update(asked[answers(config, asked, r)].tolist())
         missing[r + 1] = len(set(scored) - seen)
         if not missing[r + 1]:
             break

@@ -132,6 +132,20 @@ class Experiment:
     participation: float = number(
         1.0, "Share of the clients that take part in a round", above=0, high=1
     )
+    client_dropout: float = number(
+        0.0,
+        "Probability that a client which takes part in a round does not answer: it was sent the "
+        "model, and the server goes on without it",
+        low=0,
+        below=1,
+    )
+    stragglers: float = number(
+        0.0,
+        "Probability that a client makes only some of its local steps in a round, from one to "
+        "all of them",
+        low=0,
+        high=1,
+    )
     epochs: int = number(1, "How often a client goes through its training data in a round", low=0)
     steps: int = number(
         0, "Local SGD steps of a client in a round, in place of epochs (0: count in epochs)", low=0

@@ -160,6 +160,9 @@ def _arrays(run: Prepared, trained: Trained) -> dict[str, np.ndarray]:
         arrays |= {k: torch.stack(v[:count]).numpy() for k, v in history.evals.items()}
         arrays |= {k: v[None].numpy() for k, v in history.tuned.items()}  # of the last round
     arrays |= probes.stacked(history.probes)
+    if run.call.experiment.client_dropout:
+        pairs = [(r, k) for r, ids in sorted(history.answered.items()) for k in ids]
+        arrays["answered"] = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     held = {split: np.array([len(i) for i in index[split]]) for split in ("train", "val", "test")}
     counted = {split: history.n.get(split, held[split]) for split in ("val", "test")}
     return arrays | {f"n/{split}": n for split, n in (held | counted).items()}

@@ -11,7 +11,7 @@ from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.data.names import some
 from pfl_core.engine.checkpoint import History
-from pfl_core.engine.simulate import evaluated
+from pfl_core.engine.participation import evaluated
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result

@@ -58,7 +58,8 @@ class Result:
     arrays : dict of arrays
         What was measured client by client: "rounds" (E,), "before/test/correct" (E, K) counts,
         "tuned 3/test/correct" (1, K) likewise,
-        "n/test" (K,) samples, ..., and what probes recorded (read it with `probe`).
+        "n/test" (K,) samples, ..., what probes recorded (read it with `probe`), and with
+        client_dropout "answered" (V, 2): round and client of each answer.
     meta : dict
         status, device, executor (what ran) and executor_asked, versions, commit, date, wall_s
         (seconds), cpu_s (processor seconds, of all threads together), ...

@@ -287,7 +287,8 @@ def _check_tunable(
         legal = ("before", "after", *tuned)
         checks.known("when", when, legal, "each choice must be evaluated then")
     if "after" in whens and any(
-        c.eval_after is False or c.eval_after is None and c.participation < 1 for c in cells
+        c.eval_after is False or c.eval_after is None and (c.participation < 1 or c.client_dropout)
+        for c in cells
     ):
         raise ValueError(
             "tune(when='after') reads models after local training; "

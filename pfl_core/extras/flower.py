@@ -29,7 +29,8 @@ from torch import Tensor
 
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.simulate import evaluate_at, news, returned, sample
+from pfl_core.engine.participation import answers, evaluate_at, paces, sample
+from pfl_core.engine.simulate import news, returned
 from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.methods.base import Method, State, make_method
@@ -128,7 +129,9 @@ class Client:
                 start = self.method.begin(state, sel, down)
                 found = engine.evaluate(self.method.serve(start), "test", [self.k])
                 if kind == "train":
-                    end = self.method.local(Context(engine, state, sel, round), start)
+                    pace = paces(self.method.task.config, [self.k], round)
+                    ctx = Context(engine, state, sel, round, [self.k], pace)
+                    end = self.method.local(ctx, start)
                     kept, up = returned(self.method, state, start, down, end)
                     upload = news(start, up)
                     self.kept |= {name: v[0] for name, v in kept.items()}
@@ -233,11 +236,18 @@ class _Server:
         """One round: ask participants to train, note what is to be evaluated, take the step.
 
         The models as they were sent are what is evaluated; therefore it comes before the step.
+        Who does not answer by the Experiment's client_dropout is not asked to train.
         """
-        sel = sample(self.method.task.config, self.data.K, round)
+        config = self.method.task.config
+        sel = sample(config, self.data.K, round)
         sent = self.method.download(self.state, sel)
-        good = self.clients.train(round, _rows(sent, sel))
+        there = set(sel[answers(config, sel, round)].tolist())
+        asked = {k: model for k, model in _rows(sent, sel).items() if k in there}
+        good = self.clients.train(round, asked) if asked else {}
         self.evaluate(round, good)
+        if not good:
+            self.state.round = round + 1
+            return
         answered = torch.tensor([k in good for k in sel.tolist()])
         sel, sent = sel[answered], {name: v[answered] for name, v in sent.items()}
         uploads = [good[k][0] for k in sel.tolist()]

@@ -278,7 +278,8 @@ class Method:
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         """Scalars sent down and up in a round, summed over its S clients.
 
-        `down` is what `download` gave, `up` what clients upload, {name: (S, *shape)} each.
+        `down` is what `download` gave, `up` what clients upload, {name: (S, *shape)} each; {} of
+        clients that do not answer.
         """
         floats = lambda p: select(p, lambda n: p[n].is_floating_point())  # noqa: E731
         return len(sel) * scalars(floats(down)), len(sel) * scalars(floats(up))

@@ -31,6 +31,8 @@ class TrainConfig:
     seed: int
     rounds: int
     participation: float
+    client_dropout: float
+    stragglers: float
     eval_every: int
     eval_after: bool | None
     eval_clients: int

@@ -40,7 +40,13 @@ class _Counted(Context):
 _SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args={}, clients=2)
 _SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
 _SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={}, record=())
-_SMALL |= dict(finetune=None, model="lenet", model_args={"bn": True, "kernels": 2})
+_SMALL |= dict(
+    client_dropout=0.0,
+    stragglers=0.0,
+    finetune=None,
+    model="lenet",
+    model_args={"bn": True, "kernels": 2},
+)
 
 
 def multiple(experiment: Experiment) -> float:
@@ -94,7 +100,7 @@ def epoch(experiment: Experiment, fed: Federation | None = None) -> float:
     """Batches of an epoch, mean over clients; `fed` holds data of the user's own."""
     whole = dict(epochs=1, steps=0, participation=1.0, rounds=1)
     once = experiment.but(**whole, eval_after=False, init_from=None, adopt=False)
-    once = once.but(finetune=None)
+    once = once.but(finetune=None, client_dropout=0.0, stragglers=0.0)
     return plan.client_steps(once, fed) / (fed.K if fed else experiment.clients)
 
 
@@ -116,6 +122,7 @@ def run_hours(experiment: Experiment, device: str, fed: Federation | None = None
     second, _ = plan.measured(*plan.net(e, fed), device)
     seen = e.rounds // e.eval_every + 1
     visits = max(1, round(e.participation * e.clients)) * e.rounds
+    visits *= (1 - e.client_dropout) * (1 - e.stragglers / 2)
     others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
     held = fed.index if fed else vars(split(e))
     parts = [len(i) for n in ("val", "test") for i in held[n]]

@@ -15,7 +15,7 @@ import torch
 from pfl_core import models
 from pfl_core.data import pools as data
 from pfl_core.data.federation import Federation
-from pfl_core.engine.simulate import evaluate_at, evaluates_after, sample
+from pfl_core.engine.participation import evaluate_at, evaluates_after, sample
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
@@ -198,7 +198,8 @@ def client_steps(experiment: Experiment, fed: Federation | None = None) -> int:
     extra = sum(evaluate_at(config, r) for r in range(e.rounds + 1)) * others
     tuned = e.clients if e.keep_models else e.eval_clients or e.clients
     tuning = sum(stage["epochs"] for stage in e.finetune) * tuned * sum(epoch) / e.clients
-    return int(visit * (visited * e.rounds + extra) + tuning)
+    steady = (1 - e.client_dropout) * (1 - e.stragglers / 2)  # a straggler makes half of its steps
+    return int(visit * (visited * steady * e.rounds + extra) + tuning)
 
 
 def net(experiment: Experiment, fed: Federation | None = None) -> tuple[str, str, int]:

@@ -27,7 +27,8 @@ CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
-SELDOM = ("finetune", "augment")  # that most runs leave empty: no column where no line has a value
+# Fields that most runs leave as they are: no column where no line has a value.
+SELDOM = ("finetune", "augment", "client_dropout", "stragglers")
 
 
 class Schema(NamedTuple):
@@ -78,7 +79,8 @@ def _of_field(name: str) -> tuple[str, str]:
     said = FIELDS[name].metadata["doc"].replace("\n", " ")
     if name in ARGS:
         return f"{name}.*", f"{said}. A column for each argument; empty where it is not given"
-    return name, f"{said}. JSON" if name in ("init_from", *SELDOM) else said
+    listed = name in SELDOM and isinstance(defaults()[name], list)
+    return name, f"{said}. JSON" if name == "init_from" or listed else said
 
 
 FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
@@ -263,7 +265,9 @@ def plain(line: Mapping[str, Any]) -> dict[str, Any]:
         elif column in FIELDS and FIELDS[column].type == "str":
             out[column] = text
         elif column in FIELDS:
-            out[column] = json.loads(text) if text else [] if column in SELDOM else None
+            out[column] = (
+                json.loads(text) if text else defaults()[column] if column in SELDOM else None
+            )
     return out
 
 

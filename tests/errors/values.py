@@ -10,6 +10,8 @@ CASES = [
     Case('Experiment(rounds="20")', lambda: tiny(rounds="20"), "got str, allowed is int"),
     Case("Experiment(clients=0)", lambda: tiny(clients=0), "allowed is an integer >= 1"),
     Case("Experiment(participation=20)", lambda: tiny(participation=20), r"a number in \(0, 1\]"),
+    Case("Experiment(client_dropout=1)", lambda: tiny(client_dropout=1), r"a number in \[0, 1\)"),
+    Case("Experiment(stragglers=20)", lambda: tiny(stragglers=20), r"a number in \[0, 1\]"),
     Case('Experiment(lr=float("nan"))', lambda: tiny(lr=float("nan")), "a finite number"),
     Case("Experiment(lr=1e39)", lambda: tiny(lr=1e39), r"lr=1e\+39\): float32 makes infinity of"),
     Case(

@@ -59,6 +59,12 @@ FAULTS = [
         "set aside, computed again, equal",
     ),
     Fault(
+        "a checkpoint in which clients answered that are not there",
+        checkpoint(lambda z: put(z, "history", "answered", value={0: [99]})),
+        "clients answered which are not there.*set aside",
+        "set aside, computed again, equal",
+    ),
+    Fault(
         "a checkpoint with NaN among the weights",
         checkpoint(lambda z: put(z, "server", "fc.bias", value=lambda v: v * float("nan"))),
         "fc.bias in server is not finite.*set aside",

@@ -74,6 +74,22 @@ def test_apart_as_together(method, tmp_path):
     assert len([kind for kind, *_ in wire if kind == "train"]) == 9
 
 
+@pytest.mark.parametrize("method", TOGETHER)
+@pytest.mark.parametrize("client_dropout", [0.4, 0.9])
+def test_apart_as_together_where_clients_drop_out_or_are_slow(method, client_dropout, tmp_path):
+    unsteady = dict(client_dropout=client_dropout, stragglers=0.5, epochs=2, dtype="float64")
+    experiment = Experiment(**TINY | unsteady, method=method)
+    _, seen, _, wire = apart(experiment)
+    whole = run(experiment, store=tmp_path)
+    np.testing.assert_array_equal(seen["correct"], whole.arrays["before/test/correct"])
+    np.testing.assert_allclose(seen["loss"], whole.arrays["before/test/loss"], rtol=1e-9)
+    trained = [[round, k] for kind, round, k, *_ in wire if kind == "train"]
+    assert trained == whole.arrays["answered"].tolist()
+    assert (len({round for round, _ in trained}) < 3) == (client_dropout == 0.9), (
+        "or nobody answers"
+    )
+
+
 def test_what_is_personal_does_not_travel():
     *_, kept, wire = apart(Experiment(**TINY, method="fedper"))
     assert set(kept[0]) == {"fc.weight", "fc.bias"} and len(wire) == 4 * 4

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from pfl_core.engine.simulate import sample
+from pfl_core.engine.participation import sample
 from tests.core.methods.averaging_shared import bound
 
 EXECUTORS = ("threads", "batched")

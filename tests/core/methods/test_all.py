@@ -10,7 +10,8 @@ import torch
 
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.simulate import FINISH, sample, simulate
+from pfl_core.engine.participation import sample
+from pfl_core.engine.simulate import FINISH, simulate
 from pfl_core.methods.base import METHODS, State, check_adopts, make_method
 from tests.core.methods.setting import OURS, assert_same, client_data, joined, leaves, rounds, setup
 

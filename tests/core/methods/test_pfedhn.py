@@ -11,7 +11,8 @@ from torch import nn
 from torch.func import functional_call
 
 from pfl_core import models
-from pfl_core.engine.simulate import sample, simulate
+from pfl_core.engine.participation import sample
+from pfl_core.engine.simulate import simulate
 from pfl_core.stacked import flat, select
 from tests.core.methods.hypernetworks_shared import bound, everyone, one_round, scalars, small
 from tests.core.methods.setting import CONFIG, assert_same, joined, under

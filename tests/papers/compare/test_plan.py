@@ -10,7 +10,8 @@ import pytest
 from pfl_core import Experiment, run
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.simulate import Interrupted, evaluates_after
+from pfl_core.engine.participation import evaluates_after
+from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import federation, train_config

@@ -3,7 +3,8 @@
 You write one client; the engine runs them all.
 
     list_methods()                          what there is, a line each; list_datasets(),
-                                            list_models() and list_partitions() likewise
+                                            list_models(), list_partitions() and list_metrics()
+                                            likewise
 
     experiment = Experiment(dataset="digits", method="fedper", rounds=20)
                                             a run, as plain values

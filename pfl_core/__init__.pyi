@@ -5,6 +5,7 @@ from .analysis.tables import export, table
 from .data.federation import Federation
 from .data.partition import list_partitions, register_partition
 from .data.pools import fetch, list_datasets, load, register_dataset
+from .engine.scoring import list_metrics, register_metric
 from .experiments.experiment import Experiment, grid
 from .experiments.listing import runs
 from .experiments.personal import load_model
@@ -27,6 +28,7 @@ __all__ = [
     "grid",
     "list_datasets",
     "list_methods",
+    "list_metrics",
     "list_models",
     "list_partitions",
     "load",
@@ -34,6 +36,7 @@ __all__ = [
     "methods",
     "plot",
     "register_dataset",
+    "register_metric",
     "register_model",
     "register_partition",
     "run",

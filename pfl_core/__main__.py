@@ -49,6 +49,7 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "datasets": lambda: late("data.pools").list_datasets(),
     "models": lambda: late("models").list_models(),
     "partitions": lambda: late("data.partition").list_partitions(),
+    "metrics": lambda: late("engine.scoring").list_metrics(),
     "runs": lambda: late("experiments.listing").listed(late("experiments.store").finished()),
 }
 
@@ -315,7 +316,7 @@ def _options_of_studies(words: commands.Words) -> None:
     add("what", nargs="+", metavar="FILE|RUN", help="a study's file, or ids of runs")
     for name, said in (
         ("against", "a row from which differences are shown"),
-        ("metric", "what is shown (default: acc_pct)"),
+        ("metric", "what is shown, such as auc (default: acc_pct)"),
         ("select", "last, last10, best_val or best_test (default: last)"),
         ("when", "before or after local training (default: before)"),
         ("average", "client or pooled (default: client)"),
@@ -323,7 +324,13 @@ def _options_of_studies(words: commands.Words) -> None:
         ("columns", "the field whose values name columns"),
     ):
         add(f"--{name}", default="", help=said)
-    add("--digits", type=int, default=0, metavar="N", help="decimals (default: 2)")
+    add(
+        "--digits",
+        type=int,
+        default=0,
+        metavar="N",
+        help="decimals (default: 2, of auc and others 3)",
+    )
     add("--latex", action="store_true", help="print LaTeX")
     add("--csv", type=Path, metavar="FILE", help="write the numbers there, too")
 

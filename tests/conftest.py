@@ -29,8 +29,9 @@ def _own_names():
     """What a test registers is gone after it: a worker runs tests of many files, in no order."""
     from pfl_core import models
     from pfl_core.data import partition, pools
+    from pfl_core.engine import scoring
 
-    registries = models._MODELS, partition._SCHEMES, pools._ENTRIES
+    registries = models._MODELS, partition._SCHEMES, pools._ENTRIES, scoring._METRICS
     before = [dict(names) for names in registries]
     yield
     for names, known in zip(registries, before, strict=True):

@@ -13,7 +13,7 @@ from pfl_core.methods.base import METHODS
 
 NAMES = (
     "Experiment run plot sweep tune grid Federation Method load "
-    "list_methods list_datasets list_models list_partitions"
+    "list_methods list_datasets list_models list_partitions list_metrics register_metric"
 ).split()
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -97,6 +97,13 @@ def test_the_examples_of_own_data_give_what_they_say():
     text = page.read_text().replace("```", "")  # what closes a block is no output
     test = doctest.DocTestParser().get_doctest(text, files_of_benchmarks(), page.name, None, 0)
     assert len(test.examples) > 30 and not failures([test])
+
+
+def test_the_examples_of_metrics_give_what_they_say():
+    page = Path(__file__).parents[1] / "docs" / "evaluation.md"
+    text = page.read_text().replace("```", "")
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, None, 0)
+    assert len(test.examples) > 12 and not failures([test])
 
 
 def test_a_wrong_example_is_found():

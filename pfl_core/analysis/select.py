@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_core.engine.scoring import COUNTED, less_is_better
 from pfl_core.experiments import settings
 from pfl_core.util import checks
 from pfl_core.util.percent import DECIMALS
@@ -41,7 +42,7 @@ def pick(
         untrained models ("before" round 0). "best_val": the
         round of the best accuracy on validation data, the first one of several. "best_test": that
         on test data; it is optimistic, since test data choose what they judge. Accuracy chooses
-        whatever the metric is.
+        whatever the metric is, but one of `Experiment(metrics=...)` chooses for itself.
     when : {"before", "after"}
         Whether models were evaluated before or after the round's local training; or "tuned 3":
         after 3 epochs of the fine-tuning that follows the last round.
@@ -52,29 +53,45 @@ def pick(
     ------
     ValueError
         For another rule, and for "best_val" and "best_test" where a run has no accuracies on these
-        data; for "last10" where a run has only its untrained models'; and where one run stands in
-        the rows twice, with two numbers.
+        data; for "last10" where a run has only its untrained models'; where one run stands in
+        the rows twice, with two numbers; and where a metric is undefined for all clients.
     """
     checks.known("select", select, SELECT)
     seen = (rows.when == when) & (rows["average"] == average)
-    rows = rows[seen & rows.metric.isin([metric, "acc_pct"])]
+    rows = rows[seen & rows.metric.isin([metric, metric + COUNTED, "acc_pct"])]
     rows = _once(_one_a_key(rows)).sort_values("rounds", kind="stable", ignore_index=True)
-    test, keys = rows[(rows.split == "test") & (rows.metric == metric)], RUN
+    test = rows[rows.split == "test"]
+    counted = test[test.metric == metric + COUNTED]
+    found = _picked(rows, test[test.metric == metric], select, when, metric if len(counted) else "")
+    if len(lost := counted[~counted.run.isin(found.run)]):
+        raise ValueError(
+            f"{metric} is undefined for all clients in the round that select={select!r} shows: "
+            f"{_whose(lost)}; leave these out"
+        )
+    return found
+
+
+def _picked(
+    rows: pd.DataFrame, test: pd.DataFrame, select: str, when: str, named: str
+) -> pd.DataFrame:
+    # named: what `Experiment(metrics=...)` named, if it is shown; `test` lacks where it is NaN.
     if select == "last10":
         return _last_ten(test, when)
     if select == "last":
-        return test.groupby(keys, sort=False).tail(1)
+        ends = rows.groupby(RUN, sort=False)["rounds"].transform("max")[test.index]
+        test = test[test["rounds"] == ends] if named else test
+        return test.groupby(RUN, sort=False).tail(1)
     split, data = ("val", "validation") if select == "best_val" else ("test", "test")
-    chooser = rows[rows.split == split]
-    chooser = chooser[chooser.metric == "acc_pct"]
+    chooser = rows[(rows.split == split) & (rows.metric == (named or "acc_pct"))]
     if len(blind := test[~test.run.isin(chooser.run)]):
         raise ValueError(
-            f"select={select!r} needs accuracies on {data} data, and these rows have none: "
-            f"{_whose(blind)}; use 'last'"
+            f"select={select!r} needs {named or 'accuracies'} on {data} data, and these rows have "
+            f"none: {_whose(blind)}; use 'last'"
         )
     chooser = chooser.assign(value=chooser.value.round(DECIMALS))
-    best = chooser.loc[chooser.groupby(keys, sort=False).value.idxmax()]
-    return test.merge(best[[*keys, "rounds"]], on=[*keys, "rounds"])
+    of_each = chooser.groupby(RUN, sort=False).value
+    best = chooser.loc[of_each.idxmin() if less_is_better(named) else of_each.idxmax()]
+    return test.merge(best[[*RUN, "rounds"]], on=[*RUN, "rounds"])
 
 
 def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:

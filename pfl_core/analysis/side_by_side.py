@@ -8,6 +8,7 @@ import pandas as pd
 
 from pfl_core.analysis.select import MOMENTS
 from pfl_core.engine.finetune import TUNED
+from pfl_core.engine.scoring import COUNTED, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 _MOMENTS = MOMENTS | {TUNED: "after fine-tuning"}
 
 
-def plot(*results: Result, when: str = "before") -> Figure:
+def plot(*results: Result, when: str = "before", metric: str = "acc_pct") -> Figure:
     """Draw the test accuracy of finished runs, the mean over clients, against the round, or
-    against the epoch of their fine-tuning.
+    against the epoch of their fine-tuning; or another metric.
 
     Runs that differ in their seed alone are one line with an interval. The legend says in what the
     lines differ.
@@ -34,6 +35,8 @@ def plot(*results: Result, when: str = "before") -> Figure:
     when : {"before", "after", "tuned"}
         Models as they are served, or after the round's local training; or those of fine-tuning
         after the last round, from the served ones (epoch 0) to the last epoch.
+    metric : str
+        A metric of the rows, mean over clients: "acc_pct", "acc_worst10", "auc", ...
 
     Returns
     -------
@@ -43,7 +46,8 @@ def plot(*results: Result, when: str = "before") -> Figure:
     Raises
     ------
     TypeError, ValueError
-        For what is no Result; without one; and where none has test accuracies at that moment.
+        For what is no Result; without one; for a metric that no run has; and where none has test
+        accuracies at that moment.
 
     Examples
     --------
@@ -56,18 +60,18 @@ def plot(*results: Result, when: str = "before") -> Figure:
 
     from pfl_core.analysis import plots
 
-    rows = _rows(results, when)
+    rows = _rows(results, when, metric)
     with matplotlib.rc_context({"font.size": 8, "axes.titlesize": 9}):
         fig, (ax,) = plots.panels(1, size=(4.8, 2.8))
-        plots.curves(rows, ax)
+        plots.curves(rows, ax, y=plots.display(metric, plots.MEASURE_LABELS))
         if when == TUNED:
             ax.set_xlabel("Epoch of fine-tuning")
         plots.entitle(ax, _title([result.experiment for result in results], when))
     return fig
 
 
-def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
-    # The accuracies that are drawn; the column row says which line a number belongs to.
+def _rows(results: tuple[Result, ...], when: str, metric: str) -> pd.DataFrame:
+    # The numbers that are drawn; the column row says which line a number belongs to.
     checks.known("when", when, _MOMENTS)
     if not results:
         raise ValueError("plot() has nothing to draw; give it Results: plot(run(...), run(...))")
@@ -81,13 +85,20 @@ def _rows(results: tuple[Result, ...], when: str) -> pd.DataFrame:
         result.rows.assign(row=name) for name, result in zip(names, of_each.values(), strict=True)
     ]
     rows = pd.concat(frames, ignore_index=True)
-    rows = rows[(rows.metric == "acc_pct") & (rows["average"] == "client") & (rows.split == "test")]
+    rows = rows[(rows["average"] == "client") & (rows.split == "test")]
+    if len(rows):
+        add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
+        checks.known("metric", metric, sorted({*rows.metric.str.removesuffix(COUNTED)}), add)
+    rows = rows[rows.metric == metric]
     shown = rows[rows.when.str.startswith(when)]
     if shown.empty:
         field = "finetune={'epochs': 5}" if when == TUNED else "eval_after=True"
+        what = (
+            "test accuracies" if metric == "acc_pct" else f"{metric} of any client's test samples"
+        )
         raise ValueError(
-            f"plot(when={when!r}): no test accuracies {_MOMENTS[when]}; run with {field}, and "
-            "with test samples"
+            f"plot(when={when!r}): no {what} {_MOMENTS[when]}; run with {field}, and with test "
+            "samples" + " for which it is defined" * (metric != "acc_pct")
         )
     return _by_epoch(rows, shown) if when == TUNED else shown
 

@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
-from pfl_core.analysis.select import MOMENTS, SELECT, alike, pick, tuples
+from pfl_core.analysis.select import MOMENTS, RUN, SELECT, alike, pick, tuples
+from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
+from pfl_core.util.cards import span
 
-LESS = ("loss", "acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better
+LESS = ("acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better, too
 Labels = str | Sequence[str] | None
 
 
@@ -29,7 +31,7 @@ def table(
     select: str = "last",
     when: str = "before",
     average: str = "client",
-    digits: int = 2,
+    digits: int | None = None,
 ) -> Table:
     """Make a table of finished runs: means over seeds with 95 % intervals, the best in bold.
 
@@ -43,11 +45,12 @@ def table(
     against : str
         A row from which all others' differences are shown, paired by seed.
     metric : str
-        A metric of the rows: "acc_pct", "acc_worst10", "loss", ...
+        A metric of the rows: "acc_pct", "acc_worst10", "loss", ..., or what
+        `Experiment(metrics=...)` named: the mean over the clients for which it is defined.
     select, when, average : str
         Which number of a run: see `analysis.select.pick`.
-    digits : int
-        Decimals.
+    digits : int, optional
+        Decimals: by default 2, of what `Experiment(metrics=...)` named 3.
 
     Raises
     ------
@@ -70,7 +73,8 @@ def table(
     ((2, 2), [2, 2])
     """
     frame, lost, order = _labelled(given, rows, columns)
-    checks.known("metric", metric, sorted(set(frame.metric)))
+    add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
+    checks.known("metric", metric, sorted({*frame.metric.str.removesuffix(COUNTED)}), add)
     if against:
         checks.known("row", against, order[0])
     picked = pick(frame, select, when, average, metric)
@@ -82,8 +86,10 @@ def table(
             f"{'; '.join(there) or 'none'}"
         )
     cells = _cells(alike(picked, ["row", "column"]), metric, when, against)
-    said = f"{_measure(metric)}, {average} mean, {SELECT[select]}, {MOMENTS.get(when, when)}."
-    return Table(cells, lost, order, against, digits, said)
+    counted = _counted(frame, picked, metric)
+    said = f"{_measure(metric)}{counted}, {average} mean, {SELECT[select]}, "
+    digits = (3 if counted else 2) if digits is None else digits
+    return Table(cells, lost, order, against, digits, f"{said}{MOMENTS.get(when, when)}.")
 
 
 class Table:
@@ -313,7 +319,17 @@ def _cells(picked: pd.DataFrame, metric: str, when: str, against: str) -> pd.Dat
 
 
 def _first(means: pd.Series, metric: str) -> str:
-    return str(means.idxmin() if metric in LESS else means.idxmax())
+    return str(means.idxmin() if metric in LESS or less_is_better(metric) else means.idxmax())
+
+
+def _counted(frame: pd.DataFrame, picked: pd.DataFrame, metric: str) -> str:
+    # " over 14 of 20 clients", for which a metric is defined where it was picked; else "".
+    on = [*RUN, "rounds", "when", "split", "average"]
+    counts = frame[frame.metric == metric + COUNTED].merge(picked[on].drop_duplicates(), on=on)
+    if counts.empty:
+        return ""
+    n, of = (span([*map(int, counts[c])]) for c in ("value", "n_clients"))
+    return f" over {n} of {of} clients"
 
 
 def _gap(column: Column, row: str, other: str) -> Interval:

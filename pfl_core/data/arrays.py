@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
 MOST_CLASSES = 1_000_000  # a model has an output for each
+SERVED = "pfl_core trains classifiers of one class a sample"
 CHUNK = 2**24  # bytes that are looked at a time
 # {id: array}: what `owned` made, of which no one else has a view that can be written
 _owned: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
@@ -207,6 +208,8 @@ def _unequal(name: str, v: Any, error: Exception) -> str:
     if len(shapes) == 1:
         return f"{name} is a list that makes no array: {error}"
     some = ", ".join(shapes[:3])
+    if name == "y":
+        return f"labels y have the shapes {some}: several classes a sample are not served; {SERVED}"
     return f"{name} is a list of samples of shape {some}; cut or pad them to one shape"
 
 
@@ -303,8 +306,8 @@ def _of_axes(y: np.ndarray) -> str:
     if y.ndim == 2 and y.dtype.kind in "biuf":
         if ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
             return "; of one-hot rows take y.argmax(1)"
-        return ": one class a sample only, not several classes, shares of classes or targets"
-    return ": one class a sample only, not one a pixel or token" * (y.ndim > 2)
+        return f": several classes, shares of classes or targets a sample are not served; {SERVED}"
+    return f": a class a pixel or token (segmentation) is not served; {SERVED}" * (y.ndim > 2)
 
 
 def _of_kind(y: np.ndarray) -> str:
@@ -313,7 +316,7 @@ def _of_kind(y: np.ndarray) -> str:
         missing = int(np.isnan(y).sum())
         if missing:
             return f": {missing} are NaN, leave these samples out"
-        return ": these are quantities, and a regression is not what is trained here"
+        return f": these are quantities, and regression is not served; {SERVED}"
     if y.dtype.kind in "USO":
         return ": number names with np.unique(y, return_inverse=True)[1]"
     return ""

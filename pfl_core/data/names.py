@@ -40,17 +40,27 @@ def plain(what: str, values: Any) -> np.ndarray:
         _check_there(what, np.isnan(v))
         v = v.astype(np.int64) if (v == np.round(v)).all() and np.isfinite(v).all() else v
     if v.dtype.kind not in "biuUT":
-        raise ValueError(
-            f"{what} holds {v.dtype}, such as {v[0]}; give integers or texts: {what}.astype(str)"
-        )
+        raise ValueError(f"{what} holds {v.dtype}, such as {v[0]}; {_instead(what, v)}")
     return v
+
+
+def _instead(what: str, v: np.ndarray) -> str:
+    if what == "y" and v.dtype.kind == "f":  # as texts each number would be a class
+        return f"regression is not served; {arrays.SERVED}"
+    return f"give integers or texts: {what}.astype(str)"
 
 
 def _of_objects(what: str, v: np.ndarray) -> np.ndarray:
     import pandas as pd
 
-    _check_there(what, np.array([bool(pd.isna(one)) for one in v], bool))
     each = [one.item() if getattr(one, "ndim", 1) == 0 else one for one in v]
+    if nested := [one for one in each if hasattr(one, "__len__") and not isinstance(one, str)]:
+        served = f": more than a class a sample is not served; {arrays.SERVED}" * (what == "y")
+        raise ValueError(
+            f"{what} holds values of type {type(nested[0]).__name__}; give one integer or text a "
+            f"sample{served}"
+        )
+    _check_there(what, np.array([bool(pd.isna(one)) for one in each], bool))
     kinds = {str if isinstance(one, str) else type(one) for one in each}
     if kinds <= {bool} or kinds <= {int, float}:
         return np.array(each, float if float in kinds else None)

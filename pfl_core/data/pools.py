@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_core.data import files, readers
+from pfl_core.data import arrays, files, readers
 from pfl_core.data.arrays import frozen, owned
 from pfl_core.data.checksum import Checksum
 from pfl_core.data.sources import SOURCES
@@ -125,7 +125,8 @@ class Pool:
         y, n = self.y, len(self.x)
         for key, a, dtype in (("y", y, np.int64), ("is_test", self.is_test, bool)):
             if a.dtype != dtype or a.shape != (n,):
-                return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},)"
+                served = f": {arrays.SERVED}" * (key == "y")
+                return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},){served}"
         if not 0 <= y.min() <= y.max() < self.classes:
             return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}"
         most = max(1000, n)

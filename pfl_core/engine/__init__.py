@@ -1,5 +1,5 @@
 """Trains S clients at once and runs the rounds; knows methods and data, no papers and no store."""
 
 # What other rooms may take from it.
-__all__ = ["checkpoint", "context", "engine", "finetune", "probes", "process", "sgd", "simulate"]
-__all__ += ["participation", "unvisited"]
+__all__ = ["checkpoint", "context", "engine", "finetune", "participation", "probes", "process"]
+__all__ += ["scoring", "sgd", "simulate", "unvisited"]

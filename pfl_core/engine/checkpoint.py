@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pfl_core.engine.convolutions import FORMS
 from pfl_core.engine.engine import EXECUTORS
+from pfl_core.engine.scoring import LARGE, Sums
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
@@ -36,7 +37,7 @@ class History:
     evals
         {"when/split/metric": [(K,) float64]}: sums over each client's samples, the metric being
         "correct" or "loss"; of test samples "balanced", too, each client's mean over its classes of
-        the share of right answers.
+        the share of right answers; and what `metrics` names, NaN where it is undefined.
     download, upload
         Scalars that travelled to and from the clients since the start.
     visits
@@ -54,6 +55,9 @@ class History:
         follows the last round. No checkpoint has it.
     tuned_s
         Seconds of that.
+    ends
+        {"when/test/metric": array} of the last evaluation alone: "confusion" (K, C, C) counts, and
+        "scores" (N, C) of all test samples, client after client. No checkpoint has it.
     executor
         What local training ran through, "graphs+threads" if it was more than one.
     faster
@@ -75,14 +79,26 @@ class History:
     probes: Params = field(default_factory=dict)
     tuned: Params = field(default_factory=dict)
     tuned_s: float = 0.0
+    ends: dict[str, np.ndarray] = field(default_factory=dict)
     executor: str = ""
     faster: dict[str, str] = field(default_factory=dict)
     chunks: dict[str, int] = field(default_factory=dict)
     n: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, key: str, value: np.ndarray) -> None:
-        """Append one (K,) array under "when/split/metric"."""
-        self.evals.setdefault(key, []).append(torch.as_tensor(value, dtype=torch.float64))
+    def note(self, when: str, measured: Sums) -> None:
+        """Append what one evaluation measured, {(split, metric): array}; of tuning, set it."""
+        tuned = when not in ("before", "after")
+        for (split, metric), value in measured.items():
+            key = f"{when}/{split}/{metric}"
+            if metric in LARGE:
+                kind = when.partition(" ")[0]
+                old = [k for k in self.ends if k.startswith(kind) and k.endswith(f"/{metric}")]
+                self.ends = {k: v for k, v in self.ends.items() if k not in old} | {key: value}
+            elif tuned:
+                self.tuned[key] = torch.as_tensor(value)
+            else:
+                row = torch.as_tensor(value, dtype=torch.float64)
+                self.evals.setdefault(key, []).append(row)
 
     def accuracy(self, when: str = "before", split: str = "test") -> float | None:
         """The clients' mean of the latest accuracy in %; None if there is none."""
@@ -116,7 +132,8 @@ def save(
         "extra": state.extra,
         "round": state.round,
     }
-    kept = {k: v for k, v in vars(history).items() if k not in ("n", "tuned", "tuned_s")}
+    passing = ("n", "tuned", "tuned_s", "ends")
+    kept = {k: v for k, v in vars(history).items() if k not in passing}
     evals = {k: torch.stack(v) for k, v in history.evals.items()}
     whole = parts | {
         "moved": moved,

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
@@ -28,6 +27,7 @@ from pfl_core.engine import hooks, small
 from pfl_core.engine.batched import Batched
 from pfl_core.engine.convolutions import FASTEST, UNFOLD
 from pfl_core.engine.graphs import GRAPHS, CaptureFailed, first, synchronize
+from pfl_core.engine.scoring import answers
 from pfl_core.engine.sgd import Job
 from pfl_core.engine.threads import Threads, channels_last
 from pfl_core.methods.base import Batch, Method
@@ -202,7 +202,7 @@ class Engine:
     # -- evaluation ----------------------------------------------------------------------------
 
     def evaluate(
-        self, p: Params, split: str, ids: Iterable[int] | None = None
+        self, p: Params, split: str, ids: Iterable[int] | None = None, scores: bool = False
     ) -> dict[str, np.ndarray]:
         """Right answers and loss of each client's model on its own samples.
 
@@ -214,27 +214,34 @@ class Engine:
             "train", "val", "test", "holdout" or "fit".
         ids
             The clients, by default all K.
+        scores
+            Whether the class scores are returned.
 
         Returns
         -------
         {"correct", "loss", "n", "balanced"}
             (S,) each: sums over a client's samples, and how many they are; and the mean over the
             classes that it has of the share of right answers, 0 without samples.
+            With `scores` "y" (N,) and "scores" (N, C), too, of all samples, client after client.
         """
         ids = list(range(self.data.K)) if ids is None else list(ids)
         index = [self.data.index[split][k] for k in ids]
         n = np.array([len(i) for i in index])
         if not n.sum():
-            return {name: np.zeros(len(ids)) for name in ("correct", "loss", "balanced")} | {"n": n}
+            none = {"y": np.zeros(0, np.int64), "scores": np.zeros((0, self.task.C))}
+            sums = {name: np.zeros(len(ids)) for name in ("correct", "loss", "balanced")}
+            return sums | {"n": n} | (none if scores else {})
         if small.applies(n) and not self.foreign:  # vmap may not take code that is not ours
             one = functools.partial(small.evaluate, self.method, self.data, self.threads, p, index)
-            correct, loss = self._fitting(one, small.AT_ONCE)
+            most = small.AT_ONCE
         else:
             one = functools.partial(self._evaluate_batches, p, index)
-            correct, loss = self._fitting(one, EVAL_BATCH[self.data.device.type])
+            most = EVAL_BATCH[self.data.device.type]
+        correct, loss, *given = self._fitting(functools.partial(one, scores=scores), most)
         owner = np.repeat(np.arange(len(ids)), n)
         labels = self.data.federation.y[np.concatenate(index)]
-        return {
+        whole = {"y": labels, "scores": np.stack(given, 1)} if scores else {}
+        return whole | {
             "correct": np.bincount(owner, correct, len(ids)),
             "loss": np.bincount(owner, loss, len(ids)),
             "n": n,
@@ -258,9 +265,10 @@ class Engine:
                 raise MemoryError(self.batched.advice("evaluating one sample ran out of memory"))
 
     def _evaluate_batches(
-        self, p: Params, index: list[np.ndarray], size: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        # Of each sample, client after client: is the answer right (0 or 1), and its loss.
+        self, p: Params, index: list[np.ndarray], size: int, scores: bool
+    ) -> np.ndarray:
+        # Of each sample, client after client: is the answer right (0 or 1), its loss, and its class
+        # scores if they are asked for; (2, N) or (2 + C, N).
         # A batch is a row of p, and positions in the pool's indices, one after the other.
         pool = torch.as_tensor(np.concatenate(index), device=self.data.device)
         # Where all clients have the same model, one batch may hold samples of several of them.
@@ -285,16 +293,14 @@ class Engine:
             if cpu and self.data.kind == "image" and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
-                scores = self.method.logits(model(row), x)
-                right = (scores.argmax(1) == y).to(scores.dtype)
-                return torch.stack([right, F.cross_entropy(scores, y, reduction="none")])
+                return answers(self.method.logits(model(row), x), y, scores)
 
         order = sorted(batches, key=lambda batch: -len(batch[1]))
-        found = torch.cat(self.threads.map(evaluate_batch, order), 1)
-        out = np.zeros((2, len(pool)))
         # One transfer for all.
-        out[:, np.concatenate([at for _, at in order])] = found.double().cpu().numpy()
-        return out[0], out[1]
+        found = torch.cat(self.threads.map(evaluate_batch, order), 1).double().cpu().numpy()
+        out = np.zeros_like(found)
+        out[:, np.concatenate([at for _, at in order])] = found
+        return out
 
     def measure(
         self, fn: Callable, p: Params, split: str, ids: list[int], fold: tuple[int, int] = (0, 1)

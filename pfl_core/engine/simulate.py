@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine import hooks, pairs
+from pfl_core.engine import hooks, pairs, scoring
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
@@ -37,6 +37,7 @@ from pfl_core.engine.participation import (
     sample,
 )
 from pfl_core.engine.process import one_thread
+from pfl_core.engine.scoring import Sums
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State, initial_state
 from pfl_core.stacked import Params, clone, is_common, select, take
@@ -46,7 +47,6 @@ EVALUATED_AT_ONCE = 2000  # clients whose models are in memory together, where n
 FINISH = "finish"  # what `on_round` returns to end a run early, with a result
 
 OnRound = Callable[[int, History], bool | str | None]
-Sums = dict[tuple[str, str], np.ndarray]  # {(split, metric): (K,)}
 
 
 class Diverged(FloatingPointError):
@@ -175,6 +175,7 @@ class _Run:
         chosen = evaluated(self.config, self.data.K)
         self.evaluated_ids, self.evaluated = chosen.tolist(), chosen.to(self.data.device)
         self.keeps_models = bool(record) or self.config.keep_models
+        self.scores = bool(self.config.metrics) or self.config.keep_scores
         self.before: Params = {}
         self.after: Params = {}
         self.tuned: Params = {}
@@ -290,7 +291,7 @@ class _Run:
         if self.checkpoint:
             self._save(self.checkpoint, self.history.until(*self.at_start))
         began, tuning = time.monotonic(), Tuning(self.engine, self.state)
-        sums, history = {moment: self._zeros() for moment in tuning.moments}, self.history
+        sums, history = {moment: self._blank() for moment in tuning.moments}, self.history
         last = 1 if self.before else len(self._parts())
         for part, (sel, ids, served) in enumerate(self._served(r), 1):
             for moment, self.tuned in tuning.epochs(served, sel, ids):
@@ -298,8 +299,7 @@ class _Run:
                 _check_finite(self.tuned, self.method, when, history, sel)
                 self._add(sums[moment], *self._seen(self.tuned, ids), when)
                 if part == last:  # what is measured is kept, should a later epoch diverge
-                    named = {f"{moment}/{'/'.join(k)}": v for k, v in sums[moment].items()}
-                    history.tuned |= {name: torch.as_tensor(v) for name, v in named.items()}
+                    history.note(moment, sums[moment])
                 self._note_executors()
                 history.tuned_s = time.monotonic() - began
                 self._note_cpu(history)
@@ -439,15 +439,14 @@ class _Run:
     def _evaluate(self, when: str, r: int, models: Callable[..., Params]) -> Params:
         # Sums over each evaluated client's validation and test samples, into arrays (K,). Returns
         # the models, {} where they are so many that they were made in several parts.
-        purpose, sums = "personal" if when == "before" else when, self._zeros()
+        purpose, sums = "personal" if when == "before" else when, self._blank()
         parts = self._parts()
         for i, (sel, some) in enumerate(parts):
             with self.engine.drawing(purpose, r, *([i] if i else [])):
                 served = models(r, sel, some)
             _check_finite(served, self.method, f"in round {r}", self.history, sel)
             self._add(sums, served, some, f"of round {r}")
-        for (split, metric), values in sums.items():
-            self.history.add(f"{when}/{split}/{metric}", values)
+        self.history.note(when, sums)
         return served if len(parts) == 1 else {}
 
     def _parts(self) -> list[tuple[Tensor, list[int]]]:
@@ -458,17 +457,29 @@ class _Run:
         ends = np.cumsum([len(sel) for sel in several]).tolist()
         return [(sel, ids[end - len(sel) : end]) for sel, end in zip(several, ends, strict=True)]
 
-    def _zeros(self) -> Sums:
+    def _blank(self) -> Sums:
         pairs = [*itertools.product(("val", "test"), ("correct", "loss")), ("test", "balanced")]
-        return {pair: np.zeros(self.data.K) for pair in pairs}
+        sums = {pair: np.zeros(self.data.K) for pair in pairs}
+        shape = self.data.K, self.method.task.C
+        return sums | scoring.blank(self.config, shape, self.history.n["test"].sum())
 
     def _add(self, sums: Sums, models: Params, ids: list[int], when: str) -> None:
         # What the models of clients `ids` get right, into their rows.
         for split in ("val", "test"):
             with self.engine.watched(f"evaluation {when}"):
-                found = self.engine.evaluate(models, split, ids)
+                found = self.engine.evaluate(models, split, ids, self.scores)
+            if self.scores:
+                of = found["y"], found["scores"], found["n"]
+                found |= scoring.measured(self.config.metrics, *of, ids)
             for metric in (m for s, m in sums if s == split):
-                sums[split, metric][ids] = found[metric]
+                rows = self._samples(ids) if metric == scoring.SCORES else ids
+                sums[split, metric][rows] = found[metric]
+
+    def _samples(self, ids: list[int]) -> slice:
+        # Where test samples of clients `ids`, which follow one another, are among all.
+        n = self.history.n["test"]
+        first = n[: ids[0]].sum()
+        return slice(first, first + n[ids].sum())
 
     # -- files ---------------------------------------------------------------------------------
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
+from pfl_core.engine.scoring import answers
 from pfl_core.engine.stack import over_clients
 from pfl_core.engine.threads import Threads
 from pfl_core.methods.base import Method
@@ -29,8 +29,9 @@ def evaluate(
     p: Params,
     index: list[np.ndarray],
     at_once: int = AT_ONCE,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of each sample, client after client: is the answer right (0 or 1), and its loss.
+    scores: bool = False,
+) -> np.ndarray:
+    """Of each sample, client after client: is the answer right (0 or 1), and its loss; (2, N).
 
     Parameters
     ----------
@@ -40,6 +41,8 @@ def evaluate(
         Each client's samples in the pool.
     at_once
         Samples of a stack.
+    scores
+        Whether its class scores follow: (2 + C, N).
 
     Raises
     ------
@@ -64,19 +67,17 @@ def evaluate(
         x, y = data.batch(pool[torch.as_tensor(where, device=data.device)])
         mine = _rows(p, rows)
         with torch.no_grad(), method.task.mode(False):
-            scores = over_clients(method.logits, (mine, x))
-            loss = F.cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none")
-            right = (scores.argmax(2) == y).to(scores.dtype)
+            given = over_clients(method.logits, (mine, x)).flatten(0, 1)
+            found = answers(given, y.flatten(), scores)
         there = column < n[rows][:, None]
-        found = torch.stack([right, loss.view_as(right)])
-        return where[there], found[:, torch.as_tensor(there, device=data.device)]
+        return where[there], found[:, torch.as_tensor(there, device=data.device).flatten()]
 
     parts = threads.map(one, stacks)
-    out = np.zeros((2, len(pool)))
     # One transfer for all.
     found = torch.cat([found for _, found in parts], 1).double().cpu().numpy()
+    out = np.zeros_like(found)
     out[:, np.concatenate([where for where, _ in parts])] = found
-    return out[0], out[1]
+    return out
 
 
 def _rows(p: Params, rows: np.ndarray) -> Params:

@@ -21,7 +21,7 @@ from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
 from pfl_core.data.client_data import PLANS
 from pfl_core.data.shifts import COMMON
-from pfl_core.engine import finetune, probes
+from pfl_core.engine import finetune, probes, scoring
 from pfl_core.engine.sgd import PRECISIONS
 from pfl_core.experiments import keys
 from pfl_core.experiments.keys import ARGS, WHICH
@@ -34,6 +34,7 @@ from pfl_core.util.fields import choice, log_uniform, number, value
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
 JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
+TEXTS = ("record", "metrics", "plugins")
 # Fields with numbers to train with.
 COMPUTED = ("lr", "momentum", "weight_decay", "clip", "finetune", *ARGS)
 CLIENTS = 10  # of an Experiment that does not say how many, over a data set with a name
@@ -269,6 +270,11 @@ class Experiment:
     keep_models: bool = value(
         False, "Whether the Result keeps the models that the clients end with"
     )
+    keep_scores: bool = value(
+        False,
+        "Whether the Result keeps the class scores of all test samples at the end, which "
+        "result.predictions shows",
+    )
     init_from: Experiment | Weights | str | Path | None = value(
         None,
         "What the initial model is: another Experiment, whose model at the end it is; or a file of "
@@ -289,8 +295,15 @@ class Experiment:
         "Probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, "
         "train (read them with result.probe)",
     )
+    metrics: tuple[str, ...] = value(
+        (),
+        "Metrics of each client's class scores beside accuracy and loss: auc, f1, balanced_acc, "
+        "confusion (a matrix), and those of register_metric (see list_metrics)",
+    )
     plugins: tuple[str, ...] = value(
-        (), "Modules of yours that are imported first: they register methods, models or partitions"
+        (),
+        "Modules of yours that are imported first: they register methods, models, partitions or "
+        "metrics",
     )
     tags: dict = value(
         {},
@@ -307,7 +320,7 @@ class Experiment:
         if isinstance(self.init_from, str | Path):
             object.__setattr__(self, "init_from", Weights.of(self.init_from))
         self._check_values()
-        for name in ("plugins", "record"):
+        for name in TEXTS:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for tag in self.tags:
             checks.known("tag", tag, TAGS)
@@ -315,6 +328,7 @@ class Experiment:
                 checks.name(f"Experiment(tags={{{tag!r}: ...}})", self.tags[tag])
         for plugin in self.plugins:
             import_plugin(plugin)
+        scoring.check(self.metrics)
         self._freeze_values()
         self._check_numbers()
         self._settle_clients()
@@ -448,7 +462,7 @@ class Experiment:
     def _alone(self) -> dict[str, Any]:
         # `plain` without what it starts from: with it, a long chain is not walked at each link.
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tags"}
-        lists = {name: list(getattr(self, name)) for name in ("plugins", "record")}
+        lists = {name: list(getattr(self, name)) for name in TEXTS}
         return out | lists | {"init_from": None}
 
     def _chain(self) -> list[Experiment]:
@@ -485,7 +499,7 @@ class Experiment:
         for f in dataclasses.fields(cls):
             given = told.get(f.name, _default(f))
             checks.kind("Experiment", f.name, given, fields.kind(f))
-            texts: Any = given if f.name in ("plugins", "record") else None
+            texts: Any = given if f.name in TEXTS else None
             given = _freeze(given) if texts is None else tuple(map(str, texts))
             object.__setattr__(made, f.name, given)
         object.__setattr__(made, "_only_read", True)
@@ -624,11 +638,12 @@ class Experiment:
     def _code(self) -> list[Any]:
         # What is registered under the names that are used: a plugin counts where one is its own.
         scheme = [] if self.dataset == "own" else [partitions.function(self.partition)]
-        return [METHODS[self.method], *models.functions(self.model, self.model_args), *scheme]
+        code = [METHODS[self.method], *models.functions(self.model, self.model_args), *scheme]
+        return code + scoring.functions(self.metrics)
 
     @property
     def in_main(self) -> bool:
-        """Whether its method, model or partition is defined in a notebook or script.
+        """Whether its method, model, partition or a metric is defined in a notebook or script.
 
         Other processes do not find it there.
         """
@@ -636,7 +651,7 @@ class Experiment:
 
     @property
     def modules(self) -> list[str]:
-        """Names of the modules that its own method, model and partition are in; [] if all is ours.
+        """Names of the modules that its own method, model, ... are in; [] if all is ours.
 
         "__main__" is a notebook or script.
         """
@@ -695,7 +710,7 @@ def _default(f: dataclasses.Field) -> Any:
 def defaults() -> dict[str, Any]:
     """{field: its value in a `plain()` that says nothing of it}."""
     usual = {f.name: _default(f) for f in dataclasses.fields(Experiment)}
-    return usual | {"plugins": [], "record": [], "clients": CLIENTS}
+    return usual | dict.fromkeys(TEXTS, []) | {"clients": CLIENTS}
 
 
 def not_default(plain: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, writing
+from pfl_core.engine.scoring import SCORES
 from pfl_core.engine.simulate import final_models
 from pfl_core.experiments import metrics
 from pfl_core.experiments.personal import code_of_scores
@@ -165,7 +166,22 @@ def _arrays(run: Prepared, trained: Trained) -> dict[str, np.ndarray]:
         arrays["answered"] = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     held = {split: np.array([len(i) for i in index[split]]) for split in ("train", "val", "test")}
     counted = {split: history.n.get(split, held[split]) for split in ("val", "test")}
-    return arrays | {f"n/{split}": n for split, n in (held | counted).items()}
+    arrays |= {f"n/{split}": n for split, n in (held | counted).items()}
+    return arrays | (_ends(run, history) if trained.status == "done" else {})
+
+
+def _ends(run: Prepared, history: History) -> dict[str, np.ndarray]:
+    # What is kept of the last evaluation alone, and which samples its class scores are of.
+    large = {
+        k: v.astype(run.call.experiment.dtype) if SCORES in k else v
+        for k, v in history.ends.items()
+    }
+    if not run.call.experiment.keep_scores:
+        return large
+    who = history.n["test"].nonzero()[0]
+    sample = np.concatenate([run.data.index["test"][k] for k in who]) if len(who) else who
+    large |= {"test/client": np.repeat(who, history.n["test"][who]), "test/sample_id": sample}
+    return large | {"test/label": run.data.federation.y[sample]}
 
 
 def _save_models(path: Path, run: Prepared, trained: Trained, meta: dict[str, Any]) -> None:

@@ -90,6 +90,7 @@ def canonical(e: Any) -> dict[str, Any]:
         "partition_seed": None if e.partition_seed == e.seed else e.partition_seed,
         "eval_after": None if e.eval_after == everyone else e.eval_after,
         "record": sorted(set(e.record)),
+        "metrics": sorted(set(getattr(e, "metrics", ()))),
         # Runs of earlier versions say nothing of it.
         "finetune": finetune.canonical(getattr(e, "finetune", []), e.lr),
         "augment": _plain(augment.canonical(getattr(e, "augment", []))),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pfl_core.engine.checkpoint import History
+from pfl_core.engine.scoring import CONFUSION, COUNTED, LARGE, SCORES, less_is_better
+from pfl_core.util import checks
 from pfl_core.util.percent import DECIMALS, accuracy, spread
 
 # The one long form of rows in memory, one number a row.
@@ -28,6 +30,7 @@ OF_CLIENTS = {  # {metric over clients: its name in `spread`}
     "acc_p10": "p10",
     "acc_worst10": "worst10",
 }
+ALWAYS = ("correct", "loss", "balanced", *LARGE)  # what is no metric of an Experiment's
 TOTALS = {
     "download_bytes": "download",
     "upload_bytes": "upload",
@@ -57,7 +60,8 @@ def history_frame(
         n = arrays[f"n/{split}"]
         if (n > 0).any():
             loss, equal = (arrays.get(f"{when}/{split}/{m}") for m in ("loss", "balanced"))
-            for average, metric, values in _measured(correct, loss, equal, n):
+            found = _measured(correct, loss, equal, n) + _scored(named_metrics(arrays, when, split))
+            for average, metric, values in found:
                 known = ~np.isnan(values)  # an older version did not measure all
                 at = rounds[-len(correct) :][known]
                 parts.append(((when, split, average, metric), at, values[known]))
@@ -94,10 +98,29 @@ def _measured(
     return [(average, metric, v) for average, values in both for metric, v in values.items()]
 
 
+def named_metrics(arrays: dict[str, np.ndarray], when: str, split: str) -> dict[str, np.ndarray]:
+    """What `Experiment(metrics=...)` named: {metric: (E, K)}, NaN where it is undefined."""
+    start = f"{when}/{split}/"
+    found = {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+    return {name: v for name, v in found.items() if name not in ALWAYS}
+
+
+def _scored(found: dict[str, np.ndarray]) -> list[tuple[str, str, np.ndarray]]:
+    # As _measured, over the clients for which a metric is defined; and how many these are.
+    out = []
+    for metric, values in found.items():
+        count = (~np.isnan(values)).sum(1)
+        with np.errstate(invalid="ignore"):
+            mean = np.nansum(values, 1) / count
+        out += [("client", metric, mean), ("client", metric + COUNTED, count.astype(float))]
+    return out
+
+
 def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
     """The accuracy of every client at every evaluated round.
 
-    Columns: rounds, when, split, client, acc_pct (%), n (samples).
+    Columns: rounds, when, split, client, acc_pct (%), n (samples), and what
+    `Experiment(metrics=...)` named.
     """
     frames = []
     for when, split, correct in _counted(arrays):
@@ -105,6 +128,7 @@ def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
         r, k = np.meshgrid(rounds, np.arange(len(n)), indexing="ij")
         part = dict(rounds=r.ravel(), when=when, split=split, client=k.ravel())
         part |= dict(acc_pct=accuracy(correct, n).ravel(), n=np.tile(n, len(rounds)))
+        part |= {m: v.ravel() for m, v in named_metrics(arrays, when, split).items()}
         frames.append(pd.DataFrame(part))
     return pd.concat(frames, ignore_index=True)
 
@@ -121,12 +145,17 @@ def accuracies(arrays: dict[str, np.ndarray], when: str, round: int) -> pd.DataF
 
 
 def validated(
-    rows: pd.DataFrame, by: list[str], when: str | None = "before", *, last: bool = False
+    rows: pd.DataFrame,
+    by: list[str],
+    when: str | None = "before",
+    *,
+    last: bool = False,
+    metric: str = "acc_pct",
 ) -> pd.Series:
-    """Return the accuracy in % on validation data that chooses among runs.
+    """Return the accuracy in % on validation data that chooses among runs, or another metric.
 
     It is a run's mean over clients at its best round; `idxmax` is the choice, of equal ones the
-    first. Test data have no say.
+    first; `idxmin` of a metric of which less is better. Test data have no say.
 
     Parameters
     ----------
@@ -138,20 +167,22 @@ def validated(
         "before" or "after" local training, None for the better of both.
     last : bool
         At the last round in place of the best one.
+    metric : str
 
     Returns
     -------
     Series
         By `by`, in the order of the rows; empty without validation data.
     """
-    seen = rows[(rows.split == "val") & (rows.metric == "acc_pct")]
+    seen = rows[(rows.split == "val") & (rows.metric == metric)]
     seen = seen[seen["average"] == "client"]
     if when is not None:
         seen = seen[seen.when == when]
     if last:
         ends = seen.groupby(by, sort=False)["rounds"].transform("max")
         seen = seen[seen["rounds"] == ends]
-    return seen.groupby(by, sort=False).value.max()
+    found = seen.groupby(by, sort=False).value
+    return found.min() if less_is_better(metric) else found.max()
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
@@ -168,5 +199,51 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
             values = last.acc_pct, best.acc_pct, chosen, last.acc_worst10, last.acc_sd
             out[when] = dict(zip(SUMMARY, values, strict=True))
-    table = pd.DataFrame(out).T.round(2).rename_axis("when")
-    return table.astype({name: int for name in table if name == "round of best"})
+            out[when] |= _named_at_end(history[history.when == when])
+    table = pd.DataFrame(out).T.rename_axis("when")
+    table = table.round(dict.fromkeys(table, 4) | dict.fromkeys(SUMMARY, 2))
+    whole = [c for c in table if c == "round of best" or c.endswith(COUNTED)]
+    return table.astype(dict.fromkeys(whole, int))
+
+
+def _named_at_end(history: pd.DataFrame) -> dict[str, float]:
+    # Of one moment: what `Experiment(metrics=...)` named, of test data at the last round.
+    own = history[(history.split == "test") & (history["average"] == "client")]
+    end = own[own["rounds"] == own["rounds"].max()].set_index("metric").value
+    names = [m.removesuffix(COUNTED) for m in end.index if m.endswith(COUNTED)]
+    return {m: end.get(m, np.nan) for name in names for m in (name, name + COUNTED)}
+
+
+def moment_of(arrays: dict[str, np.ndarray], what: str, when: str | None) -> str:
+    """The moment of the last evaluation at which "confusion" or "scores" are kept.
+
+    By default that of the models that clients end with; ValueError for another than there are.
+    """
+    there = [key.split("/")[0] for key in arrays if key.endswith(f"/test/{what}")]
+    if when is None:
+        return there[-1] if there[-1].startswith("tuned") else "before"
+    checks.known("when", when, there)
+    return when
+
+
+def predictions_frame(
+    arrays: dict[str, np.ndarray], when: str | None, names: Sequence[str] = ()
+) -> pd.DataFrame:
+    """The class scores of all test samples; see `Result.predictions`. `names` are of classes."""
+    scores = arrays[f"{moment_of(arrays, SCORES, when)}/test/scores"]
+    said = {name: arrays[f"test/{name}"] for name in ("client", "sample_id", "label")}
+    said |= {"predicted": scores.argmax(1)}
+    if names:
+        said |= {n: np.array(names)[said[n]] for n in ("label", "predicted")}
+    columns = [f"score_{c}" for c in names or range(scores.shape[1])]
+    return pd.DataFrame(said).join(pd.DataFrame(scores, columns=columns))
+
+
+def confusion_frame(
+    arrays: dict[str, np.ndarray], when: str | None, client: int | None, names: Sequence[str] = ()
+) -> pd.DataFrame:
+    """A confusion matrix; see `Result.confusion`."""
+    every = arrays[f"{moment_of(arrays, CONFUSION, when)}/test/confusion"]
+    counts = every.sum(0) if client is None else every[client]
+    of = list(names) or range(len(counts))
+    return pd.DataFrame(counts, pd.Index(of, name="label"), pd.Index(of, name="predicted"))

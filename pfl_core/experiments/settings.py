@@ -21,7 +21,7 @@ from typing import Any
 from pfl_core.experiments import keys
 
 SEEDS = ("seed", "partition_seed")
-SILENT = ("plugins", "record", "keep_models")  # decide no number
+SILENT = ("plugins", "record", "metrics", "keep_models", "keep_scores")  # decide no number
 ABOUT = ("revision", "pool", "source_pool", "code")  # of a run's meta
 _MISSING = object()
 # Of the settings that this process has met: what they are made of, and all values as written.

@@ -116,8 +116,9 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """The accuracy of every client at every evaluated round.
 
-        Columns: rounds, when, split, client, acc_pct (%), n (samples); and name, where the
-        Federation has names of clients.
+        Columns: rounds, when, split, client, acc_pct (%), n (samples); what
+        `Experiment(metrics=...)` named, NaN where it is undefined; and name, where the Federation
+        has names of clients.
         """
         frame, names = metrics.clients_frame(self.arrays), self.client_names
         return frame.assign(name=np.array(names)[frame.client]) if names else frame
@@ -148,9 +149,50 @@ class Result:
         Columns: "last round" (mean over clients), "best round" (mean at the round with the best
         validation accuracy; without validation data, with the best test accuracy), "round of best"
         (which that is), "worst tenth" and "sd over clients" (at the last round: mean of the worst
-        tenth of clients, standard deviation).
+        tenth of clients, standard deviation). Then, of the last round, what
+        `Experiment(metrics=...)` named: "auc", and "auc_clients", for how many it is defined.
         """
         return metrics.summary(self.history)
+
+    def predictions(self, when: str | None = None, *, names: bool = False) -> pd.DataFrame:
+        """The class scores of all test samples at the end; needs keep_scores=True.
+
+        Columns: client, sample_id (its place in the data), label, predicted, and of each class
+        score_0, score_1, ..., before softmax. Models are those that clients end with, as in
+        `predict`; `when` names others of the last round: "before", "after". With `names` classes
+        have the names that the Federation gives them.
+
+        Raises
+        ------
+        ValueError
+            If the run kept no scores, for another moment, and where there are no such names.
+        """
+        if "test/sample_id" not in self.arrays:
+            raise ValueError(
+                f"run {self.id} kept no class scores; run it with Experiment(..., keep_scores=True)"
+            )
+        if names and not self.class_names:
+            raise ValueError("the classes of this run have no names; leave names=True out")
+        return metrics.predictions_frame(self.arrays, when, self.class_names if names else ())
+
+    def confusion(self, client: int | str | None = None, when: str | None = None) -> pd.DataFrame:
+        """The confusion matrix of a client's test samples at the end; of all clients by default.
+
+        Lines are the classes of samples, columns those answered. The Experiment must have
+        metrics=("confusion",); `when` is as for `predictions`.
+
+        Raises
+        ------
+        ValueError
+            If the run has none; for an unknown client, and for another moment.
+        """
+        if not any(key.endswith("/test/confusion") for key in self.arrays):
+            raise ValueError(
+                f"run {self.id} has no confusion matrices; run it with "
+                "Experiment(..., metrics=('confusion',))"
+            )
+        k = None if client is None else self._number(client)
+        return metrics.confusion_frame(self.arrays, when, k, self.class_names)
 
     def kept(self, name: str, device: str = "cpu") -> dict[str, Any]:
         """What the file "models.pt" or "state.pt" that this run wrote holds.

@@ -49,7 +49,7 @@ from pfl_core.experiments.sweep import Unfinished, sweep
 from pfl_core.experiments.tune import tune
 from pfl_core.util import checks, paths
 
-TUNE = ("choices", "draws", "draw_seed", "seeds", "keep", "when", "last")
+TUNE = ("choices", "draws", "draw_seed", "seeds", "keep", "when", "last", "metric")
 TABLE = ("against", "metric", "select", "when", "average", "digits")
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from pfl_core.data import pools
 from pfl_core.engine.finetune import moments
+from pfl_core.engine.scoring import COUNTED, LARGE, less_is_better, list_metrics
 from pfl_core.experiments import build
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment, seeded
@@ -44,6 +45,7 @@ def tune(
     split: str = "val",
     when: str | Sequence[str] = "before",
     last: bool = False,
+    metric: str = "acc_pct",
     **how: Any,
 ) -> tuple[Experiment, pd.DataFrame]:
     """Choose hyper-parameters on validation data: the best of `choices`, and the rows of all.
@@ -66,6 +68,7 @@ def tune(
     when : "before" or "after" local training models are judged; "tuned 3": after 3 epochs of
         their fine-tuning; of several, each choice at its best one (`scores` says which)
     last : whether the last round counts in place of the best one
+    metric : what is judged in place of accuracy, of those in the Experiment's `metrics`
     **how : what else `sweep` takes
 
     Returns
@@ -115,23 +118,29 @@ def tune(
         label: experiment.but(**changed).but(tags={"row": label})
         for label, changed in named.items()
     }
+    _check_judge(list(cells.values()), metric)
     _check_tunable(list(cells.values()), seeds, whens, feds)
     rows = sweep([seeded(e, seeds[0]) for e in cells.values()], **how)
-    found = _ended(rows, cells, seeds[:1], whens, last)
+    judge = dict(whens=whens, last=last, metric=metric)
+    found = _ended(rows, cells, seeds[:1], **judge)
     if seeds[1:]:
         tops = found.groupby("row", sort=False).max().nlargest(keep or len(cells)).index
         best = {label: e for label, e in cells.items() if label in tops}
         more = sweep([seeded(e, s) for s in seeds[1:] for e in best.values()], **how)
         rows = pd.concat([rows, more], ignore_index=True)
-        found = _ended(rows, best, seeds, whens, last)
+        found = _ended(rows, best, seeds, **judge)
     label, _ = found.index[int(found.to_numpy().argmax())]
     return experiment.but(**named[label]), rows
 
 
 def scores(
-    rows: pd.DataFrame, when: str | Sequence[str] = "before", *, last: bool = False
+    rows: pd.DataFrame,
+    when: str | Sequence[str] = "before",
+    *,
+    last: bool = False,
+    metric: str = "acc_pct",
 ) -> pd.Series:
-    """Return the validation accuracies in % by which `tune` chooses.
+    """Return the validation accuracies in % by which `tune` chooses, or another metric.
 
     Parameters
     ----------
@@ -141,6 +150,8 @@ def scores(
         Moments at which models are judged, as for `tune`.
     last : bool
         At the last round in place of a run's best one.
+    metric : str
+        As for `tune`.
 
     Returns
     -------
@@ -149,7 +160,7 @@ def scores(
     """
     whens = [when] if isinstance(when, str) else [*when]
     by = ["row", "when", "seed"]
-    found = validated(rows[rows.when.isin(whens)], by, None, last=last)
+    found = validated(rows[rows.when.isin(whens)], by, None, last=last, metric=metric)
     return found.groupby(["row", "when"], sort=False).mean()
 
 
@@ -245,9 +256,10 @@ def _ended(
     seeds: list[int],
     whens: Sequence[str],
     last: bool,
+    metric: str,
 ) -> pd.Series:
-    # The scores of those choices that ended with finite numbers with all these seeds; says the
-    # others.
+    # The scores, the higher the better, of those choices that ended with finite numbers with all
+    # these seeds; says the others.
     ended = rows[rows.row.isin(cells) & rows.seed.isin(seeds)]
     count = ended.groupby("row", sort=False).seed.nunique()
     lost = [label for label in cells if count.get(label, 0) < len(seeds)]
@@ -258,10 +270,15 @@ def _ended(
         raise ValueError(
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
-    found = scores(ended[~ended.row.isin(lost)], whens, last=last)
+    found = scores(ended[~ended.row.isin(lost)], whens, last=last, metric=metric)
+    if found.empty and metric in ended.metric.str.removesuffix(COUNTED).array:
+        raise ValueError(
+            f"tune(metric={metric!r}): it is undefined on the validation data of every client; "
+            "give clients more of them, or judge by another metric"
+        )
     if found.empty:
         raise _no_validation_data(next(iter(cells.values())))
-    return found
+    return -found if less_is_better(metric) else found
 
 
 def _check_comparable(changes: list[dict[str, Any]]) -> None:
@@ -277,6 +294,13 @@ def _check_comparable(changes: list[dict[str, Any]]) -> None:
             f"tune(choices) has {name!r}: its values would be judged on different samples; say it "
             "in the Experiment, and tune one after another"
         )
+
+
+def _check_judge(cells: list[Experiment], metric: str) -> None:
+    for cell in cells:
+        legal = ("acc_pct", *(m for m in cell.metrics if m not in LARGE))
+        add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
+        checks.known("metric that chooses", metric, legal, add)
 
 
 def _check_tunable(

@@ -191,6 +191,11 @@ def serve(
                 "finetune trains after the last round: not over Flower; leave it out, or run it as "
                 "a simulation"
             )
+        if experiment.metrics or experiment.keep_scores:
+            raise ValueError(
+                "metrics and keep_scores need class scores, which stay with a client: not over "
+                "Flower; leave them out, or run it as a simulation"
+            )
         if type(method).personal is not Method.personal:
             raise ValueError(
                 f"{experiment.method} makes its personal models from the server's state or by "
@@ -488,8 +493,8 @@ def write_app(
     ------
     ValueError
         For an Experiment that nodes cannot run: over own data, from another one's end
-        (`init_from`), with fine-tuning, of code that only this process has, or of a method that
-        `serve` refuses.
+        (`init_from`), with fine-tuning or metrics, of code that only this process has, or of a
+        method that `serve` refuses.
     """
     _check_told_apart(experiment)
     folder = paths.expanded(folder, "folder")
@@ -513,6 +518,9 @@ def _check_told_apart(experiment: Experiment) -> None:
         ),
         "another Experiment's end; leave init_from out": experiment.init_from is not None,
         "fine-tuning; leave finetune out": bool(experiment.finetune),
+        "metrics of class scores, which stay with the client; leave metrics and keep_scores out": (
+            bool(experiment.metrics) or experiment.keep_scores
+        ),
         "code of a notebook or script; move it into a module, and name that in `plugins`": (
             experiment.in_main
         ),

@@ -37,6 +37,8 @@ class TrainConfig:
     eval_after: bool | None
     eval_clients: int
     keep_models: bool
+    keep_scores: bool
+    metrics: tuple[str, ...]
     epochs: int
     steps: int
     batch: int

@@ -134,6 +134,13 @@ def current_seed() -> int:
     return _seed.get()
 
 
+INSTEAD = (
+    "draw with torch.rand, torch.randn or dropout in a model, loss or hook (they are seeded for "
+    "each client), use Batch.noise, or in init `with self.task.seeded(...)`, and leave "
+    "torch.manual_seed out"
+)
+
+
 def _states() -> dict[str, object]:
     # Of the generators that all threads share.
     _, keys, *place = np.random.get_state()
@@ -148,7 +155,7 @@ def _states() -> dict[str, object]:
 
 
 @contextmanager
-def unmoved(where: str) -> Iterator[None]:
+def unmoved(where: str, instead: str = INSTEAD) -> Iterator[None]:
     """Watch the global generators, and raise afterwards if one has moved.
 
     All threads share these generators, so what is drawn from them differs from run to run.
@@ -156,7 +163,7 @@ def unmoved(where: str) -> Iterator[None]:
     Raises
     ------
     ValueError
-        If one has moved; `where` begins the message.
+        If one has moved; `where` begins the message, which says what to do `instead`.
     """
     before = _states()
     yield
@@ -164,7 +171,5 @@ def unmoved(where: str) -> Iterator[None]:
     if moved:
         raise ValueError(
             f"{where}: code of yours moved {' and '.join(moved)} global generator of random "
-            "numbers, which differs from run to run; draw with torch.rand, torch.randn or dropout "
-            "in a model, loss or hook (they are seeded for each client), use Batch.noise, or in "
-            "init `with self.task.seeded(...)`, and leave torch.manual_seed out; nothing is stored"
+            f"numbers, which differs from run to run; {instead}; nothing is stored"
         )

@@ -28,7 +28,7 @@ RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
 # Fields that most runs leave as they are: no column where no line has a value.
-SELDOM = ("finetune", "augment", "client_dropout", "stragglers")
+SELDOM = ("finetune", "augment", "client_dropout", "stragglers", "metrics", "keep_scores")
 
 
 class Schema(NamedTuple):

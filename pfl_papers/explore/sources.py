@@ -43,7 +43,7 @@ MOMENTS = {
 # Fields of an Experiment that make runs comparable: they name a column, all others a row.
 _PROBLEM = ("dataset", "partition", "clients", "model", "max_samples", "partition_seed")
 _ARGUMENTS = ("partition", "model", "method")  # fields with arguments in a field of their own
-_SILENT = ("seed", "record", "keep_models", "tags")  # are in no label
+_SILENT = ("seed", "tags", *settings.SILENT)  # are in no label
 
 
 # -- which there are -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pandas as pd
 
 from pfl_core import models
 from pfl_core.data import partition as partitions
+from pfl_core.experiments import settings
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.keys import ARGS
 from pfl_core.methods.base import METHODS
@@ -26,7 +27,7 @@ Overrides = Mapping[str, Any]
 UNLIKE = "not the paper's setting"
 # What other parameters of a notebook choose, and what its figures rest on.
 _CHOSEN = {"dataset": "datasets", "method": "methods", "seed": "seeds"}
-_KEPT = ("init_from", "new_head", "adopt", "finetune", "record", "keep_models", "plugins", "tags")
+_KEPT = ("init_from", "new_head", "adopt", "finetune", "tags", *settings.SILENT)
 FIELDS = {
     f.name: fields.kind(f)
     for f in dataclasses.fields(Experiment)

@@ -44,7 +44,7 @@ CASES = [
     Case(
         "Federation: several classes a sample",
         lambda: Federation(X, np.array([[1, 1, 0]] * 8), [[0]]),
-        "one class a sample only, not several classes",
+        "several classes, .* a sample are not served; pfl_core trains classifiers",
     ),
     Case(
         "Federation: a masked array",

@@ -16,6 +16,7 @@ import pytest
 
 from pfl_core import models
 from pfl_core.data import partition, pools
+from pfl_core.engine import scoring
 from pfl_core.methods.base import METHODS
 from pfl_core.util import paths
 from pfl_papers.compare import readable
@@ -34,6 +35,7 @@ PARTS = [
     "own_ways",
     "own_code",
     "settings",
+    "metrics",
 ]
 CASES = [one for part in PARTS for one in importlib.import_module(f"tests.errors.{part}").CASES]
 
@@ -50,7 +52,8 @@ def said(case: Case, folder: Path) -> str:
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(text),
     ):
-        for known in (METHODS, models._MODELS, pools._ENTRIES, partition._SCHEMES):
+        registries = (models._MODELS, pools._ENTRIES, partition._SCHEMES, scoring._METRICS)
+        for known in (METHODS, *registries):
             names.enter_context(mock.patch.dict(known))
         for name, value in {
             "PFL_RUNS": folder / "runs",

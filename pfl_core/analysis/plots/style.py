@@ -345,7 +345,7 @@ def legend_above(fig: Figure, columns: int = 4) -> None:
 
 
 def bounds(y: str) -> tuple[float, float] | None:
-    """Between what a quantity lies, by the name of its axis: percentages, weights, similarities."""
+    """Between what a quantity lies, by the name of its axis: percentages, weights, AUC, ..."""
     if "(%)" in y:
         return 0.0, 100.0
-    return (0.0, 1.0) if re.search(r"weight|CKA", y, re.IGNORECASE) else None
+    return (0.0, 1.0) if re.search(r"weight|CKA|AUC|F1|Test balanced", y, re.IGNORECASE) else None

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from pfl_core import Experiment, Federation, load, register_dataset, run, sweep
 from pfl_core.data import arrays, pools
+from pfl_core.data.arrays import SERVED
 from pfl_core.data.pools import Pool
 from pfl_core.experiments.build import client_data
 
@@ -229,11 +230,19 @@ def test_other_containers_train(tmp_path, case):
 
 NO_LABELS = {
     "one-hot": (np.eye(3)[Y], r"of one-hot rows take y.argmax\(1\)"),
-    "several classes": (np.array([[1, 1, 0]] * N), "one class a sample only, not several"),
-    "shares": (np.full((N, 2), 0.5), "one class a sample only"),
-    "targets": (np.full((N, 2), 7.5), "one class a sample only"),
-    "masks": (np.zeros((N, 4, 4), int), "one class a sample only, not one a pixel"),
-    "a regression": (Y + 0.25, "these are quantities"),
+    "several classes": (np.array([[1, 1, 0]] * N), f"several classes, .* not served; {SERVED}"),
+    "shares": (np.full((N, 2), 0.5), f"shares of classes .* not served; {SERVED}"),
+    "targets": (np.full((N, 2), 7.5), f"targets a sample are not served; {SERVED}"),
+    "masks": (np.zeros((N, 4, 4), int), rf"a pixel or token \(segmentation\) .*; {SERVED}"),
+    "a regression": (Y + 0.25, f"quantities, and regression is not served; {SERVED}"),
+    "a regression in objects": ((Y + 0.25).astype(object), f"regression is not served; {SERVED}"),
+    "lists of classes": ([[0], [1, 2]] * (N // 2), f"several classes a sample .*; {SERVED}"),
+    "sets of classes": ([{0, 1}] * N, f"type set; .*more than a class a sample .*; {SERVED}"),
+    "what a detector sees": ([{"boxes": 1}] * N, f"type dict; .* not served; {SERVED}"),
+    "masks in objects": (
+        pd.Series([np.zeros((2, 2), int)] * N),
+        f"type ndarray; .* not served; {SERVED}",
+    ),
     "names, one missing": (np.array([None] + ["a"] * (N - 1)), "y is missing for 1 of .* sample 0"),
     "NaN": (np.where(Y, np.nan, 0), "8 are NaN|16 are NaN"),
     "masked": (np.ma.array(Y, mask=Y > 1), "y is a masked array"),

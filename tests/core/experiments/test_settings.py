@@ -59,10 +59,12 @@ OTHER = dict(  # of each field another value than BASE has
     client_dropout=0.5,
     stragglers=0.5,
     keep_models=True,
+    keep_scores=True,
     init_from=SOURCE,
     adopt=True,
     new_head=True,
     record=("weights",),
+    metrics=("auc",),
     plugins=("json",),
 )
 NEUTRAL = {*SEEDS, *SILENT}

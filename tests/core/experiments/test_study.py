@@ -212,3 +212,28 @@ def test_without_computing_a_sweep_finds_what_is_there(tmp_path, monkeypatch):
     with pytest.raises(Unfinished, match="1 runs"):
         sweep(cells, compute=False)
     assert sweep(cells[:1], compute=False).run.nunique() == 1
+
+
+def test_metrics_are_run_tuned_and_shown_by_words_alone(study, capsys):
+    more = 'metrics = ["auc", "f1"]\n'
+    made = study(HEAD + more + ROWS + COLUMNS + TUNE + 'metric = "auc"\n')
+    path = str(made.path)
+    assert main(["sweep", path]) == 0
+    for e, seed, found in made.found():
+        best, _ = tune(
+            e, {"lr": [0.01, 0.1]}, seeds=(100, 101), keep=1, metric="auc", compute=False
+        )
+        assert found.experiment.lr == best.lr and found.experiment.seed == seed
+    capsys.readouterr()
+    assert main(["table", path, "--metric", "auc"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Test AUC over ") and f" of {BASE['clients']} clients, client mean" in out
+    assert main(["show", found.id]) == 0
+    assert "f1_clients" in capsys.readouterr().out
+    assert main(["list", "metrics"]) == 0 and "Macro F1" in capsys.readouterr().out
+    words = (
+        "run --partition iid --clients 2 --model mlp --rounds 1 --metrics auc,f1 --keep_scores true"
+    )
+    assert main(words.split()) == 0 and "balanced_acc" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="metric 'acu' is unknown"):
+        study(HEAD + 'metrics = ["acu"]\n' + ROWS)

@@ -86,7 +86,7 @@ class Step:
             "gather": lambda: s.data.batch(s.idx),
             "forward": lambda: over_clients(value, (rest, stats, s.anchor, x, y)),
             "gradient": lambda: s._gradients(here, s.anchor, x, y, None),
-            "update": lambda: s.update(params, [grads[n] for n in s.names], s.velocity),
+            "update": lambda: s.update(params, [grads[n] for n in s.names], s.moments),
             "whole step": lambda: s._body(self.rows, None),
         }
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pfl_core import optim
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.convolutions import FASTEST, FORMS, GROUPED, UNFOLD
 from pfl_core.engine.graphs import CaptureFailed, Graphs, opened, side_stream, synchronize
@@ -186,6 +187,7 @@ class Batched:
             for p in (job.start, job.anchor)
         ]
         rates = tuple(sorted(job.lr.items())) if isinstance(job.lr, dict) else job.lr
+        rates = None if job.varies and job.step is None else rates  # read from a stack's memory
         how = (job.loss, job.step, tuple(job.names), rates, job.training, job.indices[0].shape[1:])
         return (*how, job.clipped, *map(tuple, shapes))
 
@@ -224,7 +226,8 @@ class Batched:
         activations = self._activations(job, form)
         # Likely: rows of results, momentum and a step's copies; gradients of activations,
         # workspaces of convolutions, eager steps beside graphs.
-        return rows + activations, 2 * rows + 4 * trained + 3 * activations
+        copies = 4 + optim.optimizer(self.config).room
+        return rows + activations, 2 * rows + copies * trained + 3 * activations
 
     def _activations(self, job: Job, form: str) -> int:
         # Bytes that a backward pass of client 0 keeps, and of its batch: one loss is computed.

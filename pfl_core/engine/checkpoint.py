@@ -233,7 +233,7 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     Its stamp must be the same but for version and executor. Its round must be one of `rounds`, and
     what it measured that of the rounds before. It must hold what the method's `init` has, in the
     same shapes and types, and finite. A longer run goes on from the end of a shorter one, whose id
-    differs: ids must be the same only if the method is `scheduled`.
+    differs: ids must be the same only if a shorter run is no beginning of this one.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     whole = load_whole(path)
     state, history, moved, spent = _parts(whole)
     found = whole.get("stamp", {})
-    free = {"version", "executor", *([] if method.scheduled else ["id"])}
+    free = {"version", "executor", *(["id"] if method.continues else [])}
     for key, mine in stamp.items():
         if key not in free and found.get(key) != mine:
             raise ValueError(f"it is of {key} {found.get(key)!r}, this run has {mine!r}")

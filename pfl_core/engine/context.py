@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core import optim
+from pfl_core.engine import hooks
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.sgd import Job, Noise
 from pfl_core.methods.base import State
@@ -37,6 +40,11 @@ class Context:
         self._ids = sel.tolist() if ids is None else ids
         self._paces = paces
 
+    @property
+    def lr(self) -> float:
+        """The experiment's learning rate in this round."""
+        return optim.rate(self._engine.config, self.round)
+
     def train(
         self,
         loss: Callable,
@@ -55,16 +63,20 @@ class Context:
         fraction: float = 1.0,
         stream: str = "local",
         bn: str = "train",
+        aside: bool = False,
     ) -> Params:
         """Local training of the S clients; methods/base.py says what each argument is.
 
         Raises
         ------
         ValueError
-            For names that are not in start, for a batch that is no size, and for split "test" if
-            the method does not declare `leaks_test`.
+            For names that are not in start, for a batch that is no size, for a step of the method's
+            own in place of another optimizer than SGD, and for split "test" if the method does not
+            declare `leaks_test`.
         """
         self._check_split(split)
+        if step is not None and not aside:
+            hooks.check_step(self._engine.method)
         engine, config = self._engine, self._engine.config
         trained = engine.task.parameters if only is None else _namer(only, start)
         names = [n for n in start if n in trained]
@@ -76,11 +88,12 @@ class Context:
         size = config.batch if batch is None else _size(batch)
         indices = self._batch_indices(**how, batch=size, split=split, fraction=fraction)
         noise = [_noise(engine, stream, self.round, k) for k in self._ids]
-        near, rate = start if anchor is None else anchor, config.lr if lr is None else lr
+        near, rate = start if anchor is None else anchor, self.lr if lr is None else lr
         job = Job(loss, start, near, names, indices, noise, step, rate, bn == "train")
         counts = None if clipped is None else frozenset(clipped)
+        job = job._replace(clipped=counts, varies=config.lr_schedule != "constant")
         with engine.data.augmented(self.round, self._ids):
-            return engine.run(job._replace(seeds=self._seeds(stream), clipped=counts))
+            return engine.run(job._replace(seeds=self._seeds(stream)))
 
     def _batch_indices(self, **how: Any) -> list[Tensor]:
         data, config = self._engine.data, self._engine.config
@@ -120,6 +133,36 @@ class Context:
                 f"method {self._engine.method.name!r} reads test data while training; "
                 "only one with leaks_test = True may"
             )
+
+
+class Rehearsal(Context):
+    """A round in which nothing is trained: whether a step takes the optimizer's place is noted."""
+
+    steps = False
+
+    def train(
+        self, loss: Callable, start: Params, *, step: Any = None, aside: bool = False, **how: Any
+    ) -> Params:
+        """`start` as it is."""
+        self.steps |= step is not None and not aside
+        return start
+
+
+def check_steps(engine: Engine, state: State) -> None:
+    """Raise ValueError where a step of the method's own takes another optimizer's place than SGD's.
+
+    Client 0 asks for all trainings of its first round, and nothing is trained.
+    """
+    if engine.config.optimizer == "sgd":
+        return
+    method, sel = engine.method, torch.zeros(1, dtype=torch.int64, device=engine.data.device)
+    ctx = Rehearsal(engine, state, sel, state.round)
+    # What is not ours may miss what training would have made; then `train` refuses, later.
+    with contextlib.suppress(Exception) if engine.foreign else contextlib.nullcontext():
+        method.local(ctx, method.begin(state, sel, method.download(state, sel)))
+        method.personal(state, ctx)
+    if ctx.steps:
+        hooks.check_step(method)
 
 
 def _namer(only: Iterable[str] | Callable[[str], bool], start: Params) -> set[str]:

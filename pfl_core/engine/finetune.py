@@ -1,10 +1,12 @@
-"""Fine-tuning as a stage of any run: epochs of plain SGD on the served models after the last round.
+"""Fine-tuning as a stage of any run: epochs on the served models after the last round.
 
 Nobody learns from it: the State of the federation stays as it is, and nothing travels. Each epoch
 is evaluated, and its rows have when="tuned 1", "tuned 2", ..., counted through all stages. Its loss
 is the cross-entropy of the method's class scores; a method's own terms and tensors play no part.
-The batches of epoch e after round R are those of round R + e - 1: "tuned 1" of FedAvg is its
-"after", and Local after R rounds and e epochs is Local after R + e rounds.
+The optimizer is the experiment's; its state begins anew in each stage, and the rate is a stage's
+own, or the experiment's `lr` whatever its schedule. The batches of epoch e after round R are those
+of round R + e - 1: without a schedule "tuned 1" of FedAvg is its "after", and Local after R rounds
+and e epochs is Local after R + e rounds.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfl_core import optim
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.methods.base import Batch, Method, State
@@ -140,7 +142,7 @@ class Tuning:
         moments, end = iter(enumerate(self.moments)), served
         for stage in self.stages:
             names = [n for n in _part(self.task, stage.only) if n in served]
-            p = end | self._rest(names, end)  # momentum goes on from epoch to epoch
+            p = end | self._rest(names, end)  # the optimizer goes on from epoch to epoch
             for done, moment in itertools.islice(moments, stage.epochs):
                 ctx = Context(self.engine, self.state, sel, self.state.round + done, ids)
                 with self.engine.drawing("tune", ctx.round):
@@ -150,10 +152,11 @@ class Tuning:
 
     def _epoch(self, ctx: Context, stage: Stage, names: list[str], p: Params) -> Params:
         bn = "eval" if stage.only == HEAD else "train"
-        return ctx.train(self.loss, p, anchor={}, only=names, lr=stage.lr, epochs=1, bn=bn)
+        rate = self.config.lr if stage.lr is None else stage.lr  # whatever the rounds' schedule
+        return ctx.train(self.loss, p, anchor={}, only=names, lr=rate, epochs=1, bn=bn)
 
     def _rest(self, names: list[str], p: Params) -> Params:
-        # Velocities of SGD that are at rest; the engine goes on with those that it is given.
-        if not self.config.momentum:
+        # The optimizer's state at rest; the engine goes on with the one that it is given.
+        if not optim.optimizer(self.config).kept(self.config):
             return {}
-        return {f"opt.{n}": torch.zeros_like(p[n]) for n in names}
+        return optim.at_rest(self.config, select(p, names))

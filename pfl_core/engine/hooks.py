@@ -98,6 +98,18 @@ def check_state(
     return got
 
 
+def check_step(method: Method) -> None:
+    """Raise ValueError where local training has a step of the method's own and an optimizer, too.
+
+    SGD is no other one: it is what such a step stands for.
+    """
+    if (name := method.task.config.optimizer) != "sgd":
+        raise ValueError(
+            f"Experiment(optimizer={name!r}): {method.name} trains by a step of its own, in place "
+            "of an optimizer's; allowed with it is optimizer='sgd'"
+        )
+
+
 def check_loss(method: Method, got: Any, names: list[str]) -> None:
     """Raise ValueError unless a loss is one number that depends on what is trained."""
     if not isinstance(got, Tensor) or got.numel() != 1:

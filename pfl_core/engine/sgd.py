@@ -1,4 +1,4 @@
-"""One phase of local SGD: what it starts from and trains on, its number formats, and its update."""
+"""One phase of local training: what it trains on, its number formats, and its update."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pfl_core import optim
 from pfl_core.methods.base import Method
 from pfl_core.methods.task import TrainConfig
+from pfl_core.optim import Moments
 from pfl_core.stacked import Params
 
 PRECISIONS = ("full", "tf32", "bf16")
-Update = Callable[[list[Tensor], list[Tensor | None], list[Tensor]], None]
+Update = Callable[[list[Tensor], list[Tensor | None], Moments], None]
 # Called, it begins a client's noise anew: a function that draws the next (*shape, *noise).
 Noise = Callable[[], Callable[[tuple[int, ...]], Tensor]]
 
@@ -32,11 +34,12 @@ class Job(NamedTuple):
     names: list[str]  # what is trained
     indices: list[Tensor]  # of samples in the pool, (T_k, batches, B) int64
     noise: list[Noise | None]
-    step: Callable | None  # in place of SGD's
+    step: Callable | None  # in place of the optimizer's
     lr: float | dict[str, float]
     training: bool  # BatchNorm's mode
     seeds: list[int] = []  # for random draws of code that is not ours
     clipped: frozenset[str] | None = None  # names whose gradients are clipped; None: all trained
+    varies: bool = False  # whether lr is another one in other rounds
 
     @property
     def rates(self) -> list[float]:
@@ -44,11 +47,11 @@ class Job(NamedTuple):
         return [self.lr[n] if isinstance(self.lr, dict) else self.lr for n in self.names]
 
     def changing(self, buffers: Iterable[str]) -> list[str]:
-        """Names of `start` that local SGD writes.
+        """Names of `start` that local training writes.
 
         They are the trained parameters, their optimiser state and, in training mode, `buffers`.
         """
-        names = {*self.names, *(f"opt.{n}" for n in self.names)}
+        names = {*self.names, *(p + n for p in optim.PREFIXES for n in self.names)}
         if self.training:
             names.update(buffers)
         return [n for n in self.start if n in names]
@@ -159,39 +162,31 @@ def clip_(grads: list[Tensor], limit: float, stacked: bool) -> None:
             g.copy_(part.view_as(g))
 
 
-def sgd(method: Method, job: Job, stacked: bool) -> Update:
-    """update(params, grads, velocity): one step in place, with torch.optim.SGD's formulas.
+def update(method: Method, job: Job, stacked: bool, rates: list | None = None) -> Update:
+    """update(params, grads, moments): one step of the experiment's optimizer, in place.
 
-    The three lists have an entry for each trained name; velocity is empty without momentum. What
-    has no gradient (None) stays as it is: neither decay nor momentum moves it.
+    The lists have an entry for each trained name. What has no gradient (None) stays as it is, as in
+    torch.optim: neither decay nor momentum moves it. `rates` are tensors in place of the job's.
     """
     counts = job.names if job.clipped is None else job.clipped
-    return _update(method.task.config, job.rates, [n in counts for n in job.names], stacked)
+    clipped = [n in counts for n in job.names]
+    return _update(method.task.config, rates or job.rates, clipped, stacked)
 
 
-def _update(config: TrainConfig, rates: list[float], counts: list[bool], stacked: bool) -> Update:
+def _update(config: TrainConfig, rates: list, counts: list[bool], stacked: bool) -> Update:
     # counts: whose gradients are clipped.
-    uniform = rates[0] if len(set(rates)) == 1 else None
+    optimizer = optim.optimizer(config)
     clipped = [i for i, count in enumerate(counts) if config.clip and count]
 
-    def update(params: list[Tensor], found: list[Tensor | None], velocity: list[Tensor]) -> None:
+    def update(params: list[Tensor], found: list[Tensor | None], moments: Moments) -> None:
         grads = [g for g in found if g is not None]
         if len(grads) < len(found):
             there = [i for i, g in enumerate(found) if g is not None]
-            some = lambda v: [v[i] for i in there] if v else v  # noqa: E731
+            some = lambda v: [v[i] for i in there]  # noqa: E731
             part = _update(config, some(rates), some(counts), stacked)
-            return part(some(params), [*grads], some(velocity))
+            return part(some(params), [*grads], {p: some(v) for p, v in moments.items()})
         if clipped:
             clip_([grads[i] for i in clipped], config.clip, stacked)
-        if config.weight_decay:
-            grads = [*torch._foreach_add(grads, params, alpha=config.weight_decay)]
-        if config.momentum:
-            torch._foreach_mul_(velocity, config.momentum)
-            torch._foreach_add_(velocity, grads)
-            grads = velocity
-        if uniform is None:
-            torch._foreach_add_(params, torch._foreach_mul(grads, [-r for r in rates]))
-        else:
-            torch._foreach_add_(params, grads, alpha=-uniform)
+        optimizer.step(config, params, grads, moments, rates)
 
     return update

@@ -22,7 +22,7 @@ from torch import Tensor
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine import hooks, pairs, scoring
 from pfl_core.engine.checkpoint import History, restore, save
-from pfl_core.engine.context import Context
+from pfl_core.engine.context import Context, check_steps
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.finetune import Tuning, check_served, moments
 from pfl_core.engine.graphs import side_stream
@@ -136,6 +136,8 @@ def simulate(
             if engine.foreign:
                 with engine.drawing("rehearsal"):
                     check_served(method, hooks.rehearse(method, data, state))
+            with engine.drawing("rehearsal"):
+                check_steps(engine, state)
             run = _Run(engine, state, on_round, record)
             run.keep_files(checkpoint, end, stamp or {})
             return run.rounds()

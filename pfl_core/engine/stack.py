@@ -18,11 +18,12 @@ from torch.func import grad as func_grad
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
+from pfl_core import optim
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.convolutions import GROUPED, UNFOLD
 from pfl_core.engine.graphs import CaptureFailed, Graphs, captured
 from pfl_core.engine.rules import Rules
-from pfl_core.engine.sgd import Job, cast, sgd
+from pfl_core.engine.sgd import Job, cast, update
 from pfl_core.methods.base import Batch, Method, Step
 from pfl_core.stacked import Params, clone, is_common, select
 
@@ -66,7 +67,10 @@ class Stack:
         # The job itself is not kept: a graph lives for many rounds, each with a start of its own.
         self.names, self.loss = job.names, job.loss
         self.custom, self.lr = job.step, job.lr
-        self.update = sgd(method, job, stacked=True)
+        self.rates: Tensor | None = None
+        if job.varies and self.custom is None:  # read from memory: a graph lives for many rounds
+            self.rates = torch.tensor(job.rates, dtype=torch.float64, device=data.device)
+        self.update = update(method, job, True, None if self.rates is None else [*self.rates])
         changing = set(job.changing(method.task.buffers))
         self.stats = [n for n in method.task.buffers if n in job.start] if job.training else []
         self.live = {
@@ -77,16 +81,13 @@ class Stack:
         self.given = tuple(job.start)
         self.memory: Params = {}
         self.reached = set(self.names)
-        if self.custom is None and (self.config.momentum or self.config.weight_decay):
+        kept = optim.optimizer(self.config).kept(self.config) if self.custom is None else ()
+        if self.custom is None and (kept or self.config.weight_decay):
             # Of the others vmap gives zeros, which decay and momentum would move.
             value, leaves = first_loss(method, data, job, form)
             found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
             self.reached = {n for n, g in zip(leaves, found, strict=True) if g is not None}
-        self.velocity: list[Tensor] = []
-        if self.config.momentum and self.custom is None:
-            for n in self.names:
-                kept = self.live.get(f"opt.{n}")
-                self.velocity.append(torch.empty_like(self.live[n]) if kept is None else kept)
+        self.moments = {p: [self._moment(p, n) for n in self.names] for p in kept}
         self.idx = job.indices[0].new_zeros(most, *job.indices[0].shape[1:])
         self.noise: Tensor | None = None
         # float64 calculates as a Python number does.
@@ -144,10 +145,17 @@ class Stack:
         _fill(self.fixed, job.start, rows)
         _fill(self.anchor, job.anchor, rows)
         kept = {id(v) for v in self.live.values()}
-        for v in self.velocity:
+        for v in (v for several in self.moments.values() for v in several):
             if id(v) not in kept:
                 v.zero_()
         self.t.zero_()
+        if self.rates is not None:
+            self.rates.copy_(torch.tensor(job.rates, dtype=torch.float64))
+
+    def _moment(self, prefix: str, n: str) -> Tensor:
+        # The optimizer's state of a trained name: rows of it that clients keep, or memory for them.
+        kept = self.live.get(prefix + n)
+        return optim.moment(prefix, self.live[n], True) if kept is None else kept
 
     def _step(self, active: int, t: int) -> None:
         # A custom step sees at t = 0 that it has no memory yet: that one is never captured.
@@ -176,7 +184,8 @@ class Stack:
                 here, near, x[:, 0], y[:, 0], None if noise is None else noise[:, 0]
             )
             found = [grads[n] if n in self.reached else None for n in self.names]
-            self.update([here[n] for n in self.names], found, [v[:size] for v in self.velocity])
+            moments = {p: [v[:size] for v in several] for p, several in self.moments.items()}
+            self.update([here[n] for n in self.names], found, moments)
         else:
             memory = {n: v[:size] for n, v in self.memory.items()} if t != 0 else {}
             count = self.t if t is None else t

@@ -13,10 +13,11 @@ from contextlib import ExitStack, nullcontext
 import torch
 from torch import Tensor
 
+from pfl_core import optim
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.hooks import check_loss
 from pfl_core.engine.process import kept_memory
-from pfl_core.engine.sgd import Job, cast, sgd
+from pfl_core.engine.sgd import Job, cast, update
 from pfl_core.methods.base import Batch, Method, Step
 from pfl_core.stacked import Params, clone
 from pfl_core.util.draws import Draws
@@ -47,7 +48,7 @@ class Threads:
         return [fn(item) for item in items]
 
     def rehearse(self, job: Job) -> None:
-        """Take client 0's first step (without the update of plain SGD), and keep nothing of it."""
+        """Take client 0's first step (without the optimizer's update), and keep nothing of it."""
         first = job._replace(indices=[job.indices[0][:1]])
         with self.method.task.mode(job.training):
             if job.step:
@@ -100,18 +101,18 @@ class Threads:
         mine = {n: v[i].data for n, v in (job.start | out).items()}
         mine |= dict(zip(job.names, params, strict=True))
         anchor = {n: v[i] for n, v in job.anchor.items()}
-        update = sgd(self.method, job, stacked=False)
-        velocity = []
-        if self.method.task.config.momentum:
-            for n, p in zip(job.names, params, strict=True):
-                kept = mine.get(f"opt.{n}")
-                velocity.append(torch.zeros_like(p) if kept is None else kept)
+        config, step = self.method.task.config, update(self.method, job, stacked=False)
+        moments = {}
+        for prefix in optim.optimizer(config).kept(config):
+            kept = [mine.get(prefix + n) for n in job.names]
+            pairs = zip(params, kept, strict=True)
+            moments[prefix] = [optim.moment(prefix, p, False) if k is None else k for p, k in pairs]
         for (batch,) in self._batches(job, i):
-            with cast(self.method.task.config, self.data.device):
+            with cast(config, self.data.device):
                 value = job.loss(mine, anchor, batch)
             grads = torch.autograd.grad(value, params, allow_unused=True)
             with torch.no_grad():
-                update(params, list(grads), velocity)
+                step(params, list(grads), moments)
         for n, v in zip(job.names, params, strict=True):
             out[n][i] = v.data
         return {}

@@ -83,7 +83,7 @@ def _told(call: Call, method: Method, bar: Progress) -> Callable[[int, History],
         acc = history.accuracy()
         bar.at(r, "" if acc is None else f"{acc:.1f} %")
         told = call.on_round(r, history) if call.on_round else None
-        if told == FINISH and method.scheduled and r < call.experiment.rounds:
+        if told == FINISH and not method.continues and r < call.experiment.rounds:
             say(
                 f"{method.name}: what a round does depends on their number, so it cannot end "
                 f"early; run rounds={r} instead"
@@ -120,7 +120,7 @@ def _resume(call: Call, method: Method, work: Path) -> dict[str, Any]:
     stamp |= dict(version=__version__, device=call.device)
     auto = automatic(method, call.device)
     stamp["executor"] = auto if call.executor == "auto" else call.executor
-    may_continue = not (checkpoint.exists() or method.scheduled or call.anew)
+    may_continue = method.continues and not (checkpoint.exists() or call.anew)
     if may_continue and (shorter := _beginning(call)):
         with writing(checkpoint):
             shutil.copyfile(shorter, part := checkpoint.with_suffix(".part"))

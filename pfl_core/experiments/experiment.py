@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pfl_core import models
+from pfl_core import models, optim
 from pfl_core.data import augment
 from pfl_core.data import partition as partitions
 from pfl_core.data import pools as data
@@ -33,7 +33,7 @@ from pfl_core.util.fields import choice, log_uniform, number, value
 
 SCHEMA = 2  # of the run store; a run of another schema is computed again
 TAGS = ("paper", "artefact", "row", "column", "profile")
-JSON_FIELDS = ("partition_args", "model_args", "method_args", "tags")
+JSON_FIELDS = (*ARGS, "tags")
 TEXTS = ("record", "metrics", "plugins")
 # Fields with numbers to train with.
 COMPUTED = ("lr", "momentum", "weight_decay", "clip", "finetune", *ARGS)
@@ -161,8 +161,36 @@ class Experiment:
     )
     shuffle: bool = value(True, "Whether a client's samples are shuffled in each epoch")
     lr: float = number(0.01, "Learning rate of local SGD", low=0, search=log_uniform(0.01, 0.5))
+    lr_schedule: str = choice(
+        *optim.SCHEDULES,
+        doc=(
+            "How lr goes on from round to round: it stays (constant), falls along half a cosine "
+            "over all rounds (cosine), or is multiplied with gamma every so many rounds (step) or "
+            "in each (exponential). Fine-tuning and rates of a method's own stay"
+        ),
+    )
+    lr_schedule_args: dict = value(
+        {},
+        "Arguments of the schedule: floor=0.0 of cosine, the share of lr that is left in the end; "
+        "every=10 and gamma=0.1 of step; gamma=0.99 of exponential",
+    )
+    optimizer: str = choice(
+        *optim.OPTIMIZERS,
+        doc=(
+            "What trains clients. Its state begins anew in each round. Methods with a step of "
+            "their own have sgd alone"
+        ),
+    )
+    optimizer_args: dict = value(
+        {}, "Arguments of adam and adamw: beta1=0.9, beta2=0.999, eps=1e-8"
+    )
     momentum: float = number(0.0, "Momentum of local SGD (0: none)", low=0, below=1)
-    weight_decay: float = number(0.0, "Weight decay (L2) of local SGD (0: none)", low=0)
+    weight_decay: float = number(
+        0.0,
+        "Weight decay of local training (0: none), added to the gradient (sgd, adam), or of the "
+        "weights themselves (adamw)",
+        low=0,
+    )
     clip: float = number(
         0.0,
         "Largest L2 norm of a client's gradient; a longer one is scaled down (0: no clipping)",
@@ -337,6 +365,8 @@ class Experiment:
         self._check_clients()
         models.check(self.model, self.model_args)
         augment.transforms(self.augment)
+        for field in optim.KINDS:
+            optim.check(field, getattr(self, field), getattr(self, f"{field}_args"))
         probes.check(self.record, make_method(self.method, **self.method_args))
 
     def _check_values(self) -> None:
@@ -345,6 +375,11 @@ class Experiment:
             raise ValueError(
                 f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): "
                 "allowed with float32 only"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"Experiment(momentum={self.momentum}, optimizer={self.optimizer!r}): momentum is "
+                "sgd's; of the others say optimizer_args={'beta1': 0.9}"
             )
         if self.new_head and (self.init_from is None or self.adopt):
             raise ValueError(
@@ -678,6 +713,7 @@ def belongs(name: str, fields: dict[str, Any]) -> str:
         "method": lambda method: [f.name for f in dataclasses.fields(type(make_method(method)))],
         "partition": lambda partition: [*partitions.arguments(partition), *WHICH, *COMMON],
         "model": models.arguments,
+        **{field: functools.partial(optim.arguments, field) for field in optim.KINDS},
     }
     for kind, names in known.items():
         with contextlib.suppress(ValueError, TypeError):  # an unknown method is said elsewhere

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pfl_core import models
+from pfl_core import models, optim
 from pfl_core.data import augment, shifts
 from pfl_core.data import partition as partitions
 from pfl_core.data.checksum import Checksum
@@ -42,6 +42,7 @@ class Declared(NamedTuple):
 
 
 ARGS = {"partition_args": "partition", "model_args": "model", "method_args": "method"}
+ARGS |= {f"{field}_args": field for field in optim.KINDS}
 
 
 def _declared(e: Any, field: str) -> dict[str, Declared]:
@@ -49,8 +50,9 @@ def _declared(e: Any, field: str) -> dict[str, Declared]:
     name, args = getattr(e, ARGS[field]), getattr(e, field)
     if field == "partition_args" and e.dataset == "own":  # a Federation has none
         return {}
-    if field == "method_args":
-        fields = dataclasses.fields(METHODS[name]) if name in METHODS else ()
+    if field not in ("partition_args", "model_args"):
+        kinds: dict[str, Any] = METHODS if field == "method_args" else optim.KINDS[ARGS[field]]
+        fields = dataclasses.fields(kinds[name]) if name in kinds else ()
         return {f.name: Declared(f.type, _default(f)) for f in fields}
     of_model = field == "model_args"
     found = models.options_of(name, args) if of_model else partitions.arguments(name)

@@ -143,7 +143,7 @@ class APPLE(Method):
         p0 = self.task.n / self.task.n.sum()
         pull = {"p0": p0.to(near["id"].dtype).expand_as(near["id"])}
         pull["pull"] = near["id"].new_full((len(ctx.sel),), self.mu * self.decay(ctx.round))
-        core_lr = self.task.K * self.task.config.lr if self.core_lr is None else self.core_lr
+        core_lr = self.task.K * ctx.lr if self.core_lr is None else self.core_lr
         rates = {n: core_lr for n in mine if n.startswith("core.")} | {"dr": self.dr_lr}
         end = ctx.train(self.loss, mine, anchor=near | pull, only=rates, lr=rates)
         return end | self.models(end, near) | prefixed("sent.", unprefixed("core.", end))

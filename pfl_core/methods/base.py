@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_core import optim
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, expand, scalars, select, take, weighted_mean
 from pfl_core.util import checks, fields, identity
@@ -74,6 +75,11 @@ class Context(Protocol):
     round: int
     state: State  # to be read only
 
+    @property
+    def lr(self) -> float:
+        """The experiment's learning rate in this round, as its schedule has it."""
+        ...
+
     def train(
         self,
         loss: Callable[[Params, Params, Batch], Tensor],
@@ -92,12 +98,15 @@ class Context(Protocol):
         fraction: float = 1.0,
         stream: str = "local",
         bn: str = "train",
+        aside: bool = False,
     ) -> Params:
-        """`start` after local SGD of all S clients on `loss(p, anchor, batch)`.
+        """`start` after local training of all S clients on `loss(p, anchor, batch)`.
 
-        What is not said here is the experiment's: epochs or steps, batch, rate, momentum, ...
-        A tensor that the loss does not depend on stays as it is, as in torch.optim: decay and
-        momentum do not move it. In a `step` of the method's own its gradient is 0.
+        What is not said here is the experiment's: epochs or steps, batch, optimizer, rate, ...
+        The optimizer's state (velocity, moments) begins anew in each call, unless `start` has it
+        under the names that `task.optimizer_state` gives. A tensor that the loss does not depend on
+        stays as it is, as in torch.optim: decay and momentum do not move it. In a `step` of the
+        method's own its gradient is 0.
 
         Parameters
         ----------
@@ -111,13 +120,17 @@ class Context(Protocol):
         clipped : trained names that the experiment clips, by one norm over all of them; default
             all that are trained. Name the network's, where what stays with a client must not change
             what the server learns (FedRoD)
-        lr : rate, or a rate for each trained name
+        lr : rate, or a rate for each trained name; default `ctx.lr`. What is said stays, whatever
+            the experiment's schedule
         epochs, steps : how long; steps > 0 replace epochs
         batch : B, samples in a batch
-        step : `step(p, anchor, grad, at) -> (p, memory)` of ONE client, in place of SGD
+        step : `step(p, anchor, grad, at) -> (p, memory)` of ONE client, in place of the optimizer
             grad(p, j=0) is the gradient at p on the j-th of the step's `batches`; `at` is a Step.
             It may write into the trained tensors of p, which are the client's own. Momentum, decay
-            and clipping are SGD's: a step has none but its own.
+            and clipping are the optimizer's: a step has none but its own, and an experiment with
+            another optimizer than SGD is refused.
+        aside : whether `step` is no local training but something beside it, such as FedALA's
+            weights, and goes with any optimizer
         split, fraction : the samples: "train", "holdout" or "fit"; a random share of them
         stream : trainings with equal streams see equal batches
         bn : "train" (batch statistics; running ones advance) or "eval" (running statistics)
@@ -313,6 +326,11 @@ class Method:
         holds of pairs. Where many clients make that expensive, it is said before training.
         """
         return 0, 0
+
+    @property
+    def continues(self) -> bool:
+        """Whether a run goes on from a shorter one: no round depends on how many there are."""
+        return not (self.scheduled or optim.schedule(self.task.config).by_rounds)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise dataclasses.FrozenInstanceError(

@@ -119,7 +119,7 @@ class FedALA(Method):
         """p after an epoch on W, with each client's last loss as its `score` (S,)."""
         score = torch.zeros(len(ctx.sel), dtype=self.task.dtype, device=self.task.device)
         how: dict[str, Any] = dict(only=[*self.top, "score"], epochs=1, fraction=self.share)
-        how |= dict(step=self.learn, stream="ala")
+        how |= dict(step=self.learn, aside=True, stream="ala")
         return ctx.train(self.scored, p | {"score": score}, anchor=start, **how)
 
     def settled(self, losses: list[Tensor]) -> Tensor:

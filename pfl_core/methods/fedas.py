@@ -116,7 +116,8 @@ class FedAS(Method):
         """f_i (S,): squared gradients of one epoch's batches, summed."""
         some = model[self.task.parameters[0]]
         start = model | {"fisher": some.new_zeros(len(some))}
-        how: dict[str, Any] = dict(epochs=1, stream="fisher", bn="eval", step=self.informed)
+        how: dict[str, Any] = dict(epochs=1, stream="fisher", bn="eval")
+        how |= dict(step=self.informed, aside=True)
         return ctx.train(self.loss, start, only=[*self.task.parameters, "fisher"], **how)["fisher"]
 
     def upload(

@@ -64,11 +64,10 @@ class FedDBE(Method):
 
     def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
-        momentum, decay = self.task.config.momentum, self.task.config.weight_decay
-        if self.kappa and (momentum or decay):
+        if self.kappa and not self.task.config.plain_sgd:
             raise ValueError(
-                f"kappa = {self.kappa} with momentum = {momentum}, weight_decay = {decay}; "
-                "allowed: both 0, or kappa = 0 (the mean of features would have them, too)"
+                f"kappa = {self.kappa} with {self.task.config.stepping}; allowed: both 0 and sgd, "
+                "or kappa = 0 (the mean of features would have them, too)"
             )
 
     def init(self) -> State:
@@ -108,7 +107,7 @@ class FedDBE(Method):
             anchor={"g": g, "kappa": now.expand(len(g))},
             only=[*(self.task.parameters if first else trained), "m"],
             clipped=trained,
-            lr=dict.fromkeys(trained, self.task.config.lr) | {"m": self.mu},
+            lr=dict.fromkeys(trained, ctx.lr) | {"m": self.mu},
         )
         return start | {"m": end["m"]} if first else select(end, start)
 

@@ -97,11 +97,10 @@ class FedProto(Method):
 
     def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
-        momentum, decay = self.task.config.momentum, self.task.config.weight_decay
-        if self.proto == "running" and (momentum or decay):
+        if self.proto == "running" and not self.task.config.plain_sgd:
             raise ValueError(
-                f"proto = running with momentum = {momentum}, weight_decay = {decay}; allowed: "
-                "both 0, or proto = after (the sums of features would have them, too)"
+                f"proto = running with {self.task.config.stepping}; allowed: both 0 and sgd, or "
+                "proto = after (the sums of features would have them, too)"
             )
 
     def is_shared(self, name: str) -> bool:
@@ -148,7 +147,7 @@ class FedProto(Method):
             return end, ctx.measure(self.sums, end)
         zero = torch.zeros_like(start["proto"])
         tallies = {"sum.z": zero, "sum.n": zero[..., 0].clone()}
-        rates: dict[str, Any] = dict.fromkeys(names, self.task.config.lr)
+        rates: dict[str, Any] = dict.fromkeys(names, ctx.lr)
         rates |= dict.fromkeys(tallies, 1.0)
         end = ctx.train(
             self.loss, start | tallies, anchor=near, only=rates, clipped=names, lr=rates

@@ -339,7 +339,7 @@ class Flayer(Method):
         start = self.tune_head(ctx, start)
         # The round as inner sees it: plain SGD is our step, a step of inner's own stays.
         train = partial(ctx.train, step=self.step) if self.rates else ctx.train
-        same = dict(sel=ctx.sel, round=ctx.round, state=ctx.state, measure=ctx.measure)
+        same = dict(sel=ctx.sel, round=ctx.round, lr=ctx.lr, state=ctx.state, measure=ctx.measure)
         inner: Any = SimpleNamespace(**same, train=train)
         end = self.inner_method.local(inner, start)
         if "flayer.acc" in start:

@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from pfl_core.methods.base import Context, Method, State
 from pfl_core.methods.task import Task
-from pfl_core.stacked import Params, clone, prefixed, select
+from pfl_core.stacked import Params, clone, select
 from pfl_core.util.fields import choice, log_uniform, number, value
 
 Shapes = dict[str, tuple[int, ...]]
@@ -404,7 +404,7 @@ class PFedHNPC(PFedHN):
         state = super().init()
         # The classifier's optimiser is the client's and lives on between its visits.
         omega = select(state.clients, self.task.parameters)
-        state.clients |= prefixed("opt.", {n: torch.zeros_like(v) for n, v in omega.items()})
+        state.clients |= self.task.optimizer_state(omega)
         return state
 
     def local(self, ctx: Context, start: Params) -> Params:

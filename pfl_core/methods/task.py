@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import models
+from pfl_core import models, optim
 from pfl_core.anatomy import Anatomy
 from pfl_core.stacked import Params, expand, select
 from pfl_core.util import draws
@@ -45,6 +45,10 @@ class TrainConfig:
     plan: str
     shuffle: bool
     lr: float
+    lr_schedule: str
+    lr_schedule_args: dict[str, Any]
+    optimizer: str
+    optimizer_args: dict[str, Any]
     momentum: float
     weight_decay: float
     clip: float
@@ -55,6 +59,17 @@ class TrainConfig:
     head_by: str
     holdout: float
     finetune: list[dict[str, Any]]
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a step is the gradient times the rate, for a loss that counts on that."""
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay)
+
+    @property
+    def stepping(self) -> str:
+        """What else a step has, for the error of who wants none of it."""
+        decay = f"weight_decay = {self.weight_decay}"
+        return f"momentum = {self.momentum}, {decay}, optimizer = {self.optimizer}"
 
 
 class Task:
@@ -164,6 +179,13 @@ class Task:
         """
         served = select(self.joins.server, self.parameters) if self.joins else {}
         return self.drawn() | expand(served, self.K)
+
+    def optimizer_state(self, p: Params) -> Params:
+        """State of the experiment's optimizer for p {name: (S, *shape)}, before the first step.
+
+        For clients that keep it from round to round: what is trained from it goes on with it.
+        """
+        return optim.at_rest(self.config, p)
 
     def apply(self, p: Params, x: Tensor) -> Tensor:
         """Class scores (B, C) of ONE client's model p on x (B, ...)."""

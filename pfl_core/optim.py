@@ -1,0 +1,250 @@
+"""Optimizers of local training and of the server, and schedules of the learning rate.
+
+A class each: its fields are what `optimizer_args`, `server_args` and `lr_schedule_args` of an
+Experiment may say. Formulas are over lists of tensors, of ONE client or stacked over clients.
+
+An optimizer's state is tensors beside each tensor that is trained, with a prefix of their own: SGD
+keeps a velocity under "opt.", Adam its moments under "opt.m." and "opt.v." and a count of steps
+under "opt.t.".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pfl_core.stacked import Params
+from pfl_core.util import checks
+from pfl_core.util.fields import Search, log_uniform, number
+from pfl_core.util.fields import check as check_fields
+
+Moments = dict[str, list[Tensor]]  # an optimizer's state: {prefix: a tensor for each trained one}
+PREFIXES = ("opt.", "opt.m.", "opt.v.", "opt.t.")
+COUNT = "opt.t."  # counts steps, of each client
+
+
+class Settings(Protocol):
+    """What of an Experiment's settings is read here."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def optimizer_args(self) -> dict[str, Any]: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def lr_schedule(self) -> str: ...
+    @property
+    def lr_schedule_args(self) -> dict[str, Any]: ...
+    @property
+    def rounds(self) -> int: ...
+
+
+# -- optimizers of local training ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SGD:
+    """torch.optim.SGD, with the Experiment's momentum."""
+
+    prefixes: ClassVar[tuple[str, ...]] = ("opt.",)
+    search: ClassVar[Search | None] = None  # of lr, in place of the field's
+    room: ClassVar[int] = 0  # copies of what is trained that a step takes beyond SGD's
+
+    def kept(self, s: Settings) -> tuple[str, ...]:
+        """Prefixes of the state that steps read and write."""
+        return self.prefixes if s.momentum else ()
+
+    def step(
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: list
+    ) -> None:
+        """One step in place; `rates` are numbers, or tensors of them, one for each parameter."""
+        if s.weight_decay:
+            grads = [*torch._foreach_add(grads, params, alpha=s.weight_decay)]
+        if s.momentum:
+            velocity = moments["opt."]
+            torch._foreach_mul_(velocity, s.momentum)
+            torch._foreach_add_(velocity, grads)
+            grads = velocity
+        _descend(params, grads, rates)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """torch.optim.Adam: weight decay is added to the gradient."""
+
+    prefixes: ClassVar[tuple[str, ...]] = ("opt.m.", "opt.v.", COUNT)
+    search: ClassVar[Search | None] = log_uniform(1e-4, 0.01)
+    room: ClassVar[int] = 4
+    beta1: float = number(0.9, "Decay of the mean of gradients", low=0, below=1)
+    beta2: float = number(0.999, "Decay of the mean of their squares", low=0, below=1)
+    eps: float = number(1e-8, "What is added to the root of that mean", above=0)
+
+    def kept(self, s: Settings) -> tuple[str, ...]:
+        """Prefixes of the state that steps read and write."""
+        return self.prefixes
+
+    def decayed(
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: list
+    ) -> list[Tensor]:
+        """The gradients that the moments are made of, after weight decay."""
+        return [*torch._foreach_add(grads, params, alpha=s.weight_decay)]
+
+    def step(
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: list
+    ) -> None:
+        """One step in place; `rates` are numbers, or tensors of them, one for each parameter."""
+        if s.weight_decay:
+            grads = self.decayed(s, params, grads, rates)
+        first, second, count = (moments[prefix] for prefix in self.prefixes)
+        torch._foreach_add_(count, 1)
+        torch._foreach_lerp_(first, grads, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - self.beta2)
+        root = torch._foreach_sqrt(second)
+        torch._foreach_div_(root, _like(params, [(1 - self.beta2**t).sqrt() for t in count]))
+        torch._foreach_add_(root, self.eps)
+        moves = torch._foreach_div(first, root)
+        torch._foreach_div_(moves, _like(params, [1 - self.beta1**t for t in count]))
+        _descend(params, [*moves], rates)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """torch.optim.AdamW: weight decay shrinks the parameters themselves."""
+
+    def decayed(
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: list
+    ) -> list[Tensor]:
+        """Shrink the parameters in place; the gradients stay."""
+        torch._foreach_mul_(params, [1 - r * s.weight_decay for r in rates])
+        return grads
+
+
+def _like(params: list[Tensor], counted: list[Tensor]) -> list[Tensor]:
+    # Counts are in float64, in which 1 - 0.999 is exact enough.
+    return [c.to(p.dtype) for p, c in zip(params, counted, strict=True)]
+
+
+def _descend(params: list[Tensor], moves: list[Tensor], rates: list) -> None:
+    if isinstance(rates[0], float | int) and len(set(rates)) == 1:
+        torch._foreach_add_(params, moves, alpha=-rates[0])
+    else:
+        torch._foreach_add_(params, torch._foreach_mul(moves, [-r for r in rates]))
+
+
+OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+def optimizer(s: Settings) -> SGD | Adam:
+    """The optimizer of local training."""
+    return OPTIMIZERS[s.optimizer](**s.optimizer_args)
+
+
+def moment(prefix: str, v: Tensor, stacked: bool) -> Tensor:
+    """The state under a prefix before the first step, of a tensor (*shape), or (S, *shape)."""
+    if prefix != COUNT:
+        return torch.zeros_like(v)
+    shape = [len(v) if stacked and i == 0 else 1 for i in range(v.dim())]
+    return v.new_zeros(shape, dtype=torch.float64)
+
+
+def at_rest(s: Settings, p: Params) -> Params:
+    """The optimizer's state before the first step of p {name: (S, *shape)}, by name.
+
+    For who keeps it: what local training starts from with it, ends with it.
+    """
+    prefixes = optimizer(s).prefixes
+    return {f"{prefix}{n}": moment(prefix, v, True) for prefix in prefixes for n, v in p.items()}
+
+
+# -- schedules of the learning rate over rounds ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate in all rounds."""
+
+    by_rounds: ClassVar[bool] = False  # whether it depends on how many rounds there are
+
+    def factor(self, round: int, rounds: int) -> float:
+        """What the rate of a round (from 0) is multiplied with."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine(Constant):
+    """From the whole rate down to `floor` of it, along half a cosine."""
+
+    by_rounds: ClassVar[bool] = True
+    floor: float = number(0.0, "Share of the rate that is left in the end", low=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        # The evaluation after the last round trains as that round did, not at the floor.
+        at = max(0, min(round, rounds - 1)) / max(rounds, 1)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * at)) / 2
+
+
+@dataclass(frozen=True)
+class Steps(Constant):
+    """Times `gamma` after every so many rounds."""
+
+    every: int = number(10, "How many rounds have the same rate", low=1)
+    gamma: float = number(0.1, "What the rate is then multiplied with", above=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        return self.gamma ** (round // self.every)
+
+
+@dataclass(frozen=True)
+class Exponential(Constant):
+    """Times `gamma` after every round."""
+
+    gamma: float = number(0.99, "What the rate is then multiplied with", above=0, high=1)
+
+    def factor(self, round: int, rounds: int) -> float:
+        return self.gamma**round
+
+
+SCHEDULES: dict[str, type[Constant]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "step": Steps,
+    "exponential": Exponential,
+}
+
+
+def schedule(s: Settings) -> Constant:
+    """The schedule of the learning rate."""
+    return SCHEDULES[s.lr_schedule](**s.lr_schedule_args)
+
+
+def rate(s: Settings, round: int) -> float:
+    """The learning rate of local training in a round, from 0."""
+    return s.lr if s.lr_schedule == "constant" else s.lr * schedule(s).factor(round, s.rounds)
+
+
+# -- what an Experiment may say --------------------------------------------------------------------
+
+# By field: what its names stand for.
+KINDS: dict[str, dict[str, type]] = {"optimizer": {**OPTIMIZERS}, "lr_schedule": {**SCHEDULES}}
+
+
+def arguments(field: str, name: str) -> list[str]:
+    """Names of the arguments of what `name` stands for in a field."""
+    return [f.name for f in fields(KINDS[field][name])] if name in KINDS[field] else []
+
+
+def check(field: str, name: str, args: dict[str, Any]) -> None:
+    """Raise ValueError unless these are arguments of what `name` stands for in a field."""
+    for key in args:
+        checks.known(f"argument of {field} {name!r}:", key, arguments(field, name))
+    check_fields(f"{field} {name}", KINDS[field][name](**args))

@@ -46,6 +46,10 @@ class Settings(Protocol):
     def lr_schedule_args(self) -> dict[str, Any]: ...
     @property
     def rounds(self) -> int: ...
+    @property
+    def server(self) -> str: ...
+    @property
+    def server_args(self) -> dict[str, Any]: ...
 
 
 # -- optimizers of local training ------------------------------------------------------------------
@@ -166,6 +170,79 @@ def at_rest(s: Settings, p: Params) -> Params:
     return {f"{prefix}{n}": moment(prefix, v, True) for prefix in prefixes for n, v in p.items()}
 
 
+# -- optimizers of the server ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the method's `upload` makes is the server's next model."""
+
+    prefixes: ClassVar[tuple[str, ...]] = ()
+
+    def step(self, old: Params, change: Params, moments: Params) -> Params:
+        """The server's next {name: (*shape)}, from a round's change of it; writes into moments."""
+        return {n: v + change[n] for n, v in old.items()}
+
+
+@dataclass(frozen=True)
+class ServerMomentum(Plain):
+    """FedAvgM: a velocity of the rounds' changes (Hsu, Qi and Brown, arXiv:1909.06335)."""
+
+    prefixes: ClassVar[tuple[str, ...]] = ("m.",)
+    lr: float = number(1.0, "Rate of the server", above=0, search=log_uniform(0.1, 1))
+    momentum: float = number(0.9, "Share of the velocity that is left", low=0, below=1)
+
+    def step(self, old: Params, change: Params, moments: Params) -> Params:
+        """As above."""
+        velocity = {n: moments[f"m.{n}"].mul_(self.momentum).add_(v) for n, v in change.items()}
+        return {n: torch.add(v, velocity[n], alpha=self.lr) for n, v in old.items()}
+
+
+@dataclass(frozen=True)
+class ServerAdam(Plain):
+    """FedAdam: Algorithm 2 of Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+
+    As there, without a correction of the bias, and v begins at tau^2.
+    """
+
+    prefixes: ClassVar[tuple[str, ...]] = ("m.", "v.")
+    lr: float = number(0.01, "Rate of the server", above=0, search=log_uniform(0.001, 0.1))
+    beta1: float = number(0.9, "Decay of the mean of changes", low=0, below=1)
+    beta2: float = number(0.99, "Decay of the mean of their squares", low=0, below=1)
+    tau: float = number(
+        1e-3, "What is added to the root of that mean", above=0, search=log_uniform(1e-5, 0.1)
+    )
+
+    def step(self, old: Params, change: Params, moments: Params) -> Params:
+        """As above."""
+        out = {}
+        for n, d in change.items():
+            first, second = (moments[f"{prefix}{n}"] for prefix in self.prefixes)
+            first.lerp_(d, 1 - self.beta1)
+            second.mul_(self.beta2).addcmul_(d, d, value=1 - self.beta2)
+            out[n] = old[n] + self.lr * first / (second.sqrt() + self.tau)
+        return out
+
+
+SERVERS: dict[str, type[Plain]] = {"plain": Plain, "momentum": ServerMomentum, "adam": ServerAdam}
+
+
+def server(s: Settings) -> Plain:
+    """The server's optimizer."""
+    return SERVERS[s.server](**s.server_args)
+
+
+def server_at_rest(s: Settings, p: Params) -> Params:
+    """The state of the server's optimizer before the first round, for p {name: (*shape)}."""
+    made = server(s)
+    first = {"v.": made.tau**2} if isinstance(made, ServerAdam) else {}
+    return {
+        prefix + n: torch.full_like(v, first.get(prefix, 0.0))
+        for prefix in made.prefixes
+        for n, v in p.items()
+    }
+
+
 # -- schedules of the learning rate over rounds ----------------------------------------------------
 
 
@@ -235,7 +312,11 @@ def rate(s: Settings, round: int) -> float:
 # -- what an Experiment may say --------------------------------------------------------------------
 
 # By field: what its names stand for.
-KINDS: dict[str, dict[str, type]] = {"optimizer": {**OPTIMIZERS}, "lr_schedule": {**SCHEDULES}}
+KINDS: dict[str, dict[str, type]] = {
+    "optimizer": {**OPTIMIZERS},
+    "lr_schedule": {**SCHEDULES},
+    "server": {**SERVERS},
+}
 
 
 def arguments(field: str, name: str) -> list[str]:

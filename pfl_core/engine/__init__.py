@@ -2,4 +2,4 @@
 
 # What other rooms may take from it.
 __all__ = ["checkpoint", "context", "engine", "finetune", "participation", "probes", "process"]
-__all__ += ["scoring", "sgd", "simulate", "unvisited"]
+__all__ += ["scoring", "server", "sgd", "simulate", "unvisited"]

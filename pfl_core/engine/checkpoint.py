@@ -19,6 +19,7 @@ from torch import Tensor
 from pfl_core.engine.convolutions import FORMS
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.engine.scoring import LARGE, Sums
+from pfl_core.engine.server import moments
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
@@ -130,6 +131,7 @@ def save(
         "server": state.server,
         "clients": state.clients,
         "extra": state.extra,
+        "moments": state.moments,
         "round": state.round,
     }
     passing = ("n", "tuned", "tuned_s", "ends")
@@ -224,6 +226,7 @@ def _parts(whole: dict[str, Any]) -> tuple[State, History, list[float], float]:
         history.evals.setdefault(key.replace("correct", "balanced"), unknown)
     history.probes = {k: v.cpu() for k, v in kept["probes"].items()}
     state = State(whole["server"], whole["clients"], whole["extra"], whole["round"])
+    state.moments = whole.get("moments", {})  # younger than some files
     return state, history, whole["moved"], whole["spent"]
 
 
@@ -252,6 +255,8 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     like = method.init()
     _check_params("server", state.server, like.server)
     _check_params("clients", state.clients, like.clients)
+    if state.round:
+        _check_params("moments", state.moments, moments(method, like))
     _check_measured(history, state.round, method.task)
     ids = {k for some in history.answered.values() for k in some}
     if not ids <= set(range(method.task.K)) or any(r >= state.round for r in history.answered):

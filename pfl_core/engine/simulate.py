@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine import hooks, pairs, scoring
+from pfl_core.engine import hooks, pairs, scoring, server
 from pfl_core.engine.checkpoint import History, restore, save
 from pfl_core.engine.context import Context, check_steps
 from pfl_core.engine.engine import Engine
@@ -138,6 +138,7 @@ def simulate(
                     check_served(method, hooks.rehearse(method, data, state))
             with engine.drawing("rehearsal"):
                 check_steps(engine, state)
+            server.check(method, state)
             run = _Run(engine, state, on_round, record)
             run.keep_files(checkpoint, end, stamp or {})
             return run.rounds()
@@ -372,9 +373,11 @@ class _Run:
         moved = self.method.traffic(self.state, sel, sent, news(start, up))
         weight = self.data.n[sel].to(self.data.dtype)
         shapes = {} if self.known else {n: v.shape for n, v in self.state.server.items()}
+        before = server.held(self.method, self.state)
         with self.engine.drawing("upload", r):
             state = self.method.upload(self.state, sel, start, up, weight)
-        self.state, self.known = hooks.check_state(self.method, "upload", state, shapes), True
+        state, self.known = hooks.check_state(self.method, "upload", state, shapes), True
+        self.state = server.stepped(self.method, state, before)
         held = {**self.state.server, **self.state.extra}
         _check_finite(held, self.method, f"in round {r}", self.history)
         for name, value in kept.items():

@@ -191,6 +191,19 @@ class Experiment:
         "weights themselves (adamw)",
         low=0,
     )
+    server: str = choice(
+        *optim.SERVERS,
+        doc=(
+            "What the server makes of a round's change of the network's parameters that it "
+            "averages: it takes it as the method says (plain), with momentum (FedAvgM) or by Adam "
+            "(FedAdam)"
+        ),
+    )
+    server_args: dict = value(
+        {},
+        "Arguments of the server's optimizer: lr=1.0 and momentum=0.9 of momentum; lr=0.01, "
+        "beta1=0.9, beta2=0.99 and tau=0.001 of adam",
+    )
     clip: float = number(
         0.0,
         "Largest L2 norm of a client's gradient; a longer one is scaled down (0: no clipping)",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_core import optim
 from pfl_core.data import pools
 from pfl_core.engine.finetune import moments
 from pfl_core.engine.scoring import COUNTED, LARGE, less_is_better, list_metrics
@@ -214,7 +215,13 @@ def declared(experiment: Experiment) -> dict[str, Any]:
     ('0.01 to 0.5 on a log scale', '0.001 to 1 on a log scale, and 0.0')
     """
     method = METHODS[experiment.method]
-    shared = {n: v for n, v in searched(experiment).items() if n not in method.untuned}
+    shared: dict[str, Any] = {**searched(experiment)}
+    if rates := optim.OPTIMIZERS[experiment.optimizer].search:
+        shared["lr"] = rates
+    shared = {n: v for n, v in shared.items() if n not in method.untuned}
+    for field, kinds in optim.KINDS.items():
+        if args := searched(kinds[getattr(experiment, field)]):
+            shared[f"{field}_args"] = args
     return shared | ({"method_args": own} if (own := searched(method)) else {})
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core.engine import server
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.participation import answers, evaluate_at, paces, sample
@@ -201,12 +202,12 @@ def serve(
                 f"{experiment.method} makes its personal models from the server's state or by "
                 "training: not over Flower; run it as a simulation"
             )
-        server = _Server(method, data, _Checked(ask, [said["test"] for said in about], enough))
+        here = _Server(method, data, _Checked(ask, [said["test"] for said in about], enough))
         rounds = method.task.config.rounds
         for round in range(rounds):
-            server.train(round)
-        server.evaluate(rounds, {})
-    return server.state, {name: np.array(values) for name, values in server.seen.items()}
+            here.train(round)
+        here.evaluate(rounds, {})
+    return here.state, {name: np.array(values) for name, values in here.seen.items()}
 
 
 class _Told:
@@ -234,6 +235,7 @@ class _Server:
     def __init__(self, method: Method, data: _Told, clients: _Checked):
         self.method, self.data, self.clients = method, data, clients
         self.state = method.init()
+        server.check(method, self.state)
         self.state.clients = {}  # each client has its own
         self.seen: dict[str, list] = {name: [] for name in ("rounds", *SUMS)}
 
@@ -259,7 +261,9 @@ class _Server:
         up = {name: torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
         samples = self.data.n[sel].to(self.data.dtype)
         # What clients return as they received it they do not send back.
-        self.state = self.method.upload(self.state, sel, sent, sent | up, samples)
+        before = server.held(self.method, self.state)
+        state = self.method.upload(self.state, sel, sent, sent | up, samples)
+        self.state = server.stepped(self.method, state, before)
         self.state.round = round + 1
         for name, v in self.state.server.items():
             if not torch.isfinite(v).all():

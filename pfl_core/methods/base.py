@@ -66,6 +66,8 @@ class State:
     # What else the server has: dicts of tensors, at any depth, such as all clients' last models.
     extra: dict[str, Any] = field(default_factory=dict)
     round: int = 0
+    # State of the experiment's server optimizer, which the round loop keeps.
+    moments: Params = field(default_factory=dict)
 
 
 class Context(Protocol):

@@ -52,6 +52,8 @@ class TrainConfig:
     momentum: float
     weight_decay: float
     clip: float
+    server: str
+    server_args: dict[str, Any]
     precision: str
     buffers: str
     head: str

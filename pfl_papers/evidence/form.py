@@ -27,8 +27,9 @@ CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
 FIELDS = {f.name: f for f in dataclasses.fields(Experiment) if f.name != "tags"}
-# Fields that most runs leave as they are: no column where no line has a value.
+# Fields that most runs leave as they are, which is empty: no column where no line has a value.
 SELDOM = ("finetune", "augment", "client_dropout", "stragglers", "metrics", "keep_scores")
+SELDOM += ("optimizer", "lr_schedule", "server")
 
 
 class Schema(NamedTuple):
@@ -79,8 +80,9 @@ def _of_field(name: str) -> tuple[str, str]:
     said = FIELDS[name].metadata["doc"].replace("\n", " ")
     if name in ARGS:
         return f"{name}.*", f"{said}. A column for each argument; empty where it is not given"
-    listed = name in SELDOM and isinstance(defaults()[name], list)
-    return name, f"{said}. JSON" if name == "init_from" or listed else said
+    usual = defaults()[name] if name in SELDOM else None
+    listed = f"{said}. JSON" if name == "init_from" or isinstance(usual, list) else said
+    return name, f"{listed}. Empty: {usual}" if isinstance(usual, str) else listed
 
 
 FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
@@ -233,8 +235,8 @@ def ordered(table: pd.DataFrame, file: str) -> list[str]:
 def fields(plain: Mapping[str, Any]) -> dict[str, str]:
     """An Experiment's `plain()` as columns of runs.csv.gz: {column: text}, defaults written out.
 
-    Text stands as it is, all else as JSON; None is empty. Arguments have a column each, where text
-    that JSON would read as something else stands as JSON, too.
+    Text stands as it is, all else as JSON; None and the defaults of `SELDOM` are empty. Arguments
+    have a column each, where text that JSON would read as something else stands as JSON, too.
     """
     out: dict[str, str] = {}
     for name in FIELDS:
@@ -242,7 +244,7 @@ def fields(plain: Mapping[str, Any]) -> dict[str, str]:
         if name in ARGS:
             out |= {f"{name}.{key}": _argument(inner) for key, inner in given.items()}
         elif isinstance(given, str):
-            out[name] = given
+            out[name] = "" if name in SELDOM and given == defaults()[name] else given
         else:
             empty = given is None or name in SELDOM and not given
             out[name] = "" if empty else json.dumps(given)
@@ -262,12 +264,12 @@ def plain(line: Mapping[str, Any]) -> dict[str, Any]:
         name, _, key = column.partition(".")
         if key and name in ARGS and text:
             out[name][key] = _read(text)
+        elif column in SELDOM and not text:
+            continue
         elif column in FIELDS and FIELDS[column].type == "str":
             out[column] = text
         elif column in FIELDS:
-            out[column] = (
-                json.loads(text) if text else defaults()[column] if column in SELDOM else None
-            )
+            out[column] = json.loads(text) if text else None
     return out
 
 

@@ -196,6 +196,7 @@ def test_rates_by_name(executor, name):
 TRAIN = Context.train
 
 
+@functools.cache
 def takes_steps(name):
     """Whether a method asks for a step of its own in place of the optimizer, in rounds of SGD."""
     found = []

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, Method, models, run
+from pfl_core import Experiment, Method, models, optim, run
 from pfl_core.analysis.select import pick, summary
 from pfl_core.data import partition as partitions
 from pfl_core.experiments import keys, older
@@ -24,7 +24,7 @@ FIELDS = [f for f in dataclasses.fields(Experiment) if type(f.default) in (int, 
 
 
 def defaults():
-    """{method, model or partition: {argument: default}} of all that are ours."""
+    """{method, model, partition, optimizer, ...: {argument: default}} of all that are ours."""
     methods = {n: c for n, c in METHODS.items() if c.__module__.startswith("pfl_core.")}
     out = {"method": {}, "model": {}, "partition": {}}
     for name in sorted(methods):
@@ -38,6 +38,10 @@ def defaults():
         ):
             found = {n: p.default for n, p in of(name, {}).items()}
             out[kind][name] = {n: v for n, v in found.items() if v is not inspect.Parameter.empty}
+    for kind, names in optim.KINDS.items():
+        out[kind] = {
+            n: {f.name: f.default for f in dataclasses.fields(c)} for n, c in names.items()
+        }
     return json.loads(json.dumps(out))
 
 

@@ -36,8 +36,14 @@ OTHER = dict(  # of each field another value than BASE has
     plan="drop",
     shuffle=False,
     lr=0.5,
+    lr_schedule="cosine",
+    lr_schedule_args={"floor": 0.1},
+    optimizer="adam",
+    optimizer_args={"eps": 1e-6},
     momentum=0.5,
     weight_decay=0.1,
+    server="adam",
+    server_args={"tau": 0.01},
     clip=1.0,
     buffers="average",
     head="fc",
@@ -78,6 +84,9 @@ def changed(name):
     base = BASE.but(method="fedper") if name == "method_args" else BASE
     base = base.but(init_from=SOURCE) if name in ("adopt", "new_head") else base
     base = base.but(method="fedaghn") if name == "record" else base
+    base = base.but(optimizer="adamw") if name == "optimizer_args" else base
+    base = base.but(server="adam") if name == "server_args" else base
+    base = base.but(lr_schedule="cosine") if name == "lr_schedule_args" else base
     return base, base.but(**{name: OTHER[name]})
 
 

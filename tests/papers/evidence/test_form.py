@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pfl_core import optim
 from pfl_core.experiments.experiment import Experiment, defaults
 from pfl_core.experiments.keys import ARGS
 from pfl_core.experiments.sweep import sweep
@@ -76,6 +77,7 @@ PLAIN = st.fixed_dictionaries(
     | {n: st.none() | st.integers(0, 9) for n in ("clients", "partition_seed")}
     | {n: st.lists(TEXT, max_size=2) for n in ("record", "plugins")}
     | {n: TEXT for n in ("dataset", "head", "model")}
+    | {"optimizer": st.sampled_from([*optim.OPTIMIZERS])}
     | {"lr": st.floats(0, 1), "shuffle": st.booleans(), "eval_after": st.none() | st.booleans()}
     | {"init_from": st.none() | st.just(TINY.plain())}
     | {"finetune": st.lists(st.just({"epochs": 2, "lr": 0.1, "only": "head"}), max_size=2)},

@@ -72,4 +72,40 @@ CASES = [
         lambda: load_model(run(tiny()).folder),
         r"is no file; one is written by result.save\(client, path\)",
     ),
+    # optimizers and rates
+    Case(
+        'run(Experiment(method="pfedme", optimizer="adam"))',
+        lambda: run(tiny(method="pfedme", optimizer="adam")),
+        "pfedme trains by a step of its own, .*allowed with it is optimizer='sgd'",
+    ),
+    Case(
+        'run(Experiment(method="feddbe", method_args={"kappa": 1}, optimizer="adam"))',
+        lambda: run(tiny(method="feddbe", method_args={"kappa": 1}, optimizer="adam")),
+        "kappa = 1.0 with .*optimizer = adam; allowed: both 0 and sgd, or kappa = 0",
+    ),
+    Case(
+        'Experiment(optimizer="adam", momentum=0.9)',
+        lambda: tiny(optimizer="adam", momentum=0.9),
+        "momentum is sgd's; of the others say optimizer_args=",
+    ),
+    Case(
+        'Experiment(optimizer="adam", optimizer_args={"betas": 0.9})',
+        lambda: tiny(optimizer="adam", optimizer_args={"betas": 0.9}),
+        "argument of optimizer 'adam': 'betas' is unknown; did you mean",
+    ),
+    Case(
+        'Experiment(lr_schedule="exponential", gamma=0.9)',
+        lambda: tiny(lr_schedule="exponential", gamma=0.9),
+        "'gamma' is no field of an Experiment; give it as lr_schedule_args={'gamma': 0.9}",
+    ),
+    Case(
+        'Experiment(lr_schedule="step", lr_schedule_args={"gamma": 2})',
+        lambda: tiny(lr_schedule="step", lr_schedule_args={"gamma": 2}),
+        r"lr_schedule step\(gamma=2.0\): allowed is a number in \(0, 1\]",
+    ),
+    Case(
+        'run(Experiment(method="local", server="momentum"))',
+        lambda: run(tiny(method="local", server="momentum")),
+        "the server of local holds no single model that it could move; allowed with it is",
+    ),
 ]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core.engine import server
 from pfl_core.engine.convolutions import FORMS
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.engine.scoring import LARGE, Sums
-from pfl_core.engine.server import moments
 from pfl_core.methods.base import Method, State
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params
@@ -255,8 +255,8 @@ def check(path: Path, stamp: dict[str, Any], method: Method, rounds: int) -> str
     like = method.init()
     _check_params("server", state.server, like.server)
     _check_params("clients", state.clients, like.clients)
-    if state.round:
-        _check_params("moments", state.moments, moments(method, like))
+    server.begin(method, like)
+    _check_params("moments", state.moments, like.moments)
     _check_measured(history, state.round, method.task)
     ids = {k for some in history.answered.values() for k in some}
     if not ids <= set(range(method.task.K)) or any(r >= state.round for r in history.answered):

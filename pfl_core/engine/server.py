@@ -18,27 +18,22 @@ def held(method: Method, state: State) -> Params:
     return clone(select(state.server, method.task.parameters))
 
 
-def check(method: Method, state: State) -> None:
-    """Raise ValueError where an optimizer has nothing to move."""
-    name = method.task.config.server
-    if name != "plain" and not held(method, state):
+def begin(method: Method, state: State) -> None:
+    """Give a state the optimizer's, unless it has one; ValueError if there is nothing to move."""
+    name, there = method.task.config.server, held(method, state)
+    if name != "plain" and not there:
         raise ValueError(
             f"Experiment(server={name!r}): the server of {method.name} holds no single model that "
             "it could move; allowed with it is server='plain'"
         )
+    state.moments = state.moments or optim.server_at_rest(method.task.config, there)
 
 
-def moments(method: Method, state: State) -> Params:
-    """The optimizer's state before the first round."""
-    return optim.server_at_rest(method.task.config, held(method, state))
-
-
-def stepped(method: Method, state: State, before: Params) -> State:
-    """The state that `upload` made, with the optimizer's step from `before` in place of its own."""
+def stepped(method: Method, old: State, new: State, before: Params) -> State:
+    """The state that `upload` made of the old one, with the optimizer's step from `before`."""
     if not before:
-        return state
-    config = method.task.config
-    state.moments = state.moments or optim.server_at_rest(config, before)
-    change = {n: state.server[n] - v for n, v in before.items()}
-    state.server |= optim.server(config).step(before, change, state.moments)
-    return state
+        return new
+    new.moments = old.moments  # also where upload made another State
+    change = {n: new.server[n] - v for n, v in before.items()}
+    new.server |= optim.server(method.task.config).step(before, change, new.moments)
+    return new

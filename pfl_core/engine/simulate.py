@@ -138,7 +138,7 @@ def simulate(
                     check_served(method, hooks.rehearse(method, data, state))
             with engine.drawing("rehearsal"):
                 check_steps(engine, state)
-            server.check(method, state)
+            server.begin(method, state)
             run = _Run(engine, state, on_round, record)
             run.keep_files(checkpoint, end, stamp or {})
             return run.rounds()
@@ -377,7 +377,7 @@ class _Run:
         with self.engine.drawing("upload", r):
             state = self.method.upload(self.state, sel, start, up, weight)
         state, self.known = hooks.check_state(self.method, "upload", state, shapes), True
-        self.state = server.stepped(self.method, state, before)
+        self.state = server.stepped(self.method, self.state, state, before)
         held = {**self.state.server, **self.state.extra}
         _check_finite(held, self.method, f"in round {r}", self.history)
         for name, value in kept.items():

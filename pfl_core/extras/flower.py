@@ -235,7 +235,7 @@ class _Server:
     def __init__(self, method: Method, data: _Told, clients: _Checked):
         self.method, self.data, self.clients = method, data, clients
         self.state = method.init()
-        server.check(method, self.state)
+        server.begin(method, self.state)
         self.state.clients = {}  # each client has its own
         self.seen: dict[str, list] = {name: [] for name in ("rounds", *SUMS)}
 
@@ -263,7 +263,7 @@ class _Server:
         # What clients return as they received it they do not send back.
         before = server.held(self.method, self.state)
         state = self.method.upload(self.state, sel, sent, sent | up, samples)
-        self.state = server.stepped(self.method, state, before)
+        self.state = server.stepped(self.method, self.state, state, before)
         self.state.round = round + 1
         for name, v in self.state.server.items():
             if not torch.isfinite(v).all():

@@ -5,7 +5,7 @@ import torch
 
 from pfl_core import Experiment, optim, run
 from pfl_core.engine.simulate import Interrupted, sample, simulate
-from pfl_core.methods.base import initial_state
+from pfl_core.methods.base import METHODS, Method, State, initial_state
 from tests.core.methods.loops_shared import average, batches, close, descend, fit, mlp
 from tests.core.methods.setting import OURS, assert_same, setup
 
@@ -89,6 +89,32 @@ def test_it_moves_parameters_alone_and_executors_agree(name, server):
         change = {n: v - before[n]}
         (wanted,) = by_hand(server, ARGS[server], {n: before[n]}, [change])
         close(states[0].server, wanted)
+
+
+class MadeAnew(Method):
+    """FedAvg whose upload makes another State."""
+
+    name = "made_anew_for_test"
+
+    def upload(self, state, sel, start, end, weight):
+        state = super().upload(state, sel, start, end, weight)
+        return State(dict(state.server), state.clients, state.extra)
+
+
+def test_a_state_that_is_made_anew_keeps_the_optimizers():
+    how = dict(server="adam", server_args=ARGS["adam"])
+    names = ("fedavg", "made_anew_for_test")
+    (a, *_), (b, *_) = (simulate(*setup(name, **how), workers=1) for name in names)
+    del METHODS["made_anew_for_test"]
+    assert_same(a, b)
+
+
+def test_a_round_that_nobody_answers_moves_nothing():
+    how = dict(server="momentum", server_args=ARGS["momentum"], client_dropout=0.999, rounds=2)
+    method, data = setup("fedavg", **how)
+    state, *_ = simulate(method, data, workers=1)
+    for n, v in method.task.initial.items():
+        assert n not in state.server or torch.equal(state.server[n], v), n
 
 
 @pytest.mark.parametrize("name", sorted(set(OURS) - set(WITH)))

@@ -42,12 +42,12 @@ def auc(y: np.ndarray, scores: np.ndarray) -> float:
     mine = np.unique(y)
     if len(mine) < 2:
         return math.nan
-    with np.errstate(invalid="ignore"):  # scores that overflowed make it NaN
-        ranks = rankdata(softmax(scores, axis=1), axis=0)
     classes = mine if scores.shape[1] > 2 else mine[1:]
+    with np.errstate(invalid="ignore"):  # scores that overflowed make it NaN
+        ranks = rankdata(softmax(scores, axis=1)[:, classes], axis=0)
     positive = y[:, None] == classes
     n = positive.sum(0)
-    wins = (ranks[:, classes] * positive).sum(0) - n * (n + 1) / 2
+    wins = (ranks * positive).sum(0) - n * (n + 1) / 2
     return float((wins / (n * (len(y) - n))).mean())
 
 

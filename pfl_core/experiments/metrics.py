@@ -210,7 +210,7 @@ def _named_at_end(history: pd.DataFrame) -> dict[str, float]:
     # Of one moment: what `Experiment(metrics=...)` named, of test data at the last round.
     own = history[(history.split == "test") & (history["average"] == "client")]
     end = own[own["rounds"] == own["rounds"].max()].set_index("metric").value
-    names = [m.removesuffix(COUNTED) for m in end.index if m.endswith(COUNTED)]
+    names = [m.removesuffix(COUNTED) for m in map(str, end.index) if m.endswith(COUNTED)]
     return {m: end.get(m, np.nan) for name in names for m in (name, name + COUNTED)}
 
 

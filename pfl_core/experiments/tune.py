@@ -122,7 +122,7 @@ def tune(
     _check_judge(list(cells.values()), metric)
     _check_tunable(list(cells.values()), seeds, whens, feds)
     rows = sweep([seeded(e, seeds[0]) for e in cells.values()], **how)
-    judge = dict(whens=whens, last=last, metric=metric)
+    judge: dict[str, Any] = dict(whens=whens, last=last, metric=metric)
     found = _ended(rows, cells, seeds[:1], **judge)
     if seeds[1:]:
         tops = found.groupby("row", sort=False).max().nlargest(keep or len(cells)).index

@@ -155,7 +155,8 @@ class Work:
 
     def __init__(self, asked: Asked, setting: Setting, **how: Any):
         executor = setting.executor(pick_device(how.get("device") or "auto"))
-        self.asked, self.setting, self.how = asked, setting, how | {"executor": executor}
+        self.asked, self.setting = asked, setting
+        self.how: dict[str, Any] = how | {"executor": executor}
         self.name, self.base = asked.named(setting), asked.base(setting)
         self.choices: dict[str, Choice] = {}
         self.failed: dict[str, Exception] = {}

@@ -7,11 +7,22 @@ import torch
 from scipy.special import softmax
 from sklearn import metrics as sk
 
-from pfl_core import Experiment, Federation, list_metrics, plot, register_metric, run, table, tune
+from pfl_core import (
+    Experiment,
+    Federation,
+    list_metrics,
+    plot,
+    register_metric,
+    run,
+    sweep,
+    table,
+    tune,
+)
 from pfl_core.analysis.select import pick
 from pfl_core.engine import scoring, simulate, small
 from pfl_core.engine.simulate import FINISH, Interrupted
 from pfl_core.experiments.metrics import validated
+from pfl_core.extras import flower
 from pfl_core.methods.base import METHODS
 from tests.core.methods.setting import OURS
 
@@ -213,6 +224,9 @@ def test_fine_tuned_models_are_what_predict_uses(tmp_path):
     with pytest.raises(ValueError, match="when 'tuned 1' is unknown; .*before, after, tuned 2"):
         found.predictions("tuned 1")
     assert means(found, "tuned 1")["auc_clients"] == 3
+    made = table(found, metric="auc", when="tuned 2", select="best_val")
+    assert made.cells.value.item() == pytest.approx(means(found, "tuned 2")["auc"])
+    assert "Test AUC over 3 of 5 clients" in made.caption and "tuned 2" in made.caption
 
 
 def test_classes_have_their_names(tmp_path):
@@ -437,3 +451,28 @@ def test_what_lacks_them_says_what_to_do(tmp_path):
         found.predictions()
     with pytest.raises(ValueError, match=r"no confusion matrices; .*metrics=\('confusion',\)"):
         found.confusion()
+
+
+def test_nodes_of_flower_are_refused_before_they_start(tmp_path):
+    for changes in ({"metrics": ("auc",)}, {"keep_scores": True}):
+        e = Experiment(clients=2, model="mlp", partition="iid", **changes)
+        with pytest.raises(ValueError, match="leave metrics and keep_scores out"):
+            flower.write_app(tmp_path / "app", e)
+        with pytest.raises(ValueError, match="not over Flower; leave them out"):
+            flower.serve(e, [flower.Client(e, k).about() for k in range(2)], None)
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.slow
+def test_processes_know_the_metrics_of_a_plugin(tmp_path, monkeypatch, home):
+    (tmp_path / "my_metrics.py").write_text(
+        "from pfl_core import register_metric\n"
+        "register_metric('half', half := lambda y, scores: 0.5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    e = Experiment(clients=2, model="mlp", rounds=1, partition="iid", max_samples=20)
+    e = e.but(metrics=("half", "auc"), plugins=("my_metrics",))
+    rows = sweep([e, e.but(seed=1)], jobs=2, device="cpu")
+    assert set(rows[rows.metric == "half"].value) == {0.5}
+    assert set(rows[rows.metric == "half_clients"].value) == {2}

@@ -214,11 +214,9 @@ def _named_at_end(history: pd.DataFrame) -> dict[str, float]:
     return {m: end.get(m, np.nan) for name in names for m in (name, name + COUNTED)}
 
 
-def moment_of(arrays: dict[str, np.ndarray], what: str, when: str | None) -> str:
-    """The moment of the last evaluation at which "confusion" or "scores" are kept.
-
-    By default that of the models that clients end with; ValueError for another than there are.
-    """
+def _moment(arrays: dict[str, np.ndarray], what: str, when: str | None) -> str:
+    # The moment at which "confusion" or "scores" are kept, by default that of the models that
+    # clients end with.
     there = [key.split("/")[0] for key in arrays if key.endswith(f"/test/{what}")]
     if when is None:
         return there[-1] if there[-1].startswith("tuned") else "before"
@@ -230,7 +228,7 @@ def predictions_frame(
     arrays: dict[str, np.ndarray], when: str | None, names: Sequence[str] = ()
 ) -> pd.DataFrame:
     """The class scores of all test samples; see `Result.predictions`. `names` are of classes."""
-    scores = arrays[f"{moment_of(arrays, SCORES, when)}/test/scores"]
+    scores = arrays[f"{_moment(arrays, SCORES, when)}/test/scores"]
     said = {name: arrays[f"test/{name}"] for name in ("client", "sample_id", "label")}
     said |= {"predicted": scores.argmax(1)}
     if names:
@@ -243,7 +241,7 @@ def confusion_frame(
     arrays: dict[str, np.ndarray], when: str | None, client: int | None, names: Sequence[str] = ()
 ) -> pd.DataFrame:
     """A confusion matrix; see `Result.confusion`."""
-    every = arrays[f"{moment_of(arrays, CONFUSION, when)}/test/confusion"]
+    every = arrays[f"{_moment(arrays, CONFUSION, when)}/test/confusion"]
     counts = every.sum(0) if client is None else every[client]
     of = list(names) or range(len(counts))
     return pd.DataFrame(counts, pd.Index(of, name="label"), pd.Index(of, name="predicted"))

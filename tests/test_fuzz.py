@@ -56,6 +56,8 @@ LEGAL = {
     "seed": st.integers(0, 2**63 - 1),
     "partition_seed": st.none() | st.integers(0, 2**63 - 1),
     "keep_models": st.booleans(),
+    "keep_scores": st.booleans(),
+    "metrics": st.lists(st.sampled_from(["auc", "f1", "confusion"])),
     "tags": st.dictionaries(st.sampled_from(["row", "column"]), line),
     "model_args": st.dictionaries(st.just("hidden"), st.integers(1, 99)),
 }

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pfl_core.data.federation import Federation
 from pfl_core.engine.checkpoint import History
 from pfl_core.experiments.build import fitted
@@ -57,6 +59,17 @@ def tensorboard(
     return on_round
 
 
+def _of_clients(metric: str, value: np.ndarray, n: np.ndarray) -> tuple[str, float]:
+    # One number of what was measured of clients with n samples each, and its name in rows.
+    if metric == "correct":
+        return "acc_pct", accuracy(value, n).mean()
+    if metric == "loss":
+        return metric, value.sum() / n.sum()
+    known = value[~np.isnan(value)]  # of a metric that is undefined for some
+    mean = known.mean() if len(known) else np.nan
+    return ("acc_balanced", 100 * mean) if metric == "balanced" else (metric, mean)
+
+
 def _write(writer: Any, history: History, at: int) -> None:
     # The evaluation at place `at` of a history.
     step = history.rounds[at]
@@ -64,12 +77,10 @@ def _write(writer: Any, history: History, at: int) -> None:
         if at >= len(series):
             continue
         when, split, metric = key.split("/")
-        value, n = series[at].numpy(), history.n[split]
-        measured = n > 0
-        if metric == "correct" and measured.any():
-            mean = accuracy(value[measured], n[measured]).mean()
-            writer.add_scalar(f"{when}/{split}/acc_pct", mean, step)
-        elif measured.any():
-            writer.add_scalar(f"{when}/{split}/{metric}", value.sum() / n.sum(), step)
+        has = history.n[split] > 0
+        value, n = series[at].numpy()[has], history.n[split][has]
+        name, number = _of_clients(metric, value, n) if has.any() else (metric, np.nan)
+        if not np.isnan(number):
+            writer.add_scalar(f"{when}/{split}/{name}", number, step)
     writer.add_scalar("download", history.download[at], step)
     writer.add_scalar("upload", history.upload[at], step)

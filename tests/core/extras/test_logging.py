@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from pfl_core import Experiment, Federation, run
+from pfl_core import Experiment, Federation, register_metric, run
 from pfl_core.engine.simulate import Interrupted
 from tests.commands import TINY, WORDS, said
 
@@ -13,6 +13,22 @@ from tests.commands import TINY, WORDS, said
 def test_tensorboard_reads_what_the_history_holds(home, tmp_path, capsys):
     said(capsys, f"run --method fedper {WORDS} --tensorboard {tmp_path / 'logs'}")
     check_logged(scalars(next((tmp_path / "logs").iterdir())))
+
+
+def test_tensorboard_shows_what_rows_hold_of_every_metric(home, tmp_path):
+    from pfl_core.extras.logging import tensorboard
+
+    register_metric("partly", lambda y, scores: np.nan if y[0] % 2 else scores.mean())
+    e = Experiment(**TINY).but(metrics=("auc", "f1", "partly", "confusion"))
+    h = run(e, on_round=tensorboard(e, tmp_path / "logs")).history
+    logged = scalars(next((tmp_path / "logs").iterdir()))
+    shown = ("acc_pct", "acc_balanced", "auc", "f1", "partly")
+    rows = h[(h["average"] == "client") & h.metric.isin(shown)]
+    for (when, split, metric), own in rows.groupby(["when", "split", "metric"]):
+        got = logged[f"{when}/{split}/{metric}"]
+        assert [s for s, _ in got] == own["rounds"].tolist()
+        assert np.allclose([v for _, v in got], own.value, rtol=1e-5), metric
+    assert len(set(rows.metric)) == 5
 
 
 def scalars(folder):

@@ -84,6 +84,18 @@ def test_all_stacked_executors_end_where_threads_does(device, method):
     assert [*found] == [*executors] and not wrong(found), found
 
 
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("pretend", marks=pytest.mark.slow), pytest.param("cuda", marks=CUDA.marks)],
+)
+def test_other_optimizers_and_rates_end_where_threads_do(device):
+    adam = dict(optimizer="adamw", optimizer_args={"eps": 1e-3}, lr=0.01, weight_decay=0.1)
+    base = TINY.but(rounds=3, lr_schedule="cosine", server="adam", **adam)
+    with reached(device) as there:
+        found = compared("fedavg", there, ("graphs",), base=base)
+    assert not wrong(found), found
+
+
 # -- the life of a run ---------------------------------------------------------------------------------------------------
 
 

@@ -240,6 +240,17 @@ def test_who_has_steps_of_its_own():
     assert {n for n in OURS if takes_steps(n)} == {"pfedme", "perfedavg", "apfl", "flayer"}
 
 
+@pytest.mark.parametrize("inner", ["fedavg", "fedala", "ditto"])
+def test_flayer_without_its_rates_is_trained_by_the_optimizer(inner):
+    # Whether a step takes the optimizer's place hangs on arguments, and on the method inside.
+    how = dict(args("adam"), args={"rates": False, "inner": inner})
+    (a, *_), (b, *_) = (simulate(*setup("flayer", **how), executor=x) for x in EXECUTORS[:2])
+    assert_same(a, b, exact=False)
+    method, data = setup("flayer", optimizer="adam", args={"inner": inner})
+    with pytest.raises(ValueError, match="flayer trains by a step of its own"):
+        simulate(method, data, workers=1)
+
+
 @pytest.mark.parametrize("executor", EXECUTORS[:2])
 @pytest.mark.parametrize("name", TORCH)
 def test_parts_that_are_trained_one_after_the_other(executor, name):

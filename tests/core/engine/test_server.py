@@ -1,5 +1,7 @@
 """The server's optimizer: FedAvgM and FedAdam beside a plain loop, around every method that averages parameters of the network."""
 
+import re
+
 import pytest
 import torch
 
@@ -152,6 +154,24 @@ def test_a_stopped_run_and_a_longer_one_go_on_as_one(tmp_path, name):
             if not key.endswith("train_s"):
                 assert (other.arrays[key] == series).all(), key
     assert run(BASE, store=tmp_path, device="cpu").id != whole.id
+
+
+@pytest.mark.parametrize("damage", ["lost", "nan"])
+def test_a_checkpoint_without_the_optimizers_state_is_set_aside(tmp_path, damage, capsys):
+    e = BASE.but(server="adam")
+    whole = run(e, store=tmp_path / "whole", device="cpu")
+    with pytest.raises(Interrupted):
+        run(e, store=tmp_path, device="cpu", on_round=lambda r, h: r == 1)
+    (path,) = tmp_path.glob("*.part/checkpoint.pt")
+    kept = torch.load(path, weights_only=True)
+    moments = kept["moments"]
+    assert {n[:2] for n in moments} == {"m.", "v."} and all(v.any() for v in moments.values())
+    kept["moments"] = {} if damage == "lost" else {n: v * torch.nan for n, v in moments.items()}
+    torch.save(kept, path)
+    again = run(e, store=tmp_path, device="cpu")
+    said = {"lost": "it lacks m.fc.* in moments", "nan": "in moments is not finite"}[damage]
+    assert re.search(f"{said}.*set aside", capsys.readouterr().out)
+    assert (again.arrays["before/test/loss"] == whole.arrays["before/test/loss"]).all()
 
 
 def test_ids_and_what_is_wrong():

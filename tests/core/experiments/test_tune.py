@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pfl_core import Experiment, list_methods, sweep, tune
+from pfl_core import Experiment, list_methods, optim, sweep, tune
 from pfl_core.experiments import tune as tuning
 from pfl_core.experiments.tune import JUDGED_ON, SEEDS, declared, drawn, scores
 from pfl_core.methods.base import METHODS
@@ -162,6 +162,20 @@ def test_some_methods_declare_what_is_searched():
     found = {m for m in list_methods() if "method_args" in declared(Experiment(method=m))}
     assert {"fedprox", "ditto", "fedrep"} <= found and "fedavg" not in found
     assert set(declared(Experiment(method="fedavg"))) == {"lr"}
+
+
+def test_optimizers_declare_what_is_searched():
+    sgd = Experiment(method="fedprox")
+    by = {name: declared(sgd.but(optimizer=name)) for name in optim.OPTIMIZERS}
+    assert by["sgd"]["lr"].high == 0.5 and by["adam"]["lr"].high < 0.1
+    assert "lr" not in declared(Experiment(method="pfedme", optimizer="adam"))
+    for name, args in [("momentum", {"lr"}), ("adam", {"lr", "tau"})]:
+        e = sgd.but(server=name)
+        found = declared(e)
+        assert found["server_args"].keys() == args and found["method_args"].keys() == {"mu"}
+        for change in drawn(e, 8):
+            assert 0 < e.but(**change).server_args.get("lr", 1.0) <= 1
+    assert all("_args" not in n for n in declared(Experiment(lr_schedule="cosine")))
 
 
 def test_a_search_covers_its_range_and_its_values():

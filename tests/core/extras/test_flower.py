@@ -90,6 +90,30 @@ def test_apart_as_together_where_clients_drop_out_or_are_slow(method, client_dro
     )
 
 
+OPTIMIZED = [
+    dict(optimizer="adamw", lr=0.01, weight_decay=0.1, lr_schedule="cosine"),
+    dict(server="momentum", lr_schedule="step", lr_schedule_args={"every": 1, "gamma": 0.5}),
+    dict(server="adam", client_dropout=0.5),
+]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("how", OPTIMIZED, ids=str)
+def test_apart_as_together_by_other_optimizers(method, how, tmp_path):
+    experiment = Experiment(**TINY | how | dict(dtype="float64"), method=method)
+    _, seen, *_ = apart(experiment)
+    whole = run(experiment, store=tmp_path)
+    np.testing.assert_array_equal(seen["correct"], whole.arrays["before/test/correct"])
+    np.testing.assert_allclose(seen["loss"], whole.arrays["before/test/loss"], rtol=1e-9)
+
+
+def test_other_optimizers_are_refused_apart_as_together():
+    with pytest.raises(ValueError, match="pfedme trains by a step of its own"):
+        apart(Experiment(**TINY, method="pfedme", optimizer="adam"))
+    with pytest.raises(ValueError, match="the server of fedproto holds no single model"):
+        apart(Experiment(**TINY, method="fedproto", server="adam"))
+
+
 def test_what_is_personal_does_not_travel():
     *_, kept, wire = apart(Experiment(**TINY, method="fedper"))
     assert set(kept[0]) == {"fc.weight", "fc.bias"} and len(wire) == 4 * 4

@@ -202,7 +202,7 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
             out[when] |= _named_at_end(history[history.when == when])
     table = pd.DataFrame(out).T.rename_axis("when")
     table = table.round(dict.fromkeys(table, 4) | dict.fromkeys(SUMMARY, 2))
-    whole = [c for c in table if c == "round of best" or c.endswith(COUNTED)]
+    whole = [c for c in map(str, table) if c == "round of best" or c.endswith(COUNTED)]
     return table.astype(dict.fromkeys(whole, int))
 
 

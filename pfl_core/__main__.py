@@ -133,31 +133,37 @@ def show(result: Result) -> None:
 
 
 def do_sweep(args: Namespace) -> int:
-    """Run the study of a file, or what is left of it; docs/runs.md has its form. A run that
-    diverges ends with status 1"""
+    """Run the study of a file, or what is left of it; docs/runs.md has its form. Status 1 if a run
+    diverges or fails"""
     study = late("experiments.study").Study.read(args.study)
     if args.status:
         print(study.status().to_string())
         return 0
     how = dict(jobs=args.jobs, on=args.on, device=args.device)
-    shard = late("experiments.study").shard(args.shard)
+    shard, tables = late("experiments.study").shard(args.shard), late("analysis.tables")
+    tables.check(study.rows, **study.table)
     study.run(shard, **how)
     found = [result for *_, result in study.found()]
     ended = [result for result in found if result]
     lost = sum(not result.ok for result in ended)
     print(f"{len(ended)} of {len(found)} runs are finished, {lost} of them diverged")
     if len(ended) == len(found) > lost:
-        print(late("analysis.tables").table(*ended, **study.table))
-    return int(lost > 0)
+        print(tables.table(*ended, **study.table))
+    if failed := study.part(found, shard).count(None):
+        print(f"pfl_core sweep: {failed} runs ended with an error, said above", file=sys.stderr)
+    return int(lost > 0 or failed > 0)
 
 
 def do_table(args: Namespace) -> None:
     """Show finished runs as a table: those of a study's file, or some by their ids"""
     options = ("against", "metric", "select", "when", "average", "digits", "rows", "columns")
-    how = {n: v for n in options if (v := getattr(args, n))}
-    if len(args.what) == 1 and args.what[0].endswith(".toml"):
+    how = {n: v for n in options if (v := getattr(args, n)) not in ("", None)}
+    if len(args.what) == 1 and Path(args.what[0]).suffix:
         study = late("experiments.study").Study.read(args.what[0])
-        how, found = study.table | how, study.results()
+        every = [result for *_, result in study.found()]
+        how, found = study.table | how, [result for result in every if result]
+        if len(found) < len(every):
+            print(f"{len(found)} of {len(every)} runs are finished", file=sys.stderr)
         if not found:
             raise ValueError(
                 f"no run of {study.path} is finished; `pfl sweep {study.path}` runs it"
@@ -324,13 +330,7 @@ def _options_of_studies(words: commands.Words) -> None:
         ("columns", "the field whose values name columns"),
     ):
         add(f"--{name}", default="", help=said)
-    add(
-        "--digits",
-        type=int,
-        default=0,
-        metavar="N",
-        help="decimals (default: 2, of auc and others 3)",
-    )
+    add("--digits", type=int, metavar="N", help="decimals (default: 2, of auc and others 3)")
     add("--latex", action="store_true", help="print LaTeX")
     add("--csv", type=Path, metavar="FILE", help="write the numbers there, too")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
 from pfl_core.analysis.select import MOMENTS, RUN, SELECT, alike, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.store import Result
-from pfl_core.util import checks
+from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import span
 
+AVERAGES = ("client", "pooled")
+MOST_DIGITS = 15  # as a float has them
 LESS = ("acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better, too
 Labels = str | Sequence[str] | None
 
@@ -73,10 +76,9 @@ def table(
     ((2, 2), [2, 2])
     """
     frame, lost, order = _labelled(given, rows, columns)
+    check(order[0], against=against, select=select, average=average, digits=digits)
     add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
     checks.known("metric", metric, sorted({*frame.metric.str.removesuffix(COUNTED)}), add)
-    if against:
-        checks.known("row", against, order[0])
     picked = pick(frame, select, when, average, metric)
     if picked.empty:
         own = frame[(frame.metric == metric) & (frame.split == "test")]
@@ -90,6 +92,24 @@ def table(
     said = f"{_measure(metric)}{counted}, {average} mean, {SELECT[select]}, "
     digits = (3 if counted else 2) if digits is None else digits
     return Table(cells, lost, order, against, digits, f"{said}{MOMENTS.get(when, when)}.")
+
+
+def check(
+    rows: Collection[str],
+    *,
+    against: str = "",
+    select: str = "last",
+    average: str = "client",
+    digits: int | None = None,
+    **_: Any,
+) -> None:
+    """Raise ValueError for options of `table` that no runs of these rows could be shown with."""
+    if against:
+        checks.known("row", against, rows)
+    checks.known("select", select, SELECT)
+    checks.known("average", average, AVERAGES)
+    if digits is not None and checks.whole(digits) not in range(MOST_DIGITS + 1):
+        raise ValueError(f"digits={digits!r}: allowed is an integer from 0 to {MOST_DIGITS}")
 
 
 class Table:
@@ -174,7 +194,7 @@ class Table:
         """The cells as CSV, written to `path` if one is given."""
         text = self.cells.to_csv(index=False)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            _written(path, text)
         return text
 
     def _repr_html_(self) -> str:
@@ -218,8 +238,18 @@ def export(path: str | Path, *given: Result | pd.DataFrame, clients: bool = Fals
         frames = [f.assign(seed=r.experiment.seed) for f, r in zip(frames, whole, strict=True)]
     else:
         frames = [g.rows if isinstance(g, Result) else g for g in given]
-    pd.concat(frames, ignore_index=True).to_csv(path, index=False)
-    return Path(path)
+    return _written(path, pd.concat(frames, ignore_index=True).to_csv(index=False))
+
+
+def _written(path: str | Path, text: str) -> Path:
+    # Whole, or what was there stays.
+    file = paths.expanded(path, "path")
+    if file.is_dir() or not file.parent.is_dir():
+        what = "is a folder" if file.is_dir() else f"lies in no folder: {file.parent} is none"
+        raise OSError(f"{file} {what}; give the name of a file in a folder that is there")
+    with sums.replacing(file) as out:
+        out.write(text.encode())
+    return file
 
 
 # -- the labels ------------------------------------------------------------------------------------
@@ -240,25 +270,30 @@ def _labelled(
     # All numbers with their row and column; of cells with runs that diverged how many did; and the
     # labels of both sides in order.
     _check(given, "table")
-    results = [*{r.key: r for r in given if isinstance(r, Result)}.values()]
+    results = [*{_cell(r): r for r in given if isinstance(r, Result)}.values()]
     of_rows = _side(results, "row", rows, _names(columns))
     sides = zip(results, of_rows, _side(results, "column", columns), strict=True)
-    cells = {r.key: dict(row=row, column=column) for r, row, column in sides}
+    cells = {_cell(r): dict(row=row, column=column) for r, row, column in sides}
     parts = [
-        one.rows.assign(**cells[one.key])
+        one.rows.assign(**cells[_cell(one)])
         if isinstance(one, Result)
         else _relabelled(one, rows, columns)
         for one in given
     ]
     heads = [  # a run that diverged at once has no rows
-        cells[one.key] if isinstance(one, Result) else part
+        cells[_cell(one)] if isinstance(one, Result) else part
         for one, part in zip(given, parts, strict=True)
     ]
     order = [[*dict.fromkeys(v for h in heads for v in np.ravel(h[s]))] for s in ("row", "column")]
-    ok: dict[tuple[str, str], list[bool]] = {}
+    ok: dict[tuple[str, str], dict[str, bool]] = {}
     for r in results:
-        ok.setdefault((cells[r.key]["row"], cells[r.key]["column"]), []).append(r.ok)
-    lost = {cell: (of.count(False), len(of)) for cell, of in ok.items() if not all(of)}
+        row, column = cells[_cell(r)].values()
+        ok.setdefault((row, column), {})[r.key] = r.ok
+    lost = {
+        cell: (len(of) - sum(of.values()), len(of))
+        for cell, of in ok.items()
+        if not all(of.values())
+    }
     ended = [p for p, one in zip(parts, given, strict=True) if getattr(one, "ok", True)]
     if not sum(map(len, ended)):
         raise ValueError(f"table: none of {len(given)} runs ended with finite numbers")
@@ -266,7 +301,17 @@ def _labelled(
     return frame, lost, order
 
 
+def _cell(result: Result) -> tuple[str, ...]:
+    # A run, where it is shown: one run may be in two rows.
+    return result.key, *(result.experiment.tags.get(side, "") for side in ("row", "column"))
+
+
 def _relabelled(frame: pd.DataFrame, rows: Labels, columns: Labels) -> pd.DataFrame:
+    if lacks := [name for name in ROW_COLUMNS if name not in frame]:
+        raise ValueError(
+            f"table: a frame lacks the columns {', '.join(lacks)}; give what `sweep` returned, "
+            "result.rows, or these columns of them"
+        )
     for side, fields in (("row", rows), ("column", columns)):
         if names := _names(fields):
             for name in names:
@@ -347,4 +392,5 @@ def _measure(metric: str) -> str:
 
 def _escaped(text: str) -> str:
     signs = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
+    signs |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return text.translate(str.maketrans(signs))

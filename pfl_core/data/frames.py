@@ -44,6 +44,11 @@ def columns(
     for what, column in (("client", client), ("label", label), *(("split", s) for s in parts)):
         checks.known(f"frame's {what} column", column, list(has))
     taken = {client, label, *parts}
+    if len(taken) < 2 + len(parts):
+        raise ValueError(
+            f"client={client!r}, label={label!r}{f', split={split!r}' * len(parts)}: one column "
+            "cannot say two of them; give each its own"
+        )
     if features is None:
         features = [name for name in has if name not in taken]
     x = _numbers(frame, _features(features, list(has), taken))

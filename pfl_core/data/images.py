@@ -48,7 +48,7 @@ def found(root: Path) -> Found:
         for label in _folders(client, root)
         for file in _inside(label)
     ]
-    if odd := [f for *_, f in lying if f.is_dir() or f.suffix.lower() not in SUFFIXES]:
+    if odd := [f for *_, f in lying if f.suffix.lower() not in SUFFIXES or not f.is_file()]:
         raise ValueError(
             f"{root} holds {len(odd)} files or folders in folders of classes that are no images "
             f"({_listed(odd, root)}); expected is {FORM}, with an ending of {', '.join(SUFFIXES)}: "
@@ -56,12 +56,26 @@ def found(root: Path) -> Found:
         )
     if not lying:
         raise ValueError(f"{root} holds no image; expected is {FORM}")
+    _check_once([file for *_, file in lying], root)
     clients = tuple(c.name for c in _folders(root, root))
     client, _ = names.numbered("client", [c.name for c, *_ in lying], clients)
     held = {label.name for c in _folders(root, root) for label in _folders(c, root)}
     classes = tuple(sorted(held, key=names.order))
     label, _ = names.numbered("class", [c.name for _, c, _ in lying], classes)
     return Found([file for *_, file in lying], client, label, clients, classes)
+
+
+def _check_once(files: Sequence[Path], root: Path) -> None:
+    # ValueError for an image that links put at two places: it could be trained on and tested.
+    if not any(p.is_symlink() for p in {p for f in files for p in (f, f.parent, f.parent.parent)}):
+        return
+    held: dict[Path, Path] = {}
+    for file in files:
+        if (first := held.setdefault(file.resolve(), file)) is not file:
+            raise ValueError(
+                f"{root} holds one image at two places, {_listed([first, file], root)}: a link; "
+                "list each image once"
+            )
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -77,6 +91,8 @@ def _folders(folder: Path, root: Path) -> list[Path]:
             f"{root} holds images in no folder of a client's class ({_listed(stray, root)}); "
             f"expected is {FORM}"
         )
+    if lost := [p for p in inside if not p.exists()]:
+        raise ValueError(f"{root} holds links to nothing ({_listed(lost, root)}); take them away")
     return [path for path in inside if path.is_dir()]
 
 

@@ -12,11 +12,13 @@ from pfl_core.data import arrays
 from pfl_core.util import checks
 
 SHOWN = 5  # names in a message
+MOST_DIGITS = 1000  # of a name that is a number; Python reads no more than 4300
+EXACT = 2**53  # from here on floats are no longer all whole numbers: two of them may be one
 
 
 def order(name: str) -> tuple[bool, int, str]:
     """Sorts names: whole numbers first and by size, then texts by alphabet."""
-    number = name.isdecimal()
+    number = name.isdecimal() and len(name) < MOST_DIGITS
     return not number, int(name) if number else 0, name
 
 
@@ -32,15 +34,17 @@ def plain(what: str, values: Any) -> np.ndarray:
     listed = isinstance(values, list | tuple)
     v = np.array(values, object) if listed else arrays.array(what, values)
     v = v[:, 0] if v.ndim == 2 and v.shape[1] == 1 else v
+    if not v.ndim:
+        raise ValueError(f"{what} is a {type(values).__name__}; give a list or array, one a sample")
     if v.ndim != 1:
         raise ValueError(f"{what} has shape {v.shape}; give one value a sample, (n,)")
     if v.dtype.kind == "O":
         v = _of_objects(what, v)
     if v.dtype.kind == "f":
         _check_there(what, np.isnan(v))
-        v = v.astype(np.int64) if (v == np.round(v)).all() and np.isfinite(v).all() else v
+        v = v.astype(np.int64) if (v == np.round(v)).all() and (abs(v) < EXACT).all() else v
     if v.dtype.kind not in "biuUT":
-        raise ValueError(f"{what} holds {v.dtype}, such as {v[0]}; {_instead(what, v)}")
+        raise ValueError(f"{what} holds {v.dtype}, such as {v[0]!s:.40}; {_instead(what, v)}")
     return v
 
 

@@ -818,6 +818,13 @@ def import_plugin(plugin: str) -> None:
             f"Experiment(plugins=({plugin!r},)): this module ends Python when it is imported; put "
             "what it does as a script below `if __name__ == '__main__':`"
         ) from None
+    except (ValueError, ImportError):  # they say what is wrong; others may not name the module
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Experiment(plugins=({plugin!r},)): this module raises {type(error).__name__} when it "
+            f"is imported ({error}); `python -c 'import {plugin}'` shows where"
+        ) from error
 
 
 def which_clients(clients: int, args: dict[str, Any]) -> tuple[int, slice]:

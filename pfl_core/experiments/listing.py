@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from pfl_core.data import augment
+from pfl_core.data.partition import list_partitions
+from pfl_core.data.pools import list_datasets
+from pfl_core.engine import finetune
 from pfl_core.experiments import settings
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
+from pfl_core.experiments.weights import Weights
+from pfl_core.methods.base import list_methods
+from pfl_core.models import list_models
 from pfl_core.util import checks, paths
+from pfl_core.util.fields import check_value
 
 HEAD = ("method", "dataset", "seed", "lr")  # said of every run, whether they differ or not
 RECORDED = ("status", "commit", "processor", "device", "version")  # of a run's meta
@@ -47,13 +56,14 @@ def runs(status: str | None = "done", **fields: Any) -> list[Result]:
     status : str or None
         "done", or "failed" (diverged); None: both.
     **fields
-        Values of fields of an Experiment; a list holds alternatives. Of a dict its entries are
-        looked at: `partition_args={"alpha": 0.1}`.
+        Values of fields of an Experiment; several, as a list or range, are alternatives. Of a dict
+        its entries are looked at: `partition_args={"alpha": 0.1}`. Fields that are lists
+        themselves, as `finetune`, are taken as a whole.
 
     Raises
     ------
     ValueError
-        For an unknown field or status.
+        For an unknown field or status, and for a value that no Experiment can have.
 
     Examples
     --------
@@ -63,22 +73,59 @@ def runs(status: str | None = "done", **fields: Any) -> list[Result]:
     ['fedavg']
     """
     checks.known("status", status, ("done", "failed", None))
-    known = [f.name for f in dataclasses.fields(Experiment)]
+    known = {f.name: f for f in dataclasses.fields(Experiment)}
+    every = list(finished())
     for name in fields:
         checks.known("field of an Experiment", name, known)
+    wanted = {name: _wanted(known[name], given, every) for name, given in fields.items()}
     return [
         r
-        for r in finished()
+        for r in every
         if status in (None, r.meta["status"].partition(":")[0])
-        and all(_is(getattr(r.experiment, name), wanted) for name, wanted in fields.items())
+        and all(_is(r.experiment, name, values) for name, values in wanted.items())
     ]
 
 
-def _is(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict):
-        return isinstance(value, dict) and all(value.get(k) == v for k, v in wanted.items())
-    several = isinstance(wanted, list | tuple | set) and not isinstance(value, list | tuple)
-    return value in wanted if several else value == wanted
+def _source(given: Any) -> Any:
+    # What tells one thing to start from from another.
+    if isinstance(given, Experiment):
+        return given.canonical()
+    return (
+        Weights.of(given).sha256 if isinstance(given, str | Path) else getattr(given, "sha256", 0)
+    )
+
+
+# What is compared of fields that may be written in several ways.
+FORMS: dict[str, Callable[[Any], Any]] = {
+    f.name: tuple for f in dataclasses.fields(Experiment) if str(f.type).startswith("tuple")
+}
+FORMS |= {"init_from": _source, "finetune": finetune.plain, "augment": augment.plain}
+NAMED: dict[str, Callable[[], Collection[str]]] = {
+    "method": list_methods,
+    "dataset": list_datasets,
+    "model": list_models,
+    "partition": list_partitions,
+}
+
+
+def _wanted(field: dataclasses.Field, given: Any, every: Sequence[Result]) -> list[Any]:
+    # The values that a filter lets through; ValueError for one that no run can have.
+    listed = isinstance(given, Iterable) and not isinstance(given, str | dict)
+    several = list(given) if listed and field.name not in FORMS else [given]
+    several = [checks.cast(one, field.type) for one in several]
+    for one in several:
+        check_value("runs", field, one)
+        if field.name in NAMED:
+            here = {getattr(r.experiment, field.name) for r in every}
+            checks.known(field.name, one, sorted({*NAMED[field.name](), *here}))
+    return [FORMS[field.name](one) for one in several] if field.name in FORMS else several
+
+
+def _is(experiment: Experiment, name: str, wanted: list[Any]) -> bool:
+    value = getattr(experiment, name)
+    if isinstance(value, dict):
+        return any(all(value.get(k) == v for k, v in one.items()) for one in wanted)
+    return (FORMS[name](value) if name in FORMS else value) in wanted
 
 
 def date(result: Result) -> str:

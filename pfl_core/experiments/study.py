@@ -31,26 +31,26 @@ against = "FedAvg"
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import tomllib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import lookup
+from pfl_core.experiments import lookup, study_file
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment, grid, import_plugin, seeded
+from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.sweep import Unfinished, sweep
-from pfl_core.experiments.tune import tune
-from pfl_core.util import checks, paths
+from pfl_core.experiments.tune import NoneEnded, tune
+from pfl_core.util import paths
+from pfl_core.util.say import say
 
-TUNE = ("choices", "draws", "draw_seed", "seeds", "keep", "when", "last", "metric")
-TABLE = ("against", "metric", "select", "when", "average", "digits")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,43 +90,30 @@ class Study:
         Raises
         ------
         OSError, ValueError
-            For a file that is not there or no TOML; for an unknown or ill-typed entry; for cells
-            that no Experiment can be, before anything is trained.
+            For a file that is not there or no TOML; for an unknown or ill-typed entry, and for a
+            field that has two values; for cells that no Experiment can be. Nothing is trained.
         """
-        path = Path(path)
-        try:
-            said = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"{path} is no TOML file: {error}") from None
-        kinds = dict(base=dict, rows=dict, columns=dict, product=dict, tune=dict, table=dict)
-        kinds |= dict(seeds=list, plugins=list, data=str)
-        for name, value in said.items():
-            checks.known(f"{path}: entry", name, kinds)
-            if not isinstance(value, kinds[name]):
-                wanted = {dict: "a table", list: "a list", str: "a text"}[kinds[name]]
-                raise ValueError(f"{path}: {name} is {value!r}; allowed is {wanted}")
-        for part, known in (("tune", TUNE), ("table", TABLE)):
-            for name in said.get(part, {}):
-                checks.known(f"{path}: entry of {part}", name, known)
-        said["rows"] = _rows(path, said.get("rows", {}), said.pop("product", {}))
+        path = paths.expanded(path, "path")
+        said = study_file.read(path)
         if "data" in said:
-            said["data"] = path.parent / said["data"]
+            said["data"] = path.parent / paths.expanded(said["data"], "data")
         study = cls(path, said.pop("base", {}), **said)
         study.check()
         return study
 
     def check(self) -> None:
-        """Raise ValueError where a cell is no Experiment."""
+        """Raise ValueError where a cell is no Experiment, with any of the seeds."""
         for plugin in self.plugins:
             import_plugin(plugin)
         try:
-            self.cells()
+            cells = self.cells()
+            self._reported(cells)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from error
-        if shared := set(self.seeds) & set(self.tune.get("seeds", ())):
+        if {cell.dataset == "own" for cell in cells} != {self.data is not None}:
             raise ValueError(
-                f"{self.path}: tune has the seeds {sorted(shared)}, which are reported, too; tune "
-                "on others: seeds = [100, 101]"
+                f'{self.path}: dataset = "own" and data = "FOLDER", which Federation.save wrote, '
+                "go together, in all cells; say both, or neither"
             )
 
     def cells(self) -> list[Experiment]:
@@ -149,42 +136,63 @@ class Study:
         **how
             What `sweep` takes.
         """
-        i, n = shard
         how |= {"fed": self.fed()}
         if not self.tune:
-            return sweep(self._reported(self.cells())[i - 1 :: n], **how)
+            return sweep([seeded(cell, seed) for cell, seed in self._part(shard)], **how)
+        for _ in self.found(shard):  # what any cell's tuning is refused for, before one is trained
+            pass
         frames = [
-            sweep(self._reported([self._chosen(c, how)]), **how) for c in self.cells()[i - 1 :: n]
+            sweep(self._reported([chosen]), **how)
+            for cell in dict.fromkeys(cell for cell, _ in self._part(shard))
+            if (chosen := self._chosen(cell, how))
         ]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=ROW_COLUMNS)
+
+    def part(self, every: Sequence[T], shard: tuple[int, int]) -> list[T]:
+        """What a shard has of something that is there for each cell and seed, in this order."""
+        (i, n), k = shard, len(self.seeds) if self.tune else 1  # whole cells where each is tuned
+        return [one for at, one in enumerate(every) if at // k % n == i - 1]
+
+    def _part(self, shard: tuple[int, int]) -> list[tuple[Experiment, int]]:
+        return self.part([(cell, s) for cell in self.cells() for s in self.seeds], shard)
 
     def _reported(self, cells: list[Experiment]) -> list[Experiment]:
         return [seeded(cell, seed) for cell in cells for seed in self.seeds]
 
-    def _chosen(self, cell: Experiment, how: dict[str, Any]) -> Experiment:
+    def _chosen(self, cell: Experiment, how: dict[str, Any]) -> Experiment | None:
+        # None, and a line that says so, where no choice of a cell ended: the others go on.
         if not self.tune:
             return cell
         said = dict(self.tune)
-        best, _ = tune(cell, said.pop("choices", None), **said, **how)
-        return best
+        try:
+            return tune(cell, said.pop("choices", None), **said, **how)[0]
+        except NoneEnded as error:
+            say(f"{', '.join(filter(None, cell.tags.values()))}: {error}")
+            return None
 
-    def found(self) -> Iterator[tuple[Experiment, int, Result | None]]:
-        """(cell, seed, its run or None if it is not finished) of all runs that are reported.
+    def found(
+        self, shard: tuple[int, int] = (1, 1)
+    ) -> Iterator[tuple[Experiment, int, Result | None]]:
+        """(cell, seed, its run or None if it is not finished) of a shard's reported runs.
 
-        Nothing is computed. A cell whose tuning is not finished has none.
+        Nothing is computed. A cell whose tuning is not finished, or chose nothing, has none.
         """
         fed, store = self.fed(), paths.store_folder()
-        how: dict[str, Any] = {"fed": fed, "compute": False}
-        for cell in self.cells():
+
+        @functools.cache
+        def chosen(cell: Experiment) -> Experiment | None:
             try:
-                chosen = self._chosen(cell, how)
+                return self._chosen(cell, {"fed": fed, "compute": False})
             except Unfinished:
-                yield from ((cell, seed, None) for seed in self.seeds)
+                return None
+
+        for cell, seed in self._part(shard):
+            if (choice := chosen(cell)) is None:
+                yield cell, seed, None
                 continue
-            for e in self._reported([chosen]):
-                e = fitted(e, fed)
-                there = lookup.stored(e, store, fed.checksum if fed else None)
-                yield cell, e.seed, dataclasses.replace(there, experiment=e) if there else None
+            e = fitted(seeded(choice, seed), fed)
+            there = lookup.stored(e, store, fed.checksum if fed else None)
+            yield cell, seed, dataclasses.replace(there, experiment=e) if there else None
 
     def results(self) -> list[Result]:
         """The finished runs that are reported, in the order of the table."""
@@ -201,32 +209,6 @@ class Study:
             lambda there: f"{there.sum()} of {len(there)}"
         )
         return said.unstack("column").reindex(index=list(self.rows)).rename_axis(None, axis=1)
-
-
-def _rows(path: Path, rows: dict[str, Any], product: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    # The rows, each with every combination of the lists of `product`.
-    for name, values in product.items():
-        if not isinstance(values, list) or not values:
-            raise ValueError(
-                f"{path}: product has {name} = {values!r}; allowed is a list of values"
-            )
-    if not rows and not product:
-        raise ValueError(f'{path} has no rows; write [rows.FedAvg] and below it method = "fedavg"')
-    out = {}
-    for label, changes in (rows or {"": {}}).items():
-        if not isinstance(changes, dict):
-            raise ValueError(f"{path}: row {label} is {changes!r}; allowed is a table of fields")
-        for values in itertools.product(*product.values()):
-            more = dict(zip(product, values, strict=True))
-            said = [label] * bool(label) + [_named(n, v) for n, v in more.items()]
-            out[", ".join(said)] = changes | more
-    return out
-
-
-def _named(name: str, value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{n} {v}" for n, v in value.items())
-    return str(value) if name in ("method", "model", "dataset", "partition") else f"{name} {value}"
 
 
 def shard(text: str) -> tuple[int, int]:

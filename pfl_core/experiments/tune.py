@@ -35,6 +35,10 @@ ALLOWED = (
 )
 
 
+class NoneEnded(ValueError):
+    """No choice ended with finite numbers."""
+
+
 def tune(
     experiment: Experiment,
     choices: dict[str, Any] | list[dict[str, Any]] | None = None,
@@ -105,6 +109,7 @@ def tune(
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
     checks.count("tune", "keep", keep, "the number of choices that run with all seeds")
+    checks.kind("tune", "last", last, "bool")
     seeds, whens = _seeds(experiment, seeds), (when,) if isinstance(when, str) else tuple(when)
     how["fed"] = feds = of_seeds(how.get("fed"), seeds)
     fitted(experiment, feds.get(seeds[0]))
@@ -274,7 +279,7 @@ def _ended(
         said = f"tune: {len(lost)} of {len(cells)} choices did not end with finite numbers"
         say(f"{said}, which counts against them: {'; '.join(lost)}")
     if len(lost) == len(cells):
-        raise ValueError(
+        raise NoneEnded(
             f"tune: none of {len(cells)} choices ended with finite numbers; try lower values of lr"
         )
     found = scores(ended[~ended.row.isin(lost)], whens, last=last, metric=metric)

@@ -184,10 +184,15 @@ def check(where: str, thing: Any) -> None:
     The message says where, which, what was given and what is allowed.
     """
     for f in dataclasses.fields(thing):
-        given, legal = getattr(thing, f.name), f.metadata.get("allowed")
-        checks.kind(where, f.name, given, kind(f))
-        if legal is not None and given is not None and given not in legal:
-            raise ValueError(f"{where}({f.name}={given!r}): allowed is {allowed(f)}")
+        check_value(where, f, getattr(thing, f.name))
+
+
+def check_value(where: str, f: dataclasses.Field, given: Any) -> None:
+    """Raise ValueError unless a value is what a field's declaration allows, as `check` does."""
+    legal = f.metadata.get("allowed")
+    checks.kind(where, f.name, given, kind(f))
+    if legal is not None and given is not None and given not in legal:
+        raise ValueError(f"{where}({f.name}={given!r}): allowed is {allowed(f)}")
 
 
 def check_names(where: str, cls: type, method: type) -> None:

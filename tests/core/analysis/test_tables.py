@@ -1,5 +1,7 @@
 """A table of finished runs: labels, intervals, what ties, what diverged, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -116,9 +118,55 @@ def test_the_same_run_twice_is_one_seed(results, rows):
     pd.testing.assert_frame_equal(table(rows).cells, table(rows, rows).cells)
 
 
+def test_one_run_in_two_rows_is_in_both(results):
+    """Two rows may say one Experiment in two ways: the run is computed once and shown twice."""
+    own = [r for r in results if r.experiment.method == "local"]
+    own, also = (
+        [
+            replace(
+                r,
+                experiment=r.experiment.but(
+                    tags={"row": row, "column": str(r.experiment.partition_args)}
+                ),
+            )
+            for r in own
+        ]
+        for row in ("Local", "Alone")
+    )
+    found = table(*own, *also)
+    values = found.cells.set_index(["column", "row"]).value.unstack("row")
+    assert (values["Local"] == values["Alone"]).all() and len(values) == 2
+    assert table(*own, *also, rows="method").cells.seeds.tolist() == [3, 3], "one run is one seed"
+
+
+def test_a_run_that_diverged_counts_once_in_each_row(results):
+    lost = replace(results[0], meta=results[0].meta | {"status": "failed: x"})
+    twice = [lost, replace(lost, experiment=lost.experiment.but(tags={"row": "again"}))]
+    said = (
+        table(*results[1:], *twice, rows="method", columns="partition_args.alpha")
+        .text()
+        .to_string()
+    )
+    assert "diverges (1 of 3)" in said
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
+        (lambda r, f: table(f, digits=-1), ValueError, "digits=-1: allowed is an integer from 0"),
+        (lambda r, f: table(f, digits="2"), ValueError, "digits='2': allowed"),
+        (lambda r, f: table(f, select="best"), ValueError, "select 'best' is unknown"),
+        (lambda r, f: table(f, average="mean"), ValueError, "average 'mean' is unknown; .*client"),
+        (lambda r, f: table(f[["row", "value"]]), ValueError, "lacks the columns run, .*sweep"),
+        (lambda r, f: table(pd.DataFrame()), ValueError, "lacks the columns"),
+        (lambda r, f: runs(lr="0.1"), ValueError, r"runs\(lr='0.1'\): got str, allowed is float"),
+        (lambda r, f: runs(method="fedpr"), ValueError, "method 'fedpr' is unknown; did you mean"),
+        (lambda r, f: runs(dataset=["digits", "digit"]), ValueError, "'digit' is unknown"),
+        (lambda r, f: runs(plan="wrapp"), ValueError, "plan='wrapp'.: allowed is one of"),
+        (lambda r, f: runs(record="weights"), ValueError, "allowed is tuple"),
+        (lambda r, f: export("no/such/x.csv", f), OSError, "lies in no folder: no/such is none"),
+        (lambda r, f: export(".", f), OSError, "is a folder; give the name of a file"),
+        (lambda r, f: table(f).csv("no/such/x.csv"), OSError, "lies in no folder"),
         (lambda r, f: table(), ValueError, "there is nothing"),
         (lambda r, f: table(r), TypeError, "got list"),
         (lambda r, f: table(*r, rows="method"), ValueError, "partition_args.alpha"),
@@ -144,6 +192,52 @@ def test_runs_are_found_by_their_fields(results):
     assert {r.experiment.method for r in runs(method="local")} == {"local"}
     assert len(runs(partition_args={"alpha": 1.0}, seed=(0, 1))) == 4
     assert runs(dataset="mnist") == [] and not [r for r in runs() if not r.ok]
+
+
+def test_filters_take_values_in_any_form_that_an_experiment_takes(tmp_path, monkeypatch):
+    """What a run is made with finds it, and nothing else: of every field that may be written in several ways."""
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    base = Experiment(clients=3, model="mlp", rounds=1, partition="iid", max_samples=20)
+    weights = tmp_path / "w.pt"
+    torch.save(run(base.but(keep_models=True), device="cpu").model(0).state_dict(), weights)
+    forms = {
+        "finetune": [{"epochs": 1}, [{"epochs": 1, "only": "all"}], ({"epochs": 1},)],
+        "augment": ["RandomHorizontalFlip", ["RandomHorizontalFlip"], [{"name": "RandomHorizontalFlip"}]],
+        "record": [("train",), ["train"]],
+        "init_from": [weights, str(weights)],
+        "seed": [7, range(6, 9), (s for s in [7]), np.arange(7, 8), {7}, np.int64(7)],
+        "lr": [1, 1.0, np.float64(1), [1, 2]],
+        "plugins": [("json",), ["json"]],
+        "method": ["local", ("local", "fedper"), np.array(["local"])],
+        "method_args": [{}],
+    }  # fmt: skip
+    for name, ways in forms.items():
+        value = ways[0]
+        r = run(base.but(**{name: value, "momentum": 0.5}), device="cpu")
+        for way in ways:
+            assert r.id in {found.id for found in runs(**{name: way, "momentum": 0.5})}, (name, way)
+        if name != "method_args":
+            assert r.id not in {f.id for f in runs(**{name: getattr(base, name)})}, name
+    start = run(base.but(init_from=base), device="cpu")
+    assert [f.id for f in runs(init_from=base)] == [start.id]
+
+
+def test_a_file_that_is_there_stays_whole_where_it_cannot_be_replaced(
+    results, tmp_path, monkeypatch
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    for write in (lambda p: export(p, *results), lambda p: table(*results).csv(p)):
+        path = tmp_path / "mine.csv"
+        path.write_text("what was there")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", full)
+            with pytest.raises(OSError, match="No space left.*what was there is as it was"):
+                write(path)
+        assert path.read_text() == "what was there" and len(list(tmp_path.iterdir())) == 1
+        write(str(path))
+        assert len(pd.read_csv(path))
 
 
 def test_an_export_holds_all_rows(results, tmp_path):

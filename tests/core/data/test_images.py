@@ -1,6 +1,7 @@
 """Image files of a user's own: grey and colour, sizes, and what is broken, by name."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -159,7 +160,25 @@ def image(name, mode="L", size=(5, 6), **how):
     return happens
 
 
+def link(name, to):
+    def happens(root):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(root / to)
+
+    return happens
+
+
 BROKEN = {
+    "one image by a link": (link("bo/cat/9.png", "ann/cat/0.png"), "one image at two places, ann/cat/0.png, bo/cat/9.png: a link; list each image once"),
+    "one class by a link": (link("bo/eel", "bo/cat"), "one image at two places, bo/cat/0.png, bo/eel/0.png"),
+    "one client by a link": (link("cy", "bo"), "one image at two places, bo/cat/0.png, cy/cat/0.png"),
+    "a client that is a link to nothing": (link("cy", "gone"), r"links to nothing \(cy\)"),
+    "a class that is a link to itself": (link("bo/eel", "bo/eel"), r"links to nothing \(bo/eel\)"),
+    "an image that is a link to itself": (link("bo/cat/9.png", "bo/cat/9.png"), r"no images \(bo/cat/9.png\)"),
+    "an image that is a link to nothing": (link("bo/cat/9.png", "gone.png"), r"no images \(bo/cat/9.png\)"),
+    "a pipe among images": (lambda root: os.mkfifo(root / "bo" / "cat" / "9.png"), r"no images \(bo/cat/9.png\)"),
+    "what a Mac packs": (image("__MACOSX/ann/cat/._1.png"), r"no images \(__MACOSX/ann/cat\)"),
+    "what Windows leaves": (put("ann/cat/Thumbs.db"), r"no images \(ann/cat/Thumbs.db\); expected .* take the others away"),
     "no bytes": (put("ann/cat/1.png"), r"1 of 12 images of .* cannot be read \(ann/cat/1.png; the first: cannot identify image file\); replace them"),
     "a text": (put("bo/dog/9.jpg", b"hello"), r"1 of 13 images .*bo/dog/9.jpg"),
     "half an image": (half("ann/cat/1.png"), r"1 of 12 images .*ann/cat/1.png; the first: .*truncated"),
@@ -181,6 +200,16 @@ def test_what_is_broken_is_named(tmp_path, case):
     happens(folder(tmp_path))
     with pytest.raises(ValueError, match=says):
         read(tmp_path)
+
+
+def test_links_to_images_elsewhere_are_images(tmp_path):
+    """A folder of links to a common pool of images is no copy: each once."""
+    folder(tmp_path / "pool")
+    for i, file in enumerate(sorted((tmp_path / "pool").rglob("*.png"))):
+        place = tmp_path / "set" / "ab"[i % 2] / "x" / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(file)
+    assert read(tmp_path / "set").client_names == ("a", "b")
 
 
 def test_empty_clients_may_be_left_out_and_cannot_train(tmp_path):

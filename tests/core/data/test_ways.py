@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from pfl_core import Experiment, Federation, load_model, run, sweep
 from pfl_core.data import dealing, names
@@ -326,6 +333,13 @@ FRAME = pd.DataFrame(dict(v=np.arange(8.0), w=np.arange(8), client=WHO, label=Y)
 SETS = [TensorDataset(torch.zeros(4, 2), torch.arange(4) % 2) for _ in range(2)]
 
 
+class Flips(Pairs):
+    """Half of the times that it is read, a sample is turned round."""
+
+    def __getitem__(self, i):
+        return np.flip(self.x[i]) if torch.rand(()) < 0.5 else self.x[i], self.y[i]
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(0, 0)])
@@ -374,6 +388,16 @@ MALFORMED = {
     "by dates": (grouped(by=np.array(["2020-01-01"] * 8, "M8[D]")), r"by holds datetime64\[D\], .*astype\(str\)"),
     "by an empty text": (grouped(by=[""] * 8), "by: got '', allowed is a text that is not empty"),
     "by a control character": (grouped(by=["a\x1b[2J"] * 8), "control characters"),
+    "by floats that are not exact": (grouped(by=[2.0**53, 2.0**53 + 2] * 4), "by holds float64, such as 9007199254740992.0; give integers or texts"),
+    "by huge floats": (grouped(by=[1e300] * 4 + [2e300] * 4), r"by holds float64, such as 1e\+300"),
+    "by infinite": (grouped(by=[np.inf] * 8), "by holds float64, such as inf"),
+    "by integers beyond int64": (grouped(by=[2**70, 2**71] * 4), "by holds object, such as 1180591620717411303424"),
+    "by a generator": (grouped(by=(w for w in WHO)), "by is a generator; give a list or array, one a sample"),
+    "y a generator": (grouped(y=(v for v in Y)), "y is a generator; give a list or array"),
+    "by a dict": (grouped(by=dict(enumerate(WHO))), "by is a dict; give a list"),
+    "split None": (grouped(split=None), "split is a NoneType; give a list"),
+    "shares of 101": (grouped(split="70/10/21"), "must be percent .* of sum 100"),
+    "shares without test": (grouped(split="100/0"), "must be percent"),
     "a setting": (grouped(holdout=0.1), r"holdout=0.1\).*Experiment\(holdout"),
     "names of clients": (grouped(client_names=["a", "b"]), "leave it out, clients are named by the data"),
     "mixed labels": (grouped(y=[0, "cat"] * 4), "y holds values of type int, str"),
@@ -388,6 +412,8 @@ MALFORMED = {
     "no label column": (table(label="lable"), "did you mean 'label'"),
     "no feature column": (table(features=["x"]), "frame's feature column 'x' is unknown"),
     "no split column": (table(split="part"), "frame's split column 'part' is unknown"),
+    "the client as the label": (table(client="label"), "one column cannot say two of them; give each its own"),
+    "the client as the split": (table(split="client"), "split='client': one column cannot say two of them"),
     "a feature twice": (table(features=["v", "v"]), "names a column twice"),
     "no feature": (table(FRAME[["client", "label"]]), "features=.*give a list of one or more columns"),
     "features, a text": (table(features="v"), "features='v': give a list"),
@@ -409,6 +435,7 @@ MALFORMED = {
     "other shapes": (sets([SETS[0], TensorDataset(torch.zeros(4, 3), torch.zeros(4))]), r"sample 0 of train of client '1' is float32 \(3,\), and sample 0 of train of client '0' is float32 \(2,\)"),
     "other types": (sets([SETS[0], TensorDataset(torch.zeros(4, 2).double(), torch.zeros(4))]), "is float64"),
     "a random transform": (sets([Random(X, Y)]), "is another each time that it is read"),
+    "a random transform of one client": (sets([SETS[0], Flips(np.arange(40.0).reshape(20, 2), [0, 1] * 10)]), "sample . of train of client '1' is another each time"),
     "palettes": (sets([Pairs([Image.new("P", (4, 4))] * 4, Y)]), r"image of mode P; allowed are L and RGB: image.convert\('RGB'\)"),
     "the same for two": (sets([SETS[0], SETS[0]]), "sample 0 of a TensorDataset is in train of client '0' and in train of client '1'"),
     "a sample of two": (sets(SETS[0], [[0, 1, 2], [2, 3]]), "sample 2 of a TensorDataset is in .*list each sample once"),
@@ -416,6 +443,10 @@ MALFORMED = {
     "train and test alike": (sets(SETS, test=SETS), "sample 0 of a TensorDataset is in train of client '0' and in test of client '0'"),
     "indices": (sets(SETS[0], [[0, 1], [2, 9]]), r"indices of client '1' reach 2..9; allowed: 0..3"),
     "a subset's indices": (sets([Subset(SETS[0], [0, 9])]), "sample 1 of train of client '0' is not in its data set"),
+    "a negative index": (sets([Subset(SETS[0], [0, 1, 3, -1])]), "sample 3 of a TensorDataset is in"),
+    "joined twice": (sets([ConcatDataset([SETS[0], SETS[0]])]), "sample 0 of a TensorDataset is in"),
+    "joined, and alone": (sets([ConcatDataset(SETS), SETS[1]]), "sample 0 of a TensorDataset is in train of client '0' and in train of client '1'"),
+    "a part of what is joined": (sets([Subset(ConcatDataset(SETS), [0, 1, 5, -3])]), "sample 1 of a TensorDataset is in"),
     "masks": (sets(SETS[0], [[True, False]]), "clients of client 0 holds bool values"),
     "clients of a list": (sets(SETS, [[0]]), "clients= divides one Dataset"),
     "test of others": (sets(SETS, test=SETS[:1]), "test has data sets of 0, and train of 0, 1"),
@@ -430,6 +461,86 @@ def test_what_is_malformed_is_named(case):
     use, says = MALFORMED[case]
     with pytest.raises((ValueError, TypeError), match=says):
         use()
+
+
+@few
+@given(st.data())
+def test_a_sample_is_found_whatever_it_is_wrapped_in(data):
+    """Of Subsets and joined sets at any depth, with indices from both ends: listed once it is read, listed twice refused."""
+    bases = [
+        Pairs(np.arange(n, dtype=np.float32)[:, None] + 100 * n, np.arange(n) % 2) for n in (4, 6)
+    ]
+    held = [(dataset, [(k, i) for i in range(len(dataset))]) for k, dataset in enumerate(bases)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        if data.draw(st.booleans()):
+            both = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=2))
+            dataset = ConcatDataset([d for d, _ in both]), sum((at for _, at in both), [])
+        else:
+            whole, at = data.draw(st.sampled_from(held))
+            some = data.draw(st.lists(st.integers(-len(at), len(at) - 1), min_size=1, max_size=6))
+            dataset = Subset(whole, some), [at[i] for i in some]
+        held.append(dataset)
+    dataset, at = held[-1]
+    ways = dict(split="50/50", small="train", classes=2)
+    if len(set(at)) < len(at):
+        with pytest.raises(ValueError, match="list each sample once"):
+            Federation.from_torch([dataset], **ways)
+    else:
+        fed = Federation.from_torch([dataset], **ways)
+        assert fed.x[:, 0].tolist() == [bases[k].x[i, 0] for k, i in at]
+
+
+@few
+@given(
+    st.lists(
+        st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3), st.none(), st.booleans()),
+        min_size=1, max_size=6,
+    )
+)  # fmt: skip
+def test_two_values_are_two_clients_and_one_is_one_or_they_are_refused(values):
+    who = values * 3
+    try:
+        fed = Federation.grouped(np.zeros((len(who), 2)), np.zeros(len(who), int), who)
+    except ValueError as error:
+        assert str(error)
+    else:
+        mine = [
+            sorted({who[i] for s in SPLITS for i in fed.index[s][k]}, key=repr)
+            for k in range(fed.K)
+        ]
+        assert all(len({*one}) == 1 for one in mine), "clients that were merged"
+        assert len({one[0] for one in mine}) == fed.K == len({*values}), "a client that was divided"
+
+
+@few
+@given(st.data())
+def test_a_table_of_any_columns_is_read_whole_or_refused(data):
+    n = 6
+    kinds = {
+        "float": lambda: [0.5] * n, "int": lambda: list(range(n)), "bool": lambda: [True] * n,
+        "text": lambda: list("abcabc"), "missing": lambda: [None, *range(n - 1)], "dates": lambda: [pd.Timestamp("2020")] * n,
+        "category": lambda: pd.Categorical([0, 1, 2] * 2, categories=range(5)), "texts": lambda: pd.Categorical(list("abcabc"), categories=list("zcba")),
+        "nullable": lambda: pd.array([1, 2, None] * 2, "Int64"), "sparse": lambda: pd.arrays.SparseArray([0, 1.0] * 3),
+        "mixed": lambda: [1, "1"] * 3, "infinite": lambda: [np.inf] * n, "whole": lambda: [0.0, 1.0] * 3,
+    }  # fmt: skip
+    names_ = data.draw(
+        st.lists(st.sampled_from(["client", "label", "a", "b"]), min_size=2, max_size=4)
+    )
+    chosen = [data.draw(st.sampled_from([*kinds])) for _ in names_]
+    frame = pd.concat(
+        [pd.Series(kinds[k](), name=name) for name, k in zip(names_, chosen, strict=True)], axis=1
+    )
+    frame.index = data.draw(st.permutations(range(n)))
+    try:
+        fed = Federation.from_table(frame, split="50/50", small="train")
+    except ValueError as error:
+        assert str(error)
+        return
+    features = [name for name in names_ if name not in ("client", "label")]
+    assert fed.x.tolist() == frame[features].astype("float32").to_numpy().tolist()
+    assert sum(len(i) for s in SPLITS for i in fed.index[s]) == n
+    said = [str(v) for v in frame["label"]] if fed.class_names else frame["label"].tolist()
+    assert [fed.class_names[c] if fed.class_names else c for c in fed.y.tolist()] == said
 
 
 def test_names_of_torchvisions_data_sets_are_kept_unless_labels_are_changed():

@@ -169,6 +169,83 @@ def test_a_run_that_diverges_ends_with_status_1(study, tmp_path, capsys):
     assert "8 of 8 runs are finished, 4 of them diverged" in out and "diverges (2 of 2)" in out
 
 
+def test_a_cell_whose_choices_all_diverge_does_not_end_the_others(study, tmp_path, capsys):
+    text = HEAD + ROWS + '[columns.x]\npartition_args = { split = "60/20/20" }\n'
+    text += '[columns.y]\nlr = 1e30\npartition_args = { split = "60/20/20" }\n'
+    said = study(text + "[tune]\nchoices = { momentum = [0.0, 0.5] }\nseeds = [100]\n")
+    words = ["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]
+    assert main(words) == 1
+    told = capsys.readouterr()
+    assert "FedPer, y: tune: none of 2 choices ended" in told.out
+    assert "4 of 8 runs are finished" in told.out and "4 runs ended with an error" in told.err
+    assert said.status().loc["FedPer"].tolist() == ["2 of 2", "0 of 2"]
+    assert main(["table", str(said.path)]) == 0
+    told = capsys.readouterr()
+    assert "4 of 8 runs are finished" in told.err and "x" in told.out
+
+
+def test_a_run_that_raises_ends_with_status_1_in_its_own_shard(
+    study, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "raises_study.py").write_text(
+        "from pfl_core import Method\n\n\nclass R(Method):\n    name = 'raises_study'\n\n"
+        "    def local(self, *args):\n        raise KeyError('x')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = study('plugins = ["raises_study"]' + HEAD + ROWS + '[rows.R]\nmethod = "raises_study"\n')
+    words = ["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]
+    ends = {shard: main([*words, "--shard", shard]) for shard in ("1/3", "2/3", "3/3", "1/1")}
+    assert ends == {"1/3": 0, "2/3": 1, "3/3": 1, "1/1": 1}  # of six runs the last two are its own
+    assert "4 of 6 runs are finished" in capsys.readouterr().out
+    sys.modules.pop("raises_study")
+
+
+TUNED = {
+    "no choices": ("seeds = [100]", r"allowed is {\"lr\""),
+    "an unknown field": ("choices = { lrr = [1] }", "lrr"),
+    "no list": ("choices = { batch = 8 }", "not a list of values"),
+    "keep": ("choices = { batch = [8] }\nkeep = 'a'", "keep='a'"),
+    "draws": ("draws = 0", "draws=0"),
+    "when": ("choices = { batch = [8] }\nwhen = 'late'", "late"),
+    "last": ("choices = { batch = [8] }\nlast = 'yes'", "last='yes'"),
+    "one method's": ("choices = { method_args = [{ mu = 1 }] }", "mu"),
+    "no validation data": ("choices = { batch = [8] }", "leaves no validation data"),
+}
+
+
+@pytest.mark.parametrize("case", TUNED)
+def test_what_any_cells_tuning_is_refused_for_comes_before_all_training(
+    study, case, nothing_computed
+):
+    """The last cell's, too: the first one is not trained for hours before it."""
+    tune_, says = TUNED[case]
+    split = 'partition_args = { split = "60/20/20" }\n'
+    rows = f'[rows.P]\nmethod = "fedprox"\n{split}[rows.A]\n'
+    rows += split * (case != "no validation data")
+    said = study(HEAD + rows + f"[tune]\n{tune_}\n")
+    nothing_computed()
+    with pytest.raises(ValueError, match=says):
+        said.run(device="cpu", jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("against = 'Locl'", "row 'Locl' is unknown"),
+        ("select = 'best'", "select 'best' is unknown"),
+        ("average = 'mean'", "average 'mean'"),
+        ("digits = -1", "digits=-1"),
+    ],
+)
+def test_what_no_table_could_be_is_said_before_training(
+    study, table, says, capsys, nothing_computed
+):
+    said = study(HEAD + ROWS + f"[table]\n{table}\n")
+    nothing_computed()
+    assert main(["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]) == 1
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -1,5 +1,6 @@
 """A user's own data in the forms in which they come: users, image folders, tables, torch data sets."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from pfl_core import Federation, run
 from tests.errors.table import Case, X, Y, own, tiny
@@ -15,6 +16,17 @@ from tests.errors.table import Case, X, Y, own, tiny
 WHO = ["ann"] * 6 + ["bob"] * 2
 FRAME = pd.DataFrame({"age": np.arange(8.0), "client": WHO, "label": Y})
 WHOLE = TensorDataset(torch.zeros(8, 2), torch.tensor(Y))
+
+
+class Flipped(Dataset):
+    """Images that are turned round now and then."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        x = torch.arange(4.0)
+        return x.flip(0) if torch.rand(()) < 0.5 else x, i % 2
 
 
 def folder(broken: Callable[[Path], object]) -> Callable[[], object]:
@@ -136,6 +148,63 @@ CASES = [
         "Federation.from_torch(datasets), samples of two shapes",
         lambda: Federation.from_torch([WHOLE, TensorDataset(torch.zeros(8, 3), torch.zeros(8))]),
         "give all one type and shape",
+    ),
+    Case(
+        "Federation.grouped(x, y, by=users), users that are no exact integers",
+        lambda: Federation.grouped(X, Y, by=[1e300] * 4 + [2e300] * 4),
+        r"by holds float64, such as 1e\+300; give integers or texts",
+    ),
+    Case(
+        "Federation.grouped(x, y, by=generator)",
+        lambda: Federation.grouped(X, Y, by=(w for w in WHO)),
+        "by is a generator; give a list or array, one a sample",
+    ),
+    Case(
+        "Federation.grouped(x, y, by=users, split=None)",
+        lambda: Federation.grouped(X, Y, by=WHO, split=None),
+        "split is a NoneType; give a list or array",
+    ),
+    Case(
+        'Federation.from_table(frame, client="label")',
+        lambda: Federation.from_table(FRAME, client="label"),
+        "one column cannot say two of them; give each its own",
+    ),
+    Case(
+        "Federation.from_torch(subsets), an index from the end",
+        lambda: Federation.from_torch([Subset(WHOLE, [0, 1, 7]), Subset(WHOLE, [2, 3, -1])]),
+        "sample 7 of a TensorDataset is in train of client '0' and in train of client '1'",
+    ),
+    Case(
+        "Federation.from_torch(datasets), one of them joined to itself",
+        lambda: Federation.from_torch([ConcatDataset([WHOLE, WHOLE])]),
+        "sample 0 of a TensorDataset is in .*list each sample once",
+    ),
+    Case(
+        "Federation.from_torch(datasets), flips of one client in two",
+        lambda: Federation.from_torch(
+            [TensorDataset(torch.zeros(4, 4), torch.zeros(4)), Flipped()]
+        ),
+        "is another each time that it is read, as by a random transform",
+    ),
+    Case(
+        "an image of one client that is a link to another's",
+        folder(lambda bob: (bob / "cat" / "9.png").symlink_to("../../ann/cat/0.png")),
+        "one image at two places, ann/cat/0.png, bob/cat/9.png: a link",
+    ),
+    Case(
+        "a folder of a client that is a link to nothing",
+        folder(lambda bob: (bob.parent / "cem").symlink_to("gone")),
+        r"holds links to nothing \(cem\); take them away",
+    ),
+    Case(
+        "a pipe among image files",
+        folder(lambda bob: os.mkfifo(bob / "cat" / "9.png")),
+        r"no images \(bob/cat/9.png\)",
+    ),
+    Case(
+        "images that a Mac packed, with __MACOSX",
+        folder(lambda bob: (bob.parent / "__MACOSX" / "bob" / "cat").mkdir(parents=True)),
+        r"no images \(__MACOSX/bob/cat\)",
     ),
     Case(
         'Experiment(augment=["RandomFlip"])',

@@ -36,6 +36,7 @@ PARTS = [
     "own_code",
     "settings",
     "metrics",
+    "studies",
 ]
 CASES = [one for part in PARTS for one in importlib.import_module(f"tests.errors.{part}").CASES]
 

@@ -435,7 +435,7 @@ MALFORMED = {
     "other shapes": (sets([SETS[0], TensorDataset(torch.zeros(4, 3), torch.zeros(4))]), r"sample 0 of train of client '1' is float32 \(3,\), and sample 0 of train of client '0' is float32 \(2,\)"),
     "other types": (sets([SETS[0], TensorDataset(torch.zeros(4, 2).double(), torch.zeros(4))]), "is float64"),
     "a random transform": (sets([Random(X, Y)]), "is another each time that it is read"),
-    "a random transform of one client": (sets([SETS[0], Flips(np.arange(40.0).reshape(20, 2), [0, 1] * 10)]), "sample . of train of client '1' is another each time"),
+    "a random transform of one client": (sets([SETS[0], Flips(np.arange(40, dtype=np.float32).reshape(20, 2), [0, 1] * 10)]), "sample . of train of client '1' is another each time"),
     "palettes": (sets([Pairs([Image.new("P", (4, 4))] * 4, Y)]), r"image of mode P; allowed are L and RGB: image.convert\('RGB'\)"),
     "the same for two": (sets([SETS[0], SETS[0]]), "sample 0 of a TensorDataset is in train of client '0' and in train of client '1'"),
     "a sample of two": (sets(SETS[0], [[0, 1, 2], [2, 3]]), "sample 2 of a TensorDataset is in .*list each sample once"),

@@ -203,13 +203,17 @@ class Work:
 
     def _keep_tuning(self, row: Row, lines: pd.DataFrame) -> None:
         # Reported runs of another choice are no longer this row's.
-        found, choice = record.of_folder(record.kept(self.name)), self.choices.get(row.name)
-        mine = found.runs[found.runs.row.map(record.method_of) == row.name]
-        same = choice and (mine.draw == choice.draw).all() and (mine.when == choice.when).all()
-        if len(mine) and not same:
-            others = {record.method_of(name) for name in found.lines()} | {*found.tuning.row}
-            found = found.of(others - {row.name})
-        record.write(record.kept(self.name), found.updated(replace(Record.empty(), tuning=lines)))
+        choice = self.choices.get(row.name)
+
+        def with_tuning(found: Record) -> Record:
+            mine = found.runs[found.runs.row.map(record.method_of) == row.name]
+            same = choice and (mine.draw == choice.draw).all() and (mine.when == choice.when).all()
+            if len(mine) and not same:
+                others = {record.method_of(name) for name in found.lines()} | {*found.tuning.row}
+                found = found.of(others - {row.name})
+            return found.updated(replace(Record.empty(), tuning=lines))
+
+        record.keep(self.name, with_tuning)
 
     def _tuned(
         self, cell: Experiment, changes: list[dict[str, Any]], whens: tuple[str, ...]
@@ -313,8 +317,8 @@ class Work:
         )
 
     def _keep_reported(self, name: str, found: list[Record]) -> str:
-        folder, new = record.kept(self.name), Record.joined(found)
-        record.write(folder, known := record.of_folder(folder).updated(new))
+        new = Record.joined(found)
+        known = record.keep(self.name, lambda known: known.updated(new))
         means = known.accuracies().loc[name, list(self.asked.seeds)]
         lost = f", {means.isna().sum()} of {len(means)} runs diverged" * bool(means.isna().any())
         when = new.runs.when.iloc[0]
@@ -328,8 +332,7 @@ class Work:
         """Keep what the label prior gets right on all seeds."""
         seeds = (*self.asked.tuning_seeds, *self.asked.seeds)
         found = [record.prior(e.seed, *gates.label_prior(e)) for e in rows.over(seeds, [self.base])]
-        folder = record.kept(self.name)
-        record.write(folder, Record.joined([record.of_folder(folder), *found]))
+        record.keep(self.name, lambda known: Record.joined([known, *found]))
 
     def gate(self) -> str:
         """What the declared gate says of the setting, by the tuning seeds alone."""

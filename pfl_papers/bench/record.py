@@ -16,12 +16,13 @@ docs/bench.md are computed from these tables.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ import pandas as pd
 from pfl_core.analysis.select import tuples
 from pfl_core.engine.finetune import TUNED
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.store import Result
+from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.percent import DECIMALS, accuracy
 from pfl_papers import places
@@ -307,6 +308,24 @@ def committed(setting: str) -> Path:
     return places.results_folder() / "bench" / setting
 
 
+@contextlib.contextmanager
+def _alone(setting: str) -> Iterator[Path]:
+    # The folder of what is kept of a setting, which no other process reads or writes meanwhile.
+    checks.make_folder(kept(""))
+    with locked(kept(f"{setting}.lock"), f"the record of {setting} is written"):
+        yield kept(setting)
+
+
+def keep(setting: str, change: Callable[[Record], Record]) -> Record:
+    """Change what is kept here of a setting, and return it.
+
+    Two processes, as of a job array, change it one after the other: neither loses the other's rows.
+    """
+    with _alone(setting) as folder:
+        write(folder, known := change(of_folder(folder)))
+    return known
+
+
 def read(setting: str, own: bool = True) -> Record:
     """What is published of a setting, and, unless `own` is False, what is kept here.
 
@@ -318,7 +337,10 @@ def read(setting: str, own: bool = True) -> Record:
         For a file that is damaged, or not as it was published.
     """
     found = of_folder(committed(setting))
-    return found | of_folder(kept(setting)) if own else found
+    if own and kept(setting).is_dir():
+        with _alone(setting) as folder:
+            return found | of_folder(folder)
+    return found
 
 
 def of_folder(folder: Path) -> Record:

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
-from pfl_core.analysis.select import MOMENTS, RUN, SELECT, alike, pick, tuples
+from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
-from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import span
@@ -22,6 +21,7 @@ from pfl_core.util.cards import span
 AVERAGES = ("client", "pooled")
 MOST_DIGITS = 15  # as a float has them
 LESS = ("acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better, too
+NEEDED = ("run", "row", "column", "method", "seed", "rounds", *KINDS, "value")
 Labels = str | Sequence[str] | None
 
 
@@ -307,10 +307,10 @@ def _cell(result: Result) -> tuple[str, ...]:
 
 
 def _relabelled(frame: pd.DataFrame, rows: Labels, columns: Labels) -> pd.DataFrame:
-    if lacks := [name for name in ROW_COLUMNS if name not in frame]:
+    if lacks := [name for name in NEEDED if name not in frame]:
         raise ValueError(
-            f"table: a frame lacks the columns {', '.join(lacks)}; give what `sweep` returned, "
-            "result.rows, or these columns of them"
+            f"table: a frame lacks the columns {', '.join(lacks)}; give what `sweep` returned, or "
+            "result.rows"
         )
     for side, fields in (("row", rows), ("column", columns)):
         if names := _names(fields):

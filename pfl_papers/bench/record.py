@@ -404,6 +404,12 @@ def publish(replace: bool = False) -> list[Path]:
         If the package is installed without its repository.
     """
     places.checkout("publish")
+    checks.make_folder(folder := places.results_folder().parent / "runs")
+    with locked(folder / "results.lock", "results are written"):
+        return _publish(replace)
+
+
+def _publish(replace: bool) -> list[Path]:
     here = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
     records = {s: (of_folder(committed(s)), of_folder(kept(s))) for s in here}
     plan = kept("") / PLAN

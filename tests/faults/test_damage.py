@@ -49,6 +49,7 @@ PARTS = [
     "many",
     "flower",
     "sweeps",
+    "studies",
 ]
 FAULTS = [one for part in PARTS for one in importlib.import_module(f"tests.faults.{part}").FAULTS]
 

@@ -23,6 +23,8 @@ from pfl_core.util.fields import Search, log_uniform, number
 from pfl_core.util.fields import check as check_fields
 
 Moments = dict[str, list[Tensor]]  # an optimizer's state: {prefix: a tensor for each trained one}
+# A number, or one for each trained tensor, or a tensor of it for each.
+Rates = float | list[Any]
 PREFIXES = ("opt.", "opt.m.", "opt.v.", "opt.t.")
 COUNT = "opt.t."  # counts steps, of each client
 
@@ -68,9 +70,9 @@ class SGD:
         return self.prefixes if s.momentum else ()
 
     def step(
-        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: list
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: Rates
     ) -> None:
-        """One step in place; `rates` are numbers, or tensors of them, one for each parameter."""
+        """One step in place."""
         if s.weight_decay:
             grads = [*torch._foreach_add(grads, params, alpha=s.weight_decay)]
         if s.momentum:
@@ -97,15 +99,15 @@ class Adam:
         return self.prefixes
 
     def decayed(
-        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: list
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: Rates
     ) -> list[Tensor]:
         """The gradients that the moments are made of, after weight decay."""
         return [*torch._foreach_add(grads, params, alpha=s.weight_decay)]
 
     def step(
-        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: list
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], moments: Moments, rates: Rates
     ) -> None:
-        """One step in place; `rates` are numbers, or tensors of them, one for each parameter."""
+        """One step in place."""
         if s.weight_decay:
             grads = self.decayed(s, params, grads, rates)
         first, second, count = (moments[prefix] for prefix in self.prefixes)
@@ -126,10 +128,13 @@ class AdamW(Adam):
     """torch.optim.AdamW: weight decay shrinks the parameters themselves."""
 
     def decayed(
-        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: list
+        self, s: Settings, params: list[Tensor], grads: list[Tensor], rates: Rates
     ) -> list[Tensor]:
         """Shrink the parameters in place; the gradients stay."""
-        torch._foreach_mul_(params, [1 - r * s.weight_decay for r in rates])
+        if isinstance(rates, list):
+            torch._foreach_mul_(params, [1 - r * s.weight_decay for r in rates])
+        else:
+            torch._foreach_mul_(params, 1 - rates * s.weight_decay)
         return grads
 
 
@@ -138,11 +143,17 @@ def _like(params: list[Tensor], counted: list[Tensor]) -> list[Tensor]:
     return [c.to(p.dtype) for p, c in zip(params, counted, strict=True)]
 
 
-def _descend(params: list[Tensor], moves: list[Tensor], rates: list) -> None:
-    if isinstance(rates[0], float | int) and len(set(rates)) == 1:
-        torch._foreach_add_(params, moves, alpha=-rates[0])
-    else:
+def _descend(params: list[Tensor], moves: list[Tensor], rates: Rates) -> None:
+    if isinstance(rates, list):
         torch._foreach_add_(params, torch._foreach_mul(moves, [-r for r in rates]))
+    else:
+        torch._foreach_add_(params, moves, alpha=-rates)
+
+
+def shortest(rates: list) -> Rates:
+    """The rates as steps take them: one number where all are the same one."""
+    alike = not any(isinstance(r, Tensor) for r in rates) and len(set(rates)) == 1
+    return rates[0] if alike else rates
 
 
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}

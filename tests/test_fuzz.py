@@ -52,6 +52,8 @@ LEGAL = {
     "shuffle": st.booleans(),
     "lr": held.filter(lambda v: v < 1e30) | st.integers(0, 3),
     "momentum": held.filter(lambda v: v < 1),
+    "lr_schedule": st.sampled_from(["constant", "cosine", "step", "exponential"]),
+    "server": st.sampled_from(["plain", "momentum", "adam"]),
     "buffers": st.sampled_from(["local", "average", "reset"]),
     "seed": st.integers(0, 2**63 - 1),
     "partition_seed": st.none() | st.integers(0, 2**63 - 1),
@@ -127,6 +129,7 @@ OUTSIDE = {
     "partition_seed": st.integers(max_value=-1),
     "plan": st.text().filter(lambda v: v not in ("wrap", "drop", "fresh")),
     "method": st.text().filter(lambda v: v not in METHODS),
+    "optimizer": st.text().filter(lambda v: v not in ("sgd", "adam", "adamw")),
     "dtype": st.text().filter(lambda v: v not in ("float32", "float64")),
 }
 

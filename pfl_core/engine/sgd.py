@@ -175,7 +175,7 @@ def update(method: Method, job: Job, stacked: bool, rates: list | None = None) -
 
 def _update(config: TrainConfig, rates: list, counts: list[bool], stacked: bool) -> Update:
     # counts: whose gradients are clipped.
-    optimizer = optim.optimizer(config)
+    optimizer, shortest = optim.optimizer(config), optim.shortest(rates)
     clipped = [i for i, count in enumerate(counts) if config.clip and count]
 
     def update(params: list[Tensor], found: list[Tensor | None], moments: Moments) -> None:
@@ -187,6 +187,6 @@ def _update(config: TrainConfig, rates: list, counts: list[bool], stacked: bool)
             return part(some(params), [*grads], {p: some(v) for p, v in moments.items()})
         if clipped:
             clip_([grads[i] for i in clipped], config.clip, stacked)
-        optimizer.step(config, params, grads, moments, rates)
+        optimizer.step(config, params, grads, moments, shortest)
 
     return update

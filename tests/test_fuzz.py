@@ -84,6 +84,29 @@ def test_an_experiment_survives_json_and_keeps_its_id(fields, order):
     assert changed.id_for("x") != e.id_for("x") != e.id_for("y")
 
 
+JOINED = ("model_args", "tags")  # `but` adds to dicts
+ALONE = {n: v for n, v in LEGAL.items() if n not in ("dataset", "partition_seed", *JOINED)}
+
+
+@some
+@given(
+    st.fixed_dictionaries({}, optional=ALONE), st.fixed_dictionaries({}, optional=ALONE), st.data()
+)
+def test_what_but_changes_is_the_experiment_that_says_it_and_back_is_the_first(was, now, data):
+    """One at a time in any order or at once, `but` is the Experiment with these fields; ids differ if numbers may."""
+    first, both = Experiment(**{"model": "mlp"} | was), {"model": "mlp"} | was | now
+    wanted = Experiment(**both)
+    one_by_one = first
+    for name in data.draw(st.permutations(sorted(now))):
+        one_by_one = one_by_one.but(**{name: now[name]})
+    for e in (first.but(**now), one_by_one):
+        assert e.plain() == wanted.plain() and e.id_for("x") == wanted.id_for("x")
+    back = wanted.but(**{name: getattr(first, name) for name in now})
+    assert back.plain() == first.plain() and back.id_for("x") == first.id_for("x")
+    same = wanted.canonical() == first.canonical()
+    assert (wanted.id_for("x") == first.id_for("x")) == same
+
+
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()

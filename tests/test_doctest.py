@@ -2,7 +2,11 @@
 
 import doctest
 import json
+import os
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +108,30 @@ def test_the_examples_of_metrics_give_what_they_say():
     text = page.read_text().replace("```", "")
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, None, 0)
     assert len(test.examples) > 12 and not failures([test])
+
+
+def test_the_examples_of_a_method_in_the_second_hour_give_what_they_say():
+    page = Path(__file__).parents[1] / "docs" / "own.md"
+    text = page.read_text().partition("## A method in the second hour")[2].replace("```", "")
+    test = doctest.DocTestParser().get_doctest(text, {"__name__": "own"}, page.name, None, 0)
+    try:
+        assert len(test.examples) > 15 and not failures([test])
+    finally:
+        for name in ("rarely", "warm", "gate"):
+            METHODS.pop(name, None)
+
+
+def test_the_script_of_own_methods_runs(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "own.md").read_text()
+    for name in ("my_methods", "study"):
+        (code,) = re.findall(rf"```python\n# {name}\.py\n(.*?)```", text, flags=re.S)
+        (tmp_path / f"{name}.py").write_text(code)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    env = os.environ | {"PFL_RUNS": str(tmp_path / "runs"), "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "study.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "4 runs", done.stderr
 
 
 def test_a_wrong_example_is_found():

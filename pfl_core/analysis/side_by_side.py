@@ -11,6 +11,7 @@ from pfl_core.engine.finetune import TUNED
 from pfl_core.engine.scoring import COUNTED, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import OWN
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+ACC = "acc_pct"
 _MOMENTS = MOMENTS | {TUNED: "after fine-tuning"}
 
 
-def plot(*results: Result, when: str = "before", metric: str = "acc_pct") -> Figure:
+def plot(*results: Result, when: str = "before", metric: str = ACC) -> Figure:
     """Draw the test accuracy of finished runs, the mean over clients, against the round, or
     against the epoch of their fine-tuning; or another metric.
 
@@ -36,7 +38,8 @@ def plot(*results: Result, when: str = "before", metric: str = "acc_pct") -> Fig
         Models as they are served, or after the round's local training; or those of fine-tuning
         after the last round, from the served ones (epoch 0) to the last epoch.
     metric : str
-        A metric of the rows, mean over clients: "acc_pct", "acc_worst10", "auc", ...
+        A metric of the rows, mean over clients: "acc_pct", "acc_worst10", "auc", ...; or a name
+        that a method's own `numbers` gives, of runs with record=("numbers",).
 
     Returns
     -------
@@ -85,7 +88,10 @@ def _rows(results: tuple[Result, ...], when: str, metric: str) -> pd.DataFrame:
         result.rows.assign(row=name) for name, result in zip(names, of_each.values(), strict=True)
     ]
     rows = pd.concat(frames, ignore_index=True)
+    own = rows[(rows["average"] == OWN) & (rows.metric == metric)]
     rows = rows[(rows["average"] == "client") & (rows.split == "test")]
+    if len(own) and when == "before" and metric not in set(rows.metric):
+        return own
     if len(rows):
         add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
         checks.known("metric", metric, sorted({*rows.metric.str.removesuffix(COUNTED)}), add)

@@ -109,6 +109,33 @@ class History:
             return None
         return float(accuracy(series[-1].numpy()[has], self.n[split][has]).mean())
 
+    def numbers(self, round: int) -> dict[str, float]:
+        """What a tracker draws of a round; {} of one that was not evaluated.
+
+        Returns
+        -------
+        {name: number}
+            "before/test/acc_pct" and "acc_balanced", the clients' mean accuracies in %, and "loss",
+            over all their samples, of each when and split, and the clients' mean of each of the
+            Experiment's `metrics`; "download" and "upload", scalars, and "visits", since the start;
+            "own/NAME", what a method's `numbers` gives, if recorded.
+        """
+        if round not in self.rounds:
+            return {}
+        at, out = self.rounds.index(round), {}
+        for key, series in self.evals.items():
+            when, split, metric = key.split("/")
+            has = self.n[split] > 0
+            if at < len(series) and has.any():
+                value, n = series[at].numpy()[has], self.n[split][has]
+                name, number = _of_clients(metric, value, n)
+                out[f"{when}/{split}/{name}"] = number
+        out |= {n: float(getattr(self, n)[at]) for n in ("download", "upload", "visits")}
+        start = f"numbers/{round}/"
+        own = {k.removeprefix(start): v for k, v in self.probes.items() if k.startswith(start)}
+        out |= {f"own/{name}": float(value) for name, value in own.items()}
+        return {name: v for name, v in out.items() if math.isfinite(v)}
+
     def until(self, count: int, probes: Params) -> History:
         """The first `count` entries, with the probes of that time."""
         lists: dict[str, Any] = {k: v[:count] for k, v in vars(self).items() if isinstance(v, list)}
@@ -116,6 +143,18 @@ class History:
         same: dict[str, Any] = dict(executor=self.executor, faster=self.faster, n=self.n)
         same |= dict(chunks=self.chunks, cpu=self.cpu, answered=self.answered)
         return History(**lists, **same, evals=evals, probes=probes)
+
+
+def _of_clients(metric: str, value: np.ndarray, n: np.ndarray) -> tuple[str, float]:
+    # One number of what was measured of clients with n samples each, and its name in rows.
+    if metric == "correct":
+        return "acc_pct", float(accuracy(value, n).mean())
+    if metric == "balanced":
+        return "acc_balanced", float(100 * value.mean())
+    if metric == "loss":
+        return metric, float(value.sum() / n.sum())
+    known = value[~np.isnan(value)]  # clients for which a metric of the Experiment's is defined
+    return metric, float(known.mean()) if len(known) else math.nan
 
 
 def save(

@@ -105,6 +105,35 @@ def train(view: View) -> dict[str, Tensor]:
     return {"hits": torch.as_tensor(got["correct"]), "n": torch.as_tensor(got["n"])}
 
 
+def numbers(view: View) -> dict[str, Tensor]:
+    """{name: ()}: what a method of one's own says of itself in numbers, from its state.
+
+    Raises
+    ------
+    ValueError
+        For what is no number, and for a name with a slash.
+    """
+    method: Any = view.method  # one that has them
+    found: Any = method.numbers(view.state)
+    if not isinstance(found, dict):
+        got = type(found).__name__
+        raise ValueError(f"{method.name}.numbers returned {got}, allowed is {{name: number}}")
+    return {name: _number(method.name, name, value) for name, value in found.items()}
+
+
+def _number(method: str, name: Any, value: Any) -> Tensor:
+    if not isinstance(name, str) or "/" in name:
+        raise ValueError(f"{method}.numbers: the name {name!r} must be a text without a slash")
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.reshape(()).double()
+    if isinstance(value, int | float | np.number):
+        return torch.tensor(float(value), dtype=torch.float64)
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
+    raise ValueError(
+        f"{method}.numbers: {name} is a {type(value).__name__}{shape}, allowed is a number"
+    )
+
+
 PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
     "weights": weights,
     "embeddings": embeddings,
@@ -112,10 +141,12 @@ PROBES: dict[str, Callable[[View], dict[str, Tensor]]] = {
     "cka_cores": cka_cores,
     "mix_and_match": mix_and_match,
     "train": train,
+    "numbers": numbers,
 }
-EVERY = {"weights", "train"}  # small, and their course over the rounds is of interest
+EVERY = {"weights", "train", "numbers"}  # small, and their course over the rounds is of interest
 # What a method must have for a probe: a function, which a hyper-parameter of that name is not.
 NEEDS = {"weights": "weights", "embeddings": "embeddings", "cka_cores": "cores"}
+NEEDS |= {"numbers": "numbers"}
 
 
 def check(names: Iterable[str], method: Any) -> None:
@@ -200,8 +231,9 @@ def recorder(names: Iterable[str]) -> Callable[..., None] | None:
                 continue
             if best and name not in EVERY:
                 _forget_earlier_best(kept, name, mine)
+            dtype = torch.float64 if name == "numbers" else torch.float32
             for key, value in PROBES[name](view).items():
-                kept[f"{name}/{view.round}/{key}"] = value.detach().to("cpu", torch.float32).clone()
+                kept[f"{name}/{view.round}/{key}"] = value.detach().to("cpu", dtype).clone()
 
     return record if names else None
 

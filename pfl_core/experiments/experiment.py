@@ -334,7 +334,7 @@ class Experiment:
     record: tuple[str, ...] = value(
         (),
         "Probes whose arrays the Result keeps: weights, embeddings, cka, cka_cores, mix_and_match, "
-        "train (read them with result.probe)",
+        "train, numbers (read them with result.probe)",
     )
     metrics: tuple[str, ...] = value(
         (),

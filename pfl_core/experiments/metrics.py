@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.scoring import CONFUSION, COUNTED, LARGE, SCORES, less_is_better
 from pfl_core.util import checks
@@ -31,6 +32,7 @@ OF_CLIENTS = {  # {metric over clients: its name in `spread`}
     "acc_worst10": "worst10",
 }
 ALWAYS = ("correct", "loss", "balanced", *LARGE)  # what is no metric of an Experiment's
+OWN = "own"  # the `average` of a method's own numbers
 TOTALS = {
     "download_bytes": "download",
     "upload_bytes": "upload",
@@ -44,7 +46,8 @@ def history_frame(
 ) -> pd.DataFrame:
     """A run's history: rounds, when, split, average, metric, value, one number a row.
 
-    Totals of the run so far (bytes, visits, seconds) have when "" and split "".
+    Totals of the run so far (bytes, visits, seconds) have when "" and split "", and so have a
+    method's own `numbers`, of average "own".
 
     Parameters
     ----------
@@ -69,6 +72,9 @@ def history_frame(
         values = np.array(getattr(history, name)[: len(rounds)], dtype=float)
         values *= scalar_bytes if metric.endswith("bytes") else 1
         parts.append((("", "", "total", metric), rounds, values))
+    if "probe/numbers" in arrays:
+        at, found = probes.read(arrays, "numbers")
+        parts += [(("", "", OWN, name), at, values) for name, values in found.items()]
     named = [name for name, _, values in parts for _ in values]
     frame = pd.DataFrame(named, columns=["when", "split", "average", "metric"])
     numbers = {"rounds": np.concatenate([at for _, at, _ in parts])}

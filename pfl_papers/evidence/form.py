@@ -134,7 +134,7 @@ _METRICS = {
     "total.client_visits": "how often a client took part so far",
     "total.train_s": "seconds of training so far",
 }
-_AVERAGES = ("client.", "pooled.", "total.")  # of metrics: what their columns begin with
+_AVERAGES = ("client.", "pooled.", "total.", "own.")  # of metrics: what their columns begin with
 TABLES = {
     RUNS: Schema(
         "A line a run: what was asked for, what answered it, and where. The columns from `dataset` "

@@ -50,8 +50,15 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "models": lambda: late("models").list_models(),
     "partitions": lambda: late("data.partition").list_partitions(),
     "metrics": lambda: late("engine.scoring").list_metrics(),
-    "runs": lambda: late("experiments.listing").listed(late("experiments.store").finished()),
+    "runs": lambda: late("experiments.listing").listed(
+        late("experiments.store").finished(), late("experiments.begun").begun()
+    ),
 }
+# What `show` says first of a run's meta; digests and the like stand below.
+FIRST = (
+    "status", "warned", "rounds", "clients", "parameters", "device", "executor", "wall_s", "cpu_s",
+    "date", "version", "commit",
+)  # fmt: skip
 
 
 @functools.cache
@@ -128,8 +135,9 @@ def show(result: Result) -> None:
     shown = accuracies.to_string() if len(accuracies) else "no test accuracy"
     clean = checks.printable
     print(clean(result), repr(result.experiment), "", shown, "", sep="\n")
-    print("\n".join(f"{k:14} {clean(v)}" for k, v in result.meta.items() if k != "id"))
-    print(f"{'folder':14} {result.folder}")
+    meta = {k: result.meta[k] for k in FIRST if k in result.meta}
+    meta |= {"folder": result.folder} | {k: v for k, v in result.meta.items() if k != "id"}
+    print("\n".join(f"{k:14} {clean(v)}" for k, v in meta.items()))
 
 
 def do_sweep(args: Namespace) -> int:
@@ -178,7 +186,7 @@ def do_table(args: Namespace) -> None:
 
 def do_list(args: Namespace) -> None:
     """List what there is, a line each; of runs, what differs from most of the others stands behind
-    method, data, seed and rate"""
+    method, data, seed and rate, then come means over seeds, and what is not finished"""
     for kind in args.kind:
         checks.known("list", kind, LISTS)
     for kind in args.kind or LISTS:

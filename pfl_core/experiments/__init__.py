@@ -2,6 +2,7 @@
 
 # What other rooms may take from it.
 __all__ = [
+    "begun",
     "build",
     "compute",
     "experiment",

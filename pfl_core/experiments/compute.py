@@ -15,6 +15,7 @@ from pfl_core.engine import probes, unvisited
 from pfl_core.engine.checkpoint import History, check, writing
 from pfl_core.engine.engine import automatic
 from pfl_core.engine.simulate import FINISH, Diverged, simulate
+from pfl_core.experiments import begun
 from pfl_core.experiments.experiment import SCHEMA, Experiment
 from pfl_core.experiments.finish import Trained, finish
 from pfl_core.experiments.prepare import Call, Prepared, prepared
@@ -105,6 +106,7 @@ def _work_folder(call: Call) -> Path:
         trial = work / "trial"
         trial.write_bytes(b"0" * 4096)
         trial.unlink()
+        begun.note(work, call.experiment, call.id)
     return work
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pfl_core.data import augment
 from pfl_core.data.partition import list_partitions
 from pfl_core.data.pools import list_datasets
 from pfl_core.engine import finetune
-from pfl_core.experiments import settings
+from pfl_core.experiments import begun, settings
+from pfl_core.experiments.begun import Begun
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
 from pfl_core.experiments.weights import Weights
@@ -42,7 +45,8 @@ def by_id(start: str) -> Result:
     if found:
         raise ValueError(f"{what}: {', '.join(r.id for r in found)}; give more digits")
     for path in store.glob(f"{start}*.part"):
-        raise ValueError(f"{what}; {path.stem} is not finished: run it again, and it goes on")
+        far = f" ({run} is kept)" if (run := begun.read(path)) else ""
+        raise ValueError(f"{what}; {path.stem} is not finished{far}: run it again, and it goes on")
     for path in paths.trash_folder().glob(f"*/{start}*"):
         raise ValueError(f"{what}; move {path} back to {store} to have it again")
     raise ValueError(f"{what} in {store}; `python -m pfl_core list runs` shows all")
@@ -138,19 +142,51 @@ def date(result: Result) -> str:
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
 
-def listed(found: Iterable[Result]) -> dict[str, str]:
-    """{id: a line} of runs: date, `HEAD`, what else is unusual about each, accuracy, status."""
-    found = list(found)
-    out = {}
-    for r, more in zip(found, differing([r.experiment for r in found]), strict=True):
-        e = r.experiment
+def listed(found: Iterable[Result], unfinished: Iterable[Begun] = ()) -> dict[str, str]:
+    """{id: a line} of runs: date, `HEAD`, what else is unusual about each, accuracy, status.
+
+    Where no value of a field is that of most runs, each line says its own. Runs of one setting have
+    a line of their mean over seeds, and those that are not finished one of their progress.
+    """
+    found, unfinished = list(found), list(unfinished)
+    unusual = differing([r.experiment for r in [*found, *unfinished]], ties=True)
+    out, alike = {}, {}
+    for r, more in zip(found, unusual, strict=False):
         about = beside_fields(r.meta)
-        more |= {n: about[n] for n in ("code", "data") if n == "code" or e.dataset == "own"}
-        said = [f"{e.method} on {e.dataset}", f"seed {e.seed}", f"lr {e.lr:g}"]
-        said += [f"{name}={v}" for name, v in more.items() if name not in HEAD and v != ""]
+        own = r.experiment.dataset == "own"
+        more |= {n: about[n] for n in ("code", "data") if n == "code" or own}
         status = "" if r.ok else f", {r.meta['status']}"
-        out[r.id] = f"{date(r)}  {', '.join(said)}: {_last(r)}{status}"
+        out[r.id] = f"{date(r)}  {_told(r.experiment, more)}: {_last(r)}{status}"
+        alike.setdefault(r.setting, []).append((r, more))
+    for setting, of in alike.items():
+        if len({r.experiment.seed for r, _ in of}) > 1:
+            out[f"setting {setting[:8]}"] = _over_seeds(*zip(*of, strict=True))
+    for b, more in zip(unfinished, unusual[len(found) :], strict=True):
+        what = _told(b.experiment, more)
+        out[b.id] = f"{b.date:%Y-%m-%d %H:%M}  {what}: unfinished, {b} is kept"
     return out
+
+
+def _told(e: Experiment, more: dict[str, Any], seeds: Collection[int] = ()) -> str:
+    # `HEAD` and what else is said of an Experiment; of several seeds, all of them.
+    several = f"seeds {', '.join(map(str, sorted(set(seeds))))}"
+    said = [f"{e.method} on {e.dataset}", several if seeds else f"seed {e.seed}", f"lr {e.lr:g}"]
+    silent = (*HEAD, *settings.SEEDS) if seeds else HEAD
+    return ", ".join(
+        said + [f"{n}={v}" for n, v in more.items() if n not in silent and v not in ("", None)]
+    )
+
+
+def _over_seeds(found: Sequence[Result], unusual: Sequence[dict[str, Any]]) -> str:
+    # The line of runs that differ in their seeds alone.
+    whole = [acc for r in found if r.ok and (acc := _accuracy(r))]
+    seeds = [r.experiment.seed for r in found]
+    values, lost = [value for value, _ in whole], sum(not r.ok for r in found)
+    told = f"{'':16}  {_told(found[0].experiment, unusual[0], seeds)}: "
+    if len(values) > 1:
+        mean, sd = np.mean(values), np.std(values, ddof=1)
+        told += f"mean of {len(values)} {mean:.2f} % ({whole[0][1]}), sd {sd:.2f}"
+    return told + ", " * (len(values) > 1 and lost > 0) + f"{lost} diverged" * (lost > 0)
 
 
 def beside_fields(meta: dict[str, Any]) -> dict[str, Any]:
@@ -164,24 +200,30 @@ def beside_fields(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last(result: Result) -> str:
+    acc = _accuracy(result)
+    return f"{acc[0]:.2f} % ({acc[1]})" if acc else "no test data"
+
+
+def _accuracy(result: Result) -> tuple[float, str] | None:
+    # The clients' mean at the end, and at which moment it was measured.
     history = result.history
     mean = history[(history.metric == "acc_pct") & (history["average"] == "client")]
     acc = mean[mean.split == "test"]
-    if acc.empty:
-        return "no test data"
-    return f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})"
+    return None if acc.empty else (float(acc.value.iloc[-1]), acc.when.iloc[-1])
 
 
-def differing(cells: Sequence[Experiment]) -> list[dict[str, Any]]:
+def differing(cells: Sequence[Experiment], ties: bool = False) -> list[dict[str, Any]]:
     """Of each Experiment the fields in which it differs from what most of them have.
 
-    Fields of dicts as partition_args.alpha; None: not given.
+    Fields of dicts as partition_args.alpha; None: not given. With `ties`, where several values are
+    as frequent as each other, all have it.
     """
     flat = [fields_of(e) for e in cells]
     usual = {}
     for name in dict.fromkeys(name for f in flat for name in f):
-        values = [repr(f.get(name)) for f in flat]
-        usual[name] = max(dict.fromkeys(values), key=values.count)
+        values = Counter(repr(f.get(name)) for f in flat).most_common(2)
+        tie = ties and len({count for _, count in values}) < len(values)
+        usual[name] = None if tie else values[0][0]
     return [{n: f.get(n) for n, most in usual.items() if repr(f.get(n)) != most} for f in flat]
 
 
@@ -238,13 +280,13 @@ def _with(said: str, name: str, value: Any) -> str:
 def side_by_side(found: Sequence[Result]) -> pd.DataFrame:
     """A column a run: `HEAD`, the fields that are not the same in all, when and on what each ran.
 
-    Then its accuracies, as `Result.summary` has them.
+    Its accuracies, as `Result.summary` has them, stand after the fields.
     """
     flat = [fields_of(result.experiment) | beside_fields(result.meta) for result in found]
     varied, columns = _varied(flat), {}
     for result, f in zip(found, flat, strict=True):
-        about = {n: f.get(n, "") for n in dict.fromkeys([*HEAD, *varied])} | {"date": date(result)}
-        about |= {n: result.meta.get(n, "") for n in RECORDED}
-        lines = {(n, ""): v for n, v in about.items()} | dict(result.summary().stack())
+        first = {(n, ""): f.get(n, "") for n in dict.fromkeys([*HEAD, *varied])}
+        ran = {"date": date(result)} | {n: result.meta.get(n, "") for n in RECORDED}
+        lines = first | dict(result.summary().stack()) | {(n, ""): v for n, v in ran.items()}
         columns[result.id] = pd.Series(lines, dtype=object)
     return pd.concat(columns, axis=1).fillna("")

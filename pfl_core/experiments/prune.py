@@ -179,7 +179,8 @@ def _date(path: Path, meta: dict) -> datetime:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return datetime.fromisoformat(meta["date"]).astimezone()
     file = path / "experiment.json"
-    return datetime.fromtimestamp((file if file.exists() else path).lstat().st_mtime).astimezone()
+    whole = file.exists() and path.suffix != ".part"
+    return datetime.fromtimestamp((file if whole else path).lstat().st_mtime).astimezone()
 
 
 def _size(path: Path) -> int:

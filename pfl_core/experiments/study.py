@@ -39,8 +39,9 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import lookup, study_file
+from pfl_core.experiments import begun, lookup, study_file
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment, grid, import_plugin, seeded
 from pfl_core.experiments.metrics import ROW_COLUMNS
@@ -177,6 +178,13 @@ class Study:
 
         Nothing is computed. A cell whose tuning is not finished, or chose nothing, has none.
         """
+        for cell, seed, _, there in self._runs(shard):
+            yield cell, seed, there
+
+    def _runs(
+        self, shard: tuple[int, int] = (1, 1)
+    ) -> Iterator[tuple[Experiment, int, str, Result | None]]:
+        # As `found`, with the run's id, "" where tuning has not chosen it.
         fed, store = self.fed(), paths.store_folder()
 
         @functools.cache
@@ -188,25 +196,31 @@ class Study:
 
         for cell, seed in self._part(shard):
             if (choice := chosen(cell)) is None:
-                yield cell, seed, None
+                yield cell, seed, "", None
                 continue
             e = fitted(seeded(choice, seed), fed)
-            there = lookup.stored(e, store, fed.checksum if fed else None)
-            yield cell, seed, dataclasses.replace(there, experiment=e) if there else None
+            checksum = fed.checksum if fed else pools.checksum(e.dataset)
+            there = lookup.stored(e, store, checksum)
+            there = dataclasses.replace(there, experiment=e) if there else None
+            yield cell, seed, e.id_for(checksum), there
 
     def results(self) -> list[Result]:
         """The finished runs that are reported, in the order of the table."""
         return [result for *_, result in self.found() if result]
 
     def status(self) -> pd.DataFrame:
-        """How many runs of each cell are finished, of how many; columns as in the table."""
-        lines = [
-            (cell.tags.get("row", ""), cell.tags.get("column", "") or "runs", result is not None)
-            for cell, _, result in self.found()
-        ]
-        frame = pd.DataFrame(lines, columns=["row", "column", "there"])
-        said = frame.groupby(["row", "column"], sort=False).there.agg(
-            lambda there: f"{there.sum()} of {len(there)}"
+        """How many runs of each cell are finished, of how many, and how far those are that have
+        begun; columns as in the table.
+        """
+        store, lines = paths.store_folder(), []
+        for cell, seed, id, result in self._runs():
+            far = None if result or not id else begun.read(store / f"{id}{begun.ENDING}")
+            at = f"seed {seed}: {far}" if far else ""
+            place = cell.tags.get("row", ""), cell.tags.get("column", "") or "runs"
+            lines.append((*place, result is not None, at))
+        frame = pd.DataFrame(lines, columns=["row", "column", "there", "at"])
+        said = frame.groupby(["row", "column"], sort=False)[["there", "at"]].apply(
+            lambda of: "; ".join([f"{of.there.sum()} of {len(of)}", *filter(None, of["at"])])
         )
         return said.unstack("column").reindex(index=list(self.rows)).rename_axis(None, axis=1)
 

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
 import pfl_core
@@ -215,10 +216,15 @@ def test_the_list_says_what_differs(home, capsys):
     lines = {r.id: "" for r in map(run, [e, *others])}
     for line in said(capsys, "list runs").splitlines():
         lines[line.split()[0]] = line
+    mean = lines.pop("setting")
     first, seed, alpha, rate = lines.values()
     assert " seed 0, lr 0.01: " in first and " seed 1, lr 0.01: " in seed
     assert " seed 0, lr 0.01, partition_args.alpha=5.0: " in alpha
     assert " seed 0, lr 0.5, epochs=2, model_args.hidden=7: " in rate
+    seen = [run(x).history.query("metric == 'acc_pct' and split == 'test'") for x in (e, others[0])]
+    of = [h[(h["average"] == "client") & (h.when == "after")].value.iloc[-1] for h in seen]
+    assert " fedper on digits, seeds 0, 1, lr 0.01: mean of 2 " in mean
+    assert f"{np.mean(of):.2f} % (after), sd {np.std(of, ddof=1):.2f}" in mean
     today = f"{datetime.now():%Y-%m-%d} "
     assert all(today in line for line in lines.values())
     table = side_by_side([run(e), run(others[1])])
@@ -226,6 +232,65 @@ def test_the_list_says_what_differs(home, capsys):
         table.loc["partition_args.alpha"].iloc[0].tolist() == [0.5, 5.0]
         and "rounds" not in table.index
     )
+
+
+def test_a_tie_is_shown_whole(home):
+    e = Experiment(**TINY)
+    pair = [
+        run(x) for x in (e.but(partition_args={"alpha": 0.5}), e.but(partition_args={"alpha": 5.0}))
+    ]
+    a, b = listed(pair).values()
+    assert "partition_args.alpha=0.5: " in a and "partition_args.alpha=5.0: " in b
+    *_, c = listed([*pair, run(e.but(partition_args={"alpha": 5.0}, epochs=2))]).values()
+    assert "alpha" not in c and "epochs=2" in c, "most runs have it"
+    with_mu = [run(e.but(method="fedavg")), run(e.but(method="fedprox", method_args={"mu": 0.5}))]
+    a, b = listed(with_mu).values()
+    assert "mu" not in a and "method_args.mu=0.5: " in b
+
+
+def test_a_mean_is_of_seeds_of_one_setting_alone(home):
+    e = Experiment(**TINY)
+    found = [
+        run(x) for x in (e, e.but(seed=1), e.but(lr=0.5), e.but(lr=0.5, seed=3), e.but(epochs=2))
+    ]
+    lost = dataclasses.replace(
+        found[3], meta=found[3].meta | {"status": "failed: not finite", "id": "0" * 16}
+    )
+    told = listed([*found[:3], lost, found[4]])
+    means = {name: line for name, line in told.items() if name.startswith("setting ")}
+    assert set(means) == {f"setting {r.setting[:8]}" for r in (found[0], found[2])}
+    assert means[f"setting {found[2].setting[:8]}"].endswith("seeds 0, 3, lr 0.5: 1 diverged")
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_what_is_not_finished_says_how_far_it_is(home, capsys, stop):
+    e = Experiment(**TINY).but(rounds=5, lr=0.3)
+    with pytest.raises(simulate.Interrupted):
+        run(e, on_round=lambda r, h: r == stop)
+    far = f"round {stop + 1} of 5 is kept"
+    (line,) = said(capsys, "list runs").splitlines()
+    assert (
+        line.startswith(f"{e.id} ")
+        and f"fedper on digits, seed 0, lr 0.3: unfinished, {far}" in line
+    )
+    assert f"not finished ({far}): run it again" in said(capsys, f"show {e.id[:6]}", 1)
+    (home / "store" / f"{e.id}.part" / "checkpoint.pt").write_bytes(b"damaged")
+    assert "unfinished, round 0 of 5 is kept" in said(capsys, "list runs")
+    (home / "store" / f"{e.id}.part" / "experiment.json").write_text("{")
+    assert "unfinished" not in said(capsys, "list runs")
+    result = run(e)
+    assert "experiment.json" in {f.name for f in result.folder.iterdir()} and result.ok
+    capsys.readouterr()  # what it says of the damaged checkpoint
+    (line,) = said(capsys, "list runs").splitlines()
+    assert "unfinished" not in line
+
+
+def test_show_begins_with_what_matters(home, capsys):
+    r = run(Experiment(**TINY))
+    out = said(capsys, f"show {r.id}").splitlines()
+    words = [line.split()[0] for line in out if line.strip()]
+    assert words.index("after") < words.index("status") < words.index("wall_s")
+    assert words.index("folder") < words.index("course") and len(set(words)) == len(words)
 
 
 def test_dates_commits_and_processors_are_shown_where_they_are_known(home):

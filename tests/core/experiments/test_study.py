@@ -8,6 +8,7 @@ import pytest
 
 from pfl_core import Experiment, Federation, grid, run, sweep, table, tune
 from pfl_core.__main__ import main
+from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import workers
 from pfl_core.experiments.study import Study, shard
 
@@ -109,6 +110,16 @@ def test_what_is_finished_is_told_without_computing(study, nothing_computed):
     assert status.loc[first.tags["row"], first.tags["column"]] == "2 of 2"
     assert status.to_numpy().tolist().count(["2 of 2", "0 of 2"]) == 1
     assert len(said.results()) == 2 and table(*said.results()).cells.seeds.tolist() == [2]
+
+
+def test_the_status_says_how_far_runs_are_that_have_begun(study):
+    said = study(HEAD + ROWS + COLUMNS)
+    first = said._reported(said.cells())[1]
+    with pytest.raises(Interrupted):
+        run(first, device="cpu", on_round=lambda r, h: r == 0)
+    status = said.status()
+    assert status.loc[first.tags["row"], first.tags["column"]] == "0 of 2; seed 1: round 1 of 1"
+    assert status.to_numpy().ravel().tolist().count("0 of 2") == 3
 
 
 def test_the_product_of_lists_makes_rows(study):

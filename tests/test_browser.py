@@ -328,6 +328,9 @@ def test_the_site_in_a_browser(driver, tmp_path):
     driver.get_log("browser")  # what other pages said
     for page, shown in {
         "README": "//h1",
+        "docs/own": "//h2[contains(., 'A method')]",
+        "docs/own_data": "//table",
+        "docs/runs": "//pre[contains(., 'against')]",
         "docs/generated/methods/fedaghn": "//*[local-name()='math']",
         "notebooks/fedaghn": "//table",
         "docs/generated/api/index": "//a[contains(@href, 'Experiment')]",

@@ -348,10 +348,10 @@ def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch, capsys):
     whole, context = run(WIDE, store=tmp_path / "other"), simulate.Context
 
     class Full(context):
-        def __init__(self, engine, state, sel, round, ids):
+        def __init__(self, engine, state, sel, round, *how):
             if engine.task.initial["fc1.weight"].shape[0] == 64 and round == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-            super().__init__(engine, state, sel, round, ids)
+            super().__init__(engine, state, sel, round, *how)
 
     with monkeypatch.context() as patch:
         patch.setattr(simulate, "Context", Full)

@@ -44,7 +44,7 @@ class _Round:
         method = method_for("flayer", model, dict(mixing=False), lr=lr)
         state = method.init()
         start = method.begin(state, ALL)
-        seen = dict(sel=ALL, round=0, state=state, measure=None, train=self.train)
+        seen = dict(sel=ALL, round=0, lr=lr, state=state, measure=None, train=self.train)
         context: Any = SimpleNamespace(**seen)
         end = method.local(context, start)
         server = method.upload(state, ALL, start, end, torch.ones(3)).server

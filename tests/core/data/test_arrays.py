@@ -246,7 +246,7 @@ NO_LABELS = {
     "names, one missing": (np.array([None] + ["a"] * (N - 1)), "y is missing for 1 of .* sample 0"),
     "NaN": (np.where(Y, np.nan, 0), "8 are NaN|16 are NaN"),
     "masked": (np.ma.array(Y, mask=Y > 1), "y is a masked array"),
-    "nothing": (None, r"shape \(\)"),
+    "nothing": (None, "y is a NoneType; give a list or array"),
 }
 
 

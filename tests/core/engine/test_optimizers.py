@@ -279,24 +279,23 @@ def test_parts_that_are_trained_one_after_the_other(executor, name):
         close(state.clients, {n: p[n] for n in state.clients}, k)
 
 
-class Hybrid(Method):
-    """A plugin whose second training is a step of its own."""
-
-    name = "hybrid_for_test"
-
-    def local(self, ctx, start):
-        half = ctx.train(self.loss, start)
-        return ctx.train(self.loss, half, step=lambda p, anchor, grad, at: (p, {}))
-
-
 def test_a_step_that_comes_second_is_refused_before_the_first(monkeypatch):
+    class Hybrid(Method):
+        """A plugin whose second training is a step of its own."""
+
+        name = "hybrid_for_test"
+
+        def local(self, ctx, start):
+            half = ctx.train(self.loss, start)
+            return ctx.train(self.loss, half, step=lambda p, anchor, grad, at: (p, {}))
+
+    monkeypatch.setitem(METHODS, Hybrid.name, METHODS.pop(Hybrid.name))
     method, data = setup("hybrid_for_test", optimizer="adam")
     tried = []
     monkeypatch.setattr("pfl_core.engine.engine.Engine.run", lambda *a: tried.append(a))
     with pytest.raises(ValueError, match="hybrid_for_test trains by a step of its own"):
         simulate(method, data, workers=1)
     assert not tried
-    del METHODS["hybrid_for_test"]
 
 
 @pytest.mark.parametrize(

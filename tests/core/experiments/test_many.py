@@ -169,9 +169,9 @@ def test_an_evaluation_of_some_costs_the_same_however_many_there_are(clients, mo
     method, data = bound(clients=clients, method="fedper", eval_clients=20, eval_after=True)
     whole = Engine.evaluate
 
-    def evaluate(self, p, split, ids=None):
+    def evaluate(self, p, split, ids=None, *how):
         evaluated.append((len(ids), len(p["fc.weight"])))
-        return whole(self, p, split, ids)
+        return whole(self, p, split, ids, *how)
 
     def personal(self, state, ctx):
         made.append(len(ctx.sel))

@@ -204,7 +204,7 @@ class ServerMomentum(Plain):
     momentum: float = number(0.9, "Share of the velocity that is left", low=0, below=1)
 
     def step(self, old: Params, change: Params, moments: Params) -> Params:
-        """As above."""
+        """The next parameters, along the velocity; shapes as `Plain.step` has them."""
         velocity = {n: moments[f"m.{n}"].mul_(self.momentum).add_(v) for n, v in change.items()}
         return {n: torch.add(v, velocity[n], alpha=self.lr) for n, v in old.items()}
 
@@ -225,7 +225,7 @@ class ServerAdam(Plain):
     )
 
     def step(self, old: Params, change: Params, moments: Params) -> Params:
-        """As above."""
+        """The next parameters, along the moments; shapes as `Plain.step` has them."""
         out = {}
         for n, d in change.items():
             first, second = (moments[f"{prefix}{n}"] for prefix in self.prefixes)

@@ -27,7 +27,7 @@ from pfl_core.engine import hooks, small
 from pfl_core.engine.batched import Batched
 from pfl_core.engine.convolutions import FASTEST, UNFOLD
 from pfl_core.engine.graphs import GRAPHS, CaptureFailed, first, synchronize
-from pfl_core.engine.scoring import answers
+from pfl_core.engine.scoring import judged
 from pfl_core.engine.sgd import Job
 from pfl_core.engine.threads import Threads, channels_last
 from pfl_core.methods.base import Batch, Method
@@ -293,7 +293,7 @@ class Engine:
             if cpu and self.data.kind == "image" and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
-                return answers(self.method.logits(model(row), x), y, scores)
+                return judged(self.method.logits(model(row), x), y, scores)
 
         order = sorted(batches, key=lambda batch: -len(batch[1]))
         # One transfer for all.

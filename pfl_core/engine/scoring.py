@@ -165,7 +165,7 @@ def blank(config: TrainConfig, shape: tuple[int, int], samples: int) -> Sums:
     return out
 
 
-def answers(scores: Tensor, y: Tensor, whole: bool) -> Tensor:
+def judged(scores: Tensor, y: Tensor, whole: bool) -> Tensor:
     """Of samples (n,): is the answer right (0 or 1), and its loss, (2, n); its scores if `whole`.
 
     `scores` are (n, C); with them it is (2 + C, n).

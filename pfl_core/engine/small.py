@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pfl_core.data.client_data import ClientData
-from pfl_core.engine.scoring import answers
+from pfl_core.engine.scoring import judged
 from pfl_core.engine.stack import over_clients
 from pfl_core.engine.threads import Threads
 from pfl_core.methods.base import Method
@@ -68,7 +68,7 @@ def evaluate(
         mine = _rows(p, rows)
         with torch.no_grad(), method.task.mode(False):
             given = over_clients(method.logits, (mine, x)).flatten(0, 1)
-            found = answers(given, y.flatten(), scores)
+            found = judged(given, y.flatten(), scores)
         there = column < n[rows][:, None]
         return where[there], found[:, torch.as_tensor(there, device=data.device).flatten()]
 

@@ -30,8 +30,9 @@ def _own_names():
     from pfl_core import models
     from pfl_core.data import partition, pools
     from pfl_core.engine import scoring
+    from pfl_core.methods.base import METHODS
 
-    registries = models._MODELS, partition._SCHEMES, pools._ENTRIES, scoring._METRICS
+    registries = models._MODELS, partition._SCHEMES, pools._ENTRIES, scoring._METRICS, METHODS
     before = [dict(names) for names in registries]
     yield
     for names, known in zip(registries, before, strict=True):

@@ -93,21 +93,19 @@ def test_it_moves_parameters_alone_and_executors_agree(name, server):
         close(states[0].server, wanted)
 
 
-class MadeAnew(Method):
-    """FedAvg whose upload makes another State."""
-
-    name = "made_anew_for_test"
-
-    def upload(self, state, sel, start, end, weight):
-        state = super().upload(state, sel, start, end, weight)
-        return State(dict(state.server), state.clients, state.extra)
-
-
 def test_a_state_that_is_made_anew_keeps_the_optimizers():
+    class MadeAnew(Method):
+        """FedAvg whose upload makes another State."""
+
+        name = "made_anew_for_test"
+
+        def upload(self, state, sel, start, end, weight):
+            state = super().upload(state, sel, start, end, weight)
+            return State(dict(state.server), state.clients, state.extra)
+
     how = dict(server="adam", server_args=ARGS["adam"])
-    names = ("fedavg", "made_anew_for_test")
+    names = ("fedavg", MadeAnew.name)
     (a, *_), (b, *_) = (simulate(*setup(name, **how), workers=1) for name in names)
-    del METHODS["made_anew_for_test"]
     assert_same(a, b)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import models, optim
+from pfl_core import models, optim, reach
 from pfl_core.anatomy import Anatomy
 from pfl_core.stacked import Params, expand, select
 from pfl_core.util import draws
@@ -246,7 +246,7 @@ class Task:
         if training not in both:
             # Constants are not copied: all threads' modules have the same ones.
             module = copy.deepcopy(self.model, {id(v): v for v in self._fixed.values()})
-            module.train(training)
+            reach.crop(module).train(training)
             for path in self._still:
                 module.get_submodule(path).eval()
             places = {n: n for n in self.names} | self.tied

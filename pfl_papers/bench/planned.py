@@ -12,6 +12,7 @@ from pfl_core.experiments.build import client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
 from pfl_core.util import checks, paths, sums
+from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import processor
 from pfl_papers.bench import costs, record, rows
 from pfl_papers.bench.protocol import KEEP, Asked
@@ -37,12 +38,13 @@ def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
         these are there, gradients of a client in a run, and hours of those that are not there.
     """
     device, lines = pick_device(device), {}
-    for setting in asked.settings:
-        known, seen = record.of_folder(record.kept(asked.named(setting))), set()
-        for row in asked.rows:
-            lines[asked.named(setting), rows.said(row.name)] = _line(
-                _Runs(asked, setting, row, known), seen, device
-            )
+    with Progress(len(asked.settings) * len(asked.rows), "rows timed", 0) as progress:
+        for setting in asked.settings:
+            known, seen = record.of_folder(record.kept(asked.named(setting))), set()
+            for row in asked.rows:
+                key = asked.named(setting), rows.said(row.name)
+                lines[key] = _line(_Runs(asked, setting, row, known), seen, device)
+                progress.at(len(lines), " ".join(key))
     return (
         pd.DataFrame(lines).T.rename_axis(["setting", "method"]).astype(dict.fromkeys(COUNTS, int))
     )

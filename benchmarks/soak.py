@@ -85,10 +85,10 @@ def report(folder: Path, minutes: float, result: str, readings: np.ndarray) -> N
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}"
     lines = [
         "# Many experiments in one process",
-        f"Written by `python -m benchmarks.soak --minutes {minutes:g} --report docs`.",
         f"**{result}.**",
         "![Memory and open files against finished runs](soak.png)",
-        f"{versions}, on the CPU.",
+        f"{versions}, on the CPU. Written by `python -m benchmarks.soak --minutes {minutes:g} "
+        "--report docs`.",
     ]
     (folder / "soak.md").write_text("\n\n".join(lines) + "\n")
 

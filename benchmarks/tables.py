@@ -101,7 +101,12 @@ def scaling(cases: dict) -> str:
 def many(cases: dict) -> str:
     """Very many small clients: seconds of a round, memory, and a checkpoint's cost."""
     head = ["method", "clients", "data (s)", "a round (s)", "with 200 clients evaluated (s)"]
-    head += ["with all evaluated (s)", "all over none", "memory (MB)", "with all evaluated (MB)"]
+    head += [
+        "with all evaluated (s)",
+        "all / none evaluated",
+        "memory (MB)",
+        "with all evaluated (MB)",
+    ]
     head += ["checkpoint (MB)", "written (s)", "read (s)"]
     columns = "data_s round_s some_s evaluated_s ratio round_mb evaluated_mb".split()
     columns += "checkpoint_mb save_s resume_s".split()
@@ -197,17 +202,7 @@ def plan(cases: dict) -> str:
         ]
         rows.append([key, str(case["runs"]), *counts, *hours, case["rate"]])
     return table(
-        [
-            "paper",
-            "runs",
-            "client-steps",
-            "TB moved",
-            "PFLOP",
-            "h on 1",
-            "on 8",
-            "on 64",
-            "such devices",
-        ],
+        ["paper", "runs", "client-steps", "TB moved", "PFLOP", "h on 1", "on 8", "on 64", "device"],
         rows,
     )
 

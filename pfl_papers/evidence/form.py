@@ -90,8 +90,8 @@ FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
     "pool": "sha256 of the data, a line of pools.csv",
     "revision": "revision of the method's code, raised when its numbers change",
     "version": "version of pfl_core that computed it",
-    "device": "cpu, or the accelerator",
-    "executor": "what trained the clients: threads or batched",
+    "device": "`cpu`, or the GPU",
+    "executor": "how clients were trained: threads, batched or, on a GPU, graphs",
     "torch": "version of PyTorch",
     "python": "version of Python",
     "processor": "model of the processor",
@@ -120,14 +120,14 @@ _SPLIT = "val or test (`train` where training accuracy is measured); empty for t
 _ROUND = {"rounds": "communication rounds done so far; 0 is the start"}
 _KEYS = _ROUND | {"when": _WHEN, "split": _SPLIT}
 _METRICS = {
-    "client.acc_pct": "accuracy in %, mean over clients, all alike",
+    "client.acc_pct": "accuracy in %, mean over clients, each with weight 1",
     "client.acc_sd": "its standard deviation over clients, in points",
     "client.acc_min": "accuracy in % of the worst client",
     "client.acc_max": "accuracy in % of the best client",
     "client.acc_p10": "10th percentile of clients' accuracies, in %",
     "client.acc_worst10": "mean accuracy in % of the worst tenth of clients",
     "client.acc_balanced": "mean over a client's classes of the accuracy in %, mean over clients",
-    "pooled.acc_pct": "accuracy in % over all samples, all alike",
+    "pooled.acc_pct": "accuracy in % over the samples of all clients",
     "pooled.loss": "mean loss over all samples",
     "total.download_bytes": "bytes from server to clients so far",
     "total.upload_bytes": "bytes from clients to server so far",
@@ -137,8 +137,8 @@ _METRICS = {
 _AVERAGES = ("client.", "pooled.", "total.", "own.")  # of metrics: what their columns begin with
 TABLES = {
     RUNS: Schema(
-        "A line a run: what was asked for, what answered it, and where. The columns from `dataset` "
-        "to `plugins` are the fields of an `Experiment`, defaults written out.",
+        "One line per run: its Experiment, what became of it, and where it ran. The columns "
+        "from `dataset` to `plugins` are the fields of an `Experiment`, defaults written out.",
         {
             "run": "name of the run, by which the other tables know it",
             "key": "the id of its Experiment, 16 hex digits; the name of later runs",
@@ -150,10 +150,10 @@ TABLES = {
         ["wall_s"],
     ),
     "cells.csv": Schema(
-        "Which run is shown where, a line a run and place.", _CELL, [*PART, *CELL], [], []
+        "Where each run is shown: one line per run and place.", _CELL, [*PART, *CELL], [], []
     ),
     "pools.csv": Schema(
-        "The data that runs used, a line a copy: some copies lack samples.",
+        "The data that runs used: one line per copy, as some copies lack samples.",
         {
             "name": "name of the data set",
             "checksum": "sha256 of the copy, `pool` of runs.csv.gz",
@@ -170,7 +170,7 @@ TABLES = {
         [],
     ),
     "derived.csv": Schema(
-        "Numbers that were computed from finished runs, one a line, such as a weight in a figure.",
+        "Numbers computed from finished runs, such as a weight in a figure: one per line.",
         _CELL
         | {"dataset": "data set of the number where it is another than the run's"}
         | _KEYS
@@ -184,14 +184,15 @@ TABLES = {
         ["value"],
     ),
     "history.csv.gz": Schema(
-        "What runs measured: a line a run, round, when and split. In files `PAPER.history.csv.gz`.",
+        "What runs measured: one line per run, round, when and split. In files "
+        "`PAPER.history.csv.gz`.",
         _RUN | _KEYS | _METRICS,
         ["run", *KEYS],
         ["rounds"],
         [],
     ),
     "clients.csv.gz": Schema(
-        "Client by client: a line of counts a run, split, when and round. In files "
+        "Client by client: one line of counts per run, split, when and round. In files "
         "`PAPER.clients.csv.gz`.",
         _RUN
         | {"split": "train or test", "when": "as in the history; empty for numbers of samples"}

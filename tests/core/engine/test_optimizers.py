@@ -12,7 +12,7 @@ from benchmarks.tape import taped
 from pfl_core import Experiment, optim, run
 from pfl_core.engine.context import Context
 from pfl_core.engine.simulate import FINISH, Interrupted, simulate
-from pfl_core.methods.base import METHODS, Method
+from pfl_core.methods.base import Method
 from pfl_core.stacked import expand
 from tests.core.engine.setting import assert_close, engine, train
 from tests.core.methods.loops_shared import close, mlp

@@ -7,7 +7,7 @@ import torch
 
 from pfl_core import Experiment, optim, run
 from pfl_core.engine.simulate import Interrupted, sample, simulate
-from pfl_core.methods.base import METHODS, Method, State, initial_state
+from pfl_core.methods.base import Method, State, initial_state
 from tests.core.methods.loops_shared import average, batches, close, descend, fit, mlp
 from tests.core.methods.setting import OURS, assert_same, setup
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import filelock
@@ -33,8 +34,12 @@ def _own_names():
     from pfl_core.methods.base import METHODS
 
     registries = models._MODELS, partition._SCHEMES, pools._ENTRIES, scoring._METRICS, METHODS
-    before = [dict(names) for names in registries]
+    before, modules = [dict(names) for names in registries], set(sys.modules)
     yield
+    # A plugin that is named again is imported again, and so registered.
+    for new in [m for name, m in METHODS.items() if name not in before[-1]]:
+        if new.__module__ not in modules:
+            sys.modules.pop(new.__module__, None)
     for names, known in zip(registries, before, strict=True):
         names.clear()
         names.update(known)

@@ -15,7 +15,7 @@ HOUSE = CORE.parent
 ROOMS = [  # from the bottom up: a room takes from those above its line in this list, and from itself
     "pfl_core.util",
     "pfl_core.stacked",
-    "pfl_core.optim",
+    "pfl_core.optim pfl_core.reach",
     "pfl_core.models pfl_core.data",
     "pfl_core.anatomy",
     "pfl_core.methods",

@@ -201,8 +201,9 @@ def _budget(paper: papers.Paper, claim: Any) -> str:
     """What was run of the table or figure that a claim rests on: data, seeds, rounds, samples."""
     rows = pd.concat([p.rows() for p in fullest.parts(paper.key) if p.profile == claim.profile])
     rows = rows[(rows.artefact == claim.artefact) & (rows["average"] != "derived")]
-    said = papers.reported(paper)
-    every = set(said[said.table == claim.artefact].column) if paper.tables else set()
+    rows = rows.assign(column=rows.column.map(paper.printed))
+    said = papers.reported(paper) if paper.tables else None  # FedPer prints no number
+    every = set() if said is None else set(said[said.table == claim.artefact].column)
     planned = paper.planned(Scope("paper"), claim.artefact)
     every = every or {c for s in planned if s.artefact == claim.artefact for c in s.columns}
     data = plots.in_words(", ".join(sorted(rows.dataset.unique())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -52,9 +53,10 @@ def best(
 ) -> tuple[Scope, pd.DataFrame] | None:
     """The fullest scope of which an artefact has enough rows, and these; None if none has.
 
-    Enough is of a table the paper's own row and another in one column, of all else every run. While
-    a printed row of each such column has one seed, which has no interval, a smaller profile that
-    has two of all comes first. Nothing is trained, and no data set is needed.
+    Enough is of a table the paper's own row and another in one column, of a figure all rows of one
+    column, of tuning every run. While a printed row of each such column has one seed, which has no
+    interval, a smaller profile that has two of all comes first. Of a figure only those columns
+    count, at the seeds that all of their rows have. Nothing is trained, and no data set is needed.
 
     Parameters
     ----------
@@ -111,8 +113,23 @@ def _enough(
         ]
         many = there.groupby(["column", "row"]).seed.nunique().groupby("column").min()
         seeds = float(many.max()) if compared else 0.0
+    elif artefact != TUNING and not seeds:
+        whole = _whole(needed, found)
+        rows, lost = (t[_where(t).isin(whole)] for t in (rows, lost))
+        each = Counter(
+            column for column, _ in {(column, seed) for _, column, seed in whole & needed}
+        )
+        seeds = float(max(each.values(), default=0))
     own = derived[derived.run.isin([*rows.run, *lost.run])]
     return (seeds, pd.concat([rows, own], ignore_index=True)) if seeds else None
+
+
+def _whole(
+    planned: set[tuple[str, str, int]], found: set[tuple[str, str, int]]
+) -> set[tuple[str, str, int]]:
+    # Of what was found: the seeds of each column that all of its planned rows have.
+    lacking = {(column, seed) for _, column, seed in planned - found}
+    return {(row, column, seed) for row, column, seed in found if (column, seed) not in lacking}
 
 
 def _cells(planned: Iterable[Sweep]) -> set[tuple[str, str, int]]:

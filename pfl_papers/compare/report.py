@@ -64,10 +64,11 @@ def _dealt(experiment: Experiment) -> _Dealt:
     args = {n: p.default for n, p in known.items() if p.default is not p.empty}
     args |= experiment.partition_args
     train, split = args.pop("train_ratio", None), args.pop("split", None)
+    of_train = float(args.pop("val", 0.0))
     if split is not None:
         _, validation, test = partitions.read_shares(split)
     else:
-        validation, test = 0.0, None if train is None else 1 - train
+        validation, test = of_train, None if train is None else 1 - train
     test = test if test is None else round(test, 9)
     return _Dealt(experiment.partition, args, test, validation)
 
@@ -84,7 +85,7 @@ def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
 
 def counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
     """The run of a cell at profile paper; of a row that only we have, another one of the column."""
-    found = _of_the_paper(key, artefact)
+    found, column = _of_the_paper(key, artefact), papers.paper(key).printed(column)
     named = found.get((READ_AFTER.get(row, row), column))
     return named or next((e for (_, c), e in found.items() if c == column), None)
 

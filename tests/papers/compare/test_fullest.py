@@ -1,6 +1,7 @@
 """The fullest evidence: paper before medium, but what rests on too few runs gives way."""
 
 import pandas as pd
+import pytest
 
 from pfl_papers.compare import fullest
 
@@ -27,4 +28,19 @@ def test_rows_of_the_fullest_profile():
 
 def test_parts_of_the_papers_own_setting_the_fullest_last():
     profiles = [part.profile for part in fullest.parts("pfedhn")]
-    assert profiles == ["medium", "paper"] and not fullest.parts("fedper")
+    assert profiles == ["medium", "paper"]
+
+
+A_FIGURE = {(row, column, seed) for row in "xy" for column in "ab" for seed in (0, 1)}
+
+
+@pytest.mark.parametrize("found, whole", [
+    ([("x", "a", 0), ("y", "a", 0)], {("a", 0)}),  # one seed of one column
+    ([("x", "a", 0), ("y", "a", 1)], set()),  # no seed of both rows
+    ([("x", "a", 0), ("y", "a", 0), ("x", "b", 0)], {("a", 0)}),
+    ([("x", "a", 0), ("y", "a", 0), ("x", "a", 1)], {("a", 0)}),  # equal seeds a column
+    (A_FIGURE, {("a", 0), ("a", 1), ("b", 0), ("b", 1)}),
+])  # fmt: skip
+def test_of_a_figure_those_columns_and_seeds_count_that_have_all_rows(found, whole):
+    kept = fullest._whole(A_FIGURE, set(found))
+    assert kept == {(row, column, seed) for row in "xy" for column, seed in whole}

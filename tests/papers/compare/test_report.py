@@ -311,3 +311,11 @@ def test_clients_of_the_authors_are_said_of_all_runs_or_in_part(monkeypatch):
     said = [report.for_whom(paper, some) for some in (["drawn"], ["anew"], [*runs], ["gone"])]
     assert said == ["; for them", "", "; in part for them", ""]
     assert report.for_whom(dataclasses.replace(paper, clients=""), ["drawn"]) == ""
+
+
+def test_a_run_with_validation_data_and_a_label_of_its_own_is_beside_the_papers():
+    found = report.counterpart("fedper", "fig2", "fedper", "MobileNet of half width, k=4")
+    assert found and found.partition_args == {"k": 4} and found.model_args["width"] == 1.0
+    ours = found.but(partition_args={"k": 4, "val": 0.1})
+    (a, b) = map(report._dealt, (ours, found))
+    assert (a.validation, b.validation) == (0.1, 0.0) and a._replace(validation=0.0) == b

@@ -784,15 +784,25 @@ def test_too_little_is_not_evidence(home, cells, how):
     assert best(s.paper, dataclasses.replace(s.scope, **how), "table1") is None
 
 
-def test_figures_are_shown_whole_or_not(home):
-    s = Study("pfedla", device="cpu")
-    planned = s.paper.planned(dataclasses.replace(s.scope, profile="medium"), "fig6")
-    planned = [p for p in planned if p.artefact == "fig6"]
+def test_of_figures_those_columns_and_seeds_are_shown_that_have_all_rows(home):
+    s = Study("fedper", device="cpu")
+    planned = s.paper.planned(dataclasses.replace(s.scope, profile="medium"), "fig2")
+    planned = [p for p in planned if p.artefact == "fig2"]
     all_ = {(r, c, n): 60.0 for p in planned for r in p.rows for c in p.columns for n in p.seeds}
-    assert len(all_) > 1
-    for cells in (dict(list(all_.items())[1:]), all_):
-        committed_at(home, "medium", cells, artefact="fig6")
-        assert (best(s.paper, s.scope, "fig6") is not None) == (cells is all_)
+    (row, column, seed), *_ = all_
+    for lost in (
+        {(row, column, seed)},  # one run: its seed of its column
+        {cell for cell in all_ if cell[::2] == (row, seed)},  # a row of one seed
+        {cell for cell in all_ if cell[0] == row},  # a row: nothing is left
+        set(),
+    ):
+        some = {cell: v for cell, v in all_.items() if cell not in lost}
+        committed_at(home, "medium", some, "fedper", "fig2")
+        _, rows = best(s.paper, s.scope, "fig2") or (None, pd.DataFrame(columns=ROW_COLUMNS))
+        gone = {(c, n) for _, c, n in lost}
+        assert {*zip(rows.row, rows.column, rows.seed, strict=True)} == {
+            cell for cell in all_ if cell[1:] not in gone
+        }
 
 
 def fed_of(*columns, profile="medium"):

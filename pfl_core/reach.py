@@ -1,8 +1,7 @@
 """Padded convolutions of images that are smaller than their kernels reach.
 
-A kernel of 3x3 on an image of one pixel multiplies eight zeros of the border for one pixel. So end
-networks that were made for larger images (ResNet-18 on 32x32 pixels, MobileNet). Without these
-zeros the numbers are the same, and a step reads and multiplies less.
+A 3x3 kernel on one pixel multiplies that pixel and eight zeros of the border: so ends ResNet-18 on
+32x32 pixels. Without the zeros the numbers are the same, and a step reads and multiplies less.
 """
 
 from __future__ import annotations

@@ -202,10 +202,11 @@ def _budget(paper: papers.Paper, claim: Any) -> str:
     rows = pd.concat([p.rows() for p in fullest.parts(paper.key) if p.profile == claim.profile])
     rows = rows[(rows.artefact == claim.artefact) & (rows["average"] != "derived")]
     rows = rows.assign(column=rows.column.map(paper.printed))
-    said = papers.reported(paper) if paper.tables else None  # FedPer prints no number
-    every = set() if said is None else set(said[said.table == claim.artefact].column)
     planned = paper.planned(Scope("paper"), claim.artefact)
-    every = every or {c for s in planned if s.artefact == claim.artefact for c in s.columns}
+    every = {c for s in planned if s.artefact == claim.artefact for c in s.columns}
+    if paper.tables:  # FedPer prints no number
+        said = papers.reported(paper)
+        every = set(said[said.table == claim.artefact].column) or every
     data = plots.in_words(", ".join(sorted(rows.dataset.unique())))
     some = len(every.intersection(rows.column))
     counted = rows[rows.column.isin(every)] if some else rows  # columns of ours decide nothing

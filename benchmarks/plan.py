@@ -3,8 +3,9 @@
 Client-steps, bytes and FLOP are counted from the papers' runs (`compare.plan.planned`), no
 data needed: partitions are drawn over labels of the data sets' sizes. Hours are FLOP over the rate
 that `benchmarks.rounds` measured (results/rounds-<device>.json, the case of the nearest model), or
-over --gflops. Runs are independent: on G such devices it is the longest run, or the sum over G,
-whichever is more.
+over --gflops. The floor is the same arithmetic at the rate of large matrix products, and the
+weights that steps move at the memory's rate, which the same command measures. Runs are independent:
+on G such devices it is the longest run, or the sum over G, whichever is more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pandas as pd
 import torch
 
 from benchmarks.common import RESULTS, about, said, save
-from benchmarks.rounds import training_flop
+from benchmarks.rounds import PASSES, training_flop
 from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data.pools import Pool
@@ -105,7 +106,11 @@ def _model(name: str, args: str, dataset: str) -> tuple[float, int]:
 
 
 def cost(experiment: Experiment) -> dict[str, Any]:
-    """Client-steps, bytes over the network, and FLOP (training and evaluation) of one run."""
+    """What one run costs.
+
+    Client-steps, bytes over the network, FLOP (training and evaluation), and bytes of the weights
+    that its steps move through memory.
+    """
     e = experiment
     args = json.dumps(e.partition_args, sort_keys=True)
     train, rest = _counts(e.dataset, e.partition, args, e.clients, e.max_samples)
@@ -122,7 +127,10 @@ def cost(experiment: Experiment) -> dict[str, Any]:
     also = after * (1 if full else evaluations) * batches.sum()
     forward = evaluations * (1 + after) * rest.sum() / 3
     work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)
-    return dict(client_steps=steps + also, bytes=visits * 2 * 4 * size, flop=work, model=e.model)
+    steps += also
+    moved = GRADIENTS.get(e.method, 1) * steps * PASSES * 4 * size
+    sent = visits * 2 * 4 * size
+    return dict(client_steps=steps, bytes=sent, flop=work, moved_bytes=moved, model=e.model)
 
 
 def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
@@ -137,6 +145,14 @@ def rates(device: str, gflops: float) -> tuple[dict[str, float], str]:
     cases = json.loads(path.read_text())["cases"]
     first = next(iter(cases.values()))
     return {k: 1e9 * c["training_gflops"] for k, c in cases.items()}, first["about"]["device"]
+
+
+def floor(device: str) -> tuple[float, float] | None:
+    """FLOP/s of matrix products and bytes/s of the memory there; None where not measured."""
+    path = RESULTS / f"rounds-{device}.json"
+    cases = json.loads(path.read_text())["cases"].values() if path.exists() else ()
+    found = [c["about"] for c in cases if "memory_gb_s" in c["about"]]
+    return (found[-1]["matrix_gflops"] * 1e9, found[-1]["memory_gb_s"] * 1e9) if found else None
 
 
 def main() -> None:
@@ -161,7 +177,7 @@ def main() -> None:
         each = {json.dumps(e.plain()): e for e in planned(paper, profile="paper")}
         frame = pd.DataFrame([cost(e) for e in each.values()])
         case = frame.model.map(lambda m: NEAREST.get(m, "resnet"))
-        total = frame[["client_steps", "bytes", "flop"]].sum()
+        total = frame[["client_steps", "bytes", "flop", "moved_bytes"]].sum()
         row = dict(
             runs=len(frame),
             client_steps=total.client_steps,
@@ -171,6 +187,8 @@ def main() -> None:
         if set(case) <= known.keys():
             hours = frame.flop / case.map(known) / 3600
             row |= {f"hours_{g}_devices": max(hours.max(), hours.sum() / g) for g in DEVICES}
+        if fastest := floor(args.device):
+            row["floor_hours"] = (total.flop / fastest[0] + total.moved_bytes / fastest[1]) / 3600
         row |= dict(seeds=len(papers.Scope("paper").seeds_of(papers.paper(paper), "")), rate=where)
         save("plan", {paper: row}, args.device, about("cpu"))
         print(

@@ -1,7 +1,8 @@
 """Seconds of a round, ours and the plain loop in turn: `python -m benchmarks.rounds [CASE ...]`.
 
 A round is training and evaluation of train and test data. Ratios are medians over the repeats, with
-their range.
+their range. The floor is the time in which this computer could do FedAvg's arithmetic of the round
+as large matrix products, and move the weights that its steps touch through its memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from pfl_core.experiments.build import build_method, client_data
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import pick_device
 from pfl_core.util.percent import accuracy
+
+# A step of SGD reads the weights forward and backward, writes their gradients and reads them, and
+# reads and writes the weights.
+PASSES = 6
 
 
 class Ours:
@@ -78,6 +83,14 @@ def matrix_rate(device: Any, n: int = 0, dtype: torch.dtype = torch.float32) -> 
     return 2 * n**3 / min(timed(lambda: a @ b, device) for _ in range(10))
 
 
+def bandwidth(device: Any, megabytes: int = 256) -> float:
+    """Bytes a second that a copy of a large tensor reads and writes, the best of ten."""
+    a = torch.zeros(megabytes * 2**18, device=device)
+    b = torch.empty_like(a)
+    b.copy_(a)
+    return 2 * a.nbytes / min(timed(lambda: b.copy_(a), device) for _ in range(10))
+
+
 def training_flop(model: torch.nn.Module, x: torch.Tensor) -> float:
     """FLOP of one forward and backward pass on x."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -122,8 +135,9 @@ def measure(
         **reached,
     }
     keep(got)
-    flop = _flop(ours, experiment, clients)
-    return got | {"training_gflops": flop / median["ours_train_s"] / 1e9}
+    flop, forward, moved = _work(ours, experiment, clients)
+    rate = flop / median["ours_train_s"] / 1e9
+    return got | {"training_gflops": rate, "flop": flop + forward, "moved_bytes": moved}
 
 
 def _sampled(ours: Ours, r: int) -> list[int]:
@@ -148,8 +162,11 @@ def _times(
     return row
 
 
-def _flop(ours: Ours, experiment: Experiment, clients: list[list[int]]) -> float:
-    # FLOP of training in rounds of these clients; counted on the CPU, on a copy of the model.
+def _work(
+    ours: Ours, experiment: Experiment, clients: list[list[int]]
+) -> tuple[float, float, float]:
+    # FLOP of training in rounds of these clients and of one evaluation, and bytes of the weights
+    # that steps move; counted on the CPU, on a copy of the model.
     data, batch, epochs = ours.data, experiment.batch, experiment.epochs
     first = torch.as_tensor(data.index["train"][clients[0][0]][:batch], device=data.device)
     model = copy.deepcopy(ours.method.task.model).cpu()
@@ -159,7 +176,10 @@ def _flop(ours: Ours, experiment: Experiment, clients: list[list[int]]) -> float
         experiment.steps * len(few) if experiment.steps else epochs * n / batch
         for few, n in zip(clients, held, strict=True)
     )
-    return per_batch * batches
+    evaluated = sum(len(part) for s in ("train", "test") for part in data.index[s])
+    weights = sum(p.nbytes for p in model.parameters())
+    forward = per_batch / len(first) * evaluated / 3
+    return per_batch * batches, forward, PASSES * weights * batches
 
 
 def _ratios(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -189,9 +209,10 @@ def main() -> None:
     parser.add_argument("--executor", default="auto", choices=EXECUTORS)
     args = parser.parse_args()
     device = pick_device(args.device)
-    peak = matrix_rate(device)
+    peak, memory = matrix_rate(device), bandwidth(device)
     where = about(device) | {
         "matrix_gflops": peak / 1e9,
+        "memory_gb_s": memory / 1e9,
         "repeats": args.repeats,
         "threads": torch.get_num_threads(),
     }
@@ -205,13 +226,17 @@ def main() -> None:
             save(name, {key: got | {"target": target}}, device, where)
 
         got = measure(CASES[key], args.repeats, device, args.executor, keep)
-        keep(got | {"share_of_matrix_rate": got["training_gflops"] * 1e9 / peak})
+        share = got["training_gflops"] * 1e9 / peak
+        floor = got["flop"] / peak + got["moved_bytes"] / memory
+        spent = got["ours_train_s"] + got["ours_eval_s"]
+        counted = {"share_of_matrix_rate": share, "floor_s": floor, "times_floor": spent / floor}
+        keep(got | counted)
         print(
             f"{key:14} {got['ratio']:5.2f}x ({got['ratio_min']:.2f}-{got['ratio_max']:.2f})  "
             f"training {got['train_ratio']:.2f}x  "
             f"ours {got['ours_train_s']:.2f}+{got['ours_eval_s']:.2f} s, "
             f"plain {got['plain_train_s']:.2f}+{got['plain_eval_s']:.2f} s  "
-            f"{100 * got['training_gflops'] * 1e9 / peak:.0f} % of the matrix rate  "
+            f"{100 * share:.0f} % of the matrix rate, {spent / floor:.1f} times the floor  "
             f"accuracy {got['ours_acc_pct']:.1f} / {got['plain_acc_pct']:.1f}",
             flush=True,
         )

@@ -38,6 +38,8 @@ def rounds(cases: dict) -> str:
         "ratio (range)",
         "target",
         "of the matrix rate",
+        "floor (s)",
+        "times the floor",
         "accuracy (%)",
     ]
     rows = []
@@ -49,6 +51,7 @@ def rounds(cases: dict) -> str:
         ratio = f"{case['ratio']:.2f}x ({case['ratio_min']:.2f} to {case['ratio_max']:.2f})"
         share = case.get("share_of_matrix_rate")  # counted after the times were kept
         reached = [f"{case['target']:g}x", "-" if share is None else f"{100 * share:.0f} %"]
+        reached += [f"{case[n]:.2f}" if n in case else "-" for n in ("floor_s", "times_floor")]
         rows.append(
             [
                 CASES[key].says,
@@ -200,11 +203,15 @@ def plan(cases: dict) -> str:
             f"{case[n]:.3g}" if n in case else "-"
             for n in (f"hours_{g}_devices" for g in (1, 8, 64))
         ]
-        rows.append([key, str(case["runs"]), *counts, *hours, case["rate"]])
-    return table(
-        ["paper", "runs", "client-steps", "TB moved", "PFLOP", "h on 1", "on 8", "on 64", "device"],
-        rows,
+        floor = [f"{case[n]:.3g}" for n in ("floor_hours",) if n in case]
+        if floor and "hours_1_devices" in case:
+            floor.append(f"{case['hours_1_devices'] / case['floor_hours']:.1f}")
+        floor += ["-"] * (2 - len(floor))
+        rows.append([key, str(case["runs"]), *counts, *hours, *floor, case["rate"]])
+    head = (
+        "paper|runs|client-steps|TB moved|PFLOP|h on 1|on 8|on 64|floor (h)|times the floor|device"
     )
+    return table(head.split("|"), rows)
 
 
 def waits(cases: dict) -> str:

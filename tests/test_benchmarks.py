@@ -36,12 +36,26 @@ def test_what_was_timed_is_kept_though_counting_fails(monkeypatch):
     assert kept[0]["ratio"] > 0
 
 
+def test_the_floor_counts_each_part_of_a_round():
+    ours = Ours(TINY, "cpu")
+    task, index = ours.method.task, ours.data.index
+    one = rounds.training_flop(
+        task.model, ours.data.batch(torch.as_tensor(index["train"][0][:1]))[0]
+    )
+    images = {s: sum(map(len, index[s])) for s in ("train", "test")}
+    train, forward, moved = rounds._work(ours, TINY, [[0, 1]])
+    assert train == pytest.approx(one * images["train"])  # one epoch
+    assert forward == pytest.approx(one * sum(images.values()) / 3)
+    weights = sum(p.nbytes for p in task.model.parameters())
+    assert moved == pytest.approx(rounds.PASSES * weights * images["train"] / TINY.batch)
+
+
 def test_counting_leaves_the_model_where_it_is(monkeypatch):
     with accelerated():
         ours = Ours(TINY, DEVICE)
         with torch.no_grad():
             ours.train()
-        assert rounds._flop(ours, TINY, [[1, 0]]) > 0
+        assert min(rounds._work(ours, TINY, [[1, 0]])) > 0
         assert {p.device for p in ours.method.task.model.parameters()} == {DEVICE}
 
 

@@ -103,24 +103,30 @@ def scaling(cases: dict) -> str:
 
 def many(cases: dict) -> str:
     """Very many small clients: seconds of a round, memory, and a checkpoint's cost."""
-    head = ["method", "clients", "data (s)", "a round (s)", "with 200 clients evaluated (s)"]
-    head += [
-        "with all evaluated (s)",
-        "all / none evaluated",
-        "memory (MB)",
-        "with all evaluated (MB)",
-    ]
-    head += ["checkpoint (MB)", "written (s)", "read (s)"]
-    columns = "data_s round_s some_s evaluated_s ratio round_mb evaluated_mb".split()
-    columns += "checkpoint_mb save_s resume_s".split()
-    rows = [
-        [case["method"], f"{case['clients']:,}"]
-        + [f"{case[c]:.0f}" if c.endswith("mb") else f"{case[c]:.3g}" for c in columns]
-        for case in cases.values()
-    ]
-    targets = [f"{v:g}" for v in TARGETS.values()]
-    target = ["target", "20,000", "", targets[0], "", "", targets[1], targets[2], *[""] * 4]
-    return table(head, [*rows, target])
+    head = {
+        "data_s": "data (s)",
+        "round_s": "a round (s)",
+        "some_s": "with 200 clients evaluated (s)",
+        "evaluated_s": "with all evaluated (s)",
+        "ratio": "all / none evaluated",
+        "round_mb": "memory (MB)",
+        "some_anonymous_mb": "of it in no file (MB)",
+        "evaluated_mb": "with all evaluated (MB)",
+        "checkpoint_mb": "checkpoint (MB)",
+        "save_s": "written (s)",
+        "resume_s": "read (s)",
+        "resumed": "killed and resumed",
+    }
+    rows = []
+    for case in cases.values():
+        where = f", images in a file of {case['file_mb']:,.0f} MB" if "file_mb" in case else ""
+        rows.append([case["method"] + where, f"{case['clients']:,}"])
+        for name in head:
+            value = case.get(name, "" if name == "resumed" else "-")
+            form = "{:.0f}" if name.endswith("mb") else "{:.3g}"
+            rows[-1].append(value if isinstance(value, str) else form.format(value))
+    target = ["target", "20,000", *(f"{TARGETS[n]:g}" if n in TARGETS else "" for n in head)]
+    return table(["method", "clients", *head.values()], [*rows, target])
 
 
 def profile(cases: dict) -> str:

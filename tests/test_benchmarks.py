@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from benchmarks import rounds
+from benchmarks import many, rounds
 from benchmarks.cases import Case
 from benchmarks.pretend import DEVICE
 from benchmarks.rounds import Ours, measure
 from benchmarks.waits import SMALL, accelerated
 from pfl_core.engine.engine import Engine
+from pfl_core.engine.simulate import Interrupted, simulate
+from pfl_core.experiments.build import build_method, client_data
 
 TINY = SMALL.but(clients=2, max_samples=12, model_args={"kernels": 1}, dtype="float32", rounds=1)
 CASE = Case("tiny", lambda: TINY, 1.0, 1.0)
@@ -48,6 +50,18 @@ def test_the_floor_counts_each_part_of_a_round():
     assert forward == pytest.approx(one * sum(images.values()) / 3)
     weights = sum(p.nbytes for p in task.model.parameters())
     assert moved == pytest.approx(rounds.PASSES * weights * images["train"] / TINY.batch)
+
+
+def test_a_resumed_run_is_told_from_one_that_began_again_or_ended_elsewhere(tmp_path):
+    e = next(many.experiments(0)).but(rounds=many.ROUNDS)
+    clients, other = client_data(e), e.but(lr=0.5)
+    files = {name: tmp_path / name for name in ("same", "other", "none")}
+    for name, experiment in (("same", e), ("other", other)):
+        method, stop = build_method(experiment, clients), lambda r, history: True
+        with pytest.raises(Interrupted):
+            simulate(method, clients, checkpoint=files[name], on_round=stop)
+    said = [many._resumed(e, clients, file) for file in files.values()]
+    assert said == ["equal", "no: other numbers", "no: it began again"]
 
 
 def test_counting_leaves_the_model_where_it_is(monkeypatch):

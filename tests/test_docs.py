@@ -352,3 +352,13 @@ def test_every_paper_is_to_be_cited(key):
     ]
     for name in ("CITATION.bib", "CITATION.cff"):
         assert (ROOT / name).read_text().count(number) == 1
+
+
+def test_one_version_and_its_date():
+    cited = (ROOT / "CITATION.cff").read_text()
+    version, date = (
+        re.search(rf"^{name}: (\S+)$", cited, flags=re.M)[1]
+        for name in ("version", "date-released")
+    )
+    released = re.findall(r"^## \[(\d\S*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert version == pfl_core.__version__ and released[0] == (version, date)

@@ -31,6 +31,7 @@ from pfl_core.util.fields import choice, number
 
 ALL, HEAD, BODY = "all", "head", "body"
 TUNED = "tuned"  # what `when` of its rows begins with
+MOST = 10_000  # epochs of a stage; rows have each of them
 FORM = 'allowed is {"epochs": 10, "lr": 0.01, "only": "head"}, lr and only may be left out, '
 FORM += "or a list of such stages"
 
@@ -39,7 +40,12 @@ FORM += "or a list of such stages"
 class Stage:
     """One stage of fine-tuning."""
 
-    epochs: int = number(0, "Epochs over a client's training samples (0: the stage is none)", low=0)
+    epochs: int = number(
+        0,
+        "Epochs over a client's training samples (0: the stage is none); each is evaluated",
+        low=0,
+        high=MOST,
+    )
     lr: float | None = number(None, "Learning rate (None: the experiment's)", low=0)
     only: str = choice(
         ALL,

@@ -78,6 +78,11 @@ CASES = [
         r"finetune\(only='tail'\): allowed is one of all, head, body",
     ),
     Case(
+        'Experiment(finetune={"epochs": 10**9})',
+        lambda: tiny(finetune={"epochs": 10**9}),
+        r"finetune\(epochs=1000000000\): allowed is .*10000",
+    ),
+    Case(
         'run(Experiment(head_depth=0, finetune={"epochs": 5, "only": "head"}))',
         lambda: run(tiny(head_depth=0, finetune={"epochs": 5, "only": "head"})),
         "needs a head that can be trained",

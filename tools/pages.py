@@ -1,7 +1,8 @@
 """Pages generated from docstrings, small runs and committed rows: `python -m tools.pages`.
 
 They are docs/methods.md, docs/results.md, docs/bench.md, the tables in docs/comparison.md, the
-columns in results/README.md, and the picture and the five papers in README.md.
+columns in results/README.md, and the benchmark's finding, the picture and the five papers in
+README.md.
 """
 
 from __future__ import annotations
@@ -420,6 +421,7 @@ def write() -> list[Path]:
     readme, compared = ROOT / "README.md", ROOT / "docs" / "comparison.md"
     columns = ROOT / "results" / "README.md"
     text = between(readme.read_text(), "picture", picture_section())
+    text = between(text, "bench", textwrap.fill(bench.in_short(), 100) + "\n")
     table = between(compared.read_text(), "table", comparison_section())
     pages = {
         ROOT / "docs" / "methods.md": methods_page(),

@@ -98,6 +98,28 @@ def first_sentence(found: Found) -> str:
     )
 
 
+NAMED = 3  # methods of a setting in README
+
+
+def in_short(found: Found | None = None) -> str:
+    """README's sentence: which methods beat the tuned reference in which settings."""
+    found = Found.read() if found is None else found
+    page = "[the benchmark](docs/bench.md)"
+    if not found.records:
+        return f"No setting of {page} is run yet."
+    parts, wins = [], found.wins()
+    for s in found.records:
+        better = [said(row) for row in found.order(s) if s in wins.get(row, ())]
+        rest = f" and {len(better) - NAMED} more" * (len(better) > NAMED)
+        names = f" ({', '.join(better[:NAMED])}{rest})" * bool(better)
+        parts.append(f"{len(better)} in *{s}*{names}")
+    return (
+        f"Equally tuned, of {len(found.methods)} methods so many beat FedAvg with fine-tuning by "
+        f"more than a point: {', '.join(parts)}. {len(parts)} of {len(SETTINGS)} settings of "
+        f"{page} are run."
+    )
+
+
 def findings(found: Found) -> list[str]:
     """Which settings each word is found in, and which methods are another row."""
     out = []

@@ -108,7 +108,7 @@ OVER = {PERSONAL: "personal methods", ONE_MODEL: "one model for all"}
 
 
 def headline() -> list[str]:
-    """What becomes of printed leads: how many of each word, what chance gives, and the order."""
+    """What becomes of printed leads: how many of each word, and what chance gives."""
     counts, said, by_chance = judged.summary(), [], []
     for kind, chance in counts["chance"].items():
         if parts := _printed({size: counts["leads"][kind, size] for size in SIZES}, kind):
@@ -118,7 +118,7 @@ def headline() -> list[str]:
     if by_chance:
         some = " and ".join(by_chance)
         said.append(f"By chance alone {some} would be ahead, and as many behind.")
-    return said + _order()
+    return said
 
 
 def said(cells: pd.DataFrame) -> list[str]:
@@ -132,7 +132,7 @@ def said(cells: pd.DataFrame) -> list[str]:
     counts = judged.summary()
     numbers = f"{sum(counts['accuracies'].values())} published accuracies"
     numbers += f": {listed(counts['accuracies'])}; {counts['decided']} are decided."
-    return [*headline(), numbers, *_claims(counts), _budget(cells), _age(counts["prospective"])]
+    return [*headline(), *order(), numbers, *_claims(counts), _budget(cells), _age(counts["prospective"])]
 
 
 def _budget(cells: pd.DataFrame) -> str:
@@ -158,7 +158,8 @@ def _claims(counts: Mapping) -> list[str]:
     ]
 
 
-def _order() -> list[str]:
+def order() -> list[str]:
+    """How methods are ordered, printed against ours; [] where no column says it."""
     found = judged.orders()
     own = found[found.kind == PERSONAL]
     if own.empty:

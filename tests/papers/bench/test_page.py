@@ -107,6 +107,19 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
     assert found.twins(REFERENCE) == ["fedper"]
 
 
+def test_the_readme_says_the_same_in_short(found):
+    assert page.in_short(found) == (
+        "Equally tuned, of 4 methods so many beat FedAvg with fine-tuning by more than a point: 1 in *mild* (Ditto), "
+        "1 in *rotate* (Ditto), 1 in *text* (Ditto). 3 of 7 settings of [the benchmark](docs/bench.md) are run."
+    )
+    most = {name: 5.0 + i for i, name in enumerate(["cfl", "fedper", "ditto", "apfl"])}
+    one = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0} | most)}))
+    assert "4 in *mild* (APFL, Ditto, FedPer and 1 more). 1 of 7" in one
+    none = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0})}))
+    assert "by more than a point: 0 in *mild*. 1 of 7" in none
+    assert page.in_short(Found({})).startswith("No setting of")
+
+
 def test_cells_are_recomputed_by_hand(found):
     known = found.records["rotate"]
     for row, seed in (("ditto", 12), ("local", 17), (f"ditto, {EQUAL}", 10)):

@@ -5,12 +5,15 @@ In an environment of its own, one of them is `python -m benchmarks.peers WHO`.
 All have the same data, split, initial model, batch and steps (quickstart of `benchmarks.cases`);
 the simulators' clients train by the textbook loop. Each is run at 1, 2, 4, ... processes up to the
 number of cores, and its best median stands. Seconds are of a round of training without evaluation,
-after one round that warms up; the accuracy reached after all rounds stands beside them.
+after one round that warms up; the accuracy reached after all rounds stands beside them. Two shorter
+runs then say whether all weights come out bit for bit again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -26,7 +29,15 @@ from benchmarks.cases import CASES
 from benchmarks.common import about, save
 from benchmarks.plain_loop import quickstart
 
-PACKAGES = {"ours": (), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
+# What each needs. BlazeFL trains its clients in threads or in processes.
+PACKAGES = {
+    "ours": (),
+    "flower": ("flwr", "ray"),
+    "pfl": ("pfl",),
+    "blazefl-threads": ("blazefl",),
+    "blazefl-processes": ("blazefl",),
+}
+State = dict[str, torch.Tensor]
 
 
 def accuracy(state: dict[str, torch.Tensor], samples: int) -> float:
@@ -36,8 +47,16 @@ def accuracy(state: dict[str, torch.Tensor], samples: int) -> float:
     return here.evaluate("test")
 
 
-def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
-    """Seconds of each round, and accuracy (%), of Flower's simulation.
+def digest(state: State) -> str:
+    """A hash of all weights."""
+    whole = hashlib.sha256()
+    for name in sorted(state):
+        whole.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], State]:
+    """Seconds of each round, and the last model, of Flower's simulation.
 
     It has `processes` workers of one core each.
     """
@@ -68,10 +87,10 @@ def flower(processes: int, rounds: int, samples: int) -> tuple[list[float], floa
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
     run_simulation(server, app, num_supernodes=k, backend_config=resources)
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)], accuracy(last, samples)
+    return [b - a for a, b in zip(ends, ends[1:], strict=False)], last
 
 
-def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
+def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], State]:
     """The same of pfl_core with `processes` worker threads."""
     from benchmarks.rounds import Ours
     from pfl_core.engine.engine import Engine
@@ -85,14 +104,30 @@ def ours(processes: int, rounds: int, samples: int) -> tuple[list[float], float]
             began = time.perf_counter()
             run.train()
             times.append(time.perf_counter() - began)
-        return times, run.evaluate("test")
+    return times, run.state.server
 
 
-def pfl(processes: int, rounds: int, samples: int) -> tuple[list[float], float]:
+def pfl(processes: int, rounds: int, samples: int) -> tuple[list[float], State]:
     """The same of Apple's pfl, whose simulation on one computer is one process."""
     from benchmarks.peer_pfl import simulate
 
     return simulate(quickstart(samples), rounds)
+
+
+def blazefl(processes: int, rounds: int, samples: int, kind: str) -> tuple[list[float], State]:
+    """The same of BlazeFL, whose workers are "threads" or "processes"."""
+    from benchmarks.peer_blazefl import simulate
+
+    return simulate(quickstart(samples), rounds, processes, kind)
+
+
+SIMULATORS = {
+    "ours": ours,
+    "flower": flower,
+    "pfl": pfl,
+    "blazefl-threads": functools.partial(blazefl, kind="threads"),
+    "blazefl-processes": functools.partial(blazefl, kind="processes"),
+}
 
 
 def main() -> None:
@@ -109,23 +144,30 @@ def main() -> None:
         default=0,
         help="0: 1, 2, 4, ... up to the number of cores, the best stands",
     )
+    parser.add_argument("--digest", action="store_true", help="print a hash of the last weights")
     args = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "benchmarks.peers", args.who, "--samples", str(args.samples)]
     if not args.processes:
+        cores = len(os.sched_getaffinity(0))
         many = sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
-        command = [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--processes"]
         # Each in a process of its own: a simulator leaves its workers behind.
         for n in [1] if args.who == "pfl" else many:
-            subprocess.run([*command, str(n)], check=True)
+            whole = [*command, "--rounds", str(args.rounds), "--processes", str(n)]
+            subprocess.run(whole, check=True)
         return
-    simulate = {"ours": ours, "flower": flower, "pfl": pfl}[args.who]
-    times, acc = simulate(args.processes, args.rounds, args.samples)
-    row = dict(
+    times, state = SIMULATORS[args.who](args.processes, args.rounds, args.samples)
+    if args.digest:
+        print(digest(state))
+        return
+    row: dict[str, Any] = dict(
         train_s=statistics.median(times[1:]),
         fastest_s=min(times[1:]),
         slowest_s=max(times[1:]),
-        acc_pct=acc,
+        acc_pct=accuracy(state, args.samples),
     )
+    again = [*command, "--rounds", "2", "--processes", str(args.processes), "--digest"]
+    twice = [subprocess.run(again, check=True, capture_output=True, text=True) for _ in range(2)]
+    row["repeats"] = len({done.stdout.split()[-1] for done in twice}) == 1
     row |= dict(rounds_s=times, processes=args.processes, samples=args.samples)
     row["versions"] = {p: importlib.metadata.version(p) for p in PACKAGES[args.who]}
     print(json.dumps(row))

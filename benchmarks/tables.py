@@ -143,7 +143,7 @@ def profile(cases: dict) -> str:
 
 
 def peers(cases: dict) -> str:
-    """Each simulator at its best number of processes."""
+    """Each simulator at its best number of processes or threads."""
     best: dict[str, dict] = {}
     for key, case in cases.items():
         who = key.partition("/")[0]
@@ -152,19 +152,14 @@ def peers(cases: dict) -> str:
     rows = []
     for who, case in sorted(best.items(), key=lambda wc: wc[1]["train_s"]):
         versions = ", ".join(f"{package} {v}" for package, v in case["versions"].items())
+        kind = "".join(f", {form}" for form in who.split("-")[1:])
         spent = f"{case['train_s']:.2f} ({case['fastest_s']:.2f} to {case['slowest_s']:.2f})"
-        row = ["pfl_core" if who == "ours" else versions, str(case["processes"])]
-        rows.append([*row, str(case["samples"] or "all"), spent, f"{case['acc_pct']:.1f}"])
-    return table(
-        [
-            "simulator",
-            "processes (threads)",
-            "images a client, at most",
-            "s a round, median (range)",
-            "accuracy (%)",
-        ],
-        rows,
-    )
+        again = {True: "yes", False: "no"}.get(case.get("repeats"), "-")
+        row = ["pfl_core" if who == "ours" else versions + kind, str(case["processes"])]
+        row += [str(case["samples"] or "all"), spent, f"{case['acc_pct']:.1f}", again]
+        rows.append(row)
+    head = ["simulator", "workers", "images a client, at most", "s a round, median (range)"]
+    return table([*head, "accuracy (%)", "bit for bit again"], rows)
 
 
 def precision(cases: dict) -> str:

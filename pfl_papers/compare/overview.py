@@ -132,7 +132,14 @@ def said(cells: pd.DataFrame) -> list[str]:
     counts = judged.summary()
     numbers = f"{sum(counts['accuracies'].values())} published accuracies"
     numbers += f": {listed(counts['accuracies'])}; {counts['decided']} are decided."
-    return [*headline(), *order(), numbers, *_claims(counts), _budget(cells), _age(counts["prospective"])]
+    return [
+        *headline(),
+        *order(),
+        numbers,
+        *_claims(counts),
+        _budget(cells),
+        _age(counts["prospective"]),
+    ]
 
 
 def _budget(cells: pd.DataFrame) -> str:

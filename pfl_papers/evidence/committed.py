@@ -149,8 +149,8 @@ def publish(paper: str, replace: bool = False) -> list[Path]:
     Raises
     ------
     ValueError
-        If nothing is kept or drawn, or if a cell has fewer runs than the published one (unless
-        `replace`); nothing is written then.
+        If nothing is kept or drawn, or if a cell has fewer runs than the published one, or fewer
+        claims are judged than there (unless `replace`); nothing is written then.
     OSError
         If the package is installed without its repository.
     """
@@ -181,6 +181,9 @@ def _publish(paper: str, replace: bool) -> list[Path]:
                 f"{paper}` without artefacts, data sets, methods or seeds), or let them go with "
                 "`publish --replace`"
             )
+    for part in (parts(paper) | {p.name: p for p in every}).values():
+        if not replace:
+            _check_claims(part, home.parent)
     for content in contents.values():
         done += tables.write(home, tables.with_parts(results(home).content(), content))
     for part in parts(paper).values():
@@ -203,6 +206,21 @@ def _fewer_runs(old: Content, new: Content) -> list[str]:
     )
     fewer = was[was > now.reindex(was.index, fill_value=0)].index
     return [", ".join(map(str, names[3:])) for names in fewer if names[:3] in parts]
+
+
+def _check_claims(part: Part, checkout: Path) -> None:
+    # A study of some artefacts judges their claims alone.
+    folder = Path(part.paper, part.label, "claims.csv")
+    new, old = places.figures_folder() / folder, checkout / "figures" / folder
+    if not (new.is_file() and old.is_file()):
+        return
+    judged = [(pd.read_csv(file).verdict != "not run").sum() for file in (new, old)]
+    if judged[0] < judged[1]:
+        raise ValueError(
+            f"{new} judges {judged[0]} claims, the published one {judged[1]}: call claims() of a "
+            "study that has run all artefacts, take the file away, or let them go with "
+            "`publish --replace`"
+        )
 
 
 def _publish_figures(part: Part, checkout: Path) -> list[Path]:

@@ -270,6 +270,21 @@ def test_published_runs_that_were_not_kept_go_only_if_it_is_said(home):
     assert set(read("fedper.quick-digits").seed) == {1, 2}
 
 
+def test_published_claims_are_not_replaced_by_those_of_fewer_artefacts(home):
+    keep()
+    claims = paths.runs_root() / "figures" / "fedper" / "quick-digits" / "claims.csv"
+    for judged in (["holds", "open"], ["tie", "tie"]):  # another verdict is news
+        pd.DataFrame({"says": ["a", "b"], "verdict": judged}).to_csv(claims)
+        committed.publish("fedper")
+    before = files(home)
+    pd.DataFrame({"says": ["a", "b"], "verdict": ["tie", "not run"]}).to_csv(claims)
+    with pytest.raises(ValueError, match="judges 1 claims, the published one 2.*--replace"):
+        committed.publish("fedper")
+    assert files(home) == before
+    committed.publish("fedper", replace=True)
+    assert files(home) != before
+
+
 def test_a_number_that_one_run_lacks_leaves_those_of_others_as_they_are(home):
     keep(seed=0)
     folder = paths.runs_root() / "results" / "fedper.quick-digits"

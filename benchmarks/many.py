@@ -175,7 +175,7 @@ def _federation(file: Path, clients: int) -> Federation:
     ids = np.arange(len(x)).reshape(clients, FILE_EACH)
     first = FILE_EACH * 4 // 5
     return Federation(
-        np.load(file, mmap_mode="r"),
+        np.lib.format.open_memmap(file, "r"),
         np.arange(len(x)) % 10,
         [*ids[:, :first]],
         test=[*ids[:, first:]],

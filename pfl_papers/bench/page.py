@@ -91,10 +91,11 @@ def first_sentence(found: Found) -> str:
         by.setdefault(len(settings), []).append(said(row))
     parts = [f"{len(by.get(0, []))} in none"]
     parts += [f"{len(by[n])} in {n} ({', '.join(by[n])})" for n in sorted(by) if n]
-    of = "" if every == len(SETTINGS) else f" that are run, of {len(SETTINGS)}"
+    where = f"{every} of {len(SETTINGS)} settings"
+    where += " (those run so far)" * (every < len(SETTINGS))
     return (
-        f"Of {len(wins)} methods, so many beat tuned FedAvg + FT by more than a point in "
-        f"{_counted(every, 'setting')}{of}: {'; '.join(parts)}."
+        f"Of {len(wins)} methods, so many beat tuned FedAvg + FT by more than a point in {where}: "
+        f"{'; '.join(parts)}."
     )
 
 
@@ -114,9 +115,9 @@ def in_short(found: Found | None = None) -> str:
         names = f" ({', '.join(better[:NAMED])}{rest})" * bool(better)
         parts.append(f"{len(better)} in *{s}*{names}")
     return (
-        f"Equally tuned, of {len(found.methods)} methods so many beat FedAvg with fine-tuning by "
-        f"more than a point: {', '.join(parts)}. {len(parts)} of {len(SETTINGS)} settings of "
-        f"{page} are run."
+        f"Of {len(found.methods)} equally tuned methods, so many beat FedAvg with fine-tuning by "
+        f"more than a point: {', '.join(parts)}; {len(parts)} of {len(SETTINGS)} settings run "
+        f"({page})."
     )
 
 

@@ -101,7 +101,7 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
     }
     assert wins == {"ditto": 3, "fedper": 0, "local": 0, "cfl": 0} and FT1 not in wins
     assert said == (
-        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point in 3 settings that are run, of 7: "
+        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point in 3 of 7 settings (those run so far): "
         "3 in none; 1 in 3 (Ditto)."
     )
     assert found.twins(REFERENCE) == ["fedper"]
@@ -109,14 +109,14 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
 
 def test_the_readme_says_the_same_in_short(found):
     assert page.in_short(found) == (
-        "Equally tuned, of 4 methods so many beat FedAvg with fine-tuning by more than a point: 1 in *mild* (Ditto), "
-        "1 in *rotate* (Ditto), 1 in *text* (Ditto). 3 of 7 settings of [the benchmark](docs/bench.md) are run."
+        "Of 4 equally tuned methods, so many beat FedAvg with fine-tuning by more than a point: 1 in *mild* (Ditto), "
+        "1 in *rotate* (Ditto), 1 in *text* (Ditto); 3 of 7 settings run ([the benchmark](docs/bench.md))."
     )
     most = {name: 5.0 + i for i, name in enumerate(["cfl", "fedper", "ditto", "apfl"])}
     one = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0} | most)}))
-    assert "4 in *mild* (APFL, Ditto, FedPer and 1 more). 1 of 7" in one
+    assert "4 in *mild* (APFL, Ditto, FedPer and 1 more); 1 of 7" in one
     none = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0})}))
-    assert "by more than a point: 0 in *mild*. 1 of 7" in none
+    assert "by more than a point: 0 in *mild*; 1 of 7" in none
     assert page.in_short(Found({})).startswith("No setting of")
 
 

@@ -45,7 +45,7 @@ from pfl_core.experiments.experiment import Experiment
 CLIENTS, EACH, SOME = (10, 100, 1000, 5000, 20_000, 100_000), 20, 200
 FILE = "fedavg/file"  # the key of the row of clients whose images are in one
 FILE_EACH = 60  # images of a client in a file
-# Models that a client keeps at the server: 100,000 clients of Ditto take 10 GB and more.
+# Ditto keeps a model a client: 100,000 of them, and a round beside them, take 10 GB and more.
 MOST = {"ditto": 20_000}
 # pFedHN's embeddings have a quarter as many numbers as there are clients, by the paper's rule: 100
 # are kept here, so that the clients alone grow.
@@ -154,10 +154,8 @@ def measure_file(device: str, repeats: int, clients: int) -> dict[str, Any]:
         Path(name, "x.npy").unlink()
         began = time.perf_counter()
         fed = Federation.open(folder)
-        e = next(experiments(0)).but(
-            dataset="own", partition_args={}, partition="own", clients=clients
-        )
-        e = _some(e.but(rounds=repeats + 2, participation=min(0.01, SOME / clients)))
+        few = dict(rounds=repeats + 2, participation=min(0.01, SOME / clients))
+        e = _some(Experiment(dataset="own", clients=clients, **SMALL, **few))
         held = client_data(e, device, fed)
         row: dict[str, Any] = {"data_s": time.perf_counter() - began}
         row["some_s"], outcome, row["some_anonymous_mb"] = _rounds(e, held)

@@ -156,10 +156,11 @@ def peers(cases: dict) -> str:
         spent = f"{case['train_s']:.2f} ({case['fastest_s']:.2f} to {case['slowest_s']:.2f})"
         again = {True: "yes", False: "no"}.get(case.get("repeats"), "-")
         row = ["pfl_core" if who == "ours" else versions + kind, str(case["processes"])]
-        row += [str(case["samples"] or "all"), spent, f"{case['acc_pct']:.1f}", again]
+        rounds = str(len(case["rounds_s"]))
+        row += [str(case["samples"] or "all"), spent, rounds, f"{case['acc_pct']:.1f}", again]
         rows.append(row)
     head = ["simulator", "workers", "images a client, at most", "s a round, median (range)"]
-    return table([*head, "accuracy (%)", "bit for bit again"], rows)
+    return table([*head, "rounds", "accuracy after them (%)", "bit for bit again"], rows)
 
 
 def precision(cases: dict) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from pfl_papers.bench import planned, record, shown, tiers
+from pfl_papers.bench import planned, record, sceptic, shown, tiers
 from pfl_papers.bench.found import Found
 from pfl_papers.bench.rows import FT1, LOCAL, REFERENCE, said
 from pfl_papers.bench.settings import SETTINGS, Setting
@@ -83,19 +83,20 @@ def ranked(setting: str) -> str:
     return shown.setting(found, setting).to_string() if found.records else none
 
 
+TIMES = ("no setting", "one", "two", "three", "four", "five", "six", "seven")
+
+
 def first_sentence(found: Found) -> str:
     """How many methods beat the tuned reference in how many settings, with names."""
     wins, every = found.wins(), len(found.records)
     by: dict[int, list[str]] = {}
     for row, settings in wins.items():
         by.setdefault(len(settings), []).append(said(row))
-    parts = [f"{len(by.get(0, []))} in none"]
-    parts += [f"{len(by[n])} in {n} ({', '.join(by[n])})" for n in sorted(by) if n]
-    where = f"{every} of {len(SETTINGS)} settings"
-    where += " (those run so far)" * (every < len(SETTINGS))
+    parts = [f"{len(by.get(0, []))} in {TIMES[0]}"]
+    parts += [f"{len(by[n])} in {TIMES[n]} ({', '.join(by[n])})" for n in sorted(by) if n]
     return (
-        f"Of {len(wins)} methods, so many beat tuned FedAvg + FT by more than a point in {where}: "
-        f"{'; '.join(parts)}."
+        f"Of {len(wins)} methods, so many beat tuned FedAvg + FT by more than a point: "
+        f"{', '.join(parts)}. {_run(every)}."
     )
 
 
@@ -116,9 +117,13 @@ def in_short(found: Found | None = None) -> str:
         parts.append(f"{len(better)} in *{s}*{names}")
     return (
         f"Of {len(found.methods)} equally tuned methods, so many beat FedAvg with fine-tuning by "
-        f"more than a point: {', '.join(parts)}; {len(parts)} of {len(SETTINGS)} settings run "
-        f"({page})."
+        f"more than a point: {', '.join(parts)}. {_run(len(parts))} ({page})."
     )
+
+
+def _run(every: int) -> str:
+    number = f"All {every}" if every == len(SETTINGS) else f"{every} of {len(SETTINGS)}"
+    return f"{number} settings {'is' if every == 1 else 'are'} run"
 
 
 def findings(found: Found) -> list[str]:
@@ -136,6 +141,28 @@ def findings(found: Found) -> list[str]:
         out.append(f"- **Equal to {name}** wherever run: {', '.join(twins) or 'no method'}.")
     fails = [s for s in found.records if found.gate(s).fails()]
     out.append(f"- **The gate** fails in {', '.join(fails) or 'no setting that is run'}.")
+    return [textwrap.fill(line, 100, subsequent_indent="  ") for line in out]
+
+
+def doubts(found: Found) -> list[str]:
+    """How far the words hang on the baseline, on the moment, on seeds and on tuning."""
+    words, order = sceptic.words(found), sceptic.mean_ranks(found)
+    better = (words == tiers.BETTER).sum()
+    changed = words.ne(words["as declared"], axis=0).sum()
+    tau = order["no tuning"].corr(order["as declared"], method="kendall")
+    of, end = len(words), "is" if better["as declared"] == 1 else "are"
+    out = [
+        f"- **The baseline.** {better['as declared']} of {of} comparisons with FedAvg + FT {end} "
+        f"*better*. {better['one epoch']} are if every row may have one epoch of fine-tuning at "
+        f"most, and {better['as served']} if only rows whose papers fine-tune do.",
+        f"- **The moment.** Read at each run's best validation round, "
+        f"{changed['best validation round']} of {of} words change; at its best test round, "
+        f"{changed['best test round']}.",
+        f"- **Seeds and budget.** With five seeds {changed['five seeds']} words change, with equal "
+        f"gradients {changed['equal gradients']}.",
+    ]
+    if len(order) > 2:
+        out += [f"- **Tuning.** Mean ranks with and without it have Kendall's tau {tau:.2f}."]
     return [textwrap.fill(line, 100, subsequent_indent="  ") for line in out]
 
 
@@ -174,7 +201,9 @@ def _setting(found: Found, name: str) -> Iterator[str]:
 
 def _sceptic(found: Found) -> Iterator[str]:
     yield "## For those who doubt a choice\n"
-    yield "The same runs, read otherwise. How often methods are better than FedAvg + FT then:\n"
+    yield "The same runs, read otherwise:\n"
+    yield "\n".join(doubts(found)) + "\n"
+    yield "Words over all pairs of a method and a setting, against FedAvg + FT read likewise:\n"
     yield readable.markdown(readable.flat(shown.sceptical_words(found))) + "\n"
     yield "Mean ranks over settings:\n"
     yield readable.markdown(readable.flat(shown.sceptical(found))) + "\n"

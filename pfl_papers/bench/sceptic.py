@@ -118,12 +118,19 @@ def mean_ranks(found: Found) -> pd.DataFrame:
     return pd.DataFrame(every).loc[found.summary.index]
 
 
+def words(found: Found) -> pd.DataFrame:
+    """Each method's word in each setting, a line a pair and a column a reading; none untuned."""
+    out = {
+        name: pd.concat({s: tiers.judged(t).tier.reindex(found.methods) for s, t in tables.items()})
+        for name, tables in readings(found).items()
+        if name != "no tuning"
+    }
+    return pd.DataFrame(out)
+
+
 def counts(found: Found) -> pd.DataFrame:
     """How many pairs of a method and a setting are better, equal, open or worse, by reading."""
-    out = {}
-    for name, tables in readings(found).items():
-        if name == "no tuning":
-            continue
-        words = [tiers.judged(t).tier.reindex(found.methods) for t in tables.values()]
-        out[name] = pd.concat(words).value_counts().reindex(tiers.WORDS, fill_value=0)
-    return pd.DataFrame(out, dtype=int).T
+    every = {
+        n: w.value_counts().reindex(tiers.WORDS, fill_value=0) for n, w in words(found).items()
+    }
+    return pd.DataFrame(every, dtype=int).T

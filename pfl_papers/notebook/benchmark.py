@@ -88,6 +88,7 @@ class Benchmark:
     def sceptic(self) -> None:
         """What changes if the same runs are read otherwise."""
         if self.found.records:
+            self._say("\n".join(page.doubts(self.found)))
             self._show(shown.sceptical_words(self.found))
             self._show(shown.sceptical(self.found))
 

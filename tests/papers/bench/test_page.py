@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from pfl_papers import places
 from pfl_papers.bench import page, planned, record, sceptic, shown, tiers
@@ -101,8 +102,8 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
     }
     assert wins == {"ditto": 3, "fedper": 0, "local": 0, "cfl": 0} and FT1 not in wins
     assert said == (
-        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point in 3 of 7 settings (those run so far): "
-        "3 in none; 1 in 3 (Ditto)."
+        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point: "
+        "3 in no setting, 1 in three (Ditto). 3 of 7 settings are run."
     )
     assert found.twins(REFERENCE) == ["fedper"]
 
@@ -110,13 +111,13 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
 def test_the_readme_says_the_same_in_short(found):
     assert page.in_short(found) == (
         "Of 4 equally tuned methods, so many beat FedAvg with fine-tuning by more than a point: 1 in *mild* (Ditto), "
-        "1 in *rotate* (Ditto), 1 in *text* (Ditto); 3 of 7 settings run ([the benchmark](docs/bench.md))."
+        "1 in *rotate* (Ditto), 1 in *text* (Ditto). 3 of 7 settings are run ([the benchmark](docs/bench.md))."
     )
     most = {name: 5.0 + i for i, name in enumerate(["cfl", "fedper", "ditto", "apfl"])}
     one = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0} | most)}))
-    assert "4 in *mild* (APFL, Ditto, FedPer and 1 more); 1 of 7" in one
+    assert "4 in *mild* (APFL, Ditto, FedPer and 1 more). 1 of 7" in one
     none = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0})}))
-    assert "by more than a point: 0 in *mild*; 1 of 7" in none
+    assert "by more than a point: 0 in *mild*. 1 of 7 settings is run" in none
     assert page.in_short(Found({})).startswith("No setting of")
 
 
@@ -205,6 +206,20 @@ def test_readings_of_a_sceptic_by_hand(found):
         assert got == max(pairs)[1]
     counts = sceptic.counts(found)
     assert (counts.sum(axis=1) == 3 * 4).all() and counts.loc["as declared", "better"] == 3
+
+
+def test_doubts_are_counted_from_the_words(found):
+    said = " ".join(" ".join(page.doubts(found)).split())
+    words, order = sceptic.words(found), sceptic.mean_ranks(found)
+    counts, tau = sceptic.counts(found), stats.kendalltau(order["as declared"], order["no tuning"])
+    assert said.startswith("- **The baseline.** 3 of 12 comparisons with FedAvg + FT are *better*.")
+    for name in ("one epoch", "as served"):
+        assert f"{counts.loc[name, tiers.BETTER]} " in said
+    for name, lead in (("best test round", "test round, "), ("five seeds", "five seeds ")):
+        assert f"{lead}{sum(words[name] != words['as declared'])}" in said
+    assert f"tau {tau.statistic:.2f}." in said
+    two = Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0})})
+    assert "tau" not in " ".join(page.doubts(two)) and "0 of 1 comparisons" in page.doubts(two)[0]
 
 
 def test_ones_own_row_is_ranked_beside_the_published_ones(found, tmp_path, monkeypatch):

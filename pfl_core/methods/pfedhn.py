@@ -55,6 +55,21 @@ from pfl_core.util.fields import choice, log_uniform, number, value
 Shapes = dict[str, tuple[int, ...]]
 
 
+AT_ONCE = 2**16  # numbers that a step updates while they lie in a core's own cache
+
+
+class Outer(NamedTuple):
+    """A sum of S outer products, left^T right (P, H), which is never written out."""
+
+    left: Tensor  # (S, P)
+    right: Tensor  # (S, H)
+
+    def norm(self) -> Tensor:
+        """The Frobenius norm."""
+        left, right = (v @ v.T for v in self)
+        return (left * right).sum().clamp_min(0).sqrt()
+
+
 class Hypernetwork(NamedTuple):
     """h(v; phi): a trunk of linear layers with ReLU between them, then linear heads.
 
@@ -92,31 +107,55 @@ class Hypernetwork(NamedTuple):
 
         A smaller one has zeros at the far end of each axis.
         """
-        h = self._linear(phi, "trunk.0", phi["v"][sel])
-        for i in range(self.n_hidden):
-            h = self._linear(phi, f"trunk.{i + 1}", h.relu())
-        if self.sizes != [self.full]:
-            return self._padded(phi, h, size)
-        heads = {n: self._linear(phi, f"head.0.{n}", h) for n in self.full}
-        return {n: w.view(len(sel), *self.full[n]) for n, w in heads.items()}
+        return self._heads(phi, self._trunk(phi, sel), size)
 
     def pull(
         self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
-    ) -> Params:
+    ) -> dict[str, Tensor | Outer]:
         """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}.
 
-        delta {name: (S, *shape)} is of what is written.
+        delta {name: (S, *shape)} is of what is written. The weights of heads are nearly all of phi.
+        Theirs is an outer product, unless spectral norm makes it more.
         """
         with torch.enable_grad():
             leaves = {n: phi[n].detach().requires_grad_() for n in names}
-            theta = self.write(phi | leaves, sel, size)
-        outputs, inputs = [theta[n] for n in delta], list(leaves.values())
-        products = torch.autograd.grad(outputs, inputs, list(delta.values()))
-        return dict(zip(leaves, products, strict=True))
+            h = self._trunk(phi | leaves, sel)
+            theta = self._heads(phi | leaves, h, size) if self.spectral else {}
+        if self.spectral:
+            found, outputs, products = {}, [theta[n] for n in delta], list(delta.values())
+        else:
+            found, toward = self._outer(phi, h.detach(), size, delta)
+            outputs, products = [h], [toward]
+        inputs = {n: leaf for n, leaf in leaves.items() if n not in found}
+        rest = torch.autograd.grad(outputs, list(inputs.values()), products)
+        found |= zip(inputs, rest, strict=True)
+        return {n: found[n] for n in leaves}
 
-    def _padded(self, phi: Params, h: Tensor, size: Tensor) -> Params:
+    def _outer(
+        self, phi: Params, h: Tensor, size: Tensor, delta: Params
+    ) -> tuple[dict[str, Tensor | Outer], Tensor]:
+        # The same for all heads, and for what they read, h (S, hidden).
+        found, toward = {}, torch.zeros_like(h)
+        for g, rows in enumerate(self._rows(size)):
+            for n, shape in self.sizes[g].items():
+                left = delta[n][(rows, *map(slice, shape))].reshape(len(rows), prod(shape))
+                toward[rows] += left @ phi[f"head.{g}.{n}.weight"]
+                found[f"head.{g}.{n}.weight"] = Outer(left, h[rows])
+                found[f"head.{g}.{n}.bias"] = left.sum(0)
+        return found, toward
+
+    def _trunk(self, phi: Params, sel: Tensor) -> Tensor:
+        h = self._linear(phi, "trunk.0", phi["v"][sel])
+        for i in range(self.n_hidden):
+            h = self._linear(phi, f"trunk.{i + 1}", h.relu())
+        return h
+
+    def _heads(self, phi: Params, h: Tensor, size: Tensor) -> Params:
+        if self.sizes == [self.full]:
+            heads = {n: self._linear(phi, f"head.0.{n}", h) for n in self.full}
+            return {n: w.view(len(h), *self.full[n]) for n, w in heads.items()}
         # Models of several sizes: clients are sorted by theirs, and put back.
-        rows = [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
+        rows = self._rows(size)
         back, out = torch.argsort(torch.cat(rows)), {}
         for n, full in self.full.items():
             parts = []
@@ -126,6 +165,12 @@ class Hypernetwork(NamedTuple):
                 parts.append(F.pad(part, sum(reversed(short), ())))
             out[n] = torch.cat(parts)[back]
         return out
+
+    def _rows(self, size: Tensor) -> list[Tensor]:
+        # Which of the clients have size 0, 1, ...
+        if len(self.sizes) == 1:
+            return [torch.arange(len(size), device=size.device)]
+        return [(size == g).nonzero().squeeze(1) for g in range(len(self.sizes))]
 
     def advance(self, phi: Params) -> None:
         """One power iteration of every layer's u, in place."""
@@ -345,10 +390,10 @@ class PFedHN(Method):
             self._sgd(phi, momentum, grad)
         return state
 
-    def _sgd(self, phi: Params, momentum: Params, grad: Params) -> None:
-        # As torch.optim.SGD counts it, in place: phi is large, and new memory would cost more than
-        # the arithmetic. With phi frozen clients do not meet, and each one's gradient (a row of v)
-        # is clipped alone.
+    def _sgd(self, phi: Params, momentum: Params, grad: dict[str, Tensor | Outer]) -> None:
+        # As torch.optim.SGD counts it, in place: phi is large, and reading it from memory costs
+        # more than the arithmetic. With phi frozen clients do not meet, and each one's gradient (a
+        # row of v) is clipped alone.
         if grad.keys() == {"v"}:
             norm = grad["v"].norm(dim=1, keepdim=True)
         else:
@@ -358,8 +403,20 @@ class PFedHN(Method):
         if self.clip:
             scale = (self.clip / (norm + 1e-6)).clamp(max=1)
         for n, g in grad.items():
-            velocity = momentum[n].mul_(self.momentum).addcmul_(g, scale)
-            phi[n].sub_(velocity.add_(phi[n], alpha=self.weight_decay), alpha=self.lr)
+            if not isinstance(g, Outer):
+                momentum[n].mul_(self.momentum).addcmul_(g, scale)
+                self._descend(phi[n], momentum[n])
+                continue
+            right, some = g.right * scale, len(phi[n])
+            if phi[n].is_cpu:
+                some = max(1, AT_ONCE // phi[n].shape[1])
+            parts = (phi[n].split(some), momentum[n].split(some), g.left.split(some, 1))
+            for weight, velocity, left in zip(*parts, strict=True):
+                velocity.addmm_(left.T, right, beta=self.momentum)
+                self._descend(weight, velocity)
+
+    def _descend(self, weight: Tensor, velocity: Tensor) -> None:
+        weight.sub_(velocity.add_(weight, alpha=self.weight_decay), alpha=self.lr)
 
     def traffic(self, state: State, sel: Tensor, down: Params, up: Params) -> tuple[int, int]:
         if len(self.hn.sizes) == 1:

@@ -95,13 +95,15 @@ def _asked(args: Namespace) -> dict[str, Any]:
 
 def do_compute(args: Namespace) -> int:
     """Train what the notebook of a paper asks for, without the notebook, seed by seed; the same
-    command resumes. Status 1 if a run diverged"""
+    command resumes. Status 1 if a run diverges or fails"""
     how = dict(device=args.device, jobs=args.jobs, train=args.train)
     table = late("compare.plan").compute(args.paper, **how, **_asked(args))
     failed = table[table.status != "done"]
     counted = f"{table.run.nunique()} runs are there, {failed.run.nunique()} of them diverged"
     print(f"{args.paper}, profile {args.profile}: {counted}")
     print(failed.to_string(index=False) if len(failed) else "", end="\n" * bool(len(failed)))
+    if errors := (table.status == "error").sum():
+        print(f"pfl_papers compute: {errors} runs ended with an error, said above", file=sys.stderr)
     return int(len(failed) > 0)
 
 

@@ -158,10 +158,18 @@ def compute(
     **how
         The notebook's other parameters, as for `parameters.check`.
 
+    Returns
+    -------
+    DataFrame
+        Columns artefact, column, row, seed, run (its id; None without one) and status: "done",
+        "failed: " and why, or "error" where it raised one.
+
     Raises
     ------
     DatasetMissing, ValueError
         Before anything is trained.
+    Exception
+        The first run's error, where all runs raise one.
     """
     checks.count("compute", "jobs", jobs, "the number of runs computed at a time")
     asked = functools.partial(planned, paper, train, profile=profile, **how)
@@ -178,7 +186,8 @@ def compute(
     for e in cells:
         found = lookup.stored(e)
         run = found.id if found else committed.find(e)
-        status = found.meta["status"] if found else committed.status(run) if run else "done"
+        # A run that raised an error is nowhere.
+        status = found.meta["status"] if found else committed.status(run) if run else "error"
         where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
         lines.append(where | dict(seed=e.seed, run=run, status=status))
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])

@@ -121,6 +121,26 @@ def test_an_interrupted_computation_goes_on(home, monkeypatch):
     assert first.id in set(table.run) and set(table.status) == {"done"}
 
 
+def test_a_run_that_raises_an_error_is_not_done(home, monkeypatch, capsys):
+    simulate = compute.simulate
+
+    def some_raise(method, *args, **how):
+        if method.name == "lgfedavg":
+            raise MemoryError("no memory is left")
+        return simulate(method, *args, **how)
+
+    monkeypatch.setattr(compute, "simulate", some_raise)
+    words = "compute pfedhn --profile smoke --artefacts table1 --methods fedavg lgfedavg --seeds 0 --device cpu"
+    assert main(words.split()) == 1
+    assert "1 runs ended with an error, said above" in capsys.readouterr().err
+    table = plan.compute("pfedhn", **HOW | dict(methods=["fedavg", "lgfedavg"], seeds=[0]))
+    assert dict(zip(table.row, table.status, strict=True)) == {
+        "fedavg": "done",
+        "lgfedavg": "error",
+    }
+    assert set(table.run.dropna()) == {r.id for r in store.finished()}
+
+
 def test_wrong_ways_to_compute_are_refused_before_anything_is_trained(home, capsys):
     with pytest.raises(ValueError, match=r"compute\(jobs=0\): allowed is an integer >= 1"):
         plan.compute("pfedhn", **HOW, jobs=0)

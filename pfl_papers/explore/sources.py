@@ -23,6 +23,7 @@ from pfl_papers.bench import comparison
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
 from pfl_papers.evidence.contrasts import READ_AFTER
+from pfl_papers.evidence.tables import Results, results
 from pfl_papers.explore import words
 from pfl_papers.papers import base as papers
 
@@ -86,7 +87,7 @@ def best(of: list[str]) -> str | None:
 
 def _methods(part: Part) -> int:
     """How many methods the fullest table of a part has."""
-    cells = committed.results(part.folder).cells
+    cells = results(part.folder).cells
     own = (cells[["paper", "profile", "data"]] == list(part[:3])).all(axis=1)
     cells = cells[own & cells.row.isin(plots.LABELS) & ~cells.artefact.isin(TUNED)]
     return int(cells.groupby(["artefact", "column"]).row.nunique().max()) if len(cells) else 0
@@ -131,13 +132,12 @@ def _of(source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     if source not in (parts := committed.parts(own=True)):
         known = ", ".join(names()) or "none yet"
         raise ValueError(f"no results {source!r}; there are {known}")
-    stamp = max(file.stat().st_mtime_ns for file in parts[source].folder.iterdir())
-    return _published(parts[source], stamp)
+    return _published(parts[source], results(parts[source].folder))
 
 
 @functools.lru_cache(maxsize=32)
-def _published(part: Part, stamp: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A part's rows and totals; the time at which its folder changed is for the cache only."""
+def _published(part: Part, of: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A part's rows and totals; what its folder holds at present is for the cache only."""
     rows = part.rows()
     rows = rows[rows.artefact != "tune"]  # of the comparison: nine short runs a row
     rows = rows[~rows.row.str.endswith(comparison.START)]  # no method: what one begins with

@@ -347,6 +347,17 @@ def everything(folder):
     return [kept.rows(*part) for part in kept.parts]
 
 
+def test_a_file_that_another_process_is_writing_is_not_looked_at(home):
+    keep()
+    (folder,) = tables.kept_folders()
+    found = tables.results(folder)
+    with sums.replacing(folder / "new.csv") as file:
+        assert tables.results(folder) is found
+    Path(file.name).symlink_to("gone")  # listed, and renamed before it is looked at
+    (folder / "new.csv").unlink()
+    assert tables.results(folder) is found
+
+
 @pytest.mark.parametrize("name", [*form.TABLES, "npz"])
 def test_a_published_file_that_was_changed_is_refused(home, name):
     keep("fedaghn", method="fedaghn", record=("weights",))

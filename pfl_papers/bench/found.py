@@ -25,7 +25,7 @@ class Found:
 
     def __init__(self, records: Mapping[str, Record]):
         self.records = {s: r for s, r in records.items() if REFERENCE in r.lines()}
-        self.tables = {s: r.accuracies().loc[main(r)] for s, r in self.records.items()}
+        self.tables = {s: _table(r) for s, r in self.records.items()}
         self.tiers = functools.cache(self._tiers)
 
     @classmethod
@@ -54,8 +54,8 @@ class Found:
         return ranks.summary(self.tables)
 
     def order(self, setting: str) -> list[str]:
-        """Rows of a setting, the best mean first; those that diverged last."""
-        means = self.tables[setting].mean(axis=1, skipna=False)
+        """Rows of a setting, the best mean over their seeds first; those that diverged last."""
+        means = self.tables[setting].mean(axis=1)
         return [str(r) for r in means.sort_values(ascending=False, kind="stable").index]
 
     @property
@@ -94,6 +94,12 @@ class Found:
         found = [self.tiers(s, reference).tier for s in self.records]
         others = [row for row in self.methods if row not in (reference, LOCAL)]
         return [r for r in others if all(tier.get(r) == tiers.EQUAL for tier in found)]
+
+
+def _table(known: Record) -> pd.DataFrame:
+    # Accuracies on the seeds that the reference has.
+    table = known.accuracies().loc[main(known)]
+    return table.loc[:, table.loc[REFERENCE].notna()]
 
 
 def main(known: Record) -> list[str]:

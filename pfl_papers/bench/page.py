@@ -147,8 +147,9 @@ def findings(found: Found) -> list[str]:
 def doubts(found: Found) -> list[str]:
     """How far the words hang on the baseline, on the moment, on seeds and on tuning."""
     words, order = sceptic.words(found), sceptic.mean_ranks(found)
+    words = words[words["as declared"].notna()]
     better = (words == tiers.BETTER).sum()
-    changed = words.ne(words["as declared"], axis=0).sum()
+    changed = (words.ne(words["as declared"], axis=0) & words.notna()).sum()
     tau = order["no tuning"].corr(order["as declared"], method="kendall")
     of, end = len(words), "is" if better["as declared"] == 1 else "are"
     out = [

@@ -40,7 +40,7 @@ def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
     device, lines = pick_device(device), {}
     with Progress(len(asked.settings) * len(asked.rows), "rows timed", 0) as progress:
         for setting in asked.settings:
-            known, seen = record.of_folder(record.kept(asked.named(setting))), set()
+            known, seen = record.here(asked.named(setting)), set()
             for row in asked.rows:
                 key = asked.named(setting), rows.said(row.name)
                 lines[key] = _line(_Runs(asked, setting, row, known), seen, device)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from pfl_core.data import pools
@@ -320,11 +321,10 @@ class Work:
         new = Record.joined(found)
         known = record.keep(self.name, lambda known: known.updated(new))
         means = known.accuracies().loc[name, list(self.asked.seeds)]
-        lost = f", {means.isna().sum()} of {len(means)} runs diverged" * bool(means.isna().any())
-        when = new.runs.when.iloc[0]
-        return (
-            f"{rows.said(name)}, read {when}: {means.mean():.2f} % over {means.count()} seeds{lost}"
-        )
+        when, ended = new.runs.when.iloc[0], means[np.isfinite(means)]
+        ways = {"diverged": np.isneginf(means).sum(), "ended with an error": means.isna().sum()}
+        lost = "".join(f", {n} of {len(means)} runs {way}" for way, n in ways.items() if n)
+        return f"{rows.said(name)}, read {when}: {ended.mean():.2f} % over {len(ended)} seeds{lost}"
 
     # -- the setting itself ------------------------------------------------------------------------
 
@@ -336,8 +336,7 @@ class Work:
 
     def gate(self) -> str:
         """What the declared gate says of the setting, by the tuning seeds alone."""
-        known = record.of_folder(record.kept(self.name))
-        return f"{self.name}, gate: {gates.said(gates.gate(known))}"
+        return f"{self.name}, gate: {gates.said(gates.gate(record.here(self.name)))}"
 
     def _stored(self, experiment: Experiment) -> Result | None:
         return load_result(paths.store_folder() / experiment.id, experiment, aside=False)

@@ -16,24 +16,29 @@ ENDS = (2.5, 97.5)  # percentiles
 
 
 def common(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Rows that all settings have, in the order of the first."""
-    first, *others = tables.values()
+    """Rows that all settings have with all of their seeds, in the order of the first."""
+    first, *others = (table.dropna() for table in tables.values())
     return [row for row in first.index if all(row in table.index for table in others)]
 
 
 def mean_ranks(tables: Mapping[str, pd.DataFrame]) -> pd.Series:
     """Each row's mean rank over settings, 1 is best; in a setting by the mean over seeds.
 
-    A run that diverged counts as 0 %. Rows that a setting lacks are left out.
+    A run that diverged counts as 0 %. Rows that a setting lacks, or has without some of its seeds,
+    are left out.
 
     Parameters
     ----------
     tables : dict of DataFrame
-        {setting: accuracies in %, a line a row and a column a seed}.
+        {setting: accuracies in %, a line a row and a column a seed, as of `tiers.judged`}.
     """
     rows = common(tables)
-    each = [_ranks(t.loc[rows].fillna(0.0).to_numpy().mean(1)) for t in tables.values()]
+    each = [_ranks(v.mean(1)) for v in _values(tables, rows)]
     return pd.Series(np.mean(each, 0), rows, dtype=float)
+
+
+def _values(tables: Mapping[str, pd.DataFrame], rows: list[str]) -> list[np.ndarray]:
+    return [t.loc[rows].replace(-np.inf, 0.0).to_numpy() for t in tables.values()]
 
 
 def _ranks(means: np.ndarray) -> np.ndarray:
@@ -54,7 +59,7 @@ def summary(
         By row, best first: rank, rank_low, rank_high, improves, improves_low, improves_high.
     """
     rows, draw = common(tables), rng(0, "bench/ranks")
-    arrays = [t.loc[rows].fillna(0.0).to_numpy() for t in tables.values()]
+    arrays = _values(tables, rows)
     at = rows.index(reference)
     picked = draw.integers(len(arrays), size=(resamples, len(arrays)))
     ranks, wins = np.empty((2, len(arrays), resamples, len(rows)))

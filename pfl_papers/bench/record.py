@@ -79,8 +79,11 @@ class Record:
         return cls(**out)
 
     def updated(self, other: Record) -> Record:
-        """This one, in which each table of `other` takes the place of the lines of its rows."""
-        left = {n: _without(getattr(self, n), getattr(other, n).row) for n in COLUMNS}
+        """This one, in which runs of `other` take the place of ours of their rows and seeds.
+
+        A row's tuning is replaced as a whole.
+        """
+        left = {n: _without(getattr(self, n), getattr(other, n), n != "tuning") for n in COLUMNS}
         return Record.joined([Record(**left), other])
 
     def __or__(self, other: Record) -> Record:
@@ -108,15 +111,20 @@ class Record:
         ----------
         when : str or dict
             A moment, "own" for each row's own one, {row: moment}; by default those that tuning
-            chose. NaN where a run diverged or has not got the moment.
+            chose. -inf where a run diverged; NaN where there is none, or none with the moment.
         """
         means = {key: float(acc.mean()) for key, acc in self.per_client(when).items()}
         return self.table(means)
 
     def table(self, numbers: Mapping[tuple[str, int], float]) -> pd.DataFrame:
-        """A number a run, {(row, seed): it}, as a line a row and a column a seed."""
-        seeds = sorted(map(int, set(self.runs.seed)))
-        lines = {row: [numbers.get((row, s), np.nan) for s in seeds] for row in self.lines()}
+        """A number a run, {(row, seed): it}, as a line a row and a column a seed.
+
+        -inf where the run diverged.
+        """
+        failed = self.runs[self.runs.status == "failed"]
+        lost = dict.fromkeys(zip(failed.row, failed.seed, strict=True), -np.inf)
+        every, seeds = lost | dict(numbers), sorted(map(int, set(self.runs.seed)))
+        lines = {row: [every.get((row, s), np.nan) for s in seeds] for row in self.lines()}
         return pd.DataFrame(lines, index=seeds, dtype=float).T
 
     def per_client(self, when: When = "") -> dict[tuple[str, int], np.ndarray]:
@@ -161,8 +169,11 @@ def _methods(table: pd.DataFrame) -> set[str]:
     return {method_of(row) for row in table.row} - {""}
 
 
-def _without(table: pd.DataFrame, rows: pd.Series) -> pd.DataFrame:
-    return table[~table.row.isin(set(rows) - {""})]
+def _without(table: pd.DataFrame, other: pd.DataFrame, each_seed: bool) -> pd.DataFrame:
+    # Without the rows of `other`, or their seeds alone; row "" stays.
+    by = ["row", "seed"] if each_seed else ["row"]
+    there = pd.MultiIndex.from_frame(other.loc[other.row != "", by])
+    return table[~pd.MultiIndex.from_frame(table[by]).isin(there)]
 
 
 def _numbers(text: str) -> np.ndarray:
@@ -329,7 +340,8 @@ def keep(setting: str, change: Callable[[Record], Record]) -> Record:
 def read(setting: str, own: bool = True) -> Record:
     """What is published of a setting, and, unless `own` is False, what is kept here.
 
-    A row that is kept here takes the place of the published one.
+    A row that is kept here takes the place of the published one, unless it has some of its seeds
+    only.
 
     Raises
     ------
@@ -337,10 +349,36 @@ def read(setting: str, own: bool = True) -> Record:
         For a file that is damaged, or not as it was published.
     """
     found = of_folder(committed(setting))
-    if own and kept(setting).is_dir():
-        with _alone(setting) as folder:
-            return found | of_folder(folder)
-    return found
+    if not own:
+        return found
+    ours = here(setting)
+    some = {method_of(row) for row in fewer(found, ours)}
+    return found | ours.of((_methods(ours.runs) | _methods(ours.tuning)) - some)
+
+
+def here(setting: str) -> Record:
+    """What is kept here of a setting.
+
+    Raises
+    ------
+    ValueError
+        For a file that is damaged.
+    """
+    if not kept(setting).is_dir():
+        return Record.empty()
+    with _alone(setting) as folder:
+        return of_folder(folder)
+
+
+def fewer(old: Record, new: Record) -> list[str]:
+    """Rows of `new` that have some seeds of `old` only."""
+    was, now = (_done(r) for r in (old, new))
+    return [row for row in new.lines() if now.get(row, set()) < was.get(row, set())]
+
+
+def _done(known: Record) -> dict[str, set[int]]:
+    done = known.runs[known.runs.status == "done"]
+    return {str(row): set(seeds) for row, seeds in done.groupby("row").seed}
 
 
 def of_folder(folder: Path) -> Record:
@@ -410,8 +448,8 @@ def publish(replace: bool = False) -> list[Path]:
 
 
 def _publish(replace: bool) -> list[Path]:
-    here = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
-    records = {s: (of_folder(committed(s)), of_folder(kept(s))) for s in here}
+    some = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
+    records = {s: (of_folder(committed(s)), here(s)) for s in some}
     plan = kept("") / PLAN
     if not any(len(ours.runs) for _, ours in records.values()) and not plan.is_file():
         raise ValueError(
@@ -419,14 +457,14 @@ def _publish(replace: bool) -> list[Path]:
             "`python -m pfl_papers bench` first (its form over digits is not published)"
         )
     for setting, (old, ours) in records.items():
-        fewer = _fewer(old, ours)
-        if fewer and not replace:
+        lacking = fewer(old, ours)
+        if lacking and not replace:
             raise ValueError(
-                f"{setting} in {paths.runs_root()} has fewer runs of {', '.join(fewer)} than "
+                f"{setting} in {paths.runs_root()} has fewer runs of {', '.join(lacking)} than "
                 "results/; run the rest, or let them go with `publish bench --replace`"
             )
-    some = {s: pair for s, pair in records.items() if len(pair[1].runs)}
-    done = [f for s, (old, ours) in some.items() for f in write(committed(s), old | ours)]
+    run = {s: pair for s, pair in records.items() if len(pair[1].runs)}
+    done = [f for s, (old, ours) in run.items() for f in write(committed(s), old | ours)]
     if plan.is_file():
         checks.make_folder(committed(""))
         with sums.replacing(target := committed("") / PLAN) as file:
@@ -435,14 +473,10 @@ def _publish(replace: bool) -> list[Path]:
     return done
 
 
-def _fewer(old: Record, new: Record) -> list[str]:
-    was, now = (r.runs[r.runs.status == "done"].groupby("row").size() for r in (old, new))
-    return [str(row) for row in new.lines() if now.get(row, 0) < was.get(row, 0)]
-
-
 def named_runs() -> set[str]:
     """Names of all runs that a published or kept record shows."""
-    found = [of_folder(f) for place in (committed(""), kept("")) for f in place.glob("*/")]
+    found = [of_folder(committed(s)) for s in settings(committed(""))]
+    found += [here(s) for s in settings(kept(""))]
     return {
         run for r in found for t in (r.runs, r.tuning) for named in t.run for run in named.split()
     }

@@ -48,6 +48,8 @@ def best_round(known: Record, split: str = "val") -> pd.DataFrame:
             continue
         served = run["own"] if not run["own"].startswith(TUNED) else "before"
         own = history[key][history[key].when == served]
+        if np.isneginf(ends[0].loc[key]):
+            continue
         test = [*own.test, ends[0].loc[key]]
         by = [*(own.val if split == "val" else own.test), ends[split == "val"].loc[key]]
         found[key] = test[int(np.nanargmax(by))] if not np.isnan(by).all() else np.nan
@@ -67,7 +69,7 @@ def untuned(known: Record) -> pd.DataFrame:
     for line in lines.to_dict("records"):
         val = {w: line[f"val.{w}"] for w in _moments(known, line["row"])}
         val = {w: v for w, v in val.items() if not np.isnan(v)}
-        found[line["row"]] = line[f"test.{max(val, key=lambda w: val[w])}"] if val else np.nan
+        found[line["row"]] = line[f"test.{max(val, key=lambda w: val[w])}"] if val else -np.inf
     return pd.DataFrame({seed: pd.Series(found, dtype=float)})
 
 
@@ -107,15 +109,21 @@ SAYS = {
 def readings(found: Found) -> dict[str, dict[str, pd.DataFrame]]:
     """{reading: {setting: accuracies in %, a line a row and a column a seed}}."""
     return {
-        name: {s: read(r).reindex(found.tables[s].index) for s, r in found.records.items()}
+        name: {s: _like(found.tables[s], read(r)) for s, r in found.records.items()}
         for name, read in READINGS.items()
     }
+
+
+def _like(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    # The rows of a table, and those of its seeds that there are, but for one that tuning saw.
+    seeds = [seed for seed in other if seed in table] or list(other)
+    return other.reindex(table.index)[seeds]
 
 
 def mean_ranks(found: Found) -> pd.DataFrame:
     """Mean ranks over settings, a line a row and a column a reading."""
     every = {name: ranks.mean_ranks(tables) for name, tables in readings(found).items()}
-    return pd.DataFrame(every).loc[found.summary.index]
+    return pd.DataFrame(every).reindex(found.summary.index)
 
 
 def words(found: Found) -> pd.DataFrame:

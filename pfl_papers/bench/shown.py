@@ -89,7 +89,7 @@ def setting(found: Found, name: str) -> pd.DataFrame:
     lines: dict[str, dict[str, str]] = {}
     for rank, row in enumerate([*found.order(name), *second], 1):
         line = {"rank": str(rank) if row in judged.index or row == REFERENCE else ""}
-        line["accuracy"] = _mean(frames["accuracy"].T[row])
+        line["accuracy"] = _mean(frames["accuracy"].T[row], lacks=True)
         if row in judged.index:
             line["beside FedAvg + FT"] = verdicts.ends(judged.difference[row], unit="")
             line["word"] = judged.tier[row]
@@ -223,7 +223,7 @@ def _is_number(value: Any) -> bool:
 
 def sceptical(found: Found) -> pd.DataFrame:
     """Mean ranks under other ways to read the same runs."""
-    return _named(sceptic.mean_ranks(found).map(lambda v: f"{v:.1f}"))
+    return _named(sceptic.mean_ranks(found).map(lambda v: "" if np.isnan(v) else f"{v:.1f}"))
 
 
 def sceptical_words(found: Found) -> pd.DataFrame:
@@ -233,12 +233,15 @@ def sceptical_words(found: Found) -> pd.DataFrame:
     return counts.rename_axis("reading")
 
 
-def _mean(values: pd.Series) -> str:
-    known = values.dropna()
-    if known.empty:
-        return ""
-    lost = len(values) - len(known)
-    return f"{known.mean():.1f}" + f" ({lost} of {len(values)} diverged)" * bool(lost)
+def _mean(values: pd.Series, lacks: bool = False) -> str:
+    # The mean of those that did not diverge, and what is lacking.
+    there, known = values.dropna(), values[np.isfinite(values)]
+    parts = [f"{known.mean():.1f}"] if len(known) else []
+    if lacks and len(known) < len(there):
+        parts.append(f"({len(there) - len(known)} of {len(there)} diverged)")
+    if lacks and len(there) < len(values):
+        parts.append(f"({len(there)} of {len(values)} seeds)")
+    return " ".join(parts)
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:

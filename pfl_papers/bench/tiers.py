@@ -4,8 +4,9 @@ Each seed gives a row's difference to the reference, on the same clients. The va
 differences is drawn towards what those of all rows have in common (`pfl_core.analysis.noise`). A
 row is *better* if its mean lies above +1 point, one-sided at 2.5 % after Holm's correction for the
 number of rows, and *worse* if it lies below -1; *equal* if its 95 % interval lies within a point
-around 0; else *open*. One that diverged with a reported seed is *diverged*. How often these words
-are wrong is simulated in tests/papers/bench/test_tiers.py.
+around 0; else *open*. One that diverged with a reported seed is *diverged*. A row and the reference
+are compared on the seeds that both have. How often these words are wrong is simulated in
+tests/papers/bench/test_tiers.py.
 """
 
 from __future__ import annotations
@@ -29,37 +30,41 @@ def judged(table: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
     Parameters
     ----------
     table : DataFrame
-        Accuracies in %: a line a row and a column a seed, NaN where a run diverged.
+        Accuracies in %: a line a row and a column a seed, -inf where a run diverged, NaN where
+        there is none.
     reference : str
         The row that others are compared with.
 
     Returns
     -------
     DataFrame
-        A line for each other row: difference (an `Interval`), p_better and p_worse (one-sided,
-        corrected), tier.
+        A line for each other row that has a seed of the reference: difference (an `Interval`),
+        p_better and p_worse (one-sided, corrected), tier.
     """
-    gaps = (table - table.loc[reference]).drop(index=reference)
-    seeds = gaps.notna().sum(axis=1)
+    lost = np.isneginf(table)
+    ours = table.mask(lost)
+    gaps = (ours - ours.loc[reference]).drop(index=reference)
+    lost = lost.any(axis=1)[gaps.index]
+    gaps = gaps[lost | gaps.notna().any(axis=1)]
+    seeds, lost = gaps.notna().sum(axis=1), lost[gaps.index]
     own = Variance(gaps.var(axis=1, ddof=1).to_numpy(), (seeds - 1).clip(lower=0).to_numpy())
     known = noise.prior(own.value, own.freedom)
     value, freedom = (np.asarray(v, float) for v in known.moderate(own))
     lines = zip(gaps.mean(axis=1), value, freedom, seeds, strict=True)
     found = [_interval(float(m), float(v), float(f), int(n)) for m, v, f, n in lines]
     out = pd.DataFrame({"difference": pd.Series(found, gaps.index, dtype=object)})
-    whole = seeds == table.shape[1]
     for name, sign in (("p_better", 1), ("p_worse", -1)):
         p = pd.Series([_one_sided(d, sign) for d in out.difference], out.index)
-        out[name] = holm(p.where(whole))
+        out[name] = holm(p.mask(lost))
     out["tier"] = [
         _word(*line) for line in zip(out.difference, out.p_better, out.p_worse, strict=True)
     ]
-    out.loc[~whole, "tier"] = DIVERGED
+    out.loc[lost, "tier"] = DIVERGED
     return out
 
 
 def _interval(mean: float, variance: float, freedom: float, seeds: int) -> Interval:
-    parts = (Variance(variance / seeds, freedom),) if freedom > 0 else ()
+    parts = (Variance(variance / seeds, freedom),) if freedom > 0 and seeds > 1 else ()
     return Interval(mean, parts, seeds)
 
 

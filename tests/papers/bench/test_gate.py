@@ -34,7 +34,7 @@ def test_a_setting_that_passes():
         ({"prior": 55.0}, "under 55"),
         ({"prior": 56.0, "local": 60.0}, "points under Local"),
         ({"range": 8.0}, "differ by more than 8"),
-        ({"ahead": 0.0}, "Local is not first"),
+        ({"ahead": 0.0}, "a row leads Local"),
         ({"half": 0.81}, "half an interval"),
         ({"local": np.nan}, "points under Local"),
         ({"half": np.nan}, "half an interval"),

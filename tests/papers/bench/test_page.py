@@ -232,6 +232,39 @@ def test_ones_own_row_is_ranked_beside_the_published_ones(found, tmp_path, monke
     assert all(name in table for name in ("my_own", "FedAvg + FT", "Ditto", "label prior"))
 
 
+def test_rows_with_some_of_the_seeds(found, tmp_path, monkeypatch):
+    # Neither own rows nor published ones "diverge" where the other has more seeds.
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
+    whole = found.records["mild"]
+    record.write(record.committed("mild"), whole)
+
+    def run(known, *seeds):
+        names = ("runs", "history", "clients")
+        few = {n: getattr(known, n)[getattr(known, n).seed.isin(seeds)] for n in names}
+        return replace(known, **few)
+
+    own = made(0, {"my_own": 1.0, "fedavg": 0.0})
+    record.write(record.kept("mild"), run(own, 10, 11))  # the reference is always run with it
+    both = Found.read(["mild"], own=True)
+    judged = both.tiers("mild")
+    assert (judged.tier != "diverged").all() and judged.difference["my_own"].seeds == 2
+    assert judged.difference["ditto"].seeds == 10
+    gap = both.tables["mild"].loc["ditto"] - both.tables["mild"].loc["fedavg"]
+    assert judged.difference["ditto"].estimate == pytest.approx(gap.mean())
+    table = shown.setting(both, "mild")
+    assert table.loc["my_own", "accuracy"].endswith("(2 of 10 seeds)")
+    assert "my_own" not in shown.overall(both).index
+    names = ("runs", "history", "clients")
+    later = replace(own, **{n: (t := getattr(own, n)).assign(seed=t.seed + 20) for n in names})
+    record.write(record.kept("mild"), later)  # new seeds: on those the reference is new, too
+    assert list(Found.read(["mild"], own=True).tables["mild"]) == list(range(30, 40))
+    missing = replace(whole, runs=whole.runs[whole.runs.row != "cfl"])
+    two = Found(found.records | {"mild": missing})
+    assert "of 11 comparisons" in page.doubts(two)[0]
+    assert sceptic.words(two).loc[("mild", "cfl")].isna().all()
+
+
 def test_a_diverged_run_is_said(found):
     known = found.records["mild"]
     gone = (known.clients.row == "fedper") & (known.clients.seed == 11)

@@ -1,11 +1,15 @@
-"""What is kept of a setting: two that change it at once lose nothing."""
+"""What is kept of a setting: two that change or read it at once lose nothing."""
 
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from pfl_papers.bench import record
+from pfl_papers.bench.record import Record
 
 AT_ONCE = """
 import sys, time
@@ -40,8 +44,58 @@ def test_two_that_keep_rows_at_once_lose_nothing(home, tmp_path):
     assert set(record.read("mild").clients.seed) == {1, 2}
 
 
+WRITES = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from pfl_papers.bench import record
+from pfl_papers.bench.record import Record
+
+new = record.prior(1, np.ones(3), np.full(3, 2))
+while not Path(sys.argv[1]).exists():
+    record.keep("mild", lambda known: Record.joined([known, new]))
+    Path(sys.argv[2]).touch()
+"""
+
+
+def test_readers_wait_for_who_writes(home, tmp_path):
+    stop, begun = tmp_path / "stop", tmp_path / "begun"
+    writer = subprocess.Popen([sys.executable, "-c", WRITES, str(stop), str(begun)])
+    try:
+        while not begun.exists():
+            assert writer.poll() is None
+            time.sleep(0.01)
+        for _ in range(10):  # each raises where files and digests are of different moments
+            record.named_runs()
+            assert set(record.here("mild").clients.seed) == {1}
+    finally:
+        stop.touch()
+        assert writer.wait() == 0
+
+
+def test_other_seeds_of_a_row_stay():
+    line = {"row": "ditto", "status": "done", "draw": 3, "when": "before"}
+
+    def of(*seeds, run="a"):
+        found = replace(
+            Record.empty(), runs=pd.DataFrame([line | {"seed": s, "run": run} for s in seeds])
+        )
+        return replace(found, tuning=pd.DataFrame([{"row": "ditto", "seed": 100, "change": run}]))
+
+    first = Record.empty().updated(of(10, 11))
+    both = first.updated(of(11, 12, run="b"))
+    assert dict(zip(both.runs.seed, both.runs.run, strict=True)) == {10: "a", 11: "b", 12: "b"}
+    assert both.tuning.change.tolist() == ["b"], "a search is replaced as a whole"
+    other = both.updated(
+        replace(Record.empty(), runs=pd.DataFrame([line | {"row": "cfl", "seed": 10}]))
+    )
+    assert len(other.runs) == 4 and other.lines() == ["ditto", "cfl"]
+
+
 def test_what_is_kept_is_changed_from_what_is_there(home):
     new = record.prior(3, np.ones(2), np.full(2, 2))
-    record.keep("mild", lambda known: record.Record.joined([known, new]))
+    record.keep("mild", lambda known: Record.joined([known, new]))
     assert set(record.keep("mild", lambda known: known).clients.seed) == {3}
     assert record.settings(record.kept("")) == ["mild"], "a lock is no setting"

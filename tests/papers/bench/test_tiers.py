@@ -81,12 +81,31 @@ def test_the_reference_itself_is_not_judged_and_a_twin_is_equal():
 
 def test_a_row_that_diverged_is_neither_better_nor_counted():
     table = next(drawn(np.full(ROWS - 1, 5.0)))
-    table.loc["m1", 4] = np.nan
+    table.loc["m1", 4] = -np.inf
     found = tiers.judged(table)
     assert found.tier["m1"] == DIVERGED and np.isnan(found.p_better["m1"])
     others = found.drop(index="m1")
     again = tiers.judged(table.drop(index="m1"))
     assert (others.p_better - again.p_better).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("row", ["m1", REFERENCE])
+@pytest.mark.parametrize("ended", [np.nan, -np.inf])
+def test_what_a_seed_lacks_leaves_the_other_seeds(row, ended):
+    # A seed that was not run is no divergence; where the reference diverged nothing is compared.
+    table = next(drawn(np.full(ROWS - 1, 5.0)))
+    few = table.copy()
+    few.loc[row, [3, 4]] = ended
+    found, of = tiers.judged(few), ["m1"] if row == "m1" else list(few.index.drop(REFERENCE))
+    assert ((found.tier == DIVERGED) == [r == row and ended < 0 for r in found.index]).all()
+    gaps = (table - table.loc[REFERENCE]).drop(columns=[3, 4]).mean(axis=1)
+    for name in of:
+        assert found.difference[name].estimate == pytest.approx(gaps[name])
+        assert found.difference[name].seeds == table.shape[1] - 2
+    others = found.drop(index=of)
+    assert (others.tier == tiers.judged(table).tier[others.index]).all()
+    few.loc["m1"] = ended  # no seed at all
+    assert ("m1" in tiers.judged(few).index) == (ended < 0)
 
 
 def test_holms_numbers_by_hand():
@@ -116,10 +135,12 @@ def test_mean_ranks_by_hand():
 
 
 def test_a_row_that_a_setting_lacks_or_that_diverged():
-    one = pd.DataFrame([[60.0, 60.0], [80.0, np.nan], [50.0, 50.0]], [REFERENCE, "a", "b"])
+    one = pd.DataFrame([[60.0, 60.0], [80.0, -np.inf], [50.0, 50.0]], [REFERENCE, "a", "b"])
     two = one.drop(index="b")
     assert ranks.common({"one": one, "two": two}) == [REFERENCE, "a"]
     assert ranks.mean_ranks({"one": one}).to_dict() == {REFERENCE: 1.0, "a": 3.0, "b": 2.0}
+    some = one.replace(-np.inf, np.nan)  # a seed that is not run: no rank
+    assert ranks.mean_ranks({"one": some}).to_dict() == {REFERENCE: 1.0, "b": 2.0}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -256,6 +257,16 @@ def test_it_goes_on_from_the_end_of_a_run_without_it(store, monkeypatch):
     whole = run(TINY.but(finetune=LP_FT), store=store / "whole")
     no_rounds(monkeypatch)
     same(run(TINY.but(finetune=LP_FT), store=store), whole)
+
+
+def test_a_stored_run_without_its_end_says_so(store):
+    run(TINY, store=store)
+    with pytest.warns(UserWarning, match="keep_state: .* recompute=True"):
+        run(TINY, store=store, keep_state=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for again in (True, False):
+            run(TINY, store=store, keep_state=True, recompute=again)
 
 
 def test_a_longer_run_goes_on_from_before_it(store):

@@ -24,7 +24,7 @@ from benchmarks.rounds import PASSES, training_flop
 from pfl_core import models
 from pfl_core.data import partition as partitions
 from pfl_core.data.pools import Pool
-from pfl_core.engine.participation import evaluates_after
+from pfl_core.engine.participation import evaluates_after, participants
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
 from pfl_papers.compare.plan import planned
@@ -119,7 +119,7 @@ def cost(experiment: Experiment) -> dict[str, Any]:
         batches = np.full(len(train), e.steps)
     else:
         batches = e.epochs * np.maximum(1, np.ceil(train / e.batch))
-    visits = max(1, round(e.participation * e.clients)) * e.rounds
+    visits = participants(e.participation, e.clients) * e.rounds
     steps = visits * batches.mean()
     evaluations = e.rounds // e.eval_every + 2
     full, after = e.participation == 1, evaluates_after(train_config(e), e.clients)

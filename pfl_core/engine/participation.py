@@ -12,20 +12,20 @@ from pfl_core.methods.task import TrainConfig
 from pfl_core.util.draws import rng
 
 
-def participants(config: TrainConfig, k: int) -> int:
-    """How many of k clients take part in a round."""
-    return max(1, int(config.participation * k + 0.5))
+def participants(participation: float, k: int) -> int:
+    """How many of k clients take part in a round: rounded, a half up; 1 at least."""
+    return max(1, int(participation * k + 0.5))
 
 
 def everyone(config: TrainConfig, k: int) -> bool:
     """Whether the server hears of all k clients in every round."""
-    return participants(config, k) == k and not config.client_dropout
+    return participants(config.participation, k) == k and not config.client_dropout
 
 
 def sample(config: TrainConfig, k: int, round: int) -> Tensor:
     """Participants of a round, sorted ids (S,): the same for every method of one seed."""
     order = rng(config.seed, "participants", round).permutation(k)
-    return torch.as_tensor(np.sort(order[: participants(config, k)]))
+    return torch.as_tensor(np.sort(order[: participants(config.participation, k)]))
 
 
 def answers(config: TrainConfig, asked: Tensor, round: int) -> Tensor:
@@ -68,3 +68,20 @@ def evaluates_after(config: TrainConfig, k: int) -> bool:
     As config.eval_after says; where that is None, if all k clients train in every round.
     """
     return everyone(config, k) if config.eval_after is None else config.eval_after
+
+
+def visits(config: TrainConfig, k: int) -> float:
+    """How often the k clients train in a run, in sum, also for evaluations after local training.
+
+    What chance decides counts with its mean: who answers, who is evaluated without having trained
+    in the round, and a straggler's part of its steps.
+    """
+    answer = participants(config.participation, k) * (1 - config.client_dropout)
+    steady = 1 - config.stragglers / 2
+    trained = answer * steady * config.rounds
+    if not evaluates_after(config, k):
+        return trained
+    scored = config.eval_clients or k
+    times = sum(evaluate_at(config, r) for r in range(config.rounds))
+    end = k * steady if everyone(config, k) else scored
+    return trained + scored * (1 - answer / k) * times + end

@@ -127,7 +127,7 @@ def simulate(
     ):
         engine = Engine(method, data, executor, workers)
         try:
-            pairs.warn(method, participants(engine.config, data.K))
+            pairs.warn(method, participants(engine.config.participation, data.K))
             if engine.foreign:
                 hooks.check_shared(method)
             if state is None:

@@ -24,6 +24,7 @@ from pfl_core.data import augment, shifts
 from pfl_core.data import partition as partitions
 from pfl_core.data.checksum import Checksum
 from pfl_core.engine import finetune
+from pfl_core.engine.participation import participants
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks, identity
 
@@ -86,7 +87,7 @@ def scalar(value: Any) -> Any:
 def canonical(e: Any) -> dict[str, Any]:
     """The fields that may be written in several ways, in the form that the key has."""
     k = e.clients or 1  # of own data None, until they are there
-    everyone = max(1, int(e.participation * k + 0.5)) == k and not getattr(e, "client_dropout", 0)
+    everyone = participants(e.participation, k) == k and not getattr(e, "client_dropout", 0)
     return {
         **{field: _args(e, field) for field in ARGS},
         "partition_seed": None if e.partition_seed == e.seed else e.partition_seed,

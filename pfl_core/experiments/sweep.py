@@ -16,6 +16,7 @@ import pandas as pd
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
+from pfl_core.engine.participation import participants
 from pfl_core.experiments import lookup, workers
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.feds import Given, OfSeeds, in_folders, of_seeds
@@ -293,7 +294,7 @@ def _rows(found: Iterable[Result | Failed | pd.DataFrame]) -> pd.DataFrame:
 
 def _jobs(experiments: list[Experiment], how: dict) -> int:
     # A single client's training occupies one core.
-    alone = all(e.participation * e.clients < 1.5 for e in experiments)
+    alone = all(participants(e.participation, e.clients) == 1 for e in experiments)
     here = not any(e.in_main for e in experiments)
     on_cpu = pick_device(how.get("device", "auto")) == "cpu"
     return (os.cpu_count() or 1) if alone and here and on_cpu else 1

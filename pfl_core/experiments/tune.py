@@ -13,6 +13,7 @@ import pandas as pd
 from pfl_core import optim
 from pfl_core.data import pools
 from pfl_core.engine.finetune import moments
+from pfl_core.engine.participation import evaluates_after
 from pfl_core.engine.scoring import COUNTED, LARGE, less_is_better, list_metrics
 from pfl_core.experiments import build
 from pfl_core.experiments.build import fitted
@@ -322,9 +323,9 @@ def _check_tunable(
     for when in whens:
         legal = ("before", "after", *tuned)
         checks.known("when", when, legal, "each choice must be evaluated then")
-    if "after" in whens and any(
-        c.eval_after is False or c.eval_after is None and (c.participation < 1 or c.client_dropout)
-        for c in cells
+    ready = (fitted(c, feds.get(seeds[0])) for c in cells)
+    if "after" in whens and not all(
+        evaluates_after(build.train_config(c), c.clients) for c in ready
     ):
         raise ValueError(
             "tune(when='after') reads models after local training; "

@@ -16,7 +16,8 @@ import torch
 from pfl_core.data.federation import Federation
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.experiments.build import build_method, client_data, fitted, split
+from pfl_core.engine.participation import evaluate_at, evaluated, evaluates_after, visits
+from pfl_core.experiments.build import build_method, client_data, fitted, split, train_config
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.run import run
 from pfl_core.methods.base import Batch
@@ -39,7 +40,9 @@ class _Counted(Context):
 # What decides how many gradients a method takes stays as it is.
 _SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args={}, clients=2)
 _SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
-_SMALL |= dict(momentum=0.0, participation=1.0, seed=0, init_from=None, tags={}, record=())
+_SMALL |= dict(
+    momentum=0.0, participation=1.0, eval_clients=0, seed=0, init_from=None, tags={}, record=()
+)
 _SMALL |= dict(
     client_dropout=0.0,
     stragglers=0.0,
@@ -120,17 +123,15 @@ def run_hours(experiment: Experiment, device: str, fed: Federation | None = None
     """
     e = fitted(experiment, fed)
     second, _ = plan.measured(*plan.net(e, fed), device)
-    seen = e.rounds // e.eval_every + 1
-    visits = max(1, round(e.participation * e.clients)) * e.rounds
-    visits *= (1 - e.client_dropout) * (1 - e.stragglers / 2)
-    others = (e.clients if e.eval_after and e.participation < 1 else 0) * seen
-    held = fed.index if fed else vars(split(e))
-    parts = [len(i) for n in ("val", "test") for i in held[n]]
+    config, held = train_config(e), fed.index if fed else vars(split(e))
+    seen = sum(evaluate_at(config, r) for r in range(e.rounds + 1))
+    scored = evaluated(config, e.clients).tolist()
+    parts = [len(held[n][i]) for n in ("val", "test") for i in scored]
     batches = sum(min(n, e.max_samples or n) for n in parts) / e.batch
-    forward = batches / 3 * seen * (1 + bool(e.eval_after))
+    forward = batches / 3 * seen * (1 + evaluates_after(config, e.clients))
     cores = (os.cpu_count() or 1) if device == "cpu" else 1
-    tuning = sum(stage["epochs"] for stage in e.finetune) * e.clients * epoch(e, fed)
-    trained = (visits + others) * gradients(e, fed) + tuning
+    tuning = plan.tuning_epochs(e) * epoch(e, fed)
+    trained = visits(config, e.clients) * gradients(e, fed) + tuning
     return (trained + forward) * second / 3600 / cores
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pfl_core.analysis import plots
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine.finetune import TUNED, moments
+from pfl_core.engine.participation import participants
 from pfl_core.experiments.build import build_method
 from pfl_core.experiments.experiment import ARGS, Experiment, import_plugin, seeded
 from pfl_core.experiments.tune import drawn
@@ -156,7 +157,7 @@ def batches(experiment: Experiment) -> float:
     """
     source = experiment.earlier
     e = experiment.but(init_from=None) if source else experiment
-    visits = max(1, round(e.participation * e.clients)) * e.rounds / e.clients
+    visits = participants(e.participation, e.clients) * e.rounds / e.clients
     own = costs.gradients(e) * visits
     return own + (batches(source) if source else 0)
 

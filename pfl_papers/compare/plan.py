@@ -15,7 +15,7 @@ import torch
 from pfl_core import models
 from pfl_core.data import pools as data
 from pfl_core.data.federation import Federation
-from pfl_core.engine.participation import evaluate_at, evaluates_after, sample
+from pfl_core.engine.participation import visits
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
@@ -201,14 +201,15 @@ def client_steps(experiment: Experiment, fed: Federation | None = None) -> int:
     sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in train]
     epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
     visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
-    config = train_config(e)
-    visited = len(sample(config, e.clients, 0))
-    others = max(0, (e.eval_clients or e.clients) - visited) * evaluates_after(config, e.clients)
-    extra = sum(evaluate_at(config, r) for r in range(e.rounds + 1)) * others
+    tuning = tuning_epochs(e) * sum(epoch) / e.clients
+    return int(visit * visits(train_config(e), e.clients) + tuning)
+
+
+def tuning_epochs(experiment: Experiment) -> int:
+    """Epochs of fine-tuning of a run, summed over clients."""
+    e = experiment
     tuned = e.clients if e.keep_models else e.eval_clients or e.clients
-    tuning = sum(stage["epochs"] for stage in e.finetune) * tuned * sum(epoch) / e.clients
-    steady = (1 - e.client_dropout) * (1 - e.stragglers / 2)  # a straggler makes half of its steps
-    return int(visit * (visited * steady * e.rounds + extra) + tuning)
+    return sum(stage["epochs"] for stage in e.finetune) * tuned
 
 
 def net(experiment: Experiment, fed: Federation | None = None) -> tuple[str, str, int]:

@@ -15,6 +15,7 @@ from pfl_core import models
 from pfl_core.analysis.select import records, tuples
 from pfl_core.analysis.stats import correlation, overlap
 from pfl_core.analysis.verdicts import SMALL, Contrast
+from pfl_core.engine.participation import participants
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import validated
 from pfl_core.methods.pfedla import table3_megabytes
@@ -183,7 +184,7 @@ def own(method: str = "pfedla", **args: Any) -> dict[str, Any]:
 
 def _pfedhn(base: Experiment) -> dict[str, Any]:
     # It has one client a round, and as many visits in all as the others.
-    visits = max(1, round(base.participation * base.clients))
+    visits = participants(base.participation, base.clients)
     local = dict(lr=0.005, momentum=0.9, weight_decay=5e-5, clip=50.0, plan="fresh")
     return (use("pfedhn") | local) | dict(
         participation=1 / base.clients,

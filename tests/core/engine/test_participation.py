@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pfl_core import Experiment, run
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
-from pfl_core.engine.participation import answers, evaluates_after, paces, sample
+from pfl_core.engine.participation import answers, evaluates_after, paces, sample, visits
 from pfl_core.engine.simulate import FINISH, Interrupted, simulate
+from pfl_core.experiments import build
 from tests.core.methods.setting import CONFIG, OURS, assert_same, client_data, leaves, setup, under
 
 UNSTEADY = dict(client_dropout=0.4, stragglers=0.5, seed=3)
@@ -50,6 +53,25 @@ def test_without_them_all_answer_and_train_whole():
     assert evaluates_after(CONFIG, 4) and not evaluates_after(
         replace(CONFIG, eval_after=None, client_dropout=0.1), 4
     )
+
+
+@given(
+    k=st.integers(1, 6),
+    half=st.integers(1, 12),  # of a client: how many that are asked to take part
+    after=st.sampled_from([None, True, False]),
+    every=st.integers(1, 3),
+)
+def test_visits_are_those_that_are_made(k, half, after, every):
+    shape = dict(clients=k, model="mlp", partition="iid", max_samples=6, steps=1, rounds=3)
+    e = Experiment(**shape, participation=min(1, half / 2 / k), eval_after=after, eval_every=every)
+    made, train = [], Context.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Context, "train", lambda ctx, *a, **kw: made.extend(ctx.sel) or train(ctx, *a, **kw)
+        )
+        data = build.client_data(e)
+        simulate(build.build_method(e, data), data)
+    assert visits(build.train_config(e), k) == len(made)
 
 
 @pytest.mark.parametrize("name", OURS)

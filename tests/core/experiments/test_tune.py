@@ -45,6 +45,7 @@ def test_tune_tries_all_combinations_of_a_dict_of_lists(store):
         e, [{"lr": x, "method_args": m} for x in grid["lr"] for m in grid["method_args"]]
     )
     assert again.id == best.id and best.lr == 0.05 and same.row.tolist() == rows.row.tolist()
+    e = e.but(participation=0.9)  # of 3 clients all take part
     after, _ = tune(e, {"lr": [0.05]}, when="after")
     assert after.id == e.but(lr=0.05).id
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from types import SimpleNamespace
 
 import pandas as pd
@@ -16,7 +17,7 @@ from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import federation, train_config
 from pfl_papers import places
-from pfl_papers.bench import costs
+from pfl_papers.bench import costs, rows
 from pfl_papers.compare import plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
@@ -175,8 +176,26 @@ def test_steps_of_evaluations_after_local_training_are_counted_where_they_are_ma
         for a in (None, False, True)
         for p in (0.5, 1.0)
     ]
-    assert visits == [12, 24, 12, 24, 12 + 3 * 3 * 2, 24]
-    assert plan.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * 3 * 1
+    # After the last round all train; before it those who are evaluated and did not take part.
+    assert visits == [12, 36, 12, 24, 12 + 3 * (2 + 2 + 4), 36]
+    assert plan.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * (1.5 + 1.5 + 3)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 10])
+@pytest.mark.parametrize("participation", [0.1, 0.25, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("after", [True, False])
+def test_all_counts_of_cost_agree(clients, participation, after, monkeypatch):
+    monkeypatch.setattr(plan, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
+    e = Experiment(clients=clients, participation=participation, partition="iid", batch=2)
+    e = e.but(rounds=6, eval_every=2, eval_after=after, model="mlp")
+    steps = plan.client_steps(e)
+    assert rows.batches(e) == pytest.approx(plan.client_steps(e.but(eval_after=False)) / clients)
+    forward = costs.run_hours(e, "cpu") - steps  # hours are steps here
+    assert forward > 0
+    for some in range(1, clients):  # equal shares: a part of the clients takes that part
+        few = e.but(eval_clients=some)
+        seen = costs.run_hours(few, "cpu") - plan.client_steps(few)
+        assert seen == pytest.approx(forward * some / clients, rel=0.01, abs=1)
 
 
 def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):

@@ -10,7 +10,7 @@ import pandas as pd
 from pfl_core.engine.scoring import COUNTED, less_is_better
 from pfl_core.experiments import settings
 from pfl_core.util import checks
-from pfl_core.util.percent import DECIMALS
+from pfl_core.util.percent import compared
 
 SELECT = {  # the rules, in words
     "last": "last round",
@@ -88,7 +88,7 @@ def _picked(
             f"select={select!r} needs {named or 'accuracies'} on {data} data, and these rows have "
             f"none: {_whose(blind)}; use 'last'"
         )
-    chooser = chooser.assign(value=chooser.value.round(DECIMALS))
+    chooser = chooser.assign(value=compared(chooser.value))
     of_each = chooser.groupby(RUN, sort=False).value
     best = chooser.loc[of_each.idxmin() if less_is_better(named) else of_each.idxmax()]
     return test.merge(best[[*RUN, "rounds"]], on=[*RUN, "rounds"])

@@ -41,6 +41,7 @@ from pfl_core.engine.scoring import Sums
 from pfl_core.engine.sgd import precision
 from pfl_core.methods.base import Method, State, initial_state
 from pfl_core.stacked import Params, clone, is_common, select, take
+from pfl_core.util.percent import compared
 
 CHECKPOINT_EVERY = 60.0  # seconds
 EVALUATED_AT_ONCE = 2000  # clients whose models are in memory together, where nobody keeps them
@@ -526,7 +527,7 @@ def _is_best(history: History) -> bool:
     split = "val" if history.n["val"].any() else "test"
     n = torch.as_tensor(history.n[split])
     correct = torch.stack(history.evals[f"before/{split}/correct"])
-    score = (correct[:, n > 0] / n[n > 0]).mean(1)
+    score = compared(100 * (correct[:, n > 0] / n[n > 0]).mean(1).numpy())
     return bool((score[-1] > score[:-1]).all())
 
 

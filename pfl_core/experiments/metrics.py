@@ -12,7 +12,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.scoring import CONFUSION, COUNTED, LARGE, SCORES, less_is_better
 from pfl_core.util import checks
-from pfl_core.util.percent import DECIMALS, accuracy, spread
+from pfl_core.util.percent import accuracy, compared, spread
 
 # The one long form of rows in memory, one number a row.
 ROW_COLUMNS = (
@@ -188,7 +188,7 @@ def validated(
         ends = seen.groupby(by, sort=False)["rounds"].transform("max")
         seen = seen[seen["rounds"] == ends]
     found = seen.groupby(by, sort=False).value
-    return found.min() if less_is_better(metric) else found.max()
+    return compared(found.min() if less_is_better(metric) else found.max())
 
 
 def summary(history: pd.DataFrame) -> pd.DataFrame:
@@ -200,7 +200,7 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
     for when in dict.fromkeys(acc.when):
         these = acc[acc.when == when]
         table = these.pivot(index="rounds", columns=["split", "metric"], values="value")
-        chosen = table["val" if "val" in table else "test"].acc_pct.round(DECIMALS).idxmax()
+        chosen = compared(table["val" if "val" in table else "test"].acc_pct).idxmax()
         if "test" in table:
             last, best = table.test.iloc[-1], table.test.loc[chosen]
             values = last.acc_pct, best.acc_pct, chosen, last.acc_worst10, last.acc_sd

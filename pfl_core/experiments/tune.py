@@ -25,6 +25,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
 from pfl_core.util.draws import rng
 from pfl_core.util.fields import Search, searched
+from pfl_core.util.percent import compared
 from pfl_core.util.say import say
 
 SEEDS = ("seed", "partition_seed")
@@ -168,7 +169,7 @@ def scores(
     whens = [when] if isinstance(when, str) else [*when]
     by = ["row", "when", "seed"]
     found = validated(rows[rows.when.isin(whens)], by, None, last=last, metric=metric)
-    return found.groupby(["row", "when"], sort=False).mean()
+    return compared(found.groupby(["row", "when"], sort=False).mean())
 
 
 def drawn(

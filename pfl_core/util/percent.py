@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-# In committed tables. Rounds are compared as these have them: a tie in the fourth digit would
-# otherwise be broken by a run's floats where it lies in the store, and not where it is committed.
-DECIMALS = 4
+DECIMALS = 4  # in committed tables
+
+
+def compared(values: Any) -> Any:
+    """What is compared to choose a round or a run: an array or frame as committed tables have it.
+
+    A tie in the fourth digit would otherwise be broken by a run's floats where it lies in the
+    store, and not where it is committed.
+    """
+    return values.round(DECIMALS)
 
 
 def accuracy(correct: np.ndarray, n: np.ndarray) -> np.ndarray:

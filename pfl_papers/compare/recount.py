@@ -20,6 +20,7 @@ from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import grouped
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
+from pfl_core.util.percent import compared
 from pfl_papers import places
 from pfl_papers.compare import fullest, report
 from pfl_papers.evidence import committed
@@ -389,7 +390,7 @@ def tuned(runs: Runs) -> pd.DataFrame:
     if chosen == "val":
         judge = tops.pivot_table(index="row", columns="column", values="value")
         means = means[means.index.isin(judge.index)]  # not those read after another's training
-    picks = judge.loc[means.index, means.columns].idxmax(axis=1)
+    picks = compared(judge.loc[means.index, means.columns]).idxmax(axis=1)
     own: list[Any] = [means.at[row, column] for row, column in picks.items()]
     return means.assign(own=own, chosen=chosen).rename_axis(columns=None)
 

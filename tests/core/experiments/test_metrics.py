@@ -1,15 +1,22 @@
 """What validation data choose, never by test data; and accuracy with all classes alike."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pfl_core import Experiment, run
+from pfl_core.analysis.select import pick
 from pfl_core.engine.engine import _balanced
 from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import metrics
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.metrics import validated
+from pfl_core.experiments.tune import scores
 
 
 def rows():
@@ -39,6 +46,34 @@ def test_what_validation_says(how, wanted):
     given = rows()
     given.loc[given["average"] == "pooled", "value"] += 100
     assert validated(given, ["row"], **how).to_dict() == wanted
+
+
+# A tie, or nearly one, in the digits that are committed.
+NEARLY = st.sampled_from([46.0, 46.00000000000001, 46.00004, 100 * 2 / 3, 66.6667])
+
+
+@given(st.lists(NEARLY, min_size=8, max_size=8))
+def test_store_and_committed_rows_choose_alike(values):
+    cells = itertools.product("ab", (0, 1), (1, 2))
+    lines = [
+        dict(row=r, run=f"{r}{seed}", seed=seed, rounds=n, value=v)
+        for (r, seed, n), v in zip(cells, values, strict=True)
+    ]
+    same = dict(when="before", average="client", metric="acc_pct", paper="", artefact="", column="")
+    ours = pd.DataFrame(lines).assign(**same)
+    ours = pd.concat([ours.assign(split=s) for s in ("val", "test")], ignore_index=True)
+    kept = ours.round(4)
+    for chosen in (
+        lambda rows: validated(rows, ["row", "seed"]),
+        scores,
+        lambda rows: pick(rows, "best_val")["rounds"],
+        lambda rows: metrics.summary(_with_spread(rows[rows.run == "a0"]))["round of best"],
+    ):
+        assert chosen(ours).tolist() == chosen(kept).tolist()
+
+
+def _with_spread(rows):
+    return pd.concat([rows.assign(metric=m) for m in ("acc_pct", "acc_worst10", "acc_sd")])
 
 
 def test_without_validation_data_nothing_is_chosen():

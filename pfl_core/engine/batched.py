@@ -10,7 +10,6 @@ import gc
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,17 +42,11 @@ class Batched:
         "graphs:fastest".
     """
 
-    def __init__(
-        self,
-        method: Method,
-        data: ClientData,
-        executor: str = "batched",
-        free: Callable[[], int] | None = None,
-    ):
+    def __init__(self, method: Method, data: ClientData, executor: str = "batched"):
         self.method, self.data, self.config = method, data, method.task.config
         self.executor, self.share = executor, gpu_share()
         self.graphs: Graphs | None = None  # opened by the first stack that captures
-        self.free = free or (self._free if data.device.type == "cuda" else None)
+        self.free = self._free if data.device.type == "cuda" else None
         self.stacks: OrderedDict[tuple, Stack] = OrderedDict()
         self.used: set[str] = set()
         self.convolves = any(isinstance(m, nn.Conv2d) for m in method.task.model.modules())

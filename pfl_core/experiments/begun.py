@@ -38,12 +38,12 @@ def note(work: Path, experiment: Experiment, id: str) -> None:
     os.replace(part, work / "experiment.json")
 
 
-def begun(store: Path | None = None) -> list[Begun]:
-    """The runs of a store (default: one's own) that are not finished, oldest first.
+def begun() -> list[Begun]:
+    """The runs of the store that are not finished, oldest first.
 
     Those of which nothing says what they are, as of earlier versions, are left out.
     """
-    found = (read(folder) for folder in (store or paths.store_folder()).glob(f"*{ENDING}"))
+    found = (read(folder) for folder in paths.store_folder().glob(f"*{ENDING}"))
     return sorted((run for run in found if run), key=lambda run: run.date)
 
 

@@ -201,7 +201,7 @@ def _held(lock: Path) -> bool:
         return True
 
 
-def move(found: Iterable[Found], root: Path | None = None) -> tuple[Path | None, list[Found]]:
+def move(found: Iterable[Found]) -> tuple[Path | None, list[Found]]:
     """Move folders to a new folder of the trash, which is named by the day.
 
     What a process has begun to compute since it was listed stays, and so does, with a message, what
@@ -224,7 +224,7 @@ def move(found: Iterable[Found], root: Path | None = None) -> tuple[Path | None,
             continue
         try:
             with FileLock(lock, timeout=0):
-                away = away or _new_day(paths.trash_folder(root))
+                away = away or _new_day(paths.trash_folder())
                 if _renamed(f.path, away / f.path.name):
                     moved.append(f)
                 if not any(lock.parent.glob(f"{f.id}*/")):
@@ -263,9 +263,9 @@ def _refuse_link(trash: Path) -> None:
         raise OSError(f"{trash} is a link, and links are not followed; put a folder there")
 
 
-def trashed(root: Path | None = None) -> list[tuple[Path, int]]:
+def trashed() -> list[tuple[Path, int]]:
     """What lies in the trash, with its bytes: only folders that `move` could have put there."""
-    trash = paths.trash_folder(root)
+    trash = paths.trash_folder()
     _refuse_link(trash)
     days = _folders_named(_DAY, trash)
     return [(run, _size(run)) for day in days for run in _folders_named(_NAME, day)]

@@ -47,6 +47,6 @@ def store_folder(given: str | os.PathLike | None = None) -> Path:
     return absolute(given, "store") if given else runs_root() / "store"
 
 
-def trash_folder(root: Path | None = None) -> Path:
-    """What `prune` moved away, below `root` (default: where runs are kept)."""
-    return (root or runs_root()) / "trash"
+def trash_folder() -> Path:
+    """What `prune` moved away."""
+    return runs_root() / "trash"

@@ -634,13 +634,10 @@ def _worth_of_cells(cells: pd.DataFrame) -> pd.Series:
     return least.clip(upper=2).reindex(cells.index, fill_value=0)
 
 
-def contradictions(share: float = 0.75) -> pd.DataFrame:
+def contradictions() -> pd.DataFrame:
     """Pairs of methods whose order two papers print differently: a line a pair.
 
-    Parameters
-    ----------
-    share : float
-        In how many of its columns a paper has to have one of the two ahead, to say so.
+    A paper says that one of the two is ahead if it is in three quarters of the paper's columns.
 
     Returns
     -------
@@ -660,8 +657,8 @@ def contradictions(share: float = 0.75) -> pd.DataFrame:
                 wins.setdefault((a, b), {})[name] = int((both[a] > both[b]).sum()), len(both)
     lines = []
     for (a, b), found in wins.items():
-        ahead = [n for n, (k, of) in found.items() if k >= share * of]
-        behind = [n for n, (k, of) in found.items() if of - k >= share * of]
+        ahead = [n for n, (k, of) in found.items() if k >= 0.75 * of]
+        behind = [n for n, (k, of) in found.items() if of - k >= 0.75 * of]
         if ahead and behind:
             counts = {LABELS[n]: f"{k} of {of}" for n, (k, of) in found.items()}
             lines.append({"ahead": label(a), "behind": label(b)} | counts)
@@ -758,15 +755,14 @@ def counted(words: pd.Series) -> str:
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame:
+def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
     """The paper's claims with a verdict, and the numbers that decide it.
 
     Parameters
     ----------
     paper : str or Paper
-    rows : DataFrame, optional
+    rows : DataFrame
         Of a notebook, with its derived numbers; of an artefact those of the fullest profile count.
-        Without them every committed result of the paper is judged, and a column names its data.
 
     Returns
     -------
@@ -776,11 +772,6 @@ def claims(paper: str | Paper, rows: pd.DataFrame | None = None) -> pd.DataFrame
         run), profile, brief (the difference that decides).
     """
     paper = papers.paper(paper)
-    if rows is None:
-        parts = committed.parts(paper.key).values()
-        none = pd.DataFrame(columns=_CLAIMED)
-        out = [claims(paper, part.rows()).assign(data=part.data) for part in parts]
-        return pd.concat(out or [none], ignore_index=True)
     out, parts, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
         parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -241,11 +241,6 @@ class Evidence:
             return []
         says = [f"{label(first)} - {label(row)}, {column}" for row in lost]
         return [Contrast(text, Interval(), group=column) for text in says]
-
-    def alike(self, names: Sequence[str], column: str, within: float) -> list[Contrast]:
-        """Contrast each ordered pair of rows: none is more than `within` points below another."""
-        pairs = [(a, b) for a in names for b in names if a != b]
-        return [self.ahead(a, b, column, by=-within) for a, b in pairs]
 
     def contrast(
         self,

@@ -140,8 +140,6 @@ class Claim:
         Its name in the paper.
     kind : str
         One of `KINDS`.
-    why_kind : str
-        Why it holds by construction.
     ask : Ask or None
         What its judge asks, None of a function of the paper's own.
     """
@@ -155,7 +153,6 @@ class Claim:
     status: str = ""
     key: str = ""
     kind: str = "mechanism"
-    why_kind: str = ""
     ask: Ask | None = None
 
 

@@ -3,7 +3,8 @@
 Columns: key, artefact (whose runs decide it), where (in the paper), judge (one of
 `evidence.judges.JUDGES`, or a function of the paper's file), compares and how (see
 `evidence.asks`), says (in the paper's words or near to them), limit (a threshold that is ours, in
-words), kind, why_kind, status (what a person found out about its contradiction).
+words), kind, why_kind (why it holds by construction), status (what a person found out about its
+contradiction).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _claim(
         raise ValueError(f"judge {judge!r} is a function: compares and how are to be empty")
     else:
         decide = own[judge]
-    said = {name: line[name] for name in ("key", "where", "says", "limit", "kind", "why_kind")}
+    said = {name: line[name] for name in ("key", "where", "says", "limit", "kind")}
     most = ask is not None and ask.most
     return Claim(
         **said, needs=line["artefact"], judge=decide, most=most, status=line["status"], ask=ask

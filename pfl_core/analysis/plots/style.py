@@ -334,13 +334,13 @@ def share_legend(fig: Figure) -> None:
     fig.set_figwidth(fig.get_figwidth() + _width(entries))
 
 
-def legend_above(fig: Figure, columns: int = 4) -> None:
-    """One legend above all panels, in lines of as many columns; its entries are theirs."""
+def legend_above(fig: Figure) -> None:
+    """One legend above all panels, in lines of four; its entries are theirs."""
     entries: dict[str, Any] = {}
     for ax in fig.axes:
         handles, texts = ax.get_legend_handles_labels()
         entries |= dict(zip(texts, handles, strict=True))
-    where: dict[str, Any] = dict(loc="outside upper center", ncols=columns)
+    where: dict[str, Any] = dict(loc="outside upper center", ncols=4)
     fig.legend(entries.values(), entries.keys(), **where, **_LEGEND)
 
 

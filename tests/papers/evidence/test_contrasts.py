@@ -77,13 +77,6 @@ def test_a_moving_contrast_is_never_final():
     assert verdicts.of_claim([back])[:2] == ("open", "still moves")
 
 
-def test_alike_is_judged_both_ways():
-    found = of(rows(a=(80, 70, 60), b=(79, 69.2, 59.1), c=(78, 68, 58.2))).alike("abc", "A", 5)
-    assert len(found) == 6 and verdicts.of_claim(found).verdict == "holds"
-    found = of(rows(a=(80, 70, 60), b=(72, 62.2, 52.1), c=(78, 68, 58.2))).alike("abc", "A", 5)
-    assert verdicts.of_claim(found).verdict == "contradicted"
-
-
 def test_a_gap_over_two_columns():
     both = pd.concat(
         [rows(a=(80, 70), b=(60, 50.5)), rows(a=(90, 80), b=(88, 77)).assign(column="B")]

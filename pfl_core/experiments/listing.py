@@ -38,7 +38,7 @@ def by_id(start: str) -> Result:
             f"{start!r} is no id of a run: that is 16 digits, each of 0123456789abcdef, of which "
             "the first few do; of a run's folder give the last name"
         )
-    found = [r for r in finished() if r.id.startswith(start)]
+    found = list(finished(start))
     if len(found) == 1:
         return found[0]
     store, what = paths.store_folder(), f"{len(found)} finished runs begin with {start!r}"

@@ -466,13 +466,14 @@ def _digest(plain: dict[str, Any], meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([plain, meta], sort_keys=True).encode()).hexdigest()
 
 
-def finished() -> Iterable[Result]:
-    """The finished runs of the store, oldest first; one that cannot be read is left out.
+def finished(start: str = "") -> Iterable[Result]:
+    """The finished runs of the store whose ids begin with `start`, oldest first.
 
-    Each is shown once on trial, so that a run of other hands that lacks something is named in a
-    message here, and does not stop whoever asks for all of them.
+    One that cannot be read is left out. Each is shown once on trial, so that a run of other hands
+    that lacks something is named in a message here, and does not stop whoever asks for all of them.
     """
-    files = [f for f in paths.store_folder().glob("*/experiment.json") if "." not in f.parent.name]
+    files = paths.store_folder().glob(f"{start}*/experiment.json")
+    files = [f for f in files if "." not in f.parent.name]
     for folder in sorted((f.parent for f in files), key=lambda f: f.stat().st_mtime):
         try:
             found = _read(folder, None)

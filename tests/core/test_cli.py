@@ -26,7 +26,7 @@ from pfl_core.__main__ import described, fields, show, value
 from pfl_core.engine import simulate
 from pfl_core.experiments import prune, store
 from pfl_core.experiments import run as runs
-from pfl_core.experiments.listing import listed, side_by_side
+from pfl_core.experiments.listing import by_id, listed, side_by_side
 from pfl_core.methods.base import make_method
 from tests.commands import TINY, WORDS, said
 from tests.made import main
@@ -142,6 +142,20 @@ def test_all_lists_at_once_and_a_reader_that_leaves():
     command = f"{sys.executable} -m pfl_core list | head -3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.startswith("\nmethods:\napfl ") and done.stderr == ""
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id_without_a_look_at_others(home, monkeypatch):
+    ids = [run(Experiment(**TINY | {"seed": seed})).id for seed in range(3)]
+    looked, read = [], store._read
+    monkeypatch.setattr(store, "_read", lambda folder, e: looked.append(folder) or read(folder, e))
+    for start in {i[:n] for i in ids for n in (1, 2, 16)}:
+        matching, looked[:] = sorted(i for i in ids if i.startswith(start)), []
+        if len(matching) == 1:
+            assert by_id(start).id == matching[0]
+        else:
+            with pytest.raises(ValueError, match="give more digits"):
+                by_id(start)
+        assert sorted(folder.name for folder in looked) == matching
 
 
 # -- show several --------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def run(
     how = dict(executor=executor, workers=workers, on_round=on_round, keep_state=keep_state)
     call = _job(experiment, device, store, fed, source, anew=recompute, **how)
     result = _found_or_computed(call)
-    if keep_state and result.ok and not (result.folder / "state.pt").exists():
+    if keep_state and result.ok and not (call.store / result.id / "state.pt").exists():
         warnings.warn(
             f"keep_state: {result.id} was stored before without the end of its training; "
             "run(..., recompute=True, keep_state=True) trains it again",

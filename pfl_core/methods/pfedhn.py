@@ -111,38 +111,41 @@ class Hypernetwork(NamedTuple):
 
     def pull(
         self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
-    ) -> dict[str, Tensor | Outer]:
-        """(d theta / d phi)^T delta for the entries `names` of phi: {name: like phi[name]}.
+    ) -> tuple[Params, dict[str, Outer]]:
+        """(d theta / d phi)^T delta for the entries `names` of phi, {name: like phi[name]}.
 
         delta {name: (S, *shape)} is of what is written. The weights of heads are nearly all of phi.
-        Theirs is an outer product, unless spectral norm makes it more.
+        Theirs are outer products, the second dict, unless spectral norm makes them more.
         """
         with torch.enable_grad():
             leaves = {n: phi[n].detach().requires_grad_() for n in names}
             h = self._trunk(phi | leaves, sel)
             theta = self._heads(phi | leaves, h, size) if self.spectral else {}
         if self.spectral:
-            found, outputs, products = {}, [theta[n] for n in delta], list(delta.values())
+            heads, biases = {}, {}
+            outputs, products = [theta[n] for n in delta], list(delta.values())
         else:
-            found, toward = self._outer(phi, h.detach(), size, delta)
+            heads, biases, toward = self._outer(phi, h.detach(), size, delta)
             outputs, products = [h], [toward]
-        inputs = {n: leaf for n, leaf in leaves.items() if n not in found}
-        rest = torch.autograd.grad(outputs, list(inputs.values()), products)
-        found |= zip(inputs, rest, strict=True)
-        return {n: found[n] for n in leaves}
+        others = [n for n in leaves if n not in heads and n not in biases]
+        found = torch.autograd.grad(outputs, [leaves[n] for n in others], products)
+        rest = dict(zip(others, found, strict=True)) | biases
+        return select(rest, [n for n in rest if n in leaves]), {
+            n: g for n, g in heads.items() if n in leaves
+        }
 
     def _outer(
         self, phi: Params, h: Tensor, size: Tensor, delta: Params
-    ) -> tuple[dict[str, Tensor | Outer], Tensor]:
-        # The same for all heads, and for what they read, h (S, hidden).
-        found, toward = {}, torch.zeros_like(h)
+    ) -> tuple[dict[str, Outer], Params, Tensor]:
+        # The same for weights and biases of heads, and for what they read, h (S, hidden).
+        heads, biases, toward = {}, {}, torch.zeros_like(h)
         for g, rows in enumerate(self._rows(size)):
             for n, shape in self.sizes[g].items():
                 left = delta[n][(rows, *map(slice, shape))].reshape(len(rows), prod(shape))
                 toward[rows] += left @ phi[f"head.{g}.{n}.weight"]
-                found[f"head.{g}.{n}.weight"] = Outer(left, h[rows])
-                found[f"head.{g}.{n}.bias"] = left.sum(0)
-        return found, toward
+                heads[f"head.{g}.{n}.weight"] = Outer(left, h[rows])
+                biases[f"head.{g}.{n}.bias"] = left.sum(0)
+        return heads, biases, toward
 
     def _trunk(self, phi: Params, sel: Tensor) -> Tensor:
         h = self._linear(phi, "trunk.0", phi["v"][sel])
@@ -384,35 +387,32 @@ class PFedHN(Method):
         if momentum:  # else nothing is trained
             share = (1 if self.hn_sign == "descent" else -1) / len(sel)
             delta = {n: share * (start[n] - end[n]) for n in self.hn.full}
-            grad = self.hn.pull(phi, momentum, sel, size[sel], delta)
+            grad, heads = self.hn.pull(phi, momentum, sel, size[sel], delta)
             if "v" in grad:
                 grad["v"] *= len(sel)  # an embedding is its client's alone
-            self._sgd(phi, momentum, grad)
+            self._sgd(phi, momentum, grad, heads)
         return state
 
-    def _sgd(self, phi: Params, momentum: Params, grad: dict[str, Tensor | Outer]) -> None:
+    def _sgd(self, phi: Params, momentum: Params, grad: Params, heads: dict[str, Outer]) -> None:
         # As torch.optim.SGD counts it, in place: phi is large, and reading it from memory costs
         # more than the arithmetic. With phi frozen clients do not meet, and each one's gradient (a
         # row of v) is clipped alone.
-        if grad.keys() == {"v"}:
+        if momentum.keys() == {"v"}:
             norm = grad["v"].norm(dim=1, keepdim=True)
         else:
             self.hn.advance(phi)
-            norm = torch.stack([g.norm() for g in grad.values()]).norm()
+            norm = torch.stack([g.norm() for g in (*grad.values(), *heads.values())]).norm()
         scale = torch.ones_like(norm)
         if self.clip:
             scale = (self.clip / (norm + 1e-6)).clamp(max=1)
         for n, g in grad.items():
-            if not isinstance(g, Outer):
-                momentum[n].mul_(self.momentum).addcmul_(g, scale)
-                self._descend(phi[n], momentum[n])
-                continue
-            right, some = g.right * scale, len(phi[n])
-            if phi[n].is_cpu:
-                some = max(1, AT_ONCE // phi[n].shape[1])
-            parts = (phi[n].split(some), momentum[n].split(some), g.left.split(some, 1))
-            for weight, velocity, left in zip(*parts, strict=True):
-                velocity.addmm_(left.T, right, beta=self.momentum)
+            momentum[n].mul_(self.momentum).addcmul_(g, scale)
+            self._descend(phi[n], momentum[n])
+        for n, (left, right) in heads.items():
+            some = max(1, AT_ONCE // phi[n].shape[1]) if phi[n].is_cpu else len(phi[n])
+            parts = (phi[n].split(some), momentum[n].split(some), left.split(some, 1))
+            for weight, velocity, part in zip(*parts, strict=True):
+                velocity.addmm_(part.T, right * scale, beta=self.momentum)
                 self._descend(weight, velocity)
 
     def _descend(self, weight: Tensor, velocity: Tensor) -> None:

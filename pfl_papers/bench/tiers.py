@@ -41,7 +41,7 @@ def judged(table: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
         A line for each other row that has a seed of the reference: difference (an `Interval`),
         p_better and p_worse (one-sided, corrected), tier.
     """
-    lost = np.isneginf(table)
+    lost = table == -np.inf
     ours = table.mask(lost)
     gaps = (ours - ours.loc[reference]).drop(index=reference)
     lost = lost.any(axis=1)[gaps.index]

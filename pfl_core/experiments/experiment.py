@@ -513,13 +513,6 @@ class Experiment:
         lists = {name: list(getattr(self, name)) for name in TEXTS}
         return out | lists | {"init_from": None}
 
-    def _chain(self) -> list[Experiment]:
-        # It, what it starts from, what that starts from, and so on.
-        out: list[Experiment] = [self]
-        while start := out[-1].earlier:
-            out.append(start)
-        return out
-
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Experiment:
         """The Experiment whose `plain()` this is."""
@@ -566,7 +559,7 @@ class Experiment:
         if not self._only_read:
             return self
         made: Experiment | None = None
-        for e in reversed(self._chain()):  # the first one first: no recursion
+        for e in reversed(chain(self)):  # the first one first: no recursion
             e._check_imported()
             made = dataclasses.replace(e, init_from=made or e.init_from) if e._only_read else e
         assert made is not None  # a chain has one link at least
@@ -593,7 +586,7 @@ class Experiment:
     def canonical(self) -> dict[str, Any]:
         """The fields that decide numbers, each in one form (see keys.py), without defaults."""
         source: dict[str, Any] | None = None
-        for e in reversed(self._chain()):
+        for e in reversed(chain(self)):
             source = {"sha256": e.weights.sha256} if e.weights else source
             kept = {"keep_models": e is self and e.keep_models}  # of a source it changes nothing
             source = e._key(kept) | ({"init_from": source} if source else {})
@@ -907,6 +900,14 @@ def _both(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
         if all(isinstance(v, dict) for v in inner) and any(inner):
             both[name] = inner[1] if another else inner[0] | inner[1]
     return both
+
+
+def chain(experiment: Experiment) -> list[Experiment]:
+    """An Experiment, what it starts from (`init_from`), what that starts from, and so on."""
+    out = [experiment]
+    while start := out[-1].earlier:
+        out.append(start)
+    return out
 
 
 def seeded(experiment: Experiment, seed: int) -> Experiment:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
 from pfl_core.experiments.build import fitted
-from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.experiment import Experiment, chain
 from pfl_core.experiments.store import Result
-
-
-def chain(experiment: Any) -> Iterator[Experiment]:
-    """An Experiment, what it starts from, what that starts from, and so on."""
-    while isinstance(experiment, Experiment):
-        yield experiment
-        experiment = experiment.earlier
 
 
 def over_own(experiment: Experiment) -> list[Experiment]:
     """Those over own data among all that an Experiment starts from."""
-    return [e for e in chain(experiment.earlier) if e.dataset == "own"]
+    return [e for e in chain(experiment)[1:] if e.dataset == "own"]
 
 
 def settled(

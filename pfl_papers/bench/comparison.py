@@ -23,14 +23,14 @@ from pfl_core.experiments.metrics import validated
 from pfl_core.util import checks
 from pfl_papers import places
 from pfl_papers.bench.costs import gradients, run_hours
-from pfl_papers.compare import report
+from pfl_papers.compare import plan, report
+from pfl_papers.compare.plan import START
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.papers import presets
 
 TUNED = "fine-tuned"  # the column of rows that are
-START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
 
 
 # -- the runs --------------------------------------------------------------------------------------
@@ -181,10 +181,7 @@ def experiments(
         # What a run starts from gets its seed, too.
         for e in grid(base, {row: {}}, {dataset: {}}, seeds):
             e = e.but(tags={"paper": "methods", "artefact": "comparison", "profile": profile})
-            if e.earlier:
-                tags = e.tags | {"row": row + START}
-                out.append(e.earlier.but(keep_models=True, tags=tags))
-            out.append(e)
+            out += plan.with_sources(e)
     return out
 
 

@@ -19,6 +19,7 @@ from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
 from pfl_papers.bench import comparison, costs
 from pfl_papers.bench.settings import Setting, ranges
+from pfl_papers.compare import plan
 from pfl_papers.papers import presets
 
 REFERENCE, LOCAL, FT1 = "fedavg", "local", "fedavg_ft"
@@ -182,14 +183,7 @@ def at_equal_gradients(experiment: Experiment, allowed: float) -> Experiment | N
 
 def with_starts(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Runs with those that they start from before them, each once."""
-    out: dict[str, Experiment] = {}
-    for e in experiments:
-        chain = [e]
-        while start := chain[-1].earlier:
-            chain.append(start.but(keep_models=True))
-        for link in reversed(chain):
-            out.setdefault(link.id, link)
-    return list(out.values())
+    return list({link.id: link for e in experiments for link in plan.with_sources(e)}.values())
 
 
 def over(seeds: Iterable[int], experiments: Iterable[Experiment]) -> list[Experiment]:

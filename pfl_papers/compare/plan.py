@@ -27,6 +27,7 @@ from pfl_papers.evidence import committed
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper
 
+START = "'s start"  # of rows for what others begin with: LG-FedAvg's FedAvg
 # Of all clients' models at once: their state, where a round starts, its gradient, its end.
 COPIES = 4
 
@@ -48,16 +49,17 @@ def planned(paper: str | Paper, train: bool = False, **how: Any) -> list[Experim
     scope = parameters.asked(paper, train=train, **how)
     cells = (cell for sweep in paper.planned(scope) for cell in sweep.experiments())
     once: dict[str, Experiment] = {}
-    for e in (e for cell in cells for e in _with_sources(cell)):
+    for e in (e for cell in cells for e in with_sources(cell)):
         once.setdefault(json.dumps([e.plain(), e.tags.get("artefact")]), e)
     return list(once.values())
 
 
-def _with_sources(experiment: Experiment) -> list[Experiment]:
+def with_sources(experiment: Experiment) -> list[Experiment]:
+    """A run after those that it starts from, which keep their models and are rows of their own."""
     if experiment.earlier is None:
         return [experiment]
-    tags = experiment.tags | {"row": f"{experiment.tags.get('row')}'s start"}
-    return [*_with_sources(experiment.earlier.but(keep_models=True, tags=tags)), experiment]
+    tags = experiment.tags | {"row": f"{experiment.tags.get('row')}{START}"}
+    return [*with_sources(experiment.earlier.but(keep_models=True, tags=tags)), experiment]
 
 
 def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: Any) -> pd.DataFrame:
@@ -99,7 +101,7 @@ def lacking(cells: Iterable[Experiment], train: bool) -> list[Experiment]:
     """
     once: dict[str, Experiment] = {}
     for cell in (c for c in cells if not _is_there(c, train)):
-        for e in (e for e in _with_sources(cell) if not _is_there(e, train)):
+        for e in (e for e in with_sources(cell) if not _is_there(e, train)):
             once.setdefault(json.dumps(e.plain()), e)
     return list(once.values())
 
@@ -179,7 +181,7 @@ def compute(
         sweeps.sweep(tuning, **common)
         cells = asked()  # with what they choose
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
-    cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(_with_sources(e))))
+    cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(with_sources(e))))
     # At medium and paper the end is kept, so that a column whose contrasts still move can go on.
     sweeps.sweep(cells, keep_state=profile in papers.FULL, **common)
     lines = []

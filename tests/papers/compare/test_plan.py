@@ -286,6 +286,6 @@ def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
 
 def test_sources_are_runs_too(home):
     e = Experiment(**TINY, init_from=Experiment(**TINY | {"rounds": 1}))
-    assert [x.rounds for x in plan._with_sources(e)] == [1, 2] and plan._with_sources(e)[
+    assert [x.rounds for x in plan.with_sources(e)] == [1, 2] and plan.with_sources(e)[
         0
     ].keep_models

@@ -226,11 +226,8 @@ def _same(rule: str, paper: Paper, rows: Iterable[str]) -> bool:
 
 def _swapped(rows: pd.DataFrame) -> pd.DataFrame:
     # Rows with averaged statistics take the place, and the name, of those without, by column.
-    averaged = rows.row.str.endswith(ROW_AVERAGED)
-    other = rows[averaged].assign(row=rows.row[averaged].str.removesuffix(ROW_AVERAGED))
-    taken = set(zip(other.column, other.row, strict=True))
-    gone = np.array([key in taken for key in zip(rows.column, rows.row, strict=True)])
-    return pd.concat([rows[~averaged & ~gone], other])
+    averaged = [row for row in rows.row.unique() if row.endswith(ROW_AVERAGED)]
+    return report.swapped(rows, {row: row.removesuffix(ROW_AVERAGED) for row in averaged})
 
 
 # -- ranks -----------------------------------------------------------------------------------------

@@ -437,7 +437,7 @@ def _over_readings(
     for reading in papers.readings(paper):
         if not set(reading.runs).intersection(rows.row.unique()):
             continue
-        other = make(swapped(rows, reading)).set_index(["row", "column"])
+        other = make(swapped(rows, reading.runs)).set_index(["row", "column"])
         for i, line in found.iterrows():
             key = line["row"], line["column"]
             if key in other.index and line.verdict in _JUDGED:
@@ -455,13 +455,13 @@ def _verdict(line: pd.Series) -> Verdict:
     return Verdict(**{name: line[name] for name in Verdict._fields if name in line})
 
 
-def swapped(rows: pd.DataFrame, reading: papers.Reading) -> pd.DataFrame:
-    """Rows under a reading: its runs stand, by column, in the place of those that they vary."""
-    other = rows[rows.row.isin(reading.runs)]
-    other = other.assign(row=other.row.map(reading.runs))
+def swapped(rows: pd.DataFrame, runs: dict[str, str]) -> pd.DataFrame:
+    """Rows in which those of `runs`, {row: another}, stand in the place of the other, by column."""
+    other = rows[rows.row.isin(runs)]
+    other = other.assign(row=other.row.map(runs))
     taken = pd.MultiIndex.from_frame(other[["column", "row"]].drop_duplicates())
     gone = pd.MultiIndex.from_frame(rows[["column", "row"]]).isin(taken)
-    return pd.concat([rows[~rows.row.isin(reading.runs) & ~gone], other])
+    return pd.concat([rows[~rows.row.isin(runs) & ~gone], other])
 
 
 # Metrics of which less is better, and those of which nothing is better.
@@ -803,7 +803,7 @@ def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, 
     out = {"as run": Evidence(rows, paper, printed, known)}
     for reading in papers.readings(paper):
         if set(reading.runs).intersection(rows.row.unique()):
-            out[reading.says] = Evidence(swapped(rows, reading), paper, printed, known)
+            out[reading.says] = Evidence(swapped(rows, reading.runs), paper, printed, known)
     return out
 
 

@@ -8,13 +8,13 @@ import time
 
 import pandas as pd
 
-from pfl_core.util import checks
 from pfl_core.util.version import __version__
 from pfl_papers.bench import page, rows, shown
 from pfl_papers.bench.found import Found
 from pfl_papers.bench.record import DIGITS
 from pfl_papers.bench.settings import SETTINGS
 from pfl_papers.compare import parameters
+from pfl_papers.notebook.showing import show
 
 
 class Benchmark:
@@ -55,11 +55,11 @@ class Benchmark:
     def findings(self) -> None:
         """The first sentence, a line a setting, and what is not run yet."""
         if self.found.records:
-            self._say(f"**{page.first_sentence(self.found)}**")
-            self._say("\n".join(page.findings(self.found)))
+            show(f"**{page.first_sentence(self.found)}**")
+            show("\n".join(page.findings(self.found)))
         if self.left:
             command = f"python -m pfl_papers bench --settings {' '.join(self.left)}"
-            self._say(f"**Not run yet:** {', '.join(self.left)}. `{command}` runs what is missing.")
+            show(f"**Not run yet:** {', '.join(self.left)}. `{command}` runs what is missing.")
 
     def gates(self) -> pd.DataFrame | None:
         """What the gate says of each setting."""
@@ -88,9 +88,9 @@ class Benchmark:
     def sceptic(self) -> None:
         """What changes if the same runs are read otherwise."""
         if self.found.records:
-            self._say("\n".join(page.doubts(self.found)))
-            self._show(shown.sceptical_words(self.found))
-            self._show(shown.sceptical(self.found))
+            show("\n".join(page.doubts(self.found)))
+            show(shown.sceptical_words(self.found))
+            show(shown.sceptical(self.found))
 
     def finish(self) -> str:
         """A line on rows, versions and time."""
@@ -102,17 +102,5 @@ class Benchmark:
 
     def _each(self, table: shown.OfSetting) -> None:
         for name in self.found.records:
-            self._say(f"**{name}**: {shown.why(name)}")
-            self._show(table(self.found, name))
-
-    def _show(self, frame: pd.DataFrame) -> None:
-        with checks.extra("notebooks", "showing tables"):
-            from IPython.display import display
-
-        display(frame)
-
-    def _say(self, text: str) -> None:
-        with checks.extra("notebooks", "showing text"):
-            from IPython.display import Markdown, display
-
-        display(Markdown(text))
+            show(f"**{name}**: {shown.why(name)}")
+            show(table(self.found, name))

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from pfl_core.util import checks
+from pfl_papers.notebook.showing import ipython
 
 
 def source(*functions: Callable) -> Any:
@@ -24,14 +24,12 @@ def source(*functions: Callable) -> Any:
     ValueError
         Without functions, or for such of several files.
     """
-    with checks.extra("notebooks", "showing source"):
-        from IPython.display import Markdown
-
     files = dict.fromkeys(f.__module__ for f in functions)
     if len(files) != 1:
         raise ValueError(f"source(): given functions of {[*files]}: give such of one file")
     parts = "\n\n".join(_lines(f) for f in functions)
-    return Markdown(f"`{'/'.join(next(iter(files)).split('.'))}.py`\n\n```python\n{parts}\n```")
+    file = next(iter(files)).replace(".", "/")
+    return ipython().Markdown(f"`{file}.py`\n\n```python\n{parts}\n```")
 
 
 def _lines(function: Callable) -> str:

@@ -34,6 +34,7 @@ from pfl_papers.compare import parameters, plan, readable, report
 from pfl_papers.compare.fullest import BEST, best
 from pfl_papers.evidence import committed, contrasts, diverged
 from pfl_papers.notebook import drawing, folded
+from pfl_papers.notebook.showing import ipython, show
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
 from pfl_papers.papers.base import TUNING, Number, Paper, Probed, Scope, Sweep
@@ -211,9 +212,7 @@ class Study:
         **how
             For `compare` and `standing` select, when, average; for `curves` and `spread` columns.
         """
-        with checks.extra("notebooks", "showing tables and figures"):
-            from IPython.display import display
-
+        display = ipython().display
         rows, about = self.run(artefact, part), self.paper.artefacts[artefact]
         for kind in about.show:
             if kind == "compare":
@@ -248,12 +247,9 @@ class Study:
         return max(known, key=len, default="")
 
     def _say_not_run(self, artefact: str) -> None:
-        with checks.extra("notebooks", "showing tables and figures"):
-            from IPython.display import display
-
         if artefact not in self._said:
             self._said.add(artefact)
-            display(folded.not_run(self.paper, artefact))
+            show(folded.not_run(self.paper, artefact))
 
     # -- figures -----------------------------------------------------------------------------------
 
@@ -279,9 +275,6 @@ class Study:
         rows : DataFrame, optional
             Of the runs behind it, by default the frame.
         """
-        with checks.extra("notebooks", "showing figures"):
-            from IPython.display import Image, display
-
         rows = frame if rows is None else rows
         profile = next(iter(rows.get("profile", ())), "") or self.scope_of(name).said
         named = rows.get("dataset", [self.scope.label])
@@ -299,8 +292,8 @@ class Study:
         plots.share_legend(fig)
         plots.note(fig, ", ".join(caption))
         path = self.folder(replace(self.scope, profile=overrides.profile_of(profile))) / name
-        drawn = Image(data=plots.save(fig, frame, path).read_bytes(), alt=plots.described(fig))
-        display(self._placed(name, profile, drawn))
+        data = plots.save(fig, frame, path).read_bytes()
+        show(self._placed(name, profile, ipython().Image(data=data, alt=plots.described(fig))))
         plt.close(fig)
 
     def curves(
@@ -583,15 +576,11 @@ class Study:
 
         Who leads and by how much, how that stands beside the paper, what is open and why.
         """
-        with checks.extra("notebooks", "showing text"):
-            from IPython.display import Markdown, display
-
         whole = [(table, None)] if (table, None) in self.ran else []
         for part in whole or [key for key in self.ran if key[0] == table]:
             if said := report.reading(self.ran[part], self.paper, table):
                 text, profile = "\n\n".join(said), next(iter(self.ran[part].profile))
-                placed = self._placed(table, profile, text)
-                display(Markdown(text) if placed is text else placed)
+                show(self._placed(table, profile, text))
 
     def clients(self, rows: pd.DataFrame, **how: Any) -> pd.DataFrame:
         """Test accuracy of every client at the round that is reported.

@@ -19,7 +19,6 @@ from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import label
 from pfl_core.analysis.select import grouped, tuples
-from pfl_core.util import checks
 from pfl_core.util.version import __version__
 from pfl_papers import places
 from pfl_papers.compare import parameters, readable, recount, report
@@ -27,6 +26,7 @@ from pfl_papers.compare.recount import AVERAGED, REPORTED, RULES, Runs
 from pfl_papers.evidence import committed
 from pfl_papers.notebook import rank_figures
 from pfl_papers.notebook.rank_figures import WORDS
+from pfl_papers.notebook.showing import ipython, show
 from pfl_papers.papers import base as papers
 
 STYLE = {"font.size": 8, "axes.titlesize": 8}
@@ -78,7 +78,7 @@ class WhatHolds:
         for runs in self.runs:
             data = report.data_sets(runs.rows)
             lines.setdefault((label(runs.paper.key), runs.profile, data), []).append(runs)
-        self._say(_standing(self.runs))
+        show(_standing(self.runs))
         out = []
         for (paper, profile, data), some in lines.items():
             titles = ", ".join(papers.title(r.artefact) for r in some)
@@ -95,7 +95,7 @@ class WhatHolds:
         """
         for where, columns in _by_data(self.columns).items():
             self._ranks(where, columns)
-        self._say(_lacking(self.runs, set(self.columns)))
+        show(_lacking(self.runs, set(self.columns)))
 
     def _ranks(self, where: str, columns: dict[Any, pd.DataFrame]) -> None:
         orders = {key: recount.ranks(column) for key, column in columns.items()}
@@ -129,11 +129,11 @@ class WhatHolds:
                 ]
                 if words:
                     said.append(f"- {_named(*key)}: {label(first)} leads; {', '.join(words)}.")
-            self._say(
+            show(
                 f"**{where}.** Another rule changes the leader in {len(said)} of {len(columns)} "
                 "columns, noise not considered" + (":" if said else ".")
             )
-            self._say("\n".join(said))
+            show("\n".join(said))
 
     def agreement(self) -> None:
         """Kendall's tau between rules, a panel a profile, and what moves most."""
@@ -155,7 +155,7 @@ class WhatHolds:
             said += "below it, over how many. Columns where both rules are one are left out."
             self._figure("agreement", fig, pd.concat(long), said)
         for profile, pair in found.items():
-            self._say(_least(profile, _pairs(*pair)))
+            show(_least(profile, _pairs(*pair)))
 
     def reversals(self) -> pd.DataFrame:
         """Pairs of methods that are told apart under two rules, in opposite orders."""
@@ -171,7 +171,7 @@ class WhatHolds:
             frames.append(every[every.sure.eq(True)])
             if pairs:
                 ever = len(every.drop_duplicates(["column", "ahead", "behind"]))
-                self._say(
+                show(
                     f"**{where}.** Of {pairs} pairs of methods in columns with two seeds or more, "
                     f"{ever} change order under some rule. Beyond noise, so that the intervals of "
                     f"the two differences lie on opposite sides of 0: {len(frames[-1])}."
@@ -199,7 +199,7 @@ class WhatHolds:
         judged = int((kinds.map(len) > 0).sum())
         firm = kinds[kinds.map(len) == 1].map("".join)
         said = ", ".join(f"{n} *{word}*" for word, n in firm.value_counts().items())
-        self._say(
+        show(
             f"We judge {judged} claims under all rules, those whose runs have two seeds or more. "
             f"The verdict stays for {len(firm)} ({said}) and changes for {len(flips)}; {turned} of "
             "these hold under one rule and are contradicted under another."
@@ -207,7 +207,7 @@ class WhatHolds:
         for word, heading in (("holds", "Hold"), ("contradicted", "Are contradicted")):
             lines = [_claim(v) for v in tuples(every.loc[firm.index[firm == word]])]
             if lines:
-                self._say("\n".join([f"**{heading} under every rule:**\n", *lines]))
+                show("\n".join([f"**{heading} under every rule:**\n", *lines]))
         shown = every.loc[flips.index]
         out = verdicts.loc[flips.index].rename(columns=WORDS)
         out.insert(0, "profile", shown.profile)
@@ -232,11 +232,11 @@ class WhatHolds:
                     beyond += bool(points[REPORTED] - points.min() > of.noise.iloc[0])
         if not lines:
             return pd.DataFrame()
-        self._say(
+        show(
             f"Another rule lies nearer to print in {len(nearer)} of {len(lines)} columns, in "
             f"{beyond} of them by more than the noise:"
         )
-        self._say("\n".join(nearer))
+        show("\n".join(nearer))
         return self._table("nearest", pd.DataFrame(lines).fillna(""))
 
     # -- the best test round, and settings ---------------------------------------------------------
@@ -265,11 +265,11 @@ class WhatHolds:
             said += "over seeds where there are two or more; ticks: the method with most."
             said += "".join(f" {_read(two.values(), p)}." for p in _profiles(two))
             self._figure("gains", fig, _flat_gains(every), said)
-        self._say(_tail(self.runs))
+        show(_tail(self.runs))
         for rule, of in grouped(every, "against"):
             means = np.array([g.estimate for g in of.gain])
             top = of.iloc[int(of.largest.argmax())]
-            self._say(
+            show(
                 f"- Above *{WORDS[rule]}*: {np.median(means):.1f} points in the median of "
                 f"{len(of)} columns, {means.min():.1f} to {means.max():.1f}; of a single method at "
                 f"most {top.largest:.1f} ({label(top.of)} in {label(top.paper)}'s {top.column})."
@@ -290,9 +290,9 @@ class WhatHolds:
                     text = f"{float(line[rate]) - float(line[rates[0]]):+.1f}"
                     lines.append((runs.name, label(row), f"{rate} in place of {rates[0]}", text))
             if len(tried):
-                self._say(_tuned(runs, tried, rates))
+                show(_tuned(runs, tried, rates))
         if not lines:
-            self._say("No table that is read here has runs which differ in one of the three alone.")
+            show("No table that is read here has runs which differ in one of the three alone.")
         out = pd.DataFrame(lines, columns=["column", "method", "what changes", "points"])
         return self._table("settings", out)
 
@@ -313,12 +313,9 @@ class WhatHolds:
             yield
 
     def _figure(self, name: str, fig: Figure, frame: pd.DataFrame, said: str) -> None:
-        with checks.extra("notebooks", "showing figures"):
-            from IPython.display import Image, display
-
         plots.note(fig, said)
         plots.save(fig, frame, self._folder() / name)
-        display(Image(data=plots.compact(fig, 100), alt=plots.described(fig)))
+        show(ipython().Image(data=plots.compact(fig, 100), alt=plots.described(fig)))
 
     def _table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         frame = frame.reset_index(drop=True)
@@ -327,13 +324,6 @@ class WhatHolds:
 
     def _folder(self) -> Path:
         return places.figures_folder() / "what_holds" / self.profile
-
-    def _say(self, text: str) -> None:
-        with checks.extra("notebooks", "showing text"):
-            from IPython.display import Markdown, display
-
-        if text:
-            display(Markdown(text))
 
 
 # -- sentences -------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pfl_core.analysis import verdicts
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.util.percent import spread
 from pfl_papers.bench import sceptic, tiers
 from pfl_papers.bench.found import Found, main
@@ -38,6 +40,7 @@ COLUMNS += [
     "CPU s",
     "MB",
 ]
+FIELDS = {f.name for f in fields(Experiment)}  # a method may have an argument of the same name
 OfSetting = Callable[[Found, str], pd.DataFrame]
 BELOW = 5.0  # points under another row, from which a client counts as harmed
 
@@ -199,7 +202,7 @@ def _values(change: str) -> list[tuple[str, Any]]:
             stage = value[0] if isinstance(value, list) else value
             out.append(("FT lr", stage["lr"]))
         elif isinstance(value, dict):
-            out += value.items()
+            out += [(f"own {n}" if n in FIELDS else n, v) for n, v in value.items()]
         elif name != "init_from":
             out.append((name, value))
     return out

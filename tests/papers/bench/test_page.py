@@ -226,6 +226,18 @@ def test_doubts_are_counted_from_the_words(found):
     assert "tau" not in " ".join(page.doubts(two)) and "0 of 1 comparisons" in page.doubts(two)[0]
 
 
+def test_edges_of_the_learning_rate_by_hand():
+    found, highest, searches = Found.read(), 0, 0
+    for known in found.records.values():
+        for _, mine in known.tuning.groupby("row"):
+            (chosen,) = set(mine.change[mine.chosen != ""])
+            drawn = {c.get("lr") for c in map(json.loads, mine.change)} - {None}
+            highest += len(drawn) > 2 and json.loads(chosen).get("lr") == max(drawn)
+            searches += 1
+    assert f"**Edges.** {highest} of {searches} searches" in " ".join(page.doubts(found))
+    assert 0 < highest < searches
+
+
 def test_ones_own_row_is_ranked_beside_the_published_ones(found, tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")

@@ -16,7 +16,7 @@ from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks, paths, sums
-from pfl_core.util.cards import span
+from pfl_core.util.cards import markdown, span
 
 AVERAGES = ("client", "pooled")
 MOST_DIGITS = 15  # as a float has them
@@ -185,10 +185,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, its caption above."""
-        frame = self.text("**{}**").reset_index(names="")
-        lines = [list(frame.columns), ["---"] * frame.shape[1], *frame.to_numpy().tolist()]
-        text = [" | ".join(v.replace("|", "\\|") for v in line) for line in lines]
-        return "\n".join([self.caption, "", *(f"| {line} |" for line in text)])
+        return f"{self.caption}\n\n{markdown(self.text('**{}**').reset_index(names=''))}"
 
     def csv(self, path: str | Path | None = None) -> str:
         """The cells as CSV, written to `path` if one is given."""

@@ -1,4 +1,4 @@
-"""How our objects look at the prompt (text) and in a notebook (HTML)."""
+"""How our objects look at the prompt (text), in a notebook (HTML) and in Markdown."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def span(numbers: Sequence[int]) -> str:
 def shape(of: Sequence[int]) -> str:
     """The shape of a sample: "1 x 28 x 28"."""
     return " x ".join(map(str, of)) or "1"
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table, blank where it is NaN; a plain 0..n-1 index is left out."""
+    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
+    cells = body.astype(object).where(body.notna(), "").to_numpy()
+    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *cells)]
+    lines = [text[0], ["---"] * body.shape[1], *text[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def shaded(counts: np.ndarray, title: str) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from pfl_core.analysis import plots, verdicts
 from pfl_core.analysis.select import tuples
+from pfl_core.util.cards import markdown
 
 _INTERVALS = (
     "In brackets: 95 % intervals over seeds; none for one seed. Noise is pooled over the personal "
@@ -291,12 +292,3 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
     """A frame whose column names are text: "CIFAR-10: ours"."""
     names = [": ".join(c) if isinstance(c, tuple) else c for c in frame.columns]
     return frame.set_axis(names, axis=1)
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table, blank where it is NaN; a plain 0..n-1 index is left out."""
-    body = frame.reset_index() if not isinstance(frame.index, pd.RangeIndex) else frame
-    cells = body.astype(object).where(body.notna(), "").to_numpy()
-    text = [[str(v).replace("|", "\\|") for v in line] for line in (body.columns, *cells)]
-    lines = [text[0], ["---"] * body.shape[1], *text[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -39,7 +39,7 @@ between trunk and heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import prod
 from typing import NamedTuple
 
@@ -107,45 +107,36 @@ class Hypernetwork(NamedTuple):
 
         A smaller one has zeros at the far end of each axis.
         """
-        return self._heads(phi, self._trunk(phi, sel), size)
+        h = self._trunk(phi, sel)
+        if self.sizes != [self.full]:
+            return self._padded(phi, h, size)
+        heads = {n: self._linear(phi, f"head.0.{n}", h) for n in self.full}
+        return {n: w.view(len(sel), *self.full[n]) for n, w in heads.items()}
 
     def pull(
-        self, phi: Params, names: Iterable[str], sel: Tensor, size: Tensor, delta: Params
+        self, phi: Params, names: Collection[str], sel: Tensor, size: Tensor, delta: Params
     ) -> tuple[Params, dict[str, Outer]]:
         """(d theta / d phi)^T delta for the entries `names` of phi, {name: like phi[name]}.
 
         delta {name: (S, *shape)} is of what is written. The weights of heads are nearly all of phi.
         Theirs are outer products, the second dict, unless spectral norm makes them more.
         """
+        heads = {} if self.spectral else self._outer(phi, sel, size, delta)
         with torch.enable_grad():
-            leaves = {n: phi[n].detach().requires_grad_() for n in names}
-            h = self._trunk(phi | leaves, sel)
-            theta = self._heads(phi | leaves, h, size) if self.spectral else {}
-        if self.spectral:
-            heads, biases = {}, {}
-            outputs, products = [theta[n] for n in delta], list(delta.values())
-        else:
-            heads, biases, toward = self._outer(phi, h.detach(), size, delta)
-            outputs, products = [h], [toward]
-        others = [n for n in leaves if n not in heads and n not in biases]
-        found = torch.autograd.grad(outputs, [leaves[n] for n in others], products)
-        rest = dict(zip(others, found, strict=True)) | biases
-        return select(rest, [n for n in rest if n in leaves]), {
-            n: g for n, g in heads.items() if n in leaves
-        }
+            leaves = {n: phi[n].detach().requires_grad_() for n in names if n not in heads}
+            theta = self.write(phi | leaves, sel, size)
+        outputs, inputs = [theta[n] for n in delta], list(leaves.values())
+        products = torch.autograd.grad(outputs, inputs, list(delta.values()))
+        return dict(zip(leaves, products, strict=True)), {n: heads[n] for n in heads if n in names}
 
-    def _outer(
-        self, phi: Params, h: Tensor, size: Tensor, delta: Params
-    ) -> tuple[dict[str, Outer], Params, Tensor]:
-        # The same for weights and biases of heads, and for what they read, h (S, hidden).
-        heads, biases, toward = {}, {}, torch.zeros_like(h)
+    def _outer(self, phi: Params, sel: Tensor, size: Tensor, delta: Params) -> dict[str, Outer]:
+        # A head multiplies h, so that its gradient is that of what it writes, times h.
+        h, found = self._trunk(phi, sel), {}
         for g, rows in enumerate(self._rows(size)):
             for n, shape in self.sizes[g].items():
                 left = delta[n][(rows, *map(slice, shape))].reshape(len(rows), prod(shape))
-                toward[rows] += left @ phi[f"head.{g}.{n}.weight"]
-                heads[f"head.{g}.{n}.weight"] = Outer(left, h[rows])
-                biases[f"head.{g}.{n}.bias"] = left.sum(0)
-        return heads, biases, toward
+                found[f"head.{g}.{n}.weight"] = Outer(left, h[rows])
+        return found
 
     def _trunk(self, phi: Params, sel: Tensor) -> Tensor:
         h = self._linear(phi, "trunk.0", phi["v"][sel])
@@ -153,10 +144,7 @@ class Hypernetwork(NamedTuple):
             h = self._linear(phi, f"trunk.{i + 1}", h.relu())
         return h
 
-    def _heads(self, phi: Params, h: Tensor, size: Tensor) -> Params:
-        if self.sizes == [self.full]:
-            heads = {n: self._linear(phi, f"head.0.{n}", h) for n in self.full}
-            return {n: w.view(len(h), *self.full[n]) for n, w in heads.items()}
+    def _padded(self, phi: Params, h: Tensor, size: Tensor) -> Params:
         # Models of several sizes: clients are sorted by theirs, and put back.
         rows = self._rows(size)
         back, out = torch.argsort(torch.cat(rows)), {}

@@ -83,7 +83,7 @@ def ranked(setting: str) -> str:
     return shown.setting(found, setting).to_string() if found.records else none
 
 
-TIMES = ("no setting", "one", "two", "three", "four", "five", "six", "seven")
+TIMES = ("one setting", "two", "three", "four", "five", "six", "seven")
 
 
 def first_sentence(found: Found) -> str:
@@ -92,12 +92,9 @@ def first_sentence(found: Found) -> str:
     by: dict[int, list[str]] = {}
     for row, settings in wins.items():
         by.setdefault(len(settings), []).append(said(row))
-    parts = [f"{len(by.get(0, []))} in {TIMES[0]}"]
-    parts += [f"{len(by[n])} in {TIMES[n]} ({', '.join(by[n])})" for n in sorted(by) if n]
-    return (
-        f"Of {len(wins)} methods, so many beat tuned FedAvg + FT by more than a point: "
-        f"{', '.join(parts)}. {_run(every)}."
-    )
+    found_in = [f"Better in {TIMES[n - 1]}: {', '.join(by[n])}." for n in sorted(by) if n]
+    never = f"{len(by.get(0, []))} of {len(wins)} methods never beat tuned FedAvg + FT by more than"
+    return " ".join([f"{never} a point.", *found_in, f"{_run(every)}."])
 
 
 NAMED = 3  # methods of a setting in README
@@ -122,7 +119,7 @@ def in_short(found: Found | None = None) -> str:
 
 
 def _served(found: Found) -> str:
-    words = sceptic.words(found).dropna(subset="as declared")
+    words = sceptic.words(found)
     ours, served = ((words[name] == tiers.BETTER).sum() for name in ("as declared", "as served"))
     if served <= ours:
         return ""
@@ -155,7 +152,6 @@ def findings(found: Found) -> list[str]:
 def doubts(found: Found) -> list[str]:
     """How far the words hang on the baseline, on the moment, on seeds and on tuning."""
     words, order = sceptic.words(found), sceptic.mean_ranks(found)
-    words = words[words["as declared"].notna()]
     better = (words == tiers.BETTER).sum()
     changed = (words.ne(words["as declared"], axis=0) & words.notna()).sum()
     tau = order["no tuning"].corr(order["as declared"], method="kendall")

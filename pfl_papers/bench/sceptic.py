@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -106,6 +107,7 @@ SAYS = {
 }
 
 
+@functools.lru_cache(maxsize=1)  # a page asks for them five times
 def readings(found: Found) -> dict[str, dict[str, pd.DataFrame]]:
     """{reading: {setting: accuracies in %, a line a row and a column a seed}}."""
     return {
@@ -127,13 +129,16 @@ def mean_ranks(found: Found) -> pd.DataFrame:
 
 
 def words(found: Found) -> pd.DataFrame:
-    """Each method's word in each setting, a line a pair and a column a reading; none untuned."""
+    """Each method's word in each setting that has it: a line a pair, a column a reading.
+
+    None is untuned, which is one seed.
+    """
     out = {
         name: pd.concat({s: tiers.judged(t).tier.reindex(found.methods) for s, t in tables.items()})
         for name, tables in readings(found).items()
         if name != "no tuning"
     }
-    return pd.DataFrame(out)
+    return pd.DataFrame(out).dropna(subset="as declared")
 
 
 def counts(found: Found) -> pd.DataFrame:

@@ -102,8 +102,8 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
     }
     assert wins == {"ditto": 3, "fedper": 0, "local": 0, "cfl": 0} and FT1 not in wins
     assert said == (
-        "Of 4 methods, so many beat tuned FedAvg + FT by more than a point: "
-        "3 in no setting, 1 in three (Ditto). 3 of 7 settings are run."
+        "3 of 4 methods never beat tuned FedAvg + FT by more than a point. Better in three: Ditto. "
+        "3 of 7 settings are run."
     )
     assert found.twins(REFERENCE) == ["fedper"]
 
@@ -278,7 +278,7 @@ def test_rows_with_some_of_the_seeds(found, tmp_path, monkeypatch):
     missing = replace(whole, runs=whole.runs[whole.runs.row != "cfl"])
     two = Found(found.records | {"mild": missing})
     assert "of 11 comparisons" in page.doubts(two)[0]
-    assert sceptic.words(two).loc[("mild", "cfl")].isna().all()
+    assert ("mild", "cfl") not in sceptic.words(two).index
 
 
 def test_a_diverged_run_is_said(found):

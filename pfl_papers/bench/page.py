@@ -166,11 +166,11 @@ def doubts(found: Found) -> list[str]:
         f"- **Seeds and budget.** With five seeds {changed['five seeds']} words change, with equal "
         f"gradients {changed['equal gradients']}.",
     ]
-    edges = pd.concat([shown.choices(found, s)["at an edge"] for s in found.records])
-    highest = edges.str.contains(r"(?:^|, )lr \(largest\)").sum()
+    searches = [one for r in found.records.values() for _, one in r.tuning.groupby("row")]
+    highest = sum(shown.edges(one).get("lr") == "largest" for one in searches)
     out += [
-        f"- **Edges.** {highest} of {len(edges)} searches chose the largest learning rate that was "
-        "drawn. A wider range may raise these rows."
+        f"- **Edges.** {highest} of {len(searches)} searches chose the largest learning rate that "
+        "was drawn. A wider range may raise these rows."
     ]
     if len(order) > 2:
         out += [f"- **Tuning.** Mean ranks with and without it have Kendall's tau {tau:.2f}."]

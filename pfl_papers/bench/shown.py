@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -173,8 +173,7 @@ def choices(found: Found, name: str) -> pd.DataFrame:
     known, lines = found.records[name], {}
     for row, mine in known.tuning.groupby("row", sort=False):
         chosen = mine[mine.chosen != ""]
-        first = mine[mine.seed == mine.seed.min()]
-        lost = first.status.str.partition(":")[0].value_counts()
+        lost = mine[mine.seed == mine.seed.min()].status.str.partition(":")[0].value_counts()
         line = {"diverged": str(lost.get("failed", "")), "refused": str(lost.get("refused", ""))}
         if len(chosen):
             draw, when = int(chosen.draw.iloc[0]), str(chosen.chosen.iloc[0])
@@ -188,7 +187,7 @@ def choices(found: Found, name: str) -> pd.DataFrame:
                 "read": _read(known, str(row)) if row in known.lines() else when,
             }
             line["validation"] = _mean(chosen[f"val.{when}"])
-            line["at an edge"] = ", ".join(_edges(first, values))
+            line["at an edge"] = ", ".join(f"{n} ({end})" for n, end in edges(mine).items())
         lines[row] = line
     columns = ["draw", "chosen", "read", "validation", "at an edge", "diverged", "refused"]
     return _named(pd.DataFrame(lines).T.reindex(columns=columns).fillna(""))
@@ -208,16 +207,26 @@ def _values(change: str) -> list[tuple[str, Any]]:
     return out
 
 
-def _edges(first: pd.DataFrame, values: list[tuple[str, Any]]) -> Iterator[str]:
-    # Numbers that are the least or the largest of those that were drawn.
+def edges(tuned: pd.DataFrame) -> dict[str, str]:
+    """Numbers that tuning chose for a row at an end of what it drew: {name: least or largest}.
+
+    Parameters
+    ----------
+    tuned : pd.DataFrame
+        The row's lines of `Record.tuning`.
+    """
     drawn: dict[str, list[float]] = {}
-    for name, value in (pair for change in first.change for pair in _values(change)):
-        if _is_number(value):
-            drawn.setdefault(name, []).append(value)
-    for name, value in values:
+    for change in tuned[tuned.seed == tuned.seed.min()].change:
+        for name, value in _values(change):
+            if _is_number(value):
+                drawn.setdefault(name, []).append(value)
+    chosen = tuned[tuned.chosen != ""].change
+    ends = {}
+    for name, value in _values(chosen.iloc[0]) if len(chosen) else []:
         of = drawn.get(name, [])
         if len(set(of)) > 2 and value in (min(of), max(of)):
-            yield f"{name} ({'least' if value == min(of) else 'largest'})"
+            ends[name] = "least" if value == min(of) else "largest"
+    return ends
 
 
 def _is_number(value: Any) -> bool:

@@ -146,7 +146,7 @@ def official_masks(change: Params, task: Task, fix_1x1: bool) -> Params:
 
 
 def largest(x: Tensor, keep: int) -> Tensor:
-    """Mask of the `keep` largest entries along the last axis; of equal ones, of lower index."""
+    """Mask of the `keep` largest of x >= 0 along the last axis; of equal ones, of lower index."""
     if keep in (0, x.shape[-1]):
         return torch.full_like(x, keep > 0, dtype=torch.bool)
     least = _smallest(x, x.shape[-1] - keep)
@@ -162,7 +162,11 @@ def largest(x: Tensor, keep: int) -> Tensor:
 def _smallest(x: Tensor, k: int) -> Tensor:
     # The k-th smallest entry along the last axis, from 0. numpy takes a seventh of torch's time.
     if x.device.type == "cpu":
-        return torch.from_numpy(np.partition(x.numpy(), k, -1)[..., k : k + 1])
+        if x.shape[-1] <= SORTED:
+            return torch.from_numpy(np.partition(x.numpy(), k, -1)[..., k : k + 1])
+        rows = x.numpy().reshape(-1, x.shape[-1])
+        least = np.array([_smallest_of(row, k) for row in rows], rows.dtype)
+        return torch.from_numpy(least).view(*x.shape[:-1], 1)
     # torch.kthvalue takes one row after another on a GPU.
     size = x.shape[-1]
     if size <= SORTED:
@@ -170,6 +174,14 @@ def _smallest(x: Tensor, k: int) -> Tensor:
     if k < size // 2:
         return x.topk(k + 1, -1, largest=False, sorted=False).values.amax(-1, keepdim=True)
     return x.topk(size - k, -1, sorted=False).values.amin(-1, keepdim=True)
+
+
+def _smallest_of(row: np.ndarray, k: int) -> Any:
+    # Among many equal entries np.partition takes 20 times as long, and many have not moved: weights
+    # that met only zeros.
+    moved = row[row != 0]
+    still = row.size - moved.size
+    return np.partition(moved, k - still)[k - still] if k >= still else 0
 
 
 def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tensor:

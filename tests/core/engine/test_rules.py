@@ -217,7 +217,7 @@ def test_bfloat16_stacks_with_batchnorm(name, form):
 
 @pytest.mark.parametrize("size", [1, 2, 9, 25, flayer.SORTED, flayer.SORTED + 1, 5000])
 def test_the_kth_smallest_is_found_as_on_a_cpu_without_kthvalue(size, monkeypatch):
-    x = draws(3, size)
+    x = draws(3, size).abs()
     x[1] = x[1].round()  # many are equal
     x[2] = 0
 

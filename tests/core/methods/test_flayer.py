@@ -12,7 +12,7 @@ from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import simulate
 from pfl_core.methods.base import Batch, State, Step, check_adopts
-from pfl_core.methods.flayer import FORMS, INNER, accuracy, largest
+from pfl_core.methods.flayer import FORMS, INNER, SORTED, accuracy, largest
 from pfl_core.stacked import clone, flat, prefixed, select, unprefixed
 from tests.core.methods.layers_shared import ALL, context, on, random_updates
 from tests.core.methods.setting import CONFIG, assert_same, joined, rounds, setup
@@ -236,9 +236,14 @@ def test_flayer_ties_go_to_the_lower_index():
     expected = [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]]
     assert largest(x, 3).int().tolist() == expected
     assert not largest(x, 0).any() and largest(x, 5).all()
-    g = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 5, (3, 4, 50), generator=g).double()
-    for keep in (1, 7, 49):
+
+
+@pytest.mark.parametrize("size", [50, SORTED, SORTED + 1])
+@pytest.mark.parametrize("values", [1, 2, 5])
+def test_the_largest_are_those_of_a_stable_sort(values, size):
+    x = torch.randint(0, values, (3, 4, size), generator=torch.Generator().manual_seed(0)).double()
+    x[0] = x[0].sqrt() * (x[0] > values - 2)  # most did not move
+    for keep in (1, size // 2, size - 1):
         order = x.argsort(dim=-1, descending=True, stable=True)[..., :keep]
         assert torch.equal(
             largest(x, keep), torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order, True)

@@ -60,6 +60,7 @@ from pfl_core.util.fields import choice, number, value
 
 INNER = ("fedavg", "ditto", "fedamp", "fedper", "fedrep", "fedala")
 SORTED = 1024  # entries of a row that a GPU sorts whole; of longer ones it takes the largest
+TOGETHER = 2**22  # entries of clients' tensors that a server multiplies at once
 TINY = 1e-12  # least norm of a gradient; the code divides by zero
 
 
@@ -192,10 +193,13 @@ def filled(v: Tensor, sent: Tensor, weight: Tensor, old: Tensor | None) -> Tenso
     """
     fill = torch.zeros_like(v[:1])
     if old is not None:
-        w = weight.to(v.dtype)
-        mass = torch.einsum("s,s...->...", w, sent.to(v.dtype))
-        mean = torch.einsum("s,s...->...", w, v * sent) / mass.clamp_min(TINY)
-        fill = torch.where(mass > 0, mean, old)
+        mass, total = torch.zeros_like(v[0]), torch.zeros_like(v[0])
+        # Some clients at a time: what a product of all of them takes is as large as their models.
+        some = max(TOGETHER // max(v[0].numel(), 1), 1)
+        for u, m, w in zip(v.split(some), sent.split(some), weight.split(some), strict=True):
+            mass += torch.einsum("s,s...->...", w.to(v.dtype), m.to(v.dtype))
+            total += torch.einsum("s,s...->...", w.to(v.dtype), u * m)
+        fill = torch.where(mass > 0, total / mass.clamp_min(TINY), old)
     return torch.where(sent, v, fill)
 
 

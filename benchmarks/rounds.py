@@ -135,7 +135,7 @@ def measure(
         **reached,
     }
     keep(got)
-    flop, forward, moved = _work(ours, experiment, clients)
+    flop, forward, moved = work(ours, experiment, clients)
     rate = flop / median["ours_train_s"] / 1e9
     return got | {"training_gflops": rate, "flop": flop + forward, "moved_bytes": moved}
 
@@ -162,11 +162,13 @@ def _times(
     return row
 
 
-def _work(
+def work(
     ours: Ours, experiment: Experiment, clients: list[list[int]]
 ) -> tuple[float, float, float]:
-    # FLOP of training in rounds of these clients and of one evaluation, and bytes of the weights
-    # that steps move; counted on the CPU, on a copy of the model.
+    """FLOP of training in rounds of these clients, FLOP of one evaluation, bytes that steps move.
+
+    They are counted on the CPU, on a copy of the model.
+    """
     data, batch, epochs = ours.data, experiment.batch, experiment.epochs
     first = torch.as_tensor(data.index["train"][clients[0][0]][:batch], device=data.device)
     model = copy.deepcopy(ours.method.task.model).cpu()

@@ -163,6 +163,33 @@ def peers(cases: dict) -> str:
     return table([*head, "rounds", "accuracy after them (%)", "bit for bit again"], rows)
 
 
+def pfllib(cases: dict) -> str:
+    """The pieces of a round of PFLlib's quick start, theirs, ours and the floor."""
+    [case] = cases.values()
+    head = ["piece", "ours (s)", "PFLlib (s)", "ours / PFLlib", "floor (s)", "times the floor"]
+    rows = []
+    for piece, keys in {
+        "training": ["train"],
+        "evaluation": ["eval"],
+        "a round": ["train", "eval"],
+    }.items():
+        ours, theirs, floor = (
+            sum(case[f"{who}_{k}_s"] for k in keys) for who in ("ours", "theirs", "floor")
+        )
+        share = f"{ours / theirs:.2f}"
+        if piece == "a round":
+            share = f"{case['share']:.2f} ({case['share_min']:.2f} to {case['share_max']:.2f})"
+            share += f", target {case['target']:g}"
+        seconds = [f"{ours:.2f}", f"{theirs:.2f}"]
+        rows.append([piece, *seconds, share, f"{floor:.2f}", f"{ours / floor:.1f}"])
+    reached = f"{case['ours_acc_pct']:.1f} and {case['theirs_acc_pct']:.1f} %"
+    repeats = len(case["rows"])
+    return (
+        f"20 clients, {case['images']:,} training images; medians of {repeats} rounds in turn. "
+        f"Test accuracy after them, ours and theirs: {reached}.\n\n" + table(head, rows)
+    )
+
+
 def precision(cases: dict) -> str:
     """Accuracy and seconds at each precision: mean and range over the seeds."""
     rows = []
@@ -252,6 +279,10 @@ KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {
     "scaling": ("Growth", scaling),
     "many": ("Very many small clients, a hundredth of them a round", many),
     "peers": ("FedAvg in public simulators (quick start case, training only)", peers),
+    "pfllib": (
+        "A round of PFLlib's quick start, evaluation of test and training data included",
+        pfllib,
+    ),
     "profile": ("Where the time goes", profile),
     "precision": ("Accuracy at lower precision", precision),
     "waits": ("What a GPU would wait for in a round of each method", waits),

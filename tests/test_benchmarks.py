@@ -1,13 +1,15 @@
 """The benchmarks on the pretend accelerator: what would spend a GPU's hour on a slip is found here."""
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import many, rounds
+from benchmarks import many, pfllib, rounds
 from benchmarks.cases import Case
 from benchmarks.pretend import DEVICE
 from benchmarks.rounds import Ours, measure
 from benchmarks.waits import SMALL, accelerated
+from pfl_core.data.federation import Federation
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.simulate import Interrupted, simulate
 from pfl_core.experiments.build import build_method, client_data
@@ -45,11 +47,23 @@ def test_the_floor_counts_each_part_of_a_round():
         task.model, ours.data.batch(torch.as_tensor(index["train"][0][:1]))[0]
     )
     images = {s: sum(map(len, index[s])) for s in ("train", "test")}
-    train, forward, moved = rounds._work(ours, TINY, [[0, 1]])
+    train, forward, moved = rounds.work(ours, TINY, [[0, 1]])
     assert train == pytest.approx(one * images["train"])  # one epoch
     assert forward == pytest.approx(one * sum(images.values()) / 3)
     weights = sum(p.nbytes for p in task.model.parameters())
     assert moved == pytest.approx(rounds.PASSES * weights * images["train"] / TINY.batch)
+
+
+def test_pfllib_reads_the_samples_that_ours_trains_on(tmp_path):
+    data = client_data(TINY)
+    pfllib.deal(data, tmp_path / "tiny")
+    again = Federation.from_pfllib(tmp_path / "tiny", trusted=True)
+    for split in ("train", "test"):
+        for k in range(TINY.clients):
+            x, y = data.batch(torch.as_tensor(data.index[split][k]))
+            held = np.load(tmp_path / "tiny" / split / f"{k}.npz", allow_pickle=True)["data"].item()
+            assert np.array_equal(held["x"], x) and np.array_equal(held["y"], y)
+            assert np.array_equal(again.x[again.index[split][k]], x)
 
 
 def test_a_resumed_run_is_told_from_one_that_began_again_or_ended_elsewhere(tmp_path):
@@ -69,7 +83,7 @@ def test_counting_leaves_the_model_where_it_is(monkeypatch):
         ours = Ours(TINY, DEVICE)
         with torch.no_grad():
             ours.train()
-        assert min(rounds._work(ours, TINY, [[1, 0]])) > 0
+        assert min(rounds.work(ours, TINY, [[1, 0]])) > 0
         assert {p.device for p in ours.method.task.model.parameters()} == {DEVICE}
 
 

@@ -89,10 +89,9 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     first, method = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert len([x for x in first.splitlines() if x]) == 12
-    images = pfl_core.load("digits").x[:5]
-    known = {"images": images}
+    known: dict = {}
     exec(first.replace("rounds=20", "rounds=1, max_samples=40"), known)
-    assert len(known["fedper"].predict(3, images)) == 5
+    assert len(known["fedper"].predict(3, pfl_core.load("digits").x[:5])) == 5
     exec(method, known)
     result = pfl_core.run(known["setting"].but(method="my_fedper", rounds=1, max_samples=40))
     assert result.ok

@@ -59,7 +59,7 @@ class Anatomy:
         ValueError
             If a parameter that it uses is not registered in it.
         """
-        if type(model) is models.Net:
+        if models.is_ours(model):
             return cls(model)
         trial = copy.deepcopy(model).eval()
         calls = _Calls(trial)
@@ -234,8 +234,10 @@ def examined(name: str, model: nn.Module, x: Tensor, classes: int, batch: int) -
         If it does not make scores (B, classes), in evaluation or in training mode.
     """
     models.check_fit(name, model, x, classes)
-    if type(model) is not models.Net:
+    if not models.is_ours(model):
         _check_training(name, model, x, classes)
+        for training in (False, True):
+            _check_memory(name, model, x, training)
     if batch == 1 and models.bn(model):
         cure = "BatchNorm needs several values of a channel: use batch=2 or more"
         _check_training(name, model, x[:1], classes, f" with batch=1 ({cure})")
@@ -246,7 +248,7 @@ def _check_training(name: str, model: nn.Module, x: Tensor, classes: int, how: s
     trial = models.copied(name, model).train()
     try:
         with torch.no_grad(), Draws(0):
-            scores = trial(x)
+            scores = trial(x.clone())
     except models.REFUSED as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -274,6 +276,52 @@ def _check_training(name: str, model: nn.Module, x: Tensor, classes: int, how: s
             f"give scores {(len(x), classes)} in both modes: leave auxiliary outputs out, as with "
             "aux_logits=False, or return model(x)[0] from a module around it"
         )
+
+
+def _check_memory(name: str, model: nn.Module, x: Tensor, training: bool) -> None:
+    # ValueError where scores are not a function of samples and of what the model registers: its
+    # other memory would be that of a thread, which one client after the other goes through.
+    fresh, used = (models.copied(name, model).train(training) for _ in range(2))
+    state = {n: v.clone() for n, v in used.state_dict().items() if isinstance(v, Tensor)}
+    given, hidden = x.clone(), ""
+    with torch.no_grad():
+        with Draws(0):
+            scores = fresh(given)
+        if not _same(given, x):
+            raise ValueError(
+                f"model {name!r}: its forward changes its samples in place, which some methods use "
+                "twice; let it begin with x = x.clone(), or compute without in-place operations"
+            )
+        weights = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+        now = fresh.state_dict()
+        for n in [n for n in state if not training or n in weights]:
+            if not _same(now[n], state[n]):
+                raise ValueError(
+                    f"model {name!r}: its forward changes {n}, which clients share; compute with "
+                    "a changed copy, and write to buffers in training mode only (if self.training)"
+                )
+        try:
+            for p in filter(Tensor.is_floating_point, used.parameters()):
+                p *= 0.75
+            with Draws(1):
+                used(x[:1].expand_as(x).clone())
+            used.load_state_dict(state, strict=False)
+            with Draws(0):
+                again = used(x.clone())
+            near = torch.allclose(again, scores, rtol=1e-4, atol=1e-4, equal_nan=True)
+        except models.REFUSED as error:
+            near, hidden = False, f" ({error})"
+    if not near:
+        raise ValueError(
+            f"model {name!r} gives the same samples other scores after it was used with other "
+            f"weights{hidden}: it keeps something from call to call that is no registered buffer, "
+            "and clients would get each other's; keep it by register_buffer, without "
+            "persistent=False, or compute it in each forward"
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
 
 
 def _has_parts(module: nn.Module) -> bool:
@@ -407,6 +455,8 @@ class _Calls:
             if both[0] is None or set(names) != scoring:
                 continue
             if out.numel() != scores.numel() or z.numel() != len(scores) * z.shape[-1]:
+                continue
+            if out.dtype != scores.dtype:
                 continue
             again = F.linear(z.reshape(len(scores), -1), *own)
             if torch.allclose(again, scores) and torch.equal(out.reshape(scores.shape), scores):

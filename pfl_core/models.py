@@ -51,6 +51,7 @@ class Net(nn.Module):
     """
 
     fc: nn.Linear
+    changed = False  # whether a function that is not ours made it, of any layers and hooks
 
     def __init__(self, units: Units):
         super().__init__()
@@ -487,6 +488,8 @@ def build(
         got = type(model).__name__
         raise TypeError(f"the function registered as {name!r} must return an nn.Module, got {got}")
     model = _as_written(model)
+    if isinstance(model, Net):
+        model.changed = not all(map(identity.is_ours, functions(name, options)))
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         raise ValueError(
             f"model {name!r} is made by torch.jit, and each client's tensors cannot be put into "
@@ -512,6 +515,11 @@ def _as_written(model: nn.Module) -> nn.Module:
             if part is not None:
                 module._modules[child] = inside(part)
     return model
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Whether a network is one of ours, of which all is known that is tried out with others."""
+    return type(model) is Net and not model.changed
 
 
 def in_dtype(model: nn.Module, dtype: str) -> nn.Module:
@@ -692,9 +700,9 @@ def features(model: nn.Module, x: Tensor, path: str | None = None) -> Tensor:
     ValueError
         For a model whose scores are not what that layer gives.
     """
-    if isinstance(model, Net):
-        return model.features(x)
     found = path is not None
+    if isinstance(model, Net) and not found:
+        return model.features(x)
     path = path if found else last_linear(model)[0].rpartition(".")[0]
     seen: list[tuple[Tensor, Tensor]] = []
     keep = lambda _, args, named, out: seen.append(((*args, *named.values())[0], out))  # noqa: E731
@@ -724,7 +732,7 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
     trial = copied(name, model).eval()
     try:
         with torch.no_grad():
-            scores = trial(x)
+            scores = trial(x.clone())
     except REFUSED as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -759,6 +767,17 @@ def _check_trained(name: str, model: nn.Module) -> None:
             f"model {name!r} has complex parameters ({numbers[0]}), which are not trained here; "
             "keep real and imaginary part as two"
         )
+    if hooked := [n for n, p in own.items() if p._backward_hooks or _after_grad(p)]:
+        raise ValueError(
+            f"model {name!r} has a hook on the gradient of {hooked[0]}, and clients train tensors "
+            "of their own, without it; do the same in forward (weight * mask), or freeze the "
+            "parameter (requires_grad_(False))"
+        )
+    if wide := [n for n, p in own.items() if _repeats(p)]:
+        raise ValueError(
+            f"model {name!r}: entries of {wide[0]} share memory, as after expand, so that they "
+            "cannot be trained one by one; give each its own (.clone())"
+        )
     first: dict[int, str] = {}
     for n, p in own.items():
         other = first.setdefault(p.data_ptr(), n) if p.numel() else n
@@ -767,6 +786,14 @@ def _check_trained(name: str, model: nn.Module) -> None:
                 f"model {name!r}: {n} and {other} are two parameters in one piece of memory; tie "
                 "them as one parameter (a.weight = b.weight), or give each its own (.clone())"
             )
+
+
+def _after_grad(p: Tensor) -> Any:
+    return getattr(p, "_post_accumulate_grad_hooks", None)  # torch 2.1
+
+
+def _repeats(p: Tensor) -> bool:
+    return any(n > 1 and not step for n, step in zip(p.shape, p.stride(), strict=True))
 
 
 def _why_refused(error: Exception, x: Tensor) -> str:

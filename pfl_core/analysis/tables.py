@@ -240,10 +240,7 @@ def export(path: str | Path, *given: Result | pd.DataFrame, clients: bool = Fals
 
 def _written(path: str | Path, text: str) -> Path:
     # Whole, or what was there stays.
-    file = paths.expanded(path, "path")
-    if file.is_dir() or not file.parent.is_dir():
-        what = "is a folder" if file.is_dir() else f"lies in no folder: {file.parent} is none"
-        raise OSError(f"{file} {what}; give the name of a file in a folder that is there")
+    file = paths.to_write(path, "path")
     with sums.replacing(file) as out:
         out.write(text.encode())
     return file

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_core import models
 from pfl_core.data.client_data import ClientData
 from pfl_core.engine import hooks, small
 from pfl_core.engine.batched import Batched
@@ -63,7 +64,7 @@ def automatic(method: Method, kind: str) -> str:
     model, config = method.task.model, method.task.config
     own = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     linear = all(isinstance(m, torch.nn.Linear) for m in own)
-    ours = all(identity.is_ours(type(code)) for code in (method, model))
+    ours = identity.is_ours(type(method)) and models.is_ours(model)
     if kind == "cpu" and linear and ours and config.participation * method.task.K >= STACKED_FROM:
         return "batched"
     return AUTO[kind]
@@ -90,8 +91,8 @@ class Engine:
         self._fallen: dict[Any, str] = {}  # by loss and step: the executor, if it is not `asked`
         self._told: set[str] = set()
         # A model or method that is not ours may draw random numbers (dropout): these are seeded.
-        code = (type(method), type(method.task.model))
-        self.foreign = not all(identity.is_ours(cls) for cls in code)
+        ours = models.is_ours(method.task.model)
+        self.foreign = not (ours and identity.is_ours(type(method)))
         self._random: dict[Any, bool] = {}
         self.threads = Threads(method, data, workers)
 

@@ -137,7 +137,7 @@ class Personal:
     def save(self, path: str | Path) -> None:
         """Write network and facts to one file, without pickled code."""
         torch.save({"facts": self.facts, "state_dict": self.weights}, raw := io.BytesIO())
-        with sums.replacing(paths.expanded(path, "path")) as file:
+        with sums.replacing(paths.to_write(path, "path")) as file:
             file.write(raw.getbuffer())
 
 

@@ -42,6 +42,21 @@ def expanded(given: str | os.PathLike, what: str) -> Path:
         ) from None
 
 
+def to_write(given: str | os.PathLike, what: str) -> Path:
+    """`expanded`, of a file that is to be written.
+
+    Raises
+    ------
+    OSError
+        For a folder, and for a file in no folder.
+    """
+    file = expanded(given, what)
+    if file.is_dir() or not file.parent.is_dir():
+        why = "is a folder" if file.is_dir() else f"lies in no folder: {file.parent} is none"
+        raise OSError(f"{file} {why}; give the name of a file in a folder that is there")
+    return file
+
+
 def store_folder(given: str | os.PathLike | None = None) -> Path:
     """The store: a folder for each run, finished or not; by default store/ in `runs_root`."""
     return absolute(given, "store") if given else runs_root() / "store"

@@ -52,6 +52,11 @@ CASES = [
         r"it returned array.*allowed is a finite number, or NaN",
     ),
     Case(
+        "a metric of your own that returns 10**400",
+        lambda: trained(lambda y, scores: 10**400),
+        r"metric 'mine' of client 0: it returned 1000.*allowed is a finite number, or NaN",
+    ),
+    Case(
         "a metric of your own that draws with np.random",
         lambda: trained(lambda y, scores: np.random.rand()),
         r"metric 'mine': code of yours moved numpy's \(np.random\) global generator",

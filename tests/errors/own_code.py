@@ -1,6 +1,7 @@
 """A user's own code."""
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -31,6 +32,59 @@ def logs() -> None:
 
     register_model("logs", Net)
     run(tiny(model="logs"))
+
+
+class Own(nn.Module):
+    """A body and a head; `before` sees it and the samples in each forward, and returns features."""
+
+    def __init__(self, classes: int, before, body: nn.Module | None = None):
+        super().__init__()
+        self.body, self.head, self.before = body or nn.Linear(784, 4), nn.Linear(4, classes), before
+        self.seen = None
+
+    def forward(self, x):
+        return self.head(torch.relu(self.before(self, x.flatten(1))))
+
+
+def network(before=lambda net, x: net.body(x), change=lambda net: None, **parts) -> None:
+    """Trains a network of one's own, after a `change` to it."""
+
+    def net(shape: tuple, classes: int) -> nn.Module:
+        made = Own(classes, before, **parts)
+        change(made)
+        return made
+
+    register_model("mine", net)
+    run(tiny(model="mine"))
+
+
+def running_mean(net, x):
+    if net.training:
+        net.seen = x.mean(0) if net.seen is None else 0.9 * net.seen + 0.1 * x.mean(0)
+    return net.body(x if net.seen is None else x - net.seen)
+
+
+def not_persistent(net, x):
+    if net.training:
+        net.mean += x.mean()
+    return net.body(x - net.mean)
+
+
+def with_a_mean(net) -> None:
+    net.register_buffer("mean", torch.zeros(()), persistent=False)
+
+
+def norm_of_the_first_weights(net, x):
+    net.seen = net.body.weight.norm() if net.seen is None else net.seen
+    return net.body(x) / net.seen
+
+
+def first_layer_alone(net) -> None:
+    net.body.weight.register_hook(lambda g: g * 0)
+
+
+def one_number_for_all(net) -> None:
+    net.body.bias = nn.Parameter(torch.zeros(1).expand(4))
 
 
 def partition_of_lists() -> None:
@@ -105,6 +159,44 @@ CASES = [
         TypeError,
     ),
     Case("a model whose scores are NaN", logs, "not finite before it is trained"),
+    Case(
+        "a model with a running mean that is no buffer",
+        lambda: network(running_mean),
+        "keeps something from call to call .*keep it by register_buffer",
+    ),
+    Case(
+        "a model with a running mean in a buffer with persistent=False",
+        lambda: network(not_persistent, with_a_mean),
+        "keeps something from call to call .*without persistent=False",
+    ),
+    Case(
+        "a model that keeps what it computed of its first weights",
+        lambda: network(norm_of_the_first_weights),
+        "other scores after it was used with other weights.*compute it in each forward",
+    ),
+    Case(
+        "a model with nn.Embedding(max_norm=0.5)",
+        lambda: network(
+            lambda net, x: net.body(x[:, 300:304].long().clamp(0, 8)).mean(1),
+            body=nn.Embedding(9, 4, max_norm=0.5),
+        ),
+        "its forward changes body.weight, which clients share; compute with a changed copy",
+    ),
+    Case(
+        "a model that begins with x.sub_(0.5)",
+        lambda: network(lambda net, x: net.body(x.sub_(0.5))),
+        r"its forward changes its samples in place.*let it begin with x = x.clone\(\)",
+    ),
+    Case(
+        "a model with weight.register_hook(...)",
+        lambda: network(change=first_layer_alone),
+        r"a hook on the gradient of body.weight.*do the same in forward \(weight \* mask\)",
+    ),
+    Case(
+        "a model with nn.Parameter(torch.zeros(1).expand(4))",
+        lambda: network(change=one_number_for_all),
+        r"entries of body.bias share memory.*\(.clone\(\)\)",
+    ),
     Case(
         "a partition that returns lists",
         partition_of_lists,

@@ -35,6 +35,12 @@ CASES = [
         r"clients 0\.\.1",
     ),
     Case(
+        'result.save(0, ".")',
+        lambda: run(tiny(keep_models=True)).save(0, "."),
+        "is a folder; give the name of a file in a folder that is there",
+        OSError,
+    ),
+    Case(
         'result.probe("weights"), not recorded',
         lambda: run(tiny()).probe("weights"),
         r"record=\('weights',\)",

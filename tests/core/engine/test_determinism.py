@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from pfl_core import Experiment
+from pfl_core import Experiment, models
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import build
 from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS
 
@@ -52,3 +54,41 @@ def test_threads_and_interruptions_change_nothing(method, tmp_path, monkeypatch)
     keep = whole.history.metric != "train_s"
     assert whole.history[keep].equals(again.history[keep])
     assert whole.arrays["before/test/loss"].std() > 0  # it trained
+
+
+def with_dropout(input_shape, classes):
+    body = {"flat": nn.Flatten(), "fc1": nn.Linear(784, 8), "drop": nn.Dropout()}
+    return models.Net({"body": body, "fc": {"fc": nn.Linear(8, classes)}})
+
+
+def with_a_hook(input_shape, classes):
+    net = models.build("mlp", input_shape, classes, hidden=8)
+    net.get_submodule("fc").register_forward_pre_hook(
+        lambda layer, x: (nn.functional.dropout(x[0], 0.5, layer.training),)
+    )
+    return net
+
+
+@pytest.mark.parametrize("make", [with_dropout, with_a_hook])
+def test_our_networks_changed_draw_by_the_seed(make, tmp_path, monkeypatch):
+    monkeypatch.setitem(models._MODELS, "changed", (make, ""))
+    e = Experiment(**TINY | dict(model="changed", model_args={}), keep_models=True)
+    before = torch.random.get_rng_state()
+    a, b = (run(e, store=tmp_path / str(w), workers=w).model(0).state_dict() for w in (1, 3))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for name, v in a.items():
+        assert torch.equal(v, b[name]), name
+
+
+def test_the_features_of_our_networks_changed_are_those_of_their_last_layer(monkeypatch):
+    def deeper(input_shape, classes):
+        net = models.build("mlp", input_shape, classes, hidden=8)
+        net.fc = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, classes))
+        return net
+
+    monkeypatch.setitem(models._MODELS, "deeper", (deeper, ""))
+    e = Experiment(**TINY | dict(model="deeper", model_args={}))
+    method = build.build_method(e, build.client_data(e))
+    net, x = method.task.model, torch.randn(4, 1, 28, 28)
+    z = method.task.features(method.task.initial, x)
+    torch.testing.assert_close(method.task.classify(method.task.initial, z), net(x))

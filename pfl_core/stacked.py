@@ -127,8 +127,8 @@ def blocks(*stacks: Params) -> Iterator[list[Tensor]]:
     """
     for n, v in stacks[0].items():
         size = max(1, BLOCK // len(v))
-        rows = [q[n].reshape(len(q[n]), -1) for q in stacks]
-        for at in range(0, rows[0].shape[1], size):
+        rows = [q[n].reshape(len(q[n]), v[0].numel()) for q in stacks]
+        for at in range(0, max(1, rows[0].shape[1]), size):  # a tensor without entries is a block
             yield [r[:, at : at + size].double() for r in rows]
 
 

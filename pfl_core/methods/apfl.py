@@ -49,7 +49,7 @@ from pfl_core.util.fields import among, choice, number, uniform
 def mixture(w: Params, v: Params, alpha: Tensor) -> Params:
     """alpha v + (1 - alpha) w: {name: (*shape)} with alpha (), or stacked with alpha (S,)."""
     return {
-        n: torch.lerp(w[n], x, alpha.view(*alpha.shape, *[1] * (x.dim() - alpha.dim())))
+        n: torch.lerp(w[n], x, alpha.view(alpha.shape + (1,) * (x.dim() - alpha.dim())))
         for n, x in v.items()
     }
 

@@ -104,7 +104,7 @@ class FedALA(Method):
         p, losses = start | self.blend(start, start), []
         differs = torch.zeros_like(start["started"])
         for n in self.top:
-            differs |= (start[n] != start[f"own.{n}"]).flatten(1).any(1)
+            differs |= (start[n] != start[f"own.{n}"])[..., None].flatten(1).any(1)
         learning, first = differs, ~start["started"]
         learned = [n for name in self.top for n in (name, f"ala.{name}")]
         while learning.any():

@@ -157,7 +157,7 @@ class FedFomo(Method):
         got = ctx.measure(self.losses, candidates | reset, "holdout")
         loss = got["loss"] / got["n"].clamp_min(1)[:, None]
         apart = [candidates[n] - candidates[n][:, :1] for n in self.task.parameters]
-        distance = total(v.square().flatten(2).sum(2) for v in apart).sqrt()
+        distance = total(v.square()[..., None].flatten(2).sum(2) for v in apart).sqrt()
         omega = torch.where(distance > 0, (loss[:, :1] - loss) / (distance + 1e-5), 0)
         omega[:, 2:] *= known
         return omega

@@ -7,12 +7,16 @@ import io
 
 import pytest
 import torch
+from torch import nn
 
+from pfl_core.anatomy import examined
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.participation import sample
 from pfl_core.engine.simulate import FINISH, simulate
 from pfl_core.methods.base import METHODS, State, check_adopts, make_method
+from pfl_core.methods.task import Task
+from pfl_core.util.draws import seeded
 from tests.core.methods.setting import OURS, assert_same, client_data, joined, leaves, rounds, setup
 
 OWN_DRAW = "what a client starts from (embedding, hypernetwork) or its noise is drawn by its id"
@@ -86,6 +90,45 @@ def test_executors_agree(name):
             rounds(name, executor=x, participation=0.75) for x in ("threads", "batched")
         )
         assert_same(a, b, exact=False)
+
+
+LINEAR = set("fedas fedcp feddbe fedpac fedproto fedrod gpfl pfedfda".split())
+
+
+class Shapes(nn.Module):
+    """Parameters of any shape: single numbers, no number at all, and a layer without a bias."""
+
+    def __init__(self, classes, hot):
+        super().__init__()
+        if hot:  # of the head
+            self.heat = nn.Parameter(torch.tensor(2.0))
+        self.scale, self.none = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.zeros(0, 2))
+        self.body, self.fc = nn.Linear(256, 4, bias=False), nn.Linear(4, classes)
+
+    def forward(self, x):
+        scores = self.fc((self.scale * self.body(x.flatten(1))).tanh())
+        return scores * self.heat if hasattr(self, "heat") else scores
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize("executor", ["threads", "batched"])
+@pytest.mark.parametrize("name", OURS)
+def test_parameters_of_any_shape(name, executor, hot):
+    method, data = setup(name)
+    with seeded(0):
+        net = Shapes(3, hot).to(data.dtype)
+    t, anatomy = method.task, examined("shapes", net, data.extremes(), 3, 6)
+    task = Task(net, t.n, t.label_counts, t.config, anatomy=anatomy)
+    if hot and name in LINEAR:  # the scores are no Linear's
+        with pytest.raises(ValueError, match="last layer is an nn.Linear that gives the scores"):
+            method.bind(task)
+        return
+    method = method.bind(task)
+    state, history, *_ = simulate(method, data, executor=executor, workers=1)
+    assert history.rounds == [0, 1, 2, 3]
+    for path, v in leaves(state):
+        assert not v.is_floating_point() or v.isfinite().all(), path
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -71,6 +71,17 @@ def split(experiment: Experiment, pool: pools.Pool | None = None) -> partitions.
     return _split(pool, scheme, e.partition, args, e.clients, seed)
 
 
+def places(experiment: Experiment, index: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Where the test samples `index` of each client are in the data.
+
+    They are elsewhere in what is trained on where a partition transforms or relabels samples.
+    """
+    if experiment.dataset == "own":
+        return list(index)
+    dealt = split(experiment).test
+    return [whole[: len(mine)] for whole, mine in zip(dealt, index, strict=True)]
+
+
 def federation(experiment: Experiment, pool: pools.Pool | None = None) -> Federation:
     """Data and clients of an Experiment, with at most `max_samples` samples in each part.
 

@@ -19,7 +19,7 @@ from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History, writing
 from pfl_core.engine.scoring import SCORES
 from pfl_core.engine.simulate import final_models
-from pfl_core.experiments import metrics
+from pfl_core.experiments import build, metrics
 from pfl_core.experiments.personal import code_of_scores
 from pfl_core.experiments.prepare import Call, Prepared
 from pfl_core.experiments.store import Result, clear_way, digests, load_result, locked
@@ -178,10 +178,12 @@ def _ends(run: Prepared, history: History) -> dict[str, np.ndarray]:
     }
     if not run.call.experiment.keep_scores:
         return large
-    who = history.n["test"].nonzero()[0]
-    sample = np.concatenate([run.data.index["test"][k] for k in who]) if len(who) else who
-    large |= {"test/client": np.repeat(who, history.n["test"][who]), "test/sample_id": sample}
-    return large | {"test/label": run.data.federation.y[sample]}
+    who, index = history.n["test"].nonzero()[0], run.data.index["test"]
+    there = build.places(run.call.experiment, index)
+    said = {"sample_id": there, "label": [run.data.federation.y[mine] for mine in index]}
+    for name, lists in said.items():
+        large[f"test/{name}"] = np.concatenate([lists[k] for k in who]) if len(who) else who
+    return large | {"test/client": np.repeat(who, history.n["test"][who])}
 
 
 def _save_models(path: Path, run: Prepared, trained: Trained, meta: dict[str, Any]) -> None:

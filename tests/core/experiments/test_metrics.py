@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfl_core import Experiment, run
+from pfl_core import Experiment, load, run
 from pfl_core.analysis.select import pick
+from pfl_core.data.shifts import TRANSFORMS
 from pfl_core.engine.engine import _balanced
 from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments import metrics
@@ -141,3 +142,22 @@ def test_a_checkpoint_from_before_it_was_measured_goes_on(store):
     assert began[0] == 2 and rows["rounds"].unique().tolist() == [2, 3]
     assert not result.history.value.isna().any()
     assert result.history[result.history.metric == "acc_pct"]["rounds"].nunique() == 4
+
+
+SHIFTS = {"relabel": [0, 3], "transform": ["none", "turn90", "invert"]}
+
+
+@pytest.mark.parametrize("names", [[], ["relabel"], ["transform"], ["relabel", "transform"]])
+def test_predictions_say_where_in_the_data_a_sample_is(names, store):
+    shifted = {n: SHIFTS[n] for n in names}
+    e = Experiment(clients=3, model="mlp", rounds=2, max_samples=20, lr=0.1)
+    e = e.but(partition_args=shifted, keep_models=True, keep_scores=True)
+    result, pool = run(e, store=store), load("digits")
+    found = result.predictions()
+    for k in range(3):
+        mine = found[found.client == k]
+        turned = TRANSFORMS[shifted.get("transform", ["none"] * 3)[k]]
+        x = turned(pool.x[mine.sample_id.to_numpy()][..., None])[..., 0]
+        assert (result.predict(k, x) == mine.predicted).all()
+        added = shifted.get("relabel", [0])[k % len(shifted.get("relabel", [0]))]
+        assert ((pool.y[mine.sample_id] + added) % 10 == mine.label).all()

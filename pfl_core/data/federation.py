@@ -331,12 +331,17 @@ class Federation(Ways):
         about: dict[str, Any] = dict(name=self.name, hash=self.hash)
         if path.suffix == ".npz":
             about |= dict(clients=self.K) | self.names
-            return files.write_partition(path, self.index, about)
+            return files.write_partition(paths.to_write(path, "path"), self.index, about)
         if path.is_file() or path.is_dir() and any(path.iterdir()):
             return self._check_saved(path)
         about |= dict(classes=self.classes, mean=self.mean, std=self.std, rule=self.rule)
         about |= self.names
-        files.write_folder(path, self.x, self.y, self.index, about)
+        try:
+            files.write_folder(path.absolute(), self.x, self.y, self.index, about)
+        except OSError:
+            if not path.is_dir() or not any(path.iterdir()):
+                raise
+            self._check_saved(path)  # another process was faster
 
     def _check_saved(self, path: Path) -> None:
         try:

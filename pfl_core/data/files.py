@@ -184,17 +184,16 @@ def read_partition(path: Path) -> tuple[dict[str, Any], str]:
 
 def read_pfllib(folder: Path, trusted: bool) -> dict[str, Any]:
     """x, y and the lists of a PFLlib folder: the samples of all its files, one after another."""
-    stems = [p.stem for p in (folder / "train").glob("*.npz")]
-    ids: list[Any] = sorted(int(stem) for stem in stems if stem.isdecimal())
-    ids += [stem for stem in stems if not stem.isdecimal()]
-    if ids != list(range(len(ids))) or not ids:
-        raise ValueError(
-            f"{folder} holds train files {ids}; expected train/0.npz, 1.npz, ... and test/ "
-            "likewise, as PFLlib writes them"
-        )
     xs, ys, lists, at = [], [], {"train": [], "test": []}, 0
+    clients = len([*(folder / "train").glob("*.npz")])
     for s in lists:
-        for i in ids:
+        there = sorted((p.stem for p in (folder / s).glob("*.npz")), key=lambda n: (len(n), n))
+        if not clients or there != [str(i) for i in range(clients)]:
+            raise ValueError(
+                f"{folder} holds {s} files [{', '.join(there)}]; expected train/0.npz, 1.npz, ... "
+                "and test/ likewise, as PFLlib writes them"
+            )
+        for i in there:
             x, y = _pfllib_arrays(file := folder / s / f"{i}.npz", trusted)
             lists[s].append(np.arange(at, at + len(y)))
             at += len(y)
@@ -235,7 +234,8 @@ def _pfllib_arrays(path: Path, trusted: bool) -> tuple[np.ndarray, np.ndarray]:
             "`data` with both"
         )
     x, y = data
-    if x.shape[:1] != y.shape[:1]:
+    y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
+    if x.shape[:1] != y.shape:
         raise ValueError(f"{path} has samples {x.shape} and labels {y.shape}; give each one label")
     if x.dtype == object and len(x):
         x = _tokens(path, x)

@@ -87,8 +87,8 @@ class Weights:
             raise self._no_state("holds code or objects, which are not loaded") from None
         except (RuntimeError, EOFError, LookupError) as error:
             raise self._no_state(f"cannot be read ({error!r:.100})") from None
-        if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-            named = found.items() if isinstance(found, dict) else ()
+        named = found.items() if isinstance(found, dict) else [("", found)]
+        if not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in named):
             inside = [n for n, v in named if isinstance(v, dict)]
             has = f"holds a state_dict under {inside[0]!r}" if inside else "holds no state_dict"
             raise self._no_state(has)
@@ -153,8 +153,9 @@ def _faults(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
 
 
 def _kind(v: Tensor) -> str:
-    if v.layout != torch.strided or v.is_quantized:
-        return f"{v.dtype}, {v.layout}".replace("torch.", "")
+    if v.layout != torch.strided or v.is_quantized or v.is_meta:
+        where = ", without values (meta)" * v.is_meta
+        return f"{v.dtype}, {v.layout}{where}".replace("torch.", "")
     return "real" if v.is_floating_point() else "complex" if v.is_complex() else "integers"
 
 

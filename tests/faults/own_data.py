@@ -81,6 +81,22 @@ def half_a_client(w: World) -> Iterator[None]:
     Federation.from_pfllib("set")
 
 
+def without_a_test_file(w: World) -> Iterator[None]:
+    x, y = np.zeros((4, 1, 8, 8)), np.arange(4) % 3
+    pfllib((x, y), (x, y))
+    Path("set/test/1.npz").unlink()
+    yield
+    Federation.from_pfllib("set")
+
+
+def one_test_file_more(w: World) -> Iterator[None]:
+    x, y = np.zeros((4, 1, 8, 8)), np.arange(4) % 3
+    pfllib((x, y), (x, y))
+    Path("set/train/1.npz").unlink()
+    yield
+    Federation.from_pfllib("set")
+
+
 FAULTS = [
     # own data
     Fault(
@@ -129,6 +145,18 @@ FAULTS = [
         "PFLlib's files: half of one",
         half_a_client,
         "test/1.npz cannot be read",
+        "refused, nothing changed",
+    ),
+    Fault(
+        "PFLlib's files: the test file of one client is missing",
+        without_a_test_file,
+        r"set holds test files \[0\]; expected train/0.npz, 1.npz, ... and test/ likewise",
+        "refused, nothing changed",
+    ),
+    Fault(
+        "PFLlib's files: a test file of a client that does not train",
+        one_test_file_more,
+        r"set holds test files \[0, 1\]; expected train/0.npz",
         "refused, nothing changed",
     ),
 ]

@@ -130,6 +130,11 @@ WRONG = {
         "of another kind: fc.weight float32, sparse_coo, here real; save them",
     ),
     "a checkpoint": (lambda: {"epoch": 3, "model": state()}, "a state_dict under 'model'"),
+    "without values": (
+        lambda: of(**{"fc.weight": state()["fc.weight"].to("meta")}),
+        r"of another kind: fc.weight float32, strided, without values \(meta\), here real",
+    ),
+    "numbers in place of names": (lambda: dict(enumerate(state().values())), "holds no state_dict"),
     "a list": (lambda: [1], "holds no state_dict"),
     "not finite": (
         lambda: of(**{"fc.bias": torch.full((10,), torch.nan)}),

@@ -18,6 +18,7 @@ from pfl_core.experiments.tune import drawn
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
 from pfl_papers.bench import comparison, costs
+from pfl_papers.bench.record import method_of
 from pfl_papers.bench.settings import Setting, ranges
 from pfl_papers.compare import plan
 from pfl_papers.papers import presets
@@ -103,11 +104,19 @@ def chosen(methods: Iterable[str] = (), plugins: Iterable[str] = ()) -> list[Row
     Raises
     ------
     ValueError
-        For an unknown row, and for a module that is not there or has no method.
+        For an unknown row, for a module that is not there or has no method, and for a method of the
+        name of one of the benchmark's rows.
     """
     every = [Row(name) for name in presets.COMPARED]
     every.insert(1 + [r.name for r in every].index(REFERENCE), Row(FT1))
     own = [row for plugin in plugins for row in _own(plugin)]
+    taken = {row.name for row in every}
+    for row in own:
+        if row.name in taken or method_of(row.name) != row.name:
+            raise ValueError(
+                f"bench(plugins={row.plugin!r}): a method named {row.name!r} would stand in a row "
+                "of the benchmark's own, or in one of its lines; choose another `name`"
+            )
     known = {row.name: row for row in [*every, *own]}
     wanted = list(methods) or list(known)
     for name in wanted:

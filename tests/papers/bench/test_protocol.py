@@ -181,6 +181,18 @@ def test_what_is_wrong_is_said_before_anything_is_trained(given, says):
         protocol.asked(**given)
 
 
+@pytest.mark.parametrize("name", ["lpft", rows.FT1, f"mine, {rows.EQUAL}"])
+def test_a_method_of_ones_own_takes_no_row_of_the_benchmark(name, tmp_path, monkeypatch):
+    (tmp_path / "bench_taken.py").write_text(OWN.replace("bench_mine", name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        with pytest.raises(ValueError, match=f"{name}' would stand in a row of the benchmark's"):
+            protocol.asked(plugins=["bench_taken"], digits=True)
+    finally:
+        sys.modules.pop("bench_taken", None)
+        METHODS.pop(name, None)
+
+
 def test_data_that_are_missing_are_said_first(home, capsys):
     assert pfl_papers.__main__.main(["bench", "--settings", "rotate", "photos"]) == 1
     assert "mnist" in capsys.readouterr().err and not home.exists()

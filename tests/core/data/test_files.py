@@ -91,6 +91,25 @@ def test_the_same_again_is_not_written_and_something_else_is_not_replaced(tmp_pa
     assert Federation.open(tmp_path / "empty").checksum == fed.checksum
 
 
+@pytest.mark.parametrize("name", ["own", "other"])
+def test_two_processes_that_save_at_once(name, tmp_path, monkeypatch):
+    """The second finds what the first wrote meanwhile: the same is there, and something else is said."""
+    write_folder = files.write_folder
+
+    def late(*args):
+        monkeypatch.setattr(files, "write_folder", write_folder)
+        own(name=name).save(tmp_path / "mine")
+        write_folder(*args)
+
+    monkeypatch.setattr(files, "write_folder", late)
+    mine = own()
+    said = pytest.raises(ValueError, match="holds something else")
+    with said if name == "other" else contextlib.nullcontext():
+        mine.save(tmp_path / "mine")
+    assert Federation.open(tmp_path / "mine").name == name
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
 def write(path):
     a = np.load(path, mmap_mode="r+")
     a.flat[0] ^= 1

@@ -136,6 +136,10 @@ def clients_frame(arrays: dict[str, np.ndarray]) -> pd.DataFrame:
         part |= dict(acc_pct=accuracy(correct, n).ravel(), n=np.tile(n, len(rounds)))
         part |= {m: v.ravel() for m, v in named_metrics(arrays, when, split).items()}
         frames.append(pd.DataFrame(part))
+    if not frames:  # it diverged in the first round
+        whole, blank = np.zeros(0, np.int64), np.zeros(0)
+        keys = dict(rounds=whole, when=blank.astype(str), split=blank.astype(str), client=whole)
+        return pd.DataFrame(keys | dict(acc_pct=blank, n=whole))
     return pd.concat(frames, ignore_index=True)
 
 

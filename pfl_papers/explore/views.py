@@ -351,21 +351,23 @@ def _picked(frame: pd.DataFrame, select: str, metric: str = "acc_pct") -> pd.Dat
 def clients_choices(wanted: Mapping[str, Any]) -> Choices:
     """Controls of `clients`: source, column, first, second, when, select, seed.
 
-    Only runs that have kept the accuracy of every client are offered.
+    Only runs that have kept the accuracy of every client are offered, and of one seed.
     """
     choices = Choices(wanted)
     frame = _offer_column(choices, "n/test")
-    lines, references = sources.listed(frame), FIRST[:2]
+    tested, references = set(frame[frame.split == "test"].row), FIRST[:2]
+    lines = {row: line for row, line in sources.listed(frame).items() if row in tested}
+    seeds_of = {row: set(frame[frame.row == row].seed.tolist()) for row in lines}
     baselines = [row for row in lines if row.split(",")[0] in references]
     first = choices.offer("first", lines, next(iter(baselines), None), words=lines.get)
-    others = {row: line for row, line in lines.items() if row != first}
-    own = next((row for row in _preferred(frame, FIRST[::-1]) if row != first), None)
+    shared = {row: seeds & seeds_of[first] for row, seeds in seeds_of.items() if row != first}
+    others = {row: lines[row] for row, seeds in shared.items() if seeds}
+    own = next((row for row in _preferred(frame, FIRST[::-1]) if row in others), None)
     second = choices.offer("second", others, own, words=lines.get)
     _offer_when(choices, frame)
     validated = ["best_val"] if "val" in set(frame.split) else []
     choices.offer("select", ["last", *validated, "best_test"], words=SELECTED.get)
-    seeds = [set(frame[frame.row == name].seed.tolist()) for name in (first, second)]
-    choices.offer("seed", sorted(set.intersection(*seeds)))
+    choices.offer("seed", sorted(shared.get(second, ())))
     return choices
 
 

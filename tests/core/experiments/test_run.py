@@ -237,6 +237,9 @@ def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
     assert rows.run.unique().tolist() == [Experiment(**TINY).id]
     kept = load_result(store / bad.id)
     assert not kept.ok and "of client" in kept.meta["status"] and "round 0" in kept.meta["status"]
+    named = kept.clients.assign(name=np.array(["a", "b"])[kept.clients.client])
+    assert kept.clients.empty and named.empty and list(kept.clients) == list(run(bad).clients)
+    assert set(kept.clients) == set(run(Experiment(**TINY)).clients), "nothing was measured"
     assert "failed" in capsys.readouterr().out
     assert sweep([bad, bad]).empty and capsys.readouterr().out.count("failed") == 1, "said again"
 

@@ -216,6 +216,21 @@ def test_a_client_is_compared_with_another_method_only(results):
     assert offered["first"].value == fedper and fedper not in offered["second"].options
 
 
+def test_only_runs_of_one_seed_on_test_data_are_offered_together(nothing):
+    e = Experiment(partition="iid", clients=2, model="mlp", rounds=1, max_samples=8, batch=4)
+    for one in (e, e.but(method="fedper", seed=1)):
+        runs.run(one)
+    assert default("clients", column=None).figure is None  # fedper has another seed
+    runs.run(e.but(method="fedper", seed=0))
+    assert default("clients", column=None).figure is not None
+    x, y = np.zeros((9, 4), np.float32), np.arange(9) % 3
+    fed = Federation(x, y, train=[range(3), range(3, 6)], val=[[6], [7, 8]])
+    for method in ("fedavg", "fedper"):
+        own = Experiment(dataset="own", model="mlp", rounds=1, batch=4, method=method)
+        runs.run(own, fed=fed)
+    assert default("clients", column=None).figure is None, "without test data"
+
+
 def test_two_methods_are_drawn_on_equal_axes_with_the_diagonal(results):
     shown = default("clients", first=row("pfedhn"), second=row("fedper"), when="after")
     left = shown.figure.axes[0]

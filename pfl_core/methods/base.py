@@ -32,7 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_core import optim
+from pfl_core import models, optim
+from pfl_core.methods import names
 from pfl_core.methods.task import Task
 from pfl_core.stacked import Params, clone, expand, scalars, select, take, weighted_mean
 from pfl_core.util import checks, fields, identity
@@ -383,7 +384,15 @@ class Method:
             bound.check()
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
+        if name := "" if models.is_ours(task.model) else names.taken(type(self), task.initial):
+            raise ValueError(self._keeps(name))
         return bound
+
+    def _keeps(self, name: str) -> str:
+        return (
+            f"{self.name} keeps something of its own under the name {name.partition('.')[0]!r}, "
+            "which the model has, too; rename it in the model"
+        )
 
     def _repr_html_(self) -> str:
         facts = {
@@ -409,10 +418,7 @@ def initial_state(method: Method) -> State:
         shapes = [state.server[n].shape] if n in state.server else []
         shapes += [state.clients[n].shape[1:]] if n in state.clients else []
         if any(shape != v.shape for shape in shapes):
-            raise ValueError(
-                f"{method.name} keeps something of its own under the name {n!r}, which the model "
-                "has, too; rename it in the model"
-            )
+            raise ValueError(method._keeps(n))
     if joins is None:
         return state
     alike = {n: v[:1].repeat(len(v), *[1] * (v.dim() - 1)) for n, v in state.clients.items()}

@@ -131,6 +131,63 @@ def test_parameters_of_any_shape(name, executor, hot):
         assert not v.is_floating_point() or v.isfinite().all(), path
 
 
+class Named(nn.Module):
+    """Two layers, a parameter and a buffer under names of one's own."""
+
+    def __init__(self, module="first", parameter="scale", buffer="shift"):
+        super().__init__()
+        self.names = module, parameter, buffer
+        self.register_parameter(parameter, nn.Parameter(torch.tensor([0.5])))
+        self.register_buffer(buffer, torch.zeros(4))
+        self.add_module(module, nn.Linear(256, 4))
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        layer, scale, shift = (getattr(self, name) for name in self.names)
+        return self.fc((scale * layer(x.flatten(1)) + shift).tanh())
+
+
+MODULES = (
+    "own v w m0 global cpn sent opt all core theta base near mask flayer cov cloud sum next head"
+)
+TENSORS = "m alpha acc count mean proto seen risk dr gce h v w context id known p q n z"
+OTHERS = [dict(module=n) for n in MODULES.split()]
+OTHERS += [dict(parameter=n) for n in TENSORS.split()]
+OTHERS += [dict(buffer=n) for n in ("alpha", "count", "mean")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OURS)
+def test_names_of_layers_change_nothing(name):
+    """A network with names under which a method keeps things is refused, or trained as another one."""
+
+    def losses(**names):
+        method, data = setup(name, rounds=2, finetune=[{"epochs": 1}])
+        with seeded(0):
+            net, t = Named(**names).to(data.dtype), method.task
+        method = method.bind(Task(net, t.n, t.label_counts, t.config))
+        history = simulate(method, data, workers=1)[1]
+        return {k: torch.stack(v) for k, v in history.evals.items()} | history.tuned
+
+    usual = losses()
+    for names in OTHERS:
+        try:
+            found = losses(**names)
+        except ValueError as error:
+            assert "keeps something of its own under the name" in str(error), names
+            continue
+        for key, v in usual.items():
+            torch.testing.assert_close(found[key], v, msg=f"{names}: {key}")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_usual_names_of_layers_are_no_methods_own(name):
+    method, data = setup(name)
+    t = method.task
+    for module in ("base", "body", "head", "features", "model", "encoder", "layer1", "m1"):
+        method.bind(Task(Named(module).to(data.dtype), t.n, t.label_counts, t.config))
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_state_survives_a_checkpoint(name):
     method, data = setup(name)

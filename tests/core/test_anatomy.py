@@ -360,6 +360,19 @@ def own(model, shape=(16, 16), n=24, **how):
     return Experiment(**how), fed
 
 
+def test_scores_of_another_precision_than_the_weights_are_taken(registry):
+    class Doubled(Plain):
+        def forward(self, x):
+            return super().forward(x).double()
+
+    accuracies = []
+    for model in (Plain, Doubled):
+        with torch.random.fork_rng():
+            e, fed = own(model)
+            accuracies.append(run(e, fed=fed).history.query("metric == 'acc_pct'").value.tolist())
+    assert accuracies[0] == accuracies[1]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("where", ["forward", "train"])
 def test_a_model_that_freezes_or_unfreezes_itself_is_refused(registry, frozen, where):

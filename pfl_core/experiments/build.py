@@ -74,7 +74,7 @@ def split(experiment: Experiment, pool: pools.Pool | None = None) -> partitions.
 def places(experiment: Experiment, index: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Where the test samples `index` of each client are in the data.
 
-    They are elsewhere in what is trained on where a partition transforms or relabels samples.
+    A partition that transforms or relabels samples trains on copies, which have other indices.
     """
     if experiment.dataset == "own":
         return list(index)

@@ -106,15 +106,20 @@ def in_short(found: Found | None = None) -> str:
     page = "[the benchmark](docs/bench.md)"
     if not found.records:
         return f"No setting of {page} is run yet."
-    parts, wins = [], found.wins()
+    parts, none, wins = [], [], found.wins()
     for s in found.records:
         better = [said(row) for row in found.order(s) if s in wins.get(row, ())]
         rest = f" and {len(better) - NAMED} more" * (len(better) > NAMED)
         names = f" ({', '.join(better[:NAMED])}{rest})" * bool(better)
-        parts.append(f"{len(better)} in *{s}*{names}")
+        if better:
+            parts.append(f"{len(better)} in *{s}*{names}")
+        else:
+            none.append(f"*{s}*")
+    if none:
+        parts.insert(0, f"none in {' or '.join(none)}")
     return (
         f"Of {len(found.methods)} equally tuned methods, so many beat FedAvg with fine-tuning by "
-        f"more than a point: {', '.join(parts)}. {_served(found)}{_run(len(parts))} ({page})."
+        f"more than a point: {', '.join(parts)}. {_served(found)}{_run(len(found.records))} ({page})."
     )
 
 

@@ -120,8 +120,13 @@ def test_the_readme_says_the_same_in_short(found):
     most = {name: 5.0 + i for i, name in enumerate(["cfl", "fedper", "ditto", "apfl"])}
     one = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0} | most)}))
     assert "4 in *mild* (APFL, Ditto, FedPer and 1 more). 1 of 7" in one
-    none = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0})}))
-    assert "by more than a point: 0 in *mild*. 1 of 7 settings is run" in none
+    rows = {"local": -6.0, "fedavg": 0.0}
+    no, some = made(0, rows), made(0, rows | {"cfl": 5.0})
+    none = page.in_short(Found({"mild": no}))
+    assert "by more than a point: none in *mild*. 1 of 7 settings is run" in none
+    both = page.in_short(Found({"mild": no, "rotate": some, "text": no}))
+    assert "by more than a point: none in *mild* or *text*, 1 in *rotate* (CFL). " in both
+    assert "3 of 7 settings are run" in both
     assert page.in_short(Found({})).startswith("No setting of")
 
 

@@ -636,7 +636,7 @@ _ARTEFACTS = {
     "table5a": Artefact(IMAGES),
     "table5b": Artefact(IMAGES),
     "table5c": Artefact(IMAGES),
-    "fig2": Artefact(IMAGES, show=(), medium=2, quick=2, numbers=similarity),
+    "fig2": Artefact(IMAGES, show=(), medium=2, quick=2, numbers=similarity, each=True),
     "fig3": Artefact(IMAGES, show=("curves",), medium=2),
 }
 PAPER = Paper(

@@ -523,6 +523,13 @@ def seeds_in_words(counts: Iterable[int]) -> str:
     return f"{low} to {high} seeds" if low < high else f"{high} seed{'s' * (high > 1)}"
 
 
+def on_devices(rows: pd.DataFrame) -> str:
+    """Which GPUs computed rows: ", on NVIDIA H200", or ", in part on NVIDIA H200"; else ""."""
+    devices = set(rows.device.dropna())
+    others, part = sorted(devices - {"cpu"}), "in part " * ("cpu" in devices)
+    return f", {part}on {' and '.join(others)}" if others else ""
+
+
 def data_sets(rows: pd.DataFrame) -> str:
     """The data sets of rows, with what is known of the copy that committed runs used.
 

@@ -283,7 +283,8 @@ class Study:
         seeded = bool(cells) and "seed" in rows and len(rows) > 0
         counts = rows.groupby(cells, dropna=False).seed.nunique() if seeded else [1]
         caption = [papers.title(name.partition("-")[0]), f"profile {profile}", f"data {used}"]
-        caption += [f"{report.seeds_in_words(counts)}. {said}".strip()]
+        where = report.on_devices(rows) if "device" in rows else ""
+        caption += [f"{report.seeds_in_words(counts)}{where}. {said}".strip()]
         if "run" in rows:
             self._name_data(fig, rows)
         for ax in fig.axes:
@@ -560,7 +561,8 @@ class Study:
         profile = next(iter(rows.profile), self.scope_of(table).said)
         parts = [title, f"profile {profile}"]
         if len(ran):
-            parts += [f"data {report.data_sets(rows)}", report.seeds_in_words(ran.n)]
+            seeds = report.seeds_in_words(ran.n) + report.on_devices(rows)
+            parts += [f"data {report.data_sets(rows)}", seeds]
         if rule:
             odd = "".join(
                 f", {plots.label(r)} {w}" for r, w in self.paper.when.items() if r in set(ran.row)

@@ -607,6 +607,15 @@ def test_a_copy_of_the_data_is_named_in_captions(case, monkeypatch):
     assert report.data_sets(rows[rows.row == "fedaghn"]) == "digits"
 
 
+def test_captions_name_a_gpu_that_computed_rows(case):
+    s, rows = case
+    assert " on " not in s.compare("table3", rows).caption
+    card = rows.assign(device="NVIDIA H200")
+    assert "2 seeds, on NVIDIA H200," in s.compare("table3", card).caption
+    some = rows.device.where(rows.row != "local", "NVIDIA H200")
+    assert "2 seeds, in part on NVIDIA H200," in s.compare("table3", rows.assign(device=some)).caption
+
+
 def test_captions_say_where_rows_of_a_column_have_other_seeds(case):
     s, rows = case
     said = "Some rows have more seeds: their means are over other draws of clients."

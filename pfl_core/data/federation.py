@@ -48,7 +48,7 @@ class Federation(Ways):
     classes
         C, by default max(y) + 1.
     mean, std
-        One number per channel, or one for all.
+        One number per channel, or one for all, of uint8 samples; others are taken as they are.
     class_names, client_names
         What classes and clients are called, for predictions and tables; they change no number.
         Labels that are texts are numbered in the order of class_names.

@@ -853,7 +853,8 @@ def grid(
         What all of them have in common.
     rows, columns : dict of dicts
         What a row or a column changes in `base`, by its label: `{"FedPer": {"method": "fedper"}}`.
-        The labels become the tags "row" and "column".
+        Where both change a field, the row's value counts. The labels become the tags "row" and
+        "column".
     seeds : iterable of int
         Values of the field `seed`. The sources (`init_from`) take the same seed, because with
         another one their clients would hold other samples.

@@ -97,6 +97,12 @@ class FedProto(Method):
 
     def check(self) -> None:
         _ = self.task.last_linear  # ValueError for a model without one
+        tuned = [stage.get("only") for stage in self.task.config.finetune]
+        if set(tuned) == {"head"} and self.score != "classifier":
+            raise ValueError(
+                f"score = {self.score} with finetune of the head only: nearest prototypes answer, "
+                "and features stay; allowed: score = classifier, or a stage that trains the body"
+            )
         if self.proto == "running" and not self.task.config.plain_sgd:
             raise ValueError(
                 f"proto = running with {self.task.config.stepping}; allowed: both 0 and sgd, or "

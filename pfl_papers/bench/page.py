@@ -117,9 +117,10 @@ def in_short(found: Found | None = None) -> str:
             none.append(f"*{s}*")
     if none:
         parts.insert(0, f"none in {' or '.join(none)}")
+    run = f"{_served(found)}{_run(len(found.records))}"
     return (
         f"Of {len(found.methods)} equally tuned methods, so many beat FedAvg with fine-tuning by "
-        f"more than a point: {', '.join(parts)}. {_served(found)}{_run(len(found.records))} ({page})."
+        f"more than a point: {', '.join(parts)}. {run} ({page})."
     )
 
 

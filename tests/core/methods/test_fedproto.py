@@ -191,3 +191,12 @@ def test_the_pull_brings_features_of_a_class_together():
         spread[lam] = sum(far)
     assert spread[2.0] < 0.9 * spread[0.0]
     assert scored(method, method.task.initial, x).shape == (len(y), 3)
+
+
+@pytest.mark.parametrize("score", ["prototype", "own"])
+def test_a_fine_tuned_head_that_answers_nothing_is_refused(score):
+    head = dict(epochs=1, only="head")
+    with pytest.raises(ValueError, match="head only: nearest prototypes answer"):
+        setup("fedproto", args=dict(score=score), finetune=[head])
+    setup("fedproto", args=dict(score=score), finetune=[head, dict(epochs=1, only="all")])
+    setup("fedproto", args=dict(score="classifier"), finetune=[head])

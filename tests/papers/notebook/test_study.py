@@ -613,7 +613,9 @@ def test_captions_name_a_gpu_that_computed_rows(case):
     card = rows.assign(device="NVIDIA H200")
     assert "2 seeds, on NVIDIA H200," in s.compare("table3", card).caption
     some = rows.device.where(rows.row != "local", "NVIDIA H200")
-    assert "2 seeds, in part on NVIDIA H200," in s.compare("table3", rows.assign(device=some)).caption
+    assert (
+        "2 seeds, in part on NVIDIA H200," in s.compare("table3", rows.assign(device=some)).caption
+    )
 
 
 def test_captions_say_where_rows_of_a_column_have_other_seeds(case):

@@ -41,7 +41,7 @@ def test_two_that_keep_rows_at_once_lose_nothing(home, tmp_path):
     words = [[sys.executable, "-c", AT_ONCE, str(tmp_path), *pair] for pair in ("12", "21")]
     for process in [subprocess.Popen(w) for w in words]:
         assert process.wait() == 0
-    assert set(record.read("mild").clients.seed) == {1, 2}
+    assert set(record.here("mild").clients.seed) == {1, 2}
 
 
 WRITES = """

@@ -151,7 +151,7 @@ def papers_section() -> str:
     for name in PAPERS:
         head = f"[{LABELS[name]}](notebooks/{name}.ipynb), [paper]({overview.address(name)})"
         lines.append({"notebook": head} | card.card(name).line())
-    says = "[What these words mean, and every table, figure and claim](docs/results.md)."
+    says = "[These words, and every table, figure and claim](docs/results.md)."
     return readable.markdown(pd.DataFrame(lines)) + f"\n\n{says}\n"
 
 
@@ -192,7 +192,7 @@ def picture_section() -> str:
     if overview.ran().empty:
         return FIRST_RUN
     image = f"![Printed leads and ours](figures/{PICTURE.name})"
-    text = "Leads of the papers' methods, as printed and ours with 95 % intervals:"
+    text = "Leads as printed and ours, with 95 % intervals:"
     return "\n".join([image, "", text, "", *_bullets(overview.headline()), ""])
 
 

@@ -110,9 +110,8 @@ def in_short(found: Found | None = None) -> str:
     for s in found.records:
         better = [said(row) for row in found.order(s) if s in wins.get(row, ())]
         rest = f" and {len(better) - NAMED} more" * (len(better) > NAMED)
-        names = f" ({', '.join(better[:NAMED])}{rest})" * bool(better)
         if better:
-            parts.append(f"{len(better)} in *{s}*{names}")
+            parts.append(f"{len(better)} in *{s}* ({', '.join(better[:NAMED])}{rest})")
         else:
             none.append(f"*{s}*")
     if none:

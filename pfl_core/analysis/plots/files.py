@@ -36,8 +36,10 @@ def compact(fig: Figure, dpi: int = 144) -> bytes:
     raw, small = io.BytesIO(), io.BytesIO()
     fig.savefig(raw, dpi=dpi, format="png", metadata={"Software": None}, **_CROPPED)
     whole = Image.open(raw).convert("RGB")
-    few = whole.quantize(256, kmeans=1, dither=Image.Dither.NONE)
-    (few if same(whole, few) else whole).save(small, "PNG", optimize=True)
+    ways = Image.Quantize.MEDIANCUT, Image.Quantize.MAXCOVERAGE  # the second keeps colour scales
+    tried = (whole.quantize(256, way, kmeans=1, dither=Image.Dither.NONE) for way in ways)
+    chosen = next((few for few in tried if same(whole, few)), whole)
+    chosen.save(small, "PNG", optimize=True)
     return small.getvalue()
 
 

@@ -100,7 +100,8 @@ def _printed(found: Mapping[str, Mapping[str, int]], kind: str) -> list[str]:
         if n := sum(of.values()):
             what = f"{'deficit' if size == BEHIND else 'lead'}{'s' * (n != 1)}"
             out.append(f"{n} printed {what}{SIZES[size]}{over}: {listed(of)}")
-            over = ""
+            if kind == PERSONAL:  # the first kind; of the second one each line says so
+                over = ""
     return out
 
 

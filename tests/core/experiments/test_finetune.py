@@ -158,6 +158,18 @@ def test_nobody_learns_from_it_and_executors_agree(method):
 # ---------------------------------------------------------------- how it is said, and named
 
 
+@pytest.mark.parametrize("only", ["all", "body", "head"])
+@pytest.mark.parametrize("method", OURS)
+def test_what_is_trained_answers_or_is_refused(method, only):
+    e = of_method(method).but(eval_after=False, finetune={"epochs": 1, "only": only})
+    if (method, only) == ("fedproto", "head"):  # prototypes answer
+        with pytest.raises(ValueError, match="finetune of the head only"):
+            run(e)
+    else:
+        result = run(e)
+        assert (right(result, "tuned 1")[1] != right(result, "before")[1]).all()
+
+
 def test_ids():
     for none in (None, [], (), {"epochs": 0}, [{"epochs": 0, "only": "head"}]):
         assert TINY.but(finetune=none).id == TINY.id

@@ -1,18 +1,24 @@
 """Committed files: written whole or not at all, and held to the digests beside them.
 
 SHA256SUMS has the form of sha256sum's: `sha256sum -c SHA256SUMS` checks the files by hand.
+
+Files of a folder change together (`put`). The new ones are written to a hidden folder in it, which
+is then renamed to `.next`: from that moment on they count. They are moved to their places by the
+process that wrote them, or, if it was killed, by the next one that reads or writes there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 NAME = "SHA256SUMS"
+_NEXT, _BEGUN = ".next", ".begun"  # hidden folders: of what counts already, and of what does not
 
 
 @contextmanager
@@ -29,12 +35,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        raise OSError(
-            f"cannot write {path} ({error.strerror or error}); what was there is as it was: "
-            "make room, and run it again"
-        ) from error
+        raise _unwritten(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unwritten(path: Path, error: OSError) -> OSError:
+    return OSError(
+        f"cannot write {path} ({error.strerror or error}); what was there is as it was: "
+        "make room, and run it again"
+    )
 
 
 def file_digest(path: str | os.PathLike) -> str:
@@ -51,7 +61,12 @@ def known(folder: Path) -> dict[str, str]:
     ValueError
         If it is no text, or names what lies elsewhere.
     """
-    file = folder / NAME
+    with suppress(OSError):  # a folder that may only be read
+        _settle(folder)
+    return _listed(folder / NAME)
+
+
+def _listed(file: Path) -> dict[str, str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     except UnicodeDecodeError as error:
@@ -89,12 +104,63 @@ def read(path: Path) -> bytes:
     return raw
 
 
-def write(folder: Path, new: Mapping[str, bytes]) -> None:
-    """Write SHA256SUMS of `folder` anew.
+def put(folder: Path, new: Mapping[str, bytes], gone: Collection[str] = ()) -> list[Path]:
+    """Write files of a folder, and SHA256SUMS, which lists them beside those listed before.
 
-    It lists `new` {name: bytes}, and of those that were listed before the ones still there.
+    All of them or none, also if the process is killed meanwhile.
+
+    Parameters
+    ----------
+    folder : Path
+    new : dict of bytes
+        {name: content}.
+    gone : collection of str
+        Names of files to delete.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+
+    Raises
+    ------
+    OSError
+        If there is no room for all of them; what was there is as it was.
     """
-    sums = {name: digest for name, digest in known(folder).items() if (folder / name).exists()}
-    sums |= {name: hashlib.sha256(raw).hexdigest() for name, raw in new.items()}
-    with replacing(folder / NAME) as file:
-        file.write("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode())
+    _settle(folder)
+    for stray in folder.glob(f".*{_BEGUN}"):  # of a process that was killed meanwhile
+        shutil.rmtree(stray)
+    left = {n: d for n, d in known(folder).items() if n not in gone and (folder / n).exists()}
+    listed = left | {name: hashlib.sha256(raw).hexdigest() for name, raw in new.items()}
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(listed.items()))
+    begun, path = folder / f".{os.getpid()}{_BEGUN}", folder
+    try:
+        begun.mkdir()
+        for name, raw in {**new, NAME: text.encode()}.items():
+            path = folder / name
+            with (begun / name).open("wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+        begun.rename(folder / _NEXT)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
+    _settle(folder)
+    return [folder / name for name in (*new, NAME)]
+
+
+def _settle(folder: Path) -> None:
+    # Moves what counts to its place, and deletes what it does not list any more; SHA256SUMS is the
+    # last, so that a kill leaves something to go on with. Another process may do so meanwhile.
+    if not (new := folder / _NEXT).is_dir():
+        return
+    if (new / NAME).exists():
+        for name in _listed(folder / NAME).keys() - _listed(new / NAME).keys():
+            (folder / name).unlink(missing_ok=True)
+    for file in sorted(new.iterdir(), key=lambda file: file.name == NAME):
+        with suppress(FileNotFoundError):
+            file.replace(folder / file.name)
+    with suppress(FileNotFoundError):
+        new.rmdir()

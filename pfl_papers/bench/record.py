@@ -416,11 +416,7 @@ def write(folder: Path, record: Record) -> list[Path]:
         table = table.assign(**{c: pd.to_numeric(table[c]).astype("Int64") for c in whole})
         text = table.to_csv(index=False).encode()
         raw[f"{name}.csv.gz"] = gzip.compress(text, mtime=0)
-    for name, content in raw.items():
-        with sums.replacing(folder / name) as file:
-            file.write(content)
-    sums.write(folder, raw)
-    return [*(folder / name for name in raw), folder / sums.NAME]
+    return sums.put(folder, raw)
 
 
 def settings(folder: Path) -> list[str]:

@@ -12,7 +12,6 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -341,8 +340,7 @@ def write(folder: Path, content: Content) -> list[Path]:
     """Make a folder hold this and nothing else of this form.
 
     Runs that no cell and no derived number names are left out, and data that no run used. It is
-    written whole, or, if that fails with OSError, stays as it was. Digests are written last: a file
-    that is read in between is refused.
+    written whole, or, if that fails with OSError, stays as it was (`sums.put`).
 
     Returns
     -------
@@ -369,7 +367,9 @@ def write(folder: Path, content: Content) -> list[Path]:
         if arrays:
             np.savez_compressed(out := io.BytesIO(), **cast(dict[str, Any], arrays))
             raw[f"{paper}.npz"] = out.getvalue()
-    return _put(folder, raw)
+    checks.make_folder(folder)
+    old = sums.known(folder).keys() - raw.keys()
+    return sums.put(folder, raw, [n for n in old if form.kind(n) or n.endswith(".npz")])
 
 
 def _csv(table: pd.DataFrame, file: str, decimals: int = DECIMALS) -> bytes:
@@ -378,18 +378,3 @@ def _csv(table: pd.DataFrame, file: str, decimals: int = DECIMALS) -> bytes:
     whole = {c: pd.to_numeric(table[c]).astype("Int64") for c in TABLES[file].whole}
     text = table.assign(**whole).to_csv(index=False).encode()
     return gzip.compress(text, mtime=0) if file.endswith(".gz") else text
-
-
-def _put(folder: Path, raw: dict[str, bytes]) -> list[Path]:
-    checks.make_folder(folder)
-    listed = sums.known(folder)
-    with ExitStack() as whole:
-        for name, content in raw.items():
-            file = whole.enter_context(sums.replacing(folder / name))
-            file.write(content)
-            file.flush()
-    for old in listed.keys() - raw.keys():
-        if form.kind(old) or old.endswith(".npz"):
-            (folder / old).unlink(missing_ok=True)
-    sums.write(folder, raw)
-    return [*(folder / name for name in raw), folder / sums.NAME]

@@ -39,7 +39,7 @@ def digest_of_a_file_of_ones_own(w: World) -> Iterator[None]:
     w.published()
     results = places.kept_folder() / "fedper.quick-digits"
     (results / "notes.txt").write_text("mine")
-    sums.write(results, {"notes.txt": b"mine"})
+    sums.put(results, {"notes.txt": b"mine"})
     yield
     committed.save(shown(), "fedper", "quick", "digits")
     assert (results / "notes.txt").read_text() == "mine"

@@ -114,7 +114,7 @@ class World:
         new = change(text).encode()
         assert new != text.encode()
         path.write_bytes(gzip.compress(new) if name.endswith(".gz") else new)
-        sums.write(path.parent, {name: path.read_bytes()})
+        sums.put(path.parent, {name: path.read_bytes()})
 
 
 class Trap:

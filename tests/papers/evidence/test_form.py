@@ -130,7 +130,7 @@ def in_old_form(folder: Path, lacks: tuple[str, ...]) -> None:
     old = old.assign(experiment=list(map(json.dumps, said))).drop(columns=list(lacks))
     old.to_csv(folder / "runs.csv")
     (folder / "runs.csv.gz").unlink()
-    sums.write(folder, {"runs.csv": (folder / "runs.csv").read_bytes()})
+    sums.put(folder, {"runs.csv": (folder / "runs.csv").read_bytes()})
 
 
 LACKS = [(), ("key", "code")]

@@ -220,7 +220,7 @@ def test_html_in_what_is_shown_stays_text(root):
     runs = root / "results" / "runs.csv.gz"
     text = gzip.decompress(runs.read_bytes()).replace(b",cpu,", b",<script>alert(4)</script>,")
     runs.write_bytes(gzip.compress(text))
-    sums.write(root / "results", {runs.name: runs.read_bytes()})
+    sums.put(root / "results", {runs.name: runs.read_bytes()})
     page = Page(html_report.build(root).read_text())
     assert not {"script", "iframe"} & {tag for tag, _ in page.tags}
     assert not [

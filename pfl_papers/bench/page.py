@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
@@ -97,7 +97,7 @@ def first_sentence(found: Found) -> str:
     return " ".join([f"{never} a point.", *found_in, f"{_run(every)}."])
 
 
-NAMED = 3  # methods of a setting in README
+NAMED = 3  # methods in README
 
 
 def in_short(found: Found | None = None) -> str:
@@ -106,21 +106,21 @@ def in_short(found: Found | None = None) -> str:
     page = "[the benchmark](docs/bench.md)"
     if not found.records:
         return f"No setting of {page} is run yet."
-    parts, none, wins = [], [], found.wins()
-    for s in found.records:
-        better = [said(row) for row in found.order(s) if s in wins.get(row, ())]
-        rest = f" and {len(better) - NAMED} more" * (len(better) > NAMED)
-        if better:
-            parts.append(f"{len(better)} in *{s}* ({', '.join(better[:NAMED])}{rest})")
-        else:
-            none.append(f"*{s}*")
-    if none:
-        parts.insert(0, f"none in {' or '.join(none)}")
-    run = f"{_served(found)}{_run(len(found.records))}"
+    wins = {row: settings for row, settings in found.wins().items() if settings}
+    most = sorted(wins, key=lambda row: -len(wins[row]))
+    does = [f"{said(row)} does in {_joined(f'*{s}*' for s in wins[row])}" for row in most[:NAMED]]
+    rest = [f"{len(most) - NAMED} more in some setting"] * (len(most) > NAMED)
+    some = "".join(f"; {text}" for text in (*does, *rest))
     return (
-        f"Of {len(found.methods)} equally tuned methods, so many beat FedAvg with fine-tuning by "
-        f"more than a point: {', '.join(parts)}. {run} ({page})."
+        f"{len(found.methods) - len(wins)} of {len(found.methods)} equally tuned methods never "
+        f"beat FedAvg with fine-tuning by more than a point{some}. "
+        f"{_served(found)}{_run(len(found.records))} ({page})."
     )
+
+
+def _joined(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _served(found: Found) -> str:

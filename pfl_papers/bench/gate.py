@@ -94,6 +94,8 @@ def _half(table: pd.DataFrame) -> float:
 
 def said(found: Gate) -> str:
     """The gate in a line."""
+    if np.isnan(found.range) or np.isnan(found.local):
+        return "not known before Local and another row are tuned"
     numbers = (
         f"label prior {found.prior:.1f} %, Local {found.local:.1f} %, rows differ by "
         f"{found.range:.1f} points, the best leads Local by {found.ahead:.1f}, half an interval "

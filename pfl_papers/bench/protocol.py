@@ -335,8 +335,8 @@ class Work:
         record.keep(self.name, lambda known: Record.joined([known, *found]))
 
     def gate(self) -> str:
-        """What the declared gate says of the setting, by the tuning seeds alone."""
-        return f"{self.name}, gate: {gates.said(gates.gate(record.here(self.name)))}"
+        """What the declared gate says of the setting, by the tuning seeds of all known rows."""
+        return f"{self.name}, gate: {gates.said(gates.gate(record.read(self.name)))}"
 
     def _stored(self, experiment: Experiment) -> Result | None:
         return load_result(paths.store_folder() / experiment.id, experiment, aside=False)

@@ -36,10 +36,16 @@ def test_a_setting_that_passes():
         ({"range": 8.0}, "differ by more than 8"),
         ({"ahead": 0.0}, "a row leads Local"),
         ({"half": 0.81}, "half an interval"),
-        ({"local": np.nan}, "points under Local"),
         ({"half": np.nan}, "half an interval"),
     ],
 )
 def test_each_condition_is_said_where_it_fails(change, said):
     fails = GOOD._replace(**change).fails()
     assert any(said in words for words in fails) and "fails" in gate.said(GOOD._replace(**change))
+
+
+@pytest.mark.parametrize("lacks", ["local", "range"])
+def test_a_gate_that_lacks_rows_fails_and_is_not_said(lacks):
+    """As that of a method of one's own alone, where nothing is published."""
+    some = GOOD._replace(**{lacks: np.nan})
+    assert some.fails() and gate.said(some) == "not known before Local and another row are tuned"

@@ -119,7 +119,9 @@ def test_the_readme_says_the_same_in_short(found):
     )
     most = {name: 5.0 + i for i, name in enumerate(["cfl", "fedper", "ditto", "apfl"])}
     one = page.in_short(Found({"mild": made(0, {"local": -6.0, "fedavg": 0.0} | most)}))
-    assert one.startswith(f"1 {never.replace('4', '5')}; APFL does in *mild*; Ditto does in *mild*;")
+    assert one.startswith(
+        f"1 {never.replace('4', '5')}; APFL does in *mild*; Ditto does in *mild*;"
+    )
     assert "; FedPer does in *mild*; 1 more in some setting. 1 of 7" in one
     rows = {"local": -6.0, "fedavg": 0.0}
     no, some = made(0, rows), made(0, rows | {"cfl": 5.0})

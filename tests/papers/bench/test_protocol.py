@@ -10,8 +10,9 @@ import pytest
 import pfl_papers.__main__
 from pfl_core.experiments import lookup, store
 from pfl_core.methods.base import METHODS
+from pfl_core.util import paths
 from pfl_papers import places
-from pfl_papers.bench import planned, protocol, record, rows, settings
+from pfl_papers.bench import gate, planned, protocol, record, rows, settings
 
 OWN = """
 from pfl_core import Method
@@ -128,6 +129,15 @@ def test_an_own_method_stands_beside_the_others(ran):
     acc = acc[acc.split == "test"].acc_pct.to_numpy()
     assert np.allclose(known.per_client()["bench_mine", 10], acc)
     assert table.loc["bench_mine", 10] == pytest.approx(acc.mean())
+
+
+def test_the_gate_that_is_told_counts_published_rows(home, monkeypatch):
+    """One's own method, run alone, says nothing of the gate."""
+    monkeypatch.setattr(places, "results_folder", lambda: paths.CHECKOUT / "results")
+    asked = protocol.asked(settings=["mild"], methods=["local"])
+    told = protocol.Work(asked, asked.settings[0]).gate()
+    published = gate.gate(record.of_folder(record.committed("mild")))
+    assert told == f"mild, gate: {gate.said(published)}" and "label prior" in told
 
 
 def finished():

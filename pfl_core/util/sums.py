@@ -81,15 +81,25 @@ def _listed(file: Path) -> dict[str, str]:
     return listed
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, listed: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a file, checked against SHA256SUMS beside it, if there is one.
+
+    Parameters
+    ----------
+    path : Path
+    listed : dict of str, optional
+        `known(folder)` of when the first of several files was read, all of which have to be of one
+        time.
 
     Raises
     ------
     ValueError
-        If the digest differs, or the file or its line is missing.
+        If the digest differs, or the file or its line is missing; if the folder changed since.
     """
-    listed, checked = known(path.parent), (path.parent / NAME).exists()
+    now, checked = known(path.parent), (path.parent / NAME).exists()
+    if listed is not None and listed != now:
+        raise ValueError(f"{path.parent} was written anew while it was read; read it again")
+    listed = now
     raw = path.read_bytes() if path.exists() or path.name not in listed else None
     if raw is None or (checked and listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
         what = "is not as it was published" if path.name in listed else "was not published"

@@ -94,7 +94,7 @@ class Results:
         path, about = self.folder / name, TABLES[form.kind(name)]
         if not self._there(name):
             return empty(form.kind(name))
-        raw = sums.read(path)
+        raw = sums.read(path, self.listed)
         try:
             raw = gzip.decompress(raw) if name.endswith(".gz") else raw
             frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
@@ -118,7 +118,7 @@ class Results:
         path, out = self.folder / f"{paper}.npz", {}
         if not self._there(path.name):
             return out
-        raw = sums.read(path)
+        raw = sums.read(path, self.listed)
         try:
             with np.load(io.BytesIO(raw), allow_pickle=False) as z:
                 for name in z.files:

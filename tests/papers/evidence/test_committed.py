@@ -358,6 +358,18 @@ def test_a_file_that_another_process_is_writing_is_not_looked_at(home):
     assert tables.results(folder) is found
 
 
+def test_files_that_are_read_are_of_one_time(home):
+    """Another process publishes between two of them."""
+    keep(), keep("pfedhn", seed=1)
+    committed.publish("fedper")
+    before = tables.results(home / "results")
+    assert len(before.cells) == 1
+    committed.publish("pfedhn")
+    with pytest.raises(ValueError, match="results was written anew while it was read; read it"):
+        before.content()
+    assert len(tables.results(home / "results").content().cells) == 2
+
+
 @pytest.mark.parametrize("name", [*form.TABLES, "npz"])
 def test_a_published_file_that_was_changed_is_refused(home, name):
     keep("fedaghn", method="fedaghn", record=("weights",))

@@ -382,17 +382,24 @@ def _done(known: Record) -> dict[str, set[int]]:
 
 
 def of_folder(folder: Path) -> Record:
-    """The record in a folder; one that knows nothing where there is none."""
+    """The record in a folder, its files of one time; one that knows nothing where there is none."""
     listed = sums.known(folder)
-    return Record(**{name: _read(folder / f"{name}.csv.gz", name, listed) for name in COLUMNS})
-
-
-def _read(path: Path, name: str, listed: Mapping[str, str]) -> pd.DataFrame:
-    if not path.exists() and path.name not in listed:
-        return pd.DataFrame(columns=COLUMNS[name])
-    content = sums.read(path, listed)
     try:
-        raw = gzip.decompress(content)
+        found = Record(**{name: _read(folder / f"{name}.csv.gz", name) for name in COLUMNS})
+    except ValueError:
+        if sums.known(folder) == listed:
+            raise
+    else:
+        if sums.known(folder) == listed:
+            return found
+    return of_folder(folder)  # another process wrote meanwhile
+
+
+def _read(path: Path, name: str) -> pd.DataFrame:
+    if not path.exists() and path.name not in sums.known(path.parent):
+        return pd.DataFrame(columns=COLUMNS[name])
+    try:
+        raw = gzip.decompress(sums.read(path))
         frame = pd.read_csv(io.BytesIO(raw), dtype=str, keep_default_na=False)
         lacking = [c for c in COLUMNS[name] if c not in frame]
         if lacking:

@@ -75,6 +75,26 @@ def test_readers_wait_for_who_writes(home, tmp_path):
         assert writer.wait() == 0
 
 
+def test_files_that_are_read_are_of_one_time(tmp_path, monkeypatch):
+    """Another process writes between two of them, as `publish` does under another lock."""
+    old, new = (record.prior(seed, np.ones(3), np.full(3, 2)) for seed in (1, 2))
+    for known in (old, new):
+        known.runs = pd.DataFrame([{"row": "ditto", "seed": int(known.clients.seed[0])}])
+        known.runs = known.runs.reindex(columns=record.RUNS)
+    record.write(tmp_path, old)
+    read = record._read
+
+    def once(path, name):
+        if name == "clients":  # the last of the four
+            monkeypatch.setattr(record, "_read", read)
+            record.write(tmp_path, new)
+        return read(path, name)
+
+    monkeypatch.setattr(record, "_read", once)
+    found = record.of_folder(tmp_path)
+    assert set(found.clients.seed) == set(found.runs.seed) == {2}
+
+
 def test_other_seeds_of_a_row_stay():
     line = {"row": "ditto", "status": "done", "draw": 3, "when": "before"}
 

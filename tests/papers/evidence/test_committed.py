@@ -362,7 +362,7 @@ def test_files_that_are_read_are_of_one_time(home):
     """Another process publishes between two of them."""
     keep(), keep("pfedhn", seed=1)
     committed.publish("fedper")
-    before = tables.results(home / "results")
+    before = tables.Results(home / "results")  # of its own, as in another process
     assert len(before.cells) == 1
     committed.publish("pfedhn")
     with pytest.raises(ValueError, match="results was written anew while it was read; read it"):

@@ -284,8 +284,9 @@ def damaged(path: Path, error: Exception) -> ValueError:
 def results(folder: Path | None = None) -> Results:
     """What a folder (default: the committed results/) holds at present; read once, then kept."""
     folder = folder or places.results_folder()
-    # Not what `sums.replacing` has under way: it may be gone in a moment.
-    files = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+    # Not what `sums.replacing` has under way: it may be gone in a moment. Nor a page about them.
+    every = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+    files = [file for file in every if file.suffix != ".md"]
     stats = [(file.name, file.stat()) for file in files]
     return _results(folder, tuple((name, s.st_mtime_ns, s.st_size) for name, s in stats))
 

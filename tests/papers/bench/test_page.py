@@ -12,7 +12,7 @@ from pfl_papers import places
 from pfl_papers.bench import page, planned, record, sceptic, shown, tiers
 from pfl_papers.bench.found import Found
 from pfl_papers.bench.record import CLIENTS, HISTORY, RUNS, Record
-from pfl_papers.bench.rows import EQUAL, FT1, REFERENCE, chosen
+from pfl_papers.bench.rows import EQUAL, FT1, ORACLE, REFERENCE, chosen
 from pfl_papers.bench.settings import SETTINGS
 from pfl_papers.papers import presets
 
@@ -131,6 +131,20 @@ def test_the_readme_says_the_same_in_short(found):
     assert "by more than a point; CFL does in *mild* and *rotate*. " in both
     assert "3 of 7 settings are run" in both
     assert page.in_short(Found({})).startswith("No setting of")
+
+
+def test_findings_say_what_true_groups_give_and_why_where_a_cause_was_looked_for():
+    rows = {"local": -6.0, "fedavg": 0.0, f"fedavg, {ORACLE}": 7.0, "cfl": 4.0, "flayer": 3.0}
+    known = made(0, rows)
+    means = known.accuracies().mean(axis=1)
+    said = " ".join(page.findings(Found({"rotate": known, "text": made(0, LEADS)})))
+    told = f"reaches {means[f'fedavg, {ORACLE}']:.1f} % in rotate (CFL: {means['cfl']:.1f})."
+    assert told in " ".join(said.split()) and "Why FLAYER" not in said
+    wins = page.findings(Found({"text": made(0, {"local": -6.0, "fedavg": 0.0, "flayer": 3.0})}))
+    loses = page.findings(Found({"text": made(0, {"local": -6.0, "fedavg": 0.0, "flayer": 0.0})}))
+    why = "- **Why FLAYER wins in text.**"
+    assert [any(line.startswith(why) for line in some) for some in (wins, loses)] == [True, False]
+    assert "true groups" not in " ".join(wins)
 
 
 def test_cells_are_recomputed_by_hand(found):

@@ -88,18 +88,18 @@ def read(path: Path, listed: Mapping[str, str] | None = None) -> bytes:
     ----------
     path : Path
     listed : dict of str, optional
-        `known(folder)` of when the first of several files was read, all of which have to be of one
-        time.
+        What `known` gave when the first of several files was read; the folder may not have changed
+        since.
 
     Raises
     ------
     ValueError
-        If the digest differs, or the file or its line is missing; if the folder changed since.
+        If the digest differs, or the file or its line is missing; if the folder changed.
     """
-    now, checked = known(path.parent), (path.parent / NAME).exists()
-    if listed is not None and listed != now:
+    before, listed = listed, known(path.parent)
+    if before is not None and before != listed:
         raise ValueError(f"{path.parent} was written anew while it was read; read it again")
-    listed = now
+    checked = (path.parent / NAME).exists()
     raw = path.read_bytes() if path.exists() or path.name not in listed else None
     if raw is None or (checked and listed.get(path.name) != hashlib.sha256(raw).hexdigest()):
         what = "is not as it was published" if path.name in listed else "was not published"
@@ -164,7 +164,8 @@ def put(folder: Path, new: Mapping[str, bytes], gone: Collection[str] = ()) -> l
 def _settle(folder: Path) -> None:
     # Moves what counts to its place, and deletes what it does not list any more; SHA256SUMS is the
     # last, so that a kill leaves something to go on with. Another process may do so meanwhile.
-    if not (new := folder / _NEXT).is_dir():
+    new = folder / _NEXT
+    if new.is_symlink() or not new.is_dir():  # a link could take files from elsewhere
         return
     if (new / NAME).exists():
         for name in _listed(folder / NAME).keys() - _listed(new / NAME).keys():

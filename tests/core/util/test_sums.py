@@ -70,3 +70,17 @@ def test_no_room_for_one_leaves_all(tmp_path):
         sums.put(tmp_path, {"a.csv": b"a1", "no/where": b""})
     assert content(tmp_path) == OLD
     assert {p.name for p in tmp_path.iterdir()} == {*OLD, sums.NAME}
+
+
+def test_a_link_moves_nothing_from_elsewhere(tmp_path):
+    """A folder of somebody else's may hold anything."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+    (mine / "diary.txt").write_text("mine")
+    sums.put(theirs, OLD)
+    (theirs / ".next").symlink_to(mine)
+    assert content(theirs) == OLD and [p.name for p in mine.iterdir()] == ["diary.txt"]
+    with pytest.raises(OSError, match="cannot write"):
+        sums.put(theirs, NEW)
+    assert content(theirs) == OLD and (mine / "diary.txt").read_text() == "mine"

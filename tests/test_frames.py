@@ -87,7 +87,7 @@ def test_of_tables_plans_and_views(store, monkeypatch):
     with Frames() as frames:
         plan.plan("fedper", profile="smoke", artefacts=["fig2"])
         comparison.hours("digits", ["fedavg", "fedper"], seeds=(0,), profile="smoke")
-        report.every_cell("flayer")
+        report.every("flayer")
         report.contradictions()
     assert frames.seen >= {"plan.plan", "comparison.hours"} and not frames.hidden
     for view, choices in views.VIEWS.values():

@@ -350,32 +350,48 @@ class Column:
             If the rows share no seed.
         """
         weights = {row: w for row, w in weights.items() if w}
-        seeds = list(self.table.loc[list(weights)].dropna(axis=1).columns)
+        shared = np.isnan(self._numbers(weights)).sum(axis=0) == 0
+        seeds = int(shared.sum())
         if not seeds:
             raise LookupError(f"a seed that all of {sorted(weights)} have")
-        values = self.table.loc[list(weights), seeds]
-        estimate = float((pd.Series(weights) @ values).mean())
-        if len(seeds) < 2:
-            return Interval(estimate, (), len(seeds))
-        one = self._parts(weights, seeds)
-        parts = [part.times(1 / len(seeds)) for part in one]
+        estimate = float(self._series(weights, shared).mean())
+        if seeds < 2:
+            return Interval(estimate, (), seeds)
+        one = self._parts(weights, shared)
+        parts = [part.times(1 / seeds) for part in one]
         if np.isfinite(draws):
             printed = sum(part.value for part in one) / draws < said.value
             parts += [said] if printed else [part.times(1 / draws) for part in one]
-        return Interval(estimate, tuple(parts), len(seeds))
+        return Interval(estimate, tuple(parts), seeds)
+
+    @functools.cached_property
+    def _values(self) -> np.ndarray:
+        return self.table.to_numpy(float)
+
+    @functools.cached_property
+    def _place(self) -> dict[str, int]:
+        return {row: i for i, row in enumerate(self.table.index)}
+
+    def _numbers(self, rows: Iterable[str]) -> np.ndarray:
+        return self._values[[self._place[row] for row in rows]]
+
+    def _series(self, weights: Mapping[str, float], seeds: np.ndarray) -> np.ndarray:
+        # A sum of weighted rows, a number a seed.
+        return np.array([*weights.values()]) @ self._numbers(weights)[:, seeds]
 
     def raw(self) -> dict[str, Variance]:
         """The column's own variances, by the names of `Priors`."""
         block = self._usual
         m, own, seed = len(block.rows), block.own, block.seed
         row = seed if m < 2 else seed._replace(value=seed.value + own.value * (m - 1) / m)
-        each = [self.table.loc[r].dropna() for r in self.table.index if r in self.shared]
+        each = {r: ~np.isnan(self._values[i]) for r, i in self._place.items() if r in self.shared}
+        series = [(self._series({r: 1.0}, there), there) for r, there in each.items()]
         return {
             "own": own,
             "seed": seed if m > 1 else UNKNOWN,
             "row": row,
-            "between": _mean([self._beside(series, ()) for series in each]),
-            "shared": _mean([_over_seeds(series) for series in each]),
+            "between": _mean([self._beside(own, there, ()) for own, there in series]),
+            "shared": _mean([_over_seeds(own) for own, _ in series]),
         }
 
     @functools.cached_property
@@ -391,25 +407,27 @@ class Column:
             return self._usual
         return _Block.of(self.table.loc[rows])
 
-    def _beside(self, series: pd.Series, wanted: Collection[str]) -> Variance:
+    def _beside(self, series: np.ndarray, seeds: np.ndarray, wanted: Collection[str]) -> Variance:
         # Of a number a seed minus the mean of the personal rows.
-        rows = self.table.loc[self._block(wanted).rows, series.index].dropna()
-        return _over_seeds(series - rows.mean()) if len(rows) else UNKNOWN
+        rows = self._numbers(self._block(wanted).rows)[:, seeds]
+        rows = rows[~np.isnan(rows).any(axis=1)]
+        return _over_seeds(series - rows.mean(0)) if len(rows) else UNKNOWN
 
-    def _parts(self, weights: Mapping[str, float], seeds: list) -> list[Variance]:
+    def _parts(self, weights: Mapping[str, float], seeds: np.ndarray) -> list[Variance]:
         # The variances that make up the variance of one draw of the sum.
         personal = {row: w for row, w in weights.items() if row not in self.shared}
-        series = pd.Series({r: w for r, w in weights.items() if r in self.shared}, dtype=float)
-        moved, scale = sum(personal.values()), float(series.sum())
-        series = series @ self.table.loc[series.index, seeds]
+        common = {row: w for row, w in weights.items() if row in self.shared}
+        moved, scale = sum(personal.values()), float(sum(common.values()))
         if scale == 0 and len(personal) == len(weights):
             return self._of_personal(personal, moved)
         if scale != 0 and not personal:
-            return [self.priors.shared.moderate(_over_seeds(series / scale)).times(scale**2)]
+            own = _over_seeds(self._series(common, seeds) / scale)
+            return [self.priors.shared.moderate(own).times(scale**2)]
         if scale != 0 and abs(scale + moved) < TINY:
-            between = self.priors.between.moderate(self._beside(series / scale, personal))
+            own = self._beside(self._series(common, seeds) / scale, seeds, personal)
+            between = self.priors.between.moderate(own)
             return [*self._beside_seeds(personal, moved), between.times(scale**2)]
-        return [_over_seeds(pd.Series(weights) @ self.table.loc[list(weights), seeds])]
+        return [_over_seeds(self._series(weights, seeds))]
 
     def _of_personal(self, weights: Mapping[str, float], moved: float) -> list[Variance]:
         parts = self._beside_seeds(weights, moved)
@@ -432,7 +450,7 @@ class Column:
         return parts + odd
 
 
-def _over_seeds(series: pd.Series) -> Variance:
+def _over_seeds(series: np.ndarray) -> Variance:
     n = len(series)
     return Variance(float(series.var(ddof=1)), n - 1) if n > 1 else UNKNOWN
 

@@ -7,7 +7,6 @@ and the report page take their words and their counts from here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -32,7 +31,7 @@ PERSONAL, ONE_MODEL = "personal", "one model"
 
 
 def accuracies() -> pd.DataFrame:
-    """Every published accuracy that was run, once: columns of `report.every_cell`, and three more.
+    """Every published accuracy that was run, once: columns of `report.Every`, and three more.
 
     paper; kind ("personal" or "one model": what the row serves); dated ("retrospective" or
     "prospective").
@@ -65,23 +64,18 @@ def claims(name: str = "") -> pd.DataFrame:
 
 def of_paper(name: str, number: str) -> pd.DataFrame:
     """Accuracies ("accuracy") or leads ("lead") of one paper in all its tables, run or not."""
-    return _of_paper(name, number, committed.results()).copy()
-
-
-_MAKE: dict[str, Callable[[str], pd.DataFrame]] = {
-    "accuracy": report.every_cell,
-    "lead": report.every_advantage,
-}
+    return _of_paper(name, committed.results())[number].copy()
 
 
 @functools.lru_cache(maxsize=4 * len(PAPERS))
-def _of_paper(name: str, number: str, known: Results) -> pd.DataFrame:
-    return _MAKE[number](name)
+def _of_paper(name: str, known: Results) -> dict[str, pd.DataFrame]:
+    cells, leads = report.every(name)
+    return {"accuracy": cells, "lead": leads}
 
 
 @functools.lru_cache(maxsize=16)
 def _each(number: str, known: Results, names: tuple[str, ...]) -> pd.DataFrame:
-    found = [_of_paper(name, number, known).assign(paper=name) for name in names]
+    found = [_of_paper(name, known)[number].assign(paper=name) for name in names]
     cells = pd.concat([of for of in found if len(of)] or found[:1], ignore_index=True)
     cells = cells[cells.reproduced.notna() & cells.verdict.isin([*report.WORDS])]
     once = ["paper", "row", "reported", "reproduced"]  # tables may print a number again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +29,11 @@ from pfl_papers.evidence.contrasts import (
     ACCURACIES,
     READ_AFTER,
     Evidence,
+    Runs,
     before_the_last_quarter,
     column_of,
     reproduced,
+    runs_of,
 )
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
@@ -96,13 +98,11 @@ def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experi
     return [one] if one else list(_of_the_paper(key, artefact).values())
 
 
-def _cuts(
-    paper: Paper, artefact: str, row: str, column: str, rows: pd.DataFrame
-) -> tuple[float, bool]:
+def _cuts(paper: Paper, artefact: str, row: str, column: str, runs: Runs) -> tuple[float, bool]:
     """The paper's rounds over our shortest run's of a cell, and whether samples are cut, too."""
     theirs = counterpart(paper.key, artefact, row, column)
-    of_cell = (rows.row == READ_AFTER.get(row, row)) & (rows.column == column)
-    found = {run: committed.experiment(run) for run in rows.run[of_cell].unique()}
+    of_cell = runs.get((READ_AFTER.get(row, row), column), [])
+    found = {run: committed.experiment(run) for run in of_cell}
     ours = {run: ran for run, ran in found.items() if ran is not None}
     if theirs is None or not ours:
         return 1.0, False
@@ -205,8 +205,9 @@ def compare(
         reason, extent, decided, why (see `analysis.verdicts`), profile, dataset, and setting (the
         column as the rows have it).
     """
-    one = functools.partial(_compared, paper=papers.paper(paper), table=table, metric=metric, **how)
-    return _over_readings(rows, papers.paper(paper), one)
+    about = papers.paper(paper)
+    each = {says: _compared(of, about, table, metric, **how) for says, of in _readings(rows, about)}
+    return _over_readings(each)
 
 
 def _compared(
@@ -282,13 +283,24 @@ def advantages(
         what both rows had of the paper's (`verdicts.Budget.missing`). n counts the seeds that both
         have.
     """
-    one = functools.partial(_leads, paper=papers.paper(paper), table=table, metric=metric)
-    return _over_readings(rows, papers.paper(paper), one)
+    return _both(rows, papers.paper(paper), table, metric)[1]
 
 
-def _leads(rows: pd.DataFrame, paper: Paper, table: str, metric: str) -> pd.DataFrame:
+def _both(
+    rows: pd.DataFrame, paper: Paper, table: str, metric: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    # What `compare` and `advantages` say, which are made of the same cells.
+    cells, leads = {}, {}
+    for says, of in _readings(rows, paper):
+        cells[says] = _compared(of, paper, table, metric)
+        leads[says] = _leads(of, cells[says], paper, table, metric)
+    return _over_readings(cells), _over_readings(leads)
+
+
+def _leads(
+    rows: pd.DataFrame, compared: pd.DataFrame, paper: Paper, table: str, metric: str
+) -> pd.DataFrame:
     evidence, out = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows)), []
-    compared = _compared(rows, paper, table, metric)
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     there = there[~there.verdict.str.startswith(diverged.WORD)]
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
@@ -306,14 +318,15 @@ def _advantage(
     reported, column = own.reported - other.reported, evidence.column(other.setting, metric)
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
-    of_column = evidence.rows[evidence.rows.column == other.setting]
-    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column.run))
+    ran = evidence.runs
+    of_column = [run for (_, at), some in ran.items() if at == other.setting for run in some]
+    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column))
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
     line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
     line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
-    cuts = [_cuts(paper, table, r["row"], r.setting, evidence.rows) for r in (own, other)]
+    cuts = [_cuts(paper, table, r["row"], r.setting, ran) for r in (own, other)]
     budget = Budget(max(rounds for rounds, _ in cuts), any(fewer for _, fewer in cuts))
     return line | dict(budget=budget.missing) | verdict._asdict()
 
@@ -374,7 +387,7 @@ class _Cells:
         metric: str,
         how: dict[str, str],
     ):
-        self.rows, self.ours = rows, ours
+        self.rows, self.ours, self.runs = rows, ours, runs_of(rows)
         self.paper, self.table, self.metric = paper, table, metric
         self.printed = papers.printed_rows(paper, table)
         # Of accuracy on training data only the test data say whether it still moves.
@@ -420,28 +433,35 @@ class _Cells:
             return line | dict(verdict="not judged")
         each = self.moved.reindex([(run, row, setting) for run in cells.run])
         rest = verdicts.at_rest(each.mean() if each.notna().all() else None)
-        budget = Budget(*_cuts(paper, self.table, row, setting, self.rows), rest)
+        budget = Budget(*_cuts(paper, self.table, row, setting, self.runs), rest)
         verdict = verdicts.of_accuracy(predicted, said["reported"], budget)
         why = verdict.why + for_whom(paper, cells.run)
         return line | verdict._replace(why=why)._asdict()
 
 
-def _over_readings(
-    rows: pd.DataFrame, paper: Paper, make: Callable[[pd.DataFrame], pd.DataFrame]
-) -> pd.DataFrame:
-    """Lines of `make` for rows as run, whose verdicts hold under every declared reading.
+def _readings(rows: pd.DataFrame, paper: Paper) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Rows as run, and under every declared reading that they have runs of, by what it says."""
+    yield _AS_RUN, rows
+    for reading in papers.readings(paper):
+        if set(reading.runs).intersection(rows.row.unique()):
+            yield reading.says, swapped(rows, reading.runs)
+
+
+_AS_RUN = "as run"
+
+
+def _over_readings(each: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """The lines as run, whose verdicts hold under every reading; `each` is by what it says.
 
     Where a reading gives another verdict, the verdict is that it depends on the reading.
     """
-    found = make(rows)
-    for reading in papers.readings(paper):
-        if not set(reading.runs).intersection(rows.row.unique()):
-            continue
-        other = make(swapped(rows, reading.runs)).set_index(["row", "column"])
+    found = each.pop(_AS_RUN)
+    for says, frame in each.items():
+        other = frame.set_index(["row", "column"])
         for i, line in found.iterrows():
             key = line["row"], line["column"]
             if key in other.index and line.verdict in _JUDGED:
-                both = {"as run": _verdict(line), reading.says: _verdict(other.loc[key])}
+                both = {_AS_RUN: _verdict(line), says: _verdict(other.loc[key])}
                 over = verdicts.over_readings(both)._asdict()
                 for name in found.columns.intersection([*over]):
                     found.at[i, name] = over[name]
@@ -591,48 +611,50 @@ def standing(
     return out.sort_values("rank").rename(index=named).rename_axis("method")
 
 
-def every_cell(name: str) -> pd.DataFrame:
-    """Every published accuracy of a paper's tables with the committed one of ours in its setting.
+class Every(NamedTuple):
+    """The published numbers of a paper's tables beside the committed ones of ours.
 
     Of profile paper where it was run, else medium; while a row of a column has one seed there, the
     column's cells of medium come first. Smaller profiles count nowhere.
 
-    Columns as `compare` has them, table, metric (accuracy on test data, or on training data where
-    the paper prints that), and comparable: whether profile paper has a run for it.
+    Attributes
+    ----------
+    cells : DataFrame
+        Columns as `compare` has them, table, metric (accuracy on test data, or on training data
+        where the paper prints that), and comparable: whether profile paper has a run for it.
+    leads : DataFrame
+        Columns as `advantages` has them, table, metric.
     """
-    cells = _of_every_table(name, compare)
-    if len(cells):
-        planned = {t: _of_the_paper(name, t) for t in cells.table.unique()}
-        where = cells[["table", "row", "column"]].to_numpy()
-        cells["comparable"] = [(READ_AFTER.get(r, r), c) in planned[t] for t, r, c in where]
-    return cells
+
+    cells: pd.DataFrame
+    leads: pd.DataFrame
 
 
-def every_advantage(name: str) -> pd.DataFrame:
-    """What `advantages` says of all tables of a paper, from the same rows as `every_cell`."""
-    return _of_every_table(name, advantages)
-
-
-def _of_every_table(name: str, make: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    # What `make` says of the published cells of a table, from the fullest profile that has one.
-    about, out = papers.paper(name), []
+def every(name: str) -> Every:
+    """Every published accuracy of a paper and every lead of its own method, run or not."""
+    about = papers.paper(name)
     if not about.tables:
-        return pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
-    every = [part.rows() for part in fullest.parts(name)]
-    parts = [rows[rows.metric.isin(ACCURACIES)] for rows in every]
+        empty = pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
+        return Every(empty, empty.copy())
+    parts = [part.rows() for part in fullest.parts(name)]
+    parts = [rows[rows.metric.isin(ACCURACIES)] for rows in parts]
     said = papers.reported(name)
     said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
+    none = pd.DataFrame(columns=ROW_COLUMNS)
+    out: list[list[pd.DataFrame]] = [[], []]
     for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
-        each = [make(pd.DataFrame(columns=ROW_COLUMNS), about, table, metric=metric)]
-        each += [
-            make(of, about, table, metric=metric)
-            for p in parts
-            if len(of := p[p.artefact == table])
-        ]
-        said_of = [cells[cells.reported.notna()] for cells in each]
-        cells = fullest.fullest(said_of, ["row", "column"], _worth_of_cells)
-        out.append(cells.assign(table=table, metric=metric))
-    return pd.concat(out, ignore_index=True)
+        some = [of for rows in parts if len(of := rows[rows.artefact == table])]
+        pairs = [_both(of, about, table, metric) for of in (none, *some)]
+        for found, frames in zip(out, zip(*pairs, strict=True), strict=True):
+            # Of each published cell from the fullest profile that has one.
+            said_of = [cells[cells.reported.notna()] for cells in frames]
+            cells = fullest.fullest(said_of, ["row", "column"], _worth_of_cells)
+            found.append(cells.assign(table=table, metric=metric))
+    cells, leads = (pd.concat(found, ignore_index=True) for found in out)
+    planned = {t: _of_the_paper(name, t) for t in cells.table.unique()}
+    where = cells[["table", "row", "column"]].to_numpy()
+    there = [(READ_AFTER.get(r, r), c) in planned[t] for t, r, c in where]
+    return Every(cells.assign(comparable=there), leads)
 
 
 def _worth_of_cells(cells: pd.DataFrame) -> pd.Series:

@@ -272,8 +272,7 @@ def experiment(run: str) -> Experiment | None:
     about = read_about(paths.store_folder() / run)
     if about and about["meta"].get("id") == run:
         return said_to_be(about["experiment"])
-    plain = tables.holding(run).plain
-    return said_to_be(plain[run]) if run in plain else None
+    return tables.holding(run).experiment(run)
 
 
 def arrays_of(run: str) -> Arrays:
@@ -316,7 +315,7 @@ def copy_of(run: str) -> str:
 
     Such as "58,865 of 60,000 samples, ...".
     """
-    found = _pool_of(run)
+    found = results().pool_of(run)
     return found["copy"].iloc[0] if len(found) else ""
 
 
@@ -325,7 +324,7 @@ def share_of(run: str) -> float:
 
     1 where either number is not known.
     """
-    found = _pool_of(run)
+    found = results().pool_of(run)
     published = sum(copies.official(found["name"].iloc[0])) if len(found) else 0
     return float(found.samples.iloc[0]) / published if published else 1.0
 
@@ -338,12 +337,6 @@ def lacks(dataset: str) -> float:
     pools, published = results().pools, sum(copies.official(dataset))
     held = pools.samples[pools.name == dataset]
     return 1 - float(held.min()) / published if published and len(held) else 0.0
-
-
-def _pool_of(run: str) -> pd.DataFrame:
-    # The line of pools.csv about the data of a run; none if it is not known.
-    known = results()
-    return known.pools[known.pools.checksum == known.runs.pool.get(run, "-")]
 
 
 def label_counts(experiment: Experiment) -> np.ndarray:

@@ -129,6 +129,17 @@ def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["rounds"] <= 0.75 * rows.run.map(ends)) & (rows["average"] != "derived")]
 
 
+Runs = dict[tuple[str, str], list[str]]  # by row and column
+
+
+def runs_of(rows: pd.DataFrame) -> Runs:
+    """The runs of each cell, those that diverged among them."""
+    out: Runs = {}
+    for run, row, column in rows[["run", "row", "column"]].drop_duplicates().to_numpy():
+        out.setdefault((row, column), []).append(run)
+    return out
+
+
 @functools.lru_cache(maxsize=4096)
 def majority(run: str, average: str = "client") -> float:
     """Return the accuracy (%) of answering each client's most common label.
@@ -197,6 +208,11 @@ class Evidence:
     def columns(self) -> list[str]:
         """Columns with runs, in the table's order."""
         return list(dict.fromkeys(self.rows.column))
+
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """Runs of each cell."""
+        return runs_of(self.rows)
 
     def methods(self, column: str) -> list[str]:
         """Rows with an accuracy in a column, those read after another's training among them."""

@@ -21,7 +21,9 @@ import numpy as np
 import pandas as pd
 
 from pfl_core.experiments import metrics, settings
+from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.store import said_to_be
 from pfl_core.util import checks, sums
 from pfl_core.util.percent import DECIMALS
 from pfl_papers import places
@@ -86,6 +88,8 @@ class Results:
         self.probes = functools.cache(self._probes)
         self.rows = functools.cache(self._rows)
         self.arrays = functools.cache(self._arrays)
+        self.experiment = functools.cache(self._experiment)
+        self.pool_of = functools.cache(self._pool_of)
 
     def _there(self, name: str) -> bool:
         return name in self.listed or (self.folder / name).exists()
@@ -184,6 +188,14 @@ class Results:
             return {str(run): form.plain(cast(dict[str, Any], v)) for run, v in lines.items()}
         except _DAMAGE as error:
             raise damaged(self._runs_file, error) from error
+
+    def _experiment(self, run: str) -> Experiment | None:
+        # Of a run that is here.
+        return said_to_be(self.plain[run]) if run in self.plain else None
+
+    def _pool_of(self, run: str) -> pd.DataFrame:
+        # The line of pools.csv about the data of a run; none if it is not known.
+        return self.pools[self.pools.checksum == self.runs.pool.get(run, "-")]
 
     @cached_property
     def facts(self) -> pd.DataFrame:

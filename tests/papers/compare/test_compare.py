@@ -398,7 +398,7 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
         *(seeds(r, (SAID[r], SAID[r] + 1), profile="medium") for r in ("ditto", "fedrep", "local")),
     )
     monkeypatch.setattr(committed, "parts", lambda name: parts)
-    cells = report.every_cell("fedaghn")
+    cells = report.every("fedaghn").cells
     assert len(cells) == 216 and cells.comparable.all()
     ran = cells.dropna(subset=["reproduced"]).set_index("row")
     assert set(ran.index) == {"fedaghn", "ditto", "fedrep", "local"}
@@ -431,7 +431,7 @@ def test_a_seed_of_profile_paper_waits_for_the_next_one(monkeypatch, full, shown
         },
     )
     judged._claims.cache_clear()  # of what results/ holds, which is not what is asked here
-    ran = report.every_cell("fedaghn").dropna(subset=["reproduced"])
+    ran = report.every("fedaghn").cells.dropna(subset=["reproduced"])
     assert {"fedaghn", "local"} <= set(ran.row) and set(ran.profile) == {shown}
     claimed = judged.claims("fedaghn").query("reason != 'rows missing'")
     assert set(claimed[claimed.verdict != "not run"].profile) == {shown}

@@ -196,12 +196,12 @@ def test_one_seed_claims_nothing():
 # -- beside the printed numbers --------------------------------------------------------------------
 
 
-def test_as_the_paper_counts_leads_are_as_far_from_print_as_every_advantage_says():
+def test_as_the_paper_counts_leads_are_as_far_from_print_as_every_lead_says():
     read = {r.paper.key: r for r in recount.best_runs("medium", artefacts=["table3"])}
     some = read["fedaghn"]
     assert some.profile == "medium"
     found = recount.distances(some)
-    said = report.every_advantage("fedaghn")
+    said = report.every("fedaghn").leads
     said = said[(said.table == "table3") & said.difference.notna()]
     for column, of in said.groupby("column"):
         here = found[found.column == column].set_index("rule")

@@ -206,8 +206,8 @@ def compare(
         column as the rows have it).
     """
     about = papers.paper(paper)
-    each = {says: _compared(of, about, table, metric, **how) for says, of in _readings(rows, about)}
-    return _over_readings(each)
+    readings = _readings(rows, about, metric)
+    return _over_readings({w: _compared(of, about, table, metric, **how) for w, of in readings})
 
 
 def _compared(
@@ -291,7 +291,7 @@ def _both(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     # What `compare` and `advantages` say, which are made of the same cells.
     cells, leads = {}, {}
-    for says, of in _readings(rows, paper):
+    for says, of in _readings(rows, paper, metric):
         cells[says] = _compared(of, paper, table, metric)
         leads[says] = _leads(of, cells[says], paper, table, metric)
     return _over_readings(cells), _over_readings(leads)
@@ -439,8 +439,13 @@ class _Cells:
         return line | verdict._replace(why=why)._asdict()
 
 
-def _readings(rows: pd.DataFrame, paper: Paper) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Rows as run, and under every declared reading that they have runs of, by what it says."""
+def _readings(rows: pd.DataFrame, paper: Paper, metric: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Rows as run, and under every declared reading that they have runs of, by what it says.
+
+    Without rows of which no verdict on the metric hangs.
+    """
+    if metric in ACCURACIES and len(rows):
+        rows = rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
     yield _AS_RUN, rows
     for reading in papers.readings(paper):
         if set(reading.runs).intersection(rows.row.unique()):
@@ -637,7 +642,6 @@ def every(name: str) -> Every:
         empty = pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
         return Every(empty, empty.copy())
     parts = [part.rows() for part in fullest.parts(name)]
-    parts = [rows[rows.metric.isin(ACCURACIES)] for rows in parts]
     said = papers.reported(name)
     said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
     none = pd.DataFrame(columns=ROW_COLUMNS)

@@ -411,6 +411,28 @@ def test_every_cell_takes_the_fullest_profile_and_none_below_medium(home, monkey
     assert "1 printed lead above 2 points over personal methods" in said
 
 
+@pytest.mark.parametrize("lost", [(), ("local",), ("fedaghn",), ("ditto", "local")])
+def test_every_number_is_judged_as_its_table_is_where_runs_diverged(monkeypatch, lost):
+    monkeypatch.setattr(committed, "experiment", lambda run: paper_run())
+    rows = join(*(seeds(row, (70.0, 71.0)) for row in ("fedaghn", "ditto", "local")))
+    gone = rows[rows.row.isin(lost) & (rows.seed == 1)].drop_duplicates("run")
+    ended = gone.assign(average="derived", metric="diverged", when="", split="")
+    rows = join(rows[~rows.run.isin(gone.run)], ended)
+    part = SimpleNamespace(profile="paper", data="paper", rows=lambda: rows)
+    monkeypatch.setattr(committed, "parts", lambda name: {"paper": part})
+    every, table = report.every("fedaghn"), compare(rows, "fedaghn", "table1")
+    cells = every.cells[every.cells.table == "table1"].set_index(["row", "column"])
+    for row in ("fedaghn", "ditto", "local"):
+        shown = cell(table, row)
+        assert cells.verdict[row, COLUMN] == shown.verdict
+        assert shown.verdict.startswith("diverges") == (row in lost)
+    leads = report.advantages(rows, "fedaghn", "table1")
+    of = set() if "fedaghn" in lost else {"ditto", "local"} - {*lost}
+    assert set(leads.row) == of
+    there = every.leads[every.leads.table == "table1"]
+    assert list(there.row) == list(leads.row) and list(there.verdict) == list(leads.verdict)
+
+
 @pytest.mark.parametrize(("full", "shown"), [((90.0,), "medium"), ((90.0, 91.0), "paper")])
 def test_a_seed_of_profile_paper_waits_for_the_next_one(monkeypatch, full, shown):
     monkeypatch.setattr(committed, "experiment", lambda run: paper_run())

@@ -350,14 +350,14 @@ class Column:
             If the rows share no seed.
         """
         weights = {row: w for row, w in weights.items() if w}
-        shared = np.isnan(self._numbers(weights)).sum(axis=0) == 0
-        seeds = int(shared.sum())
+        there = np.isnan(self._numbers(weights)).sum(axis=0) == 0
+        seeds = int(there.sum())
         if not seeds:
             raise LookupError(f"a seed that all of {sorted(weights)} have")
-        estimate = float(self._series(weights, shared).mean())
+        estimate = float(self._series(weights, there).mean())
         if seeds < 2:
             return Interval(estimate, (), seeds)
-        one = self._parts(weights, shared)
+        one = self._parts(weights, there)
         parts = [part.times(1 / seeds) for part in one]
         if np.isfinite(draws):
             printed = sum(part.value for part in one) / draws < said.value
@@ -384,14 +384,14 @@ class Column:
         block = self._usual
         m, own, seed = len(block.rows), block.own, block.seed
         row = seed if m < 2 else seed._replace(value=seed.value + own.value * (m - 1) / m)
-        each = {r: ~np.isnan(self._values[i]) for r, i in self._place.items() if r in self.shared}
-        series = [(self._series({r: 1.0}, there), there) for r, there in each.items()]
+        each = [self._values[i] for r, i in self._place.items() if r in self.shared]
+        series = [(values[~np.isnan(values)], ~np.isnan(values)) for values in each]
         return {
             "own": own,
             "seed": seed if m > 1 else UNKNOWN,
             "row": row,
-            "between": _mean([self._beside(own, there, ()) for own, there in series]),
-            "shared": _mean([_over_seeds(own) for own, _ in series]),
+            "between": _mean([self._beside(values, there, ()) for values, there in series]),
+            "shared": _mean([_over_seeds(values) for values, _ in series]),
         }
 
     @functools.cached_property

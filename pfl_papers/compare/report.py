@@ -207,7 +207,7 @@ def compare(
     """
     about = papers.paper(paper)
     readings = _readings(rows, about, metric)
-    return _over_readings({w: _compared(of, about, table, metric, **how) for w, of in readings})
+    return _over_readings([(w, _compared(of, about, table, metric, **how)) for w, of in readings])
 
 
 def _compared(
@@ -290,10 +290,11 @@ def _both(
     rows: pd.DataFrame, paper: Paper, table: str, metric: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     # What `compare` and `advantages` say, which are made of the same cells.
-    cells, leads = {}, {}
+    cells, leads = [], []
     for says, of in _readings(rows, paper, metric):
-        cells[says] = _compared(of, paper, table, metric)
-        leads[says] = _leads(of, cells[says], paper, table, metric)
+        compared = _compared(of, paper, table, metric)
+        cells.append((says, compared))
+        leads.append((says, _leads(of, compared, paper, table, metric)))
     return _over_readings(cells), _over_readings(leads)
 
 
@@ -440,9 +441,9 @@ class _Cells:
 
 
 def _readings(rows: pd.DataFrame, paper: Paper, metric: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Rows as run, and under every declared reading that they have runs of, by what it says.
+    """Rows as run, then under every declared reading that they have runs of: (its words, rows).
 
-    Without rows of which no verdict on the metric hangs.
+    Rows of other metrics are left out where no verdict needs them.
     """
     if metric in ACCURACIES and len(rows):
         rows = rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
@@ -455,13 +456,13 @@ def _readings(rows: pd.DataFrame, paper: Paper, metric: str) -> Iterator[tuple[s
 _AS_RUN = "as run"
 
 
-def _over_readings(each: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The lines as run, whose verdicts hold under every reading; `each` is by what it says.
+def _over_readings(each: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The lines as run, the first of `each`, whose verdicts hold under every reading.
 
     Where a reading gives another verdict, the verdict is that it depends on the reading.
     """
-    found = each.pop(_AS_RUN)
-    for says, frame in each.items():
+    (_, found), *others = each
+    for says, frame in others:
         other = frame.set_index(["row", "column"])
         for i, line in found.iterrows():
             key = line["row"], line["column"]

@@ -163,8 +163,8 @@ def do_methods_table(args: Namespace) -> None:
 
 def do_bench(args: Namespace) -> int:
     """The benchmark of all methods in seven settings (docs/bench.md): equal random search on tuning
-    seeds, then runs on reported ones; --plan says the hours, and starts nothing. The same command
-    resumes. Status 1 if a row ended with an error"""
+    seeds, then runs on reported ones; rows that are published are there; --plan says the hours, and
+    starts nothing. The same command resumes. Status 1 if a row ended with an error"""
     protocol, planned = late("bench.protocol"), late("bench.planned")
     what = {n: getattr(args, n) for n in ("settings", "methods", "draws", "seeds", "tuning_seeds")}
     plugins = [plugin for plugin in args.plugins.split(",") if plugin]
@@ -172,13 +172,14 @@ def do_bench(args: Namespace) -> int:
     how = dict(device=args.device, jobs=args.jobs, on=args.on)
     protocol.check(asked, **how)
     if args.plan:
-        print(planned.totals(lines := planned.plan(asked, args.device)).to_string())
+        lines = planned.plan(asked, args.device, args.train)
+        print(planned.totals(lines).to_string())
         if asked == protocol.asked():  # the whole of it
             print(f"hours are kept in {planned.keep(lines, args.device)}")
         return 0
     failed = 0
     for setting in asked.settings:
-        work = protocol.Work(asked, setting, **how)
+        work = protocol.Work(asked, setting, args.train, **how)
         for said in work.steps():
             print(said, flush=True)
         failed += len(work.failed)
@@ -262,6 +263,7 @@ def _options_of_bench(add: Callable) -> None:
     add("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda")
     add("--on", metavar="WHERE", help="local (default), or ray: on a cluster")
     _jobs(add)
+    _train(add, "train what is published, too")
 
 
 def _check(args: Namespace, surplus: list[str], complain: Callable) -> None:

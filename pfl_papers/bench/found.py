@@ -32,7 +32,7 @@ class Found:
     def read(
         cls, settings: Iterable[str] = (), *, own: bool = False, digits: bool = False
     ) -> Found:
-        """What is published, and with `own` what is kept on this computer, too.
+        """What is published whole, or with `own` all of it and what is kept on this computer.
 
         Raises
         ------
@@ -42,7 +42,8 @@ class Found:
         wanted = list(settings) or [*SETTINGS]
         for name in wanted:
             checks.known("setting", name, SETTINGS)
-        return cls({s: record.read(s, own) for s in (w + DIGITS * digits for w in wanted)})
+        found = {s: record.read(s, own) for s in (w + DIGITS * digits for w in wanted)}
+        return cls({s: r for s, r in found.items() if own or not r.waiting()})
 
     def _tiers(self, setting: str, reference: str = REFERENCE) -> pd.DataFrame:
         """The rows of a setting beside a reference (see `tiers.judged`)."""

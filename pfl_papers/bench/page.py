@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from pfl_papers.bench import planned, record, sceptic, shown, tiers
-from pfl_papers.bench.found import Found
+from pfl_papers.bench.found import Found, main
 from pfl_papers.bench.rows import FT1, LOCAL, ORACLE, REFERENCE, said
 from pfl_papers.bench.settings import SETTINGS, Setting
 from pfl_papers.compare import readable
@@ -37,8 +37,9 @@ HOW = """## How it is done
   fails it is marked.
 
 A method of your own runs beside all others, equally tuned, in one command:
-`python -m pfl_papers bench --plugins my_methods`; `--plan` says the hours, `--digits` is a try on
-embedded data. [The protocol's code](../pfl_papers/bench/protocol.py).
+`python -m pfl_papers bench --plugins my_methods`. Published rows are not run again, unless
+`--train` asks for it; `--plan` says the hours, `--digits` is a try on embedded data.
+[The protocol's code](../pfl_papers/bench/protocol.py).
 """
 COLUMNS = """*accuracy*: client mean of test accuracy in %, last round. *worst tenth*: of clients.
 *balanced*: all of a client's classes alike. *below*: share of clients more than 5 points below that
@@ -251,12 +252,19 @@ def _left(settings: list[str]) -> list[str]:
         return []
     hours, where = planned.published()
     lines = [
-        {"setting": s, "command": f"`python -m pfl_papers bench --settings {s}`"}
+        {"setting": s, "so far": _so_far(s)}
+        | {"command": f"`python -m pfl_papers bench --settings {s}`"}
         | ({"hours": f"{hours[s]:.1f}"} if s in hours else {})
         for s in settings
     ]
     says = f"Hours are told by `--plan` on {where}." if hours else "`--plan` says the hours first."
     return ["## Not run yet", "", says, "", readable.markdown(pd.DataFrame(lines)), ""]
+
+
+def _so_far(setting: str) -> str:
+    known = record.read(setting, own=False)
+    tuned, reported = known.tuning.row.nunique(), len(main(known))
+    return f"{_counted(tuned, 'row')} tuned, {reported} reported" if tuned else "nothing"
 
 
 def _counted(number: int, word: str) -> str:

@@ -15,16 +15,16 @@ from pfl_core.util import checks, paths, sums
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import processor
 from pfl_papers.bench import costs, record, rows
-from pfl_papers.bench.protocol import KEEP, Asked
-from pfl_papers.bench.rows import REFERENCE, Row
+from pfl_papers.bench.protocol import KEEP, Asked, named, searched
+from pfl_papers.bench.rows import EQUAL, ORACLE, REFERENCE, Row
 from pfl_papers.bench.settings import Setting
 
 PLAN = record.PLAN
 COUNTS = ["tuning", "reported", "equal", "oracle", "there"]
 
 
-def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
-    """Runs and hours of each row in each setting.
+def plan(asked: Asked, device: str = "auto", train: bool = False) -> pd.DataFrame:
+    """Runs and hours of each row in each setting; those of rows that are known whole are there.
 
     Of a row that is not tuned yet, draw 0 stands for the draw that tuning will choose, and the
     first four for those that run on all tuning seeds. Draws that diverge end sooner. Hours are told
@@ -40,10 +40,10 @@ def plan(asked: Asked, device: str = "auto") -> pd.DataFrame:
     device, lines = pick_device(device), {}
     with Progress(len(asked.settings) * len(asked.rows), "rows timed", 0) as progress:
         for setting in asked.settings:
-            known, seen = record.here(asked.named(setting)), set()
+            known, seen = record.read(asked.named(setting)), set()
             for row in asked.rows:
                 key = asked.named(setting), rows.said(row.name)
-                lines[key] = _line(_Runs(asked, setting, row, known), seen, device)
+                lines[key] = _line(_Runs(asked, setting, row, known, train), seen, device)
                 progress.at(len(lines), " ".join(key))
     return (
         pd.DataFrame(lines).T.rename_axis(["setting", "method"]).astype(dict.fromkeys(COUNTS, int))
@@ -84,31 +84,35 @@ def published() -> tuple[dict[str, float], str]:
 class _Runs:
     """The runs of one row in one setting, as far as they are known beforehand."""
 
-    def __init__(self, asked: Asked, setting: Setting, row: Row, known: record.Record):
+    def __init__(self, asked: Asked, setting: Setting, row: Row, known: record.Record, train: bool):
         self.asked, self.setting, self.row = asked, setting, row
         base = asked.base(setting)
         self.cell = cell = row.cell(base)
         data, drawn = client_data(cell), row.draws(setting, base, asked.draws)
-        every = [row.tried(base).but(**c) for c in drawn]
-        refused = {i for i, e in enumerate(every) if rows.refused(e, data)}
+        tried = row.tried(base)
+        every = [tried.but(**c) for c in drawn]
+        why = {i: rows.refused(e, data) for i, e in enumerate(every)}
+        refused = {i for i in why if why[i]}
+        ids = searched(tried, drawn, why, asked.tuning_seeds)
+        self.search = known.search(row.name, ids)[: None if not train else 0]
+        self.known = record.Record.empty() if train else known
         self.draws = [e for i, e in enumerate(every) if i not in refused]
         mine = known.tuning[known.tuning.row == row.name]
         chosen = mine.draw[mine.chosen != ""]
         others = mine[mine.seed.isin(asked.tuning_seeds[1:])].draw
         known_best = [*dict.fromkeys(map(int, [*chosen, *others])), *range(len(every))]
         some = [i for i in dict.fromkeys(known_best) if i < len(every) and i not in refused]
-        self.best = every[some[0]].but(eval_every=cell.eval_every)
+        self.best = every[some[0]].but(eval_every=base.eval_every)
         self.kept = [every[i] for i in some[:KEEP]]
         reference = Row(REFERENCE).cell(base)
         self.shorter = rows.at_equal_gradients(self.best, rows.batches(reference))
 
     def tuning(self) -> list[Experiment]:
         first, *others = self.asked.tuning_seeds
-        found = [*rows.over([first], self.draws), *rows.over(others, self.kept)]
-        return rows.with_starts(found)
+        return [*rows.over([first], self.draws), *rows.over(others, self.kept)]
 
     def reported(self) -> list[Experiment]:
-        return rows.with_starts(rows.over(self.asked.seeds, [self.best]))
+        return rows.over(self.asked.seeds, [self.best])
 
     def equal(self) -> list[Experiment]:
         return rows.over(self.asked.seeds, [self.shorter] if self.shorter else [])
@@ -118,17 +122,29 @@ class _Runs:
         parts = [self.setting.group(g, self.best) for g in range(groups)] if groups > 1 else []
         return rows.over(self.asked.seeds, parts)
 
+    def there(self) -> set[str]:
+        """Ids of runs that are not run again, since what they belong to is known whole."""
+        chosen, out = self.search.chosen[self.search.chosen != ""], set(self.search.run)
+        lines = {"": self.reported(), f", {EQUAL}": self.equal(), f", {ORACLE}": self.oracle()}
+        for line, cells in lines.items() if len(chosen) else ():
+            if self.known.has(self.row.name + line, chosen.iloc[0], named(cells)):
+                out |= {e.id for e in cells}
+        return out
+
 
 def _line(runs: _Runs, seen: set[str], device: str) -> dict[str, Any]:
     # Draws that are runs of another row (FT1's) count once. Which of them run on more seeds is not
     # known: they count for each row.
-    parts = {"tuning": runs.tuning(), "reported": runs.reported(), "equal": runs.equal()}
-    parts["oracle"] = runs.oracle()
-    first = runs.asked.tuning_seeds[0]
+    cells = {"tuning": runs.tuning(), "reported": runs.reported(), "equal": runs.equal()}
+    cells["oracle"] = runs.oracle()
+    parts = {name: rows.with_starts(found) for name, found in cells.items()}
+    first, there = runs.asked.tuning_seeds[0], runs.there()
     parts["tuning"] = [e for e in parts["tuning"] if e.seed != first or e.id not in seen]
     seen |= {e.id for e in parts["tuning"]}
     every = [e for found in parts.values() for e in found]
-    todo = [e for e in every if not (paths.store_folder() / e.id).is_dir()]
+    new = [e for found in cells.values() for e in found if e.id not in there]
+    needed = {e.id for e in rows.with_starts(new)}
+    todo = [e for e in every if e.id in needed and not (paths.store_folder() / e.id).is_dir()]
     return {name: len(found) for name, found in parts.items()} | {
         "there": len(every) - len(todo),
         "gradients": rows.batches(runs.best),

@@ -2,7 +2,8 @@
 
 Setting by setting: all rows are tuned, the gate is computed from the tuning seeds, and then each
 row runs on the reported seeds with what its tuning chose. Finished runs are found in the store, so
-that the same command goes on after a stop. What is known is kept after each row (record.py).
+that the same command goes on after a stop. What is known is kept after each row (record.py). Rows
+that are known whole, published ones among them, are not run again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from pfl_core.analysis.select import tuples
 from pfl_core.data import pools
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments import tune as tuning
@@ -143,6 +145,24 @@ class Choice(NamedTuple):
     experiment: Experiment
 
 
+def searched(
+    cell: Experiment, changes: list[dict[str, Any]], why: dict[int, str], seeds: Iterable[int]
+) -> dict[tuple[int, int], str]:
+    """Runs that a search may have, {(draw, seed): id}; "" for draws that are refused (`why`)."""
+    return {
+        (draw, s): "" if why[draw] else seeded(cell.but(**change), s).id
+        for s, (draw, change) in itertools.product(seeds, enumerate(changes))
+    }
+
+
+def named(cells: Iterable[Experiment]) -> dict[int, str]:
+    """{seed: ids of its runs}, as a record names them."""
+    found: dict[int, list[str]] = {}
+    for e in cells:
+        found.setdefault(e.seed, []).append(e.id)
+    return {seed: " ".join(ids) for seed, ids in found.items()}
+
+
 class Work:
     """The benchmark's work in one setting.
 
@@ -150,15 +170,18 @@ class Work:
     ----------
     asked : Asked
     setting : Setting
+    train : bool
+        Whether rows that are known run again, too; what the store has is still found there.
     **how
         For `sweep`: device, jobs, on.
     """
 
-    def __init__(self, asked: Asked, setting: Setting, **how: Any):
+    def __init__(self, asked: Asked, setting: Setting, train: bool = False, **how: Any):
         executor = setting.executor(pick_device(how.get("device") or "auto"))
         self.asked, self.setting = asked, setting
         self.how: dict[str, Any] = how | {"executor": executor}
         self.name, self.base = asked.named(setting), asked.base(setting)
+        self.known = Record.empty() if train else record.read(self.name)
         self.choices: dict[str, Choice] = {}
         self.failed: dict[str, Exception] = {}
 
@@ -190,17 +213,24 @@ class Work:
         cell, whens = cell.but(tags={"artefact": "tune", "column": row.name}), row.whens(cell)
         data = client_data(cell)
         why = {i: rows.refused(cell.but(**c), data) for i, c in enumerate(changes)}
+        known = self.known.search(row.name, searched(cell, changes, why, self.asked.tuning_seeds))
+        if len(known):
+            for v in tuples(known[known.chosen != ""][:1]):
+                self._choose(row, v.draw, v.chosen, cell.but(**changes[v.draw]))
+            return self._said(row, known)
         legal = [c for i, c in enumerate(changes) if not why[i]]
         ended = self._tuned(cell, legal, whens)
         if ended is not None:
             best, scores = ended
             at = next(i for i, c in enumerate(changes) if cell.but(**c).plain() == best.plain())
             label = json.dumps(changes[at], sort_keys=True, default=lambda e: e.id)
-            reported = best.but(eval_every=self.base.eval_every)
-            self.choices[row.name] = Choice(at, str(scores[label].idxmax()), reported)
+            self._choose(row, at, str(scores[label].idxmax()), best)
         lines = self._tuning_lines(row, cell, changes, why)
         self._keep_tuning(row, lines)
         return self._said(row, lines)
+
+    def _choose(self, row: Row, draw: int, when: str, best: Experiment) -> None:
+        self.choices[row.name] = Choice(draw, when, best.but(eval_every=self.base.eval_every))
 
     def _keep_tuning(self, row: Row, lines: pd.DataFrame) -> None:
         # Reported runs of another choice are no longer this row's.
@@ -283,6 +313,8 @@ class Work:
     def _reported(self, row: Row, name: str, choice: Choice, experiment: Experiment) -> str:
         tags = {"artefact": "reported", "row": name, "column": ""}
         cells = rows.over(self.asked.seeds, [experiment.but(tags=tags)])
+        if self.known.has(name, choice.when, named(cells)):
+            return self._told(name, self.known)
         sweeps.sweep(cells, **self.how)
         about = self._about(row, choice, experiment)
         return self._keep_reported(
@@ -307,7 +339,10 @@ class Work:
         name = f"{row.name}, {ORACLE}"
         tagged = choice.experiment.but(tags={"artefact": "reported", "row": name, "column": ""})
         parts = [self.setting.group(g, tagged) for g in range(groups)]
-        sweeps.sweep(rows.over(self.asked.seeds, parts), **self.how)
+        cells = rows.over(self.asked.seeds, parts)
+        if self.known.has(name, choice.when, named(cells)):
+            return self._told(name, self.known)
+        sweeps.sweep(cells, **self.how)
         about = self._about(row, choice, choice.experiment)
         return self._keep_reported(
             name,
@@ -319,9 +354,11 @@ class Work:
 
     def _keep_reported(self, name: str, found: list[Record]) -> str:
         new = Record.joined(found)
-        known = record.keep(self.name, lambda known: known.updated(new))
+        return self._told(name, record.keep(self.name, lambda known: known.updated(new)))
+
+    def _told(self, name: str, known: Record) -> str:
         means = known.accuracies().loc[name, list(self.asked.seeds)]
-        when, ended = new.runs.when.iloc[0], means[np.isfinite(means)]
+        when, ended = known.runs.when[known.runs.row == name].iloc[0], means[np.isfinite(means)]
         ways = {"diverged": np.isneginf(means).sum(), "ended with an error": means.isna().sum()}
         lost = "".join(f", {n} of {len(means)} runs {way}" for way, n in ways.items() if n)
         return f"{rows.said(name)}, read {when}: {ended.mean():.2f} % over {len(ended)} seeds{lost}"

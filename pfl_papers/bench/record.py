@@ -100,6 +100,34 @@ class Record:
         frames = {n: getattr(self, n) for n in COLUMNS}
         return Record(**{n: f[f.row.map(method_of).isin(kept)] for n, f in frames.items()})
 
+    def search(self, row: str, runs: Mapping[tuple[int, int], str]) -> pd.DataFrame:
+        """A row's lines of tuning, if they are a whole search of just these runs; else none.
+
+        Parameters
+        ----------
+        row : str
+        runs : dict
+            {(draw, seed): run, or "" for a draw that is refused}, the first seed's first.
+        """
+        mine, seeds = self.tuning[self.tuning.row == row], list(dict.fromkeys(s for _, s in runs))
+        found = {(v.draw, v.seed): v.run for v in tuples(mine)}
+        tried = [key for key in runs if key[1] == seeds[0]]
+        best = [(draw, s) for draw in set(mine.draw[mine.chosen != ""]) for s in seeds]
+        whole = all(key in found for key in [*tried, *best])
+        return mine if whole and all(runs.get(k) == run for k, run in found.items()) else mine[:0]
+
+    def has(self, row: str, when: str, runs: Mapping[int, str]) -> bool:
+        """Whether a row is reported at a moment with these runs, {seed: run}; they may diverge."""
+        mine = self.runs[(self.runs.row == row) & (self.runs.when == when)]
+        mine = mine[mine.status.isin(["done", "failed"])]
+        found = dict(zip(mine.seed, mine.run, strict=True))
+        return all(found.get(seed) == run for seed, run in runs.items())
+
+    def waiting(self) -> list[str]:
+        """Rows whose tuning is there, and whose reported runs are not."""
+        chosen, done = self.tuning.row[self.tuning.chosen != ""], set(self.runs.row)
+        return [row for row in dict.fromkeys(chosen) if row not in done]
+
     def lines(self) -> list[str]:
         """Rows that have reported runs, in their order."""
         return list(dict.fromkeys(self.runs.row))
@@ -436,7 +464,8 @@ def settings(folder: Path) -> list[str]:
 def publish(replace: bool = False) -> list[Path]:
     """Put what is kept of settings into results/bench/, but for their forms over digits.
 
-    Rows that are published and not kept here stay.
+    Rows that are published and not kept here stay. Of rows that are not reported yet, their search
+    is published, so that it is not made again.
 
     Raises
     ------
@@ -456,7 +485,8 @@ def _publish(replace: bool) -> list[Path]:
     some = [s for s in settings(paths.runs_root() / "bench") if not s.endswith(DIGITS)]
     records = {s: (of_folder(committed(s)), here(s)) for s in some}
     plan = kept("") / PLAN
-    if not any(len(ours.runs) for _, ours in records.values()) and not plan.is_file():
+    run = {s: pair for s, pair in records.items() if len(pair[1].runs) or len(pair[1].tuning)}
+    if not run and not plan.is_file():
         raise ValueError(
             f"nothing of the benchmark to publish in {paths.runs_root()}; run "
             "`python -m pfl_papers bench` first (its form over digits is not published)"
@@ -468,7 +498,6 @@ def _publish(replace: bool) -> list[Path]:
                 f"{setting} in {paths.runs_root()} has fewer runs of {', '.join(lacking)} than "
                 "results/; run the rest, or let them go with `publish bench --replace`"
             )
-    run = {s: pair for s, pair in records.items() if len(pair[1].runs)}
     done = [f for s, (old, ours) in run.items() for f in write(committed(s), old | ours)]
     if plan.is_file():
         checks.make_folder(committed(""))

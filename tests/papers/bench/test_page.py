@@ -351,6 +351,29 @@ def test_publish_keeps_rows_and_refuses_to_lose_runs(tmp_path, monkeypatch, foun
     assert (record.read("mild", own=False).runs.row == "cfl").sum() == 5
 
 
+def test_a_search_is_published_before_its_row_is_reported(tmp_path, monkeypatch, found):
+    # A long setting may be run in several goes, on several computers.
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr(places, "checkout", lambda what: tmp_path)
+    (tmp_path / "results").mkdir()
+    known = found.records["mild"]
+    record.write(record.kept("mild"), replace(record.Record.empty(), tuning=known.tuning))
+    record.publish()
+    assert not Found.read().records and "no reported runs" in page.ranked("mild")
+    tuned = known.tuning.row.nunique()
+    assert f"| mild | {tuned} rows tuned, 0 reported |" in page.page()
+    some = known.of([REFERENCE, "cfl"])
+    record.write(record.kept("mild"), some)
+    record.publish()
+    assert not Found.read().records  # the others are waiting
+    assert len(record.read("mild", own=False).tuning) == len(known.tuning)
+    assert f"| mild | {tuned} rows tuned, 2 reported |" in page.page()
+    record.write(record.kept("mild"), known)
+    record.publish()
+    assert not known.waiting() and list(Found.read().records) == ["mild"]
+
+
 def test_the_page_is_current():
     path = places.results_folder().parent / "docs" / "bench.md"
     assert path.read_text() == page.page(), "run: python -m tools.pages"

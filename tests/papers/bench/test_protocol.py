@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -78,6 +79,70 @@ def test_the_plan_adds_up_to_what_is_run(ran):
     assert (again.there == again[[*planned.COUNTS[:-1]]].sum(axis=1)).all()
     assert again.hours.sum() == 0 and plan.hours.sum() > 0
     assert planned.totals(plan).loc["all", "tuning"] == 12
+
+
+@pytest.fixture
+def published(ran, tmp_path, monkeypatch):
+    """What the command found as rows in results/ alone; the asked, and what it told."""
+    asked, *_ = ran
+    told = list(protocol.Work(asked, asked.settings[0], device="cpu").steps())
+    known = record.read("rotate-digits")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
+    record.write(record.committed("rotate-digits"), known)
+    return asked, told
+
+
+def trains(*_, **how):
+    raise Wrong("it would be trained")
+
+
+@pytest.mark.slow
+def test_published_rows_are_not_run_again(published, monkeypatch):
+    asked, told = published
+    for module in (protocol.tuning, protocol.sweeps):
+        monkeypatch.setattr(module, "tune" if module is protocol.tuning else "sweep", trains)
+    work = protocol.Work(asked, asked.settings[0], device="cpu")
+    assert list(work.steps()) == told and not work.failed
+    plan = planned.plan(asked, "cpu")
+    assert plan.hours.sum() == 0 and plan.there.sum() == plan[planned.COUNTS[:-1]].to_numpy().sum()
+    again = protocol.Work(asked, asked.settings[0], train=True, device="cpu")
+    assert list(again.steps()) and set(again.failed) == {row.name for row in asked.rows}
+    assert planned.plan(asked, "cpu", train=True).there.sum() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ({"draws": 3}, "tune"),
+        ({"draws": 1}, "tune"),
+        ({"tuning_seeds": (100, 102)}, "tune"),
+        ({"seeds": (10, 12)}, "sweep"),
+    ],
+)
+def test_other_draws_or_seeds_than_the_published_ones_are_run(published, monkeypatch, change, lost):
+    asked, _ = published
+    monkeypatch.setattr(protocol.tuning if lost == "tune" else protocol.sweeps, lost, trains)
+    work = protocol.Work(replace(asked, **change), asked.settings[0], device="cpu")
+    for row in asked.rows:
+        with pytest.raises(Wrong):
+            work.tune(row), work.report(row)
+
+
+@pytest.mark.slow
+def test_a_search_is_known_if_each_of_its_runs_is(ran):
+    known = record.read("rotate-digits")
+    mine = known.tuning[known.tuning.row == "local"]
+    runs = {(v.draw, v.seed): v.run for v in mine.sort_values("seed").itertuples()}
+    assert len(known.search("local", runs)) == len(runs) == 4
+    assert known.search("fedavg", runs).empty and known.search("none", runs).empty
+    for key in runs:
+        assert known.search("local", runs | {key: "another"}).empty
+        there = (mine.draw == key[0]) & (mine.seed == key[1])
+        assert replace(known, tuning=mine[~there]).search("local", runs).empty == (
+            key[1] == 100 or bool(mine.chosen[there].iloc[0])
+        )
 
 
 @pytest.mark.slow

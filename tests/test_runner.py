@@ -93,28 +93,13 @@ def test_right_words(tmp_path):
         None,
         "quick",
         ["fedper", "explore"],
-        None,
+        1,
     )
     words = f"--profile smoke --paper explore --data {tmp_path} --datasets digits mnist --device cuda --jobs 2"
     args = runner.parse(words.split(), tmp_path)
     assert (args.paper, args.data, args.datasets) == (["explore"], tmp_path, ["digits", "mnist"])
     assert (args.device, args.jobs) == ("cuda", 2)
     assert runner.parse(["lab", "--data", str(tmp_path)], tmp_path).word == "lab"
-
-
-@pytest.mark.parametrize(
-    ("profile", "device", "cores", "jobs"),
-    [
-        ("smoke", "cpu", 2, 2),
-        ("quick", "cpu", 16, 2),
-        ("quick", "cpu", 1, 1),
-        ("quick", "cuda", 2, 1),  # they would share its memory
-        ("medium", "cpu", 2, 1),  # days: one paper after the other is done sooner
-        ("paper", "cuda", 2, 1),
-    ],
-)
-def test_two_small_notebooks_fill_two_cores(profile, device, cores, jobs):
-    assert runner.side_by_side(profile, device, cores) == jobs
 
 
 def test_every_data_set_can_be_named():

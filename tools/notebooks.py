@@ -32,8 +32,8 @@ PAPERS = ("fedper", "pfedhn", "pfedla", "flayer", "fedaghn")
 NAMES = ("start", *PAPERS, "what_holds", "bench", "explore")
 # Of what the others keep: they run when those have ended.
 READERS = ("what_holds", "bench", "explore")
-# {profile: wall clock of one notebook}. Beside another notebook and eight busy processes, two cores
-# take ten times what they take idle: 3 minutes at smoke, 13 at quick.
+# {profile: wall clock of one notebook}. On two idle cores the longest takes 3 minutes at smoke and
+# 13 at quick; beside others and eight busy processes, up to ten times as long.
 LIMIT_S = {"smoke": 3600, "quick": 4 * 3600, "medium": 7 * 86400, "paper": 30 * 86400}
 
 

@@ -94,8 +94,8 @@ def _parser(here: Sequence[str]) -> Parser:
     add("--device", choices=devices, default="auto", help="where to train (default: auto)")
     on = "where runs go: processes here, or a Ray cluster ($RAY_ADDRESS; default: local)"
     add("--on", choices=("local", "ray"), default="local", help=on)
-    jobs = "notebooks side by side (default: 2 of a small profile on a CPU, else 1)"
-    add("--jobs", type=_count, metavar="N", help=jobs)
+    jobs = "notebooks side by side (default: 1)"
+    add("--jobs", type=_count, default=1, metavar="N", help=jobs)
     return parser
 
 
@@ -123,30 +123,21 @@ def _stop(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _device(device: str) -> str:
-    # Where runs are trained, "" where it cannot be; says so where torch cannot use the GPU here.
+def _device(device: str) -> bool:
+    # Whether it can be had; says so where torch cannot use the GPU that is here.
     from pfl_core.util import driver
 
     chosen = os.environ.get("PFL_DEVICE") or device if device == "auto" else device
     if chosen == "cpu" or (chosen == "auto" and not driver.version()):
-        return "cpu"  # torch need not be imported
+        return True  # torch need not be imported
     from pfl_core.util import gpu
 
     if chosen == "cuda" and (why := gpu.refused()):
         print(f"run_all.sh: argument --device: {why}; use cpu or auto", file=sys.stderr)
-        return ""
+        return False
     if why := gpu.misfit():
         print(f"run_all.sh: training on the CPU: {why}", file=sys.stderr)
-        return "cpu"
-    return "cuda"
-
-
-def side_by_side(profile: str, device: str, cores: int) -> int:
-    """How many notebooks run at a time if nothing is said.
-
-    Two fill two cores: a notebook that draws, or waits for its last run, leaves one idle.
-    """
-    return 2 if cores > 1 and device == "cpu" and profile in ("smoke", "quick") else 1
+    return True
 
 
 def main_run(args: argparse.Namespace) -> int:
@@ -154,9 +145,8 @@ def main_run(args: argparse.Namespace) -> int:
     if not args.paper:
         print(f"run_all.sh: no notebook in {NOTEBOOKS}", file=sys.stderr)
         return 1
-    if not (device := _device(args.device)):
+    if not _device(args.device):
         return 2
-    jobs = args.jobs or side_by_side(args.profile, device, os.cpu_count() or 1)
     parameters = {
         "profile": args.profile,
         "train": True,
@@ -164,8 +154,9 @@ def main_run(args: argparse.Namespace) -> int:
         "device": args.device,
     }
     runs = Path(os.environ.get("PFL_RUNS") or ROOT / "runs").resolve()
-    env = notebooks.environment(runs, args.data, PFL_ON=args.on)
-    rows = notebooks.run(args.paper, parameters, env, jobs)
+    rows = notebooks.run(
+        args.paper, parameters, notebooks.environment(runs, args.data, PFL_ON=args.on), args.jobs
+    )
     notebooks.table(("notebook", "status", "wall", "figures"), rows)
     return int(any(row.status != "ok" for row in rows))
 

@@ -94,8 +94,8 @@ class _Runs:
         why = {i: rows.refused(e, data) for i, e in enumerate(every)}
         refused = {i for i in why if why[i]}
         ids = searched(tried, drawn, why, asked.tuning_seeds)
-        self.search = known.search(row.name, ids)[: None if not train else 0]
         self.known = record.Record.empty() if train else known
+        self.search = self.known.search(row.name, ids)
         self.draws = [e for i, e in enumerate(every) if i not in refused]
         mine = known.tuning[known.tuning.row == row.name]
         chosen = mine.draw[mine.chosen != ""]

@@ -183,6 +183,7 @@ class Work:
         self.name, self.base = asked.named(setting), asked.base(setting)
         self.known = Record.empty() if train else record.read(self.name)
         self.choices: dict[str, Choice] = {}
+        self.taken: dict[str, tuple[Row, pd.DataFrame]] = {}  # searches that were known
         self.failed: dict[str, Exception] = {}
 
     def steps(self) -> Iterator[str]:
@@ -217,6 +218,7 @@ class Work:
         if len(known):
             for v in tuples(known[known.chosen != ""][:1]):
                 self._choose(row, v.draw, v.chosen, cell.but(**changes[v.draw]))
+            self.taken[row.name] = row, known
             return self._said(row, known)
         legal = [c for i, c in enumerate(changes) if not why[i]]
         ended = self._tuned(cell, legal, whens)
@@ -353,7 +355,10 @@ class Work:
         )
 
     def _keep_reported(self, name: str, found: list[Record]) -> str:
-        new = Record.joined(found)
+        new, method = Record.joined(found), record.method_of(name)
+        if method in self.taken:  # a method that is kept replaces the published one with all lines
+            self._keep_tuning(*self.taken.pop(method))
+            record.keep(self.name, lambda kept: kept.updated(self.known.of([method])))
         return self._told(name, record.keep(self.name, lambda known: known.updated(new)))
 
     def _told(self, name: str, known: Record) -> str:

@@ -1,6 +1,7 @@
 """The benchmark's command: equal draws, seeds kept apart, resuming, a method of one's own, the plan."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -109,6 +110,30 @@ def test_published_rows_are_not_run_again(published, monkeypatch):
     again = protocol.Work(asked, asked.settings[0], train=True, device="cpu")
     assert list(again.steps()) and set(again.failed) == {row.name for row in asked.rows}
     assert planned.plan(asked, "cpu", train=True).there.sum() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["local", "fedavg", "bench_mine", f"fedavg, {rows.ORACLE}", ""])
+def test_what_is_published_stays_beside_new_runs_of_its_row(ran, published, gone, tmp_path):
+    """Of a line, or of all runs, that another session reports: searches and other lines are kept."""
+    asked, told = published
+    home = ran[-1]
+    shutil.copytree(home / "store", tmp_path / "runs" / "store")  # nothing is trained
+    folder = record.committed("rotate-digits")
+    whole = record.of_folder(folder)
+    tables = {n: getattr(whole, n) for n in ("runs", "history", "clients")}
+    left = {n: t[(t.row != gone) & ((t.row == "") | bool(gone))] for n, t in tables.items()}
+    record.write(folder, replace(whole, **left))
+    assert list(protocol.Work(asked, asked.settings[0], device="cpu").steps()) == told
+    for found in (
+        record.read("rotate-digits"),
+        record.of_folder(folder) | record.here("rotate-digits"),
+    ):
+        for name in record.COLUMNS:
+            lines = (getattr(r, name).drop_duplicates() for r in (found, whole))
+            was, now = ({tuple(map(str, v)) for v in t[["row", "seed"]].to_numpy()} for t in lines)
+            assert was == now, name
+        assert len(found.tuning) == len(whole.tuning) and len(found.runs) == len(whole.runs)
 
 
 @pytest.mark.slow

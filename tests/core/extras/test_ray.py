@@ -11,10 +11,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+import pfl_papers.__main__
 from pfl_core import Experiment, Federation, load, sweep
 from pfl_core.engine import simulate
+from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments import workers
 from pfl_core.extras.ray import _task, start
+from pfl_papers.bench import record, settings
 from tools import notebooks, runner
 
 pytestmark = pytest.mark.slow
@@ -274,6 +277,21 @@ def test_run_all_takes_on_ray(ray, monkeypatch, tmp_path, capsys):
     assert ray.started == 1
     runner.main(["--check", "--on", "ray"])
     assert capsys.readouterr().out.splitlines()[-1] == "ray"
+
+
+def test_all_runs_of_the_benchmark_go_where_they_are_sent(ray, monkeypatch, tmp_path):
+    for name in ("rounds", "eval_every"):
+        monkeypatch.setitem(settings.DIGITS, name, 1)
+    words = "--digits --settings rotate --methods fedper --draws 1 --seeds 10 --tuning-seeds 100"
+    command = ["bench", *words.split(), "--on"]
+    assert pfl_papers.__main__.main([*command, "local"]) == 0
+    here = record.read("rotate-digits")
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "on ray"))
+    monkeypatch.delattr(sweeps, "_run_all")
+    assert pfl_papers.__main__.main([*command, "ray"]) == 0
+    there = record.read("rotate-digits")
+    assert ray.started == 1 and len(there.lines()) == 3  # with FedAvg and its true groups
+    pd.testing.assert_frame_equal(there.history, here.history)
 
 
 def test_worker_processes_share_out_the_gpus(monkeypatch):

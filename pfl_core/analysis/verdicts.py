@@ -317,8 +317,11 @@ class Contrast:
                 why = f"below alone, not as one of {among} (Holm)"
             return f"{why}; {_more_seeds(self.found, max(gap, self.small - gap))}"
         if self.open == "still moves":
-            by = f"by {self.moved:+.{self.digits}f} in the last quarter of the rounds"
-            return REASONS[self.open].replace(";", f" ({by});")
+            what, by = "it still moves", self.moved
+            if self.unit == "points" and at_rest(by, self.found.half):  # its rows alone do
+                what, by = "its rows still move", max((r for r in self.rows if r), key=abs)
+            moved = f"{what} (by {by:+.{self.digits}f} in the last quarter of the rounds)"
+            return REASONS[self.open].replace("it still moves", moved)
         said = self.lost or self.unlearned
         return REASONS[self.open] + f" ({said})" * bool(said)
 

@@ -178,8 +178,8 @@ def _publish(paper: str, replace: bool) -> list[Path]:
             raise ValueError(
                 f"{name} in {paths.runs_root()} has fewer runs than results/ of {len(fewer)} "
                 f"cells, the first {fewer[0]!r}; keep all of it (`python -m pfl_papers keep "
-                f"{paper}` without artefacts, data sets, methods or seeds), or let them go with "
-                "`publish --replace`"
+                f"{paper}` without artefacts, data sets, methods or seeds; numbers that only the "
+                "notebook computes: run it), or let them go with `publish --replace`"
             )
     for part in (parts(paper) | {p.name: p for p in every}).values():
         if not replace:
@@ -197,15 +197,18 @@ def _publish(paper: str, replace: bool) -> list[Path]:
 
 
 def _fewer_runs(old: Content, new: Content) -> list[str]:
-    # Cells of `old` with fewer runs in `new`, if their part is there: "artefact, row, column".
-    cell, shown = [*PART, *CELL[:-1]], pd.concat([new.cells, new.derived])
-    parts = set(shown[PART].itertuples(index=False, name=None))
+    # Cells of `old` with fewer runs in `new`, or numbers computed of fewer, if their part is there:
+    # "artefact, row, column" and the number's metric.
+    cell = [*PART, *CELL[:-1], "metric"]
     was, now = (
-        pd.concat([c.cells, c.derived]).groupby(cell, dropna=False, sort=False).run.nunique()
+        pd.concat([c.cells.assign(metric=""), c.derived])
+        .groupby(cell, dropna=False, sort=False)
+        .run.nunique()
         for c in (old, new)
     )
+    parts = {names[:3] for names in now.index}
     fewer = was[was > now.reindex(was.index, fill_value=0)].index
-    return [", ".join(map(str, names[3:])) for names in fewer if names[:3] in parts]
+    return [", ".join(map(str, filter(None, names[3:]))) for names in fewer if names[:3] in parts]
 
 
 def _check_claims(part: Part, checkout: Path) -> None:

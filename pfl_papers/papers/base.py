@@ -63,8 +63,14 @@ class Probed(NamedTuple):
 
     def at(self, round: float | None = None) -> dict[str, np.ndarray]:
         """{key: array} at the recorded round nearest to `round` (the later of two), or the last."""
-        i = -1 if round is None else np.abs(self.rounds[::-1] - round).argmin()
-        return {k: (v[-1] if round is None else v[::-1][i]) for k, v in self.values.items()}
+        found = self if round is None else self.only(round)
+        return {key: recorded[-1] for key, recorded in found.values.items()}
+
+    def only(self, round: float) -> Probed:
+        """What was recorded at the round nearest to `round` (the later of two)."""
+        i = len(self.rounds) - 1 - int(np.abs(self.rounds[::-1] - round).argmin())
+        values = {key: recorded[i : i + 1] for key, recorded in self.values.items()}
+        return self._replace(rounds=self.rounds[i : i + 1], values=values)
 
 
 # Name of a probe -> what it recorded in the runs at hand.

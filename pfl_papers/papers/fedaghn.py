@@ -440,9 +440,10 @@ def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     final = every[(every.stage == "Final") & (every.part == "whole")]
     numbers = [_weight_number(line, line.row, line.kind.capitalize()) for line in tuples(final)]
     for probed in weights:
-        found = _after_updates(probed).at(0.75 * best[probed.run])
-        where = dict(run=probed.run, row=probed.row, metric=EARLIER)
-        for kind, weight in shares(np.mean(list(found.values()), 0), _groups(probed)).items():
+        there = _after_updates(probed).only(0.75 * best[probed.run])
+        mean = np.mean(list(there.at().values()), 0)
+        where = dict(run=probed.run, row=probed.row, metric=EARLIER, rounds=there.rounds[0])
+        for kind, weight in shares(mean, _groups(probed)).items():
             numbers.append(where | dict(column=kind.capitalize(), value=weight))
     return numbers
 
@@ -464,9 +465,9 @@ def layer_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     """
     best, numbers = reported_rounds(rows), []
     for probed in recorded("weights"):
-        found = _after_updates(probed).at(best[probed.run])
-        where = dict(run=probed.run, metric="similar minus other")
-        for place, matrix in zip(PLACES, _outer_layers(found).values(), strict=True):
+        there = _after_updates(probed).only(best[probed.run])
+        where = dict(run=probed.run, metric="similar minus other", rounds=there.rounds[0])
+        for place, matrix in zip(PLACES, _outer_layers(there.at()).values(), strict=True):
             weights = shares(matrix, _groups(probed))
             number = dict(row=place, value=weights["similar"] - weights["other"])
             numbers.append(where | number)

@@ -441,9 +441,11 @@ def similarity(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
         where = dict(run=probed.run, row=probed.row, column=probed.column)
         stages = {"initial": 0, "best": int(best.loc[probed.run, probed.column])}
         for stage, when in stages.items():
-            for layer, alike in probed.at(when).items():
+            there = probed.only(when)
+            for layer, alike in there.at().items():
                 mean = float(alike[~np.eye(len(alike), dtype=bool)].mean())
-                numbers.append(where | dict(metric=f"cka {stage} {layer}", value=mean))
+                number = dict(rounds=there.rounds[0], metric=f"cka {stage} {layer}", value=mean)
+                numbers.append(where | number)
     return numbers
 
 

@@ -588,16 +588,14 @@ def pairs(base: Experiment) -> list[str]:
     return [" / ".join(names[c] for c in np.flatnonzero(row)) for row in counts]
 
 
-def _at_reported_round(
-    rows: pd.DataFrame, probed: list[Probed]
-) -> Iterator[tuple[Probed, dict[str, np.ndarray]]]:
-    # What a probe recorded, with its values at the round that is reported.
-    rounds = pick(rows, **PAPER.report).set_index("run")["rounds"] if len(rows) else {}
-    return ((p, p.at(rounds[p.run])) for p in probed)
+def _at_reported_round(rows: pd.DataFrame, probed: list[Probed]) -> Iterator[Probed]:
+    # What a probe recorded at the round that is reported.
+    best = pick(rows, **PAPER.report).set_index("run")["rounds"] if len(rows) else {}
+    return (p.only(best[p.run]) for p in probed)
 
 
 def _numbers(probed: Probed, values: dict[str, float]) -> list[Number]:
-    where = dict(run=probed.run, row=probed.row, column=probed.column)
+    where = dict(run=probed.run, row=probed.row, column=probed.column, rounds=probed.rounds[-1])
     return [where | dict(metric=m, value=float(v)) for m, v in values.items()]
 
 
@@ -606,8 +604,7 @@ def crossed(rows: pd.DataFrame, probed: list[Probed]) -> dict[str, np.ndarray]:
 
     A row has a client's classifier, a column a client's extractor.
     """
-    at = _at_reported_round(rows, probed)
-    return {f"seed {p.seed}": values["acc"] for p, values in at}
+    return {f"seed {p.seed}": p.at()["acc"] for p in _at_reported_round(rows, probed)}
 
 
 def numbers_of_crossing(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
@@ -616,8 +613,8 @@ def numbers_of_crossing(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     "own_best_pct" is the share of classifiers for which the own one is the best.
     """
     numbers = []
-    for probed, values in _at_reported_round(rows, recorded("mix_and_match")):
-        acc = values["acc"]
+    for probed in _at_reported_round(rows, recorded("mix_and_match")):
+        acc = probed.at()["acc"]
         said = {
             "own_pct": acc.diagonal().mean(),
             "crossed_pct": acc[~np.eye(len(acc), dtype=bool)].mean(),
@@ -674,10 +671,11 @@ def embedded(rows: pd.DataFrame, probed: list[Probed]) -> pd.DataFrame:
     all dimensions, in words.
     """
     parts = []
-    for p, values in _at_reported_round(rows, probed):
-        x, y = tsne(values["v"], PERPLEXITY).T
+    for p in _at_reported_round(rows, probed):
+        v = p.at()["v"]
+        x, y = tsne(v, PERPLEXITY).T
         group = _groups(rows, len(x))
-        found = _clustering(values["v"], group)
+        found = _clustering(v, group)
         near = int((group == 0).sum()) - 1
         said = (
             f"of {near} neighbours {found['purity']:.0%} are of the group (chance "
@@ -694,9 +692,9 @@ def numbers_of_clusters(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     The metrics are those of `stats.clustering`.
     """
     numbers = []
-    for probed, values in _at_reported_round(rows, recorded("embeddings")):
-        group = _groups(rows, len(values["v"]))
-        numbers += _numbers(probed, _clustering(values["v"], group))
+    for probed in _at_reported_round(rows, recorded("embeddings")):
+        v = probed.at()["v"]
+        numbers += _numbers(probed, _clustering(v, _groups(rows, len(v))))
     return numbers
 
 

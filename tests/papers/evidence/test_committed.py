@@ -270,6 +270,22 @@ def test_published_runs_that_were_not_kept_go_only_if_it_is_said(home):
     assert set(read("fedper.quick-digits").seed) == {1, 2}
 
 
+def test_published_numbers_of_runs_that_were_not_computed_go_only_if_it_is_said(home):
+    rows = keep()
+    blank = {"average": "derived", "split": "", "when": "", "value": 3.0}
+    numbers = [rows[:1].assign(**blank, metric=metric) for metric in ("gain", "rho")]
+    committed.save(pd.concat([rows, *numbers]), "fedper", "quick", "digits")
+    committed.publish("fedper")
+    before = files(home)
+    for kept, lost in (([rows, numbers[0]], "rho"), ([rows, numbers[1]], "gain"), ([rows], "gain")):
+        committed.save(pd.concat(kept), "fedper", "quick", "digits")
+        with pytest.raises(ValueError, match=f"the first 'fig2, .*{lost}'.*--replace"):
+            committed.publish("fedper")
+    assert files(home) == before
+    committed.publish("fedper", replace=True)
+    assert not set(read("fedper.quick-digits").metric) & {"gain", "rho"}
+
+
 def test_published_claims_are_not_replaced_by_those_of_fewer_artefacts(home):
     keep()
     claims = paths.runs_root() / "figures" / "fedper" / "quick-digits" / "claims.csv"

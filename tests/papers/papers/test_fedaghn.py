@@ -402,6 +402,8 @@ def test_final_weights_of_each_method():
     }
     own = numbers[numbers.column == "Self"].groupby("metric").value
     assert own.mean().to_dict() == pytest.approx({"weight": 0.14, fedaghn.EARLIER: 0.13})
+    said = numbers.groupby("metric")["rounds"].agg(set).to_dict()
+    assert said == {"weight": {4}, fedaghn.EARLIER: {3}}, "the rounds that they are of"
 
 
 def test_the_course_of_each_methods_weights():
@@ -427,7 +429,8 @@ def test_weights_of_the_outer_layers():
             )
         }
     )
-    got = pd.DataFrame(fedaghn.layer_weights(*recorded(one)))
+    got = pd.DataFrame(fedaghn.layer_weights(*recorded(one, best=5)))
+    assert set(got["rounds"]) == {5}
     assert got.row.tolist() == list(fedaghn.PLACES)
     assert got.value.tolist() == pytest.approx([0.05, 0.05, 0.3, 0.3])
 

@@ -271,6 +271,7 @@ def test_similarity_is_over_pairs_of_clients():
             (flayer.CORES, "cka best fc"): 0.3,
         }
     )
+    assert {(g["metric"], g["rounds"]) for g in got} == {("cka initial fc", 0), ("cka best fc", 2)}
     made = pd.DataFrame(
         [rows.iloc[0].to_dict() | {"average": "derived"} | g for g in got], columns=ROW_COLUMNS
     )

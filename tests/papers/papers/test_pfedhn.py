@@ -629,7 +629,7 @@ def test_figures_3_and_4_read_what_was_recorded_at_the_round_that_is_reported():
     assert (
         said["purity"] == 1
         and said["p"] < 0.01
-        and {d["run"] for d in crossing + clusters} == {"pfedhnx"}
+        and {(d["run"], d["rounds"]) for d in crossing + clusters} == {("pfedhnx", 0)}
     )
     drawn = pfedhn.embedded(rows, probes("embeddings"))
     assert drawn.group.tolist() == [k // 5 for k in range(50)] and set(drawn.column) == {"seed 1"}

@@ -174,7 +174,7 @@ TABLES = {
         _CELL
         | {"dataset": "data set of the number where it is another than the run's"}
         | _KEYS
-        | {"rounds": "as in the history; the run's last, of a number of several rounds or of none"}
+        | {"rounds": "round that the number is of; the run's last one if it is of several, or none"}
         | {
             "average": "`derived`; else what the mean is over, of a number that is not its run's",
             "metric": "what the number is",

@@ -158,6 +158,8 @@ def test_what_is_open_says_what_would_decide_it():
     for reason in verdicts.REASONS:
         assert reason == "too wide" or "would decide" in verdicts.REASONS[reason]
     assert "about 4 seeds in place of 3" in of_claim([Contrast("", about(3, 3.2))]).why
+    moving = of_claim([Contrast("a - b", CLEAR, moved=1.5)])
+    assert "by +1.5 in the last quarter" in moving.why and "more rounds" in moving.why
 
 
 @pytest.mark.parametrize("unit", ["points", ""])
@@ -166,13 +168,12 @@ def test_what_is_open_says_what_would_decide_it():
 def test_what_still_moves_says_by_how_much_it_or_a_row_did(moved, rows, unit):
     got = Contrast("", CLEAR, moved=moved, rows=rows, unit=unit)
     if got.rest:
+        assert "move" not in got.decides()
         return
     alone = unit == "points" and verdicts.at_rest(moved, CLEAR.half)  # the difference stands still
     largest = {(): None, (0.4, -2.5): "-2.5", (None, 3.0): "+3.0"}[rows]
     said = f"its rows still move (by {largest}" if alone else f"it still moves (by {moved:+.1f}"
     assert said in got.decides() and "more rounds would decide it" in got.decides()
-    moving = of_claim([Contrast("a - b", CLEAR, moved=1.5)])
-    assert "by +1.5 in the last quarter" in moving.why and "more rounds" in moving.why
 
 
 def test_a_claim_on_most_cases():

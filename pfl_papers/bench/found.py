@@ -88,13 +88,13 @@ class Found:
             row: [s for s, tier in found.items() if tier.get(row) == word] for row in self.methods
         }
 
-    def twins(self, reference: str) -> list[str]:
-        """Methods that are equal to a row in all settings that are run."""
+    def twins(self, reference: str, but: int = 0) -> list[str]:
+        """Methods that are equal to a row in all settings that are run but for so many."""
         if not all(reference in table.index for table in self.tables.values()):
             return []
         found = [self.tiers(s, reference).tier for s in self.records]
         others = [row for row in self.methods if row not in (reference, LOCAL)]
-        return [r for r in others if all(tier.get(r) == tiers.EQUAL for tier in found)]
+        return [r for r in others if sum(t.get(r) != tiers.EQUAL for t in found) == but]
 
 
 def _table(known: Record) -> pd.DataFrame:

@@ -90,6 +90,12 @@ FLAYER_IN_TEXT = (
     'with `method_args={"masking": False}`) it is no better than FedAvg + FT on the tuning seeds. '
     "Without its learning rates it keeps about half of its lead."
 )
+LPFT_IN_PHOTOS = (
+    "- **Why LP-FT wins in photos.** Its small rate of fine-tuning, not its stage for the head: on "
+    "the tuning seeds FedAvg at the same two rates, with all layers from the start, is as good. "
+    "None of FedAvg's 16 draws has such a pair. So in photos two points can be luck of the "
+    "search, for any row."
+)
 ORACLES = f"{REFERENCE}, {ORACLE}"
 TIMES = ("one setting", "two", "three", "four", "five", "six", "seven")
 
@@ -155,8 +161,9 @@ def findings(found: Found) -> list[str]:
             f"- **{s}** ({shown.why(s)}): {said(found.order(s)[0])} is first; {', '.join(words)}."
         )
     for name, row in {"FedAvg + FT": REFERENCE, "FT1": FT1, "Local + FT": LOCAL}.items():
-        twins = [said(r) for r in found.twins(row)]
-        out.append(f"- **Equal to {name}** wherever run: {', '.join(twins) or 'no method'}.")
+        twins, nearly = (", ".join(map(said, found.twins(row, but))) for but in (0, 1))
+        some = f"; but for one setting: {nearly}" if nearly and len(found.records) > 2 else ""
+        out.append(f"- **Equal to {name}** in all that are run: {twins or 'no method'}{some}.")
     means = {s: known.accuracies().mean(axis=1) for s, known in found.records.items()}
     told = [
         f"{of[ORACLES]:.1f} % in {s} ({said(found.order(s)[0])}: {of[found.order(s)[0]]:.1f})"
@@ -170,6 +177,8 @@ def findings(found: Found) -> list[str]:
         )
     if "text" in found.wins().get("flayer", ()):
         out.append(FLAYER_IN_TEXT)
+    if "photos" in found.wins().get("lpft", ()):
+        out.append(LPFT_IN_PHOTOS)
     fails = [s for s in found.records if found.gate(s).fails()]
     out.append(f"- **The gate** fails in {', '.join(fails) or 'no setting that is run'}.")
     return [textwrap.fill(line, 100, subsequent_indent="  ") for line in out]

@@ -105,7 +105,12 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
         "3 of 4 methods never beat tuned FedAvg + FT by more than a point. Better in three: Ditto. "
         "3 of 7 settings are run."
     )
-    assert found.twins(REFERENCE) == ["fedper"]
+    assert found.twins(REFERENCE) == ["fedper"] and found.twins(REFERENCE, 1) == []
+    apart = LEADS | {"fedper": 5.0}
+    once = Found({"mild": made(0), "rotate": made(1), "text": made(2, apart)})
+    assert once.twins(REFERENCE) == [] and once.twins(REFERENCE, 1) == ["fedper"]
+    told = "**Equal to FedAvg + FT** in all that are run: no method; but for one setting: FedPer."
+    assert any(told in " ".join(line.split()) for line in page.findings(once))
 
 
 def test_the_readme_says_the_same_in_short(found):

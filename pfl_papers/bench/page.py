@@ -111,7 +111,7 @@ def first_sentence(found: Found) -> str:
     return " ".join([f"{never} a point.", *found_in, f"{_run(every)}."])
 
 
-NAMED = 3  # methods in README
+NAMED = 3  # methods in README; a single one more is named, too
 
 
 def in_short(found: Found | None = None) -> str:
@@ -122,13 +122,16 @@ def in_short(found: Found | None = None) -> str:
         return f"No setting of {page} is run yet."
     wins = {row: settings for row, settings in found.wins().items() if settings}
     most = sorted(wins, key=lambda row: -len(wins[row]))
-    does = [f"{said(row)} does in {_joined(f'*{s}*' for s in wins[row])}" for row in most[:NAMED]]
-    rest = [f"{len(most) - NAMED} more in some setting"] * (len(most) > NAMED)
+    named = most if len(most) <= NAMED + 1 else most[:NAMED]
+    does = [f"{said(row)} does in {_joined(f'*{s}*' for s in wins[row])}" for row in named]
+    rest = [f"{len(most) - NAMED} more in some setting"] * (len(most) > len(named))
+    fail = sum(bool(found.gate(s).fails()) for s in found.records)
+    gate = f", {fail} {'fails its' if fail == 1 else 'fail their'} gate" if fail else ""
     some = "".join(f"; {text}" for text in (*does, *rest))
     return (
         f"{len(found.methods) - len(wins)} of {len(found.methods)} equally tuned methods never "
         f"beat FedAvg with fine-tuning by more than a point{some}. "
-        f"{_served(found)}{_run(len(found.records))} ({page})."
+        f"{_served(found)}{_run(len(found.records))}{gate} ({page})."
     )
 
 

@@ -27,7 +27,8 @@ HOW = """## How it is done
   the last round wins.
 - **Fine-tuning is a stage for every row**, after the last round: 1, 3 or 10 local epochs, or none,
   as tuning chooses. A row is judged by that line. *served* is read as its paper reads it.
-- **The reference** is FedAvg with the same stage: FedAvg + FT. FT1 is FedAvg after one local epoch.
+- **The reference** is FedAvg with the same stage: FedAvg + FT. FT1 is FedAvg after one local epoch
+  at its training rate; fine-tuning has a rate of its own.
 - **Reported seeds** are 10 to 19. Neither tuning nor a trial has seen them.
 - **Words.** *better*: the mean difference over seeds lies above 1 point, one-sided at 2.5 % after
   Holm's correction over a setting's rows; *worse*: below -1. *equal*: the 95 % interval lies within

@@ -100,3 +100,19 @@ def labels_of(name: str) -> pools.Pool | None:
     return pools.Pool(
         name, np.zeros((len(y), 1, 1), np.uint8), y, test.astype(bool), classes, extra
     )
+
+
+def labelled(name: str) -> pools.Pool:
+    """A data set, or where it is not here its labels (see `labels_of`).
+
+    Raises
+    ------
+    DatasetMissing
+        If pools.csv has not got it either.
+    """
+    try:
+        return pools.load(name)
+    except pools.DatasetMissing:
+        if (pool := labels_of(name)) is None:
+            raise
+        return pool

@@ -25,7 +25,7 @@ from pfl_core.engine import probes
 from pfl_core.experiments import metrics
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import checks
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, copies
 from pfl_papers.explore import sources, words
 from pfl_papers.explore.choices import Choices, Shown, arguments
 from pfl_papers.papers import base as papers
@@ -529,7 +529,7 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
             groups = args.get("groups", default)
             return np.arange(clients) * groups // clients, "group of the partition"
         if run.partition == "coarse":
-            groups = len(np.unique(data.load(run.dataset).extra["coarse"]))
+            groups = len(np.unique(copies.labelled(run.dataset).extra["coarse"]))
             return np.arange(clients) * groups // clients, "coarse class"
         if experiment:
             return committed.label_counts(experiment).argmax(1), "most frequent class"

@@ -23,12 +23,11 @@ from pfl_core.analysis.stats import (
     total_variation,
     tsne,
 )
-from pfl_core.data import pools as data
 from pfl_core.data.sources import CLASS_NAMES
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import validated
 from pfl_core.util.percent import accuracy
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, copies
 from pfl_papers.evidence.asks import Measure, Terms
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import TUNING, Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
@@ -660,7 +659,7 @@ SCALES = {
 def _groups(rows: pd.DataFrame, clients: int) -> np.ndarray:
     # (K,) the coarse class of each client's classes: clients are dealt to coarse classes in equal
     # shares, one class after the other.
-    kinds = len(np.unique(data.load(rows.dataset.iloc[0]).extra["coarse"]))
+    kinds = len(np.unique(copies.labelled(rows.dataset.iloc[0]).extra["coarse"]))
     return np.arange(clients) // (clients // kinds)
 
 

@@ -323,6 +323,14 @@ def test_alike_clients(nothing):
     assert views.kin(Row)[0].tolist() == federation(shared).counts().argmax(1).tolist()
 
 
+def test_clients_of_a_coarse_class_are_alike_where_the_data_are_not_here():
+    class Row:
+        run, n_clients, partition, dataset = "none", 100, "coarse", "cifar100"
+
+    group, by = views.kin(Row)
+    assert by == "coarse class" and group.tolist() == [i // 5 for i in range(100)]
+
+
 def test_the_comparison_of_all_methods_is_shown_without_its_tuning(tmp_path, monkeypatch, results):
     monkeypatch.setattr(places, "results_folder", lambda: tmp_path / "results")
     monkeypatch.setenv("PFL_RUNS", str(tmp_path / "runs"))

@@ -15,6 +15,7 @@ from pfl_core.experiments import run as runs
 from pfl_core.experiments.build import federation
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.sweep import sweep
+from pfl_core.util import paths
 from pfl_papers import places
 from pfl_papers.evidence import committed
 from pfl_papers.explore import choices, sources, training, views, widgets, words
@@ -323,7 +324,9 @@ def test_alike_clients(nothing):
     assert views.kin(Row)[0].tolist() == federation(shared).counts().argmax(1).tolist()
 
 
-def test_clients_of_a_coarse_class_are_alike_where_the_data_are_not_here():
+def test_clients_of_a_coarse_class_are_alike_where_the_data_are_not_here(monkeypatch):
+    monkeypatch.setattr(places, "results_folder", lambda: paths.CHECKOUT / "results")
+
     class Row:
         run, n_clients, partition, dataset = "none", 100, "coarse", "cifar100"
 

@@ -166,8 +166,8 @@ def findings(found: Found) -> list[str]:
         )
     for name, row in {"FedAvg + FT": REFERENCE, "FT1": FT1, "Local + FT": LOCAL}.items():
         twins, nearly = (", ".join(map(said, found.twins(row, but))) for but in (0, 1))
-        some = f"; but for one setting: {nearly}" if nearly and len(found.records) > 2 else ""
-        out.append(f"- **Equal to {name}** in all that are run: {twins or 'no method'}{some}.")
+        some = f"; in all but one: {nearly}" if nearly and len(found.records) > 2 else ""
+        out.append(f"- **Equal to {name}** in all settings run: {twins or 'no method'}{some}.")
     means = {s: known.accuracies().mean(axis=1) for s, known in found.records.items()}
     told = [
         f"{of[ORACLES]:.1f} % in {s} ({said(found.order(s)[0])}: {of[found.order(s)[0]]:.1f})"

@@ -102,17 +102,20 @@ def labels_of(name: str) -> pools.Pool | None:
     )
 
 
-def labelled(name: str) -> pools.Pool:
-    """A data set, or where it is not here its labels (see `labels_of`).
+def coarse_classes(name: str, clients: int) -> np.ndarray:
+    """The coarse class of each client that the partition `coarse` deals to: (K,) int.
+
+    Clients are dealt to coarse classes in equal shares, one class after the other. Where the data
+    are not here, pools.csv says how many there are.
 
     Raises
     ------
     DatasetMissing
-        If pools.csv has not got it either.
+        If pools.csv has not got the data set either.
     """
     try:
-        return pools.load(name)
+        pool = pools.load(name)
     except pools.DatasetMissing:
         if (pool := labels_of(name)) is None:
             raise
-        return pool
+    return np.arange(clients) * len(np.unique(pool.extra["coarse"])) // clients

@@ -529,8 +529,7 @@ def kin(run: Any) -> tuple[np.ndarray, str]:
             groups = args.get("groups", default)
             return np.arange(clients) * groups // clients, "group of the partition"
         if run.partition == "coarse":
-            groups = len(np.unique(copies.labelled(run.dataset).extra["coarse"]))
-            return np.arange(clients) * groups // clients, "coarse class"
+            return copies.coarse_classes(run.dataset, clients), "coarse class"
         if experiment:
             return committed.label_counts(experiment).argmax(1), "most frequent class"
     except data.DatasetMissing:

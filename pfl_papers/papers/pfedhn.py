@@ -656,13 +656,6 @@ SCALES = {
 }
 
 
-def _groups(rows: pd.DataFrame, clients: int) -> np.ndarray:
-    # (K,) the coarse class of each client's classes: clients are dealt to coarse classes in equal
-    # shares, one class after the other.
-    kinds = len(np.unique(copies.labelled(rows.dataset.iloc[0]).extra["coarse"]))
-    return np.arange(clients) // (clients // kinds)
-
-
 def embedded(rows: pd.DataFrame, probed: list[Probed]) -> pd.DataFrame:
     """Figure 4: t-SNE of the embeddings at the round that is reported.
 
@@ -673,7 +666,7 @@ def embedded(rows: pd.DataFrame, probed: list[Probed]) -> pd.DataFrame:
     for p in _at_reported_round(rows, probed):
         v = p.at()["v"]
         x, y = tsne(v, PERPLEXITY).T
-        group = _groups(rows, len(x))
+        group = copies.coarse_classes(rows.dataset.iloc[0], len(x))
         found = _clustering(v, group)
         near = int((group == 0).sum()) - 1
         said = (
@@ -693,7 +686,9 @@ def numbers_of_clusters(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
     numbers = []
     for probed in _at_reported_round(rows, recorded("embeddings")):
         v = probed.at()["v"]
-        numbers += _numbers(probed, _clustering(v, _groups(rows, len(v))))
+        numbers += _numbers(
+            probed, _clustering(v, copies.coarse_classes(rows.dataset.iloc[0], len(v)))
+        )
     return numbers
 
 

@@ -109,7 +109,7 @@ def test_the_first_sentence_counts_what_the_tables_say(found):
     apart = LEADS | {"fedper": 5.0}
     once = Found({"mild": made(0), "rotate": made(1), "text": made(2, apart)})
     assert once.twins(REFERENCE) == [] and once.twins(REFERENCE, 1) == ["fedper"]
-    told = "**Equal to FedAvg + FT** in all that are run: no method; but for one setting: FedPer."
+    told = "**Equal to FedAvg + FT** in all settings run: no method; in all but one: FedPer."
     assert any(told in " ".join(line.split()) for line in page.findings(once))
 
 

@@ -675,3 +675,11 @@ def test_clients_have_the_same_classes_where_only_their_numbers_are_known(home, 
         assert (sum(exact) == sum(dealt)).all()
     else:
         assert all((a == b).all() for a, b in zip(exact, dealt, strict=True))
+
+
+def test_coarse_classes_of_clients_need_no_data():
+    # CIFAR-100 is in no place of these tests; pools.csv has its labels.
+    assert copies.coarse_classes("cifar100", 100).tolist() == [i // 5 for i in range(100)]
+    assert copies.coarse_classes("digits100", 20).tolist() == [i // 2 for i in range(20)]
+    with pytest.raises(DatasetMissing):
+        copies.coarse_classes("flickr_aes", 20)

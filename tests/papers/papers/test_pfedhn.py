@@ -720,9 +720,3 @@ def test_rates_say_what_was_tried_and_chosen():
     assert table.columns.tolist() == [0.1, 0.01, "chosen"]
     assert table.loc["fedavg"].tolist() == [97, 90, 0.1]
     assert pfedhn.rates(tried({"fedavg, rate 0.1": 9}).iloc[:0]).index.tolist() == ["not tuned"]
-
-
-def test_coarse_classes_of_clients_need_no_data():
-    # Where CIFAR-100 is not here, pools.csv has its labels.
-    rows = pd.DataFrame({"dataset": ["cifar100"]})
-    assert pfedhn._groups(rows, 100).tolist() == [i // 5 for i in range(100)]

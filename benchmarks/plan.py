@@ -27,6 +27,7 @@ from pfl_core.data.pools import Pool
 from pfl_core.engine.participation import evaluates_after, participants
 from pfl_core.experiments.build import train_config
 from pfl_core.experiments.experiment import Experiment
+from pfl_papers.compare.costs import per_step
 from pfl_papers.compare.plan import planned
 from pfl_papers.papers import base as papers
 
@@ -41,20 +42,6 @@ SIZES = {
     "omniglot": (32_460, 1623, (1, 28, 28)),
     "ag_news": (127_600, 4, (200,)),
     "flickr_aes": (40_988, 5, (3, 64, 64)),
-}
-# Gradients of a client's step, where there are more than FedAvg's one: a second model or phase,
-# inner steps, other batches.
-GRADIENTS = {
-    "ditto": 2,
-    "apfl": 2,
-    "perfedavg": 2,
-    "pfedme": 5,
-    "fedcp": 1.5,
-    "gpfl": 1.5,
-    "fedfomo": 1.5,
-    "fedrep": 2,
-    "fedpac": 2,
-    "fedala": 1.2,
 }
 NEAREST = {
     "cnn": "flayer",
@@ -126,9 +113,10 @@ def cost(experiment: Experiment) -> dict[str, Any]:
     # Training that is for "after" alone.
     also = after * (1 if full else evaluations) * batches.sum()
     forward = evaluations * (1 + after) * rest.sum() / 3
-    work = flop * (GRADIENTS.get(e.method, 1) * e.batch * (steps + also) + forward)
     steps += also
-    moved = GRADIENTS.get(e.method, 1) * steps * PASSES * 4 * size
+    gradients = per_step(e) * steps
+    work = flop * (gradients * e.batch + forward)
+    moved = gradients * PASSES * 4 * size
     sent = visits * 2 * 4 * size
     return dict(client_steps=steps, bytes=sent, flop=work, moved_bytes=moved, model=e.model)
 

@@ -22,8 +22,8 @@ from pfl_core.experiments.experiment import Experiment, grid
 from pfl_core.experiments.metrics import validated
 from pfl_core.util import checks
 from pfl_papers import places
-from pfl_papers.bench.costs import gradients, run_hours
 from pfl_papers.compare import plan, report
+from pfl_papers.compare.costs import gradients, run_hours
 from pfl_papers.compare.plan import START
 from pfl_papers.evidence import committed
 from pfl_papers.evidence import contrasts as evidence

@@ -14,10 +14,11 @@ from pfl_core.experiments.run import pick_device
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.progress import Progress
 from pfl_core.util.provenance import processor
-from pfl_papers.bench import costs, record, rows
+from pfl_papers.bench import record, rows
 from pfl_papers.bench.protocol import KEEP, Asked, named, searched
 from pfl_papers.bench.rows import EQUAL, ORACLE, REFERENCE, Row
 from pfl_papers.bench.settings import Setting
+from pfl_papers.compare import costs
 
 PLAN = record.PLAN
 COUNTS = ["tuning", "reported", "equal", "oracle", "there"]

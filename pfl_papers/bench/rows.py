@@ -17,10 +17,10 @@ from pfl_core.experiments.experiment import ARGS, Experiment, import_plugin, see
 from pfl_core.experiments.tune import drawn
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
-from pfl_papers.bench import comparison, costs
+from pfl_papers.bench import comparison
 from pfl_papers.bench.record import method_of
 from pfl_papers.bench.settings import Setting, ranges
-from pfl_papers.compare import plan
+from pfl_papers.compare import costs, plan
 from pfl_papers.papers import presets
 
 REFERENCE, LOCAL, FT1 = "fedavg", "local", "fedavg_ft"

@@ -3,6 +3,7 @@
 # What other rooms may take from it.
 __all__ = [
     "card",
+    "costs",
     "fullest",
     "judged",
     "overview",

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
-import torch
 
-from pfl_core import models
 from pfl_core.data import pools as data
-from pfl_core.data.federation import Federation
-from pfl_core.engine.participation import visits
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
 from pfl_core.experiments import sweep as sweeps
-from pfl_core.experiments.build import fitted, split, train_config, vocabulary
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util import checks
-from pfl_papers.compare import parameters
+from pfl_papers.compare import costs, parameters
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base as papers
 from pfl_papers.papers.base import Paper
@@ -126,10 +119,9 @@ def expected_time(experiments: Sequence[Experiment], device: str) -> str:
 
 def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
     # Client-steps, hours, GB.
-    second, parameters = measured(*net(experiment), device)
-    steps, cores = client_steps(experiment), (os.cpu_count() or 1) if device == "cpu" else 1
+    _, parameters = costs.measured(*costs.net(experiment), device)
     size = COPIES * 4 * parameters * experiment.clients + data.load(experiment.dataset).x.nbytes
-    return steps, steps * second / 3600 / cores, size / 1e9
+    return costs.client_steps(experiment), costs.run_hours(experiment, device), size / 1e9
 
 
 def compute(
@@ -193,81 +185,3 @@ def compute(
         where = {name: e.tags.get(name, "") for name in ("artefact", "column", "row")}
         lines.append(where | dict(seed=e.seed, run=run, status=status))
     return pd.DataFrame(lines, columns=["artefact", "column", "row", "seed", "run", "status"])
-
-
-def client_steps(experiment: Experiment, fed: Federation | None = None) -> int:
-    """Local SGD steps of a run, summed over clients, also those of evaluations after training and
-    of fine-tuning. `fed` holds the data where they are the user's own.
-    """
-    e, train = fitted(experiment, fed), fed.index["train"] if fed else split(experiment).train
-    sizes = [int(min(len(i), e.max_samples or len(i)) * (1 - e.holdout)) for i in train]
-    epoch = [max(1, n // e.batch if e.plan == "drop" else -(-n // e.batch)) for n in sizes]
-    visit = sum(e.steps or e.epochs * n for n in epoch) / e.clients
-    tuning = tuning_epochs(e) * sum(epoch) / e.clients
-    return int(visit * visits(train_config(e), e.clients) + tuning)
-
-
-def tuning_epochs(experiment: Experiment) -> int:
-    """Epochs of fine-tuning of a run, summed over clients."""
-    e = experiment
-    tuned = e.clients if e.keep_models else e.eval_clients or e.clients
-    return sum(stage["epochs"] for stage in e.finetune) * tuned
-
-
-def net(experiment: Experiment, fed: Federation | None = None) -> tuple[str, str, int]:
-    """An Experiment's model, what it is made for, and its batch, as `measured` takes them.
-
-    `fed` holds the data where they are the user's own.
-    """
-    e, options = experiment, vocabulary(experiment) | experiment.model_args
-    if fed is not None:
-        samples = fed.input_shape, fed.classes, fed.kind == "tokens"
-    else:
-        pool, words = data.load(e.dataset), e.partition_args.get("words")
-        shape = (words,) if words else pool.input_shape
-        samples = shape, pool.classes, pool.kind == "text" and not words
-    return e.model, json.dumps([*samples, options]), e.batch
-
-
-@functools.lru_cache
-def measured(model: str, rest: str, batch: int, device: str) -> tuple[float, int]:
-    """Seconds of one plain SGD step of a model on one core (or on the GPU), and its parameters.
-
-    A large model's seconds are measured with a batch of 16.
-
-    Parameters
-    ----------
-    model : str
-    rest : str
-        Shape of a sample, number of classes, whether samples are tokens, and arguments of the
-        model, as JSON.
-    batch : int
-        Samples in a step.
-    device : str
-        "cpu" or "cuda".
-    """
-    shape, classes, tokens, options = json.loads(rest)
-    net = models.build(model, tuple(shape), classes, **options).to(device)
-    kind = torch.int32 if tokens else torch.float32
-    # What else the computer does is not counted.
-    clock = time.process_time if device == "cpu" else time.perf_counter
-
-    def step(few: int) -> float:
-        x, seconds = torch.zeros(few, *shape, device=device, dtype=kind), float("inf")
-        for _ in range(3):  # the first pays for what is made once; others may be disturbed
-            began = clock()
-            net(x).logsumexp(1).mean().backward()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            seconds = min(seconds, clock() - began)
-        return seconds * batch / few
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        seconds = step(min(batch, 16))
-        if seconds < 0.5:  # a small batch makes a small model look slow
-            seconds = min(seconds, step(batch))
-    finally:
-        torch.set_num_threads(threads)
-    return seconds, sum(p.numel() for p in net.parameters())

@@ -11,8 +11,8 @@ import pytest
 from pfl_core.experiments.build import build_method, client_data, split
 from pfl_core.experiments.sweep import sweep
 from pfl_papers import places
-from pfl_papers.bench import comparison, costs
-from pfl_papers.compare import plan, readable
+from pfl_papers.bench import comparison
+from pfl_papers.compare import costs, readable
 from pfl_papers.evidence import committed
 from pfl_papers.papers import presets
 from tools import pages
@@ -224,11 +224,11 @@ def test_fine_tuned_rows_are_read_after_their_last_epoch(home):
 
 
 def test_hours_count_fine_tuning(monkeypatch):
-    monkeypatch.setattr(plan, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
+    monkeypatch.setattr(costs, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
     e = comparison.cell("fedbabu", comparison.common("digits", "smoke"), {})
     tuning = costs.run_hours(e, "cpu") - costs.run_hours(e.but(finetune=None), "cpu")
     assert tuning == pytest.approx(
-        5 * plan.client_steps(e.but(finetune=None, rounds=1, eval_after=False))
+        5 * costs.client_steps(e.but(finetune=None, rounds=1, eval_after=False))
     )
 
 
@@ -243,7 +243,7 @@ def test_hours_count_fine_tuning(monkeypatch):
 def test_gradients_are_counted(row, choice, times):
     e = comparison.cell(row, comparison.common("digits", "smoke"), choice)
     # FedFomo holds a fifth of its images out: eight batches of ten.
-    assert costs.multiple(e) * (0.8 if row == "fedfomo" else 1) == pytest.approx(times)
+    assert costs.per_step(e) * e.epochs * (0.8 if row == "fedfomo" else 1) == pytest.approx(times)
 
 
 def test_unknown_rows_and_profiles_are_named():

@@ -17,8 +17,8 @@ from pfl_core.experiments import compute, store
 from pfl_core.experiments import sweep as sweeps
 from pfl_core.experiments.build import federation, train_config
 from pfl_papers import places
-from pfl_papers.bench import costs, rows
-from pfl_papers.compare import plan
+from pfl_papers.bench import rows
+from pfl_papers.compare import costs, plan
 from pfl_papers.evidence import committed
 from pfl_papers.papers import base, fedper, pfedhn
 from pfl_papers.papers.base import TUNING
@@ -172,49 +172,71 @@ def test_medium_computes_whole_seeds_of_the_papers_table(monkeypatch, home):
 def test_steps_of_evaluations_after_local_training_are_counted_where_they_are_made():
     e = Experiment(clients=4, partition="iid", rounds=2, steps=3, participation=0.5)
     visits = [
-        plan.client_steps(e.but(eval_after=a, participation=p))
+        costs.client_steps(e.but(eval_after=a, participation=p))
         for a in (None, False, True)
         for p in (0.5, 1.0)
     ]
     # After the last round all train; before it those who are evaluated and did not take part.
     assert visits == [12, 36, 12, 24, 12 + 3 * (2 + 2 + 4), 36]
-    assert plan.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * (1.5 + 1.5 + 3)
+    assert costs.client_steps(e.but(eval_after=True, eval_clients=3)) == 12 + 3 * (1.5 + 1.5 + 3)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5, 10])
 @pytest.mark.parametrize("participation", [0.1, 0.25, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("after", [True, False])
 def test_all_counts_of_cost_agree(clients, participation, after, monkeypatch):
-    monkeypatch.setattr(plan, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
+    monkeypatch.setattr(costs, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 0.0))
     e = Experiment(clients=clients, participation=participation, partition="iid", batch=2)
     e = e.but(rounds=6, eval_every=2, eval_after=after, model="mlp")
-    steps = plan.client_steps(e)
-    assert rows.batches(e) == pytest.approx(plan.client_steps(e.but(eval_after=False)) / clients)
+    steps = costs.client_steps(e)
+    assert rows.batches(e) == pytest.approx(costs.client_steps(e.but(eval_after=False)) / clients)
     forward = costs.run_hours(e, "cpu") - steps  # hours are steps here
     assert forward > 0
     for some in range(1, clients):  # equal shares: a part of the clients takes that part
         few = e.but(eval_clients=some)
-        seen = costs.run_hours(few, "cpu") - plan.client_steps(few)
+        seen = costs.run_hours(few, "cpu") - costs.client_steps(few)
         assert seen == pytest.approx(forward * some / clients, rel=0.01, abs=1)
 
 
 def test_a_step_is_timed_without_what_else_the_computer_does(monkeypatch):
     clock = iter(range(0, 100_000_000, 1000))  # a wall clock that runs away
-    monkeypatch.setattr(plan.time, "perf_counter", lambda: next(clock))
-    plan.measured.cache_clear()
-    seconds, parameters = plan.measured(*plan.net(Experiment(model="mlp", batch=64)), "cpu")
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: next(clock))
+    costs.measured.cache_clear()
+    seconds, parameters = costs.measured(*costs.net(Experiment(model="mlp", batch=64)), "cpu")
     assert 0 < seconds < 1 and parameters > 0
+
+
+@pytest.mark.parametrize("name", base.PAPERS)
+def test_hours_of_all_runs_of_a_paper_can_be_told(name):
+    """Gradients of each method's step are counted, whatever arguments its rows have."""
+    least, steps = {"ditto": 2, "pfedme": 2, "fedala": 1.1}, {}
+    for e in plan.planned(name, profile="paper"):
+        e = e.but(epochs=1, steps=min(e.steps, 3))
+        steps.setdefault(e.method, set()).add(costs.per_step(e))
+    assert all(min(found) >= least.get(method, 1) for method, found in steps.items())
+    assert steps["fedavg"] == {1.0}
+
+
+def test_hours_count_the_gradients_of_a_step_not_its_epochs(monkeypatch):
+    monkeypatch.setattr(costs, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 1))
+    plain = Experiment(clients=2, partition="iid", rounds=2, eval_after=False, model="mlp")
+    for field in ({"epochs": 2}, {"steps": 7}):  # steps are not in epochs
+        e, ditto = plain.but(**field), plain.but(method="ditto", **field)
+        assert costs.gradients(e) == pytest.approx(field.get("steps") or 2 * costs.epoch(e))
+        assert costs.gradients(ditto) == pytest.approx(2 * costs.gradients(e))
+        more = plan._cost(ditto, "cpu")[1] - plan._cost(e, "cpu")[1]
+        assert more == pytest.approx(costs.client_steps(e))  # hours are gradients here
 
 
 def test_own_data_are_planned_like_a_data_set_of_the_same_clients():
     named = Experiment(clients=3, partition="iid", model="mlp", rounds=2, batch=16, method="ditto")
     fed, own = federation(named), named.but(dataset="own", clients=None)
-    assert plan.client_steps(own, fed) == plan.client_steps(named) > 0
-    assert plan.net(own, fed) == plan.net(named)
+    assert costs.client_steps(own, fed) == costs.client_steps(named) > 0
+    assert costs.net(own, fed) == costs.net(named)
     assert costs.gradients(own, fed) == costs.gradients(named) > 0
     assert costs.run_hours(own, "cpu", fed) == costs.run_hours(named, "cpu") > 0
     with pytest.raises(ValueError, match="go together"):
-        plan.client_steps(own)
+        costs.client_steps(own)
 
 
 def test_what_tuning_chooses_is_computed_and_planned(home):
@@ -279,7 +301,7 @@ def test_client_steps_are_those_that_are_made(home, changes, monkeypatch):
 
     monkeypatch.setattr(ClientData, "batch_indices", counted)
     run(e, workers=1)
-    assert plan.client_steps(e) == pytest.approx(
+    assert costs.client_steps(e) == pytest.approx(
         sum(made), rel=0.25
     )  # which clients are drawn differs from round to round
 

@@ -749,7 +749,7 @@ PAPER = Paper(
         "fig3": Artefact(
             _CIFAR10, show=(), quick=2, medium=3, paper=4, numbers=numbers_of_crossing
         ),
-        "fig4": Artefact(("cifar100",), show=(), quick=1, numbers=numbers_of_clusters),
+        "fig4": Artefact(("cifar100",), show=(), quick=1, paper=2, numbers=numbers_of_clusters),
         "table3": Artefact(("mnist",), quick=1, tuned=True),
         "fig5": Artefact(_CIFAR10, ("curves",), quick=1, medium=3),
         "fig6": Artefact(_CIFAR10, quick=1, medium=3),

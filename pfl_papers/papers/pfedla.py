@@ -76,6 +76,8 @@ SHOWN = {
 # Ours, at full profiles: the figures of weights beside the chosen rate at one where no layer soon
 # belongs to its client alone.
 SLOW, SLOW_COLUMN = 0.5, "{}, rate 0.5"
+# In Table 2, whose clients all have every class, both methods at that rate, too.
+SLOW_ROWS = {f"{method} (rate {SLOW})": method for method in ("pfedla", HEUR)}
 SLOWLY = {"fig5": ("CIFAR-10",), "fig6": ("CIFAR-10", "FMNIST"), "fig7": ("CIFAR-10",)}
 # Rows of ours for Table 1, other readings of what the paper leaves open: the other sign; the
 # third-party code's outputs with its rate; with the paper's networks that rate alone, Per-FedAvg as
@@ -91,7 +93,8 @@ _MORE += ["pfedme (w scored)", "centralized"]
 OURS = Shown(SHOWN["table1"].columns, At([*_OPEN, *_MORE, *AVERAGED], quick=[*_OPEN, *_ALONE]))
 # Rows of networks with BatchNorm, which have seven layers in place of five: those for CIFAR.
 NORMALIZED = {"fedbn", "k=6", "k=7", *AVERAGED}
-OF_TEN = {"centralized", *AVERAGED} - set(_ALONE)  # rows with ten clients only
+SLOWER = Shown(SHOWN["table2"].columns, At([*SLOW_ROWS], quick=[]))
+OF_TEN = {"centralized", *AVERAGED, *SLOW_ROWS} - set(_ALONE)  # rows with ten clients only
 
 # -- settings --------------------------------------------------------------------------------------
 
@@ -231,6 +234,7 @@ ROWS: dict[str, Changes] = {
     "pfedla (literal sign)": own(hn_sign="literal"),
     "pfedla (relu_norm, rate 0.005)": own(lr=0.005, hn_out="relu_norm"),
     "pfedla (rate 0.005)": own(lr=0.005),
+    **{row: own(method, lr=SLOW) for row, method in SLOW_ROWS.items()},
     "perfedavg (one step)": use("perfedavg", adapt_steps=1),
     "perfedavg (one step, beta 0.001)": use("perfedavg", beta=0.001, adapt_steps=1),
     "pfedme (w scored)": use("pfedme", score="local"),
@@ -270,7 +274,7 @@ def columns(scope: Scope, artefact: str) -> list[str]:
 def sweeps(scope: Scope) -> list[Sweep]:
     """All runs of the paper, a Sweep for each column.
 
-    The part "ours" of Table 1 has the rows of `OURS`.
+    The part "ours" of Table 1 has the rows of `OURS`, that of Table 2 those of `SLOWER`.
     """
     tried = tuning(scope)
     rate = chosen_rate(scope, tried)
@@ -280,6 +284,7 @@ def sweeps(scope: Scope) -> list[Sweep]:
         for artefact, shown in SHOWN.items()
     ]
     ours = _columns_swept(scope, "table1", OURS, rate, quick=few, part="ours")
+    ours += _columns_swept(scope, "table2", SLOWER, rate, quick=few, part="ours")
     slow = [_slowly(scope, artefact, column) for artefact, of in SLOWLY.items() for column in of]
     return [*tried, *itertools.chain(*found), *ours, *itertools.chain(*slow)]
 

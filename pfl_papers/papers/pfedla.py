@@ -76,9 +76,10 @@ SHOWN = {
 # Ours, at full profiles: the figures of weights beside the chosen rate at one where no layer soon
 # belongs to its client alone.
 SLOW, SLOW_COLUMN = 0.5, "{}, rate 0.5"
+SLOWLY = {"fig5": ("CIFAR-10",), "fig6": ("CIFAR-10", "FMNIST"), "fig7": ("CIFAR-10",)}
 # In Table 2, whose clients all have every class, both methods at that rate, too.
 SLOW_ROWS = {f"{method} (rate {SLOW})": method for method in ("pfedla", HEUR)}
-SLOWLY = {"fig5": ("CIFAR-10",), "fig6": ("CIFAR-10", "FMNIST"), "fig7": ("CIFAR-10",)}
+SLOWER = Shown(SHOWN["table2"].columns, At([*SLOW_ROWS], quick=[]))
 # Rows of ours for Table 1, other readings of what the paper leaves open: the other sign; the
 # third-party code's outputs with its rate; with the paper's networks that rate alone, Per-FedAvg as
 # its Algorithm 1 adapts (one step), also at FL-bench's beta, pFedMe with w scored, as its authors'
@@ -93,7 +94,6 @@ _MORE += ["pfedme (w scored)", "centralized"]
 OURS = Shown(SHOWN["table1"].columns, At([*_OPEN, *_MORE, *AVERAGED], quick=[*_OPEN, *_ALONE]))
 # Rows of networks with BatchNorm, which have seven layers in place of five: those for CIFAR.
 NORMALIZED = {"fedbn", "k=6", "k=7", *AVERAGED}
-SLOWER = Shown(SHOWN["table2"].columns, At([*SLOW_ROWS], quick=[]))
 OF_TEN = {"centralized", *AVERAGED, *SLOW_ROWS} - set(_ALONE)  # rows with ten clients only
 
 # -- settings --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pfl_core.analysis import stats
 from pfl_core.analysis.select import pick
 from pfl_core.experiments import listing, metrics
 from pfl_papers.bench import comparison
-from pfl_papers.compare import plan, report
+from pfl_papers.compare import costs, plan, report
 from pfl_papers.evidence import committed, form, tables
 from pfl_papers.explore import views
 from pfl_papers.papers import base as papers
@@ -83,7 +83,7 @@ def test_of_papers(name):
 
 
 def test_of_tables_plans_and_views(store, monkeypatch):
-    monkeypatch.setattr(plan, "measured", lambda *args: (0.001, 1000))
+    monkeypatch.setattr(costs, "measured", lambda *args: (0.001, 1000))
     with Frames() as frames:
         plan.plan("fedper", profile="smoke", artefacts=["fig2"])
         comparison.hours("digits", ["fedavg", "fedper"], seeds=(0,), profile="smoke")

@@ -22,7 +22,7 @@ from pfl_core.analysis.select import grouped
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_core.util.percent import compared
 from pfl_papers import places
-from pfl_papers.compare import fullest, report
+from pfl_papers.compare import fullest, readings, report
 from pfl_papers.evidence import committed
 from pfl_papers.evidence.committed import Part
 from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, column_of, reproduced
@@ -227,7 +227,7 @@ def _same(rule: str, paper: Paper, rows: Iterable[str]) -> bool:
 def _swapped(rows: pd.DataFrame) -> pd.DataFrame:
     # Rows with averaged statistics take the place, and the name, of those without, by column.
     averaged = [row for row in rows.row.unique() if row.endswith(ROW_AVERAGED)]
-    return report.swapped(rows, {row: row.removesuffix(ROW_AVERAGED) for row in averaged})
+    return readings.swapped(rows, {row: row.removesuffix(ROW_AVERAGED) for row in averaged})
 
 
 # -- ranks -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from pfl_core.analysis.verdicts import Budget, Verdict
 from pfl_core.data import partition as partitions
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
-from pfl_papers.compare import fullest
+from pfl_papers.compare import fullest, readings
 from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import flat, markdown, renamed
 from pfl_papers.evidence import committed, diverged
@@ -206,8 +206,8 @@ def compare(
         column as the rows have it).
     """
     about = papers.paper(paper)
-    readings = _readings(rows, about, metric)
-    return _over_readings([(w, _compared(of, about, table, metric, **how)) for w, of in readings])
+    each = readings.read(_needed(rows, metric), about)
+    return readings.over([(r, _compared(r.rows, about, table, metric, **how)) for r in each])
 
 
 def _compared(
@@ -291,17 +291,17 @@ def _both(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     # What `compare` and `advantages` say, which are made of the same cells.
     cells, leads = [], []
-    for says, of in _readings(rows, paper, metric):
-        compared = _compared(of, paper, table, metric)
-        cells.append((says, compared))
-        leads.append((says, _leads(of, compared, paper, table, metric)))
-    return _over_readings(cells), _over_readings(leads)
+    for read in readings.read(_needed(rows, metric), paper):
+        compared = _compared(read.rows, paper, table, metric)
+        cells.append((read, compared))
+        leads.append((read, _leads(read.rows, compared, paper, table, metric)))
+    return readings.over(cells), readings.over(leads, beside=paper.own)
 
 
 def _leads(
     rows: pd.DataFrame, compared: pd.DataFrame, paper: Paper, table: str, metric: str
 ) -> pd.DataFrame:
-    evidence, out = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows)), []
+    evidence, out = _evidence(rows, paper, table), []
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     there = there[~there.verdict.str.startswith(diverged.WORD)]
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
@@ -330,6 +330,10 @@ def _advantage(
     cuts = [_cuts(paper, table, r["row"], r.setting, ran) for r in (own, other)]
     budget = Budget(max(rounds for rounds, _ in cuts), any(fewer for _, fewer in cuts))
     return line | dict(budget=budget.missing) | verdict._asdict()
+
+
+def _evidence(rows: pd.DataFrame, paper: Paper, artefact: str) -> Evidence:
+    return Evidence(rows, paper, papers.printed_rows(paper, artefact), priors(rows))
 
 
 def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
@@ -440,54 +444,11 @@ class _Cells:
         return line | verdict._replace(why=why)._asdict()
 
 
-def _readings(rows: pd.DataFrame, paper: Paper, metric: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Rows as run, then under every declared reading that they have runs of: (its words, rows).
-
-    Rows of other metrics are left out where no verdict needs them.
-    """
+def _needed(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    # Without rows of metrics that no verdict needs.
     if metric in ACCURACIES and len(rows):
-        rows = rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
-    yield _AS_RUN, rows
-    for reading in papers.readings(paper):
-        if set(reading.runs).intersection(rows.row.unique()):
-            yield reading.says, swapped(rows, reading.runs)
-
-
-_AS_RUN = "as run"
-
-
-def _over_readings(each: list[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
-    """The lines as run, the first of `each`, whose verdicts hold under every reading.
-
-    Where a reading gives another verdict, the verdict is that it depends on the reading.
-    """
-    (_, found), *others = each
-    for says, frame in others:
-        other = frame.set_index(["row", "column"])
-        for i, line in found.iterrows():
-            key = line["row"], line["column"]
-            if key in other.index and line.verdict in _JUDGED:
-                both = {_AS_RUN: _verdict(line), says: _verdict(other.loc[key])}
-                over = verdicts.over_readings(both)._asdict()
-                for name in found.columns.intersection([*over]):
-                    found.at[i, name] = over[name]
-    return found
-
-
-_JUDGED = (*verdicts.LEADS, *verdicts.ACCURACIES, verdicts.DEPENDS)
-
-
-def _verdict(line: pd.Series) -> Verdict:
-    return Verdict(**{name: line[name] for name in Verdict._fields if name in line})
-
-
-def swapped(rows: pd.DataFrame, runs: dict[str, str]) -> pd.DataFrame:
-    """Rows in which those of `runs`, {row: another}, stand in the place of the other, by column."""
-    other = rows[rows.row.isin(runs)]
-    other = other.assign(row=other.row.map(runs))
-    taken = pd.MultiIndex.from_frame(other[["column", "row"]].drop_duplicates())
-    gone = pd.MultiIndex.from_frame(rows[["column", "row"]]).isin(taken)
-    return pd.concat([rows[~rows.row.isin(runs) & ~gone], other])
+        return rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
+    return rows
 
 
 # Metrics of which less is better, and those of which nothing is better.
@@ -710,7 +671,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
     paper = papers.paper(paper)
     if not len(rows) or set(map(overrides.profile_of, rows.profile.unique())) == {"smoke"}:
         return []
-    evidence = Evidence(rows, paper, papers.printed_rows(paper, table), priors(rows))
+    evidence = _evidence(rows, paper, table)
     compared = compare(rows, paper, table)
     out = []
     for column in evidence.columns:
@@ -810,7 +771,10 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
         parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])
         scales[needed] = scale(paper, parts[needed], needed)
-    under = {needed: _under_readings(paper, needed, of) for needed, of in parts.items()}
+    under = {
+        needed: readings.evidence(_evidence(of, paper, needed), paper)
+        for needed, of in parts.items()
+    }
     for claim in paper.claims:
         profile = next(iter(parts[claim.needs].profile), "")
         found = {says: _judged(claim, of, profile) for says, of in under[claim.needs].items()}
@@ -829,16 +793,6 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
 
 _CLAIMED = "says source artefact kind verdict reason why status limit scale profile brief".split()
 _SILENT = ("not run", "not judged")
-
-
-def _under_readings(paper: Paper, needed: str, rows: pd.DataFrame) -> dict[str, Evidence]:
-    # The evidence of an artefact as run, and under each reading that some rows were run for.
-    printed, known = papers.printed_rows(paper, needed), priors(rows)
-    out = {"as run": Evidence(rows, paper, printed, known)}
-    for reading in papers.readings(paper):
-        if set(reading.runs).intersection(rows.row.unique()):
-            out[reading.says] = Evidence(swapped(rows, reading.runs), paper, printed, known)
-    return out
 
 
 def _judged(claim: papers.Claim, evidence: Evidence, profile: str) -> Verdict:

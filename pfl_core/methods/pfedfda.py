@@ -29,7 +29,7 @@ Differs from the authors' code
    comes close: it takes them at the beginning of each epoch. Both halves then have every image,
    from half of the epochs each. Momentum starts anew in each epoch.
 2. beta is the best on a grid of 11 (by 11) values; there L-BFGS takes ten steps from 0.5. Halves
-   alternate within each class.
+   alternate within each class. Of equal losses the smallest beta is taken.
 3. There 1e-4 is added to every entry of V_i, not to its diagonal alone; here to none (see ridge).
 4. A class counts as rare by its own number of samples; there by that of all of the client's.
 5. With fewer than two samples in a half, beta is 0, so that the client has the global estimates.
@@ -47,6 +47,7 @@ from pfl_core.util.fields import among, choice, log_uniform, number
 
 EPS = 1e-4
 RARE = 2  # samples of a class that are too few for a mean of its own
+SAME = 1e-9  # of a loss, by which equal ones may differ by rounding
 
 
 def solved(mean: Tensor, cov: Tensor, eps: float = EPS) -> Tensor:
@@ -74,6 +75,15 @@ def estimated(sums: dict[str, Tensor], known: Tensor, ridge: float) -> tuple[Ten
     scatter = sums["square"] - cross - cross.mT + (m * n).mT @ m
     eye = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
     return m, scatter / (n.sum(-2, keepdim=True) - 1).clamp_min(1) + ridge * eye
+
+
+def least(losses: Tensor) -> Tensor:
+    """Place (S,) of the first of each row's smallest losses (S, n), equal but for rounding.
+
+    Where a half has rare classes alone, no beta_1 changes a loss: the global means are taken.
+    """
+    near = losses <= losses.amin(1, keepdim=True) * (1 + SAME)
+    return near.to(torch.uint8).argmax(1)
 
 
 def blended(beta: Tensor, own: Tensor, others: Tensor) -> Tensor:
@@ -239,10 +249,10 @@ class PFedFDA(Method):
             for e, m in enumerate(models)
         )
         if self.beta == "one":
-            best = losses.diagonal(dim1=1, dim2=2).argmin(1)
+            best = least(losses.diagonal(dim1=1, dim2=2))
             best = best * (self.grid + 1)
         else:
-            best = losses.flatten(1).argmin(1)
+            best = least(losses.flatten(1))
         enough = (n >= 2).all(1)
         places = (best // self.grid, best % self.grid)
         return [place.to(losses) / (self.grid - 1) * enough for place in places]

@@ -1,5 +1,6 @@
 """pFedFDA: its rule, beside plain loops and what it reduces to."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from pfl_core.engine import engine
 from pfl_core.engine.simulate import news, simulate
+from pfl_core.methods import pfedfda
 from pfl_core.methods.pfedfda import EPS, discriminant, estimated
 from pfl_core.stacked import select
 from tests.core.methods.features_shared import EVERYONE, FC, context, one_round, randn
@@ -204,6 +206,33 @@ def test_too_few_samples_take_the_global_estimates():
         end = one_round(method, data, state, torch.arange(2))[1]
         assert torch.equal(end["mean"][0], before["mean"][0]), size
         assert torch.equal(end["cov"][0], before["cov"][0]), size
+
+
+@pytest.mark.parametrize("kind", ["two", "one"])
+@pytest.mark.parametrize("draw", range(4))
+def test_rounding_decides_no_beta(kind, draw, monkeypatch):
+    """A half without a class of three samples has the global means: beta_1 changes no loss there."""
+    ends, real = [], pfedfda.total
+
+    def rounded(parts):
+        whole = real(parts)
+        noise = 1e-13 * torch.randn(whole.shape, generator=g, dtype=torch.double)
+        return whole * (1 + noise) if whole.shape[1:] == (11, 11) else whole
+
+    monkeypatch.setattr(pfedfda, "total", rounded)
+    seeds = (s for s in range(100) if client_data((6, 18), seed=s).label_counts[0].max() <= 4)
+    seed = next(itertools.islice(seeds, draw, None))
+    for again in range(3):
+        g = torch.Generator().manual_seed(again)
+        method, data, state, ctx = fda(
+            data=client_data((6, 18), seed=seed), bn=False, args=dict(beta=kind)
+        )
+        p = method.begin(state, torch.arange(2))
+        ends.append(one_round(method, data, state, torch.arange(2))[1])
+        if kind == "two":
+            torch.testing.assert_close(ends[-1]["mean"][0], p["mean"][0], rtol=0, atol=1e-15)
+    assert_same(*ends[:2], exact=False)
+    assert_same(*ends[1:], exact=False)
 
 
 def test_the_head_stands_still_while_the_base_is_trained():

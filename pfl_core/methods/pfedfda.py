@@ -80,7 +80,7 @@ def estimated(sums: dict[str, Tensor], known: Tensor, ridge: float) -> tuple[Ten
 def least(losses: Tensor) -> Tensor:
     """Place (S,) of the first of each row's smallest losses (S, n), equal but for rounding.
 
-    Where a half has rare classes alone, no beta_1 changes a loss: the global means are taken.
+    Where both halves have rare classes alone, no beta_1 changes a loss: it is 0.
     """
     near = losses <= losses.amin(1, keepdim=True) * (1 + SAME)
     return near.to(torch.uint8).argmax(1)

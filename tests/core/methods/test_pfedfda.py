@@ -211,7 +211,7 @@ def test_too_few_samples_take_the_global_estimates():
 @pytest.mark.parametrize("kind", ["two", "one"])
 @pytest.mark.parametrize("draw", range(4))
 def test_rounding_decides_no_beta(kind, draw, monkeypatch):
-    """A half without a class of three samples has the global means: beta_1 changes no loss there."""
+    """Halves without a class of three samples have the global means: beta_1 changes no loss."""
     ends, real = [], pfedfda.total
 
     def rounded(parts):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS
 from benchmarks.many import TARGETS
+from pfl_core.analysis.plots import MODEL_LABELS, display, label
 from tools.marked import between
 
 README = Path(__file__).with_name("README.md")
 NONE = "Not measured yet."
+UNITS = {"s": "s", "us": "us", "gb": "GB", "pct": "%"}
+_UNIT = re.compile(f"_({'|'.join(UNITS)})$")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -94,7 +99,8 @@ def scaling(cases: dict) -> str:
     rows = []
     # However they were measured, values stand in their order.
     for case in sorted(cases.values(), key=lambda case: (case["series"], case["method"])):
-        row = [case["series"], case["method"], str(case["value"])]
+        model, *width = str(case["value"]).split()  # "resnet18 x0.25"
+        row = [case["series"], label(case["method"]), " ".join([network(model), *width])]
         row += [f"{case['train_s']:.3g}", f"{case['eval_s']:.3g}"]
         row += [f"{case[name]:.0f}" for name in ("client_steps", "us_per_client_step", "memory_mb")]
         rows.append(row)
@@ -120,7 +126,7 @@ def many(cases: dict) -> str:
     rows = []
     for case in cases.values():
         where = f", images in a file of {case['file_mb']:,.0f} MB" if "file_mb" in case else ""
-        rows.append([case["method"] + where, f"{case['clients']:,}"])
+        rows.append([label(case["method"]) + where, f"{case['clients']:,}"])
         for name in head:
             value = case.get(name, "" if name == "resumed" else "-")
             form = "{:.0f}" if name.endswith("mb") else "{:.3g}"
@@ -204,8 +210,8 @@ def precision(cases: dict) -> str:
             )
             e = case["experiment"]
             said = (
-                f"{key}: {e.get('method', 'fedavg')}, {e['model']}, {e['max_samples']} images "
-                f"a client, {e['rounds']} rounds"
+                f"`{key}`: {label(e.get('method', 'fedavg'))}, {network(e['model'])}, "
+                f"{e['max_samples']} images a client, {e['rounds']} rounds"
             )
             change = (
                 "-"
@@ -236,7 +242,7 @@ def plan(cases: dict) -> str:
         if floor and "hours_1_devices" in case:
             floor.append(f"{case['hours_1_devices'] / case['floor_hours']:.1f}")
         floor += ["-"] * (2 - len(floor))
-        rows.append([key, str(case["runs"]), *counts, *hours, *floor, case["rate"]])
+        rows.append([label(key), str(case["runs"]), *counts, *hours, *floor, case["rate"]])
     head = (
         "paper|runs|client-steps|TB moved|PFLOP|h on 1|on 8|on 64|floor (h)|times the floor|device"
     )
@@ -248,7 +254,7 @@ def waits(cases: dict) -> str:
     columns = [c for c in next(iter(cases.values())) if c != "about"]
     alike: dict[tuple, list[str]] = {}
     for name, case in cases.items():
-        alike.setdefault(tuple(str(case[c]) for c in columns), []).append(name)
+        alike.setdefault(tuple(str(case[c]) for c in columns), []).append(label(name))
     return table(["method", *columns], [[", ".join(m), *row] for row, m in alike.items()])
 
 
@@ -259,15 +265,32 @@ def gpu(cases: dict) -> str:
         rows = [shown(row) for row in case["rows"]]
         columns = list(dict.fromkeys(c for row in rows for c in row))
         lines = [[str(row.get(c, "")) for c in columns] for row in rows]
-        said += [f"**{name}**, executor {case.get('executor', 'none')}", table(columns, lines)]
+        heads = [_UNIT.sub(lambda unit: f" ({UNITS[unit[1]]})", c) for c in columns]
+        said += [f"**{name}**, executor {case.get('executor', 'none')}", table(heads, lines)]
     return "\n\n".join(said)
 
 
 def shown(row: dict) -> dict:
-    """A row of a stage, its numbers short."""
-    rest = {k: v for k, v in row.items() if k not in ("of", "drops", "tries")}
-    short = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in rest.items()}
-    return row["of"] | {k: " ".join(v) if isinstance(v, list) else v for k, v in short.items()}
+    """A row of a stage: its numbers short, names for keys, commands' words as code."""
+    rest = row["of"] | {k: v for k, v in row.items() if k not in ("of", "drops", "tries")}
+    return {k: _said(k, v) for k, v in rest.items()}
+
+
+def _said(column: str, value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return " ".join(_said(column, v) for v in value)
+    if column in ("case", "error"):
+        return f"`{value}`"
+    if not isinstance(value, str):
+        return value
+    return ", ".join(network(v) if column == "network" else label(v) for v in value.split(", "))
+
+
+def network(key: str) -> str:
+    """A network's display name."""
+    return display(key, MODEL_LABELS)
 
 
 KINDS: dict[str, tuple[str, Callable[[dict], str]]] = {

@@ -64,7 +64,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory) -> Path:
-    """A folder with the committed results and figures, and the report page of them.
+    """A folder with the committed results, figures and benchmarks, and the report page of them.
 
     Making it takes half a minute: the first worker that needs it makes it for all.
     """
@@ -75,6 +75,8 @@ def reported(tmp_path_factory) -> Path:
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reported"
     with filelock.FileLock(f"{root}.lock"):
         if not (root / "figures" / "report.html").exists():
+            root.mkdir()
+            (root / "benchmarks").symlink_to(paths.CHECKOUT / "benchmarks")
             for part in ("results", "figures"):
                 (root / part).mkdir(parents=True, exist_ok=True)
                 for source in (paths.CHECKOUT / part).iterdir():

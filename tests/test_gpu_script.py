@@ -215,4 +215,4 @@ def _lives(pid):
 def test_the_rows_of_a_stage_are_plain_json(tmp_path):
     gpu.keep(tmp_path, 0, {"ended": True, "rows": [{"of": {"n": 1}, "took_s": 0.5, "drops": []}]})
     assert json.loads(gpu.path(tmp_path, 0).read_text())["rows"][0]["took_s"] == 0.5
-    assert "| n | took_s |" in gpu.report(tmp_path, "cpu")
+    assert "| n | took (s) |" in gpu.report(tmp_path, "cpu")

@@ -100,7 +100,7 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
             found[f"points by which {own} leads"] = report.advantages(of, part.paper, artefact)
         for what, cells in found.items():
             if cells.reproduced.notna().any():
-                name = title(artefact) + (f", {what}" if what != "acc_pct" else "")
+                name = title(artefact) + (f", {plots.named(what)}" if what != "acc_pct" else "")
                 tables.append(dict(title=name) | _table(cells, about.digits))
     figures = sorted((folder / part.label).glob("*.png"), key=_order)
     return dict(

@@ -74,7 +74,7 @@ def test_no_table_of_a_notebook_shows_a_key(name):
 def test_no_table_of_a_page_shows_a_key():
     root = places.checkout("tables")
     tables = [root / "README.md", root / "docs" / "results.md", root / "docs" / "comparison.md"]
-    tables += sorted((root / "figures").rglob("*.md"))
+    tables += [root / "benchmarks" / "README.md", *sorted((root / "figures").rglob("*.md"))]
     found = {}
     for path in tables:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -84,10 +84,9 @@ def test_no_table_of_a_page_shows_a_key():
     assert found == {}
 
 
-def test_no_table_of_the_report_shows_a_key():
-    page = places.checkout("report") / "figures" / "report.html"
-    if page.is_file():  # made by `python -m pfl_papers report`
-        assert {t: keys for t in cells(page.read_text()) if (keys := keys_in(t))} == {}
+def test_no_table_of_the_report_shows_a_key(reported):
+    page = (reported / "figures" / "report.html").read_text(encoding="utf-8")
+    assert {t: keys for t in cells(page) if (keys := keys_in(t))} == {}
 
 
 def contrast(one, other):

@@ -781,7 +781,7 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
         verdict = verdicts.over_readings(found)
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         judged = verdict.verdict not in _SILENT
-        whom = for_whom(paper, parts[claim.needs].run) if judged else ""
+        whom = for_whom(paper, parts[claim.needs].run.unique()) if judged else ""
         line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why + whom)
         line |= dict(kind=claim.kind, profile=profile, scale="", brief=verdict.brief)
         line["status"] = _status(claim, verdict, profile)

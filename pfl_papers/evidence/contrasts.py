@@ -75,7 +75,7 @@ def reproduced(
         usual |= {"average": "client", "metric": metric}
     order: list[str] = []  # of rows, those that are read after another's training behind it
     read: dict[str, list[str]] = {}  # rows by when they are read
-    for name in dict.fromkeys(measured.row):
+    for name in measured.row.unique():
         read.setdefault(how.get("when", paper.when.get(name, usual["when"])), []).append(name)
         order += [name, *(other for other, source in READ_AFTER.items() if source == name)]
     parts = [
@@ -125,8 +125,8 @@ def serves_one_model(row: str) -> bool:
 
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what runs had measured at three quarters of their rounds; nothing that is derived."""
-    ends = rows[rows["average"] != "derived"].groupby("run")["rounds"].max()
-    return rows[(rows["rounds"] <= 0.75 * rows.run.map(ends)) & (rows["average"] != "derived")]
+    measured = rows["rounds"].where(rows["average"] != "derived")
+    return rows[measured <= 0.75 * measured.groupby(rows.run).transform("max")]
 
 
 Runs = dict[tuple[str, str], list[str]]  # by row and column
@@ -207,7 +207,7 @@ class Evidence:
     @functools.cached_property
     def columns(self) -> list[str]:
         """Columns with runs, in the table's order."""
-        return list(dict.fromkeys(self.rows.column))
+        return self.rows.column.unique().tolist()
 
     @functools.cached_property
     def runs(self) -> Runs:

@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cases import CASES
 from benchmarks.common import RESULTS
@@ -264,27 +263,23 @@ def gpu(cases: dict) -> str:
     for name, case in cases.items():
         rows = [shown(row) for row in case["rows"]]
         columns = list(dict.fromkeys(c for row in rows for c in row))
-        lines = [[str(row.get(c, "")) for c in columns] for row in rows]
+        lines = [[_named(c, str(row.get(c, ""))) for c in columns] for row in rows]
         heads = [_UNIT.sub(lambda unit: f" ({UNITS[unit[1]]})", c) for c in columns]
         said += [f"**{name}**, executor {case.get('executor', 'none')}", table(heads, lines)]
     return "\n\n".join(said)
 
 
 def shown(row: dict) -> dict:
-    """A row of a stage: its numbers short, names for keys, commands' words as code."""
-    rest = row["of"] | {k: v for k, v in row.items() if k not in ("of", "drops", "tries")}
-    return {k: _said(k, v) for k, v in rest.items()}
+    """A row of a stage, its numbers short."""
+    rest = {k: v for k, v in row.items() if k not in ("of", "drops", "tries")}
+    short = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in rest.items()}
+    return row["of"] | {k: " ".join(v) if isinstance(v, list) else v for k, v in short.items()}
 
 
-def _said(column: str, value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return " ".join(_said(column, v) for v in value)
-    if column in ("case", "error"):
+def _named(column: str, value: str) -> str:
+    # Names for keys; what a command takes or says is code.
+    if value and column in ("case", "error"):
         return f"`{value}`"
-    if not isinstance(value, str):
-        return value
     return ", ".join(network(v) if column == "network" else label(v) for v in value.split(", "))
 
 

@@ -66,7 +66,7 @@ def home(tmp_path, monkeypatch):
 def reported(tmp_path_factory) -> Path:
     """A folder with the committed results, figures and benchmarks, and the report page of them.
 
-    Making it takes half a minute: the first worker that needs it makes it for all.
+    Making it takes a minute or two: the first worker that needs it makes it for all.
     """
     from pfl_core.util import paths
     from pfl_papers.notebook import html_report

@@ -57,6 +57,18 @@ def large(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def small(value: float) -> str:
+    """A number far below 1 as people write it: "1.32 × 10⁻¹⁴", "10⁻¹⁰"."""
+    digits, _, power = f"{value:.3g}".partition("e-")
+    if not power:
+        return digits
+    raised = "10⁻" + str(int(power)).translate(_RAISED)
+    return raised if digits == "1" else f"{digits} × {raised}"
+
+
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def with_interval(value: float, low: float, high: float, digits: int, sign: str = "") -> str:
     """ "83.2 [82.1, 84.3]"; without brackets where there is no interval, "" for NaN."""
     text = number(value, digits, sign)

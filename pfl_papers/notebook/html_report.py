@@ -173,12 +173,6 @@ def _comparison(part: Part, rows: pd.DataFrame) -> dict[str, Any]:
     return dict(title=f"Profile {part.profile}, data {part.data}", tables=found)
 
 
-def _small(digits: str, power: str) -> str:
-    # 1.3e-14, or 1e-10, as people write it.
-    raised = "10⁻" + power.translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return raised if digits == "1" else f"{digits} × {raised}"
-
-
 def _speed(readme: Path) -> str:
     from markupsafe import Markup
 
@@ -192,7 +186,7 @@ def _speed(readme: Path) -> str:
     text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^]]*)\]\((?!https?:|javascript:)[^)]*\)", r"\1", text)
     text = re.sub(r"\b\d(\.\d+)?e\+\d\d\b", lambda found: readable.large(float(found[0])), text)
-    text = re.sub(r"\b(\d(?:\.\d+)?)e-0*(\d+)\b", lambda found: _small(*found.groups()), text)
+    text = re.sub(r"\b\d(\.\d+)?e-\d\d\b", lambda found: readable.small(float(found[0])), text)
     # Other HTML that stands in the file is shown as text, and no link runs anything.
     page = MarkdownWithMath(renderer=IPythonRenderer(escape=True, allow_harmful_protocols=False))
     return Markup(page.render(text))

@@ -167,6 +167,14 @@ def test_large_numbers_are_said(value, said):
     assert readable.large(value) == said
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.322e-14, "1.32 × 10⁻¹⁴"), (1e-10, "10⁻¹⁰"), (2e-5, "2 × 10⁻⁵"), (0.5, "0.5")],
+)
+def test_small_numbers_are_said(value, said):
+    assert readable.small(value) == said
+
+
 def test_a_figure_is_in_the_page(root):
     images = [
         attrs for tag, attrs in Page(html_report.build(root).read_text()).tags if tag == "img"

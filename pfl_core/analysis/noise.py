@@ -401,11 +401,18 @@ class Column:
 
     def _block(self, wanted: Collection[str]) -> _Block:
         # The pool, and the personal rows that an estimate is of.
-        personal = [r for r in self.table.index if r not in self.shared]
-        rows = [r for r in personal if r in wanted or not self.pool or r in self.pool]
-        if not self.pool or set(wanted) <= {*self.pool, *self.shared}:
+        more = frozenset(wanted) - {*self.pool, *self.shared}
+        if not self.pool or not more:
             return self._usual
-        return _Block.of(self.table.loc[rows])
+        if more not in self._larger:
+            personal = [r for r in self.table.index if r not in self.shared]
+            rows = [r for r in personal if r in more or r in self.pool]
+            self._larger[more] = _Block.of(self.table.loc[rows])
+        return self._larger[more]
+
+    @functools.cached_property
+    def _larger(self) -> dict[frozenset[str], _Block]:
+        return {}
 
     def _beside(self, series: np.ndarray, seeds: np.ndarray, wanted: Collection[str]) -> Variance:
         # Of a number a seed minus the mean of the personal rows.

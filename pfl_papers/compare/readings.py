@@ -104,7 +104,8 @@ def over(each: list[tuple[Read, pd.DataFrame]], beside: str = "") -> pd.DataFram
     beside : str
         The row with which every line is compared.
     """
-    (_, found), *others = each
+    (_, as_run), *others = each
+    found = as_run.copy()
     keyed = [(read, frame.set_index(["row", "column"])) for read, frame in others]
     for i, line in found.iterrows():
         if line.verdict not in _JUDGED:

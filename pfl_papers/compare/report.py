@@ -24,16 +24,15 @@ from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers.compare import fullest, readings
 from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import flat, markdown, renamed
+from pfl_papers.compare.readings import Read
 from pfl_papers.evidence import committed, diverged
 from pfl_papers.evidence.contrasts import (
     ACCURACIES,
     READ_AFTER,
     Evidence,
     Runs,
-    before_the_last_quarter,
     column_of,
     reproduced,
-    runs_of,
 )
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
@@ -205,28 +204,74 @@ def compare(
         reason, extent, decided, why (see `analysis.verdicts`), profile, dataset, and setting (the
         column as the rows have it).
     """
-    about = papers.paper(paper)
-    each = readings.read(_needed(rows, metric), about)
-    return readings.over([(r, _compared(r.rows, about, table, metric, **how)) for r in each])
+    return Held(rows, paper, table, metric, **how).cells
 
 
-def _compared(
-    rows: pd.DataFrame, paper: Paper, table: str, metric: str, **how: str
-) -> pd.DataFrame:
-    said = papers.reported(paper)
+class Held:
+    """A table's rows held against the paper, each answer worked out once.
+
+    Parameters
+    ----------
+    rows, paper, table, metric, **how
+        As for `compare`. Later changes of `rows` count for nothing.
+    """
+
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        paper: str | Paper,
+        table: str,
+        metric: str = "acc_pct",
+        **how: str,
+    ):
+        self.paper, self.table, self.metric, self.how = papers.paper(paper), table, metric, how
+        self._rows = _needed(rows, metric).copy()
+
+    @functools.cached_property
+    def cells(self) -> pd.DataFrame:
+        """What `compare` returns."""
+        return readings.over([(read, compared) for read, _, compared in self._each])
+
+    @functools.cached_property
+    def leads(self) -> pd.DataFrame:
+        """What `advantages` returns, by the rule of `how`."""
+        found = [
+            (read, _leads(of, compared, self.paper, self.table, self.metric))
+            for read, of, compared in self._each
+        ]
+        return readings.over(found, beside=self.paper.own)
+
+    @functools.cached_property
+    def text(self) -> list[str]:
+        """What `reading` returns, by the rule of `how`."""
+        if set(map(overrides.profile_of, self._rows.profile.unique())) <= {"smoke"}:
+            return []
+        _, evidence, _ = self._each[0]
+        return _texts(evidence, self.cells)
+
+    @functools.cached_property
+    def _each(self) -> list[tuple[Read, Evidence, pd.DataFrame]]:
+        # As run, then under each reading.
+        out = []
+        for read in readings.read(self._rows, self.paper):
+            evidence = _evidence(read.rows, self.paper, self.table, **self.how)
+            out.append((read, evidence, _compared(evidence, self.paper, self.table, self.metric)))
+        return out
+
+
+def _compared(evidence: Evidence, paper: Paper, table: str, metric: str) -> pd.DataFrame:
+    rows, said = evidence.rows, papers.reported(paper)
     said = said[(said.table == table) & (said.metric == metric)]
     if said.empty:
         known = sorted(set(papers.reported(paper).table))
         raise ValueError(f"{paper.key} prints no {metric} in {table!r}; it has {known}")
     said = said[:0] if overrides.in_rows(rows) else said
-    ours = (
-        _own_columns(reproduced(rows, paper, metric, **how), rows, paper, table)
-        if len(rows)
-        else rows
-    )
+    ours = rows
+    if len(rows):
+        ours = _own_columns(evidence.reported("now", metric), rows, paper, table)
     lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
     if len(ours):
-        cells = _Cells(rows, ours, paper, table, metric, how)
+        cells = _Cells(evidence, ours, paper, table, metric)
         for (column, row), of_cell in grouped(ours, ["column", "row"]):
             line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
             line |= cells.line(row, column, of_cell, line)
@@ -240,7 +285,7 @@ def _compared(
     frame[["best", "decided"]] = frame[["best", "decided"]].eq(True)
     texts = ["profile", "dataset", "reason", "extent", "why", "setting"]
     frame[texts] = frame[texts].astype(object).fillna("")
-    if metric != "acc_pct" or (paper.report | how)["select"] == "last":
+    if metric != "acc_pct" or (paper.report | evidence.how)["select"] == "last":
         frame = frame.drop(columns="last")
     return _by_column(frame)
 
@@ -283,25 +328,13 @@ def advantages(
         what both rows had of the paper's (`verdicts.Budget.missing`). n counts the seeds that both
         have.
     """
-    return _both(rows, papers.paper(paper), table, metric)[1]
-
-
-def _both(
-    rows: pd.DataFrame, paper: Paper, table: str, metric: str
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    # What `compare` and `advantages` say, which are made of the same cells.
-    cells, leads = [], []
-    for read in readings.read(_needed(rows, metric), paper):
-        compared = _compared(read.rows, paper, table, metric)
-        cells.append((read, compared))
-        leads.append((read, _leads(read.rows, compared, paper, table, metric)))
-    return readings.over(cells), readings.over(leads, beside=paper.own)
+    return Held(rows, paper, table, metric).leads
 
 
 def _leads(
-    rows: pd.DataFrame, compared: pd.DataFrame, paper: Paper, table: str, metric: str
+    evidence: Evidence, compared: pd.DataFrame, paper: Paper, table: str, metric: str
 ) -> pd.DataFrame:
-    evidence, out = _evidence(rows, paper, table), []
+    out = []
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     there = there[~there.verdict.str.startswith(diverged.WORD)]
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
@@ -332,8 +365,8 @@ def _advantage(
     return line | dict(budget=budget.missing) | verdict._asdict()
 
 
-def _evidence(rows: pd.DataFrame, paper: Paper, artefact: str) -> Evidence:
-    return Evidence(rows, paper, papers.printed_rows(paper, artefact), priors(rows))
+def _evidence(rows: pd.DataFrame, paper: Paper, artefact: str, **how: str) -> Evidence:
+    return Evidence(rows, paper, papers.printed_rows(paper, artefact), priors(rows), **how)
 
 
 def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
@@ -384,30 +417,23 @@ class _Cells:
     """
 
     def __init__(
-        self,
-        rows: pd.DataFrame,
-        ours: pd.DataFrame,
-        paper: Paper,
-        table: str,
-        metric: str,
-        how: dict[str, str],
+        self, evidence: Evidence, ours: pd.DataFrame, paper: Paper, table: str, metric: str
     ):
-        self.rows, self.ours, self.runs = rows, ours, runs_of(rows)
+        self.ours, self.runs, self.known = ours, evidence.runs, evidence.priors
         self.paper, self.table, self.metric = paper, table, metric
         self.printed = papers.printed_rows(paper, table)
         # Of accuracy on training data only the test data say whether it still moves.
-        self.moved = _by_run(reproduced(rows, paper, **how)) - _by_run(
-            reproduced(before_the_last_quarter(rows), paper, **how)
-        )
-        self.last = _by_run(reproduced(rows, paper, metric, **how | {"select": "last"}))
+        now, past = (_by_run(evidence.reported(at)) for at in ("now", "earlier"))
+        self.moved = {run: now[run] - past[run] for run in now.keys() & past.keys()}
+        how = evidence.how | {"select": "last"}
+        self.last = _by_run(reproduced(evidence.rows, paper, metric, **how))
         self._noisy = functools.cache(self._column)
 
     def _column(self, column: str) -> noise.Column:
         # A column of ours with its noise.
         of_column = self.ours[self.ours.column == column]
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
-        known = priors(self.rows) if self.metric in ACCURACIES else None
-        return column_of(table, self.printed, known)
+        return column_of(table, self.printed, self.known if self.metric in ACCURACIES else None)
 
     def line(
         self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
@@ -415,6 +441,8 @@ class _Cells:
         """What a cell of ours shows, beside what is `said` in the paper."""
         noisy = self._noisy(column)
         own, setting = noisy.level(row), cells.setting.iloc[0]
+        keys = [(run, row, setting) for run in cells.run]
+        last = [v for key in keys if not np.isnan(v := self.last.get(key, np.nan))]
         least, most = bounds(self.metric)
         line = dict(
             reproduced=cells.value.mean(),
@@ -423,7 +451,7 @@ class _Cells:
             low=max(own.low, least),
             high=min(own.high, most),
             best=_best(noisy, row, better(self.metric)),
-            last=self.last.reindex([(run, row, setting) for run in cells.run]).mean(),
+            last=np.mean(last) if last else np.nan,
             setting=setting,
             profile=cells.profile.iloc[0],
             dataset=cells.dataset.iloc[0],
@@ -436,8 +464,8 @@ class _Cells:
         line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
         if line["profile"] not in papers.FULL or self.metric not in ACCURACIES:
             return line | dict(verdict="not judged")
-        each = self.moved.reindex([(run, row, setting) for run in cells.run])
-        rest = verdicts.at_rest(each.mean() if each.notna().all() else None)
+        moved = [self.moved.get(key, np.nan) for key in keys]
+        rest = verdicts.at_rest(None if np.isnan(moved).any() else float(np.mean(moved)))
         budget = Budget(*_cuts(paper, self.table, row, setting, self.runs), rest)
         verdict = verdicts.of_accuracy(predicted, said["reported"], budget)
         why = verdict.why + for_whom(paper, cells.run)
@@ -480,8 +508,8 @@ def _best(column: noise.Column, row: str, sign: int) -> bool:
     return behind is None or not behind.above(0) and (behind.known or behind.estimate <= 0)
 
 
-def _by_run(picked: pd.DataFrame) -> pd.Series:
-    return picked.groupby(["run", "row", "column"]).value.mean()
+def _by_run(picked: pd.DataFrame) -> dict[Any, float]:
+    return picked.groupby(["run", "row", "column"]).value.mean().to_dict()
 
 
 def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.DataFrame]:
@@ -494,13 +522,18 @@ def tables(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, pd.D
     paper : str or Paper
     table : str
     """
+    return {metric: held.cells for metric, held in every_held(rows, paper, table).items()}
+
+
+def every_held(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, Held]:
+    """{metric: `Held`}, as `tables`."""
     paper = papers.paper(paper)
     if not paper.tables:
         return {}
     of_table, said = rows[rows.artefact == table], papers.reported(paper)
     printed = set(said[said.table == table].metric)
     found = [m for m in paper.artefacts[table].metrics if m in printed]
-    return {m: compare(of_table, paper, table, metric=m) for m in found}
+    return {m: Held(of_table, paper, table, m) for m in found}
 
 
 def seeds_in_words(counts: Iterable[int]) -> str:
@@ -610,7 +643,8 @@ def every(name: str) -> Every:
     out: list[list[pd.DataFrame]] = [[], []]
     for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
         some = [of for rows in parts if len(of := rows[rows.artefact == table])]
-        pairs = [_both(of, about, table, metric) for of in (none, *some)]
+        each = [Held(of, about, table, metric) for of in (none, *some)]
+        pairs = [(held.cells, held.leads) for held in each]
         for found, frames in zip(out, zip(*pairs, strict=True), strict=True):
             # Of each published cell from the fullest profile that has one.
             said_of = [cells[cells.reported.notna()] for cells in frames]
@@ -668,11 +702,10 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
 
     Which method is best and by how much, how that compares with the paper, and what is open.
     """
-    paper = papers.paper(paper)
-    if not len(rows) or set(map(overrides.profile_of, rows.profile.unique())) == {"smoke"}:
-        return []
-    evidence = _evidence(rows, paper, table)
-    compared = compare(rows, paper, table)
+    return Held(rows, paper, table).text
+
+
+def _texts(evidence: Evidence, compared: pd.DataFrame) -> list[str]:
     out = []
     for column in evidence.columns:
         names = evidence.methods(column)
@@ -686,7 +719,7 @@ def reading(rows: pd.DataFrame, paper: str | Paper, table: str) -> list[str]:
         else:
             other = lines.column.iloc[0].removeprefix(column).removeprefix(": ")
             instead = f"Run {other}" if other else overrides.UNLIKE.capitalize()
-            unlike = other or overrides.in_rows(rows)
+            unlike = other or overrides.in_rows(evidence.rows)
             said.append(f"{instead}: not held against the paper's numbers." * bool(unlike))
         out.append(f"**{column}.** " + " ".join(said))
     return out

@@ -190,6 +190,8 @@ class Evidence:
         The rows that the paper prints beside each other; noise is pooled over them.
     priors : Priors, optional
         What all judged columns say of the noise of accuracies.
+    **how : str
+        select, when, average in place of the paper's.
     """
 
     def __init__(
@@ -198,11 +200,16 @@ class Evidence:
         paper: Reporting,
         printed: Collection[str] = (),
         priors: Priors | None = None,
+        **how: str,
     ):
         self.rows, self.paper, self.printed, self.priors = rows, paper, printed, priors
+        self.how = how
         self._all = functools.cache(self._picked)
         self._table = functools.cache(self._pivoted)
         self._column = functools.cache(self._with_noise)
+        self._rows = functools.cache(self._rows_of)
+        self._guesses = functools.cache(self._at_majority)
+        self._stays = functools.cache(self._at_start)
 
     @functools.cached_property
     def columns(self) -> list[str]:
@@ -214,10 +221,20 @@ class Evidence:
         """Runs of each cell."""
         return runs_of(self.rows)
 
+    def reported(self, moment: str = "now", metric: str = "acc_pct") -> pd.DataFrame:
+        """What is reported of every run, as `reproduced` picks it.
+
+        Parameters
+        ----------
+        moment : str
+            "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
+        metric : str
+        """
+        return self._all(moment, metric)
+
     def methods(self, column: str) -> list[str]:
         """Rows with an accuracy in a column, those read after another's training among them."""
-        now = self._all("now", "acc_pct")
-        return list(dict.fromkeys(now[now.column == column].row))
+        return [*self._rows(column)]
 
     def means(self, column: str) -> pd.Series:
         """Mean over seeds of the reported accuracy (%) of each row of a column."""
@@ -324,20 +341,17 @@ class Evidence:
         return float(cast(pd.Series, gone).mean())
 
     def _picked(self, moment: str, metric: str) -> pd.DataFrame:
-        """What is reported of every run.
-
-        Parameters
-        ----------
-        moment : str
-            "now"; "earlier", had the runs ended at three quarters; "start", at round 0.
-        metric : str
-        """
         rows = self.rows
         if moment == "earlier":
             rows = before_the_last_quarter(rows)
         if moment == "start":  # one evaluation, whatever rule is used
-            return reproduced(rows[rows["rounds"] == 0], self.paper, metric, select="last")
-        return reproduced(rows, self.paper, metric)
+            rows = rows[rows["rounds"] == 0]
+            return reproduced(rows, self.paper, metric, **self.how | {"select": "last"})
+        return reproduced(rows, self.paper, metric, **self.how)
+
+    def _rows_of(self, column: str) -> dict[str, None]:
+        now = self._all("now", "acc_pct")
+        return dict.fromkeys(now[now.column == column].row)
 
     def _pivoted(self, moment: str, metric: str, column: str) -> pd.DataFrame:
         """A column as one number a row (index) and seed (columns)."""
@@ -359,9 +373,9 @@ class Evidence:
     def _unlearned(self, weights: Mapping[tuple[str, str], float], both: bool) -> str:
         # both: nobody has to lose, so all rows have to have learned something.
         for (row, column), weight in weights.items():
-            if (weight > 0 or both) and (why := self._at_majority(row, column)):
+            if (weight > 0 or both) and (why := self._guesses(row, column)):
                 return why
-            if weight < 0 and (why := self._at_start(row, column)):
+            if weight < 0 and (why := self._stays(row, column)):
                 return why
         return ""
 
@@ -369,7 +383,8 @@ class Evidence:
         """A row's accuracies, a seed each, and the level of its clients' most common labels."""
         picked = self._all("now", "acc_pct")
         cells = picked[(picked.row == row) & (picked.column == column)]
-        levels = [majority(run, self.paper.report["average"]) for run in cells.run]
+        average = (self.paper.report | self.how)["average"]
+        levels = [majority(run, average) for run in cells.run]
         return cells.value.to_numpy(dtype=float), np.array(levels)
 
     def _at_majority(self, row: str, column: str) -> str:
@@ -382,7 +397,8 @@ class Evidence:
         )
 
     def _at_start(self, row: str, column: str) -> str:
-        if row in READ_AFTER or self.paper.when.get(row, self.paper.report["when"]) == "after":
+        usual = self.paper.when.get(row, self.paper.report["when"])
+        if row in READ_AFTER or self.how.get("when", usual) == "after":
             return ""  # at round 0, too, it has trained
         now, start = (self._table(at, "acc_pct", column) for at in ("now", "start"))
         if row not in start.index:

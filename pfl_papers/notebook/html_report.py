@@ -94,10 +94,11 @@ def _paper(name: str, parts: list[tuple[Part, pd.DataFrame]], folder: Path) -> d
 def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
     tables = []
     for artefact, about in paper(part.paper).artefacts.items():
-        found = report.tables(rows, part.paper, artefact)
-        if "acc_pct" in found:
-            own, of = label(paper(part.paper).own), rows[rows.artefact == artefact]
-            found[f"points by which {own} leads"] = report.advantages(of, part.paper, artefact)
+        held = report.every_held(rows, part.paper, artefact)
+        found = {metric: of.cells for metric, of in held.items()}
+        if "acc_pct" in held:
+            own = label(paper(part.paper).own)
+            found[f"points by which {own} leads"] = held["acc_pct"].leads
         for what, cells in found.items():
             if cells.reproduced.notna().any():
                 name = title(artefact) + (f", {plots.named(what)}" if what != "acc_pct" else "")

@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class Study:
         self._told = False  # whether the tables' legend was shown
         self.ran: dict[tuple[str, str | None], pd.DataFrame] = {}
         self.collected: list[pd.DataFrame] = []
+        self._held_before: dict[Hashable, report.Held] = {}
         self._style = contextlib.ExitStack()  # until `finish`
         style: dict[Any, Any] = {**plots.STYLE}
         self._style.enter_context(plt.rc_context(style))
@@ -407,7 +408,7 @@ class Study:
 
     def beside_published(self, table: str, rows: pd.DataFrame, **how: str) -> None:
         """Figure `table`: our accuracies beside the published ones, where they may be compared."""
-        got = report.compare(rows, self.paper, table, **how)
+        got = self._held(table, rows, **how).cells
         if (fig := drawing.beside_published(got)) is not None:
             self.figure(f"{table}-published", fig, got, "Bars: 95 % intervals over seeds.", rows)
 
@@ -491,6 +492,14 @@ class Study:
 
     # -- tables ------------------------------------------------------------------------------------
 
+    def _held(
+        self, table: str, rows: pd.DataFrame, metric: str = "acc_pct", **how: str
+    ) -> report.Held:
+        # Table, picture, leads and text of the same rows are made of the same numbers.
+        key = table, metric, tuple(sorted(how.items())), _content(rows), committed.results()
+        held = report.Held(rows, self.paper, table, metric, **how)
+        return self._held_before.setdefault(key, held)
+
     def compare(
         self,
         table: str,
@@ -512,7 +521,7 @@ class Study:
             Decimals shown, by default the artefact's.
         """
         metrics = [metric] if isinstance(metric, str) else [*metric]
-        each = [report.compare(rows, self.paper, table, metric=m, **how) for m in metrics]
+        each = [self._held(table, rows, m, **how).cells.copy() for m in metrics]
         title, name, rule = papers.title(table), table, self.paper.report | how
         said = [plots.display(m, plots.MEASURE_LABELS).lower() for m in metrics]
         got = each[0]
@@ -533,7 +542,7 @@ class Study:
 
         None without a row to compare, as where data or networks are not the paper's.
         """
-        got = report.advantages(rows, self.paper, table)
+        got = self._held(table, rows).leads.copy()
         if got.empty:
             return None
         title = f"{papers.title(table)}, {plots.label(self.paper.own)}'s leads in points"
@@ -580,7 +589,7 @@ class Study:
         """
         whole = [(table, None)] if (table, None) in self.ran else []
         for part in whole or [key for key in self.ran if key[0] == table]:
-            if said := report.reading(self.ran[part], self.paper, table):
+            if said := self._held(table, self.ran[part]).text:
                 text, profile = "\n\n".join(said), next(iter(self.ran[part].profile))
                 show(self._placed(table, profile, text))
 
@@ -689,6 +698,11 @@ class Study:
             f"{rows.run.nunique()} runs; {versions}, Python {python}, {where}; {took:.0f} s; "
             f"{kept}figures in {_short(self.folder())}"
         )
+
+
+def _content(rows: pd.DataFrame) -> Hashable:
+    # Equal for frames of equal content alone: a reader may change one in place.
+    return *rows.columns, pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
 
 
 def _short(path: Path) -> str:

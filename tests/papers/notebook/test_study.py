@@ -3,6 +3,7 @@
 import dataclasses
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -555,6 +556,28 @@ def test_a_table_beside_the_papers(case):
     assert len(cells) == 16 + 2 and set(cells.verdict) == {"not run", "no published number"}
     assert sorted(p.name for p in s.folder().iterdir()) == ["table3.csv", "table3.md"]
     assert (s.folder() / "table3.md").read_text() == table.markdown() + "\n"
+
+
+def test_a_table_is_worked_out_once_and_anew_when_its_rows_change(case, monkeypatch):
+    s, rows = case
+    rows = rows.assign(profile="quick")
+    counted, compared = [], report._compared
+    monkeypatch.setattr(report, "_compared", lambda *a: counted.append(a) or compared(*a))
+    first = s.compare("table3", rows).compared
+    whole = first.copy()
+    s.beside_published("table3", rows)
+    s.advantages("table3", rows.copy())
+    assert len(counted) == 1, "picture and leads are made of the table's numbers"
+    first["reproduced"] = 0.0  # a reader's frame is the reader's own
+    pd.testing.assert_frame_equal(s.compare("table3", rows).compared, whole)
+    accuracy = (rows.metric == "acc_pct") & (rows.split == "test")
+    rows.loc[accuracy, "value"] = rows.value[accuracy] / 2
+    halved = s.compare("table3", rows).compared
+    ran = whole.reproduced.notna()
+    np.testing.assert_allclose(halved.reproduced[ran], whole.reproduced[ran] / 2)
+    assert len(counted) == 2
+    assert list(s.compare("table3", rows, select="last").compared.verdict) == list(whole.verdict)
+    assert len(counted) == 3, "another rule is another table"
 
 
 def test_the_legend_stands_once(case):

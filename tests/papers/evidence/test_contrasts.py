@@ -1,5 +1,6 @@
 """What claims are judged on: values by seed, three quarters of the rounds, and who has learned."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,6 +121,29 @@ def test_runs_that_were_dealt_otherwise_have_levels_of_their_own(known, monkeypa
     majority.cache_clear()
     other = majority("x")
     assert other != level == pytest.approx(other, abs=20)
+
+
+@pytest.mark.parametrize(
+    "how", [dict(select="best_test"), dict(when="after"), dict(average="pooled")], ids=str
+)
+def test_a_rule_given_aside_is_as_good_as_the_papers_own(known, how, monkeypatch):
+    uneven = known.but(partition="dirichlet", partition_args={"alpha": 0.5})
+    monkeypatch.setattr(committed, "experiment", lambda run: uneven)
+    assert abs(majority("x") - majority("x", "pooled")) > 0.5
+    series = dict(a=[10, 99, 95], b=[10, 22, 20], c=[10, 22, 10])  # b guesses, c stays
+    first = pd.concat([run(r, of, s, when=w) for r, of in series.items() for w, s in BOTH])
+    first.loc[first.when == "after", "value"] += 3
+    second = first.assign(average="pooled", value=first.value - 2)
+    frame = pd.concat([first, second], ignore_index=True)
+    ruled = SimpleNamespace(report=RULES.report | how, when={})
+    aside, own = Evidence(frame, RULES, **how), of(frame, ruled)
+    pd.testing.assert_frame_equal(aside.reported(), own.reported())
+    assert not aside.reported().value.equals(of(frame).reported().value)
+    for pair in itertools.permutations(series, 2):
+        assert aside.ahead(*pair, "A") == own.ahead(*pair, "A")
+
+
+BOTH = [(when, seed) for when in ("before", "after") for seed in (0, 1)]
 
 
 def test_an_arm_at_its_clients_majority_label_never_holds(known):

@@ -443,7 +443,7 @@ def other_settings(runs: Runs) -> pd.DataFrame:
 def distances(runs: Runs) -> pd.DataFrame:
     """How far our leads of a paper's own method lie from the printed ones, by rule.
 
-    A lead is its accuracy minus another row's, as in `report.advantages`; only columns with the
+    A lead is its accuracy minus another row's, as in `report.Held.leads`; only columns with the
     paper's own data and network count. The distance is the mean of the absolute differences, over
     the rows that all rules of a column have.
 
@@ -459,7 +459,7 @@ def distances(runs: Runs) -> pd.DataFrame:
         rows = runs.rows[~runs.rows.column.isin(list(missing))]
         if len(rows):
             rows = _swapped(rows) if rule == AVERAGED else rows
-            lines = report.advantages(rows, under(rule, runs.paper), runs.artefact)
+            lines = report.Held(rows, under(rule, runs.paper), runs.artefact).leads_as_run
             found.append(lines.assign(rule=rule))
     every = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["column"])
     out = []

@@ -226,37 +226,42 @@ class Held:
     ):
         self.paper, self.table, self.metric, self.how = papers.paper(paper), table, metric, how
         self._rows = _needed(rows, metric).copy()
+        self._held = functools.cache(self._under)
 
     @functools.cached_property
     def cells(self) -> pd.DataFrame:
         """What `compare` returns."""
-        return readings.over([(read, compared) for read, _, compared in self._each])
+        return readings.over([(read, self._held(i)[1]) for i, read in enumerate(self._reads)])
 
     @functools.cached_property
     def leads(self) -> pd.DataFrame:
         """What `advantages` returns, by the rule of `how`."""
-        found = [
-            (read, _leads(of, compared, self.paper, self.table, self.metric))
-            for read, of, compared in self._each
-        ]
+        found = [(read, self._leads(i)) for i, read in enumerate(self._reads)]
         return readings.over(found, beside=self.paper.own)
+
+    @property
+    def leads_as_run(self) -> pd.DataFrame:
+        """`leads` with the verdicts of the runs as they are, whatever other readings say."""
+        return self._leads(0)
 
     @functools.cached_property
     def text(self) -> list[str]:
         """What `reading` returns, by the rule of `how`."""
         if set(map(overrides.profile_of, self._rows.profile.unique())) <= {"smoke"}:
             return []
-        _, evidence, _ = self._each[0]
-        return _texts(evidence, self.cells)
+        return _texts(self._held(0)[0], self.cells)
 
     @functools.cached_property
-    def _each(self) -> list[tuple[Read, Evidence, pd.DataFrame]]:
-        # As run, then under each reading.
-        out = []
-        for read in readings.read(self._rows, self.paper):
-            evidence = _evidence(read.rows, self.paper, self.table, **self.how)
-            out.append((read, evidence, _compared(evidence, self.paper, self.table, self.metric)))
-        return out
+    def _reads(self) -> list[Read]:
+        return readings.read(self._rows, self.paper)  # as run first
+
+    def _under(self, i: int) -> tuple[Evidence, pd.DataFrame]:
+        # The cells under a reading, and what they are made of.
+        evidence = _evidence(self._reads[i].rows, self.paper, self.table, **self.how)
+        return evidence, _compared(evidence, self.paper, self.table, self.metric)
+
+    def _leads(self, i: int) -> pd.DataFrame:
+        return _leads(*self._held(i), self.paper, self.table, self.metric)
 
 
 def _compared(evidence: Evidence, paper: Paper, table: str, metric: str) -> pd.DataFrame:

@@ -443,7 +443,7 @@ def other_settings(runs: Runs) -> pd.DataFrame:
 def distances(runs: Runs) -> pd.DataFrame:
     """How far our leads of a paper's own method lie from the printed ones, by rule.
 
-    A lead is its accuracy minus another row's, as in `report.Held.leads`; only columns with the
+    A lead is its accuracy minus another row's, as in `report.advantages`; only columns with the
     paper's own data and network count. The distance is the mean of the absolute differences, over
     the rows that all rules of a column have.
 

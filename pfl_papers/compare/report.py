@@ -275,8 +275,9 @@ def _compared(evidence: Evidence, paper: Paper, table: str, metric: str) -> pd.D
     if len(rows):
         ours = _own_columns(evidence.reported("now", metric), rows, paper, table)
     lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
+    last = metric == "acc_pct" and (paper.report | evidence.how)["select"] != "last"
     if len(ours):
-        cells = _Cells(evidence, ours, paper, table, metric)
+        cells = _Cells(evidence, ours, paper, table, metric, last)
         for (column, row), of_cell in grouped(ours, ["column", "row"]):
             line = lines.setdefault((column, row), dict(reported=np.nan, reported_sd=np.nan))
             line |= cells.line(row, column, of_cell, line)
@@ -290,9 +291,7 @@ def _compared(evidence: Evidence, paper: Paper, table: str, metric: str) -> pd.D
     frame[["best", "decided"]] = frame[["best", "decided"]].eq(True)
     texts = ["profile", "dataset", "reason", "extent", "why", "setting"]
     frame[texts] = frame[texts].astype(object).fillna("")
-    if metric != "acc_pct" or (paper.report | evidence.how)["select"] == "last":
-        frame = frame.drop(columns="last")
-    return _by_column(frame)
+    return _by_column(frame if last else frame.drop(columns="last"))
 
 
 _COMPARED = (
@@ -419,26 +418,34 @@ class _Cells:
     ----------
     ours : DataFrame
         One number a run, its columns named by `_own_columns`.
+    last : bool
+        Whether the last round is shown, too.
     """
 
     def __init__(
-        self, evidence: Evidence, ours: pd.DataFrame, paper: Paper, table: str, metric: str
+        self,
+        evidence: Evidence,
+        ours: pd.DataFrame,
+        paper: Paper,
+        table: str,
+        metric: str,
+        last: bool,
     ):
-        self.ours, self.runs, self.known = ours, evidence.runs, evidence.priors
+        self.evidence, self.ours = evidence, ours
         self.paper, self.table, self.metric = paper, table, metric
-        self.printed = papers.printed_rows(paper, table)
         # Of accuracy on training data only the test data say whether it still moves.
         now, past = (_by_run(evidence.reported(at)) for at in ("now", "earlier"))
         self.moved = {run: now[run] - past[run] for run in now.keys() & past.keys()}
         how = evidence.how | {"select": "last"}
-        self.last = _by_run(reproduced(evidence.rows, paper, metric, **how))
+        self.last = _by_run(reproduced(evidence.rows, paper, metric, **how)) if last else {}
         self._noisy = functools.cache(self._column)
 
     def _column(self, column: str) -> noise.Column:
         # A column of ours with its noise.
         of_column = self.ours[self.ours.column == column]
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
-        return column_of(table, self.printed, self.known if self.metric in ACCURACIES else None)
+        known = self.evidence.priors if self.metric in ACCURACIES else None
+        return column_of(table, self.evidence.printed, known)
 
     def line(
         self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
@@ -471,7 +478,7 @@ class _Cells:
             return line | dict(verdict="not judged")
         moved = [self.moved.get(key, np.nan) for key in keys]
         rest = verdicts.at_rest(None if np.isnan(moved).any() else float(np.mean(moved)))
-        budget = Budget(*_cuts(paper, self.table, row, setting, self.runs), rest)
+        budget = Budget(*_cuts(paper, self.table, row, setting, self.evidence.runs), rest)
         verdict = verdicts.of_accuracy(predicted, said["reported"], budget)
         why = verdict.why + for_whom(paper, cells.run)
         return line | verdict._replace(why=why)._asdict()

@@ -99,6 +99,7 @@ from pathlib import Path
 
 for name in ("IPython", "ipywidgets", "jupyterlab", "nbconvert", "nbformat", "papermill", "psutil"):
     sys.modules[name] = None
+DRAW = {"matplotlib", "seaborn"}  # they take seconds to import, which who draws nothing need not wait for
 
 
 def said(main, words, code=0):
@@ -123,6 +124,7 @@ base = Experiment(clients=3, model="mlp", rounds=2, max_samples=20)
 result = run(base.but(method="fedper"))
 assert result.ok and result.folder == Path.cwd() / "runs" / "store" / result.id
 assert "torch._dynamo" not in sys.modules  # torch's compiler takes seconds to import
+assert sys.modules.keys().isdisjoint(DRAW)
 rows = sweep(grid(base, {"FedAvg": {"method": "fedavg"}, "FedPer": {"method": "fedper"}}))
 assert set(rows.row) == {"FedAvg", "FedPer"}
 plot(result).savefig("curves.png")
@@ -135,7 +137,12 @@ print("all done", sorted(p.name for p in Path.cwd().iterdir()))
 # What is there of the papers without the repository.
 PAPERS = r"""
 from pfl_papers.__main__ import main
+from pfl_papers.papers.base import PAPERS, paper
 
+assert len([paper(name) for name in PAPERS]) == 5
+assert sys.modules.keys().isdisjoint(DRAW | {"scipy.stats", "sklearn"})
+assert said(main, "plan fedper --profile smoke --artefacts fig2").startswith("   ")
+assert sys.modules.keys().isdisjoint(DRAW)
 for paper, known in (("pfedhn", "table1"), ("pfedla", "table1"), ("flayer", "table1"), ("fedaghn", "table1")):
     assert "published, not run" in said(main, f"compare {paper} {known}"), paper
 assert "\\toprule" in said(main, "compare fedaghn table1 --latex")
@@ -144,7 +151,6 @@ for words in ("report", "publish fedper"):
     message = said(main, words, 1)
     assert "needs the repository of pfl_core" in message and message.count("\n") == 1, message
 assert "methods-table" in said(main, "compare methods", 1)
-assert said(main, "plan fedper --profile smoke --artefacts fig2").startswith("   ")
 try:
     import pfl_papers.explore.widgets
 except ImportError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pfl_core.analysis import plots
 from pfl_core.analysis.select import MOMENTS
 from pfl_core.engine.finetune import TUNED
 from pfl_core.engine.scoring import COUNTED, list_metrics
@@ -59,9 +60,7 @@ def plot(*results: Result, when: str = "before", metric: str = ACC) -> Figure:
     >>> plot(a, b).axes[0].get_ylabel()
     'Test accuracy (%)'
     """
-    import matplotlib  # here: it takes a second that others need not wait
-
-    from pfl_core.analysis import plots
+    import matplotlib  # late: it takes a second
 
     rows = _rows(results, when, metric)
     with matplotlib.rc_context({"font.size": 8, "axes.titlesize": 9}):

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.spatial.distance import cdist
-from scipy.stats import spearmanr, wilcoxon
-from sklearn.manifold import TSNE
-from sklearn.metrics import silhouette_score
 
 from pfl_core.util.percent import spread
+
+# SciPy and scikit-learn are imported where they are called: they take seconds.
 
 # -- tables and runs -------------------------------------------------------------------------------
 
@@ -36,6 +34,8 @@ def paired(a: ArrayLike, b: ArrayLike) -> dict[str, float]:
     ValueError
         If a and b differ in length.
     """
+    from scipy.stats import wilcoxon
+
     a, b = (np.asarray(values, dtype=float) for values in (a, b))
     if a.shape != b.shape or a.ndim != 1:
         raise ValueError(
@@ -205,6 +205,8 @@ def correlation(weights: np.ndarray, overlap: np.ndarray) -> dict[str, float]:
     constant. p takes the K (K - 1) pairs as independent, which they are not: it describes, it does
     not test (pFedLA Figs. 5-7).
     """
+    from scipy.stats import spearmanr
+
     pairs = ~np.eye(len(weights), dtype=bool)
     weight, shared = np.asarray(weights)[pairs], np.asarray(overlap)[pairs]
     varied = np.ptp(weight) and np.ptp(shared)
@@ -222,6 +224,8 @@ def tsne(x: np.ndarray, perplexity: float = 5.0, seed: int = 0) -> np.ndarray:
     It starts at random (by `seed`) and takes 1000 steps with exact gradients. ValueError, from
     scikit-learn, if perplexity >= n.
     """
+    from sklearn.manifold import TSNE
+
     # Barnes-Hut would add in an order that its threads decide, whatever n_jobs is. 1000 steps are
     # the default, whose name differs among versions.
     exact = TSNE(
@@ -253,6 +257,9 @@ def clustering(
         "chance", the purity to expect of random labels; and "p", the share of permutations that are
         at least as pure, the real labels included.
     """
+    from scipy.spatial.distance import cdist
+    from sklearn.metrics import silhouette_score
+
     x, label = np.asarray(x), np.unique(np.asarray(label), return_inverse=True)[1]
     n = len(x)
     if not 0 < neighbours < n:
@@ -296,6 +303,8 @@ def total_variation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     ValueError
         If a client has no samples.
     """
+    from scipy.spatial.distance import cdist
+
     a, b = (np.asarray(counts, dtype=float) for counts in (a, b))
     for name, counts in (("a", a), ("b", b)):
         if empty := np.flatnonzero(counts.sum(1) <= 0).tolist():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pfl_core.analysis import plots
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
 from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
@@ -379,8 +380,6 @@ def _gap(column: Column, row: str, other: str) -> Interval:
 
 
 def _measure(metric: str) -> str:
-    from pfl_core.analysis import plots  # here: matplotlib takes a second
-
     return plots.display(metric, plots.MEASURE_LABELS)
 
 

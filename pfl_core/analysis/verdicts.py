@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import linregress
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from pfl_core.analysis.noise import LEVEL, Interval, Variance
 
@@ -473,6 +472,8 @@ def order(printed: ArrayLike, ours: ArrayLike, own: Variance, seeds: int, draws:
     ValueError
         If there are fewer than three methods, or unequally many.
     """
+    from scipy.stats import linregress  # late: it takes a second
+
     printed, ours = np.asarray(printed, float), np.asarray(ours, float)
     m = len(printed)
     if m < 3 or ours.shape != printed.shape:
@@ -487,7 +488,7 @@ def order(printed: ArrayLike, ours: ArrayLike, own: Variance, seeds: int, draws:
     slope = np.nan, np.nan
     if np.ptp(printed) > 0:
         fit: Any = linregress(printed, ours)
-        slope = float(fit.slope), float(fit.stderr) * float(student.ppf((1 + LEVEL) / 2, m - 2))
+        slope = float(fit.slope), float(fit.stderr) * float(stdtrit(m - 2, (1 + LEVEL) / 2))
     tau = float(_tau(printed, ours))
     ends = slope[0] - slope[1], slope[0] + slope[1]
     return Order(m, tau, float(low), float(high), ceiling, slope[0], *ends)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.special import softmax
-from scipy.stats import rankdata
 from torch import Tensor
 
 from pfl_core.methods.task import TrainConfig
@@ -39,6 +38,8 @@ TAKEN += ["client_visits", "train_s", *LARGE]
 
 def auc(y: np.ndarray, scores: np.ndarray) -> float:
     """Area under the ROC curve, 0 to 1: of class 1 of two; of more the mean over a client's own."""
+    from scipy.stats import rankdata  # late: it takes a second
+
     mine = np.unique(y)
     if len(mine) < 2:
         return math.nan

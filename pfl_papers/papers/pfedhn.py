@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_core.analysis.plots import intervals
+from pfl_core.analysis import plots
 from pfl_core.analysis.select import grouped, pick, tuples
 from pfl_core.analysis.stats import (
     clustering,
@@ -576,7 +576,7 @@ def gaps(lines: pd.DataFrame) -> pd.DataFrame:
         return lines
     keys = ["row", "column"]
     means = lines.groupby(keys, sort=False)[["distance", "gap"]].mean().reset_index()
-    ends = intervals(lines.assign(value=lines.gap), "row", "column")
+    ends = plots.intervals(lines.assign(value=lines.gap), "row", "column")
     return means.merge(ends[[*keys, "low", "high"]], on=keys)
 
 

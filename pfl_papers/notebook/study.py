@@ -180,7 +180,7 @@ class Study:
         cells = [e for s in wanted for e in s.experiments()]
         parts = [rows, diverged.rows(cells, self.train)]
         self.collected.append(parts[1])
-        whole = not self.finished or about.each or all(map(self._is_there, cells))
+        whole = not self.finished or not about.together or all(map(self._is_there, cells))
         if about.numbers and len(rows) and whole:
             numbers = about.numbers(rows, functools.partial(self.probed, rows))
             parts.append(self.derive(rows, numbers))

@@ -97,8 +97,8 @@ class Artefact:
         With which they are shown.
     numbers : callable
         (its rows, what probes recorded) -> what is derived from them.
-    each : bool
-        Whether these are numbers of one run each; else they wait for all runs.
+    together : bool
+        Whether a number is made of several runs; then numbers wait for all runs.
     said : str
         A sentence for the figure's caption.
     tuned : bool
@@ -115,7 +115,7 @@ class Artefact:
     metrics: tuple[str, ...] = ("acc_pct",)
     digits: int = 2
     numbers: Callable[[pd.DataFrame, Recorded], list[Number]] | None = None
-    each: bool = False
+    together: bool = False
     said: str = ""
     tuned: bool = False
     makes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

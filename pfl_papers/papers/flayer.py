@@ -626,7 +626,6 @@ _ARTEFACTS = {
         quick=2,
         metrics=("acc_pct", "train_acc_pct"),
         numbers=lambda rows, recorded: trained(recorded("train")),  # AG News alone
-        each=True,
     ),
     "table3": Artefact(
         IMAGES,
@@ -638,7 +637,7 @@ _ARTEFACTS = {
     "table5a": Artefact(IMAGES),
     "table5b": Artefact(IMAGES),
     "table5c": Artefact(IMAGES),
-    "fig2": Artefact(IMAGES, show=(), medium=2, quick=2, numbers=similarity, each=True),
+    "fig2": Artefact(IMAGES, show=(), medium=2, quick=2, numbers=similarity),
     "fig3": Artefact(IMAGES, show=("curves",), medium=2),
 }
 PAPER = Paper(

@@ -740,12 +740,15 @@ TERMS = Terms(
 # -- the paper -------------------------------------------------------------------------------------
 
 _CIFAR10 = ("cifar10",)
+_NEWCOMERS = Artefact(
+    _CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers, together=True
+)
 PAPER = Paper(
     key="pfedhn",
     artefacts={
         "table1": Artefact(("cifar10", "cifar100", "omniglot"), quick=2, medium=3),
         "table2": Artefact(("cifar10", "cifar100"), quick=1, medium=2, numbers=by_size),
-        "fig2": Artefact(_CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers),
+        "fig2": _NEWCOMERS,
         "fig3": Artefact(
             _CIFAR10, show=(), quick=2, medium=3, paper=4, numbers=numbers_of_crossing
         ),
@@ -754,7 +757,7 @@ PAPER = Paper(
         "fig5": Artefact(_CIFAR10, ("curves",), quick=1, medium=3),
         "fig6": Artefact(_CIFAR10, quick=1, medium=3),
         "table4": Artefact(_CIFAR10, quick=1, medium=3),
-        "fig7": Artefact(_CIFAR10, show=(), quick=1, medium=2, numbers=numbers_of_newcomers),
+        "fig7": _NEWCOMERS,
         "appc5": Artefact(_CIFAR10, quick=1),
     },
     claims=claims.read("pfedhn", TERMS),

@@ -661,7 +661,9 @@ _RANKS = ("compare", "standing")
 ARTEFACTS = {
     "table1": Artefact(_ALL, _RANKS, medium=5, quick=2, tuned=True),
     "table2": Artefact(_ALL, _RANKS, medium=3, quick=1, tuned=True),
-    "table3": Artefact(_BOTH, medium=2, quick=1, numbers=_table3_numbers, tuned=True),
+    "table3": Artefact(
+        _BOTH, medium=2, quick=1, numbers=_table3_numbers, together=True, tuned=True
+    ),
     "fig1": Artefact((DATA["CIFAR-10"],), (), quick=1, numbers=_fig1_numbers),
     "fig5": Artefact(
         _BOTH,
@@ -673,14 +675,7 @@ ARTEFACTS = {
         makes=((*KINDS.values(), RANDOM), ()),
     ),
     "fig6": Artefact(
-        _ALL,
-        (),
-        medium=4,
-        quick=1,
-        numbers=ring_numbers,
-        each=True,
-        tuned=True,
-        makes=((ALL_LAYERS,), ()),
+        _ALL, (), medium=4, quick=1, numbers=ring_numbers, tuned=True, makes=((ALL_LAYERS,), ())
     ),
     "fig7": Artefact(
         _BOTH, (), medium=2, numbers=_fig7_numbers, tuned=True, makes=(("fc", "fc1"), ())

@@ -1,12 +1,16 @@
 """A paper's file says in one place what each table and figure shows."""
 
+import functools
 import importlib
+import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from pfl_core.experiments.experiment import Experiment
-from pfl_papers.papers.base import PAPERS, PROFILES
+from pfl_papers.notebook.study import Study
+from pfl_papers.papers.base import PAPERS, PROFILES, paper
 from pfl_papers.papers.shown import At, at, changes_at, drawn_anew, fields_at, rows_at, use
 
 
@@ -79,3 +83,27 @@ def test_clients_of_a_released_script_are_drawn_anew():
     args = {"alpha": 0.1, "numpy_seed": 1, "class_size": 6000}
     base = Experiment(partition="dirichlet", partition_args=args)
     assert drawn_anew(base).plain() == replace(base, partition_args={"alpha": 0.1}).plain()
+
+
+MADE = [n for n in PAPERS if any(a.numbers for a in paper(n).artefacts.values())]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_numbers_wait_for_other_runs_where_they_are_made_of_several(name, monkeypatch, tmp_path):
+    """What is `together` differs from what its runs give one by one, or cannot be made so; all else is the same."""
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    study = Study(name, profile="quick", device="cpu", finished=True)
+    for artefact, about in study.paper.artefacts.items():
+        if not about.numbers or (rows := study.run(artefact)).empty:
+            continue
+        rows = rows[rows["average"] != "derived"]
+
+        def made(rows, about=about):
+            numbers = about.numbers(rows, functools.partial(study.probed, rows))
+            return Counter(json.dumps(n, default=str, sort_keys=True) for n in numbers)
+
+        try:
+            each = sum((made(of) for _, of in rows.groupby("run", sort=False)), Counter())
+        except ValueError:
+            each = None
+        assert (each == made(rows)) is not about.together, artefact

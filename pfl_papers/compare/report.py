@@ -84,11 +84,26 @@ def _of_the_paper(key: str, artefact: str) -> dict[tuple[str, str], Experiment]:
     return out
 
 
+@functools.lru_cache(maxsize=2**12)
 def counterpart(key: str, artefact: str, row: str, column: str) -> Experiment | None:
-    """The run of a cell at profile paper; of a row that only we have, another one of the column."""
-    found, column = _of_the_paper(key, artefact), papers.paper(key).printed(column)
-    named = found.get((READ_AFTER.get(row, row), column))
-    return named or next((e for (_, c), e in found.items() if c == column), None)
+    """The run of a cell at profile paper; of a row that only we have, another one of the column.
+
+    One run may serve several columns, as pFedHN's of Table 2 does. It stands in a column of its
+    own, and is the run of its row's cells in the others.
+    """
+    found, paper = _of_the_paper(key, artefact), papers.paper(key)
+    row, column = READ_AFTER.get(row, row), paper.printed(column)
+    if (row, column) in found:
+        return found[row, column]
+    other = next((e for (_, c), e in found.items() if c == column), None)
+    if other is None or not paper.tables:
+        return other
+    said = papers.reported(paper)
+    printed = set(said[said.table == artefact].column)
+    if column not in printed:
+        return other
+    serving = [e for (r, c), e in found.items() if r == row and c not in printed]
+    return next((e for e in serving if e.dataset == other.dataset), other)
 
 
 def _counterparts(key: str, artefact: str, row: str, column: str) -> list[Experiment]:

@@ -561,6 +561,23 @@ def test_what_medium_cuts_leaves_its_cells_comparable(key):
         assert theirs is not None and all(v(ours) == v(theirs) for v in report._ALIKE.values()), row
 
 
+@pytest.mark.parametrize("key", ["pfedhn", "pfedla", "flayer", "fedaghn"])
+def test_a_published_cell_is_held_against_a_run_of_its_own_row(key):
+    """Also where one run serves several columns: its method and data are the cell's."""
+    about = papers.paper(key)
+    runs = {}
+    for sweep in about.planned(papers.Scope("paper")):
+        for (row, _), e in cells_of(sweep).items():
+            runs.setdefault((sweep.artefact, row), set()).add(e.tags["column"])
+    said = reported(key)
+    for v in said[said.metric == "acc_pct"].itertuples():
+        if own := runs.get((v.table, v.row)):
+            held = report.counterpart(key, v.table, v.row, v.column)
+            assert held.tags["row"] == v.row, v
+            wanted = own & {v.column} or {c for c in own if c.startswith(v.column.split(",")[0])}
+            assert held.tags["column"] in wanted, v
+
+
 def cells_of(sweep):
     each = dataclasses.replace(sweep, seeds=sweep.seeds[:1]).experiments()
     return {(e.tags["row"], e.tags["column"]): e for e in each}

@@ -96,10 +96,12 @@ def _enough(
     rows = kept.rows()
     rows = rows[rows.artefact == artefact]
     made = rows.average == "derived"
-    rows, derived = rows[~made], rows[made]
-    if rows.empty:
+    if made.all():
         return None
-    rows = rows[_where(rows).isin(cells)]
+    # A run may serve cells that no run is planned for, in its own row: those are made, too.
+    every = cells if part is None else _cells(paper.planned(full, artefact))
+    served = ~_where(rows).isin(every) & rows.row.isin({row for row, _, _ in cells})
+    rows, derived = rows[_where(rows).isin(cells) & ~made], rows[made | served]
     there = rows.drop_duplicates(["row", "column", "seed"])
     lost = derived[derived.metric == diverged.METRIC]
     lost = lost[_where(lost).isin(cells)]

@@ -3,7 +3,10 @@
 import pandas as pd
 import pytest
 
+from pfl_papers import places
 from pfl_papers.compare import fullest
+from pfl_papers.evidence import committed
+from pfl_papers.papers.base import PAPERS, Scope, paper
 
 
 def judged(profile, **worth):
@@ -44,3 +47,15 @@ A_FIGURE = {(row, column, seed) for row in "xy" for column in "ab" for seed in (
 def test_of_a_figure_those_columns_and_seeds_count_that_have_all_rows(found, whole):
     kept = fullest._whole(A_FIGURE, set(found))
     assert kept == {(row, column, seed) for row in "xy" for column, seed in whole}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_notebook_shows_whatever_is_kept_of_its_runs(name):
+    """Also what is made of a run for cells that no run is planned for, as pFedHN's of Table 2."""
+    about, kept = paper(name), committed.parts(name, own=True)
+    for artefact in about.artefacts:
+        if found := fullest.best(about, Scope("quick"), artefact):
+            full, shown = found
+            every = kept[f"{name}.{places.label(full.profile, full.label)}"].rows()
+            every = every[(every.artefact == artefact) & every.run.isin(shown.run)]
+            assert len(shown) == len(every), artefact

@@ -288,7 +288,7 @@ def _compared(evidence: Evidence, paper: Paper, table: str, metric: str) -> pd.D
     said = said[:0] if overrides.in_rows(rows) else said
     ours = rows
     if len(rows):
-        ours = _own_columns(evidence.reported("now", metric), rows, paper, table)
+        ours = _own_columns(evidence.reported("now", metric), paper, table)
     lines = {(c.column, c.row): dict(reported=c.value, reported_sd=c.sd) for c in tuples(said)}
     last = metric == "acc_pct" and (paper.report | evidence.how)["select"] != "last"
     if len(ours):
@@ -394,23 +394,16 @@ def _by_column(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("column", key=lambda c: c.map(place), kind="stable", ignore_index=True)
 
 
-def _own_columns(ours: pd.DataFrame, rows: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
-    # Cells that are not like the paper's get a column of their own. What a cell has of another
-    # one's run is like the paper's if that run is.
-    planned, heads = _of_the_paper(paper.key, table), rows.drop_duplicates(["run", "row", "column"])
-    home = {v.run: (v.row, v.column) for v in tuples(heads) if (v.row, v.column) in planned}
+def _own_columns(ours: pd.DataFrame, paper: Paper, table: str) -> pd.DataFrame:
+    # Cells that are not like the paper's get a column of their own.
     named = {}
     for v in tuples(ours.drop_duplicates(["row", "column"])):
         ran = committed.experiment(v.run)
         if v.average == "derived" and ran is not None and v.dataset != ran.dataset:
             # It says what data it is of, as Table 3's megabytes of pFedLA do.
             named[v.row, v.column] = v.column
-            continue
-        row, column = home.get(v.run, (v.row, v.column))
-        if (v.row, v.column) in planned:
-            row, column = v.row, v.column
-        found = column_of_ours(paper, table, row, column, v.run)
-        named[v.row, v.column] = v.column + found.removeprefix(column)
+        else:
+            named[v.row, v.column] = column_of_ours(paper, table, v.row, v.column, v.run)
     names = [named[key] for key in zip(ours.row, ours.column, strict=True)]
     return ours.assign(setting=ours.column, column=names)
 

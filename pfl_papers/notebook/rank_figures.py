@@ -48,7 +48,7 @@ def fit(fig: Figure, axes: Sequence[Axes], methods: Sequence[int]) -> list[int]:
 def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     """Ranks as numbers, a line a method and a column a rule; colours say what a rule changes.
 
-    Blue: better than as the paper counts; red: worse; grey: no such numbers.
+    Blue: better than as the paper counts the same methods; red: worse; grey: no such numbers.
 
     Parameters
     ----------
@@ -62,7 +62,9 @@ def ranks(order: pd.DataFrame, same: set[str], ax: Axes, lines: int) -> Axes:
     """
     rules = list(RULES) if AVERAGED in order else [rule for rule in RULES if rule != AVERAGED]
     shown = order.reindex(columns=rules)
-    change = -shown.sub(order[REPORTED], axis=0).round().clip(-MOST, MOST)
+    # Against the paper's way among the methods that a rule has, or one that lacks moves the others.
+    paper = {rule: order[REPORTED][shown[rule].notna()].rank() for rule in rules}
+    change = pd.DataFrame(paper, shown.index).sub(shown).round().clip(-MOST, MOST)
     ends = 1.7 * MOST  # light enough for black numbers
     ax.imshow(change, cmap="RdBu", vmin=-ends, vmax=ends, aspect="auto", interpolation="nearest")
     for (i, j), rank in np.ndenumerate(shown.to_numpy()):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_papers import places
@@ -418,8 +419,6 @@ def test_a_page_without_rows_claims_nothing(page):
 
 
 def test_a_change_of_rank_has_a_colour_and_its_number(page):
-    from matplotlib.figure import Figure
-
     column = column_of(late_and_early(0, 1))
     ax = Figure().subplots()
     rank_figures.ranks(recount.ranks(column), set(column.rule[column.same]), ax, 3)
@@ -429,3 +428,13 @@ def test_a_change_of_rank_has_a_colour_and_its_number(page):
     assert colours[:, 3].tolist() == [-1, 1, 0] and colours[:, 0].tolist() == [0, 0, 0]
     assert len(ax.patches) == 9  # three methods lack three rules
     assert [t.get_text() for t in ax.texts].count("1") == 5
+
+
+def test_a_method_that_a_rule_lacks_gives_the_others_no_colour():
+    order = pd.DataFrame({recount.REPORTED: [1.0, 2, 3], "pooled": [1.0, None, 2]}, [*"abc"])
+    ax = Figure().subplots()
+    rank_figures.ranks(order, set(), ax, 3)
+    at = [text.get_text() for text in ax.get_xticklabels()].index("pooled")
+    colours = np.ma.filled(ax.images[0].get_array()[:, at], np.nan)
+    np.testing.assert_array_equal(colours, [0, np.nan, 0])
+    assert [t.get_text() for t in ax.texts] == ["1", "2"]

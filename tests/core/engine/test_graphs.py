@@ -341,7 +341,7 @@ def test_a_result_says_what_ran_and_what_was_asked(store, monkeypatch):
 @pytest.mark.parametrize("name", OURS)
 def test_every_method_is_captured_on_the_pretend_accelerator(name):
     with accelerated(), taped(DEVICE.type) as log:
-        small = SMALL.but(method=name, max_samples=60, rounds=2)
+        small = SMALL.but(method=name, rounds=2)
         ended = trained(small, executor="graphs")
         assert {what for what, _ in log} == {"capture", "replay"}
     assert ended.history.executor == "graphs" and not graphs.FAILED

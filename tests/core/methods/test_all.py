@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import io
 import itertools
+import re
 
 import pytest
 import torch
@@ -133,32 +134,34 @@ def test_parameters_of_any_shape(name, executor, hot):
 
 
 class Named(nn.Module):
-    """Two layers, a parameter and a buffer under names of one's own."""
+    """Layers side by side, each times a number, and buffers that shift their sum, under names of one's own."""
 
-    def __init__(self, module="first", parameter="scale", buffer="shift"):
+    def __init__(self, modules=("first",), parameters=("scale",), buffers=("shift",)):
         super().__init__()
-        self.names = module, parameter, buffer
-        self.register_parameter(parameter, nn.Parameter(torch.tensor([0.5])))
-        self.register_buffer(buffer, torch.zeros(4))
-        self.add_module(module, nn.Linear(256, 4))
+        self.names = modules, parameters, buffers
+        for name in parameters:
+            self.register_parameter(name, nn.Parameter(torch.tensor([0.5])))
+        for name in buffers:
+            self.register_buffer(name, torch.zeros(4))
+        for name in modules:
+            self.add_module(name, nn.Linear(256, 4))
         self.fc = nn.Linear(4, 3)
 
     def forward(self, x):
-        layer, scale, shift = (getattr(self, name) for name in self.names)
-        return self.fc((scale * layer(x.flatten(1)) + shift).tanh())
+        layers, scales, shifts = ([getattr(self, n) for n in names] for names in self.names)
+        sides = [s * layer(x.flatten(1)) for s, layer in zip(scales, layers, strict=True)]
+        return self.fc((sum(sides) + sum(shifts)).tanh())
 
 
-MODULES = (
-    "own v w m0 global cpn sent opt all core theta base near mask flayer cov cloud sum next head"
-)
-TENSORS = "m alpha acc count mean proto seen risk dr gce h v w context id known p q n z"
-BUFFERS = "alpha count mean"
-# Each name of each kind once, those of several kinds in one network.
+USUAL = [[f"{kind}{i}" for i in range(n)] for kind, n in (("a", 10), ("b", 10), ("c", 3))]
+# Each name of each kind once, and no name twice in one network.
 OTHERS = [
-    {kind: n for kind, n in zip(("module", "parameter", "buffer"), names, strict=True) if n}
-    for names in itertools.zip_longest(
-        MODULES.split(), TENSORS.split(), [""] * 5 + BUFFERS.split(), fillvalue=""
-    )
+    ("own v w m0 global cpn sent opt all core", "m alpha acc count mean proto seen risk dr gce"),
+    (
+        "theta base near mask flayer cov cloud sum next head",
+        "h v w context id known p q n z",
+        "alpha count mean",
+    ),
 ]
 
 
@@ -167,24 +170,28 @@ OTHERS = [
 def test_names_of_layers_change_nothing(name):
     """A network with names under which a method keeps things is refused, or trained as another one."""
 
-    def losses(**names):
+    def losses(names):
         method, data = setup(name, rounds=2, finetune=[{"epochs": 1}])
         with seeded(0):
-            net, t = Named(**names).to(data.dtype), method.task
+            net, t = Named(*names).to(data.dtype), method.task
         method = method.bind(Task(net, t.n, t.label_counts, t.config))
         history = simulate(method, data, workers=1)[1]
         return {k: torch.stack(v) for k, v in history.evals.items()} | history.tuned
 
-    usual, left = losses(), [*OTHERS]
-    while left:
-        names = left.pop()
-        try:
-            found = losses(**names)
-        except ValueError as error:
-            assert "keeps something of its own under the name" in str(error), names
-            if len(names) > 1:  # the others may be trained
-                left += [{kind: n} for kind, n in names.items()]
-            continue
+    usual = losses(USUAL)
+    for others in OTHERS:
+        names = [n.split() for n in others] + USUAL[len(others) :]
+        found = None
+        while found is None:
+            try:
+                found = losses(names)
+            except ValueError as error:
+                said = re.search("keeps something of its own under the name '(.+?)'", str(error))
+                assert said and said[1] in itertools.chain(*names), error
+                names = [  # the others may be trained
+                    [u if n == said[1] else n for n, u in zip(*pair, strict=True)]
+                    for pair in zip(names, USUAL, strict=True)
+                ]
         for key, v in usual.items():
             torch.testing.assert_close(found[key], v, msg=f"{names}: {key}")
 
@@ -194,7 +201,7 @@ def test_usual_names_of_layers_are_no_methods_own(name):
     method, data = setup(name)
     t = method.task
     for module in ("base", "body", "head", "features", "model", "encoder", "layer1", "m1"):
-        method.bind(Task(Named(module).to(data.dtype), t.n, t.label_counts, t.config))
+        method.bind(Task(Named([module]).to(data.dtype), t.n, t.label_counts, t.config))
 
 
 @pytest.mark.parametrize("name", OURS)

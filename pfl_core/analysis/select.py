@@ -58,7 +58,9 @@ def pick(
     """
     checks.known("select", select, SELECT)
     seen = (rows.when == when) & (rows["average"] == average)
-    rows = rows[seen & rows.metric.isin([metric, metric + COUNTED, "acc_pct"])]
+    if select != "best_val":  # nothing else looks at other data
+        seen &= rows.split == "test"
+    rows = rows[seen & rows.metric.isin(read_with(metric))]
     rows = _once(_one_a_key(rows)).sort_values("rounds", kind="stable", ignore_index=True)
     test = rows[rows.split == "test"]
     counted = test[test.metric == metric + COUNTED]
@@ -71,6 +73,11 @@ def pick(
     return found
 
 
+def read_with(metric: str) -> list[str]:
+    """The metrics that `pick` reads where one is asked for."""
+    return [metric, metric + COUNTED, "acc_pct"]
+
+
 def _picked(
     rows: pd.DataFrame, test: pd.DataFrame, select: str, when: str, named: str
 ) -> pd.DataFrame:
@@ -78,9 +85,10 @@ def _picked(
     if select == "last10":
         return _last_ten(test, when)
     if select == "last":
-        ends = rows.groupby(RUN, sort=False)["rounds"].transform("max")[test.index]
-        test = test[test["rounds"] == ends] if named else test
-        return test.groupby(RUN, sort=False).tail(1)
+        if named:
+            ends = rows.groupby(RUN, sort=False)["rounds"].transform("max")[test.index]
+            test = test[test["rounds"] == ends]
+        return test.drop_duplicates(RUN, keep="last")
     split, data = ("val", "validation") if select == "best_val" else ("test", "test")
     chooser = rows[(rows.split == split) & (rows.metric == (named or "acc_pct"))]
     if len(blind := test[~test.run.isin(chooser.run)]):
@@ -98,8 +106,11 @@ def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
     # Two runs of one key, under an older name and a new one, are one seed: the first is kept.
     if "key" not in rows or rows.empty:
         return rows
-    key = rows.run.where(rows.key.isna() | (rows.key == ""), rows.key)
-    return rows[rows.run == rows.run.groupby(key, sort=False).transform("first")]
+    runs = rows[["run", "key"]].drop_duplicates()
+    key = runs.key.where(runs.key.notna() & (runs.key != ""), runs.run)
+    if not (twice := runs[key.duplicated()]).size:
+        return rows
+    return rows[~rows.run.isin(twice.run)]
 
 
 def _last_ten(test: pd.DataFrame, when: str) -> pd.DataFrame:

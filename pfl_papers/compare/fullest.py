@@ -44,8 +44,9 @@ def fullest(
 
 def of_fullest_profile(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the fullest profile among some."""
-    place = rows.profile.map(profile_of).map(PROFILES.index)
-    return rows[place == place.max()]
+    place = {name: PROFILES.index(profile_of(name)) for name in rows.profile.unique()}
+    most = max(place.values(), default=0)
+    return rows[rows.profile.isin([name for name, at in place.items() if at == most])]
 
 
 def best(
@@ -122,7 +123,7 @@ def _enough(
             column for column, _ in {(column, seed) for _, column, seed in whole & needed}
         )
         seeds = float(max(each.values(), default=0))
-    own = derived[derived.run.isin([*rows.run, *lost.run])]
+    own = derived[derived.run.isin([*rows.run.unique(), *lost.run.unique()])]
     return (seeds, pd.concat([rows, own], ignore_index=True)) if seeds else None
 
 

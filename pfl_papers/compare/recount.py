@@ -23,7 +23,7 @@ from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_core.util.percent import compared
 from pfl_papers import places
 from pfl_papers.compare import fullest, readings, report
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, contrasts
 from pfl_papers.evidence.committed import Part
 from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, column_of, reproduced
 from pfl_papers.papers import base as papers
@@ -187,7 +187,7 @@ def recounted(runs: Runs) -> pd.DataFrame:
     """
     few = (runs.rows.metric == "acc_pct") & runs.rows["average"].isin(["client", "pooled"])
     few &= runs.rows.row.str.removesuffix(ROW_AVERAGED).isin(LABELS)
-    rows = runs.rows.loc[few, _READ]  # a tenth of them: each rule reads them anew
+    rows = contrasts.read(runs.rows)[few]  # a tenth of them: each rule reads them anew
     usual = reproduced(rows, runs.paper).assign(rule=REPORTED, same=True)
     out = [usual]
     for rule in RULES:
@@ -208,9 +208,7 @@ def recounted(runs: Runs) -> pd.DataFrame:
     return whole.assign(rate=whole.column.map(runs.paper.rates))[_RECOUNTED]
 
 
-_READ = "run paper artefact row column seed profile dataset rounds when split average metric value"
-_READ, _RECOUNTED = _READ.split(), "rule same row run seed value profile dataset rate".split()
-_RECOUNTED = [*COLUMN, *_RECOUNTED]
+_RECOUNTED = [*COLUMN, *"rule same row run seed value profile dataset rate".split()]
 
 
 def _same(rule: str, paper: Paper, rows: Iterable[str]) -> bool:

@@ -25,7 +25,7 @@ from pfl_papers.compare import fullest, readings
 from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import flat, markdown, renamed
 from pfl_papers.compare.readings import Read
-from pfl_papers.evidence import committed, diverged
+from pfl_papers.evidence import committed, contrasts, diverged
 from pfl_papers.evidence.contrasts import (
     ACCURACIES,
     READ_AFTER,
@@ -493,7 +493,8 @@ class _Cells:
 
 
 def _needed(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    # Without rows of metrics that no verdict needs.
+    # Without metrics and columns that no verdict needs.
+    rows = contrasts.read(rows)
     if metric in ACCURACIES and len(rows):
         return rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
     return rows
@@ -819,10 +820,10 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
         the paper, in words), limit (a threshold of ours), scale (the share of the paper that was
         run), profile, brief (the difference that decides).
     """
-    paper = papers.paper(paper)
+    paper, read = papers.paper(paper), contrasts.read(rows)
     out, parts, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])
+        parts[needed] = fullest.of_fullest_profile(read[read.artefact == needed])
         scales[needed] = scale(paper, parts[needed], needed)
     under = {
         needed: readings.evidence(_evidence(of, paper, needed), paper)

@@ -16,7 +16,7 @@ import pandas as pd
 from pfl_core.analysis import noise
 from pfl_core.analysis.noise import Column, Interval, Priors
 from pfl_core.analysis.plots import label
-from pfl_core.analysis.select import pick
+from pfl_core.analysis.select import pick, read_with
 from pfl_core.analysis.verdicts import Contrast
 from pfl_core.data.pools import DatasetMissing
 from pfl_papers.evidence import committed, diverged
@@ -25,6 +25,10 @@ from pfl_papers.evidence import committed, diverged
 READ_AFTER = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
 ONE_MODEL = noise.ONE_MODEL | {"centralized"}
 ACCURACIES = ("acc_pct", "train_acc_pct")  # metrics in % of which there are verdicts
+# The columns of rows that a verdict reads; to carry the others along would double its time.
+READ = (
+    "run paper artefact row column seed profile dataset rounds when split average metric value key"
+).split()
 LEARNED = 1.0  # points above its clients' majority label, or above round 0, at which a row has
 
 
@@ -69,10 +73,10 @@ def reproduced(
     derived = rows["average"] == "derived"
     if metric != "acc_pct" and (derived & (rows.metric == metric)).any():
         return rows[derived & (rows.metric == metric)].reset_index(drop=True)
-    measured = rows[~derived]
     usual = paper.report | how
     if metric != "acc_pct":
         usual |= {"average": "client", "metric": metric}
+    measured = rows[rows.metric.isin(read_with(metric)) & (rows["average"] == usual["average"])]
     order: list[str] = []  # of rows, those that are read after another's training behind it
     read: dict[str, list[str]] = {}  # rows by when they are read
     for name in measured.row.unique():
@@ -116,6 +120,11 @@ def column_of(
     shared = [row for row in table.index if serves_one_model(row)]
     pool = [row for row in table.index if row in printed]
     return Column(table, shared, pool, priors or Priors())
+
+
+def read(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that a verdict reads."""
+    return rows[[name for name in READ if name in rows]]
 
 
 def serves_one_model(row: str) -> bool:
@@ -210,11 +219,22 @@ class Evidence:
         self._rows = functools.cache(self._rows_of)
         self._guesses = functools.cache(self._at_majority)
         self._stays = functools.cache(self._at_start)
+        self._gone = functools.cache(self._moved)
+        self._contrast = functools.cache(self._weighed)
 
     @functools.cached_property
     def columns(self) -> list[str]:
         """Columns with runs, in the table's order."""
         return self.rows.column.unique().tolist()
+
+    @functools.cached_property
+    def made(self) -> pd.DataFrame:
+        """The derived numbers among the rows."""
+        return self.rows[self.rows["average"] == "derived"]
+
+    @functools.cached_property
+    def _earlier(self) -> pd.DataFrame:
+        return before_the_last_quarter(self.rows)
 
     @functools.cached_property
     def runs(self) -> Runs:
@@ -300,7 +320,17 @@ class Evidence:
         group : str
             What claims on most cases count.
         """
-        found, moved = [], {}
+        return self._contrast(says, tuple(weights.items()), above, metric, group)
+
+    def _weighed(
+        self,
+        says: str,
+        cells: tuple[tuple[tuple[str, str], float], ...],
+        above: float,
+        metric: str,
+        group: str,
+    ) -> Contrast:
+        found, moved, weights = [], {}, dict(cells)
         curve = "acc_pct" if metric in ACCURACIES else metric
         for column in dict.fromkeys(column for _, column in weights):
             own = {row: weight for (row, at), weight in weights.items() if at == column}
@@ -310,8 +340,8 @@ class Evidence:
                     return Contrast(says, Interval(), above, lost=said, group=group)
                 raise LookupError(f"{label(lost[0])} / {column}")
             found.append(of.sum(own))
-            seeds = cast(list[int], of.table.loc[list(own)].dropna(axis=1).columns.tolist())
-            moved |= {(row, column): self._moved(row, column, curve, seeds) for row in own}
+            seeds = tuple(of.table.loc[list(own)].dropna(axis=1).columns.tolist())
+            moved |= {(row, column): self._gone(row, column, curve, seeds) for row in own}
         gone = sum(weight * moved[cell] for cell, weight in weights.items())
         return Contrast(
             says,
@@ -332,7 +362,7 @@ class Evidence:
         priors = self.priors if metric in ACCURACIES else None
         return column_of(self._table("now", metric, column), self.printed, priors)
 
-    def _moved(self, row: str, column: str, metric: str, seeds: Collection[int]) -> float:
+    def _moved(self, row: str, column: str, metric: str, seeds: tuple[int, ...]) -> float:
         # By how much a row's mean changed over the last quarter of the rounds, NaN if not known.
         now, past = (self._table(at, metric, column) for at in ("now", "earlier"))
         if not all(row in at.index and set(seeds) <= set(at) for at in (now, past)):
@@ -343,7 +373,7 @@ class Evidence:
     def _picked(self, moment: str, metric: str) -> pd.DataFrame:
         rows = self.rows
         if moment == "earlier":
-            rows = before_the_last_quarter(rows)
+            rows = self._earlier
         if moment == "start":  # one evaluation, whatever rule is used
             rows = rows[rows["rounds"] == 0]
             return reproduced(rows, self.paper, metric, **self.how | {"select": "last"})
@@ -415,7 +445,7 @@ class Evidence:
 
         LookupError without one.
         """
-        found = self.rows[(self.rows["average"] == "derived") & (self.rows.metric == metric)]
+        found = self.made[self.made.metric == metric]
         for name, wanted in (("row", row), ("column", column)):
             found = found if wanted is None else found[found[name] == wanted]
         if not len(found):

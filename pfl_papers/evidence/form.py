@@ -323,9 +323,9 @@ def numbers(lines: pd.DataFrame) -> pd.DataFrame:
     out = lines[keys + names].melt(keys, names, "name")
     order = np.argsort(np.tile(blocks, len(names)), kind="stable")
     out = out.iloc[order].dropna(subset="value").reset_index(drop=True)
-    said = {name: name.split(".", 1) for name in names}
+    of = pd.Index(names).get_indexer(pd.Index(out["name"]))
     average, metric = (
-        pd.array([said[name][i] for name in out["name"]], dtype="str") for i in (0, 1)
+        pd.array([name.split(".", 1)[i] for name in names], dtype="str").take(of) for i in (0, 1)
     )
     return out.assign(average=average, metric=metric)[[*keys, "average", "metric", "value"]]
 

@@ -72,10 +72,10 @@ class Case:
     def there(self, column: str) -> list[str]:
         """The rows that a column has, of a number of its own those that have it."""
         metrics = self.ask.comparisons[0].names if self.ask.metrics else [self.ask.metric]
-        trained, rows = self.evidence.methods(column), self.evidence.rows
+        trained, rows = self.evidence.methods(column), self.evidence.made
         if self.measure(metrics[0]).pooled:
             return trained
-        some = (rows["average"] == "derived") & rows.metric.isin(metrics) & (rows.column == column)
+        some = rows.metric.isin(metrics) & (rows.column == column)
         found = set(rows.row[some])
         return [row for row in dict.fromkeys([*trained, *rows.row[some]]) if row in found]
 

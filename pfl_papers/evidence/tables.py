@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ class Results:
         keys = known.key.where(known.key != "", known.index)
         return dict(zip(keys[::-1], known.index[::-1], strict=True))
 
-    @property
+    @cached_property
     def parts(self) -> list[tuple[str, str, str]]:
         """(paper, profile, data) of all that is there, sorted."""
         return sorted(dict.fromkeys(_parts(self.cells) + _parts(self.derived)))
@@ -232,7 +233,7 @@ class Results:
         wanted = set(runs)
         homes = sorted({self.home[run] for run in wanted})
         found = joined("history.csv.gz", [h[h.run.isin(wanted)] for h in map(self.history, homes)])
-        for run in wanted - set(found.run):
+        for run in wanted - set(found.run.unique()):
             lost = ValueError(f"it has no history of run {run}")
             raise damaged(self.folder / f"{self.home[run]}.history.csv.gz", lost)
         return form.numbers(found)
@@ -242,9 +243,10 @@ class Results:
         return self._with_facts(self.histories([run]).assign(**tags, dataset=""))
 
     def _with_facts(self, frame: pd.DataFrame) -> pd.DataFrame:
-        facts = self.facts.loc[frame.run].reset_index(drop=True)
-        named = frame.dataset.where(frame.dataset != "", facts.dataset)
         own = {str(name): column for name, column in frame.items() if name != "dataset"}
+        others = [name for name in ROW_COLUMNS if name not in own]
+        facts = self.facts[others].loc[frame.run].reset_index(drop=True)
+        named = frame.dataset.where(frame.dataset != "", facts.dataset)
         return facts.assign(**own, dataset=named)[ROW_COLUMNS]
 
     def of(self, run: str) -> Measured:
@@ -297,9 +299,9 @@ def results(folder: Path | None = None) -> Results:
     """What a folder (default: the committed results/) holds at present; read once, then kept."""
     folder = folder or places.results_folder()
     # Not what `sums.replacing` has under way: it may be gone in a moment. Nor a page about them.
-    every = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
-    files = [file for file in every if file.suffix != ".md"]
-    stats = [(file.name, file.stat()) for file in files]
+    every = list(os.scandir(folder)) if folder.is_dir() else []
+    files = [file for file in every if file.name[0] != "." and not file.name.endswith(".md")]
+    stats = sorted((file.name, file.stat()) for file in files)
     return _results(folder, tuple((name, s.st_mtime_ns, s.st_size) for name, s in stats))
 
 

@@ -885,11 +885,12 @@ def grid(
     seeds = list(seeds)
     if not rows or not seeds:
         raise ValueError(f"grid(rows={rows}, seeds={seeds}): allowed is one of each at least")
-    cells = itertools.product(columns.items() if columns else [("", {})], rows.items(), seeds)
-    return [
-        seeded(base.but(**_both(of_column, of_row)), seed).but(tags={"row": row, "column": column})
-        for (column, of_column), (row, of_row), seed in cells
+    cells = itertools.product(columns.items() if columns else [("", {})], rows.items())
+    unseeded = [
+        base.but(**_both(of_column, of_row)).but(tags={"row": row, "column": column})
+        for (column, of_column), (row, of_row) in cells
     ]
+    return [seeded(cell, seed) for cell in unseeded for seed in seeds]
 
 
 def _both(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import operator
@@ -145,17 +146,20 @@ def is_number(declared: Any) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _parts(declared: Any) -> list[str]:
+def _parts(declared: Any) -> tuple[str, ...]:
     # The types of an annotation: of "Optional[float]" float and None.
     text = declared if isinstance(declared, str) else getattr(declared, "__name__", str(declared))
-    if text in ("Optional", "Union"):
-        text = str(declared)
+    return _parts_of(str(declared) if text in ("Optional", "Union") else text)
+
+
+@functools.lru_cache(maxsize=1024)  # of the fields of an Experiment, every time that one is made
+def _parts_of(text: str) -> tuple[str, ...]:
     text = text.replace("typing.", "").replace("NoneType", "None")
     for name in ("Optional", "Union"):
         if text.startswith(f"{name}[") and text.endswith("]"):
             inner = text[len(name) + 1 : -1].replace(", ", " | ")
             text = inner + " | None" * (name == "Optional" and "None" not in inner)
-    return text.split(" | ")
+    return tuple(text.split(" | "))
 
 
 def count(where: str, name: str, value: Any, what: str) -> None:

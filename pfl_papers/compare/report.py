@@ -356,30 +356,36 @@ def _leads(
     out = []
     there = compared[compared.reported.notna() & compared.reproduced.notna()]
     there = there[~there.verdict.str.startswith(diverged.WORD)]
+
+    @functools.cache  # over a column, not for each of its leads
+    def whom(at: str) -> str:
+        of_column = [
+            run for (_, column), some in evidence.runs.items() if column == at for run in some
+        ]
+        return for_whom(paper, of_column)
+
     for _, cells in grouped(there[there.profile.isin(papers.FULL)], "column"):
         own = cells[cells.row == paper.own]
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
-            out.append(_advantage(evidence, paper, table, own.iloc[0], other, metric))
+            line = _advantage(evidence, paper, table, own.iloc[0], other, metric)
+            out.append(line | dict(why=line["why"] + whom(other.setting)))
     return pd.DataFrame(out, columns=[*(c for c in _COMPARED if c != "last"), "budget"])
 
 
 def _advantage(
     evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series, metric: str
-) -> dict:
+) -> dict[str, Any]:
     # Of the paper's row over another one, which are lines of `compare`.
     ours = evidence.ahead(own["row"], other["row"], other.setting, metric=metric)
     reported, column = own.reported - other.reported, evidence.column(other.setting, metric)
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
-    ran = evidence.runs
-    of_column = [run for (_, at), some in ran.items() if at == other.setting for run in some]
-    verdict = verdict._replace(why=verdict.why + for_whom(paper, of_column))
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)
     line |= dict(reproduced=ours.found.estimate, low=ours.found.low, high=ours.found.high)
     line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
-    cuts = [_cuts(paper, table, r["row"], r.setting, ran) for r in (own, other)]
+    cuts = [_cuts(paper, table, r["row"], r.setting, evidence.runs) for r in (own, other)]
     budget = Budget(max(rounds for rounds, _ in cuts), any(fewer for _, fewer in cuts))
     return line | dict(budget=budget.missing) | verdict._asdict()
 

@@ -65,7 +65,7 @@ def pick(
     test = rows[rows.split == "test"]
     counted = test[test.metric == metric + COUNTED]
     found = _picked(rows, test[test.metric == metric], select, when, metric if len(counted) else "")
-    if len(lost := counted[~counted.run.isin(found.run)]):
+    if len(counted) and len(lost := counted[~counted.run.isin(found.run)]):
         raise ValueError(
             f"{metric} is undefined for all clients in the round that select={select!r} shows: "
             f"{_whose(lost)}; leave these out"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_core.analysis.plots import label
 from pfl_core.data import pools as data
 from pfl_core.experiments import lookup
 from pfl_core.experiments import run as runs
@@ -71,6 +72,11 @@ def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: A
         except data.DatasetMissing as error:
             missing[experiment.dataset] = str(error)
             cached, cost = False, (float("nan"),) * 3
+        except ValueError as error:
+            tags = experiment.tags
+            cell = f"{papers.title(tags['artefact'])}, {tags['column']}, {label(tags['row'])}"
+            leave = "leave it out by datasets, artefacts or methods"
+            raise ValueError(f"{cell}: {error}; {leave}") from None
         lines.append((experiment.tags["artefact"], json.dumps(experiment.plain()), cached, *cost))
     columns = ["artefact", "run", "cached", "client-steps", "hours", "GB"]
     frame = pd.DataFrame(lines, columns=columns)

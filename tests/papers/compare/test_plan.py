@@ -217,6 +217,12 @@ def test_hours_of_all_runs_of_a_paper_can_be_told(name):
     assert steps["fedavg"] == {1.0}
 
 
+def test_a_run_that_its_data_do_not_allow_is_named():
+    said = r"^Table 1, CIFAR-10, N=10, FedAvg: .*clients=900: .*; leave it out by datasets, artefacts or methods$"
+    with pytest.raises(ValueError, match=said):
+        plan.plan("pfedhn", **HOW, overrides={"clients": 900})
+
+
 def test_hours_count_the_gradients_of_a_step_not_its_epochs(monkeypatch):
     monkeypatch.setattr(costs, "measured", lambda *args: (3600.0 * (os.cpu_count() or 1), 1))
     plain = Experiment(clients=2, partition="iid", rounds=2, eval_after=False, model="mlp")

@@ -104,13 +104,13 @@ def _picked(
 
 def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
     # Two runs of one key, under an older name and a new one, are one seed: the first is kept.
-    if "key" not in rows or rows.empty:
+    if "key" not in rows:
+        return rows
+    if len({*rows.key.dropna().unique()} - {""}) == rows.run.nunique():  # as nearly always
         return rows
     runs = rows[["run", "key"]].drop_duplicates()
     key = runs.key.where(runs.key.notna() & (runs.key != ""), runs.run)
-    if not (twice := runs[key.duplicated()]).size:
-        return rows
-    return rows[~rows.run.isin(twice.run)]
+    return rows[~rows.run.isin(runs.run[key.duplicated()])]
 
 
 def _last_ten(test: pd.DataFrame, when: str) -> pd.DataFrame:

@@ -86,8 +86,8 @@ def reproduced(
         pick(measured[measured.row.isin(names)], **usual | {"when": when})
         for when, names in read.items()
     ]
-    if "when" not in how:
-        of_others = measured[measured.row.isin(READ_AFTER.values())]
+    of_others = measured[measured.row.isin(READ_AFTER.values()) & (measured.when == "after")]
+    if "when" not in how and len(of_others):
         after = pick(of_others, **usual | {"when": "after"})
         parts += [
             after[after.row == source].assign(row=other) for other, source in READ_AFTER.items()

@@ -41,6 +41,24 @@ def test_a_tie_in_the_digits_that_are_committed_is_one_in_the_store_too():
         assert select.pick(rows, "best_val").value.tolist() == [20], "the first of several"
 
 
+@pytest.mark.parametrize("none", ["", None])
+@pytest.mark.parametrize("third", ["", "k"])  # with and without one that says no key
+def test_two_runs_of_one_key_are_one_seed(none, third):
+    """An older run may say no key: its name is its key."""
+
+    def picked(*keys):
+        runs = [
+            series([n], seed=n).assign(run=run, key=key)
+            for n, (run, key) in enumerate(zip("abc", (*keys, third), strict=True))
+        ]
+        return select.pick(pd.concat(runs)).value.tolist()
+
+    for keys in ((none, "a"), ("j", "j")):
+        assert picked(*keys) == [0, 2]
+    for keys in ((none, none), ("i", "j"), ("a", none), ("b", none)[::-1]):
+        assert picked(*keys) == [0, 1, 2]
+
+
 # ---------------------------------------------------------------- pairs
 
 

@@ -72,11 +72,6 @@ def plan(paper: str | Paper, device: str = "auto", train: bool = False, **how: A
         except data.DatasetMissing as error:
             missing[experiment.dataset] = str(error)
             cached, cost = False, (float("nan"),) * 3
-        except ValueError as error:
-            tags = experiment.tags
-            cell = f"{papers.title(tags['artefact'])}, {tags['column']}, {label(tags['row'])}"
-            leave = "leave it out by datasets, artefacts or methods"
-            raise ValueError(f"{cell}: {error}; {leave}") from None
         lines.append((experiment.tags["artefact"], json.dumps(experiment.plain()), cached, *cost))
     columns = ["artefact", "run", "cached", "client-steps", "hours", "GB"]
     frame = pd.DataFrame(lines, columns=columns)
@@ -113,7 +108,7 @@ def _is_there(experiment: Experiment, train: bool) -> bool:
 
 
 def expected_time(experiments: Sequence[Experiment], device: str) -> str:
-    """Return how long runs take on this computer: "about 3 min"."""
+    """Return how long runs of papers take on this computer: "about 3 min"; ValueError as `plan`."""
     try:
         hours = sum(_cost(e, device)[1] for e in experiments)
     except data.DatasetMissing:
@@ -127,7 +122,13 @@ def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
     # Client-steps, hours, GB.
     _, parameters = costs.measured(*costs.net(experiment), device)
     size = COPIES * 4 * parameters * experiment.clients + data.load(experiment.dataset).x.nbytes
-    return costs.client_steps(experiment), costs.run_hours(experiment, device), size / 1e9
+    try:
+        return costs.client_steps(experiment), costs.run_hours(experiment, device), size / 1e9
+    except ValueError as error:  # such as more clients than these data can be dealt to
+        tags = experiment.tags
+        cell = f"{papers.title(tags['artefact'])}, {tags['column']}, {label(tags['row'])}"
+        leave = "leave it out by datasets, artefacts or methods"
+        raise ValueError(f"{cell}: {error}; {leave}") from None
 
 
 def compute(

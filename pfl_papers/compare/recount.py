@@ -187,7 +187,7 @@ def recounted(runs: Runs) -> pd.DataFrame:
     """
     few = (runs.rows.metric == "acc_pct") & runs.rows["average"].isin(["client", "pooled"])
     few &= runs.rows.row.str.removesuffix(ROW_AVERAGED).isin(LABELS)
-    rows = contrasts.read(runs.rows)[few]  # a tenth of them: each rule reads them anew
+    rows = contrasts.narrow(runs.rows)[few]  # a tenth of them: each rule reads them anew
     usual = reproduced(rows, runs.paper).assign(rule=REPORTED, same=True)
     out = [usual]
     for rule in RULES:

@@ -500,7 +500,7 @@ class _Cells:
 
 def _needed(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     # Without metrics and columns that no verdict needs.
-    rows = contrasts.read(rows)
+    rows = contrasts.narrow(rows)
     if metric in ACCURACIES and len(rows):
         return rows[rows.metric.isin([*ACCURACIES, diverged.METRIC])]
     return rows
@@ -826,10 +826,10 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
         the paper, in words), limit (a threshold of ours), scale (the share of the paper that was
         run), profile, brief (the difference that decides).
     """
-    paper, read = papers.paper(paper), contrasts.read(rows)
+    paper, rows = papers.paper(paper), contrasts.narrow(rows)
     out, parts, scales = [], {}, {}
     for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        parts[needed] = fullest.of_fullest_profile(read[read.artefact == needed])
+        parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])
         scales[needed] = scale(paper, parts[needed], needed)
     under = {
         needed: readings.evidence(_evidence(of, paper, needed), paper)

@@ -122,7 +122,7 @@ def column_of(
     return Column(table, shared, pool, priors or Priors())
 
 
-def read(rows: pd.DataFrame) -> pd.DataFrame:
+def narrow(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with the columns that a verdict reads."""
     return rows[[name for name in READ if name in rows]]
 

@@ -219,8 +219,12 @@ def test_hours_of_all_runs_of_a_paper_can_be_told(name):
 
 def test_a_run_that_its_data_do_not_allow_is_named():
     said = r"^Table 1, CIFAR-10, N=10, FedAvg: .*clients=900: .*; leave it out by datasets, artefacts or methods$"
+    how: dict = HOW | dict(overrides={"clients": 900})
+    device = how.pop("device")
     with pytest.raises(ValueError, match=said):
-        plan.plan("pfedhn", **HOW, overrides={"clients": 900})
+        plan.plan("pfedhn", device, **how)
+    with pytest.raises(ValueError, match=said):  # what a notebook asks before it trains
+        plan.expected_time(plan.planned("pfedhn", **how), device)
 
 
 def test_hours_count_the_gradients_of_a_step_not_its_epochs(monkeypatch):

@@ -16,6 +16,19 @@ hypothesis.settings.register_profile("pfl", deadline=None, derandomize=True, max
 hypothesis.settings.load_profile("pfl")
 
 
+# What these read of all papers (verdicts, tables, the report page) is worked out once in a process.
+TOGETHER = ("papers/compare", "papers/evidence", "papers/notebook", "papers/test_cli.py")
+TOGETHER += ("test_browser.py", "test_frames.py", "test_pages.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    """One worker takes them, where `--dist loadgroup` is given; it begins with them."""
+    here = Path(__file__).parent
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        if item.path.relative_to(here).as_posix().startswith(TOGETHER):
+            item.add_marker(pytest.mark.xdist_group("verdicts"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ need no file.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -371,13 +372,24 @@ def _digits() -> Pool:
 
     A sixth of each class is test.
     """
+    lines = _lines_of_digits()
+    y = lines[:, -1].astype(np.int64)
+    x = np.rint(lines[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
+    return Pool("digits", x, y, readers.held_out(y, 1 / 6, seed=0), 10)
+
+
+def _lines_of_digits() -> np.ndarray:
+    """64 pixels (0 to 16) and the label of each of scikit-learn's digits: (1797, 65)."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        # From its file: to import scikit-learn takes as long as ten rounds.
+        if (file := Path(folder, "datasets", "data", "digits.csv.gz")).is_file():
+            return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
 
     small: Any = load_digits()
-    y = small.target.astype(np.int64)
-    x = np.rint(small.images * (255 / 16)).astype(np.uint8)
-    x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
-    return Pool("digits", x, y, readers.held_out(y, 1 / 6, seed=0), 10)
+    return np.column_stack([small.data, small.target])
 
 
 def _digits100() -> Pool:

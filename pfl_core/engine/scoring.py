@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.special import softmax
 from torch import Tensor
 
 from pfl_core.methods.task import TrainConfig
@@ -38,7 +37,8 @@ TAKEN += ["client_visits", "train_s", *LARGE]
 
 def auc(y: np.ndarray, scores: np.ndarray) -> float:
     """Area under the ROC curve, 0 to 1: of class 1 of two; of more the mean over a client's own."""
-    from scipy.stats import rankdata  # late: it takes a second
+    from scipy.special import softmax  # late: they take a second
+    from scipy.stats import rankdata
 
     mine = np.unique(y)
     if len(mine) < 2:

@@ -122,10 +122,13 @@ def test_embedded_sets_are_fixed(name, n, classes, checksum):
     assert not pool.x[:, [0, 1, -2, -1]].any() and not pool.x[:, :, [0, 1, -2, -1]].any()
 
 
-def test_digits_are_scikit_learns():
+@pytest.mark.parametrize("file", ["there", "elsewhere"])
+def test_digits_are_scikit_learns(file, monkeypatch):
     from sklearn.datasets import load_digits
 
-    pool, small = load("digits"), load_digits()
+    if file == "elsewhere":
+        monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
+    pool, small = data._digits(), load_digits()
     assert np.array_equal(pool.y, small.target)
     assert np.abs(pool.x[:, 3:27:3, 3:27:3] / 255 * 16 - small.images).max() < 0.05
     assert np.array_equal(pool.x[:, 2:26:3, 2:26:3], pool.x[:, 4:26:3, 4:26:3])

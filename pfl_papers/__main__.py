@@ -109,12 +109,19 @@ def do_compute(args: Namespace) -> int:
 
 def do_keep(args: Namespace) -> None:
     """Keep what is finished of a paper's runs, whole or not, in runs/results/, so that `publish`
-    takes it; nothing is trained"""
+    takes it; nothing is trained. With --waiting, put it into results/ itself, where nothing shows
+    it yet: another computer goes on from there"""
     how = dict(finished=True, device=args.device)
     study = late("notebook.study").Study(args.paper, **how, **_asked(args))
     for artefact in args.artefacts or study.paper.artefacts:
         study.run(artefact)
-    print(study.finish() if len(study.rows()) else "nothing of it is finished")
+    if args.waiting:
+        runs = late("evidence.committed").wait(
+            study.rows(), args.paper, study.scope.profile, study.scope.label
+        )
+        print(f"{args.paper}: runs that now wait in results/: {len(runs)}")
+    else:
+        print(study.finish() if len(study.rows()) else "nothing of it is finished")
 
 
 def do_publish(args: Namespace) -> None:
@@ -205,7 +212,9 @@ def parser(prog: str = "python -m pfl_papers") -> commands.Words:
     _options_of_paper(add)
     _jobs(add)
     _train(add, "train what is committed, too")
-    _options_of_paper(words.add(do_keep))
+    add = words.add(do_keep)
+    _options_of_paper(add)
+    add("--waiting", action="store_true", help="in results/, before the others of their table")
     add = words.add(do_publish)
     add("paper", nargs="+", metavar="PAPER", help="a paper, methods, or bench")
     add("--replace", action="store_true", help="published runs that are not kept here may go")

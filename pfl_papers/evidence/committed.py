@@ -22,7 +22,7 @@ from pfl_core.experiments.store import is_whole, locked, read_about, said_to_be
 from pfl_core.util import checks, paths, sums
 from pfl_papers import places
 from pfl_papers.evidence import copies, kept, tables
-from pfl_papers.evidence.form import CELL, PART, Arrays
+from pfl_papers.evidence.form import CELL, PART, WAITING, Arrays
 from pfl_papers.evidence.tables import Content, results
 
 
@@ -194,6 +194,43 @@ def _publish(paper: str, replace: bool) -> list[Path]:
             "run its notebook at profile quick or paper first"
         )
     return list(dict.fromkeys(done))
+
+
+def wait(rows: pd.DataFrame, paper: str, profile: str, data: str) -> list[str]:
+    """Put finished runs into results/, where nothing shows them yet; return the names of new ones.
+
+    Other computers find them there (`find`) and do not compute them again. `publish` shows them,
+    once the others of their table are there.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of finished runs; what was computed from them is left out.
+    paper, profile, data : str
+        What they belong to.
+
+    Raises
+    ------
+    ValueError
+        For profile smoke, which is never published.
+    OSError
+        If the package is installed without its repository.
+    """
+    places.checkout("wait")
+    if profile == "smoke":
+        raise ValueError("runs at profile smoke are never published, so none of them waits")
+    home = places.results_folder()
+    part = dict(zip(PART, (paper, WAITING, places.label(profile, data)), strict=True))
+    with _alone(home.parent / "runs"):
+        there = results(home)
+        measured = rows[(rows["average"] != "derived") & ~rows.run.isin([*there.home])]
+        if measured.empty:
+            return []
+        old, new = there.content(), kept.content(measured, part)
+        before = old.cells[(old.cells[PART] == list(part.values())).all(axis=1)]
+        new.cells = tables.joined("cells.csv", [before, new.cells])
+        tables.write(home, tables.with_parts(old, new))
+    return list(measured.run.unique())
 
 
 def _fewer_runs(old: Content, new: Content) -> list[str]:

@@ -23,6 +23,7 @@ from pfl_core.experiments.metrics import KEYS
 Arrays = dict[str, np.ndarray]
 
 PART = ["paper", "profile", "data"]  # what is published together
+WAITING = "waiting"  # as a profile, of runs that nothing shows before the others of their table
 CELL = ["artefact", "row", "column", "run"]
 RUNS = "runs.csv.gz"
 OLD_RUNS = "runs.csv"  # its form up to version 0.2: each Experiment as JSON
@@ -108,7 +109,7 @@ FACTS = {  # of runs.csv.gz: what a Result's meta says beside its Experiment
 _RUN = {"run": "the run, a line of runs.csv.gz"}
 _CELL = {
     "paper": "the paper, or `methods` for the comparison of all methods",
-    "profile": "quick, medium or paper",
+    "profile": "quick, medium or paper; `waiting` for a finished run that nothing shows yet",
     "data": "the data that were published together; `paper` if all of the paper's",
     "artefact": "table or figure of the paper",
     "row": "row, curve or bar of the artefact",

@@ -29,7 +29,7 @@ from pfl_core.util import checks, sums
 from pfl_core.util.percent import DECIMALS
 from pfl_papers import places
 from pfl_papers.evidence import form
-from pfl_papers.evidence.form import OLD_RUNS, PART, RUNS, TABLES, Arrays
+from pfl_papers.evidence.form import OLD_RUNS, PART, RUNS, TABLES, WAITING, Arrays
 
 
 @dataclass
@@ -178,8 +178,9 @@ class Results:
 
     @cached_property
     def parts(self) -> list[tuple[str, str, str]]:
-        """(paper, profile, data) of all that is there, sorted."""
-        return sorted(dict.fromkeys(_parts(self.cells) + _parts(self.derived)))
+        """(paper, profile, data) of all that is shown, sorted."""
+        every = dict.fromkeys(_parts(self.cells) + _parts(self.derived))
+        return sorted(part for part in every if part[1] != WAITING)
 
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
@@ -336,7 +337,10 @@ def joined(file: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def with_parts(old: Content, new: Content) -> Content:
-    """`old`, with the parts that `new` has in place of its own; runs are the newer ones."""
+    """`old`, with the parts that `new` has in place of its own; runs are the newer ones.
+
+    What is shown waits no longer.
+    """
     parts = {*_parts(new.cells), *_parts(new.derived)}
 
     def kept(name: str) -> pd.DataFrame:
@@ -348,6 +352,9 @@ def with_parts(old: Content, new: Content) -> Content:
     names = {file.partition(".")[0]: file for file in TABLES}
     both = {n: joined(file, [kept(n), getattr(new, n)]) for n, file in names.items()}
     both["pools"] = both["pools"].drop_duplicates(["name", "checksum"], keep="last")
+    waits = both["cells"].profile == WAITING
+    seen = [*both["cells"].run[~waits], *both["derived"].run]
+    both["cells"] = both["cells"][~(waits & both["cells"].run.isin(seen))]
     return Content(**both, probes=old.probes | new.probes)
 
 

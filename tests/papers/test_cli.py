@@ -78,3 +78,14 @@ def test_data_that_are_missing_leave_a_plan_without_hours(home, capsys):
         "NaN: the time cannot be told without cifar10" in out
         and "python -m pfl_core fetch cifar10" in out
     )
+
+
+def test_a_finished_run_waits_in_results_by_words_alone(home, capsys, monkeypatch):
+    monkeypatch.setattr(places, "results_folder", lambda: home / "results")
+    (first, *_) = [
+        e for e in plan.planned("pfedhn", artefacts=["fig5"]) if e.tags["row"] == "K = 1"
+    ]
+    run(first)
+    assert said(capsys, "keep pfedhn --artefacts fig5 --waiting").endswith("in results/: 1\n")
+    assert committed.find(first) == first.id and committed.parts() == {}
+    assert said(capsys, "keep pfedhn --artefacts fig5 --waiting").endswith("in results/: 0\n")

@@ -240,6 +240,36 @@ committed.publish(paper)
 """
 
 
+def test_finished_runs_wait_unshown_for_the_others_of_their_table(home, monkeypatch, tmp_path):
+    own = experiment(row="fedper", method="fedper", profile="medium", record=("cka",))
+    cells = [experiment(profile="medium"), own]
+    for i, e in enumerate(cells):
+        rows = sweep([e])
+        derived = rows[:1].assign(average="derived", metric="gap")
+        waits = committed.wait(pd.concat([rows, derived]), "fedper", "medium", "digits")
+        assert waits == [e.id] and committed.wait(rows, "fedper", "medium", "digits") == []
+        assert committed.parts() == {} and committed.named_runs() >= {c.id for c in cells[: i + 1]}
+    with monkeypatch.context() as elsewhere:  # a computer that has computed nothing
+        elsewhere.setenv("PFL_RUNS", str(tmp_path / "elsewhere"))
+        assert [committed.find(e) for e in cells] == [e.id for e in cells]
+        again = sweep(cells, compute=False, found=committed.found)
+        assert "probe/cka" in committed.arrays_of(cells[1].id)
+        committed.save(again, "fedper", "medium", "digits")
+        committed.publish("fedper")
+    pd.testing.assert_frame_equal(
+        sorted_rows(read("fedper.medium-digits")), sorted_rows(sweep(cells)), check_exact=True
+    )
+    shown = tables.results(home / "results").cells
+    assert set(shown.profile) == {"medium"} and len(shown) == 2
+    assert committed.wait(sweep(cells), "fedper", "medium", "digits") == []
+
+
+def test_runs_that_are_never_published_never_wait(home):
+    with pytest.raises(ValueError, match="smoke are never published"):
+        committed.wait(sweep([experiment()]), "fedper", "smoke", "digits")
+    assert not (home / "results").exists()
+
+
 def test_two_that_publish_at_once_lose_nothing(home):
     keep("fedper"), keep("flayer", method="fedper")
     folder = places.results_folder().parent

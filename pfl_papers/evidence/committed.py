@@ -199,8 +199,8 @@ def _publish(paper: str, replace: bool) -> list[Path]:
 def wait(rows: pd.DataFrame, paper: str, profile: str, data: str) -> list[str]:
     """Put finished runs into results/, where nothing shows them yet; return the names of new ones.
 
-    Other computers find them there (`find`) and do not compute them again. `publish` shows them,
-    once the others of their table are there.
+    Other computers find them there (`find`) and do not compute them again. A finished `Study`
+    takes them with the other rows of their seed, and then `publish` shows them.
 
     Parameters
     ----------
@@ -297,6 +297,11 @@ def found(experiment: Experiment) -> pd.DataFrame | None:
         return None
     rows = results().rows_of(run, tags)
     return rows[:0] if status(run).startswith("failed") else rows
+
+
+def waits(experiment: Experiment) -> bool:
+    """Whether the committed run of an Experiment waits for others: nothing shows it yet."""
+    return find(experiment) in results().waiting
 
 
 def status(run: str) -> str:

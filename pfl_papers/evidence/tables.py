@@ -177,6 +177,11 @@ class Results:
         return dict(zip(keys[::-1], known.index[::-1], strict=True))
 
     @cached_property
+    def waiting(self) -> set[str]:
+        """Runs that nothing shows yet."""
+        return set(self.cells.run[self.cells.profile == WAITING])
+
+    @cached_property
     def parts(self) -> list[tuple[str, str, str]]:
         """(paper, profile, data) of all that is shown, sorted."""
         every = dict.fromkeys(_parts(self.cells) + _parts(self.derived))

@@ -64,7 +64,8 @@ class Study:
     train : bool
         Train even where committed rows exist.
     finished : bool
-        Show only runs that are finished, and train nothing.
+        Show only runs that are finished, and train nothing. Those that wait in results/ count with
+        the other rows of their seed, not before.
 
     Raises
     ------
@@ -194,10 +195,15 @@ class Study:
         how["jobs"] = 1 if self.scope.profile == "smoke" else many
         how["keep_state"] = self.scope.full  # a column whose contrasts still move can go on
         cells = [e for s in planned for e in s.experiments()]
-        cells = [e for e in cells if self._is_there(e)] if self.finished else cells
+        cells = self._finished(cells) if self.finished else cells
         frame = sweeps.sweep(cells, **how)
         self.collected.append(frame)
         return frame
+
+    def _finished(self, cells: list[Experiment]) -> list[Experiment]:
+        there = [e for e in cells if self._is_there(e)]
+        lacking = {e.seed for e in cells if e not in there}
+        return [e for e in there if e.seed not in lacking or not committed.waits(e)]
 
     def _is_there(self, experiment: Experiment) -> bool:
         return parameters.is_there(experiment, self.train)

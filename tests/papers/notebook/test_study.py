@@ -439,6 +439,23 @@ def test_parts_of_an_artefact_are_run_alone(trained):
     assert len(trained) == 2 and not s.rows().duplicated().any()
 
 
+def test_what_waits_is_shown_with_the_others_of_its_seed():
+    paper = small(seeds=(0, 1))
+    *first, last = [e for s in paper.planned(Scope("quick"), "fig3") for e in s.experiments()]
+    rows = sweeps.sweep(first)
+    assert (last.seed, last.tags["row"]) == (1, "fedper")
+
+    def shown():
+        found = study(paper, profile="quick", finished=True).run("fig3")
+        return {row: set(of.seed) for row, of in found.groupby("row")}
+
+    assert shown() == {"fedavg": {0, 1}, "fedper": {0}}  # what is kept here is shown, whole or not
+    committed.wait(rows[rows.seed == 1], "fedper", "quick", "digits")
+    assert shown() == {"fedavg": {0}, "fedper": {0}}
+    sweeps.sweep([last])
+    assert shown() == {"fedavg": {0, 1}, "fedper": {0, 1}}
+
+
 def test_tuning_comes_first_and_what_it_chose_is_asked_again(trained, home):
     tuned = {
         "fig3": dataclasses.replace(fedper.FIGURES["fig3"], tuned=True),

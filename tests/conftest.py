@@ -21,6 +21,7 @@ TOGETHER = ("papers/compare", "papers/evidence", "papers/notebook", "papers/test
 TOGETHER += ("test_browser.py", "test_frames.py", "test_pages.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the mark in the same hook
 def pytest_collection_modifyitems(config, items):
     """One worker takes them, where `--dist loadgroup` is given; it begins with them."""
     here = Path(__file__).parent

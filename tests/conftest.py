@@ -17,17 +17,22 @@ hypothesis.settings.load_profile("pfl")
 
 
 # What these read of all papers (verdicts, tables, the report page) is worked out once in a process.
-TOGETHER = ("papers/compare", "papers/evidence", "papers/notebook", "papers/test_cli.py")
+TOGETHER = ("papers/compare/", "papers/evidence/", "papers/notebook/", "papers/test_cli.py")
 TOGETHER += ("test_browser.py", "test_frames.py", "test_pages.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the mark in the same hook
-def pytest_collection_modifyitems(config, items):
-    """One worker takes them, where `--dist loadgroup` is given; it begins with them."""
-    here = Path(__file__).parent
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        if item.path.relative_to(here).as_posix().startswith(TOGETHER):
-            item.add_marker(pytest.mark.xdist_group("verdicts"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadgroup` one worker takes them, and begins with them."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "together" if nodeid.removeprefix("tests/").startswith(TOGETHER) else nodeid
+
+    return Grouped(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

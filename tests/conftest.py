@@ -16,8 +16,10 @@ hypothesis.settings.register_profile("pfl", deadline=None, derandomize=True, max
 hypothesis.settings.load_profile("pfl")
 
 
-# What these read of all papers (verdicts, tables, the report page) is worked out once in a process.
-TOGETHER = ("papers/compare/", "papers/evidence/", "papers/notebook/", "papers/test_cli.py")
+# What these read of all papers (verdicts, tables, the report page) is worked out once in a process,
+# unless tests of other results come between.
+TOGETHER = ("compare/test_card", "compare/test_readable", "notebook/test_html_report", "test_cli")
+TOGETHER = tuple(f"papers/{name}.py" for name in TOGETHER)
 TOGETHER += ("test_browser.py", "test_frames.py", "test_pages.py")
 
 

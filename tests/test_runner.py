@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from pfl_papers.papers.base import PAPERS, PROFILES
+from tests import conftest
 from tools import clean, gates, notebooks, runner
 
 PARAMETERS = """profile: str = "quick"  # size
@@ -301,6 +302,10 @@ def test_gates_run_to_the_end_and_the_second_one_finds_what_does_not_repeat(tmp_
         "gate 2: trained again": "failed",
     }
     assert "kept in runs/test-" in table[-1]
+
+
+def test_what_one_worker_takes_is_there():
+    assert all((gates.ROOT / "tests" / name).is_file() for name in conftest.TOGETHER)
 
 
 # ---------------------------------------------------------------- the cleaner

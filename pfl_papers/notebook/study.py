@@ -201,9 +201,13 @@ class Study:
         return frame
 
     def _finished(self, cells: list[Experiment]) -> list[Experiment]:
-        there = [e for e in cells if self._is_there(e)]
-        lacking = {e.seed for e in cells if e not in there}
-        return [e for e in there if e.seed not in lacking or not committed.waits(e)]
+        there = [self._is_there(e) for e in cells]
+        lacking = {e.seed for e, known in zip(cells, there, strict=True) if not known}
+        return [
+            e
+            for e, known in zip(cells, there, strict=True)
+            if known and not (e.seed in lacking and committed.waits(e))
+        ]
 
     def _is_there(self, experiment: Experiment) -> bool:
         return parameters.is_there(experiment, self.train)

@@ -425,7 +425,7 @@ def list_models() -> Listing:
 def arguments(name: str) -> dict[str, inspect.Parameter]:
     """The options that a model has."""
     checks.known("model", name, _MODELS, "add your own with register_model")
-    return dict(list(inspect.signature(_MODELS[name][0]).parameters.items())[2:])
+    return dict(list(checks.parameters(_MODELS[name][0]).items())[2:])
 
 
 def functions(name: str, options: Mapping[str, object]) -> list[Callable[..., nn.Module]]:

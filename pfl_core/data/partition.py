@@ -84,7 +84,7 @@ def list_partitions() -> Listing:
 def arguments(name: str) -> dict[str, inspect.Parameter]:
     """The arguments that a scheme has of its own, besides pool, clients and rng."""
     checks.known("partition", name, sorted(_SCHEMES), "add your own with register_partition")
-    return dict(list(inspect.signature(_SCHEMES[name]).parameters.items())[3:])
+    return dict(list(checks.parameters(_SCHEMES[name]).items())[3:])
 
 
 def check(name: str, args: dict[str, Any]) -> None:

@@ -356,11 +356,14 @@ class Experiment:
     _only_read: ClassVar[bool] = False  # of one that `read` made, True
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
+        given = [f for f in dataclasses.fields(self) if getattr(self, f.name) is not f.default]
+        for f in given:  # of about sixty fields a few; defaults are right
             object.__setattr__(self, f.name, checks.cast(getattr(self, f.name), f.type))
         if isinstance(self.init_from, str | Path):
             object.__setattr__(self, "init_from", Weights.of(self.init_from))
-        self._check_values()
+        for f in given:
+            fields.check_value("Experiment", f, getattr(self, f.name))
+        self._check_together()
         for name in TEXTS:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for tag in self.tags:
@@ -382,8 +385,7 @@ class Experiment:
             optim.check(field, getattr(self, field), getattr(self, f"{field}_args"))
         probes.check(self.record, make_method(self.method, **self.method_args))
 
-    def _check_values(self) -> None:
-        fields.check("Experiment", self)
+    def _check_together(self) -> None:
         if self.precision != "full" and self.dtype != "float32":
             raise ValueError(
                 f"Experiment(precision={self.precision!r}, dtype={self.dtype!r}): "

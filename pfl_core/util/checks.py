@@ -12,7 +12,7 @@ import inspect
 import math
 import operator
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,18 @@ def _parts_of(text: str) -> tuple[str, ...]:
             inner = text[len(name) + 1 : -1].replace(", ", " | ")
             text = inner + " | None" * (name == "Optional" and "None" not in inner)
     return tuple(text.split(" | "))
+
+
+def parameters(given: Any) -> dict[str, inspect.Parameter]:
+    """What a function takes, by name."""
+    with contextlib.suppress(TypeError):  # an object that is called may have no hash
+        return dict(_parameters(given))
+    return dict(inspect.signature(given).parameters)
+
+
+@functools.lru_cache(maxsize=256)  # of schemes and models, every time that an Experiment is made
+def _parameters(given: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(given).parameters
 
 
 def count(where: str, name: str, value: Any, what: str) -> None:

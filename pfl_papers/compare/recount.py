@@ -19,6 +19,7 @@ from pfl_core.analysis import noise
 from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import LABELS, label
 from pfl_core.analysis.select import grouped
+from pfl_core.analysis.verdicts import Verdict
 from pfl_core.experiments.metrics import ROW_COLUMNS, validated
 from pfl_core.util.percent import compared
 from pfl_papers import places
@@ -504,11 +505,11 @@ def claims(runs: Runs) -> pd.DataFrame:
             out[rule] = out[REPORTED]
             continue
         rows = _swapped(runs.rows) if rule == AVERAGED else runs.rows
-        judged = report.claims(replace(under(rule, runs.paper), claims=own), rows)
-        out[rule] = [_worded(v) for v in judged.itertuples()]
+        paper = replace(under(rule, runs.paper), claims=own)
+        out[rule] = [_worded(verdict) for verdict in report.decided(paper, rows)[1]]
     known = dict(paper=runs.paper.key, says=[c.says for c in own], source=[c.where for c in own])
     return pd.DataFrame(known | dict(profile=runs.profile) | out)
 
 
-def _worded(line: Any) -> str:
-    return f"{line.verdict}: {line.reason}" if line.reason else line.verdict
+def _worded(said: Verdict) -> str:
+    return f"{said.verdict}: {said.reason}" if said.reason else said.verdict

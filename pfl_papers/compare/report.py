@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pfl_core.analysis.verdicts import Budget, Verdict
 from pfl_core.data import partition as partitions
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.util import checks
 from pfl_papers.compare import fullest, readings
 from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import flat, markdown, renamed
@@ -61,7 +61,7 @@ class _Dealt(NamedTuple):
 
 def _dealt(experiment: Experiment) -> _Dealt:
     # Validation data are taken from training data: a partition is the same with and without.
-    known = inspect.signature(partitions.function(experiment.partition)).parameters
+    known = checks.parameters(partitions.function(experiment.partition))
     args = {n: p.default for n, p in known.items() if p.default is not p.empty}
     args |= experiment.partition_args
     train, split = args.pop("train_ratio", None), args.pop("split", None)
@@ -826,29 +826,42 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
         the paper, in words), limit (a threshold of ours), scale (the share of the paper that was
         run), profile, brief (the difference that decides).
     """
-    paper, rows = papers.paper(paper), contrasts.narrow(rows)
-    out, parts, scales = [], {}, {}
-    for needed in dict.fromkeys(claim.needs for claim in paper.claims):
-        parts[needed] = fullest.of_fullest_profile(rows[rows.artefact == needed])
-        scales[needed] = scale(paper, parts[needed], needed)
-    under = {
-        needed: readings.evidence(_evidence(of, paper, needed), paper)
-        for needed, of in parts.items()
-    }
-    for claim in paper.claims:
-        profile = next(iter(parts[claim.needs].profile), "")
-        found = {says: _judged(claim, of, profile) for says, of in under[claim.needs].items()}
-        verdict = verdicts.over_readings(found)
+    paper = papers.paper(paper)
+    parts, found = decided(paper, rows)
+    scales, out = functools.cache(lambda needed: scale(paper, parts[needed], needed)), []
+    for claim, verdict in zip(paper.claims, found, strict=True):
+        of = parts[claim.needs]
+        profile = next(iter(of.profile), "")
         line = dict(says=claim.says, source=claim.where, artefact=claim.needs, limit=claim.limit)
         judged = verdict.verdict not in _SILENT
-        whom = for_whom(paper, parts[claim.needs].run.unique()) if judged else ""
+        whom = for_whom(paper, of.run.unique()) if judged else ""
         line |= dict(verdict=verdict.verdict, reason=verdict.reason, why=verdict.why + whom)
         line |= dict(kind=claim.kind, profile=profile, scale="", brief=verdict.brief)
         line["status"] = _status(claim, verdict, profile)
         if judged:
-            line["scale"] = scales[claim.needs]
+            line["scale"] = scales(claim.needs)
         out.append(line)
     return pd.DataFrame(out, columns=_CLAIMED)
+
+
+def decided(paper: Paper, rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[Verdict]]:
+    """Each artefact's rows of the fullest profile, by its name, and the verdict on every claim."""
+    read = {*ACCURACIES, diverged.METRIC, *(m for c in paper.claims if c.ask for m in c.ask.read)}
+    rows = contrasts.narrow(rows[(rows["average"] == "derived") | rows.metric.isin(read)])
+    parts = {
+        needed: fullest.of_fullest_profile(rows[rows.artefact == needed])
+        for needed in dict.fromkeys(claim.needs for claim in paper.claims)
+    }
+    under = {
+        needed: readings.evidence(_evidence(of, paper, needed), paper)
+        for needed, of in parts.items()
+    }
+    out = []
+    for claim in paper.claims:
+        profile = next(iter(parts[claim.needs].profile), "")
+        found = {says: _judged(claim, of, profile) for says, of in under[claim.needs].items()}
+        out.append(verdicts.over_readings(found))
+    return parts, out
 
 
 _CLAIMED = "says source artefact kind verdict reason why status limit scale profile brief".split()

@@ -165,6 +165,12 @@ class Ask:
     terms: Terms = field(default_factory=Terms)
     printed: Callable[[str], pd.Series] = lambda column: pd.Series(dtype=float)
 
+    @property
+    def read(self) -> set[str]:
+        """Metrics that are read, beside accuracy."""
+        named = [name for part in self.comparisons for name in part.names] if self.metrics else []
+        return {self.metric, *self.terms.instead.values(), *named} - {"", ZERO}
+
 
 def is_pattern(name: str) -> bool:
     """Whether a name stands for any number of labels."""

@@ -1,5 +1,6 @@
 """Experiment's own rules: what `but` and `grid` make of arguments, and how many clients there are."""
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -11,6 +12,7 @@ import pytest
 from pfl_core import Experiment, Federation, grid, models, run, sweep, tune
 from pfl_core.data import partition
 from pfl_core.methods.base import METHODS
+from pfl_core.util import checks, fields
 from tests.made import main
 
 OWN = dict(dataset="own", model="mlp", model_args={"hidden": 4}, rounds=1, batch=8)
@@ -41,6 +43,22 @@ MODEL_ARGS = {m: defaults(models.arguments(m)) for m in models.list_models()}
 PARTITION_ARGS = {p: defaults(partition.arguments(p)) for p in partition.list_partitions()}
 ALL = {"method": METHOD_ARGS, "model": MODEL_ARGS, "partition": PARTITION_ARGS}
 BASE = Experiment(model="mlp", tags={"row": "a"})
+
+
+def test_defaults_are_what_is_allowed():
+    """They are not looked at again whenever an Experiment is made."""
+    for f in dataclasses.fields(Experiment):
+        if (usual := f.default) is not dataclasses.MISSING:
+            fields.check_value("Experiment", f, usual)
+            cast = checks.cast(usual, f.type)
+            assert cast == usual and type(cast) is type(usual), f.name
+
+
+def test_what_equals_a_default_is_held_as_it():
+    e = Experiment(lr=np.float64(Experiment.lr), momentum=-0.0, rounds=np.int64(Experiment.rounds))
+    kinds = {name: type(getattr(e, name)) for name in ("lr", "momentum", "rounds")}
+    assert kinds == dict(lr=float, momentum=float, rounds=int) and str(e.momentum) == "0.0"
+    assert e.plain() == Experiment().plain() and e.id == Experiment().id
 
 
 # -- but -------------------------------------------------------------------------------------------

@@ -34,6 +34,11 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return "together" if nodeid.removeprefix("tests/").startswith(TOGETHER) else nodeid
 
+        def _pending_of(self, workload):
+            for scope in [s for s, tests in workload.items() if all(tests.values())]:
+                del workload[scope]  # else it goes through all that have ended after each test
+            return super()._pending_of(workload)
+
     return Grouped(config, log)
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pfl_core.analysis.noise import Interval
 from pfl_core.analysis.plots import in_words, label
 from pfl_core.analysis.verdicts import Contrast
 from pfl_papers.evidence.asks import ZERO, Ask, Comparison, Measure, is_pattern, matches, term
@@ -210,8 +211,8 @@ def ahead(case: Case, part: Comparison) -> list[Contrast]:
     groups = [[column] for column in found]
     if found and (case.ask.mean or case.measure().across):
         groups = [found] if case.ask.mean else groups[:1]
-    return [
-        _one_ahead(case, part, first, second, columns)
+    pairs = [
+        (first, second, columns)
         for columns in groups
         for one, other in part.steps()
         for first, second in itertools.product(
@@ -219,6 +220,14 @@ def ahead(case: Case, part: Comparison) -> list[Contrast]:
         )
         if not case.not_asked(columns[0]) & {first, second}
     ]
+    out = [_one_ahead(case, part, *pair) for pair in pairs]
+    compared = {row for first, second, _ in pairs for row in (*term(first), *term(second))}
+    # A row of which nothing is asked in the columns that were run is not said to be ahead.
+    left = [row for row in case.needed(part) if out and row not in compared]
+    return out + [Contrast(f"{_shown(row)}: {ELSEWHERE}", Interval(), group=row) for row in left]
+
+
+ELSEWHERE = "asked of other columns than those that were run"
 
 
 def _one_ahead(

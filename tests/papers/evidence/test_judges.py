@@ -7,10 +7,14 @@ import pandas as pd
 import pytest
 
 from pfl_core.analysis import verdicts
+from pfl_core.analysis.plots import label
 from pfl_core.experiments.store import ROW_COLUMNS
+from pfl_papers.compare import fullest, judged
 from pfl_papers.evidence import asks, judges
 from pfl_papers.evidence.asks import Ask, Measure, Terms
 from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.papers import base
+from pfl_papers.papers.base import PAPERS
 
 TERMS = Terms(
     {
@@ -128,6 +132,33 @@ def test_the_best_is_open_while_printed_rows_are_missing():
     assert [c.says for c in found if not c.found.seeds] == ["a - d, x", "a - c, y", "a - d, y"]
     found = asked("best", "a", "but=d | c @ y", TWO, printed=("a", "b", "c", "d"))
     assert all(c.found.seeds for c in found)
+
+
+@pytest.mark.parametrize("how", ["but=b @ x", "but=b @ x; most"])
+def test_a_row_that_is_compared_nowhere_leaves_a_claim_open(how):
+    rows = TWO[TWO.column == "x"]  # where nothing is asked of b
+    found = asked("ahead", "a > b | c", how, rows)
+    assert [c.says for c in found if not c.found.seeds] == [f"b: {judges.ELSEWHERE}"]
+    verdict = verdicts.of_claim(found, most="most" in how)
+    assert (verdict.verdict, verdict.reason) == ("open", "rows missing")
+    both = asked("ahead", "a > b", how, TWO)
+    assert said(both) == {"a - b, y": -6}, "where it is compared nothing is missing"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_claim_holds_of_rows_that_were_compared_nowhere(name):
+    said = judged.claims(name)
+    for claim, verdict in zip(base.paper(name).claims, said.verdict, strict=True):
+        if verdict not in ("holds", "tie") or claim.ask is None or claim.ask.metrics:
+            continue
+        if claim.ask.said or claim.ask.judge not in ("ahead", "ladder", "best", "alike"):
+            continue
+        rows = pd.concat([part.rows() for part in fullest.parts(name)])
+        rows = fullest.of_fullest_profile(rows[rows.artefact == claim.needs])
+        says = " ".join(c.says for c in claim.judge(Evidence(rows, base.paper(name))))
+        named = [n for part in claim.ask.comparisons for n in part.names]
+        for row in (r for n in named if not asks.is_pattern(n) for r in asks.term(n)):
+            assert label(row) in says, (claim.key, row)
 
 
 def test_only_what_the_paper_prints_is_asked():

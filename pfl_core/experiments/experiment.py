@@ -357,7 +357,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         given = [f for f in dataclasses.fields(self) if getattr(self, f.name) is not f.default]
-        for f in given:  # of about sixty fields a few; defaults are right
+        for f in given:  # defaults are right
             object.__setattr__(self, f.name, checks.cast(getattr(self, f.name), f.type))
         if isinstance(self.init_from, str | Path):
             object.__setattr__(self, "init_from", Weights.of(self.init_from))

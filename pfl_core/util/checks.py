@@ -12,10 +12,11 @@ import inspect
 import math
 import operator
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -165,13 +166,14 @@ def _parts_of(text: str) -> tuple[str, ...]:
 def parameters(given: Any) -> dict[str, inspect.Parameter]:
     """What a function takes, by name."""
     with contextlib.suppress(TypeError):  # an object that is called may have no hash
-        return dict(_parameters(given))
+        if given not in _SIGNATURES:
+            _SIGNATURES[given] = inspect.signature(given).parameters
+        return dict(_SIGNATURES[given])
     return dict(inspect.signature(given).parameters)
 
 
-@functools.lru_cache(maxsize=256)  # of schemes and models, every time that an Experiment is made
-def _parameters(given: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(given).parameters
+# Of schemes and models, every time that an Experiment is made; what a function holds is let go.
+_SIGNATURES: MutableMapping[Any, Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 
 
 def count(where: str, name: str, value: Any, what: str) -> None:

@@ -847,7 +847,8 @@ def claims(paper: str | Paper, rows: pd.DataFrame) -> pd.DataFrame:
 def decided(paper: Paper, rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[Verdict]]:
     """Each artefact's rows of the fullest profile, by its name, and the verdict on every claim."""
     read = {*ACCURACIES, diverged.METRIC, *(m for c in paper.claims if c.ask for m in c.ask.read)}
-    rows = contrasts.narrow(rows[(rows["average"] == "derived") | rows.metric.isin(read)])
+    rows = contrasts.narrow(rows)
+    rows = rows[(rows["average"] == "derived") | rows.metric.isin(read)]
     parts = {
         needed: fullest.of_fullest_profile(rows[rows.artefact == needed])
         for needed in dict.fromkeys(claim.needs for claim in paper.claims)

@@ -135,7 +135,8 @@ class Claim:
         The artefact whose runs decide it.
     judge : callable
         Evidence of these runs -> contrasts, each of which has to be above its threshold.
-        LookupError for what was not run.
+        LookupError for what was not run. It sees accuracies, derived numbers and the metrics that
+        `ask` names.
     limit : str
         A threshold that is ours and not the paper's, in words.
     most : bool

@@ -1,6 +1,8 @@
 """What is refused before anything is trained: numbers that no run can hold, names that no line can, work by the thousand."""
 
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pfl_core import (
 from pfl_core.data.client_data import PLANS
 from pfl_core.experiments import keys, prepare
 from pfl_core.methods.base import METHODS
+from pfl_core.util import checks
 from pfl_papers.evidence import committed
 
 FEW = dict(clients=2, model="mlp", rounds=1, partition="iid", max_samples=40)
@@ -229,3 +232,22 @@ def test_what_is_no_client_is_refused(client, kept, tmp_path):
 def test_a_count_is_a_whole_number(workers):
     with pytest.raises(ValueError, match="allowed is an integer >= 1"):
         run(Experiment(**FEW), workers=workers)
+
+
+def test_what_a_function_takes_is_known_without_keeping_it():
+    def scheme(pool, clients, rng, share: float = 0.5):
+        return None
+
+    class NoHash:
+        __hash__ = None
+
+        def __call__(self, pool, share: float = 0.5):
+            return None
+
+    for given in (scheme, NoHash()):
+        for _ in range(2):
+            assert [*checks.parameters(given)][-1] == "share"
+    kept = weakref.ref(scheme)
+    del scheme, given
+    gc.collect()
+    assert kept() is None

@@ -55,7 +55,7 @@ def test_at_profile_paper_everything_is_as_printed(swept):
     assert {c.tags["column"] for c in main} == set(SAID[SAID.table == "table1"].column)
     assert {c.method_args.get("retain_k", 1) for c in main if c.method == "heurpfedla"} == {1}
     once = {repr(replace(c, tags={})) for c in planned}
-    assert (len(planned), len(once)) == (774, 756), (
+    assert (len(planned), len(once)) == (798, 780), (
         "cells, and runs: Figure 7 and two rows of Table 3 are Table 1's; 42 at rate 0.5"
     )
 
@@ -149,12 +149,23 @@ def test_extra_rows_are_named_apart_from_published_ones():
     more = of_ours("paper", "cifar10")
     averaged = {n.removesuffix(" (BatchNorm averaged)") for n in more if n.endswith("averaged)")}
     assert averaged == set(pfedla.rows("table1", "paper", "cifar10")) - set(pfedla.OWN_STATISTICS)
-    assert len(more) == 15 and not set(more) & set(SAID.row)
+    assert len(more) == 16 and not set(more) & set(SAID.row)
     assert more["pfedla (literal sign)"]["method_args"]["hn_sign"] == "literal"
     assert more["perfedavg (one step)"]["method_args"] == {"adapt_steps": 1}
     both = {"adapt_steps": 1, "beta": 0.001}
     assert more["perfedavg (one step, beta 0.001)"]["method_args"] == both
-    assert set(of_ours("paper", "digits")) == set(list(more)[:7])
+    assert set(of_ours("paper", "digits")) == set(list(more)[:8])
+
+
+@pytest.mark.parametrize("table", ["table1", "table2"])
+def test_plain_sgd_of_pfedhn_is_the_optimiser_of_all_others(swept, table):
+    planned = [c for c in swept("pfedla", "medium") if c.tags["artefact"] == table]
+    for column in {c.tags["column"] for c in planned}:
+        by_row = {c.tags["row"]: c.plain() for c in planned if c.tags["column"] == column}
+        plain, own, others = by_row[pfedla.PLAIN], by_row["pfedhn"], by_row["fedavg"]
+        local = {"lr", "momentum", "weight_decay", "clip", "plan", "optimizer", "epochs", "batch"}
+        assert {k: plain[k] for k in local} == {k: others[k] for k in local}
+        assert {k for k in plain if plain[k] != own[k]} - local == set()
 
 
 @pytest.mark.parametrize("profile", ["medium", "paper"])

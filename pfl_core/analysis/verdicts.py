@@ -275,10 +275,15 @@ class Contrast:
 
     @property
     def rest(self) -> bool:
-        """Whether it stood still over the last quarter; what is no accuracy may move away."""
+        """Whether it stood still over the last quarter; what is no accuracy may move away.
+
+        It may near its threshold by half its interval's width, or half of what counts as a tie, as
+        accuracies by 1 of 2 points.
+        """
         if self.unit == "points":
             return at_rest(self.moved, self.found.half, self.rows)
-        return not (self._nears and abs(self.moved or 0.0) > self.found.half)
+        allowed = max(self.found.half, self.small * MOVES / SMALL)
+        return not (self._nears and abs(self.moved or 0.0) > allowed)
 
     @property
     def _nears(self) -> bool:
@@ -319,20 +324,24 @@ class Contrast:
             what, by = "it still moves", self.moved
             if self.unit == "points" and at_rest(by, self.found.half):  # its rows alone do
                 what, by = "its rows still move", max((r for r in self.rows if r), key=abs)
-            moved = f"{what} (by {by:+.{self.digits}f} in the last quarter of the rounds)"
+            moved = f"{what} (by {by:+.{self._digits(by)}f} in the last quarter of the rounds)"
             return REASONS[self.open].replace("it still moves", moved)
         said = self.lost or self.unlearned
         return REASONS[self.open] + f" ({said})" * bool(said)
 
     def __str__(self) -> str:
-        d, f = self.digits, self.found
+        f = self.found
         if not f.seeds:
             return self.says
-        largest = np.nanmax(np.abs([f.estimate, f.low, f.high]))
-        if 0 < largest < 0.5 * 10**-d and self.unit != "points":
-            d = 1 - int(np.floor(np.log10(largest)))  # two digits of the largest are left
+        d = self._digits(np.nanmax(np.abs([f.estimate, f.low, f.high])))
         bar = f", to be above {self.above:g}" if self.above else ""
         return f"{self.says}: {ends(f, d, self.unit)}{bar}"
+
+    def _digits(self, number: float) -> int:
+        # So many that two digits are left of what would look like 0.
+        if 0 < abs(number) < 0.5 * 10**-self.digits and self.unit != "points":
+            return 1 - int(np.floor(np.log10(abs(number))))
+        return self.digits
 
     @property
     def brief(self) -> str:

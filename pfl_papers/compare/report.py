@@ -380,6 +380,9 @@ def _advantage(
     reported, column = own.reported - other.reported, evidence.column(other.setting, metric)
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
+    if ours.approaches:
+        by = f"; it nears 0, by {abs(ours.moved or 0):.1f} in the last quarter of the rounds"
+        verdict = verdict._replace(why=verdict.why + by)
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
     line |= dict(reported=reported, reported_sd=np.nan, best=False, n=ours.found.seeds)

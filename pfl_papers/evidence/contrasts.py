@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -133,9 +134,45 @@ def serves_one_model(row: str) -> bool:
 
 
 def before_the_last_quarter(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what runs had measured at three quarters of their rounds; nothing that is derived."""
+    """What runs had measured at three quarters of their rounds; nothing that is derived."""
     measured = rows["rounds"].where(rows["average"] != "derived")
     return rows[measured <= 0.75 * measured.groupby(rows.run).transform("max")]
+
+
+PAST = " at three quarters"  # behind a derived metric's name: had the runs ended there
+
+
+def with_past(judge: Callable[[Evidence], list[Contrast]], evidence: Evidence) -> list[Contrast]:
+    """The contrasts of a claim, with how far each moved whose numbers were computed from runs.
+
+    Parameters
+    ----------
+    judge : callable
+        Evidence -> contrasts. It is asked again of the evidence at three quarters of the rounds, if
+        there are such numbers. A contrast that had other seeds there keeps what is known of it.
+    evidence : Evidence
+
+    Raises
+    ------
+    LookupError
+        For what was not run.
+    """
+    found = judge(evidence)
+    if all(contrast.rows or not contrast.found.seeds for contrast in found):
+        return found
+    earlier: dict[str, list[Contrast]] = {}
+    try:
+        for contrast in judge(evidence.past):
+            earlier.setdefault(contrast.says, []).append(contrast)
+    except LookupError:
+        return found
+    pairs = [(c, of.pop(0) if (of := earlier.get(c.says)) else c) for c in found]
+    return [
+        replace(now, moved=now.found.estimate - then.found.estimate)
+        if then is not now and not now.rows and 0 < now.found.seeds == then.found.seeds
+        else now
+        for now, then in pairs
+    ]
 
 
 Runs = dict[tuple[str, str], list[str]]  # by row and column
@@ -233,8 +270,15 @@ class Evidence:
         return self.rows[self.rows["average"] == "derived"]
 
     @functools.cached_property
+    def past(self) -> Evidence:
+        """The evidence had the runs ended at three quarters."""
+        return Evidence(self._earlier, self.paper, self.printed, self.priors, **self.how)
+
+    @functools.cached_property
     def _earlier(self) -> pd.DataFrame:
-        return before_the_last_quarter(self.rows)
+        there = self.made[self.made.metric.str.endswith(PAST)]
+        there = there.assign(metric=there.metric.str.removesuffix(PAST))
+        return pd.concat([before_the_last_quarter(self.rows), there])
 
     @functools.cached_property
     def runs(self) -> Runs:

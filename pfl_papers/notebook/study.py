@@ -184,7 +184,7 @@ class Study:
         whole = not self.finished or not about.together or all(map(self._is_there, cells))
         if about.numbers and len(rows) and whole:
             numbers = about.numbers(rows, functools.partial(self.probed, rows))
-            parts.append(self.derive(rows, numbers))
+            parts.append(self.derive(rows, numbers + self._past(artefact, rows)))
         return pd.concat([p for p in parts if len(p)] or [rows], ignore_index=True)
 
     def _sweep(self, planned: list[Sweep]) -> pd.DataFrame:
@@ -639,14 +639,38 @@ class Study:
     # -- numbers made of runs ----------------------------------------------------------------------
 
     def probed(self, rows: pd.DataFrame, probe: str) -> list[Probed]:
-        """What a probe recorded in each run of `rows` that has it, in the order of rows."""
+        """What a probe recorded in each run of `rows` that has it, in the order of rows.
+
+        Until the last round of the run in `rows`.
+        """
         measured = rows[rows["average"] != "derived"]  # derived rows have labels of their own
-        out = []
+        ends, out = measured.groupby("run")["rounds"].max(), []
         for v in tuples(measured.drop_duplicates(["run", "row", "column"])):
             arrays = committed.arrays_of(v.run)
             if f"probe/{probe}" in arrays:
-                out.append(Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe)))
-        return out
+                every = Probed(v.run, v.row, v.column, v.seed, *probes.read(arrays, probe))
+                out.append(every.until(ends[v.run]))
+        return [there for there in out if len(there.rounds)]
+
+    def _past(self, artefact: str, rows: pd.DataFrame) -> list[Number]:
+        # What claims ask of an artefact's numbers, had its runs ended at three quarters of their
+        # rounds. What a probe did not record between half of them and there is not known.
+        asks = [claim.ask for claim in self.paper.claims if claim.needs == artefact]
+        named = {metric for ask in asks if ask for metric in ask.read} - {*contrasts.ACCURACIES}
+        if not (named or None in asks):
+            return []
+        past = contrasts.before_the_last_quarter(rows)
+        half = rows.groupby("run")["rounds"].max() / 2
+
+        def recorded(probe: str) -> list[Probed]:
+            return [p for p in self.probed(past, probe) if p.rounds[-1] > half[p.run]]
+
+        make, ends = self.paper.artefacts[artefact].numbers, past.groupby("run")["rounds"].max()
+        return [
+            dict(rounds=ends[n["run"]]) | n | dict(metric=n["metric"] + contrasts.PAST)
+            for n in (make(past, recorded) if make else ())
+            if n["metric"] in named or (None in asks and "average" not in n)
+        ]
 
     def derive(self, rows: pd.DataFrame, numbers: list[Number]) -> pd.DataFrame:
         """Numbers computed from finished runs, as rows that are kept and judged with the others.

@@ -69,8 +69,15 @@ class Probed(NamedTuple):
     def only(self, round: float) -> Probed:
         """What was recorded at the round nearest to `round` (the later of two)."""
         i = len(self.rounds) - 1 - int(np.abs(self.rounds[::-1] - round).argmin())
-        values = {key: recorded[i : i + 1] for key, recorded in self.values.items()}
-        return self._replace(rounds=self.rounds[i : i + 1], values=values)
+        return self._cut(slice(i, i + 1))
+
+    def until(self, round: float) -> Probed:
+        """What was recorded at a round and before it."""
+        return self._cut(slice(int((self.rounds <= round).sum())))
+
+    def _cut(self, there: slice) -> Probed:
+        values = {key: recorded[there] for key, recorded in self.values.items()}
+        return self._replace(rounds=self.rounds[there], values=values)
 
 
 # Name of a probe -> what it recorded in the runs at hand.

@@ -21,7 +21,7 @@ from pfl_core.analysis.verdicts import Contrast
 from pfl_core.util import checks
 from pfl_papers.evidence import asks, judges
 from pfl_papers.evidence.asks import Ask, Terms
-from pfl_papers.evidence.contrasts import READ_AFTER, Evidence
+from pfl_papers.evidence.contrasts import READ_AFTER, Evidence, with_past
 from pfl_papers.papers.base import KINDS, PROFILES, Claim, Paper, Scope, reported
 
 COLUMNS = "key artefact where judge compares how says limit kind why_kind status".split()
@@ -96,6 +96,7 @@ def _claim(
         raise ValueError(f"judge {judge!r} is a function: compares and how are to be empty")
     else:
         decide = own[judge]
+    decide = functools.partial(with_past, decide)
     said = {name: line[name] for name in ("key", "where", "says", "limit", "kind")}
     most = ask is not None and ask.most
     return Claim(

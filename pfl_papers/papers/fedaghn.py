@@ -431,24 +431,10 @@ def stage_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
 
 def final_weights(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
-    """Appendix Table 2's weights at the reported round, by method and kind of client.
-
-    Those at three quarters of the rounds until then are `EARLIER`, which no table shows.
-    """
-    weights = recorded("weights")
-    every, best = staged(rows, weights), reported_rounds(rows)
+    """Appendix Table 2's weights at the reported round, by method and kind of client."""
+    every = staged(rows, recorded("weights"))
     final = every[(every.stage == "Final") & (every.part == "whole")]
-    numbers = [_weight_number(line, line.row, line.kind.capitalize()) for line in tuples(final)]
-    for probed in weights:
-        there = _after_updates(probed).only(0.75 * best[probed.run])
-        mean = np.mean(list(there.at().values()), 0)
-        where = dict(run=probed.run, row=probed.row, metric=EARLIER, rounds=there.rounds[0])
-        for kind, weight in shares(mean, _groups(probed)).items():
-            numbers.append(where | dict(column=kind.capitalize(), value=weight))
-    return numbers
-
-
-EARLIER = "weight at three quarters"
+    return [_weight_number(line, line.row, line.kind.capitalize()) for line in tuples(final)]
 
 
 def course_of_methods(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
@@ -562,23 +548,20 @@ EQUAL = 0.001  # weights that differ by less are equal
 WEIGHTS: dict[str, Any] = dict(small=EQUAL, digits=4)
 
 
-def _final(evidence: Evidence, row: str, metric: str = "weight") -> list[pd.Series]:
+def _final(evidence: Evidence, row: str) -> list[pd.Series]:
     """Weights of oneself, of a similar and of another client at the reported round, by seed.
 
     Over several data sets it is their mean.
     """
-    return [evidence.derived(metric, row, kind) for kind in ("Self", "Similar", "Other")]
+    return [evidence.derived("weight", row, kind) for kind in ("Self", "Similar", "Other")]
 
 
 def own_group_alone(evidence: Evidence) -> list[Contrast]:
     """In CFL a client and its group weigh the same, and clients outside nothing."""
     own, similar, other = _final(evidence, "cfl")
-    earlier = _final(evidence, "cfl", EARLIER)[-1]
     says = "CFL, similar - self, either way"
     same = [evidence.above(says, d, -EQUAL, **WEIGHTS) for d in (similar - own, own - similar)]
-    outside = evidence.above("CFL, nothing - other", -other, -EQUAL, **WEIGHTS)
-    # With more rounds CFL divides its clients again.
-    return [*same, replace(outside, moved=float((earlier - other).mean()))]
+    return [*same, evidence.above("CFL, nothing - other", -other, -EQUAL, **WEIGHTS)]
 
 
 def slightly_more(evidence: Evidence) -> list[Contrast]:

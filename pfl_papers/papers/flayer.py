@@ -457,7 +457,7 @@ def layers(rows: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Columns run, row, column, panel (the column and the row), seed, stage, layer, value.
     """
-    found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
+    found = rows[(rows["average"] == "derived") & rows.metric.str.fullmatch(r"cka \w+ \w+")]
     words = found.metric.str.split(" ", n=2)
     stage = words.str[1].map({"initial": "first round", "best": "best round"})
     panel = found.column + ", " + found.row.map(label)

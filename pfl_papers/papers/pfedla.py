@@ -416,16 +416,17 @@ def client(rows: pd.DataFrame, k: int = 0) -> pd.DataFrame:
     labels alone give, NaN for the one client.
     """
     names = ["run", "row", "column", "seed", "rounds", "panel", "value", "level"]
-    out = [pd.DataFrame(columns=names)]
+    out, ends = [pd.DataFrame(columns=names)], rows.groupby("run")["rounds"].max()
     for run in tuples(rows.drop_duplicates(["run", "row", "column"])):
         arrays = committed.arrays_of(run.run)
-        acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
+        there = arrays["rounds"] <= ends[run.run]
+        acc = accuracy(arrays["before/test/correct"][there], arrays["n/test"])
         lines = {f"Client {k + 1}": acc[:, k], "Mean of all clients": acc.mean(1)}
         levels = dict(zip(lines, (np.nan, majority(run.run)), strict=True))
         for panel, line in lines.items():
             key = dict(run=run.run, row=run.row, column=run.column, seed=run.seed)
             key |= dict(panel=f"{run.column}: {panel}", level=levels[panel])
-            out.append(pd.DataFrame(key | dict(rounds=arrays["rounds"], value=line)))
+            out.append(pd.DataFrame(key | dict(rounds=arrays["rounds"][there], value=line)))
     return pd.concat(out[len(out) > 1 :], ignore_index=True)
 
 

@@ -1,5 +1,7 @@
 """Verdicts: each word at its edges."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -174,6 +176,21 @@ def test_what_still_moves_says_by_how_much_it_or_a_row_did(moved, rows, unit):
     largest = {(): None, (0.4, -2.5): "-2.5", (None, 3.0): "+3.0"}[rows]
     said = f"its rows still move (by {largest}" if alone else f"it still moves (by {moved:+.1f}"
     assert said in got.decides() and "more rounds would decide it" in got.decides()
+
+
+@pytest.mark.parametrize(
+    ("moved", "small", "rest"),
+    [(-0.004, 0.01, True), (-0.006, 0.01, False), (-0.002, 0.0, False), (0.006, 0.01, True)],
+)
+def test_a_weight_may_near_its_threshold_by_half_of_what_counts_as_a_tie(moved, small, rest):
+    sharp = Contrast("", about(0.1, 0.001), moved=moved, unit="", small=small)
+    assert sharp.rest is rest
+    wide = replace(sharp, found=about(0.1, 0.05))
+    assert wide.rest, "or by half its interval's width"
+    assert (
+        "by -0.000041 in"
+        in replace(sharp, moved=-0.000041, small=0, found=about(0.1, 1e-6)).decides()
+    )
 
 
 def test_a_claim_on_most_cases():

@@ -214,6 +214,36 @@ def test_derived_numbers_are_judged_on_their_own_seeds():
         found.above("nothing", pd.Series([np.nan]))
 
 
+@pytest.mark.parametrize(
+    ("earlier", "moved", "said"),
+    [
+        ((0.35, 0.36, 0.37), -0.05, ("open", "still moves")),  # towards the threshold
+        ((0.25, 0.26, 0.27), 0.05, ("holds", "")),  # away from it
+        ((0.3, 0.31), None, ("holds", "")),  # of other seeds: not known
+    ],
+)
+def test_derived_numbers_are_asked_whether_they_are_at_rest(earlier, moved, said):
+    now = derived("weight", near=(0.30, 0.31, 0.32), far=(0.1, 0.1, 0.1))
+    past = derived("weight" + evidence.PAST, near=earlier, far=(0.1, 0.1, 0.1)[: len(earlier)])
+
+    def judge(found):
+        gap = found.derived("weight", "near") - found.derived("weight", "far")
+        return [found.above("near - far", gap), found.above("either way", gap, -1)]
+
+    for got in evidence.with_past(judge, of(pd.concat([now, past]))):
+        assert got.moved == (None if moved is None else pytest.approx(moved))
+        assert got.found == judge(of(now))[0].found, "past numbers are not counted as these"
+        assert verdicts.of_claim([got])[:2] == said
+    assert all(c.moved is None for c in evidence.with_past(judge, of(now)))
+
+
+def test_a_pooled_number_that_was_derived_is_asked_whether_it_is_at_rest():
+    now = derived("gap_points", a=(9, 8, 9.5), b=(2, 1, 2.2))
+    past = derived("gap_points" + evidence.PAST, a=(13, 12, 13.5), b=(2, 1, 2.2))
+    got = of(pd.concat([now, past])).ahead("a", "b", "A", metric="gap_points")
+    assert (got.moved, got.approaches) == (pytest.approx(-4), True)
+
+
 def test_another_metric_is_read_at_the_last_round():
     frame = pd.concat([run("a", [9, 4], metric="acc_sd"), run("b", [9, 7], metric="acc_sd")])
     assert evidence.reproduced(frame, RULES, "acc_sd").value.tolist() == [4, 7]

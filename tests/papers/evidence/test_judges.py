@@ -12,7 +12,7 @@ from pfl_core.experiments.store import ROW_COLUMNS
 from pfl_papers.compare import fullest, judged
 from pfl_papers.evidence import asks, judges
 from pfl_papers.evidence.asks import Ask, Measure, Terms
-from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.evidence.contrasts import PAST, Evidence
 from pfl_papers.papers import base
 from pfl_papers.papers.base import PAPERS
 
@@ -159,6 +159,25 @@ def test_no_claim_holds_of_rows_that_were_compared_nowhere(name):
         named = [n for part in claim.ask.comparisons for n in part.names]
         for row in (r for n in named if not asks.is_pattern(n) for r in asks.term(n)):
             assert label(row) in says, (claim.key, row)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_claim_on_computed_numbers_is_judged_without_asking_whether_they_are_at_rest(name):
+    parts = pd.concat([part.rows() for part in fullest.parts(name)])
+    parts = parts[~parts.metric.str.endswith(PAST)]
+    for claim in base.paper(name).claims:
+        rows = fullest.of_fullest_profile(parts[parts.artefact == claim.needs])
+        made = rows[rows["average"] == "derived"]
+        past = made.assign(metric=made.metric + PAST, value=made.value + 0.5 * (made.seed + 1))
+        try:
+            now = claim.judge(Evidence(rows, base.paper(name)))
+            then = claim.judge(Evidence(pd.concat([rows, past]), base.paper(name)))
+        except LookupError:
+            continue
+        assert [c.found for c in now] == [c.found for c in then]
+        if claim.ask is None or claim.ask.metrics or claim.ask.metric in set(made.metric):
+            asked = [c for c in then if c.found.seeds and not c.rows]
+            assert all(c.moved is not None for c in asked), claim.key
 
 
 def test_only_what_the_paper_prints_is_asked():

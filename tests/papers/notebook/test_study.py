@@ -18,7 +18,8 @@ from pfl_core.util import gpu
 from pfl_papers import places
 from pfl_papers.compare import readable, report
 from pfl_papers.compare.fullest import best
-from pfl_papers.evidence import committed, contrasts
+from pfl_papers.evidence import asks, committed, contrasts
+from pfl_papers.evidence.asks import Ask
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.notebook import drawing
 from pfl_papers.notebook.study import Study
@@ -536,15 +537,16 @@ CASE = dict(
 CASE_ROWS = {"local": use("local"), "fedaghn": use("fedaghn") | {"record": ("weights",)}}
 
 
-def case_study(**about):
+def case_study(rounds=0, claims=(), **about):
     """FedAGHN's case study, small; about: what its Artefact says."""
+    case = CASE | ({"rounds": rounds} if rounds else {})
 
     def sweeps(scope):
-        base = scope.base(paper, "table3", "cifar10", **CASE)
+        base = scope.base(paper, "table3", "cifar10", **case)
         return scope.sweep(paper, base, CASE_ROWS, {"CIFAR-10": {}})
 
     artefacts = {"table3": dataclasses.replace(fedaghn.PAPER.artefacts["table3"], **about)}
-    paper = dataclasses.replace(fedaghn.PAPER, artefacts=artefacts, claims=(), sweeps=sweeps)
+    paper = dataclasses.replace(fedaghn.PAPER, artefacts=artefacts, claims=claims, sweeps=sweeps)
     return Study(paper, profile="smoke", device="cpu", seeds=[0, 1])
 
 
@@ -750,6 +752,28 @@ def test_an_artefacts_numbers_stand_behind_its_rows_and_are_compared(home, capsy
     assert out.startswith("Table 3, profile smoke") and "FedAGHN ahead by" in out
     assert set(contrasts.reproduced(rows, s.paper, "acc_gain").value) == {3.0}
     assert "acc_gain" not in set(contrasts.reproduced(rows, s.paper).metric)
+
+
+@pytest.mark.slow
+def test_what_claims_ask_of_numbers_is_kept_as_it_was_at_three_quarters(home):
+    def numbers(rows, recorded):
+        ends = rows.groupby("run")["rounds"].max()
+        made = [dict(run=run, metric=m, value=float(ends[run])) for run in ends.index for m in "ab"]
+        last = [dict(run=p.run, metric="c", value=float(p.rounds[-1])) for p in recorded("weights")]
+        return made + last
+
+    asked = Ask("ahead", asks.comparisons("a | c > 0"), metrics=True)
+    claim = base.Claim("", "", "table3", lambda evidence: [], ask=asked)
+    s = case_study(4, (claim,), numbers=numbers)
+    rows = s.run("table3")
+    found = rows[rows["average"] == "derived"].groupby("metric").value.agg(set).to_dict()
+    past = {f"a{contrasts.PAST}": {3.0}, f"c{contrasts.PAST}": {3.0}}
+    assert found == dict.fromkeys("abc", {4.0}) | past
+    s = case_study(2, (dataclasses.replace(claim, ask=None),), numbers=numbers)
+    rows = s.run("table3")
+    found = rows[rows["average"] == "derived"].groupby("metric").value.agg(set).to_dict()
+    past = {f"{m}{contrasts.PAST}": {1.0} for m in "ab"}
+    assert found == dict.fromkeys("abc", {2.0}) | past, "nothing recorded after half of the rounds"
 
 
 # ---------------------------------------------------------------- the best evidence there is

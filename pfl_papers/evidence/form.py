@@ -178,7 +178,7 @@ TABLES = {
         | {"rounds": "round that the number is of; the run's last one if it is of several, or none"}
         | {
             "average": "`derived`; else what the mean is over, of a number that is not its run's",
-            "metric": "what the number is",
+            "metric": "what the number is; ` at three quarters`: had the runs ended there",
             "value": "the number; empty where there is none",
         },
         [],

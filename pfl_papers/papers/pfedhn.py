@@ -122,7 +122,8 @@ SHOWN = {
 # Parts of Table 1 that are ours: other readings, and a fourth seed where three leave the two best
 # rows too close to tell apart; LG-FedAvg starts from FedAvg.
 _READINGS = ["pfedhn (literal sign)", "local (all data)", "pfedhn (all data)"]
-OURS = Shown(_TEN[:1], At([*_READINGS, "perfedavg (one step)"], quick=_READINGS[:1]))
+_AS_AUTHORS = ["perfedavg (one step)", "lgfedavg (two layers)"]
+OURS = Shown(_TEN[:1], At([*_READINGS, *_AS_AUTHORS], quick=_READINGS[:1]))
 FOURTH = ("fedavg", "lgfedavg", "pfedhn_pc")
 
 # -- settings --------------------------------------------------------------------------------------
@@ -310,11 +311,13 @@ ROWS: dict[str, Changes] = {
     "trainable embedding": _hn(dim=At(10, medium=..., quick=...)),
     "fixed embedding": _hn(embed="fixed_columns"),
     "fixed embedding (over classes)": _hn(embed="fixed"),
-    # Ours; Per-FedAvg's own Algorithm 1 adapts a model by one step.
+    # Ours; Per-FedAvg's own Algorithm 1 adapts a model by one step, and LG-FedAvg's code shares the
+    # two upper layers on CIFAR-10.
     "pfedhn (literal sign)": _literal,
     "local (all data)": lambda base: _local(base) | _ALL_DATA,
     "pfedhn (all data)": lambda base: own(base) | _ALL_DATA,
     "perfedavg (one step)": use("perfedavg", adapt_steps=1),
+    "lgfedavg (two layers)": lambda base: _lgfedavg(base) | dict(head_depth=2),
 }
 ROWS |= {f"{_K}{n}": _steps(n) for n in (1, 2, 10, 20, 25, 50, 100, 200)}
 ROWS |= {f"{_DIM}{n}": _dim(n) for n in (3, 5, 15, 25, 35)}

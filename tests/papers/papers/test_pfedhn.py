@@ -103,12 +103,12 @@ def test_medium_is_the_first_fifth_of_the_papers_own_runs(medium_cells, paper_ce
     assert {e.tags["artefact"] for e in medium_cells} == {
         a for a, about in pfedhn.PAPER.artefacts.items() if about.medium
     }
-    for artefact, many in {"table1": 36, "fig3": 3, "table4": 6, "fig5": 12}.items():
+    for artefact, many in {"table1": 39, "fig3": 3, "table4": 6, "fig5": 12}.items():
         ours, theirs = (runs(cells, artefact) for cells in (medium_cells, paper_cells))
         assert many == len(ours) == len(named(medium_cells, artefact))
         for (row, column, seed), e in ours.items():
             whole = theirs[row, column, seed]
-            if row == "lgfedavg":  # each starts from the FedAvg of its own table
+            if e.init_from:  # each starts from the FedAvg of its own table
                 assert (e.init_from.rounds, whole.init_from.rounds) == (200, 1000)
                 e, whole = (x.but(init_from=None) for x in (e, whole))
             assert e.course_for("") == whole.course_for("")
@@ -228,7 +228,7 @@ def test_how_many_runs(paper_cells, quick_cells):
     assert len({e.id_for("") for e in with_starts(quick_cells)}) <= 40
 
 
-PAPER_RUNS = 513
+PAPER_RUNS = 516
 
 
 def with_starts(found: list[Experiment]) -> list[Experiment]:
@@ -519,6 +519,18 @@ def test_per_fedavg_adapted_by_one_step_is_a_row_of_ours(paper_cells, quick_cell
         ours, printed = beside["perfedavg (one step)", seed], beside["perfedavg", seed]
         assert ours.plain() == printed.but(method_args={"adapt_steps": 1}).plain()
     assert not [e for e in quick_cells if e.tags["row"] == "perfedavg (one step)"]
+
+
+def test_lg_fedavg_of_two_shared_layers_is_a_row_of_ours_from_the_same_models(paper_cells):
+    beside = {
+        (e.tags["row"], e.seed): e
+        for e in named(paper_cells, "table1")
+        if e.tags["column"] == "CIFAR-10, N=10"
+    }
+    for seed in (0, 1, 2):
+        ours, printed = beside["lgfedavg (two layers)", seed], beside["lgfedavg", seed]
+        assert ours.plain() == printed.but(head_depth=2).plain()
+        assert ours.init_from.plain() == beside["fedavg", seed].plain()
 
 
 def test_the_literal_sign_is_a_row_of_ours():

@@ -158,24 +158,31 @@ def under(rule: str, paper: Paper) -> Paper:
 
 def without(rule: str, runs: Runs) -> dict[str, str]:
     """{column: why its runs cannot be counted by a rule}; no entry where they can."""
-    heads = _measured(runs.rows).groupby(["column", "row", "run", "when", "split"], sort=False)
-    seen = heads.rounds.nunique()
     paper, why = under(rule, runs.paper), {}
+    read = runs.rows[runs.rows["average"] == paper.report["average"]]
+    heads = read[read.metric == "acc_pct"].groupby(_READ, sort=False)
+    seen = heads.rounds.nunique()
     if rule == AVERAGED:
         there = set(runs.rows.column[runs.rows.row.str.endswith(ROW_AVERAGED)])
         return dict.fromkeys(set(runs.rows.column) - there, "no such runs")
-    keys: list[Any] = [*seen.reset_index()[["column", "row", "run"]].drop_duplicates().to_numpy()]
+    known = _measured(runs.rows)[["column", "row", "run"]].drop_duplicates()
+    keys: list[Any] = [*known.to_numpy()]
     for column, row, run in keys:
         when = paper.when.get(row, paper.report["when"])
         tested = seen.get((column, row, run, when, "test"), 0)
         validated = seen.get((column, row, run, when, "val"), 0)
-        if not tested:
+        if not tested and "average" in RULES.get(rule, {}):
+            why.setdefault(column, f"no {rule} mean")
+        elif not tested:
             why.setdefault(column, f"no evaluation {when} local training")
         elif rule == "best_val" and not validated:
             why.setdefault(column, "no validation data")
         elif rule == "last10" and tested <= TEN:
             why.setdefault(column, f"at most {TEN} evaluations")
     return why
+
+
+_READ = ["column", "row", "run", "when", "split"]
 
 
 def recounted(runs: Runs) -> pd.DataFrame:

@@ -472,18 +472,22 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
 
     Test accuracy is that of the size's clients; the round is chosen by all of them.
     """
-    kept = rows[rows.column.str.endswith(ALL) & (rows["average"] == "client")]
+    kept = rows[rows.column.str.endswith(ALL) & rows["average"].isin(["client", "pooled"])]
     kept = kept[(kept.metric == "acc_pct") & (kept.when == "before")]
     out = []
     for run, of_run in grouped(kept, "run"):
         arrays = committed.arrays_of(run)
-        acc = accuracy(arrays["before/test/correct"], arrays["n/test"])
-        rounds, tested = arrays["rounds"].tolist(), of_run.split == "test"
+        right, n = arrays["before/test/correct"], arrays["n/test"]
         for place, size in enumerate(SIZES):
-            mean = dict(zip(rounds, acc[:, place :: len(SIZES)].mean(1), strict=True))
-            values = of_run.value.mask(tested, of_run["rounds"].map(mean))
-            column = of_run.column.str.removesuffix(ALL) + size
-            out += of_run.assign(column=column, value=values).to_dict("records")
+            own = slice(place, None, len(SIZES))
+            of_clients = accuracy(right[:, own], n[own]).mean(1)
+            means = {"client": of_clients, "pooled": accuracy(right[:, own].sum(1), n[own].sum())}
+            at = pd.DataFrame(means, index=arrays["rounds"]).stack()
+            tested = of_run[of_run.split == "test"].set_index(["rounds", "average"])
+            found = tested.assign(value=at.reindex(tested.index)).reset_index()
+            column = of_run.column.iloc[0].removesuffix(ALL) + size
+            found = pd.concat([found, of_run[of_run.split != "test"]]).assign(column=column)
+            out += found.to_dict("records")
     return out
 
 

@@ -1,5 +1,6 @@
 """The same runs counted in other ways: ranks, reversals, verdicts, gains, and what rows lack."""
 
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_a_rule_that_one_run_lacks_is_not_there():
     }
     every = runs(*(run(r, [1, 2, 3], **val) for r in ("fedper", "fedrep", "local")))
     assert "best_val" in set(recount.recounted(every).rule)
+
+
+def test_a_mean_that_one_row_lacks_is_no_rule_of_its_column():
+    every = runs(
+        *(run(r, [1, v], pooled=v) for r, v in (("fedper", 3), ("fedrep", 2), ("local", 1)))
+    )
+    rows = every.rows[(every.rows.row != "local") | (every.rows["average"] != "pooled")]
+    some = dataclasses.replace(every, rows=rows)
+    assert recount.without("pooled", every) == {}
+    assert recount.without("pooled", some) == {COLUMN: "no pooled mean"}
+    column = column_of(some)
+    assert "pooled" not in set(column.rule) and recount.reversals(column).empty
 
 
 def test_a_column_whose_runs_stand_in_another_one_is_left_out():

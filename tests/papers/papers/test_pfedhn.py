@@ -601,12 +601,20 @@ def test_figure_3_is_one_seeds():
 
 def test_by_size_reads_every_third_client(monkeypatch):
     test = np.array([[1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]])
-    kept = {"rounds": np.array([0, 1]), "before/test/correct": test, "n/test": np.full(6, 10)}
+    n = np.array([10, 10, 10, 10, 10, 30])
+    kept = {"rounds": np.array([0, 1]), "before/test/correct": test, "n/test": n}
     monkeypatch.setattr(pfedhn.committed, "arrays_of", lambda run: kept)
-    rows = frame(row("table2", "pfedhn", "C, all sizes", 50), row("table2", "pfedme", "C, S", 45))
+    whole = row("table2", "pfedhn", "C, all sizes", 50)
+    pooled = row("table2", "pfedhn", "C, all sizes", 50, average="pooled")
+    rows = frame(whole, pooled, row("table2", "pfedme", "C, S", 45))
     sized = pd.DataFrame(pfedhn.by_size(rows, recorded()), columns=store.ROW_COLUMNS)
-    got = select.pick(sized, "best_val")
-    assert dict(zip(got.column, got.value, strict=True)) == {"C, S": 40, "C, M": 50, "C, L": 60}
+    means = {
+        "client": {"C, S": 40, "C, M": 50, "C, L": 40},
+        "pooled": {"C, S": 40, "C, M": 50, "C, L": 30},
+    }
+    for average, want in means.items():
+        got = select.pick(sized, "best_val", average=average)
+        assert dict(zip(got.column, got.value, strict=True)) == want
     assert set(sized[sized.split == "val"].value) == {50}  # by which the round is chosen
 
 

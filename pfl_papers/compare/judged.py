@@ -152,6 +152,7 @@ def summary() -> dict[str, Any]:
 
     leads: {(kind, "above 2" | "at most 2" | "behind"): {word: count}}, of retrospective and
     prospective runs together; "behind": the paper prints its own method below the other.
+    nearing: {word: how many of these leads, ahead or behind, near 0 in the last quarter}.
     chance: how many of these leads would be ahead, or behind, by chance were all methods equal.
     accuracies: {word: count}; decided: how many of them are decided.
     claims: {kind: {word: count}}.
@@ -159,9 +160,11 @@ def summary() -> dict[str, Any]:
     """
     ours, cells, said = leads(), accuracies(), claims()
     judged = ours[ours.low.notna()]
+    near = ours[ours.verdict.isin(["ahead", "behind"]) & ours.why.str.contains(report.NEARS)]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads=counted(ours),
+        nearing=tally(near.verdict),
         chance={
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)

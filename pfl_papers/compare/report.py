@@ -372,6 +372,9 @@ def _leads(
     return pd.DataFrame(out, columns=[*(c for c in _COMPARED if c != "last"), "budget"])
 
 
+NEARS = "it nears 0"  # of a lead that is ahead or behind, in its `why`
+
+
 def _advantage(
     evidence: Evidence, paper: Paper, table: str, own: pd.Series, other: pd.Series, metric: str
 ) -> dict[str, Any]:
@@ -381,7 +384,7 @@ def _advantage(
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
     if ours.approaches:
-        by = f"; it nears 0, by {abs(ours.moved or 0):.1f} in the last quarter of the rounds"
+        by = f"; {NEARS}, by {abs(ours.moved or 0):.1f} in the last quarter of the rounds"
         verdict = verdict._replace(why=verdict.why + by)
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}

@@ -97,10 +97,10 @@ def test_the_picture_is_the_same_in_any_style(monkeypatch):
         assert plots.compact(overview.drawn(cells)) == plain
 
 
-def summary(personal, one=None, chance=0.5):
+def summary(personal, one=None, chance=0.5, **nearing):
     of = {PERSONAL: personal, ONE_MODEL: one or {}}
     every = {(kind, size): of[kind].get(size, {}) for kind in of for size in SIZES}
-    return dict(leads=every, chance={PERSONAL: chance, ONE_MODEL: 0.0})
+    return dict(leads=every, nearing=nearing, chance={PERSONAL: chance, ONE_MODEL: 0.0})
 
 
 def orders(*taus, ceiling=0.9):
@@ -135,7 +135,12 @@ def orders(*taus, ceiling=0.9):
             ],
         ),
         (
-            summary({"above 2": {"ahead": 2, verdicts.DEPENDS: 3}}, {"above 2": {"ahead": 2}}),
+            summary(
+                {"above 2": {"ahead": 2, verdicts.DEPENDS: 3}},
+                {"above 2": {"ahead": 2}},
+                ahead=2,
+                behind=1,
+            ),
             [-0.5, 0.0, 1.0],
             [
                 "5 printed leads above 2 points over personal methods: 2 ahead, 3 depend on a "
@@ -143,6 +148,7 @@ def orders(*taus, ceiling=0.9):
                 "2 printed leads above 2 points over one model for all: 2 ahead.",
                 "By chance alone 0.5 of the 5 over personal methods and 0.0 of the 2 over one model "
                 "for all would be ahead, and as many behind.",
+                "In the last quarter of the rounds 2 of those ahead and 1 of those behind still near 0.",
                 "Order of personal methods, printed against ours, 3 columns: Kendall's tau -0.50 "
                 "to 1.00, median 0.00; were the printed order true, noise would leave 0.90 to "
                 "0.90, median 0.90.",

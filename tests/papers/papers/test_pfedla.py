@@ -333,8 +333,11 @@ def test_accuracy_of_one_client(monkeypatch):
         "rounds": np.array([0, 4, 8, 9]),
     }
     monkeypatch.setattr(pfedla.committed, "arrays_of", lambda run: arrays)
-    frame = pfedla.client(table({("layer-wise", "CIFAR-10"): 1.0}))
+    rows = table({("layer-wise", "CIFAR-10"): 1.0})
+    frame = pfedla.client(rows.assign(rounds=9))
     assert frame[frame.panel == "CIFAR-10: Client 1"].value.tolist() == [25, 50, 75, 75]
+    past = pfedla.client(rows.assign(rounds=4))
+    assert set(past["rounds"]) == {0, 4}, "no further than the rows do"
     assert {d["metric"]: d["value"] for d in pfedla.late(frame)} == {
         "client 1": 75,
         "mean of all clients": 75,

@@ -160,7 +160,8 @@ def summary() -> dict[str, Any]:
     """
     ours, cells, said = leads(), accuracies(), claims()
     judged = ours[ours.low.notna()]
-    near = ours[ours.verdict.isin(["ahead", "behind"]) & ours.why.str.contains(report.NEARS)]
+    there = [f"; {report.NEARS}" in why for why in ours.why]
+    near = ours[ours.verdict.isin(["ahead", "behind"]) & there]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads=counted(ours),

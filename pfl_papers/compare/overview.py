@@ -119,8 +119,8 @@ def headline() -> list[str]:
     if by_chance:
         some = " and ".join(by_chance)
         said.append(f"By chance alone {some} would be ahead, and as many behind.")
-    if near := [f"{n} of those {word}" for word, n in counts["nearing"].items()]:
-        said.append(f"In the last quarter of the rounds {' and '.join(near)} still near 0.")
+    if counts["nearing"]:
+        said.append(f"Still nearing 0: {listed(counts['nearing'])}.")
     return said
 
 

@@ -20,7 +20,7 @@ from pfl_core.analysis.verdicts import SMALL, Contrast
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.util.percent import accuracy
 from pfl_papers.evidence.asks import Measure, Terms
-from pfl_papers.evidence.contrasts import Evidence
+from pfl_papers.evidence.contrasts import PAST, Evidence
 from pfl_papers.papers import claims
 from pfl_papers.papers.base import Artefact, Number, Paper, Probed, Recorded, Scope, Sweep
 from pfl_papers.papers.shown import (
@@ -457,7 +457,8 @@ def layers(rows: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Columns run, row, column, panel (the column and the row), seed, stage, layer, value.
     """
-    found = rows[(rows["average"] == "derived") & rows.metric.str.fullmatch(r"cka \w+ \w+")]
+    found = rows[(rows["average"] == "derived") & rows.metric.str.startswith("cka ")]
+    found = found[~found.metric.str.endswith(PAST)]
     words = found.metric.str.split(" ", n=2)
     stage = words.str[1].map({"initial": "first round", "best": "best round"})
     panel = found.column + ", " + found.row.map(label)

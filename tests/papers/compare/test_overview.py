@@ -148,7 +148,7 @@ def orders(*taus, ceiling=0.9):
                 "2 printed leads above 2 points over one model for all: 2 ahead.",
                 "By chance alone 0.5 of the 5 over personal methods and 0.0 of the 2 over one model "
                 "for all would be ahead, and as many behind.",
-                "In the last quarter of the rounds 2 of those ahead and 1 of those behind still near 0.",
+                "Still nearing 0: 2 ahead, 1 behind.",
                 "Order of personal methods, printed against ours, 3 columns: Kendall's tau -0.50 "
                 "to 1.00, median 0.00; were the printed order true, noise would leave 0.90 to "
                 "0.90, median 0.90.",

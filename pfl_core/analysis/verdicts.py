@@ -321,7 +321,7 @@ class Contrast:
                 why = f"below alone, not as one of {among} (Holm)"
             return f"{why}; {_more_seeds(self.found, max(gap, self.small - gap))}"
         if self.open == "still moves":
-            what, by = "it still moves", self.moved
+            what, by = "it still moves", self.moved or 0.0
             if self.unit == "points" and at_rest(by, self.found.half):  # its rows alone do
                 what, by = "its rows still move", max((r for r in self.rows if r), key=abs)
             moved = f"{what} (by {by:+.{self._digits(by)}f} in the last quarter of the rounds)"

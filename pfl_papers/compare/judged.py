@@ -160,12 +160,12 @@ def summary() -> dict[str, Any]:
     """
     ours, cells, said = leads(), accuracies(), claims()
     judged = ours[ours.low.notna()]
-    there = [f"; {report.NEARS}" in why for why in ours.why]
-    near = ours[ours.verdict.isin(["ahead", "behind"]) & there]
+    near = [v.verdict for v in tuples(ours) if f"; {report.NEARS}" in v.why]
+    near = pd.Series([word for word in near if word in ("ahead", "behind")], dtype=object)
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads=counted(ours),
-        nearing=tally(near.verdict),
+        nearing=tally(near),
         chance={
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)

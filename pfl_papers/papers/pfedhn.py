@@ -482,9 +482,10 @@ def by_size(rows: pd.DataFrame, recorded: Recorded) -> list[Number]:
             own = slice(place, None, len(SIZES))
             of_clients = accuracy(right[:, own], n[own]).mean(1)
             means = {"client": of_clients, "pooled": accuracy(right[:, own].sum(1), n[own].sum())}
-            at = pd.DataFrame(means, index=arrays["rounds"]).stack()
-            tested = of_run[of_run.split == "test"].set_index(["rounds", "average"])
-            found = tested.assign(value=at.reindex(tested.index)).reset_index()
+            at = {a: dict(zip(arrays["rounds"], v, strict=True)) for a, v in means.items()}
+            tested = of_run[of_run.split == "test"]
+            value = [at[v.average][v.rounds] for v in tuples(tested)]
+            found = tested.assign(value=value)
             column = of_run.column.iloc[0].removesuffix(ALL) + size
             found = pd.concat([found, of_run[of_run.split != "test"]]).assign(column=column)
             out += found.to_dict("records")

@@ -160,12 +160,11 @@ def summary() -> dict[str, Any]:
     """
     ours, cells, said = leads(), accuracies(), claims()
     judged = ours[ours.low.notna()]
-    near = [v.verdict for v in tuples(ours) if f"; {report.NEARS}" in v.why]
-    near = pd.Series([word for word in near if word in ("ahead", "behind")], dtype=object)
+    near = ours[ours.verdict.isin(["ahead", "behind"]) & ours.nears.eq(True)]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads=counted(ours),
-        nearing=tally(near),
+        nearing=tally(near.verdict),
         chance={
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)

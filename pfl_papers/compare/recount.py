@@ -160,14 +160,15 @@ def without(rule: str, runs: Runs) -> dict[str, str]:
     """{column: why its runs cannot be counted by a rule}; no entry where they can."""
     paper, why = under(rule, runs.paper), {}
     read = runs.rows[runs.rows["average"] == paper.report["average"]]
-    heads = read[read.metric == "acc_pct"].groupby(_READ, sort=False)
+    heads = read[read.metric == "acc_pct"].groupby(
+        ["column", "row", "run", "when", "split"], sort=False
+    )
     seen = heads.rounds.nunique()
     if rule == AVERAGED:
         there = set(runs.rows.column[runs.rows.row.str.endswith(ROW_AVERAGED)])
         return dict.fromkeys(set(runs.rows.column) - there, "no such runs")
     known = _measured(runs.rows)[["column", "row", "run"]].drop_duplicates()
-    keys: list[Any] = [*known.to_numpy()]
-    for column, row, run in keys:
+    for column, row, run in known.itertuples(index=False):
         when = paper.when.get(row, paper.report["when"])
         tested = seen.get((column, row, run, when, "test"), 0)
         validated = seen.get((column, row, run, when, "val"), 0)
@@ -180,9 +181,6 @@ def without(rule: str, runs: Runs) -> dict[str, str]:
         elif rule == "last10" and tested <= TEN:
             why.setdefault(column, f"at most {TEN} evaluations")
     return why
-
-
-_READ = ["column", "row", "run", "when", "split"]
 
 
 def recounted(runs: Runs) -> pd.DataFrame:

@@ -343,9 +343,9 @@ def advantages(
     Returns
     -------
     DataFrame
-        Columns as `compare` has them, a line a column and row that is compared with, and budget:
-        what both rows had of the paper's (`verdicts.Budget.missing`). n counts the seeds that both
-        have.
+        Columns as `compare` has them, a line a column and row that is compared with. budget: what
+        both rows had of the paper's (`verdicts.Budget.missing`); nears: whether the lead is not at
+        rest and goes towards 0. n counts the seeds that both have.
     """
     return Held(rows, paper, table, metric).leads
 
@@ -369,10 +369,7 @@ def _leads(
         for _, other in cells.drop(own.index).iterrows() if len(own) else ():
             line = _advantage(evidence, paper, table, own.iloc[0], other, metric)
             out.append(line | dict(why=line["why"] + whom(other.setting)))
-    return pd.DataFrame(out, columns=[*(c for c in _COMPARED if c != "last"), "budget"])
-
-
-NEARS = "it nears 0"  # of a lead that is ahead or behind, in its `why`
+    return pd.DataFrame(out, columns=[*(c for c in _COMPARED if c != "last"), "budget", "nears"])
 
 
 def _advantage(
@@ -384,7 +381,7 @@ def _advantage(
     predicted = column.difference(own["row"], other["row"], paper.draws)
     verdict = verdicts.of_lead(ours.found, predicted, reported, ours.unlearned)
     if ours.approaches:
-        by = f"; {NEARS}, by {abs(ours.moved or 0):.1f} in the last quarter of the rounds"
+        by = f"; it nears 0, by {abs(ours.moved or 0):.1f} in the last quarter of the rounds"
         verdict = verdict._replace(why=verdict.why + by)
     off = predicted.minus(reported)
     line = {name: other[name] for name in ("row", "column", "profile", "dataset", "setting")}
@@ -393,7 +390,8 @@ def _advantage(
     line |= dict(difference=off.estimate, difference_low=off.low, difference_high=off.high)
     cuts = [_cuts(paper, table, r["row"], r.setting, evidence.runs) for r in (own, other)]
     budget = Budget(max(rounds for rounds, _ in cuts), any(fewer for _, fewer in cuts))
-    return line | dict(budget=budget.missing) | verdict._asdict()
+    line |= dict(budget=budget.missing, nears=ours.approaches)
+    return line | verdict._asdict()
 
 
 def _evidence(rows: pd.DataFrame, paper: Paper, artefact: str, **how: str) -> Evidence:

@@ -90,7 +90,9 @@ _SMALL: dict[str, Any] = dict(dataset="digits", partition="iid", partition_args=
 _SMALL |= dict(partition_seed=None, max_samples=80, batch=8, rounds=3, eval_every=1, lr=0.01)
 _SMALL |= dict(momentum=0.0, participation=1.0, eval_clients=0, seed=0, tags={}, record=())
 _SMALL |= dict(init_from=None, adopt=False, new_head=False, finetune=None)
-_SMALL |= dict(client_dropout=0.0, stragglers=0.0, model="lenet")
+_SMALL |= dict(client_dropout=0.0, stragglers=0.0, model="lenet", weight_decay=0.0, clip=0.0)
+_SMALL |= dict(normalize="dataset", head_init="common", buffers="local")
+_SMALL |= dict(eval_after=None, keep_models=False)
 
 
 def _small(experiment: Experiment) -> Experiment:

@@ -7,6 +7,7 @@ BatchNorm's statistics. Nothing is trained here.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,24 @@ class Runs:
     def name(self) -> str:
         """ "FedAGHN, Table 1"."""
         return f"{label(self.paper.key)}, {papers.title(self.artefact)}"
+
+    @functools.cached_property
+    def measured(self) -> pd.DataFrame:
+        """The rows with clients' mean accuracies."""
+        return _measured(self.rows)
+
+    @functools.cached_property
+    def heads(self) -> list[tuple[str, str, str]]:
+        """Column, row and run of each one that has such accuracies."""
+        known = self.measured[["column", "row", "run"]].drop_duplicates()
+        return [(str(c), str(row), str(run)) for c, row, run in known.to_numpy()]
+
+    @functools.cached_property
+    def evaluations(self) -> dict[tuple[str, ...], int]:
+        """How often accuracies were measured, by average, column, row, run, when and split."""
+        keys = ["average", "column", "row", "run", "when", "split"]
+        of_each = self.rows[self.rows.metric == "acc_pct"].groupby(keys, sort=False)
+        return {tuple(map(str, key)): int(n) for key, n in of_each.rounds.nunique().items()}
 
 
 # -- the best there is -----------------------------------------------------------------------------
@@ -159,19 +178,15 @@ def under(rule: str, paper: Paper) -> Paper:
 def without(rule: str, runs: Runs) -> dict[str, str]:
     """{column: why its runs cannot be counted by a rule}; no entry where they can."""
     paper, why = under(rule, runs.paper), {}
-    read = runs.rows[runs.rows["average"] == paper.report["average"]]
-    heads = read[read.metric == "acc_pct"].groupby(
-        ["column", "row", "run", "when", "split"], sort=False
-    )
-    seen = heads.rounds.nunique()
     if rule == AVERAGED:
         there = set(runs.rows.column[runs.rows.row.str.endswith(ROW_AVERAGED)])
         return dict.fromkeys(set(runs.rows.column) - there, "no such runs")
-    known = _measured(runs.rows)[["column", "row", "run"]].drop_duplicates()
-    for column, row, run in known.itertuples(index=False):
+    for column, row, run in runs.heads:
         when = paper.when.get(row, paper.report["when"])
-        tested = seen.get((column, row, run, when, "test"), 0)
-        validated = seen.get((column, row, run, when, "val"), 0)
+        tested, validated = (
+            runs.evaluations.get((paper.report["average"], column, row, run, when, split), 0)
+            for split in ("test", "val")
+        )
         if not tested and "average" in RULES.get(rule, {}):
             why.setdefault(column, f"no {rule} mean")
         elif not tested:
@@ -365,7 +380,7 @@ def gains(column: pd.DataFrame) -> pd.DataFrame:
 
 def tails(runs: Runs) -> list[float]:
     """Which share of a run's rounds its last ten evaluations stretch over, of runs with more."""
-    seen = _measured(runs.rows)
+    seen = runs.measured
     each = seen[seen.split == "test"].groupby("run").rounds.unique()
     return [1 - sorted(r)[-TEN] / max(r) for r in each if len(r) > TEN]
 
@@ -494,14 +509,14 @@ def claims(runs: Runs) -> pd.DataFrame:
     Columns: paper, says, source, profile, and a column a rule, "undecided: tie" or "holds"; "" for
     a rule that its runs lack. Without rows where no row has two seeds: all would be undecided.
     """
-    several = _measured(runs.rows).groupby(["row", "column"]).seed.nunique().max() > 1
+    several = runs.measured.groupby(["row", "column"]).seed.nunique().max() > 1
     own = tuple(c for c in runs.paper.claims if c.needs == runs.artefact)
     if not (own and several):
         return pd.DataFrame(columns=["paper", "says", "source", "profile"])
     out: dict[str, list[str]] = {}
     for rule in (REPORTED, *RULES):
         missing = {} if rule == REPORTED else without(rule, runs)
-        heads = {c: of.row.unique() for c, of in _measured(runs.rows).groupby("column")}
+        heads = {c: of.row.unique() for c, of in runs.measured.groupby("column")}
         if rule == AVERAGED and len(missing) < len(heads):
             missing = {}  # rows that were not run so stay
         if missing:

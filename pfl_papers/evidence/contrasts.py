@@ -455,11 +455,18 @@ class Evidence:
 
     def _lead(self, row: str, column: str) -> tuple[np.ndarray, np.ndarray]:
         """A row's accuracies, a seed each, and the level of its clients' most common labels."""
-        picked = self._all("now", "acc_pct")
-        cells = picked[(picked.row == row) & (picked.column == column)]
+        values, runs = self._accuracies[row, column]
         average = (self.paper.report | self.how)["average"]
-        levels = [majority(run, average) for run in cells.run]
-        return cells.value.to_numpy(dtype=float), np.array(levels)
+        return values, np.array([majority(run, average) for run in runs])
+
+    @functools.cached_property
+    def _accuracies(self) -> dict[tuple[str, str], tuple[np.ndarray, list[str]]]:
+        # The reported accuracies of each cell, and their runs.
+        picked = self._all("now", "acc_pct")
+        return {
+            (str(row), str(column)): (of.value.to_numpy(dtype=float), of.run.tolist())
+            for (row, column), of in picked.groupby(["row", "column"], sort=False)
+        }
 
     def _at_majority(self, row: str, column: str) -> str:
         own, levels = self._lead(row, column)

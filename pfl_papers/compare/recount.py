@@ -90,7 +90,8 @@ class Runs:
         """How often accuracies were measured, by average, column, row, run, when and split."""
         keys = ["average", "column", "row", "run", "when", "split"]
         of_each = self.rows[self.rows.metric == "acc_pct"].groupby(keys, sort=False)
-        return {tuple(map(str, key)): int(n) for key, n in of_each.rounds.nunique().items()}
+        counted = of_each.rounds.nunique().reset_index().to_numpy()
+        return {tuple(map(str, key)): int(n) for *key, n in counted}
 
 
 # -- the best there is -----------------------------------------------------------------------------

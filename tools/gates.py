@@ -2,8 +2,7 @@
 
 Gate 1 executes the committed notebooks and compares their outputs with those that are committed.
 Gate 2 executes them at profile smoke, which trains; one is trained again, and the two are compared.
-What holds reads one table there: gate 1 has it read all. Benchmark trains nothing at any profile:
-gate 1 alone executes it.
+What holds reads one table there: gate 1 has it read all.
 That every method ends with the same numbers again is held by tests/core/engine/test_determinism.py.
 """
 
@@ -25,7 +24,6 @@ from tools import notebooks
 from tools.notebooks import NOTEBOOKS, ROOT, Row
 
 AGAIN = ("pfedhn",)
-ALIKE = ("bench",)  # the same at each profile
 NARROW: dict[str, dict[str, Any]] = {"what_holds": {"artefacts": ["table3"]}}
 PYRIGHT = ("pyright", "--pythonpath", sys.executable)  # not the Python of the PATH
 SIDE_BY_SIDE = min(os.cpu_count() or 1, 8)
@@ -79,7 +77,7 @@ def _gate_1(runs: Path) -> Row:
 
 def _gate_2(first: Path, again: Path) -> list[Row]:
     print("\n== gate 2: notebooks at smoke", flush=True)
-    every, readers = [n for n in notebooks.present() if n not in ALIKE], notebooks.READERS
+    every, readers = notebooks.present(), notebooks.READERS
     rows = _smoke([name for name in every if name not in readers], first, SIDE_BY_SIDE)
     if (first / "notebooks").is_dir():
         shutil.copy(NOTEBOOKS / "conftest.py", first / "notebooks")

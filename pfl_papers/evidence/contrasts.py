@@ -455,7 +455,8 @@ class Evidence:
 
     def _lead(self, row: str, column: str) -> tuple[np.ndarray, np.ndarray]:
         """A row's accuracies, a seed each, and the level of its clients' most common labels."""
-        values, runs = self._accuracies[row, column]
+        # A cell may have accuracies on training data alone: of those nothing is said.
+        values, runs = self._accuracies.get((row, column), (np.array([]), []))
         average = (self.paper.report | self.how)["average"]
         return values, np.array([majority(run, average) for run in runs])
 

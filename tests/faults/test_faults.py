@@ -514,7 +514,7 @@ def test_workers_without_shared_memory_are_told_to_be_none(error, store, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", ">/dev/full 2>&1"])
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-", "2>/dev/full", ">/dev/full 2>&1"])
 def test_a_terminal_that_is_gone_ends_no_run(closed, store, tmp_path):
     """Neither alone nor in processes."""
     good = [Experiment(**TINY | {"rounds": 2}, seed=s) for s in range(4)]

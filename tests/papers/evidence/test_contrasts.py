@@ -60,6 +60,14 @@ def test_only_seeds_that_both_have_count():
     assert verdicts.of_claim([one])[:2] == ("open", "one seed")
 
 
+def test_accuracies_on_training_data_alone_are_compared():
+    alike = [run(r, [10.0] * 4 + [v] * 5, s) for r in "cd" for s, v in enumerate((80, 70))]
+    for other in ([], alike):  # no accuracy on test data, or that of other rows
+        trained = rows(a=(80, 70), b=(77, 66.5)).assign(metric="train_acc_pct")
+        got = of(pd.concat([trained, *other])).ahead("a", "b", "A", metric="train_acc_pct")
+        assert got.found.seeds == 2 and got.found.estimate > 3 and not got.unlearned
+
+
 @pytest.mark.parametrize("missing", [("a", "c"), ("c", "a")])
 def test_what_was_not_run_is_named(missing):
     with pytest.raises(LookupError, match="c / A"):

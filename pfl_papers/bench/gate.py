@@ -22,6 +22,13 @@ from pfl_papers.bench.rows import LOCAL
 MOST, BELOW = 55.0, 5.0  # %: the most common label alone; points that it stays under Local
 RANGE, HALF = 8.0, 0.8  # points
 SEEDS = 10  # of the interval that is foretold
+ASKED = (
+    f"the clients' most common labels alone are right for under {MOST:g} % (label prior)",
+    f"Local is more than {BELOW:g} points above that",
+    f"rows differ by more than {RANGE:g} points",
+    "a row leads Local",
+    f"half an interval over {SEEDS} seeds is at most {HALF:g} points",
+)
 
 
 class Gate(NamedTuple):
@@ -46,15 +53,15 @@ class Gate(NamedTuple):
     half: float
 
     def fails(self) -> list[str]:
-        """What fails or cannot be said, in words; [] for a setting that passes."""
-        asked = {
-            f"the label prior is under {MOST:g} %": self.prior < MOST,
-            f"it is {BELOW:g} points under Local": self.local - self.prior > BELOW,
-            f"rows differ by more than {RANGE:g} points": self.range > RANGE,
-            "a row leads Local": self.ahead > 0,
-            f"half an interval over {SEEDS} seeds is at most {HALF:g} points": self.half <= HALF,
-        }
-        return [words for words, passed in asked.items() if not passed]
+        """Which of `ASKED` fail or cannot be said; [] for a setting that passes."""
+        passed = (
+            self.prior < MOST,
+            self.local - self.prior > BELOW,
+            self.range > RANGE,
+            self.ahead > 0,
+            self.half <= HALF,
+        )
+        return [words for words, so in zip(ASKED, passed, strict=True) if not so]
 
 
 def gate(known: Record) -> Gate:

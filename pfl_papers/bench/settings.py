@@ -174,7 +174,7 @@ SETTINGS: dict[str, Setting] = {
     for s in (
         Setting(
             "mild",
-            "little data, which those of all others help",
+            "little data a client; the other clients' data help",
             _of("fashion_mnist", each=_FEW, **_DIRICHLET),
             _of("digits", each=_SMALL, **_DIRICHLET),
         ),

@@ -59,7 +59,9 @@ def gates(found: Found) -> pd.DataFrame:
         numbers |= {"best - Local": gate.ahead, "half an interval": gate.half}
         lines[s] = {n: f"{v:.1f}" if not np.isnan(v) else "" for n, v in numbers.items()}
         lines[s]["half an interval"] = f"{gate.half:.2f}" if not np.isnan(gate.half) else ""
-        lines[s]["gate"] = "fails: " + "; ".join(gate.fails()) if gate.fails() else "passes"
+        lines[s]["gate"] = (
+            "fails; it asks that " + "; ".join(gate.fails()) if gate.fails() else "passes"
+        )
     return pd.DataFrame(lines).T.rename_axis("setting")
 
 

@@ -27,11 +27,11 @@ HEADLINE = KINDS[0]
 WORDS = (*verdicts.CLAIMS, verdicts.DEPENDS)
 NOT_RUN = "not run"
 LEGEND = (
-    "Holds: every difference that the claim rests on lies above 0, or what is said, and rests. "
-    "Contradicted: one lies below it, as one of so many (Holm). Tie: none lies below, and those "
-    "not above are small. Open: an interval is too wide, or a difference still moves. Depends on a "
-    "reading: the paper leaves a choice open that changes the verdict. Brackets: 95 % intervals "
-    "over seeds."
+    "Holds: every difference that the claim rests on lies above 0, or another stated bound, and "
+    "has come to rest. Contradicted: one lies below it, also after Holm's correction. Tie: none "
+    "lies below, and those not above are small. Open: an interval is too wide, or a difference "
+    "still moves. Depends on a reading: the paper leaves a choice open that changes the verdict. "
+    "Brackets: 95 % intervals over seeds."
 )
 
 
@@ -92,7 +92,7 @@ class Card:
         return {
             "headline claims": counts,
             "number that decides the first": number,
-            "budget": budget,
+            "budget of the first": budget,
         }
 
     def _said(
@@ -239,6 +239,9 @@ def _leads(leads: pd.DataFrame) -> str:
     for (kind, size), counts in judged.counted(leads).items():
         if kind == judged.PERSONAL and size != judged.BEHIND and counts:
             parts.append(f"of {sum(counts.values())}{judged.SIZES[size]} {listed(counts)}")
+    printed = leads[(leads.kind == judged.PERSONAL) & (leads.reported > 0)]
+    if parts and (near := judged.nearing(printed)):
+        parts.append(f"of these still nearing 0 {listed(near)}")
     return f"Printed leads over personal methods: {'; '.join(parts)}." if parts else ""
 
 

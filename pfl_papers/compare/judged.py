@@ -154,23 +154,21 @@ def summary() -> dict[str, Any]:
     prospective runs together; "behind": the paper prints its own method below the other.
     nearing: {word: how many of these leads, ahead or behind, near 0 in the last quarter}.
     chance: how many of these leads would be ahead, or behind, by chance were all methods equal.
-    accuracies: {word: count}; decided: how many of them are decided.
+    accuracies: {word: count}.
     claims: {kind: {word: count}}.
     prospective: how many leads, accuracies and claims rest on runs younger than the rules.
     """
     ours, cells, said = leads(), accuracies(), claims()
     judged = ours[ours.low.notna()]
-    near = ours[ours.verdict.isin(["ahead", "behind"]) & ours.nears.eq(True)]
     ran = said[said.verdict.isin([*verdicts.CLAIMS, verdicts.DEPENDS])]
     return dict(
         leads=counted(ours),
-        nearing=tally(near.verdict),
+        nearing=nearing(ours),
         chance={
             kind: (1 - LEVEL) / 2 * int((judged.kind == kind).sum())
             for kind in (PERSONAL, ONE_MODEL)
         },
         accuracies=tally(cells.verdict),
-        decided=int(cells.decided.sum()),
         claims={k: tally(of) for k in KINDS if len(of := ran.verdict[ran.kind == k])},
         prospective={
             what: int((of.dated == PROSPECTIVE).sum())
@@ -193,6 +191,17 @@ def counted(leads: pd.DataFrame) -> dict[tuple[str, str], dict[str, int]]:
         for kind in (PERSONAL, ONE_MODEL)
         for which in SIZES
     }
+
+
+def nearing(leads: pd.DataFrame) -> dict[str, int]:
+    """Leads that are ahead or behind, and near 0 in the last quarter of the rounds: {verdict: count}.
+
+    Parameters
+    ----------
+    leads : DataFrame
+        As `leads` gives them.
+    """
+    return tally(leads[leads.verdict.isin(["ahead", "behind"]) & leads.nears.eq(True)].verdict)
 
 
 ABOVE, AT_MOST, BEHIND = "above 2", "at most 2", "behind"

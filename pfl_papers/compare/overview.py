@@ -109,19 +109,28 @@ OVER = {PERSONAL: "personal methods", ONE_MODEL: "one model for all"}
 
 
 def headline() -> list[str]:
-    """What becomes of printed leads: how many of each word, and what chance gives."""
-    counts, said, by_chance = judged.summary(), [], []
-    for kind, chance in counts["chance"].items():
-        if parts := _printed({size: counts["leads"][kind, size] for size in SIZES}, kind):
-            n = sum(sum(counts["leads"][kind, size].values()) for size in SIZES)
-            said += [f"{part}." for part in parts]
-            by_chance.append(f"{chance:.1f} of the {n} over {OVER[kind]}")
-    if by_chance:
-        some = " and ".join(by_chance)
-        said.append(f"By chance alone {some} would be ahead, and as many behind.")
+    """What becomes of printed leads and accuracies: how many of each word."""
+    counts, said = judged.summary(), []
+    for kind in OVER:
+        sizes = {size: counts["leads"][kind, size] for size in SIZES}
+        said += [f"{part}." for part in _printed(sizes, kind)]
     if counts["nearing"]:
-        said.append(f"Still nearing 0: {listed(counts['nearing'])}.")
+        said.append(f"Of these, still nearing 0 when the rounds end: {listed(counts['nearing'])}.")
+    if of := counts["accuracies"]:
+        range_ = "beside the range that our runs predict"
+        said.append(f"{sum(of.values())} published accuracies {range_}: {listed(of)}.")
     return said
+
+
+def _by_chance(counts: Mapping) -> list[str]:
+    some = []
+    for kind, chance in counts["chance"].items():
+        if n := sum(sum(counts["leads"][kind, size].values()) for size in SIZES):
+            some.append(f"{chance:.1f} of the {n} over {OVER[kind]}")
+    told = (
+        f"Were all methods equal, chance would put {' and '.join(some)} ahead, and as many behind."
+    )
+    return [told] * bool(some)
 
 
 def said(cells: pd.DataFrame) -> list[str]:
@@ -133,13 +142,11 @@ def said(cells: pd.DataFrame) -> list[str]:
         As `ran` gives them.
     """
     counts = judged.summary()
-    numbers = f"{sum(counts['accuracies'].values())} published accuracies"
-    numbers += f": {listed(counts['accuracies'])}; {counts['decided']} are decided."
     return [
-        *headline(),
-        *order(),
-        numbers,
         *_claims(counts),
+        *headline(),
+        *_by_chance(counts),
+        *order(),
         _budget(cells),
         _age(counts["prospective"]),
     ]

@@ -32,7 +32,7 @@ def test_a_setting_that_passes():
     ("change", "said"),
     [
         ({"prior": 55.0}, "under 55"),
-        ({"prior": 56.0, "local": 60.0}, "points under Local"),
+        ({"prior": 56.0, "local": 60.0}, "points above that"),
         ({"range": 8.0}, "differ by more than 8"),
         ({"ahead": 0.0}, "a row leads Local"),
         ({"half": 0.81}, "half an interval"),

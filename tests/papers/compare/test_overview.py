@@ -100,7 +100,10 @@ def test_the_picture_is_the_same_in_any_style(monkeypatch):
 def summary(personal, one=None, chance=0.5, **nearing):
     of = {PERSONAL: personal, ONE_MODEL: one or {}}
     every = {(kind, size): of[kind].get(size, {}) for kind in of for size in SIZES}
-    return dict(leads=every, nearing=nearing, chance={PERSONAL: chance, ONE_MODEL: 0.0})
+    chances = {PERSONAL: chance, ONE_MODEL: 0.0}
+    return dict(
+        leads=every, nearing=nearing, chance=chances, accuracies={"inside": 2, "outside": 1}
+    )
 
 
 def orders(*taus, ceiling=0.9):
@@ -117,8 +120,6 @@ def orders(*taus, ceiling=0.9):
             [0.5],
             [
                 "1 printed lead above 2 points over personal methods: 1 ahead.",
-                "By chance alone 0.5 of the 1 over personal methods would be ahead, and as many "
-                "behind.",
                 "Order of personal methods, printed against ours, 1 column: Kendall's tau 0.50; "
                 "were the printed order true, noise would leave 0.90.",
             ],
@@ -130,8 +131,6 @@ def orders(*taus, ceiling=0.9):
                 "2 printed leads of at most 2 points over personal methods: 1 no lead, 1 depends "
                 "on a reading.",
                 "1 printed deficit: 1 open.",
-                "By chance alone 0.5 of the 3 over personal methods would be ahead, and as many "
-                "behind.",
             ],
         ),
         (
@@ -146,9 +145,7 @@ def orders(*taus, ceiling=0.9):
                 "5 printed leads above 2 points over personal methods: 2 ahead, 3 depend on a "
                 "reading.",
                 "2 printed leads above 2 points over one model for all: 2 ahead.",
-                "By chance alone 0.5 of the 5 over personal methods and 0.0 of the 2 over one model "
-                "for all would be ahead, and as many behind.",
-                "Still nearing 0: 2 ahead, 1 behind.",
+                "Of these, still nearing 0 when the rounds end: 2 ahead, 1 behind.",
                 "Order of personal methods, printed against ours, 3 columns: Kendall's tau -0.50 "
                 "to 1.00, median 0.00; were the printed order true, noise would leave 0.90 to "
                 "0.90, median 0.90.",
@@ -159,7 +156,22 @@ def orders(*taus, ceiling=0.9):
 def test_the_headline_counts_in_english(counts, taus, said, monkeypatch):
     monkeypatch.setattr(judged, "summary", lambda: counts)
     monkeypatch.setattr(judged, "orders", lambda: orders(*taus))
-    assert [*overview.headline(), *overview.order()] == said
+    *found, numbers = overview.headline()
+    assert [*found, *overview.order()] == said
+    assert numbers == (
+        "3 published accuracies beside the range that our runs predict: 2 inside, 1 outside."
+    )
+
+
+def test_what_chance_gives_is_said_of_the_kinds_that_are_there():
+    one = {"above 2": {"ahead": 2}}
+    for other, told in ((None, ""), (one, " and 0.0 of the 2 over one model for all")):
+        counts = summary({"above 2": {"ahead": 2, verdicts.DEPENDS: 3}}, other)
+        assert (
+            f"Were all methods equal, chance would put 0.5 of the 5 over personal methods{told} "
+            "ahead, and as many behind."
+        ) in overview._by_chance(counts)
+    assert overview._by_chance(summary({})) == []
 
 
 def test_headings_have_the_counts_of_the_headline(monkeypatch):

@@ -194,7 +194,7 @@ def counted(leads: pd.DataFrame) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def nearing(leads: pd.DataFrame) -> dict[str, int]:
-    """Leads that are ahead or behind, and near 0 in the last quarter of the rounds: {verdict: count}.
+    """Leads, ahead or behind, that near 0 in the last quarter of the rounds: {verdict: count}.
 
     Parameters
     ----------

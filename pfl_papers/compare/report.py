@@ -788,7 +788,7 @@ def _beside(lines: pd.DataFrame) -> list[str]:
     both, said = lines[lines.reported.notna()], []
     if len(both) > 1:
         there, here = str(both.reported.idxmax()), str(both.reproduced.idxmax())
-        same = "as here" if there == here else f"here {label(here)} is"
+        same = "as here" if there == here else f"of the same rows here {label(here)} is"
         said.append(f"In the paper {label(there)} is best, {both.reported[there]:.1f} %; {same}.")
     if len(both) > 2:
         tau = both.reported.corr(both.reproduced, method="kendall")
@@ -890,6 +890,8 @@ def _status(claim: papers.Claim, verdict: Verdict, profile: str) -> str:
     """What a verdict says of the paper, in words."""
     if verdict.verdict == "holds":
         return "as the paper says"
+    if verdict.verdict == verdicts.DEPENDS:
+        return claim.status
     if verdict.verdict != "contradicted":
         return ""
     if claim.status:

@@ -509,12 +509,13 @@ def claims(runs: Runs) -> pd.DataFrame:
 
     Columns: paper, says, source, profile, and a column a rule, "undecided: tie" or "holds"; "" for
     a rule that its runs lack. Without rows where no row has two seeds: all would be undecided.
+    Claims whose numbers are the same under all rules, as those on weights, are left out.
     """
     several = runs.measured.groupby(["row", "column"]).seed.nunique().max() > 1
     own = tuple(c for c in runs.paper.claims if c.needs == runs.artefact)
     if not (own and several):
         return pd.DataFrame(columns=["paper", "says", "source", "profile"])
-    out: dict[str, list[str]] = {}
+    out: dict[str, list[Verdict]] = {}
     for rule in (REPORTED, *RULES):
         missing = {} if rule == REPORTED else without(rule, runs)
         heads = {c: of.row.unique() for c, of in runs.measured.groupby("column")}
@@ -527,9 +528,11 @@ def claims(runs: Runs) -> pd.DataFrame:
             continue
         rows = _swapped(runs.rows) if rule == AVERAGED else runs.rows
         paper = replace(under(rule, runs.paper), claims=own)
-        out[rule] = [_worded(verdict) for verdict in report.decided(paper, rows)[1]]
+        out[rule] = report.decided(paper, rows)[1]
     known = dict(paper=runs.paper.key, says=[c.says for c in own], source=[c.where for c in own])
-    return pd.DataFrame(known | dict(profile=runs.profile) | out)
+    said = {rule: [_worded(verdict) for verdict in of] for rule, of in out.items()}
+    counts = [len({verdict.why for verdict in of}) > 1 for of in zip(*out.values(), strict=True)]
+    return pd.DataFrame(known | dict(profile=runs.profile) | said)[counts]
 
 
 def _worded(said: Verdict) -> str:

@@ -200,7 +200,8 @@ class WhatHolds:
         firm = kinds[kinds.map(len) == 1].map("".join)
         said = ", ".join(f"{n} *{word}*" for word, n in firm.value_counts().items())
         show(
-            f"We judge {judged} claims under all rules, those whose runs have two seeds or more. "
+            f"We judge {judged} claims under all rules: those whose numbers change with the rule, "
+            "and whose runs have two seeds or more. "
             f"The verdict stays for {len(firm)} ({said}) and changes for {len(flips)}; {turned} of "
             "these hold under one rule and are contradicted under another."
         )

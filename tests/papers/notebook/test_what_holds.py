@@ -202,6 +202,18 @@ def test_a_verdict_that_flips_is_found():
     assert not {"best_val", "after", "last10", "averaged"} & set(line)
 
 
+def test_a_claim_whose_numbers_no_rule_changes_is_left_out():
+    some, known = late_and_early(0, 1), []
+
+    def weights(evidence):  # as of a claim on weights
+        return known or (known.extend(first(evidence)) or known)
+
+    claims = (replace(CLAIM, judge=weights), CLAIM)
+    some = replace(some, rows=some.rows.assign(profile="medium"))
+    found = recount.claims(replace(some, paper=replace(some.paper, claims=claims)))
+    assert len(found) == 1 and found["best_test"].tolist() == ["contradicted"]
+
+
 def test_one_seed_claims_nothing():
     some = late_and_early(0)
     assert recount.claims(replace(some, paper=replace(some.paper, claims=(CLAIM,)))).empty

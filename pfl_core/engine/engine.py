@@ -7,7 +7,7 @@
 Of the last two, `batched:unfold` multiplies convolutions in another form (convolutions.py), and
 `batched:fastest` in the one that is found to be faster. What `graphs` cannot do falls to the next
 of `BELOW`: so a step that cannot be captured runs batched, and one that cannot be stacked in
-threads.
+threads. What `batched`, asked for by name, cannot stack is an error.
 """
 
 from __future__ import annotations

@@ -10,14 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pfl_core.data import augment
 from pfl_core.data.partition import list_partitions
 from pfl_core.data.pools import list_datasets
 from pfl_core.engine import finetune
-from pfl_core.experiments import begun, settings
+from pfl_core.experiments import begun, metrics, settings
 from pfl_core.experiments.begun import Begun
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
@@ -156,7 +155,8 @@ def listed(found: Iterable[Result], unfinished: Iterable[Begun] = ()) -> dict[st
         own = r.experiment.dataset == "own"
         more |= {n: about[n] for n in ("code", "data") if n == "code" or own}
         status = "" if r.ok else f", {r.meta['status']}"
-        out[r.id] = f"{date(r)}  {_told(r.experiment, more)}: {_last(r)}{status}"
+        acc = metrics.told({w: f"{v:.2f} %" for w, v in metrics.at_end(r.history).items()})
+        out[r.id] = f"{date(r)}  {_told(r.experiment, more)}: {acc}{status}"
         alike.setdefault(r.setting, []).append((r, more))
     for setting, of in alike.items():
         if len({r.experiment.seed for r, _ in of}) > 1:
@@ -179,14 +179,14 @@ def _told(e: Experiment, more: dict[str, Any], seeds: Collection[int] = ()) -> s
 
 def _over_seeds(found: Sequence[Result], unusual: Sequence[dict[str, Any]]) -> str:
     # The line of runs that differ in their seeds alone.
-    whole = [acc for r in found if r.ok and (acc := _accuracy(r))]
+    whole = pd.DataFrame([acc for r in found if r.ok and (acc := metrics.at_end(r.history))])
     seeds = [r.experiment.seed for r in found]
-    values, lost = [value for value, _ in whole], sum(not r.ok for r in found)
+    lost = sum(not r.ok for r in found)
     told = f"{'':16}  {_told(found[0].experiment, unusual[0], seeds)}: "
-    if len(values) > 1:
-        mean, sd = np.mean(values), np.std(values, ddof=1)
-        told += f"mean of {len(values)} {mean:.2f} % ({whole[0][1]}), sd {sd:.2f}"
-    return told + ", " * (len(values) > 1 and lost > 0) + f"{lost} diverged" * (lost > 0)
+    if len(whole) > 1:
+        means = {str(w): f"{v.mean():.2f} % (sd {v.std():.2f})" for w, v in whole.items()}
+        told += f"mean of {len(whole)}: {metrics.told(means)}"
+    return told + ", " * (len(whole) > 1 and lost > 0) + f"{lost} diverged" * (lost > 0)
 
 
 def beside_fields(meta: dict[str, Any]) -> dict[str, Any]:
@@ -197,19 +197,6 @@ def beside_fields(meta: dict[str, Any]) -> dict[str, Any]:
     digests = {"data": meta.get("pool", ""), "code": meta.get("code", "")}
     cut = {name: str(digest or "")[:8] for name, digest in digests.items()}
     return {"revision": meta.get("revision", "")} | cut
-
-
-def _last(result: Result) -> str:
-    acc = _accuracy(result)
-    return f"{acc[0]:.2f} % ({acc[1]})" if acc else "no test data"
-
-
-def _accuracy(result: Result) -> tuple[float, str] | None:
-    # The clients' mean at the end, and at which moment it was measured.
-    history = result.history
-    mean = history[(history.metric == "acc_pct") & (history["average"] == "client")]
-    acc = mean[mean.split == "test"]
-    return None if acc.empty else (float(acc.value.iloc[-1]), acc.when.iloc[-1])
 
 
 def differing(cells: Sequence[Experiment], ties: bool = False) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from pfl_core.engine import probes
 from pfl_core.engine.checkpoint import History
+from pfl_core.engine.finetune import TUNED
 from pfl_core.engine.scoring import CONFUSION, COUNTED, LARGE, SCORES, less_is_better
 from pfl_core.util import checks
 from pfl_core.util.percent import accuracy, compared, spread
@@ -214,6 +215,29 @@ def summary(history: pd.DataFrame) -> pd.DataFrame:
     table = table.round(dict.fromkeys(table, 4) | dict.fromkeys(SUMMARY, 2))
     whole = [c for c in map(str, table) if c == "round of best" or c.endswith(COUNTED)]
     return table.astype(dict.fromkeys(whole, int))
+
+
+def at_end(history: pd.DataFrame) -> dict[str, float]:
+    """The last test accuracies in %, means over clients: {when: accuracy}; {} if there are none.
+
+    Of fine-tuning that after its last epoch alone.
+    """
+    acc = history[(history.metric == "acc_pct") & (history["average"] == "client")]
+    last = acc[acc.split == "test"].groupby("when", sort=False).value.last()
+    found = {str(when): float(value) for when, value in last.items()}
+    tuned = [when for when in found if when.startswith(TUNED)][:-1]
+    return {when: value for when, value in found.items() if when not in tuned}
+
+
+def told(accuracies: Mapping[str, str]) -> str:
+    """Say accuracies by when: "16.66 % before, 74.07 % after local training"."""
+    said = [f"{a} {when}" for when, a in accuracies.items() if not when.startswith(TUNED)]
+    said[-1:] = [f"{last} local training" for last in said[-1:]]
+    for when, a in accuracies.items():
+        if when.startswith(TUNED):
+            epochs = when.removeprefix(TUNED).strip()
+            said.append(f"{a} after {epochs} epoch{'s' * (epochs != '1')} of fine-tuning")
+    return ", ".join(said) or "no test accuracy"
 
 
 def _named_at_end(history: pd.DataFrame) -> dict[str, float]:

@@ -168,6 +168,7 @@ class Result:
             If the run kept no scores, for another moment, and where there are no such names.
         """
         if "test/sample_id" not in self.arrays:
+            self._check_ended("class scores")
             raise ValueError(
                 f"run {self.id} kept no class scores; run it with Experiment(..., keep_scores=True)"
             )
@@ -187,6 +188,7 @@ class Result:
             If the run has none; for an unknown client, and for another moment.
         """
         if not any(key.endswith("/test/confusion") for key in self.arrays):
+            self._check_ended("confusion matrices")
             raise ValueError(
                 f"run {self.id} has no confusion matrices; run it with "
                 "Experiment(..., metrics=('confusion',))"
@@ -226,6 +228,7 @@ class Result:
         A client is its number, or its name in the Federation. The Experiment must have
         keep_models=True.
         """
+        self._check_ended("models")
         if self.folder is None or not self.experiment.keep_models:
             raise ValueError(
                 f"run {self.id} kept no models; run it with Experiment(..., keep_models=True)"
@@ -246,6 +249,11 @@ class Result:
         weights = {n: v[k] for n, v in kept["models"].items()}
         weights = kept.get("constants", {}) | weights  # an older file has them in its models
         return Personal(json.loads(json.dumps(facts)), weights)
+
+    def _check_ended(self, what: str) -> None:
+        # ValueError where a run that failed has no such thing: computed anew it would fail again.
+        if not self.ok:
+            raise ValueError(f"run {self.id} has no {what}, because it {self.meta['status']}")
 
     def _number(self, client: int | str) -> int:
         if isinstance(client, str) and self.client_names:
@@ -289,11 +297,13 @@ class Result:
 
     def __repr__(self) -> str:
         e = self.experiment
-        acc = self.history.query("metric == 'acc_pct' and average == 'client' and split == 'test'")
-        last = f"{acc.value.iloc[-1]:.2f} % ({acc.when.iloc[-1]})" if len(acc) else "no test data"
+        acc = metrics.told({w: f"{v:.2f} %" for w, v in metrics.at_end(self.history).items()})
+        # One that diverged was last evaluated in an earlier round.
+        at = e.rounds if self.ok else self.history["rounds"].max()
         what = f"{e.method} on {e.dataset}, {e.partition}, {e.clients} clients"
+        what += "" if pd.isna(at) else f", round {at}"
         fallen = f", {self._executor}" if " " in self._executor else ""
-        return f"Result({self.id}: {what}, round {e.rounds}: {last}, {self.meta['status']}{fallen})"
+        return f"Result({self.id}: {what}: {acc}, {self.meta['status']}{fallen})"
 
     @property
     def _executor(self) -> str:

@@ -69,7 +69,9 @@ def test_a_run_is_the_same_as_at_the_prompt(home, capsys):
         line.startswith(f"{e.id} ")
         and f"{found.history.value.iloc[0]:.2f}" not in line.partition(": ")[0]
     )
-    assert " fedper on digits, seed 0, lr 0.01: " in line and line.endswith(" % (after)")
+    ends = found.summary()["last round"]
+    both = f": {ends['before']:.2f} % before, {ends['after']:.2f} % after local training"
+    assert line.endswith(f" fedper on digits, seed 0, lr 0.01{both}") and f"{both}, done)" in out
     again = said(capsys, f"run --method fedavg --init_from {e.id[:6]} {WORDS}")
     assert (
         "init_from=Experiment(" in again and len(list(store.finished())) == 3
@@ -236,9 +238,14 @@ def test_the_list_says_what_differs(home, capsys):
     assert " seed 0, lr 0.01, partition_args.alpha=5.0: " in alpha
     assert " seed 0, lr 0.5, epochs=2, model_args.hidden=7: " in rate
     seen = [run(x).history.query("metric == 'acc_pct' and split == 'test'") for x in (e, others[0])]
-    of = [h[(h["average"] == "client") & (h.when == "after")].value.iloc[-1] for h in seen]
-    assert " fedper on digits, seeds 0, 1, lr 0.01: mean of 2 " in mean
-    assert f"{np.mean(of):.2f} % (after), sd {np.std(of, ddof=1):.2f}" in mean
+    seen = [h[h["average"] == "client"].groupby("when").value.last() for h in seen]
+    told = [
+        f"{np.mean(of):.2f} % (sd {np.std(of, ddof=1):.2f}) {when}"
+        for when in ("before", "after")
+        for of in [[h[when] for h in seen]]
+    ]
+    assert " fedper on digits, seeds 0, 1, lr 0.01: mean of 2: " in mean
+    assert mean.endswith(f": {', '.join(told)} local training")
     today = f"{datetime.now():%Y-%m-%d} "
     assert all(today in line for line in lines.values())
     table = side_by_side([run(e), run(others[1])])

@@ -1,10 +1,11 @@
 """Results, tables and notebooks' parameters."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 
-from pfl_core import run, tune
+from pfl_core import Result, run, tune
 from pfl_papers.evidence import committed
 from pfl_papers.notebook.study import Study
 from tests.errors.table import Case, tiny
@@ -24,6 +25,11 @@ def parameter(name: str, value: object) -> None:
         new.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), "fedper.ipynb"
     )
     notebooks.check_parameters(Path("fedper.ipynb"), {name: value})
+
+
+def diverged(ask: Callable[[Result], object]) -> None:
+    kept = dict(keep_models=True, keep_scores=True, metrics=("confusion",))
+    ask(run(tiny(lr=1e30, rounds=3, **kept)))
 
 
 CASES = [
@@ -95,6 +101,21 @@ CASES = [
         "tune(experiment, ..., seeds=3)",
         lambda: tune(tiny(), {"lr": [0.1]}, seeds=3),
         "allowed is a list of different integers",
+    ),
+    Case(
+        "result.model(0) of a run that diverged",
+        lambda: diverged(lambda result: result.model(0)),
+        "has no models, because it failed: .*not finite in round .; lower lr",
+    ),
+    Case(
+        "result.predictions() of a run that diverged",
+        lambda: diverged(lambda result: result.predictions()),
+        "has no class scores, because it failed: .*lower lr",
+    ),
+    Case(
+        "result.confusion() of a run that diverged",
+        lambda: diverged(lambda result: result.confusion()),
+        "has no confusion matrices, because it failed: .*lower lr",
     ),
     Case("a rate that is too high", diverges, "not finite in round .; lower lr", None),
     # parameters of notebooks

@@ -241,6 +241,7 @@ def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
     assert kept.clients.empty and named.empty and list(kept.clients) == list(run(bad).clients)
     assert set(kept.clients) == set(run(Experiment(**TINY)).clients), "nothing was measured"
     assert "failed" in capsys.readouterr().out
+    assert "no test accuracy, failed: " in repr(kept) and "round 3" not in repr(kept)
     assert sweep([bad, bad]).empty and capsys.readouterr().out.count("failed") == 1, "said again"
 
 

@@ -731,37 +731,45 @@ def check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
     _check_trained(name, model)
     trial = copied(name, model).eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), draws.Draws(0) as drawn:
             scores = trial(x.clone())
     except REFUSED as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(
             f"model {name!r} cannot take samples of shape {tuple(x.shape[1:])}, {x.dtype}: "
-            f"{error}{_why_refused(error, x)}"
+            f"{error}{_why_refused(error, model, x)}"
         ) from error
     want, got = (len(x), classes), tuple(getattr(scores, "shape", ())) or type(scores).__name__
     if got != want:
         raise ValueError(
             f"model {name!r} makes of {len(x)} samples {got}, and these data have {classes} "
-            f"classes: it must give scores {want}, so "
-            "let its last layer have as many outputs as `classes` says"
+            f"classes: it must give scores {want}, so {_instead(scores)}"
         )
     if not scores.isfinite().all():
         raise ValueError(
             f"model {name!r} gives scores that are not finite before it is trained; look at what "
             "its forward divides by, and of what it takes a logarithm or a root"
         )
+    if drawn.count:
+        with torch.no_grad(), draws.Draws(1):
+            again = trial(x.clone())
+        if not torch.equal(again, scores):
+            raise ValueError(
+                f"model {name!r} draws random numbers in evaluation mode, so the same samples get "
+                "other scores each time; draw in training mode alone: nn.Dropout, or "
+                "F.dropout(x, p, training=self.training)"
+            )
 
 
 def _check_trained(name: str, model: nn.Module) -> None:
     own = dict(model.named_parameters())
     if not any(p.requires_grad for p in own.values()):
-        frozen = "only frozen parameters" if own else "no parameters"
-        raise ValueError(
-            f"model {name!r} has {frozen}, so that nothing of it can be trained; let its last "
-            "layer at least have requires_grad=True"
-        )
+        what, cure = "only frozen parameters", "let its last layer at least have requires_grad=True"
+        if not own:
+            what = "no parameters"
+            cure = "keep layers in an nn.ModuleList or nn.ModuleDict instead of a list or dict"
+        raise ValueError(f"model {name!r} has {what}, so that nothing of it can be trained; {cure}")
     if numbers := [n for n, p in own.items() if p.is_complex()]:
         raise ValueError(
             f"model {name!r} has complex parameters ({numbers[0]}), which are not trained here; "
@@ -796,8 +804,32 @@ def _repeats(p: Tensor) -> bool:
     return any(n > 1 and not step for n, step in zip(p.shape, p.stride(), strict=True))
 
 
-def _why_refused(error: Exception, x: Tensor) -> str:
+def _instead(scores: Any) -> str:
+    # What a model is to do whose output are no scores (B, classes).
+    if isinstance(scores, dict):
+        key = "logits" if "logits" in scores else next(iter(scores), "logits")
+        return f"return model(x)[{key!r}] from a module around it"
+    if isinstance(scores, tuple | list):
+        return "return model(x)[0], if these are the scores, from a module around it"
+    last = "let its last layer have as many outputs as `classes` says"
+    single = isinstance(scores, Tensor) and scores.dim() in (1, 2) and scores.shape[1:].numel() == 1
+    return last + "; regression is not served, and two classes have two scores" * single
+
+
+def _why_refused(error: Exception, model: nn.Module, x: Tensor) -> str:
     # What torch does not say of inputs that a model cannot take.
+    forward = getattr(type(model).forward, "__qualname__", "")
+    if str(error).startswith(f"{forward}() missing"):
+        return (
+            "; a model gets one tensor, the samples, and returns class scores: forward(self, x); "
+            "the loss is a method's"
+        )
+    if x.is_floating_point() and x.dim() == 2 and _looks_up(error):
+        low, high = x.min().item(), x.max().item()
+        return (
+            f"; these samples are floats from {low:.3g} to {high:.3g} (uint8 is taken for images "
+            "and scaled): give tokens as int64"
+        )
     if isinstance(error, IndexError):
         low, high = x.min().item(), x.max().item()
         why = f"; tokens are counted from 0, and these go from {low} to {high}"
@@ -812,6 +844,11 @@ def _why_refused(error: Exception, x: Tensor) -> str:
             "give other numbers as floats"
         )
     return ""
+
+
+def _looks_up(error: Exception) -> bool:
+    # Whether an embedding was given floats, or what was made of them.
+    return isinstance(error, IndexError) or "indices" in str(error) or "tokens" in str(error)
 
 
 def linear_base(model: nn.Module, head_depth: int, input_shape: Shape, seed: int = 0) -> Net:

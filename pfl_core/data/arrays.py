@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FORMS = ("uint8", "float16", "float32", "float64")  # of samples that are no tokens
 MOST_CLASSES = 1_000_000  # a model has an output for each
 SERVED = "pfl_core trains classifiers of one class a sample"
+NUMBER = "number them from 0 with np.unique(y, return_inverse=True)[1]"
 CHUNK = 2**24  # bytes that are looked at a time
 # {id: array}: what `owned` made, of which no one else has a view that can be written
 _owned: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
@@ -328,8 +329,7 @@ def count_classes(y: np.ndarray) -> int:
     if found > most:
         raise ValueError(
             f"labels reach {found - 1}; without classes= labels up to {most - 1} are allowed for "
-            f"{len(y)} samples: number them from 0 with np.unique(y, return_inverse=True)[1], if "
-            "each is a class, or give classes="
+            f"{len(y)} samples: {NUMBER}, if each is a class, or give classes="
         )
     if len(y) and y.min() > 0:
         raise ValueError(

@@ -152,6 +152,7 @@ class Federation(Ways):
             raise ValueError(
                 f"labels reach {self.y.min()}..{self.y.max()}; allowed: 0..{self.classes - 1}"
                 + "; of labels that start at 1 take y - 1" * bool(self.y.min() == 1)
+                + f"; {arrays.NUMBER}" * bool(self.y.min() < 0)
             )
         for split, lists in self.index.items():
             self._check_lists(split, lists)

@@ -129,7 +129,8 @@ class Pool:
                 served = f": {arrays.SERVED}" * (key == "y")
                 return f"{key} is {a.dtype} {a.shape}, expected {np.dtype(dtype)} ({n},){served}"
         if not 0 <= y.min() <= y.max() < self.classes:
-            return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}"
+            cure = f"; {arrays.NUMBER}" * bool(y.min() < 0)
+            return f"y goes from {y.min()} to {y.max()}, expected 0 to {self.classes - 1}{cure}"
         most = max(1000, n)
         if self.classes > most:
             # A network has an output for each class: a stray label would take all memory.

@@ -1,13 +1,24 @@
 """A user's own code."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pfl_core import Method, load, register_dataset, register_model, register_partition, run
+from pfl_core import (
+    Experiment,
+    Federation,
+    Method,
+    load,
+    register_dataset,
+    register_model,
+    register_partition,
+    run,
+)
 from pfl_core.methods.fedaghn import FedAGHN
-from tests.errors.table import Case, tiny
+from tests.errors.table import Case, Y, tiny
 
 
 def mine(of: type[Method] = Method, **hooks) -> None:
@@ -87,6 +98,46 @@ def one_number_for_all(net) -> None:
     net.body.bias = nn.Parameter(torch.zeros(1).expand(4))
 
 
+def in_a_list(net) -> None:
+    net.seen = [net.body, net.head]
+    del net.body, net.head
+
+
+class Scorer(nn.Linear):
+    """A Linear over flat samples; `end` makes its output of the scores."""
+
+    def __init__(self, inputs: int, outputs: int, end: Callable):
+        super().__init__(inputs, outputs)
+        self.end = end
+
+    def forward(self, x):
+        return self.end(super().forward(x.flatten(1)))
+
+
+class WithLabels(Scorer):
+    """Its forward takes labels, too."""
+
+    def forward(self, x, y):
+        return super().forward(x), y
+
+
+def ends_in(end: Callable, of: type[Scorer] = Scorer, outputs: int | None = None) -> None:
+    """Trains a network whose scores go through `end`."""
+    register_model("mine", lambda shape, classes: of(784, outputs or classes, end))
+    run(tiny(model="mine"))
+
+
+def looks_up(before: Callable) -> None:
+    """Trains an embedding on tokens that are given as uint8."""
+
+    def net(shape: tuple, classes: int) -> nn.Module:
+        return Own(classes, lambda net, x: net.body(before(x)).mean(1), nn.Embedding(99, 4))
+
+    register_model("mine", net)
+    tokens = np.arange(32, dtype=np.uint8).reshape(8, 4)
+    run(Experiment(dataset="own", model="mine"), fed=Federation(tokens, Y, [[0, 1], [2, 3]]))
+
+
 def partition_of_lists() -> None:
     def halves(pool, clients, rng):
         return np.array_split(rng.permutation(len(pool.y)), clients)
@@ -159,6 +210,46 @@ CASES = [
         TypeError,
     ),
     Case("a model whose scores are NaN", logs, "not finite before it is trained"),
+    Case(
+        "a model that returns (scores, features)",
+        lambda: ends_in(lambda scores: (scores, scores)),
+        r"makes of 2 samples tuple.*return model\(x\)\[0\].* from a module around it",
+    ),
+    Case(
+        'a model that returns {"logits": scores}',
+        lambda: ends_in(lambda scores: {"logits": scores}),
+        r"makes of 2 samples dict.*return model\(x\)\['logits'\] from a module around it",
+    ),
+    Case(
+        "a model of one output",
+        lambda: ends_in(lambda scores: scores, outputs=1),
+        r"makes of 2 samples \(2, 1\).*regression is not served, and two classes have two scores",
+    ),
+    Case(
+        "a model whose forward is (x, y)",
+        lambda: ends_in(lambda scores: scores, WithLabels),
+        r"missing 1 required positional argument: 'y'; a model gets one tensor, the samples",
+    ),
+    Case(
+        "a model with F.dropout(x, 0.5)",
+        lambda: ends_in(lambda scores: F.dropout(scores, 0.5)),
+        r"draws random numbers in evaluation mode.*F.dropout\(x, p, training=self.training\)",
+    ),
+    Case(
+        "a model whose layers are in a list",
+        lambda: network(change=in_a_list),
+        "has no parameters.*keep layers in an nn.ModuleList",
+    ),
+    Case(
+        "a model of tokens, and tokens as uint8",
+        lambda: looks_up(lambda x: x.long()),
+        r"floats from .* \(uint8 is taken for images and scaled\): give tokens as int64",
+    ),
+    Case(
+        "nn.Embedding without x.long(), and tokens as uint8",
+        lambda: looks_up(lambda x: x),
+        r"floats from .* \(uint8 is taken for images and scaled\): give tokens as int64",
+    ),
     Case(
         "a model with a running mean that is no buffer",
         lambda: network(running_mean),

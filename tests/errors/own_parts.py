@@ -59,6 +59,11 @@ def tokens_beyond() -> None:
     run(Experiment(dataset="own", model="fasttext", model_args={"vocab": 100}), fed=fed)
 
 
+def tokens_as_pixels() -> None:
+    fed = Federation(np.arange(32, dtype=np.uint8).reshape(8, 4), Y, [[0, 1], [2, 3]])
+    run(Experiment(dataset="own", model="fasttext"), fed=fed)
+
+
 def other_models(client: int = 0) -> None:
     a, b = (run(tiny(keep_models=True, seed=s)) for s in (0, 1))
     (a.folder / "models.pt").write_bytes((b.folder / "models.pt").read_bytes())
@@ -186,6 +191,11 @@ CASES = [
         "with np.unique",
     ),
     Case(
+        "Federation: labels -1 and 1",
+        lambda: Federation(X, 2 * Y - 1, [[0]]),
+        r"labels reach -1..1; allowed: 0..1; number them from 0 with np.unique\(y, return_inv",
+    ),
+    Case(
         "Federation: a dict of clients",
         lambda: own(train={0: [0], 1: [1]}),
         "train is a dict; give a list",
@@ -227,6 +237,11 @@ CASES = [
         "float images (n, 8, 8)", float_images, r"give float images of one channel as x\[:, None\]"
     ),
     Case("a model with too few outputs", too_few_outputs, r"it must give scores \(2, 10\)"),
+    Case(
+        "fasttext, and tokens as uint8",
+        tokens_as_pixels,
+        "tokens must be integers, got torch.float32.*give tokens as int64",
+    ),
     Case("tokens beyond the vocabulary", tokens_beyond, "take an embedding of 218 rows or more"),
     Case(
         "fedcp over a model that ends in no Linear layer",

@@ -89,7 +89,7 @@ def test_a_notebook_started_from_another_folder_finds_the_same_runs(tmp_path, mo
 
 HEAD = """# Wrong uses and what they print
 
-Wrong uses are refused before anything is trained; what `local` and `upload` of your own method return, in the first round.
+We refuse wrong uses before training. We check what your own `local` and `upload` return in the first round.
 The last column names the exception, or says `goes on` where the run continues after the message. DIR is the current folder.
 Each line is a test: `tests/errors/test_errors.py`, which writes this page when run as a program.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import copyreg
+import dis
 import functools
 import hashlib
 import inspect
@@ -44,6 +45,15 @@ TOOLS = (logging.Logger, logging.Handler, logging.LoggerAdapter, types.ModuleTyp
 TOOL_MODULES = {"_thread", "threading", "_weakref", "weakref", "_contextvars", "concurrent"}
 
 ENVIRONMENT = {"environ", "getenv"}  # what code reads its variables with
+
+# Instructions that load a global, a module, and an attribute.
+LOADING = (
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"},
+    {"IMPORT_NAME"},
+    {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"},
+)
+ATTRIBUTE = 2
+OWN = ("self", "super")  # their attributes are those of an object
 
 
 class Reader(NamedTuple):
@@ -225,18 +235,19 @@ class _Walk:
         return out
 
     def _read(self, fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        # The global names that a function's code has, and their values; of foreign modules what it
-        # takes from them.
-        names, space = sorted(_names(fn.__code__)), fn.__globals__
-        within = {n: sys.modules[n] for n in names if n in sys.modules and n not in space}
-        found = [(n, space[n]) for n in names if n in space] + list(within.items())
+        # The global names that a function's code loads, and their values; of foreign modules what
+        # it takes from them.
+        names, space = _loads(fn.__code__), fn.__globals__
+        found = [(n, space[n]) for n in sorted(names.globals) if n in space]
+        found += [(n, sys.modules[n]) for n in sorted(names.imports) if n in sys.modules]
+        taken = sorted(names.every)
         modules: list[types.ModuleType] = []  # they may name each other
         while found:
             name, value = found.pop(0)
             if isinstance(value, types.ModuleType) and self.reader.foreign(value):
                 if value not in modules:
                     modules.append(value)
-                    found += [(f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value)]
+                    found += [(f"{name}.{n}", vars(value)[n]) for n in taken if n in vars(value)]
             elif not isinstance(value, types.ModuleType):
                 yield name, value
 
@@ -339,7 +350,7 @@ def _named(fn: types.FunctionType, read: list[Any]) -> list[str]:
     for folder in sorted(folders):
         inside = (_named_file(text.lstrip(os.sep), folder) for text in texts)
         out += [held for held in inside if held]
-    if not ENVIRONMENT.isdisjoint(_names(fn.__code__)):
+    if not ENVIRONMENT.isdisjoint(_loads(fn.__code__).every):
         out += [f"{text}={os.environ[text]}" for text in texts if text in os.environ]
     return out
 
@@ -362,6 +373,27 @@ def _cell(cell: types.CellType) -> Any:
         return None
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+class _Loads(NamedTuple):
+    # The names that code loads, and the code within it.
+    globals: frozenset[str]
+    imports: frozenset[str]
+    attributes: frozenset[str]  # but for those of `self`, which is no module
+
+    @property
+    def every(self) -> frozenset[str]:
+        return self.globals | self.imports | self.attributes
+
+
+@functools.lru_cache(4096)
+def _loads(code: types.CodeType) -> _Loads:
+    found: tuple[set[str], set[str], set[str]] = set(), set(), set()
+    of: Any = None  # whose attribute the next one is
+    for step in dis.get_instructions(code):
+        kind = next((i for i, how in enumerate(LOADING) if step.opname in how), None)
+        if kind is not None and not (kind == ATTRIBUTE and of in OWN):
+            found[kind].add(step.argval)
+        if kind != ATTRIBUTE and step.opname.startswith("LOAD_"):  # Python 3.13 loads two at once
+            of = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    parts = [_Loads(*map(frozenset, found))]
+    parts += [_loads(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return _Loads(*(frozenset().union(*kinds) for kinds in zip(*parts, strict=True)))

@@ -207,6 +207,53 @@ def test_variables_of_the_environment_count(module, monkeypatch, how):
     assert len(set(seen)) == 3 and seen[0] == seen[3]
 
 
+# Code in which an attribute, or what it stores, is called as a global that it does not read.
+UNREAD = {
+    "an attribute": "class fn:\n    def of(self, batch):\n        self.out = batch.out\n        return [self.out.out for _ in batch]",
+    "a method": "class fn:\n    def of(self, batch):\n        return batch.out(), super().out()",
+    "a local variable": "def fn(a, b):\n    out = a\n    return lambda: out",
+    "a keyword": "def fn(a, b):\n    return dict(out=a)",
+    "another module's": "def fn(a, b):\n    return sys.out, a",
+    "a foreign module's": "import foreign_settings\nclass fn:\n    def of(self):\n        return foreign_settings.RATE, self.out, [self.out.out for _ in self.out]",
+}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_a_global_of_the_name_of_an_attribute_is_not_read(module, tmp_path, what):
+    (tmp_path / "foreign_settings.py").write_text("RATE = 1\nout = []\n")
+    read = module(f"out = []\n{UNREAD[what]}")
+    before = identity.digest(read.fn)
+    read.out.append(np.random.default_rng(0))  # refused where it is read
+    if "foreign_settings" in vars(read):
+        read.foreign_settings.out.append(np.random.default_rng(0))
+    assert identity.digest(read.fn) == before
+    sys.modules.pop("foreign_settings", None)
+
+
+# How code may come to a global, which counts.
+LOADED = {
+    "a name": "return out",
+    "a nested function": "return lambda: [out for _ in a]",
+    "a class within": "class C:\n        of = out\n    return C",
+    "beside an attribute": "return a.out, out",
+    "changed": "global out\n    out += 1",
+    "of a module": "return foreign_settings.out",
+    "of a module within": "import foreign_settings as s\n    return (a, s.out)",
+    "from a module": "from foreign_settings import out\n    return out",
+}
+
+
+@pytest.mark.parametrize("how", LOADED)
+def test_a_global_counts_however_it_is_loaded(module, tmp_path, how):
+    (tmp_path / "foreign_settings.py").write_text("out = 1\n")
+    read = module(f"import foreign_settings\nout = 1\ndef fn(a, b):\n    {LOADED[how]}")
+    before = identity.digest(read.fn)
+    of = read if "module" not in how else read.foreign_settings
+    of.out = 2
+    assert identity.digest(read.fn) != before
+    del sys.modules["foreign_settings"]
+
+
 def test_modules_may_name_each_other(module, tmp_path):
     (tmp_path / "foreign_one.py").write_text("import foreign_two\nRATE = 1\n")
     (tmp_path / "foreign_two.py").write_text("import foreign_one\nSIZE = 1\n")

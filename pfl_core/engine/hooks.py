@@ -5,9 +5,13 @@ What is wrong is said with the hook's name. Ours are tested, and are not looked 
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import traceback
+import types
+import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 from pfl_core.data.client_data import ClientData
 from pfl_core.methods.base import Method, State
 from pfl_core.stacked import Params
+from pfl_core.util import identity
 
 OURS, TORCH = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
 RETURN = "does every path through it end in `return`?"
@@ -96,6 +101,60 @@ def check_state(
                 "the clients, which are the first axis: weighted_mean(end, weight)"
             )
     return got
+
+
+class Outside:
+    """What the foreign code of a method, its model and metrics reads: no round may change it.
+
+    That would be state that no checkpoint has, and with which the next run of a process begins.
+    It is compared after the first two rounds of a process. Another value is an error. What is added
+    or gone is a warning, as that may be a cache of constants.
+    """
+
+    def __init__(self, method: Method, *others: Any):
+        self.method, self.others = method, others
+        self.before, self.left = self._reads(), 2  # a round adds, the next one changes it
+
+    def _reads(self) -> dict[str, list[str]]:
+        kind = type(self.method)
+        # What `__dict__` holds beside hyper-parameters and the task, but for cached properties.
+        made = {
+            n: v
+            for n, v in vars(self.method).items()
+            if n != "task" and not isinstance(getattr(kind, n, None), functools.cached_property)
+        }
+        own = [] if identity.is_ours(kind) else [types.SimpleNamespace(**made)]
+        modules = dict.fromkeys(map(type, self.method.task.model.modules()))
+        return identity.reads(kind, *modules, *self.others, *own)
+
+    def check(self, r: int) -> None:
+        """Raise ValueError if round r changed what is read; warn if it added to it."""
+        if not (self.before and self.left):
+            return
+        before, after = self.before, self._reads()
+        self.before, self.left = after, self.left - 1
+        more = lambda a, b, n: set(Counter(a.get(n, ())) - Counter(b.get(n, ())))  # noqa: E731
+        gone = [n for n in before if more(before, after, n) - identity.NOTHING]
+        added = [n for n in after if more(after, before, n)]
+        if changed := [n for n in gone if n in after]:
+            raise ValueError(
+                f"{self.method.name}: round {r} changed {_listed(changed)}, outside of the State: "
+                "no checkpoint has it, and the next run would begin with it; what the server "
+                "remembers belongs into state.extra, what clients do into state.clients, as tensors"
+            )
+        if (found := added or gone) and self.left:
+            warnings.warn(
+                f"{self.method.name}: round {r} added or dropped {_listed(found)}, outside "
+                "of the State: no checkpoint has it, and the next run would begin with it, under "
+                "another id; state belongs into state.extra or state.clients, as tensors, and a "
+                "cache of constants into functools.lru_cache",
+                stacklevel=2,
+            )
+
+
+def _listed(labels: list[str]) -> str:
+    names = [n.lstrip(".") or "a value" for n in labels]
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
 def check_step(method: Method) -> None:

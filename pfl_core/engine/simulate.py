@@ -185,6 +185,7 @@ class _Run:
         self.tuned: Params = {}
         self.whole = True  # else the state is half-way from one round to the next
         self.known = not engine.foreign  # whether hooks return what they should
+        self.outside = hooks.Outside(self.method, *scoring.functions(self.config.metrics))
 
     def keep_files(self, checkpoint: Path | None, end: Path | None, stamp: dict[str, Any]) -> None:
         """Say where this run is written to; if there is a checkpoint, go on from it."""
@@ -255,6 +256,7 @@ class _Run:
                 return self._finish(r)
             self.whole = False
             self._upload(r, trained)
+            self.outside.check(r)
             self._remember_start()
             self.whole = True
             self._save_checkpoint(now=bool(told))

@@ -186,8 +186,8 @@ def _found_or_computed(
         if result.key not in here:
             raise RuntimeError(
                 f"run {result.id}, which is kept, is not one of those that were asked for: it "
-                "ended early, or the code of its method or model has changed since this process "
-                "or its workers began; restart Python, and sweep again"
+                "ended early, or the code of its method or model, or what that reads, has changed "
+                "since this process or its workers began; restart Python, and sweep again"
             )
         done[result.key] = result
     _say_failures(done[i] for i in here)

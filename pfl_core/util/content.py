@@ -38,6 +38,7 @@ DRAWING = (
     random.Random,
     torch.Generator,
 )
+PARTED = (list, tuple, dict, set, frozenset)  # an empty one has no parts
 # Numpy's and random's own: the engine looks whether they move.
 GLOBAL = [f.__self__ for f in (np.random.rand, random.random)]  # type: ignore[attr-defined]
 # What code may hold without reading numbers from it: how it is called is all that counts.
@@ -75,12 +76,23 @@ def digest(things: list[Any], reader: Reader) -> tuple[str, list[str]]:
     return walk.of(("", things)), walk.opaque
 
 
+def parts(things: list[Any], reader: Reader) -> dict[str, list[str]]:
+    """{label: digests} of what has no parts among the contents of things, as `digest` meets it.
+
+    Entries of a set have one label, and so have the keys of a dict.
+    """
+    walk = _Walk(reader)
+    walk.of(("", things))
+    return walk.leaves
+
+
 class _Walk:
     # Depth first, without recursion: structures may be as deep as they like, and go round.
 
     def __init__(self, reader: Reader):
         self.reader = reader
         self.opaque: list[str] = []
+        self.leaves: dict[str, list[str]] = {}
         self.done: dict[int, str] = {}
         self.alive: list[Any] = []  # else ids would be used again
 
@@ -93,18 +105,24 @@ class _Walk:
             if entering:
                 if id(value) in at:
                     said = f"round {len(frames) - at[id(value)]}"
-                elif (said := self.done.get(id(value))) is None:
+                elif said := self.done.get(id(value)):
+                    if isinstance(value, (*PLAIN, str)):
+                        self.leaves.setdefault(label, []).append(said)
+                else:
                     at[id(value)] = len(frames)
                     frames.append((value, self.visit(label, value), label))
             if not frames:
                 return said or ""
             value, visit, label = frames[-1]
+            leaf = said is None
             try:
                 name, child = visit.send(said)  # type: ignore[arg-type]  # None begins it
                 label, value, entering = f"{label}{name}", child, True
             except StopIteration as end:
                 said = hashlib.sha256("\0".join(end.value).encode()).hexdigest()
                 self.done[id(value)] = said
+                if leaf and type(value) not in PARTED:
+                    self.leaves.setdefault(label, []).append(said)
                 self.alive.append(value)
                 frames.pop()
                 del at[id(value)]

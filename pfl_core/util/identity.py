@@ -85,6 +85,18 @@ def digest(*things: Any) -> str:
     return hashed
 
 
+def reads(*things: Any) -> dict[str, list[str]]:
+    """{what: digests} of what the foreign code of classes and functions reads, but for its text.
+
+    {} if all is ours. ValueError for a generator of random numbers in it.
+    """
+    foreign = [t for t in things if not is_ours(t)]
+    return content.parts(foreign, content.Reader(_is_foreign, lambda thing: "")) if foreign else {}
+
+
+NOTHING = set(content.parts([None], content.Reader(bool, str))[""])  # the digest of None
+
+
 def sources(*things: Any) -> str:
     """The text of the foreign code that `digest` hashes: files and definitions, one by one."""
     _, _, texts = _read(things)

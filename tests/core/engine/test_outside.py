@@ -1,0 +1,95 @@
+"""Rounds leave nothing behind but their State: other memory of hooks is refused, a cache is not."""
+
+import functools
+
+import pytest
+import torch
+
+from pfl_core.engine.simulate import simulate
+from pfl_core.methods.base import Method
+from tests.core.methods.setting import setup
+
+COUNT, TABLE, LIST, DICT, SET = 0, None, [1.0], {}, set()
+TENSOR = torch.zeros(2)
+
+
+def count(method):
+    global COUNT
+    COUNT += 1
+
+
+def table(method):
+    global TABLE
+    if TABLE is None:
+        TABLE = torch.ones(3)
+
+
+@functools.lru_cache
+def cached(n):
+    return torch.ones(n)
+
+
+def cleared(method):
+    DICT.pop("old", None)
+
+
+CHANGED = {
+    "a number": (count, "COUNT"),
+    "an entry": (lambda m: LIST.__setitem__(0, LIST[0] / 2), r"LIST\[0\]"),
+    "a tensor": (lambda m: TENSOR.add_(1), "TENSOR"),
+    "a dict that begins empty": (lambda m: DICT.update(t=DICT.get("t", 0) + 1), r"DICT\['t'\]"),
+    "an attribute of the class": (lambda m: setattr(type(m), "at", type(m).at + 1), "at"),
+    "an attribute": (lambda m: object.__setattr__(m, "seen", getattr(m, "seen", 0) + 1), "seen"),
+}
+ADDED = {
+    "a cache": lambda m: DICT.setdefault("shape", (3, 4)),
+    "a constant made late": table,
+    "a list": lambda m: LIST.append(2.0),
+    "a set": lambda m: SET.add("one"),
+    "less": cleared,
+}
+KEPT = {
+    "lru_cache": lambda m: cached(m.task.K),
+    "a cached property": lambda m: m.late,
+    "nothing": lambda m: (COUNT, TABLE, LIST, DICT),
+}
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    def of(act, hook="upload"):
+        def acts(self, *args):
+            act(self)
+            return getattr(Method, hook)(self, *args)
+
+        late = functools.cached_property(lambda self: torch.ones(2))
+        late.__set_name__(None, "late")
+        words = dict(name="outside_for_test", at=0, late=late, __doc__="One.")
+        type("Outside", (Method,), words | {hook: acts, "__module__": __name__})
+        return simulate(*setup("outside_for_test", rounds=3), workers=1)
+
+    for name, value in dict(COUNT=0, TABLE=None, LIST=[1.0], SET=set()).items():
+        monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setitem(globals(), "DICT", {"old": 1})
+    return of
+
+
+@pytest.mark.parametrize("what", CHANGED)
+@pytest.mark.parametrize("hook", ["upload", "local"])
+@pytest.mark.filterwarnings("ignore:.* added or dropped:UserWarning")
+def test_what_hooks_change_outside_of_the_state_is_refused(rounds, what, hook):
+    act, name = CHANGED[what]
+    with pytest.raises(ValueError, match=rf"round [01] changed .*{name}, .* into state.extra"):
+        rounds(act, hook)
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_may_be_a_cache_is_told(rounds, what):
+    with pytest.warns(UserWarning, match=r"round 0 added or dropped .*functools.lru_cache") as told:
+        rounds(ADDED[what])
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_caches_that_ids_do_not_see_are_taken(rounds, what):
+    rounds(KEPT[what])

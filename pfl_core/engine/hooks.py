@@ -12,6 +12,8 @@ import traceback
 import types
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,9 +35,12 @@ def rehearse(method: Method, data: ClientData, state: State) -> Params:
     first = torch.zeros(1, dtype=torch.int64, device=data.device)
     x, _ = data.batch(torch.as_tensor(data.index["train"][0][:2], device=data.device))
     with torch.no_grad(), method.task.mode(False):
-        sent = check_rows(method, "download", method.download(state, first), 1)
-        start = check_rows(method, "begin", method.begin(state, first, sent), 1)
-        served = check_rows(method, "serve", method.serve(start), 1)
+        with reading(method, "download", state):
+            sent = check_rows(method, "download", method.download(state, first), 1)
+        with reading(method, "begin", state):
+            start = check_rows(method, "begin", method.begin(state, first, sent), 1)
+        with reading(method, "serve", state, start):
+            served = check_rows(method, "serve", method.serve(start), 1)
         try:
             scores = method.logits({n: v[0] for n, v in served.items()}, x)
         except KeyError as error:
@@ -49,6 +54,39 @@ def rehearse(method: Method, data: ClientData, state: State) -> Params:
             f"{method.task.C} classes; allowed are class scores {want}"
         )
     return served
+
+
+@contextmanager
+def reading(method: Method, hook: str, state: State, given: Params | None = None) -> Iterator[None]:
+    """Within it a hook runs that may read a State and what it was given, and change neither.
+
+    Raises
+    ------
+    ValueError
+        If it has: torch counts what is written in place, also through a row that is a view.
+    """
+
+    def held() -> dict[str, Tensor]:
+        parts = {n: getattr(state, n) for n in ("server", "clients", "extra")}
+        return dict(flat({"state": parts, "given": given or {}}))
+
+    before = {name: (v, v._version) for name, v in held().items()}
+    yield
+    for name, v in held().items():
+        if name not in before or v is not before[name][0] or v._version != before[name][1]:
+            raise ValueError(
+                f"{method.name}.{hook} changed {name}, which it may only read: rows are views of "
+                "the server's model, one memory for all clients; make a new tensor (v + d)"
+            )
+
+
+def flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in dicts at any depth, as pairs ("outer.inner", tensor)."""
+    for name, value in p.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        elif isinstance(value, Tensor):
+            yield prefix + name, value
 
 
 def check_shared(method: Method) -> None:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -337,13 +338,16 @@ class _Run:
         ids, sel, lost = asked[there].tolist(), asked[there].to(device), asked[~there].to(device)
         vain, start, end = {}, {}, {}
         with self.engine.drawing("local", r):
-            sent = self.method.download(self.state, asked.to(device))
+            with self._reading("download"):
+                sent = self.method.download(self.state, asked.to(device))
             if len(lost):  # the server sends before it knows who answers
                 rows = (who.nonzero().flatten().to(device) for who in (~there, there))
                 vain, sent = (take(sent, of) for of in rows)
             if ids:
-                start = self.method.begin(self.state, sel, sent)
-                end = self.method.local(self._context(r, sel, ids), start)
+                with self._reading("begin", sent):
+                    start = self.method.begin(self.state, sel, sent)
+                with self._reading("local", start):
+                    end = self.method.local(self._context(r, sel, ids), start)
         trained = _Trained(ids, sel, sent, start, end, lost, vain)
         if not ids:
             return trained
@@ -353,6 +357,12 @@ class _Run:
         _check_finite(end, self.method, f"in round {r}", self.history, sel)
         self._note_executors()
         return trained
+
+    def _reading(self, hook: str, given: Params | None = None) -> AbstractContextManager:
+        # Until all hooks were looked at once, they are watched.
+        if self.known:
+            return nullcontext()
+        return hooks.reading(self.method, hook, self.state, given)
 
     def _context(self, r: int, sel: Tensor, ids: list[int]) -> Context:
         return Context(self.engine, self.state, sel, r, ids, paces(self.config, ids, r))
@@ -399,7 +409,8 @@ class _Run:
 
     def _evaluate_before(self, r: int) -> None:
         # The models that round r starts from, as they are served.
-        self.before = self._evaluate("before", r, self._personal)
+        with self._reading("personal, or logits,"):
+            self.before = self._evaluate("before", r, self._personal)
 
     def _personal(self, r: int, sel: Tensor, ids: list[int]) -> Params:
         got = self.method.personal(self.state, Context(self.engine, self.state, sel, r, ids))
@@ -410,7 +421,8 @@ class _Run:
         history = self.history
         if self._evaluates_after:
             models = functools.partial(self._after_training, trained)
-            self.after = self._evaluate("after", r, models)
+            with self._reading("serve, or logits,", trained.end if trained else None):
+                self.after = self._evaluate("after", r, models)
             self._note_executors()
         history.rounds.append(r)
         history.download.append(self.moved[0])
@@ -539,7 +551,7 @@ def _check_finite(
     # p: models of the clients `ids`, or what the server holds.
     found = {
         name: v[:1] if v.dim() > 1 and is_common(v) else v  # alike rows are looked at once
-        for name, v in _flat(p)
+        for name, v in hooks.flat(p)
         if v.is_floating_point()
     }
     # One look at all sums together: on a GPU each look is a wait.
@@ -556,15 +568,6 @@ def _check_finite(
             "lower lr, or clip gradients",
             history,
         )
-
-
-def _flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    # Nested dicts as pairs ("outer.inner", tensor).
-    for name, value in p.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def final_models(models: Params, names: tuple[str, ...]) -> Params:

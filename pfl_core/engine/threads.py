@@ -98,7 +98,7 @@ class Threads:
     def _one_sgd(self, job: Job, i: int, out: Params) -> Params:
         # .data: autograd counts changes of it for this client alone, not those of other threads.
         params = [channels_last(out[n][i].data).requires_grad_() for n in job.names]
-        mine = {n: v[i].data for n, v in (job.start | out).items()}
+        mine = {n: v[i] for n, v in job.start.items()} | {n: v[i].data for n, v in out.items()}
         mine |= dict(zip(job.names, params, strict=True))
         anchor = {n: v[i] for n, v in job.anchor.items()}
         config, step = self.method.task.config, update(self.method, job, stacked=False)

@@ -93,3 +93,58 @@ def test_what_may_be_a_cache_is_told(rounds, what):
 @pytest.mark.parametrize("what", KEPT)
 def test_caches_that_ids_do_not_see_are_taken(rounds, what):
     rounds(KEPT[what])
+
+
+# -- what hooks are given is read only -------------------------------------------------------------
+
+
+def written(p, names=("fc.weight",)):
+    for n in names:
+        p[n][0] *= 2
+    return p
+
+
+def writes(hook):
+    """Methods that write into the first row of what a hook was given."""
+
+    def download(self, state, sel):
+        state.server["fc.weight"] *= 2
+        return Method.download(self, state, sel)
+
+    def begin(self, state, sel, sent=None):
+        return written(Method.begin(self, state, sel, sent))
+
+    def local(self, ctx, start):
+        return ctx.train(self.loss, written(start))
+
+    def serve(self, p):
+        return written(p)
+
+    def loss(self, p, anchor, batch):
+        with torch.no_grad():
+            anchor["fc.weight"].mul_(2)
+        return Method.loss(self, p, anchor, batch)
+
+    def init(self):
+        state = Method.init(self)
+        state.extra["seen"] = {"n": torch.zeros(2)}
+        return state
+
+    def extra(self, ctx, start):
+        ctx.state.extra["seen"]["n"] += 1
+        return Method.local(self, ctx, start)
+
+    acts = dict(download=download, begin=begin, local=local, serve=serve, loss=loss, extra=extra)
+    words = dict(init=init, name="writes_for_test", __doc__="One.", __module__=__name__)
+    words["local" if hook == "extra" else hook] = acts[hook]
+    type("Writes", (Method,), words)
+    return "writes_for_test"
+
+
+@pytest.mark.parametrize("hook", ["download", "begin", "local", "serve", "loss", "extra"])
+@pytest.mark.parametrize("eval_after", [False, True])
+def test_a_hook_that_writes_into_what_it_reads_is_refused(hook, eval_after):
+    method, data = setup(writes(hook), rounds=1, eval_after=eval_after)
+    by = "local" if hook in ("loss", "extra") else hook
+    with pytest.raises(ValueError, match=rf"test.{by} changed .*(fc.weight|seen.n), .* new tensor"):
+        simulate(method, data, executor="threads", workers=1)

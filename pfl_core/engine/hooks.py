@@ -25,12 +25,13 @@ from pfl_core.stacked import Params
 from pfl_core.util import identity
 
 OURS, TORCH = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
+PARTS = ("server", "clients", "extra")  # of a State
 RETURN = "does every path through it end in `return`?"
 
 
 def rehearse(method: Method, data: ClientData, state: State) -> Params:
     """What client 0 is served; nothing is trained. ValueError unless that gives class scores."""
-    check_state(method, "init", state)
+    check_state(method, "init", state, _drawn(method, state))
     check_rows(method, "init, in its clients,", state.clients, data.K)
     first = torch.zeros(1, dtype=torch.int64, device=data.device)
     x, _ = data.batch(torch.as_tensor(data.index["train"][0][:2], device=data.device))
@@ -56,6 +57,14 @@ def rehearse(method: Method, data: ClientData, state: State) -> Params:
     return served
 
 
+def _drawn(method: Method, state: State) -> dict[str, Tensor]:
+    # What the network's tensors in a State have to be like.
+    k, drawn = method.task.K, method.task.initial
+    like = {f"server.{n}": v for n, v in drawn.items() if n in state.server}
+    rows = {n: v.expand(k, *v.shape) for n, v in drawn.items() if n in state.clients}
+    return like | {f"clients.{n}": v for n, v in rows.items()}
+
+
 @contextmanager
 def reading(method: Method, hook: str, state: State, given: Params | None = None) -> Iterator[None]:
     """Within it a hook runs that may read a State and what it was given, and change neither.
@@ -67,7 +76,7 @@ def reading(method: Method, hook: str, state: State, given: Params | None = None
     """
 
     def held() -> dict[str, Tensor]:
-        parts = {n: getattr(state, n) for n in ("server", "clients", "extra")}
+        parts = {n: getattr(state, n) for n in PARTS}
         return dict(flat({"state": parts, "given": given or {}}))
 
     before = {name: (v, v._version) for name, v in held().items()}
@@ -78,6 +87,11 @@ def reading(method: Method, hook: str, state: State, given: Params | None = None
                 f"{method.name}.{hook} changed {name}, which it may only read: rows are views of "
                 "the server's model, one memory for all clients; make a new tensor (v + d)"
             )
+
+
+def tensors(state: State) -> dict[str, Tensor]:
+    """All tensors of a State, {"server.fc.weight": tensor}."""
+    return dict(flat({n: getattr(state, n) for n in PARTS}))
 
 
 def flat(p: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -121,24 +135,64 @@ def check_rows(
                 f"{said} {now}; it was given {_form(v)}, and a name that it leaves out would stay "
                 "untrained: return start | {...}"
             )
+        _check_type(said, repr(name), got[name], v)
     return got
 
 
 def check_state(
-    method: Method, hook: str, got: Any, shapes: dict[str, torch.Size] | None = None
+    method: Method, hook: str, got: Any, like: dict[str, Tensor] | None = None
 ) -> State:
-    """Return what a hook returned, checked: a State whose server has these shapes."""
+    """Return what a hook returned, checked: a State of tensors that are as those of `like` were.
+
+    `like` is what `tensors` gives of an earlier State. What is in `extra` may have other shapes.
+    """
     said = f"{method.name}.{hook} returned"
     if not isinstance(got, State):
         raise ValueError(f"{said} {_form(got)}, allowed is a State; {RETURN}")
-    for name, shape in (shapes or {}).items():
-        if name not in got.server or got.server[name].shape != shape:
-            now = _form(got.server[name]) if name in got.server else "nothing"
+    for part in PARTS:
+        _check_kinds(said, f"state.{part}", getattr(got, part), deep=part == "extra")
+    now = tensors(got)
+    for path, v in (like or {}).items():
+        part, _, name = path.partition(".")
+        where = f"state.{part}[{name!r}]"
+        if part != "extra" and (path not in now or now[path].shape != v.shape):
+            is_now = _form(now[path]) if path in now else "nothing"
             raise ValueError(
-                f"{said} {now} as state.server[{name!r}], which was {tuple(shape)}; average over "
+                f"{said} {is_now} as {where}, which was {tuple(v.shape)}; average over "
                 "the clients, which are the first axis: weighted_mean(end, weight)"
             )
+        if path in now:
+            _check_type(said, where, now[path], v)
     return got
+
+
+def _check_kinds(said: str, where: str, p: Any, deep: bool) -> None:
+    # ValueError unless p is a dict {name: tensor}; or of such dicts, too.
+    if not isinstance(p, dict):
+        raise ValueError(f"{said} {_form(p)} as {where}; allowed is a dict {{name: tensor}}")
+    for name, v in p.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{said} {name!r} as a name in {where}; allowed are texts: str(name)")
+        if deep and isinstance(v, dict):
+            _check_kinds(said, f"{where}[{name!r}]", v, deep)
+        elif not isinstance(v, Tensor):
+            also = ", and dicts of them" * deep
+            raise ValueError(
+                f"{said} {_form(v)} as {where}[{name!r}]; allowed are tensors{also}, which "
+                "checkpoints keep: torch.tensor(v), or torch.stack(list(v)) of several"
+            )
+
+
+def _check_type(said: str, where: str, v: Tensor, before: Tensor) -> None:
+    # ValueError where numbers have become others, as by numpy, whose floats have 64 bits. Counters
+    # in `extra` may become floats.
+    if v.dtype == before.dtype or "extra" in where and not before.is_floating_point():
+        return
+    now, was = (str(t.dtype).removeprefix("torch.") for t in (v, before))
+    raise ValueError(
+        f"{said} {now} as {where}, which was {was}, and a network computes in one type; "
+        f"return v.to({before.dtype})"
+    )
 
 
 class Outside:

@@ -134,7 +134,8 @@ def simulate(
                 hooks.check_shared(method)
             if state is None:
                 with engine.drawing("init"):
-                    state = initial_state(method)
+                    look = functools.partial(hooks.check_state, method, "init")
+                    state = initial_state(method, look if engine.foreign else None)
             if engine.foreign:
                 with engine.drawing("rehearsal"):
                     check_served(method, hooks.rehearse(method, data, state))
@@ -352,8 +353,9 @@ class _Run:
         if not ids:
             return trained
         if not self.known:
-            network = select(start, self.method.task.names)
-            hooks.check_rows(self.method, "local", end, len(ids), network)
+            kept = [n for n in self.state.clients if n in end]
+            like = select(start, [*self.method.task.names, *kept])
+            hooks.check_rows(self.method, "local", end, len(ids), like)
         _check_finite(end, self.method, f"in round {r}", self.history, sel)
         self._note_executors()
         return trained
@@ -385,11 +387,11 @@ class _Run:
         kept, up = returned(self.method, self.state, start, sent, trained.end)
         moved = self.method.traffic(self.state, sel, sent, news(start, up))
         weight = self.data.n[sel].to(self.data.dtype)
-        shapes = {} if self.known else {n: v.shape for n, v in self.state.server.items()}
+        like = {} if self.known else hooks.tensors(self.state)
         before = server.held(self.method, self.state)
         with self.engine.drawing("upload", r):
             state = self.method.upload(self.state, sel, start, up, weight)
-        state, self.known = hooks.check_state(self.method, "upload", state, shapes), True
+        state, self.known = hooks.check_state(self.method, "upload", state, like), True
         self.state = server.stepped(self.method, self.state, state, before)
         held = {**self.state.server, **self.state.extra}
         _check_finite(held, self.method, f"in round {r}", self.history)

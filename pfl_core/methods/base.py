@@ -402,8 +402,8 @@ class Method:
         return card(f"{self.name}: {_first_line(type(self))}", facts)
 
 
-def initial_state(method: Method) -> State:
-    """The state before round 0: what `init` gives.
+def initial_state(method: Method, look: Callable[[Any], State] | None = None) -> State:
+    """The state before round 0: what `init` gives, which `look` may refuse.
 
     Clients that are new to a trained federation (`method.task.joins`) meet its server as it is, and
     each of them keeps what `init` gives the first of them.
@@ -414,6 +414,7 @@ def initial_state(method: Method) -> State:
         If a name in it is both the model's and the method's own.
     """
     state, joins = method.init(), method.task.joins
+    state = look(state) if look else state
     for n, v in method.task.initial.items():
         shapes = [state.server[n].shape] if n in state.server else []
         shapes += [state.clients[n].shape[1:]] if n in state.clients else []

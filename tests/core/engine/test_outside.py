@@ -1,4 +1,4 @@
-"""Rounds leave nothing behind but their State: other memory of hooks is refused, a cache is not."""
+"""Hooks keep to their State: its tensors alone are remembered, only read, and of one type."""
 
 import functools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfl_core.engine.simulate import simulate
-from pfl_core.methods.base import Method
+from pfl_core.methods.base import Method, State
 from tests.core.methods.setting import setup
 
 COUNT, TABLE, LIST, DICT, SET = 0, None, [1.0], {}, set()
@@ -148,3 +148,89 @@ def test_a_hook_that_writes_into_what_it_reads_is_refused(hook, eval_after):
     by = "local" if hook in ("loss", "extra") else hook
     with pytest.raises(ValueError, match=rf"test.{by} changed .*(fc.weight|seen.n), .* new tensor"):
         simulate(method, data, executor="threads", workers=1)
+
+
+# -- kinds and types of what they return -----------------------------------------------------------
+
+
+def doubled(self, state, sel, start, end, weight):
+    state = Method.upload(self, state, sel, start, end, weight)
+    state.server["fc.weight"] = state.server["fc.weight"].float()
+    return state
+
+
+def made(**parts):
+    def init(self):
+        state = Method.init(self)
+        for name, value in parts.items():
+            getattr(state, name).update(value)
+        return state
+
+    return init
+
+
+def counts(value):
+    def upload(self, state, sel, start, end, weight):
+        state.extra["t"] = value
+        return Method.upload(self, state, sel, start, end, weight)
+
+    return upload
+
+
+T = torch.zeros(2)
+STEPS = made(extra={"t": T})
+WRONG = {
+    "another type": (
+        dict(upload=doubled),
+        r"upload .*float32 as state.server\['fc.weight'\].* float64",
+    ),
+    "a number": (
+        dict(init=made(extra={"t": 0})),
+        r"init .*int as state.extra\['t'\]; .*torch.tensor",
+    ),
+    "a list": (dict(init=made(extra={"t": [T]})), r"init .*list as state.extra\['t'\]"),
+    "deep": (
+        dict(init=made(extra={"a": {"t": 1.0}})),
+        r"init .*float as state.extra\['a'\]\['t'\]",
+    ),
+    "no text": (dict(init=made(extra={3: T})), r"init .* 3 as a name in state.extra"),
+    "a server of dicts": (
+        dict(init=made(server={"t": {"a": T}})),
+        r"init .*dict as state.server\['t'\]",
+    ),
+    "a list of a client": (dict(init=made(clients={"t": [1, 2]})), r"init .*list as state.clients"),
+    "nothing": (dict(init=lambda self: None), "init returned NoneType, allowed is a State"),
+    "another type at first": (
+        dict(init=lambda self: State({n: v.float() for n, v in self.task.initial.items()}, {})),
+        r"init .*float32 as state.server\['.*which was float64",
+    ),
+    "a number later": (dict(init=STEPS, upload=counts(1)), r"upload .*int as state.extra\['t'\]"),
+    "another type later": (
+        dict(init=STEPS, upload=counts(T.double())),
+        r"upload .*float64 as state.extra\['t'\], which was float32",
+    ),
+    "of local": (
+        dict(local=lambda self, ctx, start: start | {"fc.bias": start["fc.bias"].float()}),
+        r"local .*float32 as 'fc.bias', which was float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_kinds_and_types_are_told_with_the_hook(what):
+    hooks, said = WRONG[what]
+    type(
+        "Wrong", (Method,), dict(name="wrong_for_test", __doc__="One.", __module__=__name__) | hooks
+    )
+    with pytest.raises(ValueError, match=rf"wrong_for_test.{said}"):
+        simulate(*setup("wrong_for_test", rounds=2), workers=1)
+
+
+def test_extra_may_grow_and_counters_may_become_floats():
+    words = dict(
+        init=made(extra={"t": torch.zeros(2, dtype=torch.int64)}), upload=counts(torch.ones(3))
+    )
+    type(
+        "Grows", (Method,), dict(name="grows_for_test", __doc__="One.", __module__=__name__) | words
+    )
+    assert len(simulate(*setup("grows_for_test", rounds=2), workers=1).state.extra["t"]) == 3

@@ -9,6 +9,7 @@ operation takes it, or what was made of it alone, together with data.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pfl_core import models
-from pfl_core.util import checks
+from pfl_core.util import checks, content
 from pfl_core.util.draws import Draws
 
 
@@ -311,13 +312,37 @@ def _check_memory(name: str, model: nn.Module, x: Tensor, training: bool) -> Non
             near = torch.allclose(again, scores, rtol=1e-4, atol=1e-4, equal_nan=True)
         except models.REFUSED as error:
             near, hidden = False, f" ({error})"
+        kept = []
+        for _ in range(2):
+            with contextlib.suppress(*models.REFUSED), Draws(0):
+                used.load_state_dict(state, strict=False)
+                used(x.clone())
+            kept.append(_beside(used))
+    keeps = (
+        "it keeps something from call to call that is no registered buffer, and clients would get "
+        "each other's; keep it by register_buffer, without persistent=False, or compute it in each "
+        "forward"
+    )
     if not near:
         raise ValueError(
             f"model {name!r} gives the same samples other scores after it was used with other "
-            f"weights{hidden}: it keeps something from call to call that is no registered buffer, "
-            "and clients would get each other's; keep it by register_buffer, without "
-            "persistent=False, or compute it in each forward"
+            f"weights{hidden}: {keeps}"
         )
+    if counted := [n for n, v in kept[1].items() if v != kept[0].get(n)]:
+        raise ValueError(
+            f"model {name!r} changes {counted[0]} each time the same samples are given: {keeps}"
+        )
+
+
+def _beside(model: nn.Module) -> dict[str, str]:
+    # What modules hold beside what torch registers, by content.
+    torchs, found = vars(nn.Module()), {}
+    for path, module in model.named_modules():
+        for n in vars(module).keys() - torchs.keys():
+            with contextlib.suppress(ValueError):  # a generator: what it draws, scores show
+                reader = content.Reader(lambda thing: False, str)
+                found[f"{path}.{n}".lstrip(".")], _ = content.digest([vars(module)[n]], reader)
+    return found
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

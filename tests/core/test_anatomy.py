@@ -497,6 +497,57 @@ def test_training_mode_is_tried_before_training(name, registry):
         run(experiment, fed=fed, on_round=lambda r, history: pytest.fail("it trained"))
 
 
+class Counts(Plain):
+    """What it does in forward, to what it holds beside its layers."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.body_norm, self.drop = nn.BatchNorm1d(C), nn.Dropout(0.5)
+        self.step, self.seen, self.by, self.last = 0, [], {"n": {"m": 0}}, None
+
+    def forward(self, x):
+        out = self.drop(self.body_norm(super().forward(x)))
+        self.act(self, out)
+        return out
+
+
+class Trains(Counts):
+    def forward(self, x):
+        out = Plain.forward(self, x)
+        if self.training:
+            self.act(self, out)
+        return out
+
+
+MEMORY = {
+    "step": lambda m, z: setattr(m, "step", m.step + 1),
+    "seen": lambda m, z: m.seen.append(len(z)),
+    "by": lambda m, z: m.by["n"].update(m=m.by["n"]["m"] + 1),
+    "fc.calls": lambda m, z: setattr(m.fc, "calls", getattr(m.fc, "calls", 0) + 1),
+    "last": lambda m, z: setattr(m, "last", torch.ones(2) + (0 if m.last is None else m.last)),
+}
+CONSTANTS = {
+    "a shape": lambda m, z: setattr(m, "last", tuple(z.shape)),
+    "a cache": lambda m, z: m.by.setdefault(len(z), torch.ones(2)),
+    "features": lambda m, z: setattr(m, "last", z.detach()),
+    "nothing": lambda m, z: None,
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+@pytest.mark.parametrize("kind", [Counts, Trains])
+def test_what_a_model_counts_beside_its_buffers_is_refused(name, kind):
+    x = torch.zeros(2, *SHAPE)
+    with pytest.raises(ValueError, match=f"'mine' changes {name} each time .*register_buffer"):
+        examined("mine", kind(MEMORY[name]), x, C, 4)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_what_a_model_keeps_and_does_not_change_is_taken(name):
+    examined("mine", Counts(CONSTANTS[name]), torch.zeros(2, *SHAPE), C, 4)
+
+
 def one_hot(m, z):
     return m.out(z) + F.one_hot(z.argmax(1)).sum() * 0
 

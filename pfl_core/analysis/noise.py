@@ -364,6 +364,27 @@ class Column:
             parts += [said] if printed else [part.times(1 / draws) for part in one]
         return Interval(estimate, tuple(parts), seeds)
 
+    def best(self, sign: int = 1) -> set[str]:
+        """The row that is ahead, and all that tie with it; of sign -1 less is better.
+
+        Two rows are compared over the seeds that both have. A row that shares none with the one
+        that is ahead is not the best; nor are two that may both be ahead and share none.
+        """
+        if not len(self.table):
+            return set()
+        apart = sign * (self._values[:, None] - self._values)
+        behind = (np.nansum(apart, axis=2) < 0).sum(1)
+        tops = self.table.index[behind == behind.min()]
+        return {row for row in self.table.index if all(self._ties(row, top) for top in tops)}
+
+    def _ties(self, row: str, other: str) -> bool:
+        if row == other:
+            return True
+        if np.isnan(self._numbers([row, other])).any(axis=0).all():  # no seed that both have
+            return False
+        gap = self.difference(row, other)
+        return gap.estimate == 0 or gap.low <= 0 <= gap.high
+
     @functools.cached_property
     def _values(self) -> np.ndarray:
         return self.table.to_numpy(float)

@@ -15,6 +15,7 @@ from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
 from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
+from pfl_core.experiments.metrics import LOST, UNTESTED
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import markdown, span
@@ -24,6 +25,7 @@ MOST_DIGITS = 15  # as a float has them
 LESS = ("acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better, too
 NEEDED = ("run", "row", "column", "method", "seed", "rounds", *KINDS, "value")
 Labels = str | Sequence[str] | None
+UNEVEN = " Some rows have fewer seeds; bold compares two rows over the seeds that both have."
 
 
 def table(
@@ -65,7 +67,8 @@ def table(
     Notes
     -----
     Noise over seeds is pooled over the rows of a column, as everywhere here (`analysis.noise`). A
-    run that diverged has no number; its cell says how many of its seeds did.
+    cell says which of its column's seeds it lacks: "3 of 4 seeds", "diverges (1 of 4)". Two rows
+    are compared over the seeds that both have.
 
     Examples
     --------
@@ -78,6 +81,8 @@ def table(
     """
     frame, lost, order = _labelled(given, rows, columns)
     check(order[0], against=against, select=select, average=average, digits=digits)
+    if "test" not in set(frame.split):
+        raise ValueError(f"table: {UNTESTED}")
     add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
     checks.known("metric", metric, sorted({*frame.metric.str.removesuffix(COUNTED)}), add)
     picked = pick(frame, select, when, average, metric)
@@ -88,11 +93,11 @@ def table(
             f"table: no {metric} of test data at when={when!r}, average={average!r}; there are "
             f"{'; '.join(there) or 'none'}"
         )
-    cells = _cells(alike(picked, ["row", "column"]), metric, when, against)
+    cells = _cells(alike(picked, ["row", "column"]), lost, metric, when, against)
     counted = _counted(frame, picked, metric)
     said = f"{_measure(metric)}{counted}, {average} mean, {SELECT[select]}, "
     digits = (3 if counted else 2) if digits is None else digits
-    return Table(cells, lost, order, against, digits, f"{said}{MOMENTS.get(when, when)}.")
+    return Table(cells, order, against, digits, f"{said}{MOMENTS.get(when, when)}.")
 
 
 def check(
@@ -120,31 +125,30 @@ class Table:
     ----------
     cells : DataFrame
         A line a cell: row, column, seeds, value, half (of its 95 % interval), best (the best of
-        its column, or not told apart from it), difference, low and high (to the row `against`).
+        its column, or not told apart from it), difference, low and high (to the row `against`),
+        fewer ("3 of 4 seeds", if it was run with fewer than its column) and lost ("diverges (1 of
+        4)", of its runs). One without a number has 0 seeds.
     caption : str
         What the numbers are.
     """
 
     def __init__(
-        self,
-        cells: pd.DataFrame,
-        lost: dict[tuple[str, str], tuple[int, int]],
-        order: list[list[str]],
-        against: str,
-        digits: int,
-        said: str,
+        self, cells: pd.DataFrame, order: list[list[str]], against: str, digits: int, said: str
     ):
-        self.cells, self._lost, self._order = cells, lost, order
+        self.cells, self._order = cells, order
         self.against, self.digits = against, digits
         self.caption = f"{said} {self._explained()}"
 
     def _explained(self) -> str:
-        seeds = sorted({int(n) for n in self.cells.seeds})
+        ended = self.cells[self.cells.seeds > 0]
+        seeds = sorted({int(n) for n in ended.seeds})
+        uneven = any(ended.fewer) or any(ended.groupby("column").seeds.nunique() > 1)
         n = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         if seeds[-1] < 2:
-            return "One seed: there are no intervals."
+            return "One seed: there are no intervals." + UNEVEN * uneven
         text = f"± is half of the 95 % interval over {n} seeds."
         text += " Bold: the best of a column and all that its runs do not tell from it."
+        text += UNEVEN * uneven
         if self.against:
             text += f" Brackets: 95 % interval of the difference from {self.against}."
         return text
@@ -155,16 +159,14 @@ class Table:
         d = self.digits
         for c in tuples(self.cells):
             value = f"{c.value:.{d}f}" + ("" if np.isnan(c.half) else f" {pm} {c.half:.{d}f}")
-            out.setdefault((c.column, ""), {})[c.row] = bold.format(value) if c.best else value
+            value = (bold.format(value) if c.best else value) + f" ({c.fewer})" * bool(c.fewer)
+            said = ", ".join(filter(None, [value * bool(c.seeds), c.lost]))
+            out.setdefault((c.column, ""), {})[c.row] = said or "not run"
             if self.against and c.row != self.against:
                 ends = "" if np.isnan(c.low) else f" [{c.low:+.{d}f}, {c.high:+.{d}f}]"
                 head = f"- {self.against}"
                 there = "" if np.isnan(c.difference) else f"{c.difference:+.{d}f}{ends}"
                 out.setdefault((c.column, head), {})[c.row] = there
-        for (row, column), (n, of) in self._lost.items():
-            said = f"diverges ({n} of {of})"
-            number = out.setdefault((column, ""), {}).get(row, "")
-            out[column, ""][row] = f"{number}, {said}" if number else said
         return self._framed(out)
 
     def _framed(self, out: dict[Any, dict[str, str]]) -> pd.DataFrame:
@@ -261,9 +263,9 @@ def _check(given: Iterable[Any], what: str) -> None:
 
 def _labelled(
     given: Sequence[Any], rows: Labels, columns: Labels
-) -> tuple[pd.DataFrame, dict[tuple[str, str], tuple[int, int]], list[list[str]]]:
-    # All numbers with their row and column; of cells with runs that diverged how many did; and the
-    # labels of both sides in order.
+) -> tuple[pd.DataFrame, pd.DataFrame, list[list[str]]]:
+    # All numbers of runs that ended, with their row and column; a line for each run that did not;
+    # and the labels of both sides in order.
     _check(given, "table")
     results = [*{_cell(r): r for r in given if isinstance(r, Result)}.values()]
     of_rows = _side(results, "row", rows, _names(columns))
@@ -275,25 +277,19 @@ def _labelled(
         else _relabelled(one, rows, columns)
         for one in given
     ]
-    heads = [  # a run that diverged at once has no rows
-        cells[_cell(one)] if isinstance(one, Result) else part
-        for one, part in zip(given, parts, strict=True)
-    ]
-    order = [[*dict.fromkeys(v for h in heads for v in np.ravel(h[s]))] for s in ("row", "column")]
-    ok: dict[tuple[str, str], dict[str, bool]] = {}
-    for r in results:
-        row, column = cells[_cell(r)].values()
-        ok.setdefault((row, column), {})[r.key] = r.ok
-    lost = {
-        cell: (len(of) - sum(of.values()), len(of))
-        for cell, of in ok.items()
-        if not all(of.values())
-    }
-    ended = [p for p, one in zip(parts, given, strict=True) if getattr(one, "ok", True)]
-    if not sum(map(len, ended)):
-        raise ValueError(f"table: none of {len(given)} runs ended with finite numbers")
-    frame = pd.concat(ended, ignore_index=True).assign(paper="", artefact="")
+    order = [[*dict.fromkeys(v for p in parts for v in p[side])] for side in ("row", "column")]
+    frame = pd.concat(parts, ignore_index=True).assign(paper="", artefact="")
+    marks = frame.metric.isin(list(LOST))
+    lost = frame[marks].drop_duplicates(["row", "column", *_whose(frame)])
+    frame = frame[~frame.run.isin(lost.run)]
+    if frame.empty:
+        raise ValueError(f"table: none of {len(lost)} runs ended with finite numbers")
     return frame, lost, order
+
+
+def _whose(frame: pd.DataFrame) -> list[str]:
+    # Columns that tell runs apart; those that raised an error have no key.
+    return ["key" if "key" in frame else "run", "seed", *{"partition_seed"}.intersection(frame)]
 
 
 def _cell(result: Result) -> tuple[str, ...]:
@@ -342,24 +338,35 @@ def _said(value: Any) -> str:
 # -- the numbers -----------------------------------------------------------------------------------
 
 
-def _cells(picked: pd.DataFrame, metric: str, when: str, against: str) -> pd.DataFrame:
+def _cells(
+    picked: pd.DataFrame, lost: pd.DataFrame, metric: str, when: str, against: str
+) -> pd.DataFrame:
     out = []
-    for column, of in picked.groupby("column", sort=False):
+    every = pd.concat([picked, lost], ignore_index=True)
+    for column, tried in every.groupby("column", sort=False):
+        of = tried[~tried.metric.isin(list(LOST))]
         wide = of.pivot_table(index="row", columns="seed", values="value", sort=False)
         one = of[of.method.isin(ONE_MODEL)].row.unique() if when == "before" else ()
         found = Column(wide, [*one])
-        top = _first(wide.mean(axis=1), metric)
-        for row in wide.index:
-            level, gap = found.level(row), _gap(found, row, top)
+        best = found.best(-1 if metric in LESS or less_is_better(metric) else 1)
+        for row, own in tried.groupby("row", sort=False):
+            there = row in wide.index
+            level = found.level(row) if there else Interval()
             line = dict(row=row, column=column, seeds=level.seeds, value=level.estimate)
-            line |= dict(half=level.half, best=row == top or gap.low <= 0 <= gap.high)
-            other = _gap(found, row, against) if against in wide.index else Interval()
-            out.append(line | dict(difference=other.estimate, low=other.low, high=other.high))
+            line |= dict(half=level.half, best=row in best)
+            both = there and against in wide.index
+            other = _gap(found, row, against) if both else Interval()
+            line |= dict(difference=other.estimate, low=other.low, high=other.high)
+            fewer = there and own.seed.nunique() < tried.seed.nunique()
+            line["fewer"] = f"{level.seeds} of {tried.seed.nunique()} seeds" * fewer
+            out.append(line | dict(lost=_lost(own)))
     return pd.DataFrame(out)
 
 
-def _first(means: pd.Series, metric: str) -> str:
-    return str(means.idxmin() if metric in LESS or less_is_better(metric) else means.idxmax())
+def _lost(runs: pd.DataFrame) -> str:
+    # "diverges (1 of 4), fails (1 of 4)" of a cell's runs.
+    counts = {word: int((runs.metric == metric).sum()) for metric, word in LOST.items()}
+    return ", ".join(f"{word} ({n} of {len(runs)})" for word, n in counts.items() if n)
 
 
 def _counted(frame: pd.DataFrame, picked: pd.DataFrame, metric: str) -> str:

@@ -21,6 +21,13 @@ ROW_COLUMNS = (
     "average metric value n_clients device executor revision version wall_s "
     "key code setting partition_seed"
 ).split()
+# A run without a number has one row of this metric: its value is the last round that was evaluated.
+LOST = {"diverged": "diverges", "failed": "fails"}  # failed: it raised an error
+DIVERGED, FAILED = LOST
+UNTESTED = (
+    "no client has test data, so there is no test accuracy; a Federation takes test=[...] or "
+    "split='70/10/20', an Experiment partition_args={'split': '70/10/20'}"
+)
 OLD = {"round": "rounds", "mean": "average"}  # columns of files up to version 0.1
 SUMMARY = ("last round", "best round", "round of best", "worst tenth", "sd over clients")
 KEYS = ["rounds", "when", "split"]  # of a number in a run's history, besides average and metric
@@ -81,6 +88,12 @@ def history_frame(
     numbers = {"rounds": np.concatenate([at for _, at, _ in parts])}
     numbers |= {"value": np.concatenate([values for *_, values in parts])}
     return frame.assign(**numbers)[[*KEYS, "average", "metric", "value"]]
+
+
+def lost(metric: str, rounds: int = 0) -> dict[str, Any]:
+    """What a row of a run says that has no number, of metric DIVERGED or FAILED."""
+    blank = dict(when="", split="", average="derived")
+    return blank | dict(rounds=rounds, metric=metric, value=float(rounds))
 
 
 def _counted(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:

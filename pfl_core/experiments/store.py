@@ -97,7 +97,10 @@ class Result:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The history with what tells runs apart, one number a row."""
+        """The history with what tells runs apart, one number a row.
+
+        A run that diverged has one row more, of metric "diverged".
+        """
         e, m = self.experiment, self.meta
         facts = {"run": self.id} | {tag: e.tags.get(tag, "") for tag in TAGS}
         facts |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
@@ -105,7 +108,12 @@ class Result:
         facts |= dict(n_clients=m["clients"], wall_s=round(m["wall_s"], 2))
         facts |= dict(key=self.key, code=m.get("code", ""))
         facts |= dict(setting=self.setting, partition_seed=_partition_seed(e))
-        return self.history.assign(**facts)[ROW_COLUMNS]
+        history = self.history
+        if not self.ok:
+            end = int(history["rounds"].max()) if len(history) else 0
+            mark = pd.DataFrame([metrics.lost(metrics.DIVERGED, end)])
+            history = pd.concat([history, mark], ignore_index=True) if len(history) else mark
+        return history.assign(**facts)[ROW_COLUMNS]
 
     @property
     def setting(self) -> str:

@@ -18,10 +18,11 @@ from pfl_core.data import pools
 from pfl_core.data.federation import Federation
 from pfl_core.engine.participation import participants
 from pfl_core.experiments import lookup, workers
-from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.experiment import TAGS, Experiment
 from pfl_core.experiments.feds import Given, OfSeeds, in_folders, of_seeds
-from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.metrics import DIVERGED, FAILED, ROW_COLUMNS, lost
 from pfl_core.experiments.run import check_how, pick_device
+from pfl_core.experiments.settings import setting
 from pfl_core.experiments.starts import settled
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.workers import Failed, tried
@@ -47,8 +48,8 @@ def sweep(
 ) -> pd.DataFrame:
     """Run many Experiments, those that the store has not got yet, and return the rows of all.
 
-    A run that fails, because it diverges or raises an error, leaves a message and no rows; the
-    others are computed and stored.
+    A run that diverges or raises an error leaves a message and one row, of metric "diverged" or
+    "failed", by which tables know it; the others are computed and stored.
 
     Parameters
     ----------
@@ -193,6 +194,8 @@ def _found_or_computed(
     _say_failures(done[i] for i in here)
     for (i, e), elsewhere in zip(named, rows, strict=True):
         got = done[i] if elsewhere is None else elsewhere
+        if isinstance(got, Failed):
+            got = got._replace(experiment=e)  # with the tags of this cell
         yield _as_asked(got, e, feds) if isinstance(got, Result) else got
 
 
@@ -279,17 +282,30 @@ def _counted(bar: Progress) -> Iterator[None]:
 
 
 def _rows(found: Iterable[Result | Failed | pd.DataFrame]) -> pd.DataFrame:
-    # Rows of those that did not fail; the first error where all did.
+    # Rows of those that ended, one row of each other; the first error where all raised one.
     frames: list[pd.DataFrame] = []
     failed: list[Failed] = []
     for r in found:
         if isinstance(r, Failed):
             failed.append(r)
-        elif isinstance(r, pd.DataFrame) or r.ok:
-            frames.append(r if isinstance(r, pd.DataFrame) else r.rows)
-    if failed and not frames:
+            frames.append(_failed(r.experiment))
+        elif isinstance(r, pd.DataFrame):
+            frames.append(r)
+        else:
+            frames.append(r.rows if r.ok else r.rows[r.rows.metric == DIVERGED])
+    if failed and len(failed) == len(frames):
         raise failed[0].error
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=ROW_COLUMNS)
+
+
+def _failed(e: Experiment) -> pd.DataFrame:
+    # All that is known of a run that raised an error.
+    line: dict[str, Any] = dict.fromkeys(ROW_COLUMNS, "")
+    line |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
+    line |= {tag: e.tags.get(tag, "") for tag in TAGS} | lost(FAILED)
+    line |= dict(n_clients=e.clients or 0, revision=0, wall_s=0.0, setting=setting(e.plain(), {}))
+    seed = e.seed if e.partition_seed is None else e.partition_seed
+    return pd.DataFrame([line | dict(partition_seed=seed)])
 
 
 def _jobs(experiments: list[Experiment], how: dict) -> int:

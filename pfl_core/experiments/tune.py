@@ -19,7 +19,7 @@ from pfl_core.experiments import build
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment, seeded
 from pfl_core.experiments.feds import OfSeeds, of_seeds
-from pfl_core.experiments.metrics import validated
+from pfl_core.experiments.metrics import LOST, validated
 from pfl_core.experiments.sweep import sweep
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
@@ -274,7 +274,7 @@ def _ended(
 ) -> pd.Series:
     # The scores, the higher the better, of those choices that ended with finite numbers with all
     # these seeds; says the others.
-    ended = rows[rows.row.isin(cells) & rows.seed.isin(seeds)]
+    ended = rows[rows.row.isin(cells) & rows.seed.isin(seeds) & ~rows.metric.isin(list(LOST))]
     count = ended.groupby("row", sort=False).seed.nunique()
     lost = [label for label in cells if count.get(label, 0) < len(seeds)]
     if lost:

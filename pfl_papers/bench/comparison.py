@@ -25,7 +25,7 @@ from pfl_papers import places
 from pfl_papers.compare import plan, report
 from pfl_papers.compare.costs import gradients, run_hours
 from pfl_papers.compare.plan import START
-from pfl_papers.evidence import committed
+from pfl_papers.evidence import committed, diverged
 from pfl_papers.evidence import contrasts as evidence
 from pfl_papers.evidence.contrasts import READ_AFTER
 from pfl_papers.papers import presets
@@ -211,10 +211,10 @@ def run(
     shared, choices, parts = common(dataset, profile, **changes or {}), {}, []
     for row in chosen(methods):
         choices[row], rows = tuned(row, shared, **how)
-        parts.append(rows.assign(profile=profile))
+        parts.append(diverged.ended(rows).assign(profile=profile))
         print(_said(row, parts[-1]))
     cells = experiments(dataset, methods, seeds, profile, choices, **changes or {})
-    rows = sweeps.sweep(cells, **how)
+    rows = diverged.ended(sweeps.sweep(cells, **how))
     spent = {e.id: gradients(e) for e in cells}
     heads = rows.drop_duplicates(["run", "row"])
     blank = dict(rounds=0, when="", split="", average="derived")

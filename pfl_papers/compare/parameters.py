@@ -18,7 +18,7 @@ from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.keys import ARGS
 from pfl_core.methods.base import METHODS
 from pfl_core.util import checks
-from pfl_papers.evidence import committed, contrasts
+from pfl_papers.evidence import committed, contrasts, diverged
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides as changes
 from pfl_papers.papers.base import Paper, Scope, Sweep
@@ -250,7 +250,9 @@ def finished(cells: list[Experiment], train: bool) -> pd.DataFrame | None:
         found = [_is_finished(e, train) for e in cells]
     except pools.DatasetMissing:
         return None
-    return sweeps.sweep(cells, found=looked_up(train)) if all(found) else None
+    if not all(found):
+        return None
+    return diverged.ended(sweeps.sweep(cells, found=looked_up(train)))
 
 
 def looked_up(train: bool) -> Callable[[Experiment], pd.DataFrame | None] | None:

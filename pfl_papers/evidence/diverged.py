@@ -1,6 +1,7 @@
 """Runs that diverged: they have no numbers, and their cells say how many of their seeds did.
 
-A run that diverged is kept as a derived row of its cell, with the metric `METRIC`.
+A run that diverged is kept as a derived row of its cell, with the metric `METRIC`. Here `rows`
+makes them, for committed runs, too; those that `sweep` leaves are taken out by `ended`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from pfl_core.analysis.select import grouped
 from pfl_core.data.pools import DatasetMissing
 from pfl_core.experiments import lookup
 from pfl_core.experiments.experiment import TAGS, Experiment
-from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.metrics import DIVERGED, LOST, ROW_COLUMNS
 from pfl_papers.evidence import committed, tables
 
-METRIC = "diverged"  # its value is the last round that was evaluated
-WORD = "diverges"
+METRIC, WORD = DIVERGED, LOST[DIVERGED]
+
+
+def ended(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs that ended well, of those that `sweep` returned."""
+    return rows[~rows.metric.isin(list(LOST))].reset_index(drop=True)
 
 
 def rows(cells: Iterable[Experiment], train: bool = False) -> pd.DataFrame:

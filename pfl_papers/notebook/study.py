@@ -196,7 +196,7 @@ class Study:
         how["keep_state"] = self.scope.full  # a column whose contrasts still move can go on
         cells = [e for s in planned for e in s.experiments()]
         cells = self._finished(cells) if self.finished else cells
-        frame = sweeps.sweep(cells, **how)
+        frame = diverged.ended(sweeps.sweep(cells, **how))
         self.collected.append(frame)
         return frame
 

@@ -1,5 +1,6 @@
 """A table of finished runs: labels, intervals, what ties, what diverged, and what is refused."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pfl_core import Experiment, export, grid, run, runs, sweep, table
+from pfl_core import Experiment, Federation, export, grid, plot, run, runs, sweep, table
 from pfl_core.analysis.noise import ONE_MODEL, Column
 from pfl_core.analysis.tables import LESS
 from pfl_core.methods.base import METHODS
@@ -102,6 +103,127 @@ def test_a_run_that_diverged_is_counted_and_no_number(results):
     assert text.loc["fedper"].item().startswith(before.loc["fedper"].item())
     with pytest.raises(ValueError, match="none of 1 runs ended with finite numbers"):
         table(only)
+
+
+def without(rows, seed, row="FedPer", named="Frail"):
+    """A row's runs once more, under another name, but for a seed."""
+    own = rows[(rows.row == row) & (rows.seed != seed)]
+    return own.assign(row=named, run=own.run + named, key=own.key + named)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_missing_seed_is_said_and_neither_gains_nor_loses_a_rank(rows, seed):
+    """FedPer once more without a seed: its mean is another one, and it is as good."""
+    both = pd.concat([rows, without(rows, seed)], ignore_index=True)
+    for some in (both, both[both.row != "Local"], both[both.row != "Local"][::-1]):
+        found = table(some, against="FedPer")
+        cells = found.cells.set_index(["column", "row"])
+        for column in COLUMNS:
+            assert cells.best[column, "Frail"] == cells.best[column, "FedPer"]
+            assert cells.value[column, "Frail"] != cells.value[column, "FedPer"]
+            assert cells.difference[column, "Frail"] == 0
+        frail = found.text().loc["Frail", list(COLUMNS)]
+        assert frail.str.endswith("(2 of 3 seeds)").all()
+        assert "seeds)" not in found.text().drop("Frail").to_string()
+        for text in (found.latex(), found.markdown(), found._repr_html_(), repr(found)):
+            assert text.count("(2 of 3 seeds)") == len(COLUMNS) and "seeds that both have" in text
+    assert "both have" not in table(rows).caption
+
+
+def test_bold_is_decided_over_the_seeds_that_rows_share(rows):
+    """A seed moves all methods by 40 points, and Local is a point better with each."""
+    small = (rows.row + rows.column).map(len) * rows.seed % 3 * 0.01
+    level = 40.0 * rows.seed + (rows.row == "Local") + small
+    made = rows.assign(value=level.where(rows.metric == "acc_pct", rows.value))
+    both = pd.concat([made, without(made, 0)], ignore_index=True)
+    cells = table(both).cells
+    assert cells.value[cells.row == "Frail"].min() > cells.value[cells.row != "Frail"].max()
+    assert set(cells.row[cells.best]) == {"Local"}
+    one = both[
+        (both.row != "Local") & (both.seed > 0) & ~((both.row == "Frail") & (both.seed == 1))
+    ]
+    assert table(one).cells.best.all(), "one shared seed, and no difference there"
+
+
+def test_rows_that_share_no_seed_have_no_bold_between_them(rows):
+    apart = rows[(rows.row == "Local") == (rows.seed == 2)]
+    found = table(apart, against="Local")
+    assert not found.cells.best.any() and found.cells.difference.isna().all()
+    text = found.text()
+    assert text.loc["FedPer", "0.1"].endswith("(2 of 3 seeds)")
+    assert text.loc["Local", "0.1"].endswith("(1 of 3 seeds)")
+    alone = table(rows[(rows.row == "Local") & (rows.seed == 0)])
+    assert alone.cells.best.all(), "a row alone is the best of its column"
+
+
+def test_rows_and_results_make_one_table_of_runs_that_did_not_end(rows):
+    """One seed diverges, all do, one raises an error: each is said, by both ways alike."""
+    tagged = [e for e in grid(BASE, ROWS, seeds=range(3)) if e.tags["row"] == "FedPer"]
+    wild = [e.but(lr=1e30 if e.seed == 1 else e.lr, tags={"row": "Wild"}) for e in tagged]
+    gone = [e.but(lr=1e30, tags={"row": "Gone"}) for e in tagged]
+    swept = sweep([*tagged, *wild, *gone], device="cpu")
+    results = [run(e, device="cpu") for e in [*tagged, *wild, *gone]]
+    found, again = table(swept, against="FedPer"), table(*results, against="FedPer")
+    pd.testing.assert_frame_equal(found.cells, again.cells)
+    assert repr(found) == repr(again) and found.latex() == again.latex()
+    assert list(found.text().index) == ["FedPer", "Wild", "Gone"]
+    assert found.text().loc["Wild", "value"].endswith(", diverges (1 of 3)")
+    assert found.text().loc["Gone"].tolist() == ["diverges (3 of 3)", ""]
+    assert found.cells.best.tolist() == [True, True, False], "over the seeds that both have"
+    assert "both have" in found.caption
+    whole = pd.concat([r.rows for r in results], ignore_index=True)
+    assert repr(table(whole, against="FedPer")) == repr(found), "a history that broke off is none"
+    assert repr(table(swept, swept, against="FedPer")) == repr(found)
+    with pytest.raises(ValueError, match="none of 3 runs ended"):
+        table(swept[swept.row == "Gone"])
+
+    torn = [e.but(batch=5000 if e.seed > 0 else e.batch, tags={"row": "Torn"}) for e in tagged]
+    failed = sweep([*tagged, *torn], device="cpu")
+    lost = failed[failed.metric == "failed"]
+    assert lost.seed.tolist() == [1, 2] and set(lost.row) == {"Torn"} and set(lost.value) == {0}
+    assert table(failed).text().loc["Torn"].item().endswith(", fails (2 of 3)")
+    with pytest.raises(ValueError, match="batch=5000"):
+        sweep(torn[1:], device="cpu")
+
+
+def test_rows_of_runs_that_did_not_end_outlive_a_file(rows, tmp_path):
+    cells = [BASE.but(lr=lr, tags={"row": f"lr {lr}"}) for lr in (0.1, 1e30)]
+    swept = sweep([cells[0], cells[0].but(seed=1), cells[1]], device="cpu")
+    kept = pd.read_csv(export(tmp_path / "rows.csv", swept), keep_default_na=False)
+    assert repr(table(kept)) == repr(table(swept)) and "diverges (1 of 1)" in repr(table(kept))
+
+
+def federation(seed=0, test=True):
+    g = np.random.default_rng(seed)
+    x, lists = g.random((40, 8), dtype=np.float32), np.arange(40).reshape(4, 10)
+    return Federation(x, np.arange(40) % 2, lists[:2], test=lists[2:] if test else None)
+
+
+def test_clients_without_test_data_are_said_with_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    e = Experiment(dataset="own", model="mlp", rounds=1)
+    said = r"no client has test data.*test=\[...\] or split='70/10/20'"
+    bare = run(e, fed=federation(test=False), device="cpu")
+    assert re.search(said, capsys.readouterr().err)
+    for make in (lambda: table(bare), lambda: table(bare.rows), lambda: plot(bare)):
+        with pytest.raises(ValueError, match=said):
+            make()
+    run(e, fed=federation(), device="cpu")
+    assert "no client" not in capsys.readouterr().err
+
+
+def test_a_loop_over_federations_is_told_of_the_sweep_that_pools_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    e = Experiment(dataset="own", model="mlp", rounds=1)
+    looped = [run(e.but(seed=s), fed=federation(s), device="cpu") for s in (0, 1)]
+    with pytest.raises(ValueError, match=r"pool \(.*sweep\(cells, fed=lambda seed: Federation"):
+        table(*looped, rows="method")
+    cells = [e.but(seed=s) for s in (0, 1)]
+    assert table(sweep(cells, fed=federation, device="cpu")).cells.seeds.tolist() == [2]
+    other = [run(e.but(batch=b), fed=federation(), device="cpu") for b in (5, 10)]
+    with pytest.raises(ValueError, match="batch") as refused:
+        table(pd.concat([r.rows for r in other]))
+    assert "lambda" not in str(refused.value)
 
 
 def test_one_seed_has_no_interval_and_says_so(results):

@@ -193,9 +193,11 @@ def _pooled(own: pd.DataFrame, name: str) -> str:
     if not said and "run" in own:
         some = " ".join(own.drop_duplicates("setting").run[:2])
         said = f"`python -m pfl_core show {some}` says in what"
+    dealt = "pool" in settings.differences(own.setting) and {*own.dataset} == {"own"}
+    cure = "run a Federation a seed as sweep(cells, fed=lambda seed: Federation(...)); else "
     return (
-        f"pools runs that differ in more than the seed: {said}; choose among them, or give them "
-        "labels of their own (tags row and column)"
+        f"pools runs that differ in more than the seed: {said}; {cure * dealt}choose among them, "
+        "or give them labels of their own (tags row and column)"
     )
 
 

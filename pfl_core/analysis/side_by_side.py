@@ -12,7 +12,7 @@ from pfl_core.engine.finetune import TUNED
 from pfl_core.engine.scoring import COUNTED, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.experiment import Experiment
-from pfl_core.experiments.metrics import OWN
+from pfl_core.experiments.metrics import OWN, UNTESTED
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
 
@@ -88,9 +88,12 @@ def _rows(results: tuple[Result, ...], when: str, metric: str) -> pd.DataFrame:
     ]
     rows = pd.concat(frames, ignore_index=True)
     own = rows[(rows["average"] == OWN) & (rows.metric == metric)]
+    untested = "test" not in set(rows.split)
     rows = rows[(rows["average"] == "client") & (rows.split == "test")]
     if len(own) and when == "before" and metric not in set(rows.metric):
         return own
+    if untested and all(result.ok for result in results):
+        raise ValueError(f"plot: {UNTESTED}")
     if len(rows):
         add = f"run with Experiment(metrics=({metric!r},))" * (metric in list_metrics())
         checks.known("metric", metric, sorted({*rows.metric.str.removesuffix(COUNTED)}), add)

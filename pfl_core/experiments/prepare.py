@@ -14,10 +14,12 @@ from pfl_core.engine.checkpoint import History
 from pfl_core.engine.participation import evaluated
 from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.metrics import UNTESTED
 from pfl_core.experiments.store import Result
 from pfl_core.methods.base import Method, check_adopts
 from pfl_core.methods.task import TrainConfig
 from pfl_core.util import gpu
+from pfl_core.util.say import say
 
 REPEATED = 1024  # the largest batch that may be more than twice what any client trains on
 
@@ -91,6 +93,8 @@ def prepared(call: Call) -> Prepared:
 def _check_evaluated(data: ClientData, config: TrainConfig) -> None:
     # A sample of clients for evaluation must not miss all those that can be evaluated.
     tested = [k for k, index in enumerate(data.index["test"]) if len(index)]
+    if not tested and not any(map(len, data.index["val"])):
+        say(UNTESTED, error=True)
     if tested and not set(tested) & set(evaluated(config, data.K).tolist()):
         raise ValueError(
             f"Experiment(eval_clients={config.eval_clients}): only {len(tested)} of {data.K} "

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pfl_core.analysis import plots
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
-from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, pick, tuples
+from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, grouped, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing
 from pfl_core.experiments.metrics import LOST, UNTESTED
@@ -289,7 +289,8 @@ def _labelled(
 
 def _whose(frame: pd.DataFrame) -> list[str]:
     # Columns that tell runs apart; those that raised an error have no key.
-    return ["key" if "key" in frame else "run", "seed", *{"partition_seed"}.intersection(frame)]
+    known = [name for name in ("setting", "partition_seed") if name in frame]
+    return ["key" if "key" in frame else "run", "seed", *known]
 
 
 def _cell(result: Result) -> tuple[str, ...]:
@@ -349,7 +350,7 @@ def _cells(
         one = of[of.method.isin(ONE_MODEL)].row.unique() if when == "before" else ()
         found = Column(wide, [*one])
         best = found.best(-1 if metric in LESS or less_is_better(metric) else 1)
-        for row, own in tried.groupby("row", sort=False):
+        for row, own in grouped(tried, "row"):
             there = row in wide.index
             level = found.level(row) if there else Interval()
             line = dict(row=row, column=column, seeds=level.seeds, value=level.estimate)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from jupyter_client import KernelManager
 
-from pfl_core import Experiment, Federation, load, methods, sweep, tune
+from pfl_core import Experiment, Federation, load, methods, sweep, table, tune
 from pfl_core.data import pools as data
 from pfl_core.engine import simulate
 from pfl_core.engine.simulate import Interrupted
@@ -113,9 +113,9 @@ def test_a_resumed_run_that_diverges_keeps_its_history(store, spoiled, capsys):
     with pytest.raises(Interrupted):
         run(bad, on_round=lambda r, h: r == 1)
     rows = sweep([bad, good])
-    assert load_result(store / bad.id).arrays["rounds"].tolist() == [0, 1, 2] and set(rows.run) == {
-        good.id
-    }
+    assert load_result(store / bad.id).arrays["rounds"].tolist() == [0, 1, 2]
+    assert set(rows.run[rows.metric != "diverged"]) == {good.id}
+    assert rows.value[rows.metric == "diverged"].tolist() == [2], "the last round with numbers"
     assert "(spoiled, seed 0) failed: spoiled: layer fc" in capsys.readouterr().out
 
 
@@ -305,7 +305,7 @@ def test_damaged_models_of_a_source_are_computed_again(store, tmp_path, capsys):
 def test_a_source_that_failed_fails_what_starts_from_it(store, spoiled):
     bad = Experiment(**TINY, method="spoiled")
     rows = sweep([Experiment(**TINY, init_from=bad), Experiment(**TINY)])
-    assert set(rows.run) == {Experiment(**TINY).id}
+    assert set(rows.run[rows.metric != "diverged"]) == {Experiment(**TINY).id}
     assert "init_from" in run(Experiment(**TINY, init_from=bad)).meta["status"]
 
 
@@ -355,7 +355,7 @@ def test_out_of_memory_on_the_device(store, tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(simulate, "Context", Full)
-        assert sweep(cells).run.unique().tolist() == [cells[0].id, cells[2].id]
+        assert ended(sweep(cells)) == [cells[0].id, cells[2].id]
     assert "OutOfMemoryError: " in capsys.readouterr().out
     assert simulate.restore(store / f"{WIDE.id}.part" / "checkpoint.pt", "cpu")[0].round == 2
     sweep(cells)
@@ -406,18 +406,24 @@ def raising(tmp_path, monkeypatch):
     del METHODS["raises"], sys.modules["raises_at_will"]
 
 
+def ended(rows):
+    return rows.run[~rows.metric.isin(["diverged", "failed"])].unique().tolist()
+
+
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_raises_does_not_end_its_sweep(jobs, raising, store, capsys):
     bad = [raising.but(method_args={"what": what}) for what in SAID]
     cells = [bad[0], raising, *bad[1:], raising.but(seed=1)]
-    assert sweep(cells, jobs=jobs).run.unique().tolist() == [raising.id, cells[-1].id]
+    rows = sweep(cells, jobs=jobs)
+    assert ended(rows) == [raising.id, cells[-1].id]
+    assert f"fails ({len(bad)} of {len(cells)})" in repr(table(rows))
     out = capsys.readouterr().out
     for what, said in SAID.items():
         assert re.search(rf"'what': '{what}'.* failed: .*{said}", out), what
     assert out.count("failed") == len(SAID)
-    assert sweep(cells[:2], jobs=jobs).run.unique().tolist() == [raising.id]  # told once more
+    assert ended(sweep(cells[:2], jobs=jobs)) == [raising.id]  # told once more
     assert "failed: ValueError: a bad value" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="a bad value"):  # none has rows
+    with pytest.raises(ValueError, match="a bad value"):  # all raise
         sweep(bad, jobs=jobs)
 
 
@@ -425,7 +431,8 @@ def test_a_run_that_raises_does_not_end_a_sweep_from_a_source(raising, store, ca
     start = Experiment(**TINY | {"rounds": 1}, keep_models=True)
     bad = raising.but(method_args={"what": "odd"}, init_from=start)
     rows = sweep([bad, bad.but(method="fedavg")], source=run(start))
-    assert rows.method.unique().tolist() == ["fedavg"] and ": a b" in capsys.readouterr().out
+    assert set(rows.method[rows.metric == "failed"]) == {raising.method}
+    assert len(ended(rows)) == 1 and ": a b" in capsys.readouterr().out
 
 
 def test_the_error_of_a_run_keeps_no_models(raising, store):

@@ -234,7 +234,9 @@ def test_two_processes_never_compute_the_same_run(store):
 def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
     bad = Experiment(**TINY | {"lr": 1e30, "rounds": 3})
     rows = sweep([bad, Experiment(**TINY)])
-    assert rows.run.unique().tolist() == [Experiment(**TINY).id]
+    lost = rows[rows.run == bad.id]
+    assert rows.run.unique().tolist() == [bad.id, Experiment(**TINY).id]
+    assert lost[["metric", "value", "average"]].to_numpy().tolist() == [["diverged", 0, "derived"]]
     kept = load_result(store / bad.id)
     assert not kept.ok and "of client" in kept.meta["status"] and "round 0" in kept.meta["status"]
     named = kept.clients.assign(name=np.array(["a", "b"])[kept.clients.client])
@@ -242,7 +244,8 @@ def test_diverged_run_is_kept_as_failed_and_the_sweep_goes_on(store, capsys):
     assert set(kept.clients) == set(run(Experiment(**TINY)).clients), "nothing was measured"
     assert "failed" in capsys.readouterr().out
     assert "no test accuracy, failed: " in repr(kept) and "round 3" not in repr(kept)
-    assert sweep([bad, bad]).empty and capsys.readouterr().out.count("failed") == 1, "said again"
+    assert {*sweep([bad, bad]).metric} == {"diverged"}
+    assert capsys.readouterr().out.count("failed") == 1, "said again"
 
 
 def test_an_experiment_that_is_given_twice_counts_once(tmp_path):

@@ -54,7 +54,7 @@ LOADING = (
     {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"},
 )
 ATTRIBUTE = 2
-OWN = ("self", "super")  # their attributes are those of an object
+OWN = (("self",), ("super",))  # their attributes are those of an object
 
 
 class Reader(NamedTuple):
@@ -411,7 +411,7 @@ def _loads(code: types.CodeType) -> _Loads:
         if kind is not None and not (kind == ATTRIBUTE and of in OWN):
             found[kind].add(step.argval)
         if kind != ATTRIBUTE and step.opname.startswith("LOAD_"):  # Python 3.13 loads two at once
-            of = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+            of = step.argval[-1:] if isinstance(step.argval, tuple) else (step.argval,)
     parts = [_Loads(*map(frozenset, found))]
     parts += [_loads(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return _Loads(*(frozenset().union(*kinds) for kinds in zip(*parts, strict=True)))

@@ -213,6 +213,7 @@ UNREAD = {
     "a method": "class fn:\n    def of(self, batch):\n        return batch.out(), super().out()",
     "a local variable": "def fn(a, b):\n    out = a\n    return lambda: out",
     "a keyword": "def fn(a, b):\n    return dict(out=a)",
+    "a constant": "def fn(a, b=()):\n    return a.view(()), ('self', 'out')",
     "another module's": "def fn(a, b):\n    return sys.out, a",
     "a foreign module's": "import foreign_settings\nclass fn:\n    def of(self):\n        return foreign_settings.RATE, self.out, [self.out.out for _ in self.out]",
 }

@@ -457,6 +457,7 @@ class _Cells:
         how = evidence.how | {"select": "last"}
         self.last = _by_run(reproduced(evidence.rows, paper, metric, **how)) if last else {}
         self._noisy = functools.cache(self._column)
+        self._best = functools.cache(self._of_best)
 
     def _column(self, column: str) -> noise.Column:
         # A column of ours with its noise.
@@ -464,6 +465,10 @@ class _Cells:
         table = of_column.pivot_table(index="row", columns="seed", values="value", sort=False)
         known = self.evidence.priors if self.metric in ACCURACIES else None
         return column_of(table, self.evidence.printed, known)
+
+    def _of_best(self, column: str) -> set[str]:
+        sign = better(self.metric)
+        return self._noisy(column).best(sign) if sign else set()
 
     def line(
         self, row: str, column: str, cells: pd.DataFrame, said: dict[str, Any]
@@ -480,7 +485,7 @@ class _Cells:
             n=len(cells),
             low=max(own.low, least),
             high=min(own.high, most),
-            best=_best(noisy, row, better(self.metric)),
+            best=row in self._best(column),
             last=np.mean(last) if last else np.nan,
             setting=setting,
             profile=cells.profile.iloc[0],
@@ -525,18 +530,6 @@ def bounds(metric: str) -> tuple[float, float]:
     if metric in ACCURACIES:
         return 0.0, 100.0
     return (0.0 if metric in (*_LESS, *_NEUTRAL) else -np.inf), np.inf
-
-
-def _best(column: noise.Column, row: str, sign: int) -> bool:
-    # Whether a row has the best mean of its column, or ties with the row that has.
-    if not sign:
-        return False
-    best = str((sign * column.table.mean(axis=1)).idxmax())
-    try:
-        behind = column.sum({best: sign, row: -sign}) if row != best else None
-    except LookupError:  # no seed that both have
-        return False
-    return behind is None or not behind.above(0) and (behind.known or behind.estimate <= 0)
 
 
 def _by_run(picked: pd.DataFrame) -> dict[Any, float]:

@@ -134,9 +134,8 @@ def in_short(found: Found | None = None) -> str:
     gate = f", {fail} {'fails' if fail == 1 else 'fail'} the check declared before" if fail else ""
     some = "".join(f"; {text}" for text in (*does, *rest))
     return (
-        "FedAvg, fine-tuned on each client after training, is hard to beat: "
-        f"{len(found.methods) - len(wins)} of {len(found.methods)} equally tuned methods never do "
-        f"so by more than a point{some}. "
+        f"{len(found.methods) - len(wins)} of {len(found.methods)} equally tuned methods never "
+        f"beat fine-tuned FedAvg by more than a point{some}. "
         f"{_served(found)}{_run(len(found.records))}{gate} ({page})."
     )
 

@@ -115,10 +115,10 @@ def headline() -> list[str]:
         sizes = {size: counts["leads"][kind, size] for size in SIZES}
         said += [f"{part}." for part in _printed(sizes, kind)]
     if counts["nearing"]:
-        said.append(f"Of these, still nearing 0 when the rounds end: {listed(counts['nearing'])}.")
+        said.append(f"Of these, still nearing 0: {listed(counts['nearing'])}.")
     if of := counts["accuracies"]:
-        range_ = "beside the range that our runs predict"
-        said.append(f"{sum(of.values())} published accuracies {range_}: {listed(of)}.")
+        n = sum(of.values())
+        said.append(f"{n} published accuracies beside what our runs predict: {listed(of)}.")
     return said
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pfl_core import models
-from pfl_core.util import checks, content
+from pfl_core.util import checks, identity
 from pfl_core.util.draws import Draws
 
 
@@ -340,8 +340,7 @@ def _beside(model: nn.Module) -> dict[str, str]:
     for path, module in model.named_modules():
         for n in vars(module).keys() - torchs.keys():
             with contextlib.suppress(ValueError):  # a generator: what it draws, scores show
-                reader = content.Reader(lambda thing: False, str)
-                found[f"{path}.{n}".lstrip(".")], _ = content.digest([vars(module)[n]], reader)
+                found[f"{path}.{n}".lstrip(".")] = identity.contents(vars(module)[n])
     return found
 
 

@@ -76,8 +76,9 @@ def reading(method: Method, hook: str, state: State, given: Params | None = None
     """
 
     def held() -> dict[str, Tensor]:
-        parts = {n: getattr(state, n) for n in PARTS}
-        return dict(flat({"state": parts, "given": given or {}}))
+        return {f"state.{n}": v for n, v in tensors(state).items()} | dict(
+            flat(given or {}, "given.")
+        )
 
     before = {name: (v, v._version) for name, v in held().items()}
     yield
@@ -225,16 +226,15 @@ class Outside:
             return
         before, after = self.before, self._reads()
         self.before, self.left = after, self.left - 1
-        more = lambda a, b, n: set(Counter(a.get(n, ())) - Counter(b.get(n, ())))  # noqa: E731
-        gone = [n for n in before if more(before, after, n) - identity.NOTHING]
-        added = [n for n in after if more(after, before, n)]
+        gone = [n for n in before if _more(before, after, n) - identity.NOTHING]
+        added = [n for n in after if _more(after, before, n)]
         if changed := [n for n in gone if n in after]:
             raise ValueError(
                 f"{self.method.name}: round {r} changed {_listed(changed)}, outside of the State: "
                 "no checkpoint has it, and the next run would begin with it; what the server "
                 "remembers belongs into state.extra, what clients do into state.clients, as tensors"
             )
-        if (found := added or gone) and self.left:
+        if (found := added or gone) and self.left:  # told once
             warnings.warn(
                 f"{self.method.name}: round {r} added or dropped {_listed(found)}, outside "
                 "of the State: no checkpoint has it, and the next run would begin with it, under "
@@ -242,6 +242,11 @@ class Outside:
                 "cache of constants into functools.lru_cache",
                 stacklevel=2,
             )
+
+
+def _more(a: dict[str, list[str]], b: dict[str, list[str]], label: str) -> set[str]:
+    # Digests that a has oftener than b.
+    return set(Counter(a.get(label, ())) - Counter(b.get(label, ())))
 
 
 def _listed(labels: list[str]) -> str:

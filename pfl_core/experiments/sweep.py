@@ -299,8 +299,8 @@ def _rows(found: Iterable[Result | Failed | pd.DataFrame]) -> pd.DataFrame:
 
 
 def _failed(e: Experiment) -> pd.DataFrame:
-    # All that is known of a run that raised an error.
-    line: dict[str, Any] = dict.fromkeys(ROW_COLUMNS, "")
+    # All that is known of a run that raised an error; it is none of the store's.
+    line: dict[str, Any] = dict.fromkeys(ROW_COLUMNS, "") | {"run": None}
     line |= {n: getattr(e, n) for n in ("method", "dataset", "partition", "model", "seed")}
     line |= {tag: e.tags.get(tag, "") for tag in TAGS} | lost(FAILED)
     line |= dict(n_clients=e.clients or 0, revision=0, wall_s=0.0, setting=setting(e.plain(), {}))

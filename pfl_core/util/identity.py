@@ -86,9 +86,12 @@ def digest(*things: Any) -> str:
 
 
 def reads(*things: Any) -> dict[str, list[str]]:
-    """{what: digests} of what the foreign code of classes and functions reads, but for its text.
+    """{what: digests} of what the foreign code of classes and functions reads; {} if all is ours.
 
-    {} if all is ours. ValueError for a generator of random numbers in it.
+    Raises
+    ------
+    ValueError
+        For a generator of random numbers in it.
     """
     foreign = [t for t in things if not is_ours(t)]
     return content.parts(foreign, content.Reader(_is_foreign, lambda thing: "")) if foreign else {}
@@ -97,7 +100,10 @@ def reads(*things: Any) -> dict[str, list[str]]:
 def contents(value: Any) -> str:
     """A digest of a value by content; its code is not looked into.
 
-    ValueError for a generator of random numbers in it.
+    Raises
+    ------
+    ValueError
+        For a generator of random numbers in it.
     """
     return content.digest([value], content.Reader(lambda thing: False, str))[0]
 

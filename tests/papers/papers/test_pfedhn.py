@@ -363,7 +363,7 @@ DECIDED = [
         column("a", fedper=80, pfedhn=90),
     ),
     (
-        "pFedHN without personal classifiers",
+        "pFedHN outperforms all competing approaches",
         "table1",
         competing(OMNIGLOT, fedper=70, perfedavg=76, lgfedavg=73, pfedhn=72, pfedhn_pc=80)
         | OF_OURS

@@ -111,7 +111,7 @@ def _best_claims(name: str) -> pd.DataFrame:
     none = report.claims(name, pd.DataFrame(columns=ROW_COLUMNS))
     out = [none.assign(data="")]
     for part in fullest.parts(name):
-        judged = report.claims(name, part.rows())
+        judged = report.claims_of(part)
         out.append(judged[judged.verdict != "not run"].assign(data=part.data))
     placed = [judged.rename_axis("place").reset_index() for judged in out]
     found = fullest.fullest(placed, ["place"], _worth_of_claims).sort_values("place")

@@ -26,6 +26,7 @@ from pfl_papers.compare.priors import priors
 from pfl_papers.compare.readable import flat, markdown, renamed
 from pfl_papers.compare.readings import Read
 from pfl_papers.evidence import committed, contrasts, diverged
+from pfl_papers.evidence.committed import Part
 from pfl_papers.evidence.contrasts import (
     ACCURACIES,
     READ_AFTER,
@@ -34,6 +35,7 @@ from pfl_papers.evidence.contrasts import (
     column_of,
     reproduced,
 )
+from pfl_papers.evidence.tables import Results
 from pfl_papers.papers import base as papers
 from pfl_papers.papers import overrides
 from pfl_papers.papers.base import Paper, Scope
@@ -560,6 +562,26 @@ def every_held(rows: pd.DataFrame, paper: str | Paper, table: str) -> dict[str, 
     return {m: Held(of_table, paper, table, m) for m in found}
 
 
+def held_of(part: Part, table: str) -> dict[str, Held]:
+    """Return `every_held` of published rows, worked out once while these stay as they are."""
+    return _held_of(part, table, committed.results(part.folder), committed.results())
+
+
+@functools.lru_cache(maxsize=256)
+def _held_of(part: Part, table: str, *known: Results) -> dict[str, Held]:
+    return every_held(part.rows(), part.paper, table)
+
+
+def claims_of(part: Part) -> pd.DataFrame:
+    """Return `claims` on published rows, worked out once while these stay as they are."""
+    return _claims_of(part, committed.results(part.folder), committed.results()).copy()
+
+
+@functools.lru_cache(maxsize=64)
+def _claims_of(part: Part, *known: Results) -> pd.DataFrame:
+    return claims(part.paper, part.rows())
+
+
 def seeds_in_words(counts: Iterable[int]) -> str:
     """Return how many seeds some cells have, as "2 seeds" or, where they differ, "2 to 5 seeds"."""
     found = sorted(counts)
@@ -660,14 +682,14 @@ def every(name: str) -> Every:
     if not about.tables:
         empty = pd.DataFrame(columns=["table", "metric", "comparable", *_COMPARED])
         return Every(empty, empty.copy())
-    parts = [part.rows() for part in fullest.parts(name)]
+    parts = fullest.parts(name)
     said = papers.reported(name)
     said = said[said.metric.isin(ACCURACIES) & said.table.isin(list(about.artefacts))]
     none = pd.DataFrame(columns=ROW_COLUMNS)
     out: list[list[pd.DataFrame]] = [[], []]
     for table, metric in said[["table", "metric"]].drop_duplicates().itertuples(index=False):
-        some = [of for rows in parts if len(of := rows[rows.artefact == table])]
-        each = [Held(of, about, table, metric) for of in (none, *some)]
+        some = [held_of(part, table)[metric] for part in parts]
+        each = [Held(none, about, table, metric), *some]
         pairs = [(held.cells, held.leads) for held in each]
         for found, frames in zip(out, zip(*pairs, strict=True), strict=True):
             # Of each published cell from the fullest profile that has one.

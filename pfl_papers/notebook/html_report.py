@@ -94,7 +94,7 @@ def _paper(name: str, parts: list[tuple[Part, pd.DataFrame]], folder: Path) -> d
 def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
     tables = []
     for artefact, about in paper(part.paper).artefacts.items():
-        held = report.every_held(rows, part.paper, artefact)
+        held = report.held_of(part, artefact)
         found = {metric: of.cells for metric, of in held.items()}
         if "acc_pct" in held:
             own = label(paper(part.paper).own)
@@ -109,14 +109,14 @@ def _part(part: Part, rows: pd.DataFrame, folder: Path) -> dict[str, Any]:
         profile=part.profile,
         data=part.data,
         data_sets=report.data_sets(rows),
-        claims=_claims(part, rows),
+        claims=_claims(part),
         tables=tables,
         figures=[_figure(p) for p in figures],
     )
 
 
-def _claims(part: Part, rows: pd.DataFrame) -> list[dict[str, str]]:
-    judged = records(report.claims(part.paper, rows))
+def _claims(part: Part) -> list[dict[str, str]]:
+    judged = records(report.claims_of(part))
     return [c | dict(verdict=readable.worded(c["verdict"], c["reason"])) for c in judged]
 
 

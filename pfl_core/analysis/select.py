@@ -204,6 +204,7 @@ def _pooled(own: pd.DataFrame, name: str) -> str:
 def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") -> pd.DataFrame:
     """Table of picked numbers as text: the mean over seeds, and "± sd" (ddof 1) over several.
 
+    A cell with fewer seeds than its column has in all says so: "52.00 (1 of 3 seeds)".
     `rows` and `columns` name the columns of `picked` whose values label the table's two sides.
 
     Raises
@@ -212,13 +213,18 @@ def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") ->
         If runs of a cell differ in more than the seed.
     """
 
-    def cell(values: pd.Series) -> str:
-        deviation = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
-        return f"{values.mean():.2f}" + deviation
-
     picked = alike(picked, [*dict.fromkeys([rows, columns])])
+    seeds = picked.groupby(columns, sort=False).seed.nunique()
+
+    def cell(own: pd.DataFrame) -> str:
+        there, tried = own.seed.nunique(), seeds[own.name[1]]
+        deviation = f" ± {own.value.std(ddof=1):.2f}" if len(own) > 1 else ""
+        fewer = f" ({there} of {tried} seeds)" if there < tried else ""
+        return f"{own.value.mean():.2f}" + deviation + fewer
+
     index, header = (list(dict.fromkeys(picked[side])) for side in (rows, columns))
-    table = picked.groupby([rows, columns], sort=False).value.agg(cell).unstack(columns)
+    cells = picked.groupby([rows, columns], sort=False)[["seed", "value"]]
+    table = cells.apply(cell).unstack(columns)
     return table.reindex(index=index, columns=header).fillna("not run")
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_core.engine import server
+from pfl_core.engine import hooks, server
 from pfl_core.engine.context import Context
 from pfl_core.engine.engine import Engine
 from pfl_core.engine.participation import answers, evaluate_at, paces, sample
@@ -79,6 +79,7 @@ class Client:
             )
         self.k, self.data = k, client_data(experiment)
         self.method = build_method(experiment, self.data)
+        self.outside = hooks.Outside(self.method)
         self.kept = kept or {name: v[k] for name, v in self.method.init().clients.items()}
         for name, v in self.method.task.initial.items():
             if name in self.kept and self.kept[name].shape != v.shape:
@@ -119,6 +120,11 @@ class Client:
             What goes to the server; {} for "evaluate".
         sums : {"correct", "loss", "n": float}
             Over the client's test samples, before training.
+
+        Raises
+        ------
+        ValueError
+            If a hook of the method changed what is no part of its State.
         """
         sel, upload = torch.tensor([self.k]), {}
         clients = {name: v.expand(self.data.K, *v.shape) for name, v in self.kept.items()}
@@ -135,6 +141,7 @@ class Client:
                     end = self.method.local(ctx, start)
                     kept, up = returned(self.method, state, start, down, end)
                     upload = news(start, up)
+                    self.outside.check(round)
                     self.kept |= {name: v[0] for name, v in kept.items()}
         finally:
             engine.close()
@@ -173,8 +180,8 @@ def serve(
     Raises
     ------
     ValueError
-        For a method whose personal models are made with what only the server has, and for `about`
-        that cannot be.
+        For a method whose personal models are made with what only the server has, for `about` that
+        cannot be, and if a hook changed what is no part of the State.
     RuntimeError
         If too few clients answer well, or the server's state is not finite any more.
     """
@@ -234,6 +241,7 @@ class _Server:
 
     def __init__(self, method: Method, data: _Told, clients: _Checked):
         self.method, self.data, self.clients = method, data, clients
+        self.outside = hooks.Outside(method)
         self.state = method.init()
         server.begin(method, self.state)
         self.state.clients = {}  # each client has its own
@@ -264,6 +272,7 @@ class _Server:
         before = server.held(self.method, self.state)
         state = self.method.upload(self.state, sel, sent, sent | up, samples)
         self.state = server.stepped(self.method, self.state, state, before)
+        self.outside.check(round)
         self.state.round = round + 1
         for name, v in self.state.server.items():
             if not torch.isfinite(v).all():

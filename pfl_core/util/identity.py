@@ -24,6 +24,7 @@ import linecache
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -209,13 +210,27 @@ def _file(name: str) -> Path | None:
     module, spec = sys.modules.get(name), None
     path = getattr(module, "__file__", None)
     if module is None:
-        with contextlib.suppress(ImportError, ValueError, AttributeError):
-            spec = importlib.util.find_spec(name)
+        spec = _spec(name)
         path = spec.origin if spec and spec.has_location else None
     if not path:
         return None
     path = Path(path).resolve()
     return path if path.suffix == ".py" and path.is_file() or name in _loaded else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    # Of a module that is not imported. `find_spec` would import the packages that it is in.
+    spec, above = None, ""
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        for part in name.split("."):
+            if not above:
+                spec = importlib.util.find_spec(part)
+            else:
+                places = spec.submodule_search_locations if spec else None
+                spec = PathFinder.find_spec(f"{above}.{part}", places) if places else None
+            above = f"{above}.{part}".lstrip(".")
+        return spec
+    return None
 
 
 def _source(name: str, path: Path) -> str:

@@ -23,6 +23,7 @@ from pfl_core import Experiment
 from pfl_core.experiments.run import run
 from pfl_core.extras import flower
 from pfl_core.extras.flower import Client, serve, write_app
+from pfl_core.methods.base import Method
 from tools import notebooks
 
 pytestmark = pytest.mark.slow
@@ -124,6 +125,27 @@ def test_what_only_came_down_does_not_travel_back():
     *_, wire = apart(Experiment(**TINY, method="fedproto"))
     assert all(down == {"proto", "seen"} for *_, down, _ in wire)
     assert all(up == {"mean", "count"} for kind, *_, up in wire if kind == "train")
+
+
+COUNT = 0
+
+
+@pytest.mark.parametrize("hook", ["upload", "local"])
+def test_what_hooks_change_outside_of_the_state_is_refused_apart_as_together(
+    hook, tmp_path, monkeypatch
+):
+    def counts(self, *args):
+        global COUNT
+        COUNT += 1
+        return getattr(Method, hook)(self, *args)
+
+    monkeypatch.setitem(globals(), "COUNT", 0)
+    words = dict(name="counts_for_test", __doc__="One.", __module__=__name__)
+    type("Counts", (Method,), words | {hook: counts})
+    e = Experiment(method="counts_for_test", **TINY)
+    for how in (apart, functools.partial(run, store=tmp_path)):
+        with pytest.raises(ValueError, match=r"round 0 changed .*COUNT, outside of the State"):
+            how(e)
 
 
 def test_what_cannot_be_said_apart_is_refused():

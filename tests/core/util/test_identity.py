@@ -126,6 +126,22 @@ def test_what_a_plugin_imports_counts_too(plugin):
     assert Experiment(**TINY, method="scaled_b", plugins=("scaled_b",)).id == ids[1] != ids[0]
 
 
+def test_what_is_imported_later_counts_and_is_not_imported_for_it(plugin, tmp_path):
+    """Neither a package beside the method nor one of an index is executed for an id."""
+    package = tmp_path / "scaled_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    late = "def late():\n    import scaled_package.inner, tensorboard.compat.proto\n"
+    ids, before = [], {"scaled_package", "tensorboard.compat"} & set(sys.modules)
+    for value in (1, 2):
+        (package / "inner.py").write_text(f"X = {value}\n")
+        importlib.invalidate_caches()
+        plugin(scaled_m=scaled("m", more=late))
+        ids.append(Experiment(**TINY, method="scaled_m", plugins=("scaled_m",)).id)
+    assert ids[0] != ids[1]
+    assert {"scaled_package", "tensorboard.compat"} & set(sys.modules) == before
+
+
 def test_the_id_is_that_of_the_code_that_is_loaded(plugin, tmp_path):
     plugin(scaled_c=scaled("c"))
     e = Experiment(**TINY, method="scaled_c")

@@ -156,13 +156,13 @@ def test_summary_keeps_order_and_counts_seeds():
     )
     assert list(table.index) == ["fedper", "fedavg"] and list(table.columns) == ["k=4", "k=10"]
     assert table.loc["fedper"].tolist() == ["52.00 ± 2.65", "99.99"]
-    assert table.loc["fedavg"].tolist() == ["7.13", "not run"]
+    assert table.loc["fedavg"].tolist() == ["7.13 (1 of 3 seeds)", "not run"]
 
 
 def test_summary_by_other_columns():
     rows = join(cell(1, "x", "a", method="fedavg"), cell(2, "x", "a", method="fedper", seed=1))
     assert summary(pick(rows), "method", "row").to_dict() == {
-        "x": {"fedavg": "1.00", "fedper": "2.00"}
+        "x": {"fedavg": "1.00 (1 of 2 seeds)", "fedper": "2.00 (1 of 2 seeds)"}
     }
 
 

@@ -585,6 +585,22 @@ def slightly_more(evidence: Evidence) -> list[Contrast]:
     ]
 
 
+def about_twice(evidence: Evidence) -> list[Contrast]:
+    """In deep layers similar clients weigh about twice as much as others at the end."""
+    similar, other = (
+        evidence.derived("weight", f"deep, {kind}", "Final") for kind in ("similar", "other")
+    )
+    ratio, says = similar / other, "deep, similar / other, at the end"
+    how: dict[str, Any] = dict(unit="times", small=0, digits=2)
+    least, most = TWICE
+    return [
+        evidence.above(says, ratio, least, **how),
+        evidence.above(f"{most:g} - {says}", most - ratio, **how),
+    ]
+
+
+TWICE = (1.5, 2.5)  # what counts as about twice
+
 TERMS = Terms(
     {
         "weight": Measure(**WEIGHTS),
@@ -592,7 +608,13 @@ TERMS = Terms(
     },
     our_columns=(ANEW,),
 )
-CLAIMS = claims.read("fedaghn", TERMS, own_group_alone=own_group_alone, slightly_more=slightly_more)
+CLAIMS = claims.read(
+    "fedaghn",
+    TERMS,
+    own_group_alone=own_group_alone,
+    slightly_more=slightly_more,
+    about_twice=about_twice,
+)
 
 # -- the paper -------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Engine:
         ours = models.is_ours(method.task.model)
         self.foreign = not (ours and identity.is_ours(type(method)))
         self._random: dict[Any, bool] = {}
-        self.threads = Threads(method, data, workers)
+        self.threads = Threads(method, data, workers, ordered=not self.foreign)
 
     def close(self) -> None:
         """End the worker threads; free stacks, graphs, and the memory that was kept for them."""
@@ -282,16 +282,16 @@ class Engine:
             for row, part in enumerate(parts)
             for at in range(0, len(part), size)
         ]
-        cpu = self.data.device.type == "cpu"
+        ordered = self.threads.ordered and self.data.device.type == "cpu"
 
         @functools.lru_cache(2 * self.threads.workers)  # a model's batches follow one another
         def model(row: int) -> Params:
-            return {n: channels_last(v[row]) if cpu else v[row] for n, v in p.items()}
+            return {n: channels_last(v[row]) if ordered else v[row] for n, v in p.items()}
 
         def evaluate_batch(batch: tuple[int, np.ndarray]) -> Tensor:
             row, at = batch
             x, y = self.data.batch(pool[at[0] : at[-1] + 1])
-            if cpu and self.data.kind == "image" and x.dim() == 4:
+            if ordered and self.data.kind == "image" and x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad(), self.task.mode(False):
                 return judged(self.method.logits(model(row), x), y, scores)

@@ -26,10 +26,18 @@ GATHER = 2048  # samples made into floats at once: few calls, little memory
 
 
 class Threads:
-    """Worker threads, in each of which torch uses one thread, and local training in them."""
+    """Worker threads, in each of which torch uses one thread, and local training in them.
 
-    def __init__(self, method: Method, data: ClientData, workers: int | None = None):
+    ordered : whether images and kernels may be in channels-last order, see `channels_last`. Code
+    that is not ours may need the usual one, as `x.view(len(x), -1)` does.
+    """
+
+    def __init__(
+        self, method: Method, data: ClientData, workers: int | None = None, ordered: bool = True
+    ):
         self.method, self.data = method, data
+        self.layout: Callable[[Tensor], Tensor] = channels_last if ordered else lambda v: v
+        self.ordered = ordered
         self.workers = workers or os.cpu_count() or 1
         self._until_closed = ExitStack()
         if data.device.type == "cpu":
@@ -86,7 +94,7 @@ class Threads:
         stride = max(1, GATHER // (batches * size))
         for chunk in job.indices[i].split(stride):
             x, y = self.data.batch(chunk)
-            if self.data.kind == "image" and len(self.data.input_shape) == 3:
+            if self.ordered and self.data.kind == "image" and len(self.data.input_shape) == 3:
                 x = x.flatten(0, 2).contiguous(memory_format=torch.channels_last).view_as(x)
             for t in range(len(chunk)):
                 step = []
@@ -97,7 +105,7 @@ class Threads:
 
     def _one_sgd(self, job: Job, i: int, out: Params) -> Params:
         # .data: autograd counts changes of it for this client alone, not those of other threads.
-        params = [channels_last(out[n][i].data).requires_grad_() for n in job.names]
+        params = [self.layout(out[n][i].data).requires_grad_() for n in job.names]
         mine = {n: v[i] for n, v in job.start.items()} | {n: v[i].data for n, v in out.items()}
         mine |= dict(zip(job.names, params, strict=True))
         anchor = {n: v[i] for n, v in job.anchor.items()}
@@ -119,7 +127,7 @@ class Threads:
 
     def _one_custom(self, job: Job, i: int) -> Params:
         p = {n: v[i] for n, v in job.start.items()}
-        p |= {n: channels_last(p[n].clone()) for n in job.names}
+        p |= {n: self.layout(p[n].clone()) for n in job.names}
         anchor = {n: v[i] for n, v in job.anchor.items()}
         stats = {}
         if job.training:

@@ -169,9 +169,10 @@ def blank(config: TrainConfig, shape: tuple[int, int], samples: int) -> Sums:
 def judged(scores: Tensor, y: Tensor, whole: bool) -> Tensor:
     """Of samples (n,): is the answer right (0 or 1), and its loss, (2, n); its scores if `whole`.
 
-    `scores` are (n, C); with them it is (2 + C, n).
+    `scores` are (n, C); with them it is (2 + C, n). Scores that are NaN are no answer.
     """
-    right = (scores.argmax(1) == y).to(scores.dtype)
+    right = (scores.argmax(1) == y) & ~scores.isnan().any(1)
+    right = right.to(scores.dtype)
     found = torch.stack([right, F.cross_entropy(scores, y, reduction="none")])
     return torch.cat([found, scores.T]) if whole else found
 
@@ -185,7 +186,8 @@ def measured(
     ----------
     y, scores : (N,), (N, C)
     n : (S,)
-        How many samples each client has. Of none a metric is NaN, and a matrix 0.
+        How many samples each client has. Of none a metric is NaN, and a matrix 0. So it is where a
+        score is NaN; a matrix counts the other samples.
     who : (S,)
         What errors call the clients.
 
@@ -195,6 +197,7 @@ def measured(
         If a metric of a user's own fails, returns no number, or draws from a global generator.
     """
     ends, c, out = n.cumsum(), scores.shape[1], {}
+    given = ~np.isnan(scores).any(1)
     for name in names:
         fn, blank = functions([name])[0], np.full(len(n), np.nan)
         if name == CONFUSION:
@@ -203,8 +206,11 @@ def measured(
             fn = _own(name, fn)
         for i in np.flatnonzero(n):
             at = slice(ends[i] - n[i], ends[i])
+            some = given[at]
+            if not some.all() and name != CONFUSION:
+                continue
             try:
-                blank[i] = fn(y[at], scores[at])
+                blank[i] = fn(y[at][some], scores[at][some])
             except _Refused as error:
                 raise ValueError(f"metric {name!r} of client {who[i]}: {error}") from error
         out[name] = blank

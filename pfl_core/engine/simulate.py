@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -187,6 +188,7 @@ class _Run:
         self.tuned: Params = {}
         self.whole = True  # else the state is half-way from one round to the next
         self.known = not engine.foreign  # whether hooks return what they should
+        self.told_of_nan = False
         self.outside = hooks.Outside(self.method, *scoring.functions(self.config.metrics))
 
     def keep_files(self, checkpoint: Path | None, end: Path | None, stamp: dict[str, Any]) -> None:
@@ -490,12 +492,26 @@ class _Run:
         for split in ("val", "test"):
             with self.engine.watched(f"evaluation {when}"):
                 found = self.engine.evaluate(models, split, ids, self.scores)
+            self._tell_of_nan(found["loss"], ids, f"{split} samples {when}")
             if self.scores:
                 of = found["y"], found["scores"], found["n"]
                 found |= scoring.measured(self.config.metrics, *of, ids)
             for metric in (m for s, m in sums if s == split):
                 rows = self._samples(ids) if metric == scoring.SCORES else ids
                 sums[split, metric][rows] = found[metric]
+
+    def _tell_of_nan(self, loss: np.ndarray, ids: list[int], which: str) -> None:
+        # Networks of ours have such scores only where they are about to diverge.
+        if self.known or self.told_of_nan or not np.isnan(loss).any():
+            return
+        self.told_of_nan = True
+        k = ids[int(np.flatnonzero(np.isnan(loss))[0])]
+        warnings.warn(
+            f"{self.method.name}: class scores of {which} are NaN or infinite, first client {k}'s; "
+            "NaN counts as a wrong answer and leaves other metrics undefined; look for 0 / 0 or "
+            "log(0) in the model, and add an epsilon",
+            stacklevel=2,
+        )
 
     def _samples(self, ids: list[int]) -> slice:
         # Where test samples of clients `ids`, which follow one another, are among all.

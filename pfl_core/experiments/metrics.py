@@ -274,12 +274,16 @@ def _moment(arrays: dict[str, np.ndarray], what: str, when: str | None) -> str:
 def predictions_frame(
     arrays: dict[str, np.ndarray], when: str | None, names: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """The class scores of all test samples; see `Result.predictions`. `names` are of classes."""
+    """The class scores of all test samples; see `Result.predictions`.
+
+    `names` are of classes. Scores that are NaN predict none: -1, with names "".
+    """
     scores = arrays[f"{_moment(arrays, SCORES, when)}/test/scores"]
     said = {name: arrays[f"test/{name}"] for name in ("client", "sample_id", "label")}
-    said |= {"predicted": scores.argmax(1)}
+    lost = np.isnan(scores).any(1)
+    said |= {"predicted": np.where(lost, -1, scores.argmax(1))}
     if names:
-        said |= {n: np.array(names)[said[n]] for n in ("label", "predicted")}
+        said |= {n: np.array([*names, ""])[said[n]] for n in ("label", "predicted")}
     columns = [f"score_{c}" for c in names or range(scores.shape[1])]
     return pd.DataFrame(said).join(pd.DataFrame(scores, columns=columns))
 

@@ -124,14 +124,20 @@ class Personal:
         Raises
         ------
         ValueError
-            As `scores`, and where there are no such names.
+            As `scores`, where a score is NaN, and where there are no such names.
         """
         if names and not self.facts.get("class_names"):
             raise ValueError(
                 "the classes of this model have no names; leave names=True out, or run with a "
                 "Federation that has class_names, which finds the same run"
             )
-        classes = self.scores(x).argmax(1).numpy()
+        scores = self.scores(x)
+        if lost := int(scores.isnan().any(1).sum()):
+            raise ValueError(
+                f"class scores of {lost} of {len(scores)} samples are NaN, which is no answer; "
+                "look for 0 / 0 or log(0) in the model, and add an epsilon"
+            )
+        classes = scores.argmax(1).numpy()
         return np.array(self.facts["class_names"])[classes] if names else classes
 
     def save(self, path: str | Path) -> None:

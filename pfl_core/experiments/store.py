@@ -165,10 +165,10 @@ class Result:
     def predictions(self, when: str | None = None, *, names: bool = False) -> pd.DataFrame:
         """The class scores of all test samples at the end; needs keep_scores=True.
 
-        Columns: client, sample_id (its place in the data), label, predicted, and of each class
-        score_0, score_1, ..., before softmax. Models are those that clients end with, as in
-        `predict`; `when` names others of the last round: "before", "after". With `names` classes
-        have the names that the Federation gives them.
+        Columns: client, sample_id (its place in the data), label, predicted (-1 where scores are
+        NaN), and of each class score_0, score_1, ..., before softmax. Models are those that clients
+        end with, as in `predict`; `when` names others of the last round: "before", "after". With
+        `names` classes have the names that the Federation gives them.
 
         Raises
         ------

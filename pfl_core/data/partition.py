@@ -13,6 +13,7 @@ from pfl_core.data import counted, schemes, shifts
 from pfl_core.data.dealing import Split, integer, label_counts, need, read_shares
 from pfl_core.util import checks, identity
 from pfl_core.util.cards import Listing
+from pfl_core.util.draws import unmoved
 
 __all__ = [
     "Split",
@@ -28,12 +29,14 @@ __all__ = [
 ]
 
 _SCHEMES: dict[str, Callable[..., Split]] = {}
+GIVEN = "draw from the `rng` that it is given, and from nothing else"
 
 
 def register_partition(name: str, fn: Callable[..., Split]) -> Callable[..., Split]:
     """Add a scheme of your own, `fn(pool, clients, rng, **args) -> Split`; returns fn.
 
-    A name of yours may be registered again, as when a notebook's cell runs twice.
+    It is called twice, and what it draws is drawn from `rng`: equal seeds give equal splits. A name
+    of yours may be registered again, as when a notebook's cell runs twice.
 
     Raises
     ------
@@ -126,7 +129,8 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
     ------
     ValueError
         For an unknown scheme or argument, an illegal value, a client without training or test
-        samples, or a scheme that hands a sample out twice.
+        samples, a scheme that hands a sample out twice, or one of a user's own that deals otherwise
+        when it is called again, or moves a global generator.
     """
     check(name, args)
     fn = _SCHEMES[name]
@@ -135,22 +139,46 @@ def partition(name: str, pool: Any, clients: int, seed: int, **args: Any) -> Spl
         clients <= len(pool.y),
         f"clients={clients} is more than the pool's {len(pool.y)} samples; lower it",
     )
-    rng = np.random.default_rng([seed, *b"partition"])
     shared = common(name, args)
     own = {n: v for n, v in args.items() if n not in shared}
-    try:
-        dealt = _checked(fn(pool, clients, rng, **own), clients, len(pool.y))
-        dealt = shifts.checked(dealt, np.asarray(pool.y), clients, pool.classes)
-        return shifts.shifted(dealt, pool.classes, *map(shared.get, shifts.COMMON))
-    except ValueError as error:
-        raise ValueError(f"partition {name!r}: {error}") from error
+
+    def dealt() -> Split:
+        rng = np.random.default_rng([seed, *b"partition"])
+        try:
+            split = _checked(fn(pool, clients, rng, **own), clients, len(pool.y))
+            split = shifts.checked(split, np.asarray(pool.y), clients, pool.classes)
+            return shifts.shifted(split, pool.classes, *map(shared.get, shifts.COMMON))
+        except ValueError as error:
+            raise ValueError(f"partition {name!r}: {error}") from error
+
+    if identity.is_ours(fn):
+        return dealt()
+    with unmoved(f"partition {name!r}", GIVEN):
+        split = dealt()
+    if part := _apart(split, dealt()):
+        raise ValueError(
+            f"partition {name!r}: {part} differs between two calls with one seed, so it is drawn "
+            f"from a generator of its own, or read from what changes; {GIVEN}"
+        )
+    return split
+
+
+def _apart(one: Split, two: Split) -> str:
+    # The first field in which two splits differ; "": none.
+    for f in dataclasses.fields(Split):
+        a, b = getattr(one, f.name), getattr(two, f.name)
+        lists = (a, b) if isinstance(a, list) and isinstance(b, list) else ([a], [b])
+        if len(lists[0]) != len(lists[1]) or not all(map(np.array_equal, *lists)):
+            return f.name
+    return ""
 
 
 def _checked(split: Any, clients: int, n: int) -> Split:
     got = type(split).__name__
     need(isinstance(split, Split), f"returned {got}, allowed is a Split(train, val, test)")
     parts = {
-        part: [np.asarray(i, np.int64) for i in getattr(split, part)]
+        # Copies: a scheme may shuffle an array of its own in place, call by call.
+        part: [np.array(i, np.int64) for i in getattr(split, part)]
         for part in ("train", "val", "test")
     }
     for part, lists in parts.items():

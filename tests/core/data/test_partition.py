@@ -1,14 +1,19 @@
 """The splits: disjoint, repeatable, with the exact counts of the papers, and refusing what the data cannot give."""
 
+import random
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfl_core import Experiment, Federation, run
 from pfl_core.analysis.stats import total_variation
 from pfl_core.data.partition import (
     Split,
@@ -17,6 +22,7 @@ from pfl_core.data.partition import (
     partition,
     register_partition,
 )
+from pfl_core.experiments import build
 
 SCHEMES = import_module("pfl_core.data.partition")._SCHEMES
 PARTS = ("train", "val", "test")
@@ -866,3 +872,94 @@ def test_a_scheme_of_ones_own_is_checked_too(monkeypatch):
         ValueError, match="'iid' is one of the papers; register yours under another name"
     ):
         register_partition("iid", halves)
+
+
+def scheme_of(order):
+    """A partition that deals what `order(n, rng)` gives, and what it was called with."""
+    calls = []
+
+    def mine(pool, clients, rng):
+        calls.append(clients)
+        parts = np.array_split(order(len(pool.y), rng), clients)
+        return Split([i[5:] for i in parts], [i[:0] for i in parts], [i[:5] for i in parts])
+
+    return mine, calls
+
+
+def shuffled(n, rng):
+    return np.array(random.sample(range(n), n))
+
+
+def in_place(n, rng, kept={}):  # noqa: B006
+    """Goes on from where the last call left its array, with equal draws."""
+    rng.shuffle(kept.setdefault(n, np.arange(n)))
+    return kept[n]
+
+
+def grows(n, rng, at=[0]):  # noqa: B006
+    """Equal lists, but for a number that counts calls."""
+    at[0] += 1
+    return np.roll(np.arange(n), at[0])
+
+
+@pytest.mark.parametrize(
+    "order, says",
+    [
+        (lambda n, rng: np.random.permutation(n), r"moved numpy's \(np.random\) global generator"),
+        (shuffled, r"moved Python's \(random\) global generator"),
+        (lambda n, rng: torch.randperm(n).numpy(), "moved torch's global generator"),
+        (lambda n, rng: rng.permutation(n + 0 * np.random.randint(9)), "moved numpy's"),
+        (lambda n, rng: np.random.default_rng().permutation(n), "train differs between two calls"),
+        (lambda n, rng: np.random.RandomState().permutation(n), "train differs between two calls"),
+        (in_place, "train differs between two calls"),
+        (grows, "train differs between two calls"),
+    ],
+)
+@pytest.mark.parametrize("way", ["partition", "run", "dealt"])
+def test_a_scheme_of_ones_own_draws_from_its_rng_alone(monkeypatch, tmp_path, order, says, way):
+    monkeypatch.setattr(import_module("pfl_core.data.partition"), "_SCHEMES", dict(SCHEMES))
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    monkeypatch.setattr(build, "train_config", lambda e: pytest.fail("training is set up"))
+    register_partition("mine", scheme_of(order)[0])
+    build._split.cache_clear()
+    x = np.ones((90, 4), "f4")
+    ways = {
+        "partition": lambda: partition("mine", DIGITS, 3, 0),
+        "run": lambda: run(Experiment(partition="mine", clients=3, model="mlp", rounds=1)),
+        "dealt": lambda: Federation.dealt(x, np.arange(90) % 3, "mine", clients=3),
+    }
+    with pytest.raises(ValueError, match=rf"partition 'mine': .*{says}.*draw from the `rng`"):
+        ways[way]()
+
+
+@pytest.mark.parametrize("changed", ["transform", "relabel"])
+def test_what_a_scheme_of_ones_own_changes_is_the_same_each_time(monkeypatch, changed):
+    monkeypatch.setattr(import_module("pfl_core.data.partition"), "_SCHEMES", dict(SCHEMES))
+    calls = []
+
+    def mine(pool, clients, rng):
+        calls.append(1)
+        names = ["mirror" if len(calls) == 1 else "none"] * clients
+        labels = np.roll(np.tile(np.arange(10), (clients, 1)), len(calls), axis=1)
+        made = {"transform": names, "relabel": labels}
+        return replace(SCHEMES["iid"](pool, clients, rng), **{changed: made[changed]})
+
+    register_partition("mine", mine)
+    with pytest.raises(ValueError, match=f"{changed} differs between two calls"):
+        partition("mine", DIGITS, 3, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_scheme_that_draws_from_its_rng_deals_as_it_did(monkeypatch, seed):
+    """The check moves nothing: what is dealt is that of one call; ours are called once."""
+    monkeypatch.setattr(import_module("pfl_core.data.partition"), "_SCHEMES", dict(SCHEMES))
+    mine, calls = scheme_of(lambda n, rng: rng.permutation(n))
+    register_partition("mine", mine)
+    split = partition("mine", DIGITS, 3, seed)
+    rng = np.random.default_rng([seed, *b"partition"])
+    assert same(split, mine(DIGITS, 3, rng)) and len(calls) == 3
+    register_partition("own_iid", partial(SCHEMES["iid"]))
+    assert same(partition("own_iid", DIGITS, 3, seed), partition("iid", DIGITS, 3, seed))
+    monkeypatch.setattr(mine, "__module__", "pfl_core.data.schemes")
+    partition("mine", DIGITS, 3, seed)
+    assert len(calls) == 4

@@ -21,7 +21,7 @@ lr = [0.01, 0.1]
 
 [tune]                                # what `tune` takes: each cell chooses by itself
 choices = { lr = [0.01, 0.1] }        # or draws = 16
-seeds = [100, 101]
+seeds = [100, 101]                    # none that is reported; by default [100]
 
 [table]                               # what `table` takes
 select = "best_val"
@@ -34,6 +34,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ from pfl_core.experiments.experiment import Experiment, grid, import_plugin, see
 from pfl_core.experiments.metrics import ROW_COLUMNS
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.sweep import Unfinished, sweep
-from pfl_core.experiments.tune import NoneEnded, tune
+from pfl_core.experiments.tune import NoneEnded, declared, tune
 from pfl_core.util import paths
 from pfl_core.util.say import say
 
@@ -109,6 +110,8 @@ class Study:
         try:
             cells = self.cells()
             self._reported(cells)
+            for cell in cells if self.tune else ():
+                self._check_tuned(cell)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from error
         if {cell.dataset == "own" for cell in cells} != {self.data is not None}:
@@ -116,6 +119,13 @@ class Study:
                 f'{self.path}: dataset = "own" and data = "FOLDER", which Federation.save wrote, '
                 "go together, in all cells; say both, or neither"
             )
+
+    def _check_tuned(self, cell: Experiment) -> None:
+        drawn = "draws" in self.tune and "choices" not in self.tune
+        choices = declared(cell) if drawn else self.tune.get("choices")
+        for side, every in (("row", self.rows), ("column", self.columns)):
+            if label := cell.tags.get(side):
+                study_file.check_tuned(side, label, every[label], choices, drawn)
 
     def cells(self) -> list[Experiment]:
         """A cell of the table each, column by column, with the first seed."""
@@ -154,6 +164,11 @@ class Study:
         (i, n), k = shard, len(self.seeds) if self.tune else 1  # whole cells where each is tuned
         return [one for at, one in enumerate(every) if at // k % n == i - 1]
 
+    @property
+    def tuned_on(self) -> list[int]:
+        """The seeds that tune: by default the first from 100 on that is not reported."""
+        return self.tune.get("seeds", [next(s for s in count(100) if s not in self.seeds)])
+
     def _part(self, shard: tuple[int, int]) -> list[tuple[Experiment, int]]:
         return self.part([(cell, s) for cell in self.cells() for s in self.seeds], shard)
 
@@ -164,7 +179,7 @@ class Study:
         # None, and a line that says so, where no choice of a cell ended: the others go on.
         if not self.tune:
             return cell
-        said = dict(self.tune)
+        said: dict[str, Any] = self.tune | {"seeds": self.tuned_on}
         try:
             return tune(cell, said.pop("choices", None), **said, **how)[0]
         except NoneEnded as error:

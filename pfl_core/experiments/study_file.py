@@ -46,6 +46,10 @@ def read(path: Path) -> dict[str, Any]:
     for part, known in (("tune", TUNE), ("table", TABLE)):
         for name in said.get(part, {}):
             checks.known(f"{path}: entry of {part}", name, known)
+    if said.get("tune") == {}:
+        raise ValueError(
+            f"{path}: tune is empty; write choices = {{ lr = [0.01, 0.1] }}, or draws = 16"
+        )
     _check_plain(path, said)
     said["rows"] = _rows(path, said.get("rows", {}), said.pop("product", {}))
     _check_one_value(path, said)
@@ -60,9 +64,10 @@ def _check_kind(where: str, value: Any, kind: Any) -> None:
 def _check_plain(path: Path, said: dict[str, Any]) -> None:
     # Seeds, names of modules, and fields that are said at another place.
     _check_seeds(f"{path}: seeds", said.get("seeds", [0]))
-    tuned = said.get("tune", {}).get("seeds", [])
-    _check_seeds(f"{path}: tune.seeds", tuned, least=0)
-    if shared := {*tuned} & {*said.get("seeds", [0])}:
+    tuned = said.get("tune", {}).get("seeds")
+    if tuned is not None:
+        _check_seeds(f"{path}: tune.seeds", tuned)
+    if shared := {*(tuned or [])} & {*said.get("seeds", [0])}:
         raise ValueError(
             f"{path}: tune has the seeds {sorted(shared)}, which are reported, too; tune "
             "on others: seeds = [100, 101]"
@@ -78,11 +83,11 @@ def _check_plain(path: Path, said: dict[str, Any]) -> None:
             raise ValueError(f"{path}: {where} has {name}; write {ELSEWHERE[name]}")
 
 
-def _check_seeds(where: str, seeds: Any, least: int = 1) -> None:
+def _check_seeds(where: str, seeds: Any) -> None:
     whole = isinstance(seeds, list) and all((checks.whole(s) or 0) == s >= 0 for s in seeds)
     if not whole or any(isinstance(s, bool) for s in seeds) or len({*seeds}) < len(seeds):
         raise ValueError(f"{where} = {seeds!r}; allowed is a list of different integers >= 0")
-    if len(seeds) < least:
+    if not seeds:
         raise ValueError(f"{where} is an empty list; give one seed at least")
 
 
@@ -147,22 +152,39 @@ def _check_apart(where: str, first: dict[str, Any], then: dict[str, Any]) -> Non
 
 
 def _check_one_value(path: Path, said: dict[str, Any]) -> None:
-    # A row that replaced what its column says, or a choice what its row says, would bear its label.
-    rows, columns = said["rows"], said.get("columns", {})
-    tuned = dict.fromkeys(_tuned(said.get("tune", {}).get("choices")), object())
-    for row, of_row in rows.items():
-        _check_apart(f"{path}: row {row!r} and tune.choices", _flat(of_row), tuned)
-        for column, of_column in columns.items():
+    # A row that replaced what its column says would bear the column's label.
+    for row, of_row in said["rows"].items():
+        for column, of_column in said.get("columns", {}).items():
             where = f"{path}: row {row!r} and column {column!r}"
             _check_apart(where, _flat(of_row), _flat(of_column))
-    for column, of_column in columns.items():
-        _check_apart(f"{path}: column {column!r} and tune.choices", _flat(of_column), tuned)
+
+
+def check_tuned(side: str, label: str, changes: Changes, choices: Any, drawn: bool) -> None:
+    """Raise ValueError where `choices` may replace what a row or a column (`side`) says.
+
+    `drawn` says that these are what fields declare for a random search. A label is a tag, too.
+    """
+    tuned = {*_tuned(choices)}
+    said = [*_flat(changes), f"tags.{side}"]
+    if twice := [n for n in said if n in tuned or _owner(n) in tuned]:
+        cure = "; without choices, draws are of all that fields declare: name some" * drawn
+        raise ValueError(
+            f"{side} {label!r} and tune.choices both say {', '.join(twice)}; "
+            f"say it in one of them{cure}"
+        )
+
+
+def _owner(name: str) -> str:
+    # Of method_args.mu method: another one begins without the arguments that are there.
+    field, dot, _ = name.partition(".")
+    return field.removesuffix("_args") if dot else ""
 
 
 def _tuned(choices: Any) -> Iterator[str]:
-    # The fields that choices set: of a grid, {"lr": [0.1, 1]}, or of a list of changes.
+    # The fields that choices set: of a grid or ranges, {"lr": [0.1, 1]}, or of a list of changes.
     if isinstance(choices, dict):
-        listed = [{n: v} for n, of in choices.items() if isinstance(of, list) for v in of]
+        values = {n: of if isinstance(of, list) else [of] for n, of in choices.items()}
+        listed = [{n: v} for n, of in values.items() for v in of]
     else:
         listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
     for changes in listed:

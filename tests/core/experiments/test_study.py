@@ -1,6 +1,7 @@
 """A study in a file: what it says, shares of it, what is found without computing, and its errors."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from pfl_core import Experiment, Federation, grid, run, sweep, table, tune
 from pfl_core.__main__ import main
 from pfl_core.engine.simulate import Interrupted
+from pfl_core.experiments import tune as tuning
 from pfl_core.experiments import workers
 from pfl_core.experiments.study import Study, shard
 
@@ -99,6 +101,23 @@ def test_a_tuned_cell_is_what_tune_chooses(study):
         assert {r.experiment.lr for r in own} == {best.lr}
         assert [r.experiment.seed for r in own] == [0, 1], "the reported seeds alone"
     assert set(found.seed) == {0, 1}
+
+
+def test_without_seeds_a_cell_is_tuned_on_the_first_that_is_not_reported(study, monkeypatch):
+    said = study(
+        "seeds = [0, 100]"
+        + HEAD[len("\nseeds = [0, 1]") :]
+        + ROWS
+        + COLUMNS
+        + TUNE.replace("100, 101", "101")
+    )
+    said = replace(said, tune={"choices": said.tune["choices"]})
+    ran = []
+    monkeypatch.setattr(
+        tuning, "sweep", lambda cells, **how: ran.extend(cells) or sweep(cells, **how)
+    )
+    found = said.run(device="cpu", jobs=1)
+    assert {e.seed for e in ran} == {101} and set(found.seed) == {0, 100}
 
 
 def test_what_is_finished_is_told_without_computing(study, nothing_computed):

@@ -124,6 +124,7 @@ def test_whatever_bytes_a_file_holds(tmp_path_factory, raw):
 
 
 ROWS = {"A": {"lr": 0.1}, "B": {"lr": 0.2}}
+MU = {"A": {"method": "fedprox", "method_args": {"mu": 5.0}}}
 REFUSED = {
     "seeds twice": (dict(seeds=[0, 0]), r"seeds = \[0, 0\]; allowed is a list of different integers"),
     "seeds of other kinds": (dict(seeds=[0, "1"]), "different integers >= 0"),
@@ -149,6 +150,18 @@ REFUSED = {
     "a row that is tuned": (dict(tune={"choices": {"lr": [1.0]}}), "row 'A' and tune.choices both say lr"),
     "a row among changes": (dict(tune={"choices": [{"lr": 1.0}]}), "row 'A' and tune.choices both say lr"),
     "a column that is tuned": (dict(rows={"A": {}}, columns={"x": {"lr": 1.0}}, tune={"choices": {"lr": [1.0]}}), "column 'x' and tune.choices"),
+    "a row among ranges": (dict(tune={"draws": 3, "choices": {"lr": [1.0, 2.0]}}), "row 'A' and tune.choices both say lr"),
+    "a row that is drawn": (dict(tune={"draws": 3}), "row 'A' and tune.choices both say lr; .* name some"),
+    "a column that is drawn": (dict(rows={"A": {}}, columns={"x": {"lr": 1.0}}, tune={"draws": 3}), "column 'x' and tune.choices both say lr"),
+    "a product that is drawn": (dict(rows={}, product={"lr": [0.1, 0.2]}, tune={"draws": 3}), "row 'lr 0.1' and tune.choices both say lr"),
+    "an argument among ranges": (dict(rows=MU, tune={"draws": 3, "choices": {"method_args": {"mu": [1, 2]}}}), "row 'A' and tune.choices both say method_args.mu"),
+    "an argument among lists": (dict(rows=MU, tune={"draws": 3, "choices": {"method_args": [{"mu": 1}]}}), "row 'A' and tune.choices both say method_args.mu"),
+    "an argument that is drawn": (dict(rows=MU, tune={"draws": 3}), "row 'A' and tune.choices both say method_args.mu"),
+    "an argument of a method that is tuned": (dict(base={"method": "fedprox"}, rows={"A": {"method_args": {"mu": 5.0}}}, tune={"choices": {"method": ["fedavg", "ditto"]}}), "both say method_args.mu"),
+    "an argument that the server's optimizer declares": (dict(rows={"A": {"server": "adam", "server_args": {"lr": 0.1}}}, tune={"draws": 3}), "both say server_args.lr"),
+    "a label that is tuned": (dict(rows={"A": {}}, tune={"choices": [{"tags": {"row": "B"}}]}), "row 'A' and tune.choices both say tags.row"),
+    "nothing that is tuned": (dict(tune={}), "tune is empty; write choices = "),
+    "tune's seeds, none": (dict(tune={"draws": 3, "seeds": []}), "tune.seeds is an empty list"),
     "own data without a folder": (dict(base={"dataset": "own"}), "go together, in all cells"),
     "a folder without own data": (dict(data="mine"), "go together, in all cells"),
     "own data in one column": (dict(data="mine", columns={"a": {"dataset": "own"}, "b": {}}), "go together"),
@@ -161,6 +174,40 @@ def test_what_would_silently_replace_what_the_file_says_is_refused(tmp_path, cas
     said, says = REFUSED[case]
     with pytest.raises(ValueError, match=says):
         Study.read(write(tmp_path / "study.toml", **{"rows": ROWS} | said))
+
+
+TUNED = {
+    "a base that is tuned": dict(base={"lr": 1.0}, rows={"A": {}}, tune={"choices": {"lr": [0.1]}}),
+    "a base that is drawn": dict(base={"lr": 1.0}, rows={"A": {}}, tune={"draws": 3}),
+    "another field": dict(rows={"A": {"batch": 8}}, tune={"draws": 3}),
+    "ranges of another field": dict(tune={"draws": 3, "choices": {"momentum": [0.0, 0.9]}}),
+    "a rate of a method that has none": dict(rows={"A": {"method": "apfl"}}, tune={"draws": 2}),
+    "another argument": dict(rows=MU, tune={"draws": 3, "choices": {"lr": [0.1]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TUNED)
+def test_what_labels_do_not_say_may_be_tuned(tmp_path, case):
+    assert Study.read(write(tmp_path / "study.toml", **{"rows": ROWS} | TUNED[case])).tune
+
+
+@few
+@given(
+    st.none() | st.lists(st.integers(0, 130), min_size=1, max_size=40, unique=True),
+    st.none() | st.lists(st.integers(0, 130), min_size=1, max_size=3, unique=True),
+)
+def test_no_seed_is_tuned_on_and_reported(tmp_path_factory, reported, tuned):
+    tune = {"choices": {"batch": [8]}} | ({"seeds": tuned} if tuned else {})
+    said = dict(rows=ROWS, tune=tune) | ({"seeds": reported} if reported else {})
+    file = write(tmp_path_factory.mktemp("s") / "study.toml", **said)
+    if tuned and {*tuned} & {*(reported or [0])}:
+        with pytest.raises(ValueError, match="which are reported, too"):
+            Study.read(file)
+        return
+    study = Study.read(file)
+    assert study.tuned_on and not {*study.tuned_on} & {*study.seeds}
+    if not tuned:
+        assert study.tuned_on == Study.read(file).tuned_on and min(study.tuned_on) >= 100
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, f"seeds = [{'9' * 5000}]"])

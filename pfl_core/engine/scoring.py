@@ -197,7 +197,7 @@ def measured(
         If a metric of a user's own fails, returns no number, or draws from a global generator.
     """
     ends, c, out = n.cumsum(), scores.shape[1], {}
-    given = ~np.isnan(scores).any(1)
+    given = np.asarray(~np.isnan(scores).any(1))
     for name in names:
         fn, blank = functions([name])[0], np.full(len(n), np.nan)
         if name == CONFUSION:

@@ -168,7 +168,14 @@ class Engine:
             self._tell(reasons, at)
         if at == "threads":
             self.ran.add("threads")
-            return job.start | self.threads.run(job)
+            before = torch.get_rng_state() if self.foreign else None
+            changed = self.threads.run(job)
+            if before is not None and not torch.equal(before, torch.get_rng_state()):
+                # It draws after all, in a later round, step or client than was tried.
+                torch.set_rng_state(before)
+                self._random[what] = True
+                changed = self.threads.run(job, drawn=True)
+            return job.start | changed
         self.ran |= self.batched.used
         return job.start | changed
 

@@ -36,7 +36,7 @@ def compute(call: Call, source: Callable[[Experiment], Result]) -> Result:
     run = prepared(call)
     work = _work_folder(call)
     stamp = _resume(call, run.method, work)
-    warned = unvisited.warn(run.method)
+    warned = "; ".join(filter(None, [unvisited.warn(run.method), run.leak]))
     trained = _train(run, work, stamp, source)
     stamp |= {"warned": warned} if warned else {}
     if call.fed is not None:

@@ -135,7 +135,7 @@ def _meta(run: Prepared, call: Call, trained: Trained, stamp: dict[str, Any]) ->
         rounds=call.experiment.rounds,
         clients=data.K,
         parameters=sum(v.numel() for n, v in initial.items() if n in parameters),
-        leaks_test=method.leaks_test,
+        leaks_test=method.leaks_test or bool(run.leak),
     )
     ran_on = dict(
         device=_device_name(call.device),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from pfl_core import models
 from pfl_core.data.client_data import ClientData
@@ -12,8 +15,15 @@ from pfl_core.data.federation import Federation
 from pfl_core.data.names import some
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.participation import evaluated
-from pfl_core.experiments.build import build_method, client_data, federation, vocabulary
-from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.build import (
+    build_method,
+    client_data,
+    federation,
+    places,
+    split,
+    vocabulary,
+)
+from pfl_core.experiments.experiment import Experiment, chain
 from pfl_core.experiments.metrics import UNTESTED
 from pfl_core.experiments.store import Result
 from pfl_core.methods.base import Method, check_adopts
@@ -62,12 +72,15 @@ class Prepared:
         Bound to the model and the clients.
     vocabulary : dict
         Options of the model that the data decide.
+    leak : str
+        What was said of test samples that `init_from` was trained on; "" without any.
     """
 
     call: Call
     data: ClientData
     method: Method
     vocabulary: dict[str, int]
+    leak: str
 
 
 def prepared(call: Call) -> Prepared:
@@ -87,7 +100,7 @@ def prepared(call: Call) -> Prepared:
     _check_evaluated(data, method.task.config)
     if e.earlier:
         _check_source(call, method, data)
-    return Prepared(call, data, method, options)
+    return Prepared(call, data, method, options, _warn_of_leak(call, data))
 
 
 def _check_evaluated(data: ClientData, config: TrainConfig) -> None:
@@ -136,6 +149,38 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
                 "use the same model; new_head=True draws a head anew"
             )
+
+
+def _warn_of_leak(call: Call, data: ClientData) -> str:
+    # A start that saw samples on which this run is tested makes the test say too much.
+    e = call.experiment
+    tested = np.concatenate(places(e, data.index["test"]))
+    sources = [start for start in chain(e)[1:] if start.dataset == e.dataset and start.rounds]
+    trained = [index for start in sources for index in _train_of_source(call, start)]
+    seen = np.isin(tested, np.concatenate(trained)).sum() if trained else 0
+    if not seen:
+        return ""
+    cure = (
+        "give source a Federation that trains on none of them, such as fed itself"
+        if e.dataset == "own"
+        else "give it the same partition and the same seed, as grid(seeds=...) does, or one "
+        "partition_seed to both"
+    )
+    said = f"init_from was trained on {seen} of the {len(tested)} test samples; {cure}"
+    warnings.warn(said, stacklevel=2)
+    return said
+
+
+def _train_of_source(call: Call, start: Experiment) -> Sequence[np.ndarray]:
+    # Places in the data; of a Result over own data nothing says them.
+    if start.dataset != "own":
+        return [index[: start.max_samples or None] for index in split(start).train]
+    source, fed = call.source, call.fed
+    if not isinstance(source, Federation) or fed is None or source is fed:
+        return []
+    if not (np.array_equal(source.x, fed.x) and np.array_equal(source.y, fed.y)):
+        return []
+    return source.at_most(start.max_samples, start.seed).index["train"]
 
 
 def _check_class_names(here: Federation, source: Result | Federation | None) -> None:

@@ -342,14 +342,16 @@ def test_init_from_starts_at_another_end(store):
 
 
 def test_new_clients_are_adopted_by_a_trained_server(store):
+    dealt = {"alpha": 1.0, "of": 9}
     source = Experiment(
-        **TINY | {"clients": 6, "lr": 0.01, "rounds": 3},
+        **TINY | {"clients": 6, "lr": 0.01, "rounds": 3, "partition_args": dealt},
         method="pfedhn",
         method_args={"n_hidden": 0},
     )
     new = Experiment(
-        **TINY | {"clients": 3, "lr": 0.01},
+        **TINY | {"clients": 3, "lr": 0.01, "partition_args": dealt | {"first": 6}},
         seed=1,
+        partition_seed=0,
         method="pfedhn",
         method_args={"n_hidden": 0, "dim": 2},
     )

@@ -212,6 +212,67 @@ def test_tune_with_a_source(store):
     assert rows.run.nunique() == 2 and best.init_from.rounds in (5, 6)
 
 
+def dealt(seed):
+    x, y = federation(k=8).x, federation(k=8).y
+    return Federation.dealt(x, y, "iid", clients=3, seed=seed)
+
+
+PART = DIGITS.but(partition_args={"of": 4})
+SKEWED = DIGITS.but(partition="dirichlet")
+LEAKS = {
+    "another seed": (SKEWED, SKEWED.but(seed=1), {}),
+    "a source of the source": (SKEWED, SKEWED.but(seed=1, init_from=SKEWED.but(seed=1)), {}),
+    "another partition": (SKEWED, DIGITS, {}),
+    "relabelled": (
+        DIGITS,
+        DIGITS.but(seed=1, partition="groups", partition_args={"groups": 2}),
+        {},
+    ),
+    "a Federation of another seed": (OWN, OWN.but(rounds=0), dict(fed=dealt(1), source=dealt(0))),
+}
+CLEAN = {
+    "the same seed": (SKEWED, SKEWED, {}),
+    "untrained": (SKEWED.but(rounds=0), SKEWED.but(seed=1), {}),
+    "one test set": (DIGITS, DIGITS.but(seed=1), {}),
+    "one partition_seed": (SKEWED.but(partition_seed=4), SKEWED.but(seed=1, partition_seed=4), {}),
+    "held-out clients": (PART, PART.but(partition_args={"of": 4, "first": 2}), {}),
+    "the same Federation": (OWN, OWN.but(rounds=0), dict(fed=dealt(1), source=dealt(1))),
+    "another Federation": (OWN, OWN.but(rounds=0), dict(fed=NEW, source=OLD)),
+}
+
+
+def started(source, e, how):
+    """The run of an Experiment whose first start is `source`, all samples of each client taken."""
+    if e.earlier:
+        return run(e.but(max_samples=0, init_from=started_at(e.earlier, source)), **how)
+    return run(started_at(e, source), **how)
+
+
+def started_at(e, source):
+    return e.but(max_samples=0, init_from=source.but(max_samples=0))
+
+
+@pytest.mark.parametrize("case", LEAKS)
+def test_a_start_that_was_trained_on_test_samples_is_said(store, case):
+    with pytest.warns(UserWarning, match=r"init_from was trained on \d+ of the \d+ test samples"):
+        meta = started(*LEAKS[case]).meta
+    assert meta["leaks_test"] and "init_from was trained on" in meta["warned"]
+
+
+@pytest.mark.parametrize("case", CLEAN)
+def test_a_start_that_saw_no_test_sample_warns_of_nothing(store, case):
+    meta = started(*CLEAN[case]).meta
+    assert not meta["leaks_test"] and "warned" not in meta
+
+
+def test_pfedhn_with_its_own_and_with_new_clients_warns_of_nothing(store):
+    args = dict(method="pfedhn", method_args={"n_hidden": 0, "dim": 2})
+    source = PART.but(**args)
+    again = {"n_hidden": 0, "dim": 2, "novel": "trained"}
+    for more in (dict(method_args=again), dict(partition_args={"of": 4, "first": 2})):
+        assert not run(source.but(seed=0, init_from=source, adopt=True, **more)).meta["leaks_test"]
+
+
 PAGE = Path(__file__).parents[3] / "docs" / "new_clients.md"
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -145,11 +146,12 @@ def do_sweep(args: Namespace) -> int:
     diverges or fails"""
     study = late("experiments.study").Study.read(args.study)
     if args.status:
-        print(study.status().to_string())
+        with _aside():
+            status = study.status()
+        print(status.to_string())
         return 0
     how = dict(jobs=args.jobs, on=args.on, device=args.device)
     shard, tables = late("experiments.study").shard(args.shard), late("analysis.tables")
-    tables.check(study.rows, **study.table)
     study.run(shard, **how)
     found = [result for *_, result in study.found()]
     ended = [result for result in found if result]
@@ -162,13 +164,19 @@ def do_sweep(args: Namespace) -> int:
     return int(lost > 0 or failed > 0)
 
 
+def _aside() -> contextlib.AbstractContextManager:
+    # Messages do not stand in what a command prints for other programs.
+    return contextlib.redirect_stdout(sys.stderr)
+
+
 def do_table(args: Namespace) -> None:
     """Show finished runs as a table: those of a study's file, or some by their ids"""
     options = ("against", "metric", "select", "when", "average", "digits", "rows", "columns")
     how = {n: v for n in options if (v := getattr(args, n)) not in ("", None)}
     if len(args.what) == 1 and Path(args.what[0]).suffix:
         study = late("experiments.study").Study.read(args.what[0])
-        every = [result for *_, result in study.found()]
+        with _aside():
+            every = [result for *_, result in study.found()]
         how, found = study.table | how, [result for result in every if result]
         if len(found) < len(every):
             print(f"{len(found)} of {len(every)} runs are finished", file=sys.stderr)
@@ -178,7 +186,8 @@ def do_table(args: Namespace) -> None:
             )
     else:
         found = [late("experiments.listing").by_id(start) for start in args.what]
-    made = late("analysis.tables").table(*found, **how)
+    with _aside():
+        made = late("analysis.tables").table(*found, **how)
     if args.csv:
         made.csv(args.csv)
     print(made.latex() if args.latex else made)

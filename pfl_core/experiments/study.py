@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -42,17 +43,21 @@ import pandas as pd
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
-from pfl_core.experiments import begun, lookup, study_file
-from pfl_core.experiments.build import fitted
+from pfl_core.engine.finetune import moments
+from pfl_core.engine.participation import evaluates_after
+from pfl_core.engine.scoring import LARGE, list_metrics
+from pfl_core.experiments import begun, keys, lookup, study_file
+from pfl_core.experiments.build import fitted, train_config
 from pfl_core.experiments.experiment import Experiment, grid, import_plugin, seeded
-from pfl_core.experiments.metrics import ROW_COLUMNS
+from pfl_core.experiments.metrics import FAILED, OF_CLIENTS, ROW_COLUMNS
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.sweep import Unfinished, sweep
-from pfl_core.experiments.tune import NoneEnded, declared, tune
-from pfl_core.util import paths
+from pfl_core.experiments.tune import NoneEnded, declared, planned, tune
+from pfl_core.util import checks, paths, sums
 from pfl_core.util.say import say
 
 T = TypeVar("T")
+TEXTS = {"against", "metric", "select", "when", "average"}  # of `table`
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,15 @@ class Study:
         return study
 
     def check(self) -> None:
-        """Raise ValueError where a cell is no Experiment, with any of the seeds."""
+        """Raise ValueError where a cell is no Experiment, with any of the seeds; where one cannot
+        be tuned, or shown, as the file says."""
         for plugin in self.plugins:
             import_plugin(plugin)
         try:
             cells = self.cells()
             self._reported(cells)
-            for cell in cells if self.tune else ():
-                self._check_tuned(cell)
+            made = [e for cell in cells if self.tune for e in self._tried(cell)]
+            self._check_table(made or cells)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from error
         if {cell.dataset == "own" for cell in cells} != {self.data is not None}:
@@ -120,12 +126,34 @@ class Study:
                 "go together, in all cells; say both, or neither"
             )
 
-    def _check_tuned(self, cell: Experiment) -> None:
+    def _tried(self, cell: Experiment) -> Iterable[Experiment]:
+        # What tuning tries of a cell; ValueError where it may replace what a label says.
         drawn = "draws" in self.tune and "choices" not in self.tune
         choices = declared(cell) if drawn else self.tune.get("choices")
         for side, every in (("row", self.rows), ("column", self.columns)):
             if label := cell.tags.get(side):
                 study_file.check_tuned(side, label, every[label], choices, drawn)
+        return planned(cell, **self._tuning()).values()
+
+    def _check_table(self, cells: list[Experiment]) -> None:
+        # ValueError for what no runs of these could be shown with.
+        for name in TEXTS & self.table.keys():
+            checks.kind("table", name, self.table[name], "str")
+        # What shows runs lies above this module.
+        importlib.import_module("pfl_core.analysis.tables").check(self.rows, **self.table)
+        metric, when = self.table.get("metric", "acc_pct"), self.table.get("when", "before")
+        average = self.table.get("average", "client")
+        named = {m: None for e in cells for m in e.metrics if m not in LARGE}
+        legal = (
+            ["acc_pct", "loss"] if average == "pooled" else [*OF_CLIENTS, "acc_balanced", *named]
+        )
+        add = f"write metrics = [{metric!r}] in base; " * (metric in list_metrics())
+        add += f"these are of average = {average!r}"
+        checks.known("metric of table", metric, legal, add)
+        after = any(e.clients is None or evaluates_after(train_config(e), e.clients) for e in cells)
+        tuned = max((moments(e.finetune) for e in cells), key=len)
+        legal = ["before", *["after"] * after, *tuned]
+        checks.known("when of table", when, legal, "models must be evaluated then")
 
     def cells(self) -> list[Experiment]:
         """A cell of the table each, column by column, with the first seed."""
@@ -179,12 +207,43 @@ class Study:
         # None, and a line that says so, where no choice of a cell ended: the others go on.
         if not self.tune:
             return cell
-        said: dict[str, Any] = self.tune | {"seeds": self.tuned_on}
         try:
-            return tune(cell, said.pop("choices", None), **said, **how)[0]
+            best, rows = tune(cell, **self._tuning(), **how)
+            if (rows.metric == FAILED).any():
+                self._keep(cell, best)
+            return best
+        except Unfinished:
+            return self._kept(cell)
         except NoneEnded as error:
             say(f"{', '.join(filter(None, cell.tags.values()))}: {error}")
             return None
+
+    def _tuning(self) -> dict[str, Any]:
+        return self.tune | {"seeds": self.tuned_on}
+
+    def _keep(self, cell: Experiment, best: Experiment) -> None:
+        # A run that raised an error is not in the store, from which a choice is told later.
+        file = self._keeps(cell)
+        checks.make_folder(file.parent)
+        made = planned(cell, **self._tuning())
+        label = next(label for label, e in made.items() if e.plain() == best.plain())
+        with sums.replacing(file) as out:
+            out.write(label.encode())
+
+    def _kept(self, cell: Experiment) -> Experiment | None:
+        try:
+            label = self._keeps(cell).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
+        return planned(cell, **self._tuning()).get(label)
+
+    def _keeps(self, cell: Experiment) -> Path:
+        # Named by all that decides it: another choice, seed or code is another tuning.
+        fed, said = self.fed(), self._tuning()
+        checksum = fed.checksum if fed else pools.checksum(cell.dataset)
+        tried = [seeded(e, s) for e in planned(cell, **said).values() for s in self.tuned_on]
+        ids = [fitted(e, fed).id_for(checksum) for e in tried]
+        return paths.store_folder() / "chosen" / keys.hashed({"runs": ids, "tune": said})
 
     def found(
         self, shard: tuple[int, int] = (1, 1)
@@ -204,10 +263,7 @@ class Study:
 
         @functools.cache
         def chosen(cell: Experiment) -> Experiment | None:
-            try:
-                return self._chosen(cell, {"fed": fed, "compute": False})
-            except Unfinished:
-                return None
+            return self._chosen(cell, {"fed": fed, "compute": False})
 
         for cell, seed in self._part(shard):
             if (choice := chosen(cell)) is None:

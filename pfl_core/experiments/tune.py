@@ -110,23 +110,12 @@ def tune(
         raise TypeError(f"tune takes an Experiment, got {got}; of several, tune one after another")
     if split != "val":
         raise ValueError(f"tune(split={split!r}): only 'val' may choose hyper-parameters")
-    checks.count("tune", "keep", keep, "the number of choices that run with all seeds")
-    checks.kind("tune", "last", last, "bool")
-    seeds, whens = _seeds(experiment, seeds), (when,) if isinstance(when, str) else tuple(when)
+    said: dict[str, Any] = dict(draws=draws, draw_seed=draw_seed, keep=keep, last=last)
+    made = planned(experiment, choices, **said, seeds=seeds, when=when, metric=metric)
+    seeds, whens = _seeds(experiment, seeds), _whens(when)
     how["fed"] = feds = of_seeds(how.get("fed"), seeds)
     fitted(experiment, feds.get(seeds[0]))
-    if draws is None:
-        changes = _choices(choices)
-    else:
-        changes = drawn(experiment, draws, choices, draw_seed)
-    _check_comparable(changes)
-    labels = [json.dumps(c, sort_keys=True, default=_named) for c in changes]
-    named = dict(zip(labels, changes, strict=True))
-    cells = {
-        label: experiment.but(**changed).but(tags={"row": label})
-        for label, changed in named.items()
-    }
-    _check_judge(list(cells.values()), metric)
+    cells = {label: e.but(tags={"row": label}) for label, e in made.items()}
     _check_tunable(list(cells.values()), seeds, whens, feds)
     rows = sweep([seeded(e, seeds[0]) for e in cells.values()], **how)
     judge: dict[str, Any] = dict(whens=whens, last=last, metric=metric)
@@ -138,7 +127,48 @@ def tune(
         rows = pd.concat([rows, more], ignore_index=True)
         found = _ended(rows, best, seeds, **judge)
     label, _ = found.index[int(found.to_numpy().argmax())]
-    return experiment.but(**named[label]), rows
+    return made[label], rows
+
+
+def planned(
+    experiment: Experiment,
+    choices: Any = None,
+    *,
+    draws: int | None = None,
+    draw_seed: int = 0,
+    seeds: Iterable[int] | None = None,
+    keep: int | None = 4,
+    when: str | Sequence[str] = "before",
+    last: bool = False,
+    metric: str = "acc_pct",
+) -> dict[str, Experiment]:
+    """What each choice of `tune`, which takes the same, makes of an Experiment; by its label.
+
+    Raises
+    ------
+    ValueError
+        For what `tune` refuses of them whatever the data are.
+    """
+    checks.count("tune", "keep", keep, "the number of choices that run with all seeds")
+    checks.kind("tune", "last", last, "bool")
+    checks.kind("tune", "metric", metric, "str")
+    if checks.whole(draw_seed) is None or draw_seed < 0:
+        raise ValueError(f"tune(draw_seed={draw_seed!r}): allowed is an integer >= 0")
+    seeds, whens = _seeds(experiment, seeds), _whens(when)
+    if draws is None:
+        changes = _choices(choices)
+    else:
+        changes = drawn(experiment, draws, choices, draw_seed)
+    _check_comparable(changes)
+    made = {_label(changed): experiment.but(**changed) for changed in changes}
+    for seed in seeds:
+        seeded(experiment, seed)
+    _check_judge(list(made.values()), metric)
+    tuned = min((moments(e.finetune) for e in made.values()), key=len)
+    for one in whens:
+        legal = ("before", "after", *tuned)
+        checks.known("when", one, legal, "each choice must be evaluated then")
+    return made
 
 
 def scores(
@@ -260,8 +290,25 @@ def _seeds(experiment: Experiment, seeds: Iterable[int] | None) -> list[int]:
     return given
 
 
-def _named(source: Experiment) -> str:
-    return source.id_for("") if source.dataset == "own" else source.id
+def _whens(when: str | Sequence[str]) -> Sequence[str]:
+    whens = (when,) if isinstance(when, str) else when
+    if not isinstance(whens, list | tuple) or not whens:
+        raise ValueError(
+            f'tune(when={when!r}): allowed is "before", "after" or "tuned 3", or a list of these'
+        )
+    return whens
+
+
+def _label(changes: dict[str, Any]) -> str:
+    return json.dumps(changes, sort_keys=True, default=_named)
+
+
+def _named(value: Any) -> Any:
+    # What JSON cannot keep: other Experiments by their ids, numpy's numbers as Python's.
+    if isinstance(value, Experiment):
+        return value.id_for("") if value.dataset == "own" else value.id
+    kept = checks.cast(value, "")
+    return str(value) if kept is value else kept
 
 
 def _ended(
@@ -320,10 +367,6 @@ def _check_judge(cells: list[Experiment], metric: str) -> None:
 def _check_tunable(
     cells: list[Experiment], seeds: list[int], whens: Sequence[str], feds: OfSeeds
 ) -> None:
-    tuned = min((moments(c.finetune) for c in cells), key=len)
-    for when in whens:
-        legal = ("before", "after", *tuned)
-        checks.known("when", when, legal, "each choice must be evaluated then")
     ready = (fitted(c, feds.get(seeds[0])) for c in cells)
     if "after" in whens and not all(
         evaluates_after(build.train_config(c), c.clients) for c in ready

@@ -239,41 +239,135 @@ TUNED = {
     "when": ("choices = { batch = [8] }\nwhen = 'late'", "late"),
     "last": ("choices = { batch = [8] }\nlast = 'yes'", "last='yes'"),
     "one method's": ("choices = { method_args = [{ mu = 1 }] }", "mu"),
-    "no validation data": ("choices = { batch = [8] }", "leaves no validation data"),
-}
+    "metric": ("choices = { batch = [8] }\nmetric = 3", "metric=3"),
+    "a metric that is not measured": ("choices = { batch = [8] }\nmetric = 'auc'", "'auc' is unknown"),
+    "when, a number": ("choices = { batch = [8] }\nwhen = 3", "when=3"),
+    "when, never": ("choices = { batch = [8] }\nwhen = []", r"when=\[\]"),
+    "when, lists": ("choices = { batch = [8] }\nwhen = [['before']]", "when "),
+    "draw_seed": ("draws = 3\ndraw_seed = 'a'", "draw_seed='a'"),
+    "draw_seed, a float": ("draws = 3\ndraw_seed = 0.0", "draw_seed=0.0"),
+    "choices, a number": ("choices = 3", "choices=3"),
+    "choices, a date": ("choices = { lr = [2026-01-01] }", "lr="),
+    "choices of the word self": ("choices = { self = [1] }", "self"),
+    "a seed that is none": ("choices = { batch = [8] }\nseeds = [99999999999999999999999]", "bits"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TUNED)
-def test_what_any_cells_tuning_is_refused_for_comes_before_all_training(
-    study, case, nothing_computed
-):
+def test_what_any_cells_tuning_is_refused_for_is_said_when_a_study_is_read(study, case):
     """The last cell's, too: the first one is not trained for hours before it."""
     tune_, says = TUNED[case]
     split = 'partition_args = { split = "60/20/20" }\n'
-    rows = f'[rows.P]\nmethod = "fedprox"\n{split}[rows.A]\n'
-    rows += split * (case != "no validation data")
-    said = study(HEAD + rows + f"[tune]\n{tune_}\n")
+    rows = f'[rows.P]\nmethod = "fedprox"\n{split}[rows.A]\n{split}'
+    tune_ += "\nseeds = [100]" * ("seeds" not in tune_)
+    with pytest.raises(ValueError, match=rf"study\.toml: .*{says}"):
+        study(HEAD + rows + f"[tune]\n{tune_}\n")
+
+
+def test_a_cell_without_validation_data_comes_before_all_training(study, nothing_computed):
+    rows = '[rows.P]\npartition_args = { split = "60/20/20" }\n[rows.A]\n'
+    said = study(HEAD + rows + "[tune]\nchoices = { batch = [8] }\n")
     nothing_computed()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match="leaves no validation data"):
         said.run(device="cpu", jobs=1)
 
 
+TABLES = {
+    "against = 'Locl'": "row 'Locl' is unknown",
+    "against = 3": "against=3",
+    "select = 'best'": "select 'best' is unknown",
+    "select = ['last']": "select=",
+    "average = 'mean'": "average 'mean'",
+    "average = true": "average=True",
+    "digits = -1": "digits=-1",
+    "digits = 'two'": "digits='two'",
+    "digits = true": "digits=True",
+    "metric = 'acuracy'": "metric of table 'acuracy' is unknown",
+    "metric = 3": "metric=3",
+    "metric = 'auc'": r"'auc' is unknown; .*write metrics = \['auc'\] in base",
+    "metric = 'acc_sd'\naverage = 'pooled'": "'acc_sd' is unknown; .*of average = 'pooled'",
+    "metric = 'loss'": "'loss' is unknown; .*of average = 'client'",
+    "when = 'sometimes'": "when of table 'sometimes' is unknown",
+    "when = []": "when=",
+    "when = 'tuned 1'": "when of table 'tuned 1' is unknown",
+    "when = 'after'": "when of table 'after' is unknown",
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_no_table_could_be_is_said_before_training(study, table, tmp_path, capsys):
+    (tmp_path / "study.toml").write_text(f"{HEAD}eval_after = false\n{ROWS}[table]\n{table}\n")
+    with pytest.raises(ValueError, match=rf"study\.toml: .*{TABLES[table]}"):
+        Study.read(tmp_path / "study.toml")
+    assert main(["sweep", str(tmp_path / "study.toml"), "--device", "cpu"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("base", "table"),
     [
-        ("against = 'Locl'", "row 'Locl' is unknown"),
-        ("select = 'best'", "select 'best' is unknown"),
-        ("average = 'mean'", "average 'mean'"),
-        ("digits = -1", "digits=-1"),
+        ("", "when = 'after'\nmetric = 'acc_worst10'"),
+        ("", "average = 'pooled'\nmetric = 'loss'\ndigits = 0"),
+        ("", "metric = 'acc_balanced'\nselect = 'last10'"),
+        ("metrics = ['auc']\nfinetune = { epochs = 2 }", "when = 'tuned 2'\nmetric = 'auc'"),
     ],
 )
-def test_what_no_table_could_be_is_said_before_training(
-    study, table, says, capsys, nothing_computed
+def test_what_a_table_of_these_runs_shows_is_allowed(study, base, table, tmp_path, capsys):
+    said = study(f"{HEAD}{base}\n{ROWS}[table]\n{table}\n")
+    assert main(["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]) == 0
+    assert "FedPer" in capsys.readouterr().out
+
+
+RAISES = [  # mu * lr >= 2 is an error of FedProx when it is run
+    "choices = { method_args = [{ mu = 0.1 }, { mu = 50.0 }] }",
+    "choices = { method_args = [{ mu = 50.0 }, { mu = 0.1 }] }\nseeds = [100, 101]\nkeep = 1",
+    "draws = 2\nchoices = { method_args = { mu = [50.0] } }\nmetric = 'acc_pct'",
+]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tune_", RAISES)
+def test_a_cell_of_which_a_choice_raised_is_shown_as_it_was_computed(
+    study, tune_, own, tmp_path, capsys, nothing_computed
 ):
-    said = study(HEAD + ROWS + f"[table]\n{table}\n")
+    head = HEAD.replace("[base]", "[base]\nlr = 0.1")
+    head += "" if own else 'partition_args = { split = "60/20/20" }\n'
+    if own:
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(150, 5)).astype(np.float32), rng.integers(0, 3, 150)
+        Federation.dealt(x, y, "iid", clients=3, split="60/20/20").save(tmp_path / "mine")
+        head = 'data = "mine"' + head.replace('"digits"', '"own"')
+    text = head + '[rows.FedProx]\nmethod = "fedprox"\n[tune]\n'
+    said = study(text + tune_)
+    computed = said.run(device="cpu", jobs=1)
+    assert computed.seed.nunique() == 2
     nothing_computed()
-    assert main(["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]) == 1
-    assert says in capsys.readouterr().err
+    assert {r.id for r in said.results()} == set(computed.run)
+    assert all(r.experiment.tags["row"] == "FedProx" for r in said.results())
+    assert said.status().to_numpy().tolist() == [["2 of 2"]]
+    capsys.readouterr()
+    assert main(["table", str(said.path)]) == 0
+    assert "FedProx" in capsys.readouterr().out
+    other = study(text + tune_.replace("50.0", "60.0"))
+    assert not other.results(), "it is another tuning, which is not finished"
+
+
+def test_messages_stand_in_no_table(study, tmp_path, capsys):
+    said = study(
+        HEAD + 'partition_args = { split = "60/20/20" }\n[rows.A]\nmethod = "fedavg"\n'
+        "[tune]\nchoices = { lr = [1e30, 0.1] }\n"
+    )
+    assert main(["sweep", str(said.path), "--device", "cpu", "--jobs", "1"]) == 0
+    capsys.readouterr()
+    for words, first in (
+        (["table", "--latex"], "% Test accuracy"),
+        (["table"], "Test accuracy"),
+        (["sweep", "--status"], " "),
+    ):
+        assert main([words[0], str(said.path), *words[1:]]) == 0
+        told = capsys.readouterr()
+        assert told.out.startswith(first) and "tune: 1 of 2 choices did not end" in told.err
+        assert "tune:" not in told.out and "1e+30" not in told.out
 
 
 @pytest.mark.parametrize(

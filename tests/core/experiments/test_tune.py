@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pfl_core import Experiment, list_methods, optim, sweep, tune
 from pfl_core.experiments import tune as tuning
@@ -58,6 +60,31 @@ def test_tune_names_other_runs_by_their_ids(store):
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("epochs", list(np.arange(1, 3))),
+        ("lr", list(np.float32([0.1, 0.01]))),
+        ("shuffle", [np.bool_(True), np.bool_(False)]),
+        ("dtype", [np.str_("float64")]),
+        ("momentum", [np.array(0.5), torch.tensor(0.25)]),
+        ("finetune", [[{"epochs": np.int64(1), "lr": np.float32(0.1)}]]),
+        ("method_args", [{"mu": np.float32(0.1)}, {"mu": np.int64(1)}]),
+        ("init_from", [None, "w.pt", Path("w.pt")]),
+    ],
+)
+def test_what_an_experiment_takes_is_labelled(name, values, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({}, "w.pt")
+    e = Experiment(**VAL | {"method": "fedprox"})
+    made = tuning.planned(e, {name: values})
+    wanted = [e.but(**{name: v}).plain() for v in values]
+    assert [m.plain() for m in made.values()] == wanted[: len(made)]
+    assert len(made) == len({json.dumps(w) for w in wanted})
+    assert all(list(json.loads(label)) == [name] for label in made)
+    assert len(tuning.planned(e, {name: values}, draws=9)) <= len(values) + 1
+
+
+@pytest.mark.parametrize(
     "choices, how, said",
     [
         ({"lr": 0.1}, {}, "'lr' has 0.1, not a list of values; allowed is "),
@@ -86,6 +113,11 @@ def test_tune_names_other_runs_by_their_ids(store):
         ({"lr": [0.1]}, {"seeds": (1, 1)}, "allowed is a list of different integers"),
         ({"lr": [0.1]}, {"seeds": 3}, "allowed is a list of different integers"),
         ({"lr": [0.1]}, {"seeds": (0, -1)}, "seed=-1"),
+        ({"lr": [0.1]}, {"when": 3}, "tune(when=3): allowed is"),
+        ({"lr": [0.1]}, {"when": ()}, "tune(when=()): allowed is"),
+        ({"lr": [0.1]}, {"metric": ["auc"]}, "allowed is str"),
+        (None, {"draws": 2, "draw_seed": -1}, "tune(draw_seed=-1): allowed is an integer >= 0"),
+        (None, {"draws": 2, "draw_seed": True}, "tune(draw_seed=True): allowed is"),
     ],
 )
 def test_what_tune_refuses_it_refuses_before_training(choices, how, said, store, monkeypatch):

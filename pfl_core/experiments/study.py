@@ -109,8 +109,7 @@ class Study:
         return study
 
     def check(self) -> None:
-        """Raise ValueError where a cell is no Experiment, with any of the seeds; where one cannot
-        be tuned, or shown, as the file says."""
+        """Raise ValueError for a cell that is no Experiment, or is tuned or shown wrongly."""
         for plugin in self.plugins:
             import_plugin(plugin)
         try:

@@ -239,6 +239,7 @@ def examined(name: str, model: nn.Module, x: Tensor, classes: int, batch: int) -
         _check_training(name, model, x, classes)
         for training in (False, True):
             _check_memory(name, model, x, training)
+        _check_mixing(name, model, x)
     if batch == 1 and models.bn(model):
         cure = "BatchNorm needs several values of a channel: use batch=2 or more"
         _check_training(name, model, x[:1], classes, f" with batch=1 ({cure})")
@@ -332,6 +333,76 @@ def _check_memory(name: str, model: nn.Module, x: Tensor, training: bool) -> Non
         raise ValueError(
             f"model {name!r} changes {counted[0]} each time the same samples are given: {keeps}"
         )
+
+
+def _check_mixing(name: str, model: nn.Module, x: Tensor) -> None:
+    # ValueError where a sample's scores in evaluation mode depend on the samples beside it.
+    mixes = False
+    x = _unlike(x)
+    for drawn in (False, True):  # weights of zero, as of a last layer, may hide it
+        trial = models.copied(name, model).eval()
+        with torch.no_grad(), Draws(0):
+            for p in trial.parameters() if drawn else ():
+                if p.requires_grad and p.is_floating_point():
+                    p += torch.randn_like(p) * (p.shape[:1].numel() / max(1, p.numel())) ** 0.5
+        for i, j in ((0, 1), (1, 0)):
+            with contextlib.suppress(*models.REFUSED), torch.no_grad(), Draws(0), _Eps() as eps:
+                twice = trial(x[[i, i]])
+                # In one place of a batch of one size a sample's scores are rounded alike.
+                pairs = [(twice[0], trial(x[[i, j]])[0]), (twice[1], trial(x[[j, i]])[1])]
+                if not drawn:
+                    pairs.append((twice[0], twice[1]))
+                    with contextlib.suppress(*models.REFUSED):  # it may need two samples
+                        alone = trial(x[[i]])
+                        pairs += [(twice[0], alone[0])] if len(alone) == 1 else []
+                mixes |= any(_far(a, b, eps.value**0.5) for a, b in pairs)
+    if mixes:
+        raise ValueError(
+            f"model {name!r}: in evaluation mode a sample's scores change with the other samples "
+            "of its batch, which are those of several clients in some methods; give "
+            "batch_first=True to attention and RNNs, leave track_running_stats=False out of "
+            "BatchNorm, and take no softmax, norm, mean or sum over dim 0"
+        )
+
+
+def _unlike(x: Tensor) -> Tensor:
+    # Two samples; where they are about equal, the second one is changed.
+    a, b = x
+    if a.is_floating_point() and torch.allclose(a, b, rtol=0.1, atol=0.1):
+        with Draws(0):
+            b = a + torch.rand_like(a) * a.abs().max().clamp(min=1)
+    elif torch.equal(a, b):
+        b = torch.zeros_like(a)  # any model of tokens knows 0
+    return torch.stack([a, b])
+
+
+def _far(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    # Whether finite scores differ, relative to each and to the usual one.
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return False
+    least = tolerance * max(0.01, float(a.double().abs().median()))
+    return not torch.allclose(a.double(), b.double(), rtol=tolerance, atol=least)
+
+
+class _Eps(TorchDispatchMode):
+    """Within it, `value` is the eps of the coarsest numbers that are computed, float32 at least."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see util/draws.py
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.finfo(torch.float32).eps
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func`, and note the precision of its results."""
+        out = func(*args, **kwargs or {})
+        found = [torch.finfo(t.dtype).eps for t in _tensors(out) if t.is_floating_point()]
+        self.value = max([self.value, *found])
+        return out
 
 
 def _beside(model: nn.Module) -> dict[str, str]:

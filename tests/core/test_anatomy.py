@@ -1,5 +1,6 @@
 """The head is what gives the scores, whatever a network looks like; and what is tried before training."""
 
+import contextlib
 import copy
 from dataclasses import replace
 
@@ -548,6 +549,135 @@ def test_what_a_model_keeps_and_does_not_change_is_taken(name):
     examined("mine", Counts(CONSTANTS[name]), torch.zeros(2, *SHAPE), C, 4)
 
 
+class Evaluates(nn.Module):
+    """Plain, of images (B, 16, 16) to which `scale` times what `act` makes of them is added."""
+
+    def __init__(self, act, scale=1.0, **parts):
+        super().__init__()
+        self.act, self.plain = act, Plain()
+        self.scale = nn.Parameter(torch.tensor(scale))
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.plain((x[:, 0] + self.scale * self.act(self, x[:, 0]))[:, None])
+
+
+def encoder(**how):
+    return nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, **how)
+
+
+def two_or_more(m, x):
+    if len(x) < 2:
+        raise IndexError("one sample")
+    return x
+
+
+def padded(m, x):
+    """Attention over the first places alone: how many depends on the sample."""
+    masked = torch.arange(16) >= 4 + 8 * (x.mean((1, 2)) > 0.1)[:, None]
+    out = m.att(x, src_key_padding_mask=masked)
+    return F.pad(out, (0, 0, 0, 16 - out.shape[1])).masked_fill(masked[:, :, None], 0.0)
+
+
+# what is done, by which modules; "a zero scale" hides it before training
+MIXING = {
+    "attention": (lambda m, x: m.att(x), dict(att=encoder())),
+    "attention alone": (lambda m, x: m.att(x, x, x)[0], dict(att=nn.MultiheadAttention(16, 2))),
+    "a zero scale": (lambda m, x: m.att(x), dict(scale=0.0, att=encoder())),
+    "LSTM": (lambda m, x: m.rnn(x)[0], dict(rnn=nn.LSTM(16, 16))),
+    "backward GRU": (lambda m, x: m.rnn(x)[0], dict(rnn=nn.GRU(16, 8, bidirectional=True))),
+    "BatchNorm": (lambda m, x: m.norm(x), dict(norm=nn.BatchNorm1d(16, track_running_stats=False))),
+    "softmax": (lambda m, x: x.softmax(0), {}),
+    "norm": (lambda m, x: F.normalize(x, dim=0), {}),
+    "centred": (lambda m, x: x - x.mean(0), {}),
+    "the largest": (lambda m, x: x / x.abs().max(), {}),
+    "neighbours": (lambda m, x: x.roll(1, 0), {}),
+    "size": (lambda m, x: x / len(x), {}),
+    "place": (lambda m, x: torch.arange(len(x))[:, None, None] * torch.ones_like(x), {}),
+    "two or more": (lambda m, x: two_or_more(m, x).softmax(0), {}),
+}
+ALONE = {
+    "attention": (lambda m, x: m.att(x), dict(att=encoder(batch_first=True))),
+    "padded attention": (
+        padded,
+        dict(
+            att=nn.TransformerEncoder(
+                encoder(batch_first=True), 2, enable_nested_tensor=True, mask_check=True
+            )
+        ),
+    ),
+    "transposed attention": (
+        lambda m, x: m.att(x.transpose(0, 1)).transpose(0, 1),
+        dict(att=encoder()),
+    ),
+    "LSTM": (lambda m, x: m.rnn(x)[0], dict(rnn=nn.LSTM(16, 16, 2, batch_first=True))),
+    "BatchNorm": (lambda m, x: m.norm(x), dict(norm=nn.BatchNorm1d(16))),
+    "softmax": (lambda m, x: x.softmax(1), {}),
+    "GroupNorm": (lambda m, x: m.norm(x), dict(norm=nn.GroupNorm(4, 16))),
+    "deep": (
+        lambda m, x: m.deep(x[:, None])[:, 0],
+        dict(deep=nn.Sequential(*(nn.Conv2d(1, 1, 3, padding=1) for _ in range(50)))),
+    ),
+    "wide": (
+        lambda m, x: m.deep(x.flatten(1)).view(x.shape),
+        dict(deep=nn.Sequential(nn.Linear(256, 4096), nn.GELU(), nn.Linear(4096, 256))),
+    ),
+    "half": (lambda m, x: m.deep(x.bfloat16()).float(), dict(deep=nn.Linear(16, 16).bfloat16())),
+    "steep": (
+        lambda m, x: torch.sin(30 * m.b(torch.sin(30 * m.a(x)))),
+        dict(a=nn.Linear(16, 16), b=nn.Linear(16, 16)),
+    ),
+    "two or more": (two_or_more, {}),
+}
+SAMPLES = {
+    "unlike": torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0)),
+    "zero": torch.zeros(2, *SHAPE),
+    "one": torch.ones(2, *SHAPE),
+    "near": torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0)).repeat(2, 1, 1, 1)
+    + torch.tensor([0.0, 1e-6])[:, None, None, None],
+    "large": torch.full((2, *SHAPE), 1000.0),
+}
+MANY = ["attention", "BatchNorm"]  # with all of these samples
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [(n, "unlike") for n in MIXING] + [(n, s) for n in MANY for s in SAMPLES if s != "unlike"],
+)
+def test_a_model_that_mixes_the_samples_of_a_batch_is_refused(name, samples):
+    act, parts = MIXING[name]
+    said = "'mine': in evaluation mode a sample's scores change with the other .* batch_first=True"
+    with pytest.raises(ValueError, match=said):
+        examined("mine", Evaluates(act, **parts), SAMPLES[samples], C, 4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [(n, "unlike") for n in ALONE] + [(n, s) for n in MANY for s in SAMPLES if s != "unlike"],
+)
+def test_a_model_that_looks_at_each_sample_alone_is_taken(name, samples):
+    act, parts = ALONE[name]
+    model = Evaluates(act, **copy.deepcopy(parts))
+    examined("mine", model, SAMPLES[samples], C, 4)
+    if name != "half":
+        examined("mine", model.double(), SAMPLES[samples].double(), C, 4)
+
+
+@pytest.mark.parametrize("tokens", [[[0, 9, 1], [2, 3, 4]], [[9, 0, 9], [9, 0, 9]]])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_mixing_is_seen_with_tokens(batch_first, tokens):
+    model = Reads(
+        lambda m, x: m.head(m.base[1](m.base[0](x))[0].mean(1)),
+        nn.ModuleList([nn.Embedding(10, 8), nn.GRU(8, 8, batch_first=batch_first)]),
+        nn.Linear(8, C),
+    )
+    refused = pytest.raises(ValueError, match="'mine': in evaluation mode a sample's scores change")
+    with contextlib.nullcontext() if batch_first else refused:
+        examined("mine", model, torch.tensor(tokens), C, 4)
+
+
 def one_hot(m, z):
     return m.out(z) + F.one_hot(z.argmax(1)).sum() * 0
 
@@ -555,7 +685,7 @@ def one_hot(m, z):
 STACKED = {
     "one_hot": (one_hot, r"one_hot in test_anatomy.py, line \d+: return m.out.*\(y\[:, None\] =="),
     "item": (
-        lambda m, z: m.out(z) * z.sum().item(),
+        lambda m, z: m.out(z) * m.out.weight.sum().item(),
         r"line \d+: .*item\(\).*keep the value a tensor",
     ),
     "choice": (lambda m, z: m.out(z) if z.sum() > -1 else z, r"line \d+: .*by torch.where"),
@@ -707,9 +837,6 @@ COMMON = {
     ),
     "mixed numbers": lambda: nn.Sequential(body().double(), nn.Linear(5, C).half()),
     "no affine": lambda: nn.Sequential(nn.BatchNorm2d(1, affine=False), body(), nn.Linear(5, C)),
-    "no statistics": lambda: nn.Sequential(
-        nn.BatchNorm2d(1, track_running_stats=False), body(), nn.Linear(5, C)
-    ),
 }
 
 

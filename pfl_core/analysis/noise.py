@@ -367,12 +367,15 @@ class Column:
     def best(self, sign: int = 1) -> set[str]:
         """The row that is ahead, and all that tie with it; of sign -1 less is better.
 
-        Two rows are compared over the seeds that both have. A row that shares none with the one
-        that is ahead is not the best; nor are two that may both be ahead and share none.
+        Two rows are compared over the seeds that both have. A row that shares fewer than two with
+        the one that is ahead is not the best; nor are two that may both be ahead and share fewer.
+        Of a column with one seed the number that is ahead is the best.
         """
         if not len(self.table):
             return set()
         apart = sign * (self._values[:, None] - self._values)
+        if apart.shape[2] > 1:  # a difference over one seed has no interval
+            apart[(~np.isnan(apart)).sum(2) < 2] = np.nan
         behind = (np.nansum(apart, axis=2) < 0).sum(1)
         tops = self.table.index[behind == behind.min()]
         return {row for row in self.table.index if all(self._ties(row, top) for top in tops)}

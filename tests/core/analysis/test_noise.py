@@ -256,6 +256,16 @@ def test_a_seed_that_only_one_row_has_makes_no_row_best():
     assert column(alike).best() == {"a", "b"} and column(np.zeros((0, 2))).best() == set()
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("gap", [-9.0, -0.5, 0.5, 9.0])
+@pytest.mark.parametrize("more", [[], [[-90, -91, -92, -90, -91]]])
+def test_two_rows_that_share_one_seed_are_not_told_apart(sign, gap, more):
+    rows = [[5, 6, 7, np.nan, np.nan], [np.nan, np.nan, 7 + gap, 6, 5]]
+    rows = sign * np.array([*rows, *more])
+    assert not column(rows).best(sign) & {"a", "b"}
+    assert len(column(rows[:, 2:3]).best(sign)) == 1, "of one seed it is the number ahead"
+
+
 def test_rows_outside_the_pool_say_nothing_of_others():
     values = numbers(6, 3)
     values[5] *= 20

@@ -16,7 +16,8 @@ from pfl_core.util import checks, paths
 def tracker(log: Callable[..., Any]) -> Callable[[int, History], None]:
     """Make an `on_round` for `run` that hands every evaluation to a tracker.
 
-    A run that resumes, or goes on from a shorter one, hands on its history from round 0 first.
+    A run that resumes, or goes on from a shorter one, hands on its history from round 0 first. So
+    does each run of several with one tracker.
 
     Parameters
     ----------
@@ -34,12 +35,15 @@ def tracker(log: Callable[..., Any]) -> Callable[[int, History], None]:
     0 ['before/test/acc_balanced', 'before/test/acc_pct', 'before/test/loss']
     1 ['before/test/acc_balanced', 'before/test/acc_pct', 'before/test/loss']
     """
-    told: list[int] = []
+    of, told = None, 0
 
     def on_round(round: int, history: History) -> None:
-        for step in history.rounds[len(told) :]:
+        nonlocal of, told
+        if history is not of:  # another run
+            of, told = history, 0
+        for step in history.rounds[told:]:
             log(history.numbers(step), step=step)
-            told.append(step)
+            told += 1
 
     return on_round
 

@@ -76,6 +76,15 @@ def test_a_resumed_run_hands_on_its_history_once(stop, tmp_path):
         assert a == b
 
 
+@pytest.mark.parametrize("rounds", [(2, 2), (3, 1), (1, 3)])
+def test_a_tracker_of_several_runs_is_told_each_round_of_each(rounds):
+    said = []
+    log = logged(said)
+    for seed, n in enumerate(rounds):
+        run(Experiment(**TINY).but(rounds=n, seed=seed), on_round=log)
+    assert [step for step, _ in said] == [r for n in rounds for r in range(n + 1)]
+
+
 def test_rounds_without_an_evaluation_have_no_numbers():
     said, e = [], Experiment(**TINY).but(rounds=4, eval_every=3)
     seen = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from pfl_core.experiments.store import Result, clear_way, digests, load_result, 
 from pfl_core.methods.base import State
 from pfl_core.stacked import Params
 from pfl_core.util.provenance import commit, processor
+from pfl_core.util.say import say
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +93,12 @@ def _write(run: Prepared, call: Call, work: Path, meta: dict[str, Any], trained:
 
 
 def _moved(work: Path, call: Call) -> Result:
-    if found := load_result(call.folder, call.experiment):
+    if not call.anew and (found := load_result(call.folder, call.experiment)):
         shutil.rmtree(work)
         return found
     clear_way(call.folder)
+    if call.anew:
+        keep_aside(call.folder)
     with writing(call.folder):
         os.replace(work, call.folder)
     # Not before: until then a run that is killed goes on from it.
@@ -102,6 +106,17 @@ def _moved(work: Path, call: Call) -> Result:
     if (found := load_result(call.folder, call.experiment)) is None:
         raise OSError(f"{call.folder} cannot be read again; is something else writing there?")
     return found
+
+
+def keep_aside(path: Path) -> None:
+    """Rename what is computed anew to NAME.before-<time>, with a message; nothing is deleted."""
+    if not os.path.lexists(path):
+        return
+    now = time.strftime("%Y%m%d-%H%M%S")
+    names = (f"{path.name}.before-{now}{i or ''}" for i in itertools.count())
+    away = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
+    os.replace(path, away)
+    say(f"{path.name}: computed anew; what was there is kept as {away.name}")
 
 
 def _meta(run: Prepared, call: Call, trained: Trained, stamp: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +14,17 @@ import torch
 
 from pfl_core.data import pools
 from pfl_core.data.federation import Federation
+from pfl_core.data.files import NAMES
 from pfl_core.engine.checkpoint import History
 from pfl_core.engine.engine import EXECUTORS
 from pfl_core.experiments import lookup
 from pfl_core.experiments.compute import compute
 from pfl_core.experiments.experiment import Experiment
+from pfl_core.experiments.finish import keep_aside
 from pfl_core.experiments.prepare import Call
 from pfl_core.experiments.starts import id_of_start, settled
 from pfl_core.experiments.store import Result, locked
 from pfl_core.util import checks, gpu, paths
-from pfl_core.util.say import say
 
 
 def run(
@@ -88,7 +87,10 @@ def run(
             stacklevel=2,
         )
     # A run that is found may be of the same data under other names.
-    return result if fed is None else replace(result, meta=result.meta | fed.names)
+    if fed is None:
+        return result
+    meta = {n: v for n, v in result.meta.items() if n not in NAMES}
+    return replace(result, meta=meta | fed.names)
 
 
 def _check_call(experiment: Any, executor: str, workers: Any, on_round: Any) -> None:
@@ -176,8 +178,8 @@ def _found_or_computed(call: Call) -> Result:
         # The id may be known without the data, from a run that others published; computing is not.
         pools.load(experiment.dataset)
     with locked(call.store / f"{call.id}.lock"):
-        if call.anew:
-            _keep_aside(call.folder)
+        if call.anew:  # the run itself stays until the new one is whole
+            keep_aside(call.folder.with_suffix(".part"))
         elif found := lookup.find(*where, aside=True):
             return found
         return compute(call, functools.partial(_run_source, call))
@@ -189,17 +191,6 @@ def _run_source(call: Call, start: Experiment) -> Result:
     how: dict[str, Any] = dict(device=call.device, executor=call.executor, workers=call.workers)
     how["fed" if start.dataset == "own" else "source"] = call.source
     return run(start, store=call.store, **how)
-
-
-def _keep_aside(folder: Path) -> None:
-    now = time.strftime("%Y%m%d-%H%M%S")
-    for path in (folder, folder.with_suffix(".part")):
-        if not os.path.lexists(path):
-            continue
-        names = (f"{path.name}.before-{now}{i or ''}" for i in itertools.count())
-        away = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
-        os.replace(path, away)
-        say(f"{path.name}: computed anew; what was there is kept as {away.name}")
 
 
 def pick_device(device: str) -> str:

@@ -477,6 +477,55 @@ def test_sweep_recompute_trains_all_anew_and_keeps_the_old(store, capsys):
     assert len(list(paths.store_folder().glob("*.before-*"))) == 2
 
 
+def wall_of(folder):
+    return json.loads((folder / "experiment.json").read_text())["meta"]["wall_s"]
+
+
+@pytest.mark.parametrize("way", ["stopped", "refused", "raised"])
+def test_a_run_stays_until_its_recomputation_is_whole(store, way):
+    e = Experiment(**TINY)
+    before = run(e)
+
+    def wrong(r, history):
+        if way == "raised":
+            raise ArithmeticError
+        return True
+
+    how = dict(executor="graphs") if way == "refused" else dict(on_round=wrong)
+    with pytest.raises((Interrupted, ArithmeticError, ValueError)):
+        run(e, recompute=True, **how)
+    assert load_result(before.folder, e).meta["date"] == before.meta["date"]
+    assert not list(store.glob("*.before-*"))
+    again = run(e, recompute=True)
+    assert again.id == before.id and (before.folder / "history.csv").is_file()
+    kept = [p for p in store.glob(f"{e.id}.before-*") if (p / "experiment.json").is_file()]
+    assert len(kept) == 1 and wall_of(kept[0]) == before.meta["wall_s"]
+
+
+@pytest.mark.parametrize("first", ["of so many rounds", "ended early"])
+def test_a_recomputation_that_ends_early_keeps_its_numbers_and_the_old(store, first):
+    e = Experiment(**TINY)
+    on_round = lambda r, h: "finish" if r == 2 else None  # noqa: E731
+    old = run(e.but(rounds=2)) if first == "of so many rounds" else run(e, on_round=on_round)
+    new = run(e, on_round=on_round, recompute=True)
+    assert new.id == old.id and new.meta["wall_s"] != old.meta["wall_s"]
+    assert load_result(old.folder).meta["wall_s"] == new.meta["wall_s"]
+    (kept,) = store.glob(f"{old.id}.before-*")
+    assert wall_of(kept) == old.meta["wall_s"]
+
+
+@pytest.mark.parametrize("names", [("client_names",), ("client_names", "class_names"), ()])
+def test_a_result_has_the_names_of_the_federation_that_was_given(store, names):
+    x, y = np.random.default_rng(0).random((30, 5), dtype=np.float32), np.arange(30) % 2
+    lists = np.arange(30).reshape(3, 10)
+    given = dict(client_names=["n", "s", "e"], class_names=["a", "b"])
+    e = Experiment(dataset="own", model="mlp", rounds=1)
+    for named in (given, {n: given[n] for n in names}):
+        fed = Federation(x, y, lists[:, :6], None, lists[:, 6:], **named)
+        result = run(e, fed=fed)
+        assert {n: result.meta[n] for n in given if n in result.meta} == fed.names
+
+
 def test_sweep_computes_what_is_found_neither_in_the_store_nor_elsewhere(store):
     here, there, nowhere = (Experiment(**TINY | {"rounds": 1}, seed=s) for s in range(3))
     held = run(here).rows

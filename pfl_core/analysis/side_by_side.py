@@ -11,7 +11,6 @@ from pfl_core.analysis.select import MOMENTS
 from pfl_core.engine.finetune import TUNED
 from pfl_core.engine.scoring import COUNTED, list_metrics
 from pfl_core.experiments import listing
-from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.metrics import OWN, UNTESTED
 from pfl_core.experiments.store import Result
 from pfl_core.util import checks
@@ -28,8 +27,8 @@ def plot(*results: Result, when: str = "before", metric: str = ACC) -> Figure:
     """Draw the test accuracy of finished runs, the mean over clients, against the round, or
     against the epoch of their fine-tuning; or another metric.
 
-    Runs that differ in their seed alone are one line with an interval. The legend says in what the
-    lines differ.
+    Runs that differ in their seed alone are one line with an interval: the mean of those that
+    ended, where some diverged, which the title counts. The legend says in what the lines differ.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ def plot(*results: Result, when: str = "before", metric: str = ACC) -> Figure:
         plots.curves(rows, ax, y=plots.display(metric, plots.MEASURE_LABELS))
         if when == TUNED:
             ax.set_xlabel("Epoch of fine-tuning")
-        plots.entitle(ax, _title([result.experiment for result in results], when))
+        plots.entitle(ax, _title([*{result.key: result for result in results}.values()], when))
     return fig
 
 
@@ -83,8 +82,11 @@ def _rows(results: tuple[Result, ...], when: str, metric: str) -> pd.DataFrame:
             raise TypeError(f"plot takes Results, got {got}; of a list write plot(*results)")
     of_each = {result.key: result for result in results}  # given twice, it is no second seed
     names = listing.names([*of_each.values()])
+    ended = {name for name, result in zip(names, of_each.values(), strict=True) if result.ok}
     frames = [
-        result.rows.assign(row=name) for name, result in zip(names, of_each.values(), strict=True)
+        result.rows.assign(row=name)
+        for name, result in zip(names, of_each.values(), strict=True)
+        if result.ok or name not in ended  # a mean is over the same seeds in all rounds
     ]
     rows = pd.concat(frames, ignore_index=True)
     own = rows[(rows["average"] == OWN) & (rows.metric == metric)]
@@ -108,7 +110,11 @@ def _rows(results: tuple[Result, ...], when: str, metric: str) -> pd.DataFrame:
             f"plot(when={when!r}): no {what} {_MOMENTS[when]}; run with {field}, and with test "
             "samples" + " for which it is defined" * (metric != "acc_pct")
         )
-    return _by_epoch(rows, shown) if when == TUNED else shown
+    if when == TUNED:
+        return _by_epoch(rows, shown)
+    last = shown.groupby(["row", "run"])["rounds"].max().groupby("row").min()
+    cut = shown["rounds"] <= shown["row"].map(last)
+    return shown[cut | shown["row"].isin(ended)]  # where none ended, the rounds that all have
 
 
 def _by_epoch(rows: pd.DataFrame, tuned: pd.DataFrame) -> pd.DataFrame:
@@ -119,12 +125,15 @@ def _by_epoch(rows: pd.DataFrame, tuned: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([served, tuned.assign(rounds=epochs)], ignore_index=True)
 
 
-def _title(experiments: list[Experiment], when: str) -> str:
-    # What all have in common, and how many seeds there are.
+def _title(results: list[Result], when: str) -> str:
+    # What all have in common, how many seeds there are, and how many runs diverged.
+    experiments = [result.experiment for result in results]
+    lost = sum(not result.ok for result in results)
     names = {"own": "own data"}
     data = {f"{names.get(e.dataset, e.dataset)}, {e.clients} clients" for e in experiments}
     seeds = sorted({e.seed for e in experiments})
     parts = list(data) if len(data) == 1 else []
     parts += [f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"]
     parts += [_MOMENTS[when]] if when != "before" else []
+    parts += [f"{lost} of {len(results)} diverged"] if lost else []
     return ", ".join(parts)

@@ -1,5 +1,7 @@
 """Finished runs in one figure: what is one line, what it is called, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -36,6 +38,26 @@ def test_seeds_are_one_line_with_the_mean_of_all(store):
         assert any(np.allclose(wanted, y) for y in drawn)
     assert {"FedAvg", "FedPer", "digits, 3 clients, 2 seeds"} <= legend(figure)
     assert figure._repr_png_()[0].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("lost", [(1,), (0, 2), (0, 1, 2)])
+def test_a_line_is_the_mean_of_one_set_of_seeds_and_lost_ones_are_counted(store, lost):
+    results = []
+    for seed in range(3):
+        r = run(BASE.but(seed=seed))
+        if seed in lost:
+            short = r.history[r.history["rounds"] <= (0 if seed else 1)]
+            r = replace(r, meta=r.meta | {"status": "failed: nan"}, history=short)
+        results.append(r)
+    whole = [r for r in results if r.ok] or results
+    figure = plot(*results)
+    line = figure.axes[0].get_lines()[0]
+    own = "metric == 'acc_pct' and average == 'client' and split == 'test' and when == 'before'"
+    values = [r.history.query(own).set_index("rounds").value for r in whole]
+    wanted = pd.concat(values, axis=1, join="inner").mean(axis=1)
+    assert np.allclose(line.get_ydata(), wanted) and [*line.get_xdata()] == [*wanted.index]
+    title = " ".join(figure.axes[0].get_title().split())  # it is broken into lines
+    assert title == f"digits, 3 clients, 3 seeds, {len(lost)} of 3 diverged"
 
 
 def test_fine_tuning_is_drawn_by_its_epochs_from_what_was_served(store):
